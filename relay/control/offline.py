@@ -23,7 +23,7 @@ from relay.sender.sender import Sender
 from relay.sender.upstreams import new_mail_hold
 from relay.spool.durable import RealDisk
 from relay.spool.engines import open_spool
-from relay.spool.trigger import Trigger
+from relay.spool.root.trigger import Trigger
 from relay.status.breakdown import Breakdown
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
 from relay.status.plan import Plan

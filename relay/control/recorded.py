@@ -20,9 +20,9 @@ from relay.sender.state_file import (
     read_record,
 )
 from relay.spool.durable import Disk
-from relay.spool.foreign import BOOTS_FORMAT
 from relay.spool.kept_format import KeptFormat, Record
 from relay.spool.replacing import replace_file
+from relay.spool.root.foreign import BOOTS_FORMAT
 from relay.status.past import traffic_of
 from relay.status.prospect import ReadUpstream, RecordedUpstream, live_part
 from relay.throttle.history_check import slots_in_file, spans_in_file

@@ -39,7 +39,7 @@ from relay.sender.sender import Sender
 from relay.spool.durable import RealDisk, doubt_about
 from relay.spool.engines import open_spool
 from relay.spool.interface import SpoolFault
-from relay.spool.trigger import Trigger
+from relay.spool.root.trigger import Trigger
 from relay.status.collector import collect
 from relay.status.http import StatusServer
 from relay.status.snapshot import Condition, PolicyStatus

@@ -27,7 +27,7 @@ from relay.listener.server import Listener, bind
 from relay.policy.model import Listen, Policy, Tls
 from relay.spool.durable import Disk
 from relay.spool.engines import open_intake
-from relay.spool.trigger import Trigger
+from relay.spool.root.trigger import Trigger
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
 

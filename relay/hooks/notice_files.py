@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from relay.hooks.notice import Notice, read_notice
 from relay.spool.durable import Disk, opened
-from relay.spool.headroom import NoHeadroom, why_no_room
 from relay.spool.replacing import replace_file
+from relay.spool.root.headroom import NoHeadroom, why_no_room
 
 LARGEST_BYTES = 256 * 1024
 """Far above a notice of MOST_RECIPIENTS, each with a reply that JSON escapes."""

@@ -26,7 +26,7 @@ from relay.sender.upstreams import Upstreams
 from relay.spool.durable import Disk
 from relay.spool.interface import Spool, SpoolFull
 from relay.spool.os_errors import is_lack_of_means
-from relay.spool.trigger import Trigger
+from relay.spool.root.trigger import Trigger
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.decision import Terms
 

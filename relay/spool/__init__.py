@@ -2,17 +2,21 @@
 
 interface       what any engine promises, and the values it speaks in
 engines         which engine keeps a policy's spool, and the one place that opens it
+convert         from one engine to another
 maildir/        the default engine
-durable         the port of the disk, the only place that syncs, links, renames and locks
-replacing       puts one file in the place of another; batched_sync: files that wait for the disk together
+log/            the other one; neither knows of the other
 
-What all engines share:
+What both engines stand on:
+message/        a message: its file's format, reading it, drafts, notes, what of it is in memory
+root/           a spool's folder: who may send, the trigger, headroom, the way to corrupt/
 identity        queue ids, those of reports too
 ledger          what came in and what became of it
-lock, trigger   a spool's root and who may send, and how a listener wakes that process
-headroom        what new mail leaves free, and the reserve for a full disk
+inspecting      what fsck looks at in every spool; finding: what it says
+
+The disk itself:
+durable         its port, the only place that syncs, links, renames and locks
+batched_sync    files that wait for the disk together; threads: those that run before they are needed
+replacing       puts one file in the place of another
 os_errors       what an error of the kernel is about
 kept_format     how a small record is kept over a restart
-quarantine      the way to corrupt/; foreign: our own files told from others'
-finding         what fsck says; threads: threads that run before they are needed
 """

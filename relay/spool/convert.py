@@ -40,8 +40,8 @@ from relay.spool.interface import (
     Unreadable,
 )
 from relay.spool.os_errors import faults
-from relay.spool.quarantine import corrupt_folder, set_aside
 from relay.spool.replacing import put_in_place
+from relay.spool.root.quarantine import corrupt_folder, set_aside
 
 AT_ONCE = 256
 """Messages that share their syncs."""

@@ -17,15 +17,15 @@ from relay.policy.model import Policy, SpoolEngine
 from relay.spool.durable import Disk
 from relay.spool.finding import STOPS_THE_START, Finding, Inspection
 from relay.spool.interface import Intake, Spool
-from relay.spool.lock import format_of
 from relay.spool.log import layout as log_layout
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.inspection import LogInspector
 from relay.spool.log.intake import LogIntake
+from relay.spool.maildir import layout as maildir_layout
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.inspection import Inspector
-from relay.spool.maildir.intake import MaildirIntake, prepare
-from relay.spool.maildir.layout import FORMAT
+from relay.spool.maildir.intake import MaildirIntake
+from relay.spool.root.lock import format_of
 
 OnCorrupt = Callable[[str, str], None]
 CONVERTING = "converting"
@@ -47,10 +47,10 @@ class Engine:
 
 ENGINES: dict[str, Engine] = {
     SpoolEngine.MAILDIR: Engine(
-        FORMAT,
+        maildir_layout.FORMAT,
         ("tmp", "new", "cur", "hold", "bounce", "ledger"),
         MaildirSpool,
-        prepare,
+        maildir_layout.prepare,
         MaildirIntake,
         lambda root, disk: Inspector(root, disk).inspect(),
     ),

@@ -7,14 +7,14 @@ Does not: look into the folders of an engine (its `inspection`).
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from relay.spool import foreign
 from relay.spool.durable import Disk, opened, why_of_others
 from relay.spool.finding import STOPS_THE_START, Finding, Inspection
 from relay.spool.os_errors import is_not_now
-from relay.spool.quarantine import describe
+from relay.spool.root import foreign
+from relay.spool.root.quarantine import describe
 
 REPORTS = ("reports", "reports.lock", "reports.new")
 """The history of the reports, of which `relay.throttle.history_check` tells."""
@@ -74,6 +74,20 @@ class RootInspector:
         if found.st_mode & 0o022 or is_readable:
             what = f"{mode_of(found)}: others may read mail here, or put files there"
             self._find(folder, "mode", what, "does not look at it", "chmod 700")
+
+    def _look_at_names(self, folders: Sequence[str], of_engine: Mapping[str, foreign.IsOurs]) -> None:
+        """Look at what stands in the root besides folders; `of_engine` are rewrites of this engine alone."""
+        rewrites = {**of_engine, **foreign.REWRITES}
+        for name in self._names(self._root):
+            path = f"{self._root}/{name}"
+            if name in (*folders, *self._files, *REPORTS):
+                continue
+            if name in rewrites and not self._is_ours(path, rewrites[name]):
+                self._find(path, "foreign", "not written by us", ASIDE, LOOK)
+            elif name in rewrites or name.startswith("format."):
+                self._find(path, "leftover", "a rewrite that a crash cut off", "replaced by the next one")
+            else:
+                self._find(path, "stray", "no file of ours", "left where it is, never looked at", LOOK)
 
     def _look_at_files(self) -> None:
         kinds = {"trigger": stat.S_ISFIFO, "control.sock": stat.S_ISSOCK}

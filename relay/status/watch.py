@@ -24,8 +24,8 @@ from relay.queue.scheduler import Queued, State
 from relay.queue.whole import Queue, queue_id_of
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView
-from relay.spool.headroom import why_no_room
 from relay.spool.interface import RECIPIENTS_SHOWN, SetAside
+from relay.spool.root.headroom import why_no_room
 from relay.status.breakdown import Breakdown, Breakdowns, shown_reason
 from relay.status.expected import NEXT, ceiling_words, limit_words
 from relay.status.filters import Listed, domains_in_memory

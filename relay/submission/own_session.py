@@ -23,7 +23,7 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Listen, Policy
 from relay.spool.durable import RealDisk
 from relay.spool.engines import open_intake, prepare_spool
-from relay.spool.trigger import Trigger
+from relay.spool.root.trigger import Trigger
 
 Tell = Callable[[str], None]
 _LOOPBACK = "127.0.0.1"

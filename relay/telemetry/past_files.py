@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from relay.spool.durable import Disk, opened, why_a_strangers
-from relay.spool.headroom import NoHeadroom, why_no_room
+from relay.spool.root.headroom import NoHeadroom, why_no_room
 from relay.telemetry.endings import LONGEST_LINE, PastEnding, decode, is_whole
 
 PIECES = 8

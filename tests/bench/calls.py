@@ -20,7 +20,7 @@ from relay.mail.envelope import Envelope
 from relay.policy.model import Policy
 from relay.spool.durable import RealDisk
 from relay.spool.maildir.intake import MaildirIntake
-from relay.spool.trigger import Trigger
+from relay.spool.root.trigger import Trigger
 from relay.telemetry.recent_past import RecentPast, past_folder
 from relay.telemetry.redaction import Redaction
 from tests.bench.filling import accept, slices

@@ -14,7 +14,8 @@ from relay.clock import SystemClock
 from relay.control.operations import Verb
 from relay.mail.envelope import Envelope
 from relay.spool.durable import RealDisk
-from relay.spool.maildir.intake import MaildirIntake, prepare
+from relay.spool.maildir.intake import MaildirIntake
+from relay.spool.maildir.layout import prepare
 from tests.bench.filling import accept, slices
 from tests.bench.stalls import measured
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of

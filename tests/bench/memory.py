@@ -33,7 +33,8 @@ from relay.queue.whole import Queue
 from relay.spool.durable import RealDisk
 from relay.spool.identity import Identities
 from relay.spool.interface import Message, Status
-from relay.spool.maildir.intake import MaildirIntake, prepare
+from relay.spool.maildir.intake import MaildirIntake
+from relay.spool.maildir.layout import prepare
 from tests.bench.filling import accept, slices
 from tests.unit.sender.in_process_relay import Relay, policy_of
 

@@ -27,10 +27,9 @@ from relay.policy.model import SpoolEngine
 from relay.spool.durable import RealDisk
 from relay.spool.engines import ENGINES, Engine
 from relay.spool.identity import Identities
-from relay.spool.maildir import message_file
-from relay.spool.maildir.intake import prepare
-from relay.spool.maildir.layout import Layout
+from relay.spool.maildir.layout import Layout, prepare
 from relay.spool.maildir.ledger_file import LedgerFile
+from relay.spool.message import message_file
 from tests.bench.filling import accept, slices
 from tests.fakes.smarthost import Smarthost
 from tests.proofs.peers.waiting import free_port

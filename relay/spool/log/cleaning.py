@@ -19,7 +19,7 @@ from relay.spool.log.record import HEADER_BYTES, INLINE, MESSAGES, MOVED, MOVED_
 from relay.spool.log.segments import Segments, handle_of, offset_of
 from relay.spool.log.stream_reader import SegmentReader, pieces
 from relay.spool.log.streams import Streams
-from relay.spool.maildir import notes
+from relay.spool.message import notes
 from relay.spool.os_errors import faults, is_our_own_lack
 
 _COPIED_AT_ONCE = 4 * 1024 * 1024
@@ -67,7 +67,7 @@ class Cleaner:
     def _copy(self, handle: int) -> bool:
         """Copy what lives in a segment.  Return False where damage is between: then the segment stays."""
         segment = self._segments[handle]
-        window = SegmentReader(lambda size, offset: self._segments.pread(handle, size, offset), segment.end)
+        window = self._segments.window(handle, segment.end)
         records: list[New] = []
         said_anew: set[QueueId] = set()
         tellers: set[int] = set()

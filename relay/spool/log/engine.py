@@ -7,15 +7,12 @@ Does not: decide what becomes of a message, or build reports.
 """
 
 import contextlib
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 from relay.clock import Clock
 from relay.mail.envelope import Envelope, QueueId
 from relay.queue.sorting import Sorter
-from relay.spool import quarantine
 from relay.spool.durable import Disk
-from relay.spool.headroom import Reserve, gives_way
 from relay.spool.interface import (
     Absent,
     Adopted,
@@ -34,29 +31,27 @@ from relay.spool.interface import (
     Unreadable,
 )
 from relay.spool.ledger import fates_of
-from relay.spool.lock import take_lock
-from relay.spool.log import content, message, recovery, summary
 from relay.spool.log import facts as said
+from relay.spool.log import message, recovery
 from relay.spool.log.cleaning import Cleaner
-from relay.spool.log.index import UNPLACED, LogIndex
+from relay.spool.log.damaged import Damaged
+from relay.spool.log.index import LogIndex
 from relay.spool.log.journal import Journal
 from relay.spool.log.layout import LogLayout, prepare
-from relay.spool.log.message import Messages
-from relay.spool.log.record import INLINE, MESSAGE, New, Record
-from relay.spool.log.segments import Segments, handle_of, length_of, offset_of, place_of
-from relay.spool.log.stream_reader import Damage
+from relay.spool.log.reading import MessageReader
+from relay.spool.log.record import MESSAGE, New, Record
+from relay.spool.log.segments import Segments
 from relay.spool.log.stream_writer import StreamWriter
 from relay.spool.log.streams import Streams
-from relay.spool.log.summaries import Summaries
-from relay.spool.log.summary import Row, Summary, Told
-from relay.spool.maildir import files, notes
-from relay.spool.maildir.files import absence
-from relay.spool.maildir.message_file import Opened, checksum
-from relay.spool.maildir.recent import Recent
-from relay.spool.os_errors import faults, is_not_now, is_our_own_lack
-from relay.spool.quarantine import Quarantine, make_trigger
-
-RECOVERED_AT_ONCE = 500
+from relay.spool.log.summary import Summaries
+from relay.spool.message import files, notes
+from relay.spool.message.arriving import SpoolDraft
+from relay.spool.message.message_file import Opened
+from relay.spool.message.recent import Recent
+from relay.spool.os_errors import faults, is_our_own_lack
+from relay.spool.root import quarantine
+from relay.spool.root.headroom import gives_way
+from relay.spool.root.lock import take_root
 
 
 class LogSpool:
@@ -75,51 +70,29 @@ class LogSpool:
         self._layout = LogLayout(root)
         self._disk = disk
         self._clock = clock
-        self._lock_fd = take_lock(root, disk)
-        self._aside = Quarantine(disk, root, on_corrupt)
-        try:
-            make_trigger(disk, root, self._aside)
-        except BaseException:
-            disk.close(self._lock_fd)
-            raise
-        self._reserve = Reserve(root, disk)
-        self._reserve.keep()
-        self._long = content.LongContent(disk, self._layout)
-        self._messages = Messages(disk, self._layout)
+        self._lock_fd, self._aside, self._reserve = take_root(root, disk, on_corrupt)
         self._begin()
 
     def _begin(self, writer: StreamWriter | None = None) -> None:
         """Know nothing yet of what is on the disk, but which segment we write."""
         self._segments = Segments(self._disk, self._layout)
         self._queued = LogIndex(self._segments)
-        self._journal = Journal(self._disk, self._layout, self._segments, self._queued, writer)
-        self._summaries = Summaries(self._disk, self._layout, self._segments, self._queued)
-        self._streams = Streams(
-            self._disk,
-            self._layout,
-            self._segments,
-            self._queued,
-            aside=self._aside,
-            summaries=self._summaries,
-            on_damage=self._meet_damage,
-        )
-        self._cleaner = Cleaner(self._segments, self._queued, self._journal, self._streams)
+        log = self._segments, self._queued
+        self._journal = Journal(*log, writer)
         self._memory = Recent()
+        self._damaged = Damaged(*log, self._journal, aside=self._aside, memory=self._memory)
+        self._summaries = Summaries(*log)
+        self._streams = Streams(
+            *log, aside=self._aside, summaries=self._summaries, on_damage=self._damaged.meet
+        )
+        self._cleaner = Cleaner(*log, self._journal, self._streams)
+        self._reader = MessageReader(
+            *log, aside=self._aside, damaged=self._damaged, journal=self._journal, commit=self.commit
+        )
+        self._walk = recovery.QueueWalk(*log, self._summaries, self._reader)
         self._reports: list[QueueId] = []
         """Queued by us and not taken yet."""
-        self._unread: list[QueueId] = []
-        """Messages that the disk did not give us, and that are asked for again now."""
-        self._unread_for_now: list[QueueId] = []
-        self._not_aside: set[QueueId] = set()
-        """Damaged messages that could not be put into corrupt/."""
         self._long_ended: list[QueueId] = []
-        self._said_of: set[QueueId] = set()
-        """Messages of which something was called since the last commit."""
-        self._damages = 0
-        self._ahead = 0
-        """Messages that `recover` has yet to read."""
-        self._suspects: dict[QueueId, int] = {}
-        """Messages whose records are damaged, and how many recipients they had."""
 
     def recover(
         self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None
@@ -134,23 +107,22 @@ class LogSpool:
         # Who named what is there may have been killed before that was durable.
         self._disk.sync_directory(self._layout.log)
         # Before the streams are read: what is whole and held by nobody has its record by now, or never.
-        drafts, whole = content.unlocked(self._disk, self._layout, self._aside)
-        abandoned = content.remove_drafts(self._disk, self._layout, drafts)
+        abandoned, whole = message.remove_drafts(self._disk, self._layout, self._aside)
         self._streams.drain(on_step)
         own = self._journal.end
         numbers = self._streams.senders
         end = recovery.replay(
-            self._segments, self._queued, numbers, on_damage=self._meet_damage, on_step=on_step, own=own
+            self._segments, self._queued, numbers, on_damage=self._damaged.meet, on_step=on_step, own=own
         )
         self._journal.go_on(*end, max(numbers, default=0))
         abandoned += self._remove_orphans(
-            whole, is_all_there=self._damages == 0 and self._aside.moved == moved
+            whole, is_all_there=self._damaged.places == 0 and self._aside.moved == moved
         )
-        self._end_suspects()
-        removed = self._forget_what_was_removed()
+        self._damaged.end_suspects()
+        removed = self._damaged.forget_what_was_removed()
         held = resumed = finished = 0
         try:
-            for batch in self._read_all(sorter, on_step):
+            for batch in self._walk.batches(sorter, on_step):
                 entries = [each.entry(is_held=self._queued.is_held(each.queue_id)) for each in batch]
                 held += sum(entry.is_held for entry in entries)
                 finished += sum(entry.recipients_left == 0 for entry in entries)
@@ -160,7 +132,7 @@ class LogSpool:
                 )
                 yield entries
         finally:
-            self._ahead = 0
+            self._walk.ahead = 0
         with contextlib.suppress(SpoolFull):  # the next commit tidies up
             self._cleaner.remove_dead()
         return Recovery(
@@ -174,129 +146,11 @@ class LogSpool:
             finished=finished,
             set_aside=self._aside.moved - moved,
             removed_recipients=removed,
-            damaged_lines=self._damages,
+            damaged_lines=self._damaged.places,
         )
 
     def unread_count(self) -> int:
-        return self._ahead
-
-    def _read_all(self, sorter: Sorter | None, on_step: Callable[[], None]) -> Iterator[list[Opened]]:
-        """Read what is queued, a segment after the other, the oldest first; set aside what is damaged.
-
-        An empty batch: we lack descriptors or memory now.  Before the first one that is an error.
-        """
-        is_first = True
-        of_segment: dict[int, list[QueueId]] = {}
-        for queue_id, place in self._queued.places.items():
-            of_segment.setdefault(handle_of(place), []).append(queue_id)
-        self._ahead = len(self._queued.places)
-        for handle, queue_ids in sorted(of_segment.items(), key=lambda each: min(each[1])):
-            ahead = set(queue_ids)
-            # The segment may be gone, if all that lived in it was copied forward meanwhile.
-            if handle in self._segments and (found := self._summaries.read(handle)) is not None:
-                for batch in self._told(handle, found, ahead, sorter, on_step):
-                    is_first = False
-                    yield batch
-            # Those that no summary tells of; and what was copied forward since this start began.
-            rest = deque(sorted(ahead))
-            while rest:
-                on_step()
-                try:
-                    batch = self._read_some(rest, sorter)
-                except OSError as error:
-                    if is_first or not is_our_own_lack(error):
-                        raise
-                    yield []
-                    continue
-                if batch:
-                    is_first = False
-                    yield batch
-
-    def _read_some(self, rest: deque[QueueId], sorter: Sorter | None) -> list[Opened]:
-        """Read the next ones.  Raises OSError where that is none, for lack of descriptors or memory."""
-        batch: list[Opened] = []
-        for _ in range(min(len(rest), RECOVERED_AT_ONCE)):
-            try:
-                opened = self._read_if_it_can_be(rest[0], sorter)
-            except OSError as error:
-                if batch and is_our_own_lack(error):
-                    break
-                raise
-            rest.popleft()
-            self._ahead -= 1
-            batch += [] if opened is None else [opened]
-        return batch
-
-    def _told(
-        self,
-        handle: int,
-        found: Summary,
-        ahead: set[QueueId],
-        sorter: Sorter | None,
-        on_step: Callable[[], None],
-    ) -> Iterator[list[Opened]]:
-        """Yield messages as a summary tells of them, and take them out of what is ahead.
-
-        Their records are compared when they are loaded.
-        """
-        batch: list[Opened] = []
-        for row, told in zip(found.rows, found.told(), strict=True):
-            place = place_of(handle, row.at, row.record_bytes)
-            if row.queue_id not in ahead or self._queued.places.get(row.queue_id) != place:
-                continue
-            if (opened := self._told_message(row, told, sorter)) is None:
-                continue  # it is read with the rest
-            ahead.remove(row.queue_id)
-            self._ahead -= 1
-            batch.append(opened)
-            if len(batch) == RECOVERED_AT_ONCE:
-                on_step()
-                yield batch
-                batch = []
-        if batch:
-            yield batch
-
-    def _told_message(self, row: Row, told: Told, sorter: Sorter | None) -> Opened | None:
-        """Return None where its record has to be read."""
-        if not told.head:
-            return None
-        try:
-            opened = self._laid_over(summary.opened(row.queue_id, told))
-        except Corrupt:
-            # Its record shows what is wrong with it, and is set aside then.
-            return None
-        if sorter is not None:
-            opened.sorted = sorter.sort(opened.envelope, lambda: self._front_of(row.queue_id))
-        self._mark_what_was_reported(opened)
-        return opened
-
-    def _front_of(self, queue_id: QueueId) -> bytes:
-        with contextlib.suppress(Absent, Corrupt, OSError):
-            return message.front_of(self._record(queue_id).payload)
-        return b""
-
-    def _read_if_it_can_be(self, queue_id: QueueId, sorter: Sorter | None) -> Opened | None:
-        try:
-            opened = self._read(queue_id, sorter=sorter)
-        except (Absent, Corrupt):
-            return None
-        except Unreadable:
-            self._unread_for_now.append(queue_id)
-            return None
-        self._mark_what_was_reported(opened)
-        return opened
-
-    def _mark_what_was_reported(self, opened: Opened) -> None:
-        """Remember that a report is there which a crash left without its marks.
-
-        Another recipient that joined those that it tells of would change the id of their report.
-        """
-        if Status.TODO not in opened.statuses or (owed := opened.owed_report) is None:
-            return
-        own = owed.report_id
-        if own in self._queued.places or self._queued.has_ended(own):
-            self._call(New(said.TOLD, opened.queue_id, said.encode_told(owed.indices)))
-            opened.reported.update(owed.indices)
+        return self._walk.ahead
 
     def _remove_orphans(self, whole: Sequence[QueueId], *, is_all_there: bool) -> int:
         """Remove long content without a record: nobody was promised it, or its message ended."""
@@ -316,27 +170,19 @@ class LogSpool:
                 removed += 1
         return removed
 
-    def _forget_what_was_removed(self) -> int:
-        """Count as deleted what somebody removed from corrupt/; return how many recipients."""
-        there = {quarantine.subject_name(name) for name in self._aside.recount()}
-        aside = self._queued.account.aside
-        removed = 0
-        for queue_id in [each for each in aside if each not in there]:
-            removed += aside[queue_id]
-            self._call(New(said.REMOVED, queue_id))
-        return removed
-
     @gives_way
     def commit(self) -> None:
-        for queue_id in self._queued.crowded(self._said_of):
+        for queue_id in self._queued.crowded(self._journal.said_of):
             with faults("notes"):
                 self._journal.call(self._cleaner.said_anew(queue_id))
-        self._said_of.clear()
+        self._journal.said_of.clear()
         if not self._journal.has_pending:
             return
         self._journal.commit()
         for queue_id in self._long_ended:
-            self._long.remove(queue_id)
+            # What a crash keeps of it the next start removes.
+            with contextlib.suppress(OSError):
+                self._disk.unlink(self._layout.content(queue_id))
         self._long_ended.clear()
         # What was called is durable: that there is no room to tidy up is nobody's failure.
         with contextlib.suppress(SpoolFull):
@@ -353,9 +199,9 @@ class LogSpool:
         taken: list[Opened] = []
         try:
             with faults("log"):
-                for waiting in (self._reports, self._unread):
+                for waiting in (self._reports, self._reader.again.due):
                     while waiting and len(taken) < most:
-                        opened = self._read_if_it_can_be(waiting[0], sorter)
+                        opened = self._reader.enter(waiting[0], sorter)
                         del waiting[0]
                         taken += [] if opened is None else [opened]
                 records = self._streams.take(most - len(taken))
@@ -363,7 +209,7 @@ class LogSpool:
             if not taken:
                 raise
             records = []
-        self._end_suspects()
+        self._damaged.end_suspects()
         taken += self._opened(records, sorter)
         for opened in taken:
             self._memory.keep(opened)
@@ -374,20 +220,20 @@ class LogSpool:
         taken = []
         for found in records:
             try:
-                taken.append(self._messages.of(found, sorter=sorter))
+                taken.append(self._reader.opened(found, sorter))
             except (Corrupt, Absent) as fault:
-                self._set_aside(found.queue_id, str(fault), found.payload, found.number)
+                self._damaged.set_aside(found.queue_id, str(fault), found.payload, found.number)
             except OSError as error:
                 if not (isinstance(error, Unreadable) or is_our_own_lack(error)):
                     raise SpoolFault(f"log: {error.strerror}") from error
-                self._unread_for_now.append(found.queue_id)
+                self._reader.again.leave(found.queue_id)
         return taken
 
     def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, Entry]:
         sorted_anew = {}
         for queue_id in queue_ids:
             with contextlib.suppress(Absent, Corrupt, OSError):
-                opened = self._read(queue_id, sorter=sorter)
+                opened = self._reader.read(queue_id, sorter)
                 sorted_anew[queue_id] = opened.entry(is_held=self._queued.is_held(queue_id))
         return sorted_anew
 
@@ -397,33 +243,22 @@ class LogSpool:
 
     def load(self, queue_id: QueueId) -> Message:
         self._memory.forget(queue_id)
-        opened = self._read(queue_id)
+        opened = self._reader.read(queue_id)
         loaded = opened.message(is_held=self._queued.is_held(queue_id))
         self._memory.remember(opened)
         return loaded
 
     def content(self, queue_id: QueueId) -> Generator[bytes, None, None]:
-        found = self._record(queue_id)
-        if found.kind in INLINE:
-            opened = message.decode(queue_id, found.payload)
-            yield opened.content or b""
-            return
-        path = self._layout.content(queue_id)
-        try:
-            with absence(queue_id):
-                yield from files.stream(self._disk, path, queue_id)
-        except Corrupt as fault:
-            self._set_aside(queue_id, str(fault), b"", found.number)
-            raise
+        yield from self._reader.stream(queue_id)
 
     def note(self, noted: Mapping[QueueId, Sequence[Note]]) -> None:
         for queue_id, its in noted.items():
             if queue_id in self._queued.places:
-                self._call(New(said.NOTES, queue_id, notes.encode(its)))
+                self._journal.call(New(said.NOTES, queue_id, notes.encode(its)))
 
     def keep_replies(self, queue_id: QueueId, replies: Sequence[Note]) -> None:
         if queue_id in self._queued.places:
-            self._call(New(said.NOTES, queue_id, notes.encode(notes.cut_short(replies))))
+            self._journal.call(New(said.NOTES, queue_id, notes.encode(notes.cut_short(replies))))
 
     def notes(self, queue_id: QueueId) -> list[Note]:
         with faults("notes"):
@@ -441,8 +276,8 @@ class LogSpool:
                 lost = loss
                 continue
             if new:
-                self._call(New(said.MARKS, queue_id, said.encode_marks(new)))
-                self._laid_over(known)
+                self._journal.call(New(said.MARKS, queue_id, said.encode_marks(new)))
+                self._reader.laid_over(known)
         if lost is not None:
             raise lost
 
@@ -459,8 +294,8 @@ class LogSpool:
 
     def mark_warned(self, queue_id: QueueId) -> None:
         known = self._known(queue_id)
-        self._call(New(said.WARNED, queue_id))
-        self._laid_over(known)
+        self._journal.call(New(said.WARNED, queue_id))
+        self._reader.laid_over(known)
 
     def owed_report(self, queue_id: QueueId) -> OwedReport | None:
         if self._queued.has_ended(queue_id):
@@ -469,21 +304,22 @@ class LogSpool:
 
     def mark_reported(self, queue_id: QueueId, told: Sequence[int]) -> None:
         known = self._known(queue_id)
-        self._call(New(said.TOLD, queue_id, said.encode_told(told)))
-        self._laid_over(known)
+        self._journal.call(New(said.TOLD, queue_id, said.encode_told(told)))
+        self._reader.laid_over(known)
 
     def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
         # What waits for hours need not be in memory.
         self._memory.forget(queue_id)
         if queue_id in self._queued.places:
-            self._call(New(said.POSTPONED, queue_id, said.encode_instant(next_attempt_at_ns)))
+            self._journal.call(New(said.POSTPONED, queue_id, said.encode_instant(next_attempt_at_ns)))
 
     def publish_report(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
         if queue_id in self._queued.places or self._queued.has_ended(queue_id):
             return False
-        header, tail = message.encode(
-            queue_id, envelope, len(content), checksum(content), self._clock, eight_bit=not content.isascii()
-        )
+        draft = SpoolDraft(queue_id)
+        draft.append(content)
+        with faults("report"):
+            header, tail = draft.frame(envelope, self._clock)
         payload = b"".join((header, content, tail))
         self._journal.publish(New(MESSAGE, queue_id, payload, len(envelope.recipients)))
         self._reports.append(queue_id)
@@ -519,7 +355,7 @@ class LogSpool:
             if queue_id not in self._queued.places:
                 lost = Absent(queue_id)
             elif self._queued.is_held(queue_id) != (kind == said.HELD):
-                self._call(New(kind, queue_id))
+                self._journal.call(New(kind, queue_id))
         if lost is not None:
             raise lost
 
@@ -536,7 +372,7 @@ class LogSpool:
             if queue_id in self._queued.places:
                 continue
             with faults("adopted messages"):
-                new = content.adopted_record(each, self._disk, self._long)
+                new = message.adopted_record(each, self._disk, self._layout)
             self._journal.publish(new)
             if (facts := said.adopted_facts(each)) is not None:
                 self._journal.call(facts)
@@ -546,23 +382,21 @@ class LogSpool:
 
     def clean_up(self) -> int:
         with faults("clean-up"):
-            drafts, _ = content.unlocked(self._disk, self._layout, self._aside)
-            removed = content.remove_drafts(self._disk, self._layout, drafts)
+            removed, _ = message.remove_drafts(self._disk, self._layout, self._aside)
             self._aside.recount()
-        self._unread, self._unread_for_now = self._unread + self._unread_for_now, []
+        self._reader.again.look_again()
         return removed
 
     def totals(self) -> Totals:
         return self._queued.totals
 
     def corrupt_count(self) -> int:
-        left = len(self._unread) + len(self._unread_for_now) + len(self._not_aside)
+        left = len(self._reader.again) + self._damaged.left_count
         return self._aside.count + left + sum(segment.is_pinned for _, segment in self._segments)
 
     def set_aside_files(self, most: int) -> list[SetAside]:
         with faults("corrupt"):
-            left = self._aside.left(most, ())
-            return left + [files.listed(self._disk, path) for path in self._aside.paths(most - len(left))]
+            return files.set_aside_files(self._disk, self._aside, most)
 
     def accepted_count(self) -> int:
         with faults("log"):
@@ -578,99 +412,10 @@ class LogSpool:
         self._segments.close()
         self._disk.close(self._lock_fd)
 
-    def _call(self, new: New) -> None:
-        self._said_of.add(QueueId(new.queue_id))
-        self._journal.call(new)
-
-    def _laid_over(self, opened: Opened) -> Opened:
-        facts = self._queued.facts.get(opened.queue_id)
-        return opened if facts is None else facts.laid_over(opened)
-
     def _known(self, queue_id: QueueId) -> Opened:
         if queue_id not in self._queued.places:
             raise Absent(queue_id)
         if (known := self._memory.known(queue_id)) is not None:
             return known
         with faults("message"):
-            return self._memory.remember(self._read(queue_id))
-
-    def _read(self, queue_id: QueueId, *, sorter: Sorter | None = None) -> Opened:
-        """Read a message as it is now.  Raises Absent, Unreadable, and Corrupt after setting it aside."""
-        found = self._record(queue_id)
-        try:
-            return self._laid_over(self._messages.of(found, sorter=sorter))
-        except Corrupt as fault:
-            self._set_aside(queue_id, str(fault), found.payload, found.number)
-            raise
-        except Unreadable as error:
-            self._aside.tell_once(queue_id, f"cannot be read, and is left: {error.strerror}")
-            raise
-
-    def _record(self, queue_id: QueueId) -> Record:
-        if (place := self._queued.places.get(queue_id)) is None:
-            raise Absent(queue_id)
-        if place == UNPLACED:
-            self.commit()
-            place = self._queued.places[queue_id]
-        handle = handle_of(place)
-        try:
-            raw = self._segments.pread(handle, length_of(place), offset_of(place))
-        except OSError as error:
-            if not is_not_now(error):
-                raise
-            self._aside.tell_once(queue_id, f"cannot be read, and is left: {error.strerror}")
-            raise Unreadable(error.errno, error.strerror) from error
-        try:
-            return message.sound_record(raw, self._segments[handle].mark, queue_id, offset_of(place))
-        except Corrupt as fault:
-            recipients = message.recipients_of(raw, self._segments[handle].mark)
-            self._set_aside(queue_id, str(fault), message.payload_of(raw, queue_id), recipients)
-            raise
-
-    def _set_aside(self, queue_id: QueueId, fault: str, payload: bytes, recipients: int) -> None:
-        """Put what there is of a damaged message where people find it, and end it here."""
-        try:
-            if payload:
-                self._aside.keep(queue_id, payload, fault)
-            elif not self._aside.move(self._layout.content(queue_id), fault):
-                return
-        except OSError as error:
-            self._aside.tell_once(queue_id, f"{fault}; cannot be set aside: {error.strerror}")
-            self._not_aside.add(queue_id)
-            return
-        self._not_aside.discard(queue_id)
-        self._memory.forget(queue_id)
-        self._end_aside(queue_id, recipients)
-
-    def _end_aside(self, queue_id: QueueId, recipients: int) -> None:
-        statuses = list(self._queued.statuses(queue_id).values())
-        left = max(0, recipients - len(statuses))
-        self._journal.call(New(said.ASIDE, queue_id, said.encode_fates(fates_of(statuses)), left))
-
-    def _end_suspects(self) -> None:
-        """End messages whose damaged records were set aside, unless they ended before."""
-        for queue_id, recipients in self._suspects.items():
-            if queue_id in self._queued.places:
-                self._end_aside(queue_id, recipients)
-        self._suspects.clear()
-
-    def _meet_damage(self, handle: int, damage: Damage) -> None:
-        """Set aside what is no sound record, and is none that a crash leaves."""
-        self._damages += 1
-        segment = self._segments[handle]
-        raw = self._segments.pread(handle, damage.end - damage.at, damage.at)
-        name = f"{segment.name.stream}.{segment.name.number:010d}-{damage.at}"
-        if damage.queue_id and damage.kind in INLINE:
-            name = damage.queue_id
-            raw = message.payload_of(raw, damage.queue_id)
-            # What became of it says the sender's stream, which is read later.
-            place = place_of(handle, damage.at, damage.end - damage.at)
-            if self._queued.come(damage.queue_id, damage.number, place):
-                self._suspects[damage.queue_id] = damage.number
-        try:
-            self._aside.keep(name, raw, f"{damage.end - damage.at} bytes of a segment are damaged")
-        except OSError as error:
-            # There is no other copy: the segment stays, and the next start does it.
-            segment.is_pinned = True
-            self._suspects.pop(QueueId(name), None)
-            self._aside.tell_once(name, f"is damaged, and cannot be set aside: {error.strerror}")
+            return self._memory.remember(self._reader.read(queue_id))

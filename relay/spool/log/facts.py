@@ -20,7 +20,7 @@ Encoding and decoding, and what the facts of one message come to.  No I/O.
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from relay.mail.envelope import QueueId
@@ -28,8 +28,8 @@ from relay.spool import interface
 from relay.spool.interface import Corrupt, Status
 from relay.spool.ledger import Fates
 from relay.spool.log.record import New, Record
-from relay.spool.maildir import notes
-from relay.spool.maildir.message_file import Opened
+from relay.spool.message import notes
+from relay.spool.message.message_file import Opened
 
 MARKS = b"M"
 NOTES = b"N"
@@ -221,19 +221,13 @@ def account_of(account: LogAccount, facts: Mapping[QueueId, Facts]) -> interface
         account.ended, account.relayed, account.bounced, account.expired, account.deleted
     )
     gone = frozenset(QueueId(report) for each in facts.values() for report in each.closed)
-    return interface.LedgerAccount(ended, gone, dict(account.aside or {}))
+    return interface.LedgerAccount(ended, gone, dict(account.aside))
 
 
 def records_of(account: interface.LedgerAccount, mine: LogAccount) -> Iterable[New]:
     """Return what says that another spool's account goes on here."""
-    ended = account.ended
-    together = LogAccount(
-        mine.relayed + ended.relayed,
-        mine.bounced + ended.bounced,
-        mine.expired + ended.expired,
-        mine.deleted + ended.deleted,
-        {**(mine.aside or {}), **account.aside},
-    )
+    ended, together = account.ended, replace(mine, aside={**mine.aside, **account.aside})
+    together.count((ended.relayed, ended.bounced, ended.expired, ended.deleted))
     yield New(ACCOUNT, "", together.encode())
     for report in sorted(account.reports_gone):
         yield New(GONE, report)

@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relay.mail.envelope import QueueId
-from relay.spool import foreign
 from relay.spool.durable import Disk, opened
 from relay.spool.finding import STOPS_THE_START, Inspection, unreadable
 from relay.spool.identity import is_queue_id
-from relay.spool.inspecting import ASIDE, LOOK, REPORTS, RootInspector, kind_of
+from relay.spool.inspecting import ASIDE, LOOK, RootInspector, kind_of
 from relay.spool.interface import Corrupt
 from relay.spool.log import recovery
 from relay.spool.log.index import LogIndex
@@ -33,12 +32,13 @@ from relay.spool.log.layout import (
 )
 from relay.spool.log.record import HEADER_BYTES, LONG, MESSAGES, MOVED_LONG
 from relay.spool.log.segments import Segments, place_of
-from relay.spool.log.stream_reader import Damage, ReadGroup, SegmentReader, groups
+from relay.spool.log.stream_reader import Damage, ReadGroup, groups
 from relay.spool.log.stream_writer import POSITION_BYTES, Position, decode_position
 from relay.spool.log.streams import OnDamage, read_header
-from relay.spool.maildir import files
+from relay.spool.message import files
 from relay.spool.os_errors import is_not_now
-from relay.spool.quarantine import subject_name
+from relay.spool.root import foreign
+from relay.spool.root.quarantine import subject_name
 
 _FOLDERS = ("log", "long", "corrupt")
 _FILES = ("lock", "trigger", "format", "reserve", "boots", "control.sock")
@@ -58,7 +58,7 @@ class LogInspector(RootInspector):
         root = Path(self._root).stat()
         for folder in self._layout.folders():
             self._look_at_folder(folder, root)
-        self._look_at_names()
+        self._look_at_names(_FOLDERS, {})
         self._look_at_files()
         self._seen.holder = self._holder()
         try:
@@ -69,18 +69,6 @@ class LogInspector(RootInspector):
         self._look_at_corrupt()
         self._seen.messages = len(self._queued.places)
         return self._seen
-
-    def _look_at_names(self) -> None:
-        for name in self._names(self._root):
-            path = f"{self._root}/{name}"
-            if name in (*_FOLDERS, *_FILES, *REPORTS):
-                continue
-            if name in foreign.REWRITES and not self._is_ours(path, foreign.REWRITES[name]):
-                self._find(path, "foreign", "not written by us", ASIDE, LOOK)
-            elif name in foreign.REWRITES or name.startswith("format."):
-                self._find(path, "leftover", "a rewrite that a crash cut off", "replaced by the next one")
-            else:
-                self._find(path, "stray", "no file of ours", "left where it is, never looked at", LOOK)
 
     def _look_at_streams(self) -> None:
         streams: dict[str, list[int]] = {}
@@ -95,7 +83,7 @@ class LogInspector(RootInspector):
                 else:
                     streams.setdefault(segment.stream, []).append(segment.number)
             elif stream_of(name) is None and not self._is_made_anew(name):
-                self._find(path, "foreign", "not a name that we give", ASIDE, LOOK)
+                self._find(path, "foreign", foreign.NOT_OUR_NAME, ASIDE, LOOK)
         senders = streams.pop(SENDER, [])
         for stream, numbers in sorted(streams.items()):
             self._look_at_stream(stream, sorted(numbers))
@@ -123,16 +111,11 @@ class LogInspector(RootInspector):
                             self._meet(each.kind, each.queue_id)
 
     def _groups(self, handle: int, end: int, *, may_be_torn: bool) -> list[ReadGroup]:
-        window = SegmentReader(lambda size, offset: self._segments.pread(handle, size, offset), end)
+        window = self._segments.window(handle, end)
         found = list(groups(window, self._segments[handle].mark, HEADER_BYTES))
         if end and read_header(self._segments, self._segments[handle].name) is None and not may_be_torn:
-            self._find(
-                self._segments.path(handle),
-                "damaged_header",
-                "its header is damaged",
-                "read all the same",
-                LOOK,
-            )
+            path = self._segments.path(handle)
+            self._find(path, "damaged_header", "its header is damaged", "read all the same", LOOK)
         for group in found:
             if group is found[-1] and may_be_torn and not group.is_whole:
                 what = f"its last {group.end - group.at} bytes are no whole group, by a crash"
@@ -195,7 +178,7 @@ class LogInspector(RootInspector):
                     what = "a draft whose listener is gone; its client was told nothing"
                     self._find(path, "draft", what, "removed at the next start, or within the hour")
                 elif not is_queue_id(name):
-                    self._find(path, "foreign", "not a name that we give", ASIDE, LOOK)
+                    self._find(path, "foreign", foreign.NOT_OUR_NAME, ASIDE, LOOK)
                 elif QueueId(name) in self._queued.places:
                     self._check(path, QueueId(name))
                 elif found.st_ino not in self._locked:
@@ -229,11 +212,11 @@ class LogInspector(RootInspector):
 class _LookedAt(Segments):
     """Segments that nobody writes to."""
 
-    def rewrite(self, handle: int, content: bytes, offset: int) -> None:
+    def _rewrite(self, handle: int, content: bytes, offset: int) -> None:
         """Leave it to a start."""
 
     def _open(self, path: str) -> int:
-        return self._disk.open_read(path)
+        return self.disk.open_read(path)
 
 
 def _announced(position: Position | None, number: int, end: int) -> int:

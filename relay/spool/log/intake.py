@@ -16,15 +16,14 @@ from relay.clock import Clock
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope
 from relay.spool.durable import Disk
-from relay.spool.headroom import NoHeadroom, why_no_room
 from relay.spool.identity import Identities
 from relay.spool.interface import INLINE_BYTES
-from relay.spool.log import message
-from relay.spool.log.content import LongContent
 from relay.spool.log.layout import LogLayout
 from relay.spool.log.record import LONG, MESSAGE, New
 from relay.spool.log.stream_writer import Position, StreamWriter, encode_position
-from relay.spool.maildir.intake import MaildirDraft as LogDraft
+from relay.spool.message import arriving
+from relay.spool.message.arriving import SpoolDraft
+from relay.spool.root.headroom import leave_headroom
 
 _TRIES = 3
 
@@ -44,60 +43,55 @@ class LogIntake:
         self._clock = clock
         self._random_bytes = random_bytes
         self._identities = Identities(clock, random_bytes)
-        self._long = LongContent(disk, self._layout)
         self._writer: StreamWriter | None = None
         self._lock_fd = -1
         self._messages = 0
 
-    def draft(self) -> LogDraft:
-        return LogDraft(self._identities.next_id())
+    def draft(self) -> SpoolDraft:
+        return SpoolDraft(self._identities.next_id())
 
     def spill(self, draft: Draft) -> None:
-        ours = _ours(draft)
-        chunk = ours.take_buffer()
+        ours = arriving.ours(draft)
         try:
-            self._leave_headroom(len(chunk))
-            if ours.fd is None:
-                ours.fd = self._long.create(ours.queue_id)
-            self._disk.write_all(ours.fd, chunk)
+            leave_headroom(self.free(), ours.buffered_bytes)
+            arriving.spill(self._disk, self._layout.part(ours.queue_id), ours)
         except OSError:
-            self._discard(ours)
+            self.discard(ours)
             raise
 
     def is_on_disk(self, draft: Draft) -> bool:
-        return _ours(draft).fd is not None
+        return arriving.ours(draft).fd is not None
 
     def discard(self, draft: Draft) -> None:
-        self._discard(_ours(draft))
+        ours = arriving.ours(draft)
+        paths = self._layout.part(ours.queue_id), self._layout.content(ours.queue_id)
+        arriving.discard(self._disk, ours, *paths)
 
     def accept(self, drafts: Sequence[tuple[Draft, Envelope]]) -> list[OSError | None]:
         results: list[OSError | None] = [None] * len(drafts)
         records: dict[int, New] = {}
-        long: list[int] = []
-        room = self._room(drafts)
+        try:
+            leave_headroom(self.free(), sum(draft.buffered_bytes for draft, _ in drafts))
+        except OSError as error:
+            for draft, _ in drafts:
+                self.discard(draft)
+            return [error] * len(drafts)
         for number, (draft, envelope) in enumerate(drafts):
-            ours = _ours(draft)
             try:
-                if room is not None:
-                    raise room
-                records[number] = self._record(ours, envelope)
+                records[number] = self._record(arriving.ours(draft), envelope)
             except OSError as error:
                 results[number] = error
-            if ours.fd is not None and results[number] is None:
-                long.append(number)
-        self._name_long(long, drafts, results)
+        self._name_long([number for number, new in records.items() if new.kind == LONG], drafts, results)
         whole = [number for number in records if results[number] is None]
         refused = self._append([records[number] for number in whole]) if whole else None
-        if refused is not None:
-            for number in whole:
-                results[number] = refused
+        for number in whole:
+            results[number] = refused
         for (draft, _), result in zip(drafts, results, strict=True):
             if result is not None:
-                self._discard(_ours(draft))
-            elif (fd := _ours(draft).fd) is not None:
+                self.discard(draft)
+            else:
                 # Only now: until its record is there, its lock says that it is no remains of a crash.
-                self._long.let_go(fd)
-                _ours(draft).fd = None
+                arriving.let_go(self._disk, arriving.ours(draft))
         return results
 
     def free(self) -> tuple[int, int | None]:
@@ -111,34 +105,15 @@ class LogIntake:
                 self._disk.close(self._lock_fd)
             self._writer = None
 
-    def _room(self, drafts: Sequence[tuple[Draft, Envelope]]) -> OSError | None:
-        try:
-            self._leave_headroom(sum(draft.buffered_bytes for draft, _ in drafts))
-        except OSError as error:
-            return error
-        return None
-
-    def _record(self, draft: LogDraft, envelope: Envelope) -> New:
-        rest = draft.take_buffer()
-        try:
-            header, tail = message.encode(
-                draft.queue_id,
-                envelope,
-                draft.content_bytes,
-                draft.crc,
-                self._clock,
-                eight_bit=draft.eight_bit,
-            )
-        except ValueError as error:
-            raise OSError(errno.EINVAL, f"an envelope that cannot be stored: {error}") from error
+    def _record(self, draft: SpoolDraft, envelope: Envelope) -> New:
+        header, tail = draft.frame(envelope, self._clock)
         recipients = len(envelope.recipients)
         if draft.fd is None and draft.content_bytes <= INLINE_BYTES:
-            if len(rest) != draft.content_bytes:
+            content = draft.take_buffer()
+            if len(content) != draft.content_bytes:
                 raise OSError(errno.EINVAL, "a draft that was given up")
-            return New(MESSAGE, draft.queue_id, b"".join((header, rest, tail)), recipients)
-        if draft.fd is None:
-            draft.fd = self._long.create(draft.queue_id)
-        self._long.complete(draft.fd, header, rest, draft.content_bytes, tail)
+            return New(MESSAGE, draft.queue_id, b"".join((header, content, tail)), recipients)
+        arriving.complete(self._disk, self._layout.part(draft.queue_id), draft, header, tail)
         return New(LONG, draft.queue_id, b"", recipients)
 
     def _name_long(
@@ -150,17 +125,18 @@ class LogIntake:
         """Make long content durable, and its names, before any record tells of it."""
         if not long:
             return
-        fds = [fd for number in long if (fd := _ours(drafts[number][0]).fd) is not None]
+        fds = [fd for number in long if (fd := arriving.ours(drafts[number][0]).fd) is not None]
         synced = self._disk.sync_each(fds, content_only=False)
         for number, error in zip(long, synced, strict=True):
             results[number] = error
             if error is None:
                 try:
-                    self._long.name(drafts[number][0].queue_id)
+                    queue_id = drafts[number][0].queue_id
+                    self._disk.rename(self._layout.part(queue_id), self._layout.content(queue_id))
                 except OSError as failed:
                     results[number] = failed
         try:
-            self._long.sync_names()
+            self._disk.sync_directory(self._layout.long)
         except OSError as failed:
             for number in long:
                 results[number] = results[number] or failed
@@ -198,19 +174,3 @@ class LogIntake:
     def _announce(self, position: Position) -> None:
         raw = encode_position(position)
         self._disk.write_at(self._lock_fd, raw, 0)
-
-    def _discard(self, draft: LogDraft) -> None:
-        draft.take_buffer()
-        if draft.fd is not None:
-            self._long.discard(draft.queue_id, draft.fd)
-            draft.fd = None
-
-    def _leave_headroom(self, size_bytes: int) -> None:
-        if (why := why_no_room(self.free(), size_bytes)) is not None:
-            raise NoHeadroom(why)
-
-
-def _ours(draft: Draft) -> LogDraft:
-    if not isinstance(draft, LogDraft):
-        raise TypeError("a draft of another spool")
-    return draft

@@ -7,10 +7,9 @@ Assumes: the holder of the spool's lock.
 """
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk
 from relay.spool.log import facts as said
 from relay.spool.log.index import LogIndex
-from relay.spool.log.layout import SENDER, LogLayout, SegmentName
+from relay.spool.log.layout import SENDER, SegmentName
 from relay.spool.log.record import HEAD_BYTES, New
 from relay.spool.log.segments import Segments, place_of
 from relay.spool.log.stream_writer import Appended, StreamWriter
@@ -18,21 +17,14 @@ from relay.spool.os_errors import faults
 
 
 class Journal:
-    def __init__(
-        self,
-        disk: Disk,
-        layout: LogLayout,
-        segments: Segments,
-        queued: LogIndex,
-        writer: StreamWriter | None = None,
-    ) -> None:
+    def __init__(self, segments: Segments, queued: LogIndex, writer: StreamWriter | None = None) -> None:
         """`writer` is that of an earlier reading by this process."""
-        self._disk = disk
-        self._layout = layout
         self._segments = segments
         self._queued = queued
         self.writer = writer
         self._pending: list[New] = []
+        self.said_of: set[QueueId] = set()
+        """Messages of which something was called since the sender last looked whether that became much."""
         self._current: int | None = None
 
     @property
@@ -46,7 +38,7 @@ class Journal:
         """
         if self.writer is None:
             self.writer = StreamWriter(
-                self._disk, self._layout, SENDER, (before, end), highest, has_room=True
+                self._segments.disk, self._segments.layout, SENDER, (before, end), highest, has_room=True
             )
         elif self.writer.is_begun:
             self._current = self._segments.add(SegmentName(SENDER, self.writer.position[0]))
@@ -58,7 +50,10 @@ class Journal:
 
     def call(self, new: New) -> None:
         """Take in what is to be written with the next commit."""
-        self._queued.change(new.kind, id_of(new), new.payload, new.number)
+        queue_id = id_of(new)
+        self._queued.change(new.kind, queue_id, new.payload, new.number)
+        if new.kind in said.OF_A_MESSAGE:
+            self.said_of.add(queue_id)
         self._pending.append(new)
 
     def publish(self, new: New) -> None:

@@ -20,8 +20,8 @@ from typing import NamedTuple
 from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk
 from relay.spool.identity import is_queue_id
-from relay.spool.lock import prepare_root
-from relay.spool.quarantine import corrupt_folder
+from relay.spool.root.lock import prepare_root
+from relay.spool.root.quarantine import corrupt_folder
 
 FORMAT = b"relay spool 1 log\n"
 SENDER = "sender"

@@ -1,35 +1,27 @@
-"""A message in a record, or in a file of its own: to bytes and back.
+"""A message in a record, or in a file of its own where its content is long.
 
-The bytes are a message file of the maildir's format, its recipients all to do; what became of them since is
-said by `facts`.  Raises Corrupt for what does not match its checksums, Absent for a file that is gone.
+The bytes are a message file's (`relay.spool.message.message_file`), its recipients all to do; what became of
+them since is said by `facts`.  A file of its own is synced before its record is written; until it is whole it
+is called ID.part.  Crash here, between its own name and its record: a file without a record, which the next
+start removes.  Raises Corrupt for what does not match its checksums, Absent for a file that is gone.
 """
 
-from dataclasses import replace
+import contextlib
 
-from relay.clock import Clock
-from relay.mail.envelope import Envelope, QueueId
+from relay.mail.envelope import QueueId
 from relay.mail.header import message_id_of
 from relay.queue.sorting import Sorter
 from relay.spool.durable import Disk
-from relay.spool.interface import INLINE_BYTES, Corrupt
+from relay.spool.interface import INLINE_BYTES, Adopted, Corrupt
 from relay.spool.log import record
-from relay.spool.log.layout import LogLayout
-from relay.spool.log.record import HEAD_BYTES, INLINE, MESSAGES, Record
-from relay.spool.maildir import files, message_file
-from relay.spool.maildir.files import absence
-from relay.spool.maildir.message_file import HEADER_BYTES, Opened
+from relay.spool.log.layout import LogLayout, draft_of
+from relay.spool.log.record import HEAD_BYTES, LONG, MESSAGE, New, Record
+from relay.spool.message import arriving, message_file
+from relay.spool.message.arriving import SpoolDraft
+from relay.spool.message.message_file import HEADER_BYTES, Opened
+from relay.spool.root.quarantine import Quarantine
 
 _FRONT_BYTES = 64 * 1024
-
-
-def encode(
-    queue_id: QueueId, envelope: Envelope, content_bytes: int, crc: int, clock: Clock, *, eight_bit: bool
-) -> tuple[bytes, bytes]:
-    """Return the bytes before and behind the content.  ValueError for what could not be read back."""
-    stamped = replace(envelope, boot_id=clock.boot_id(), boottime_ns=clock.boottime_ns())
-    tail = message_file.encode_envelope(queue_id, stamped)
-    shape = message_file.shape_of(envelope, content_bytes, eight_bit=eight_bit)
-    return message_file.encode_header(content_bytes, tail, len(envelope.recipients), shape, crc), tail
 
 
 def decode(queue_id: QueueId, payload: bytes, *, sorter: Sorter | None = None) -> Opened:
@@ -43,23 +35,6 @@ def decode(queue_id: QueueId, payload: bytes, *, sorter: Sorter | None = None) -
         message.sorted = sorter.sort(message.envelope, lambda: front)
     message.content = content if len(content) <= INLINE_BYTES else None
     return message
-
-
-class Messages:
-    """Reads them."""
-
-    def __init__(self, disk: Disk, layout: LogLayout) -> None:
-        self._disk = disk
-        self._layout = layout
-
-    def of(self, found: Record, *, sorter: Sorter | None = None) -> Opened:
-        if found.kind not in MESSAGES:
-            raise Corrupt("another record stands there")
-        if found.kind in INLINE:
-            return decode(found.queue_id, found.payload, sorter=sorter)
-        with absence(found.queue_id):
-            path = self._layout.content(found.queue_id)
-            return files.read(self._disk, path, found.queue_id, with_content=True, sorter=sorter)
 
 
 def sound_record(raw: bytes, mark: bytes, queue_id: QueueId, at: int) -> Record:
@@ -89,3 +64,45 @@ def recipients_of(raw: bytes, mark: bytes) -> int:
     """Return how many recipients a damaged record's message has; 0 where its head is damaged too."""
     found = record.decode_head(mark, raw)
     return 0 if found is None else found[0].number
+
+
+def adopted_record(adopted: Adopted, disk: Disk, layout: LogLayout) -> New:
+    """Return the record of a message.  Raises OSError, and what reading its content raises."""
+    message = adopted.message
+    paths = layout.part(message.queue_id), layout.content(message.queue_id)
+    # What an earlier call left is of a message that is not here.
+    for path in paths:
+        with contextlib.suppress(OSError):
+            disk.unlink(path)
+    draft, recipients = SpoolDraft(message.queue_id), len(message.envelope.recipients)
+    try:
+        for chunk in adopted.content:
+            draft.append(chunk)
+            if message.content is None:
+                arriving.spill(disk, paths[0], draft)
+        tail = message_file.encode_envelope(message.queue_id, message.envelope)
+        header = message_file.encode_header(draft.content_bytes, tail, recipients, message.shape, draft.crc)
+        if message.content is not None:
+            return New(MESSAGE, message.queue_id, header + draft.take_buffer() + tail, recipients)
+        disk.sync(arriving.complete(disk, paths[0], draft, header, tail))
+        disk.rename(*paths)
+        disk.sync_directory(layout.long)
+    except BaseException:
+        arriving.discard(disk, draft, *paths)
+        raise
+    # Crash here: content without a record, which the next start removes.
+    arriving.let_go(disk, draft)
+    return New(LONG, message.queue_id, b"", recipients)
+
+
+def remove_drafts(disk: Disk, layout: LogLayout, aside: Quarantine) -> tuple[int, list[QueueId]]:
+    """Remove drafts in long/ that no writer holds; return how many, and which files there are whole."""
+    removed, whole = 0, []
+    for name in arriving.unlocked(disk, layout.long, aside, draft_of):
+        if (queue_id := draft_of(name)) is None:
+            whole.append(QueueId(name))
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(layout.part(queue_id))
+            removed += 1
+    return removed, whole

@@ -8,7 +8,7 @@ of that one counts: what stands behind it, and in segments between the two, is v
 
 A record is a head (the segment's mark, kind, length of its id, a number, length and CRC-32 of its payload,
 CRC-32 of the head), the id of its message, and its payload.  The payload of a message is a message file of
-the maildir's format (`relay.spool.maildir.message_file`) whose own three CRC-32 stand for the record's.
+its own format (`relay.spool.message.message_file`) whose three CRC-32 stand for the record's.
 
 The mark is different in each segment, and nobody can know it who cannot list the folder: so that no content
 is taken for a record where the next sound one behind a damaged place is looked for.
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from relay.mail.envelope import QueueId
 from relay.spool.interface import Corrupt
 from relay.spool.log.layout import SegmentName
-from relay.spool.maildir import message_file
+from relay.spool.message import message_file
 
 HEADER_BYTES = 73
 _HEADER = re.compile(rb"relay-log 1 ([0-9a-z ]{16}) ([0-9]{10}) ([0-9]{10}) ([0-9]{12}) ([0-9a-f]{8})\n\Z")

@@ -10,18 +10,29 @@ empty one.
 """
 
 import struct
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from relay.mail.envelope import QueueId
+from relay.queue.sorting import Sorter
+from relay.spool.interface import Corrupt
 from relay.spool.log import facts as said
 from relay.spool.log.index import LogIndex
 from relay.spool.log.layout import SENDER, SegmentName
+from relay.spool.log.reading import MessageReader
 from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record
-from relay.spool.log.segments import Segments, place_of
-from relay.spool.log.stream_reader import Damage, ReadGroup, SegmentReader, groups, is_room
+from relay.spool.log.segments import Segments, handle_of, place_of
+from relay.spool.log.stream_reader import Damage, ReadGroup, groups, is_room
 from relay.spool.log.streams import OnDamage, read_header
+from relay.spool.log.summary import Row, Summaries, Told, message_of
+from relay.spool.message.message_file import Opened
+from relay.spool.os_errors import is_our_own_lack
 
 _ENDS = frozenset({said.FINISHED, said.GONE})
+
+
+RECOVERED_AT_ONCE = 500
 
 
 class SendersEnd(NamedTuple):
@@ -93,7 +104,7 @@ def _replay_segment(
     is_torn: bool,
 ) -> int:
     """Return how much of it counts."""
-    window = SegmentReader(lambda size, offset: segments.pread(handle, size, offset), end)
+    window = segments.window(handle, end)
     sound, previous = min(HEADER_BYTES, end), None
     for group in groups(window, segments[handle].mark, HEADER_BYTES):
         if is_room(window, group):
@@ -104,9 +115,7 @@ def _replay_segment(
         previous = group
     if previous is not None and (previous.is_whole or not is_torn):
         if is_torn:
-            # A killed sender, or a failed sync, may have left it in memory only.
-            start = 0 if previous.at == HEADER_BYTES else previous.at
-            segments.rewrite(handle, segments.pread(handle, previous.end - start, start), start)
+            segments.make_durable(handle, previous)
         _apply(queued, handle, previous, on_damage)
         sound = previous.end
     return sound
@@ -134,3 +143,103 @@ def take_in(queued: LogIndex, handle: int, each: Record, on_damage: OnDamage) ->
         on_damage(handle, Damage(each.at, each.at + each.record_bytes, None, 0, each.kind))
         return
     queued.placed(each.kind, each.queue_id, place)
+
+
+class QueueWalk:
+    """What a start has yet to read of the queue, a segment after the other, the oldest first."""
+
+    def __init__(
+        self, segments: Segments, queued: LogIndex, summaries: Summaries, reader: MessageReader
+    ) -> None:
+        self._segments = segments
+        self._queued = queued
+        self._summaries = summaries
+        self._reader = reader
+        self.ahead = 0
+        """How many messages."""
+
+    def batches(self, sorter: Sorter | None, on_step: Callable[[], None]) -> Iterator[list[Opened]]:
+        """Yield what is queued; what is damaged is set aside.
+
+        An empty batch: we lack descriptors or memory now.  Before the first one that is an error.
+        """
+        is_first = True
+        of_segment: dict[int, list[QueueId]] = {}
+        for queue_id, place in self._queued.places.items():
+            of_segment.setdefault(handle_of(place), []).append(queue_id)
+        self.ahead = len(self._queued.places)
+        for handle, queue_ids in sorted(of_segment.items(), key=lambda each: min(each[1])):
+            ahead = set(queue_ids)
+            for batch in self._told(handle, ahead, sorter, on_step):
+                is_first = False
+                yield batch
+            # Those that no summary tells of; and what was copied forward since this start began.
+            rest = deque(sorted(ahead))
+            while rest:
+                on_step()
+                try:
+                    batch = self._read_some(rest, sorter)
+                except OSError as error:
+                    if is_first or not is_our_own_lack(error):
+                        raise
+                    yield []
+                    continue
+                if batch:
+                    is_first = False
+                    yield batch
+
+    def _read_some(self, rest: deque[QueueId], sorter: Sorter | None) -> list[Opened]:
+        """Read the next ones.  Raises OSError where that is none, for lack of descriptors or memory."""
+        batch: list[Opened] = []
+        for _ in range(min(len(rest), RECOVERED_AT_ONCE)):
+            try:
+                opened = self._reader.enter(rest[0], sorter)
+            except OSError as error:
+                if batch and is_our_own_lack(error):
+                    break
+                raise
+            rest.popleft()
+            self.ahead -= 1
+            batch += [] if opened is None else [opened]
+        return batch
+
+    def _told(
+        self, handle: int, ahead: set[QueueId], sorter: Sorter | None, on_step: Callable[[], None]
+    ) -> Iterator[list[Opened]]:
+        """Yield messages as a segment's summary tells of them, and take them out of what is ahead.
+
+        Their records are compared when they are loaded.
+        """
+        # The segment may be gone, if all that lived in it was copied forward meanwhile.
+        if handle not in self._segments or (found := self._summaries.read(handle)) is None:
+            return
+        batch: list[Opened] = []
+        for row, told in zip(found.rows, found.told(), strict=True):
+            place = place_of(handle, row.at, row.record_bytes)
+            if row.queue_id not in ahead or self._queued.places.get(row.queue_id) != place:
+                continue
+            if (opened := self._told_message(row, told, sorter)) is None:
+                continue  # it is read with the rest
+            ahead.remove(row.queue_id)
+            self.ahead -= 1
+            batch.append(opened)
+            if len(batch) == RECOVERED_AT_ONCE:
+                on_step()
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+    def _told_message(self, row: Row, told: Told, sorter: Sorter | None) -> Opened | None:
+        """Return None where its record has to be read."""
+        if not told.head:
+            return None
+        try:
+            opened = self._reader.laid_over(message_of(row.queue_id, told))
+        except Corrupt:
+            # Its record shows what is wrong with it, and is set aside then.
+            return None
+        if sorter is not None:
+            opened.sorted = sorter.sort(opened.envelope, lambda: self._reader.front_of(row.queue_id))
+        self._reader.mark_what_was_reported(opened)
+        return opened

@@ -10,12 +10,13 @@ Does not: decide when it goes (`cleaning`).
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from relay.spool.durable import Disk, why_a_strangers
+from relay.spool.durable import SECTOR_BYTES, Disk, why_a_strangers
 from relay.spool.interface import Corrupt
 from relay.spool.log.layout import SENDER, LogLayout, SegmentName
-from relay.spool.log.record import mark_of
+from relay.spool.log.record import HEADER_BYTES, mark_of
+from relay.spool.log.stream_reader import ReadGroup, SegmentReader, patient
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 """A segment that is as long is not added to."""
@@ -63,8 +64,8 @@ class Segment:
 
 class Segments:
     def __init__(self, disk: Disk, layout: LogLayout) -> None:
-        self._disk = disk
-        self._layout = layout
+        self.disk = disk
+        self.layout = layout
         self._all: dict[int, Segment] = {}
         self._handles: dict[SegmentName, int] = {}
         self._last = 0
@@ -90,7 +91,7 @@ class Segments:
         return self._handles[name]
 
     def path(self, handle: int) -> str:
-        return self._layout.segment(self._all[handle].name)
+        return self.layout.segment(self._all[handle].name)
 
     @property
     def live_bytes(self) -> int:
@@ -133,10 +134,20 @@ class Segments:
 
     def pread(self, handle: int, size: int, offset: int) -> bytes:
         """Read some of a segment.  Raises OSError, and Corrupt for a file of others."""
-        return self._disk.pread(self._fd(handle), size, offset)
+        return self.disk.pread(self._fd(handle), size, offset)
+
+    def window(
+        self, handle: int, end: int, on_unreadable: Callable[[int], None] | None = None
+    ) -> SegmentReader:
+        """Return what reads a segment up to `end`, with zeros for sectors that `on_unreadable` is told of."""
+
+        def read(size: int, offset: int) -> bytes:
+            return self.pread(handle, size, offset)
+
+        return SegmentReader(read if on_unreadable is None else patient(read, on_unreadable), end)
 
     def size(self, handle: int) -> int:
-        return self._disk.size(self._fd(handle))
+        return self.disk.size(self._fd(handle))
 
     def remove(self, handles: Sequence[int]) -> None:
         """Remove segments durably.  Raises OSError; those that are gone by then go again."""
@@ -144,11 +155,11 @@ class Segments:
             name = self._all[handle].name
             # Others may have put a folder there.
             with contextlib.suppress(OSError):
-                self._disk.unlink(self._layout.summary(name))
+                self.disk.unlink(self.layout.summary(name))
             # Crash here: some are gone, some are not; of none anything is needed.
             with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(self._layout.segment(name))
-        self._disk.sync_directory(self._layout.log)
+                self.disk.unlink(self.layout.segment(name))
+        self.disk.sync_directory(self.layout.log)
         for handle in handles:
             self._forget(handle)
 
@@ -170,33 +181,39 @@ class Segments:
         if fd is None:
             path = self.path(handle)
             fd = self._open(path)
-            if (why := why_a_strangers(self._disk, fd, path)) is not None:
-                self._disk.close(fd)
+            if (why := why_a_strangers(self.disk, fd, path)) is not None:
+                self.disk.close(fd)
                 raise Corrupt(why)
             self._fds[handle] = fd
             if len(self._fds) > _MOST_OPEN:
                 _, oldest = self._fds.popitem(last=False)
-                self._disk.close(oldest)
+                self.disk.close(oldest)
         else:
             self._fds.move_to_end(handle)
         return fd
 
     def _open(self, path: str) -> int:
         # What can be read and not written would be made durable by nobody.
-        return self._disk.open_update(path)
+        return self.disk.open_update(path)
 
     def _close(self, handle: int) -> None:
         if (fd := self._fds.pop(handle, None)) is not None:
             with contextlib.suppress(OSError):
-                self._disk.close(fd)
+                self.disk.close(fd)
 
-    def rewrite(self, handle: int, content: bytes, offset: int) -> None:
-        """Make durable what was read: a killed writer or a failed sync left it in memory, as clean."""
+    def make_durable(self, handle: int, last: ReadGroup, unreadable: Sequence[int] = ()) -> None:
+        """Make durable the last group that was read: a killed writer or a failed sync left it in memory."""
+        start = 0 if last.at == HEADER_BYTES else last.at
+        is_whole = not any(start < at + SECTOR_BYTES and at < last.end for at in unreadable)
+        content = self.pread(handle, last.end - start, start) if is_whole else b""
+        self._rewrite(handle, content, start)
+
+    def _rewrite(self, handle: int, content: bytes, offset: int) -> None:
         fd = self._fd(handle)
         if content:
             # Crash here: the same bytes as before.
-            self._disk.write_at(fd, content, offset)
-        self._disk.sync(fd)
+            self.disk.write_at(fd, content, offset)
+        self.disk.sync(fd)
 
 
 def is_senders(name: SegmentName) -> bool:

@@ -13,18 +13,18 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
-from relay.spool import foreign
-from relay.spool.durable import SECTOR_BYTES, Disk, opened
+from relay.spool.durable import SECTOR_BYTES, opened
 from relay.spool.interface import Corrupt
 from relay.spool.log.index import LogIndex
-from relay.spool.log.layout import SENDER, LogLayout, SegmentName, segment_of, stream_of, summary_of
+from relay.spool.log.layout import SENDER, SegmentName, segment_of, stream_of, summary_of
 from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record, SegmentHeader, decode_header
 from relay.spool.log.segments import Segments, place_of
-from relay.spool.log.stream_reader import Damage, ReadGroup, SegmentReader, groups, patient
+from relay.spool.log.stream_reader import Damage, ReadGroup, groups
 from relay.spool.log.stream_writer import POSITION_BYTES, Position, decode_position
-from relay.spool.log.summaries import Summaries
+from relay.spool.log.summary import Summaries
 from relay.spool.os_errors import is_not_now
-from relay.spool.quarantine import Quarantine
+from relay.spool.root import foreign
+from relay.spool.root.quarantine import Quarantine
 
 MOST_READ = 2048
 """Records of a stream that a start reads at once."""
@@ -72,8 +72,6 @@ class _Part(NamedTuple):
 class Streams:
     def __init__(
         self,
-        disk: Disk,
-        layout: LogLayout,
         segments: Segments,
         queued: LogIndex,
         *,
@@ -81,8 +79,7 @@ class Streams:
         summaries: Summaries,
         on_damage: OnDamage,
     ) -> None:
-        self._disk = disk
-        self._layout = layout
+        self._disk, self._layout = segments.disk, segments.layout
         self._segments = segments
         self._queued = queued
         self._aside = aside
@@ -185,7 +182,7 @@ class Streams:
             elif (locked := stream_of(name)) is not None:
                 numbers.setdefault(locked, [])
             elif summary_of(name) is None and not self._is_ours(name):
-                self._aside.move(f"{self._layout.log}/{name}", "not a name that we give", "log-")
+                self._aside.move(f"{self._layout.log}/{name}", foreign.NOT_OUR_NAME, "log-")
         if self._is_starting:
             self._remove_orphaned_summaries(names)
         senders = sorted(numbers.pop(SENDER, []))
@@ -283,10 +280,10 @@ class Streams:
         """Read on in a segment; return whether that is all there is of it."""
         segment = self._segments[part.handle]
         unreadable: list[int] = []
-        window = SegmentReader(patient(self._reader(part.handle), unreadable.append), part.end)
+        window = self._segments.window(part.handle, part.end, unreadable.append)
         found, is_all = _some(groups(window, segment.mark, stream.at), max(most, READ_AHEAD))
         if part.may_be_torn and is_all and found:
-            self._make_durable(part.handle, found[-1], unreadable)
+            self._segments.make_durable(part.handle, found[-1], unreadable)
         if unreadable:
             segment.is_pinned = True
             name = self._segments.path(part.handle).rpartition("/")[2]
@@ -307,15 +304,6 @@ class Streams:
         stream.read += 1
         if self._queued.come(each.queue_id, each.number, place):
             stream.waiting.append((each, place))
-
-    def _make_durable(self, handle: int, last: ReadGroup, unreadable: list[int]) -> None:
-        start = 0 if last.at == HEADER_BYTES else last.at
-        is_whole = not any(start < at + SECTOR_BYTES and at < last.end for at in unreadable)
-        content = self._segments.pread(handle, last.end - start, start) if is_whole else b""
-        self._segments.rewrite(handle, content, start)
-
-    def _reader(self, handle: int) -> Callable[[int, int], bytes]:
-        return lambda size, offset: self._segments.pread(handle, size, offset)
 
     def _has_died(self, stream: Stream) -> bool:
         """Return whether a stream's writer is dead; from then on we hold its lock."""

@@ -9,9 +9,15 @@ the chunks have no header.  COVERS is how much of the segment it tells of:
 a start reads on from there.  Discardable: one that is missing, damaged, of another segment, or that tells of
 more than there is, is as none, and its segment is read whole.  Nothing else depends on it: a record is
 compared with its checksums when the message is loaded.
-Put in place whole, so that there is never half of one.  Does not: say what became of a message (`facts`).
+Put in place whole, so that there is never half of one.
+
+A segment whose mail waits gets one once it is long enough that reading it would take a start some time, and
+at a clean close, so that a start reads the summaries, what came behind them, and the sender's stream.  Mail
+that is relayed as fast as it comes never gets one.  Guarantees: never raises for what it cannot write.
+Does not: say what became of a message (`facts`).
 """
 
+import contextlib
 import re
 import struct
 import zlib
@@ -19,11 +25,19 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
+from relay.mail.header import message_id_of
+from relay.spool.durable import opened
 from relay.spool.interface import Corrupt
+from relay.spool.log.index import LogIndex
 from relay.spool.log.layout import SegmentName
-from relay.spool.log.record import INLINE, LONGEST_ID, Record
-from relay.spool.maildir import message_file
-from relay.spool.maildir.message_file import HEADER_BYTES, Opened
+from relay.spool.log.message import front_of
+from relay.spool.log.record import HEADER_BYTES as SEGMENT_HEADER_BYTES
+from relay.spool.log.record import INLINE, LONGEST_ID, MESSAGES, Record
+from relay.spool.log.segments import Segments, is_senders, place_of
+from relay.spool.log.stream_reader import pieces
+from relay.spool.message import message_file
+from relay.spool.message.message_file import HEADER_BYTES, Opened
+from relay.spool.replacing import put_in_place
 
 _HEADER = re.compile(
     rb"relay-log-summary 1 ([0-9a-z]{6,16}) ([0-9]{10}) ([0-9]{12}) ([0-9]{10}) ([0-9]{12}) ([0-9a-f]{8})\n"
@@ -35,6 +49,10 @@ ROWS_AT_ONCE = 256
 _LEVEL = 1
 """A start is in a hurry, and so is who writes it."""
 LARGEST_BYTES = 256 * 1024 * 1024
+WORTH_IT = 8
+"""So much of a segment has to live: an eighth."""
+LET_BE = 4
+"""So many segments without one are quick enough to read."""
 
 
 class Row(NamedTuple):
@@ -76,7 +94,7 @@ def told_of(found: Record, message_id: str | None) -> Told:
     )
 
 
-def opened(queue_id: QueueId, told: Told) -> Opened:
+def message_of(queue_id: QueueId, told: Told) -> Opened:
     """Return a message without its content.  Raises Corrupt."""
     header = message_file.decode_header(told.head[:HEADER_BYTES])
     message = message_file.decode_envelope(queue_id, header, told.head[HEADER_BYTES:])
@@ -147,3 +165,72 @@ def _unpacked(raw: bytes) -> Iterator[Told]:
         message_id = raw[at + head_bytes : at + head_bytes + id_bytes]
         yield Told(kind, raw[at : at + head_bytes], message_id.decode("utf-8", "replace") or None)
         at += head_bytes + id_bytes
+
+
+class Summaries:
+    def __init__(self, segments: Segments, queued: LogIndex) -> None:
+        self._disk, self._layout = segments.disk, segments.layout
+        self._segments = segments
+        self._queued = queued
+        self._covered: dict[int, int] = {}
+        """How much of each segment its summary tells of."""
+
+    def read(self, handle: int) -> Summary | None:
+        """Return a segment's summary, if there is one that may be believed."""
+        name = self._segments[handle].name
+        try:
+            with opened(self._disk, self._disk.open_read(self._layout.summary(name))) as fd:
+                raw = self._disk.pread(fd, min(self._disk.size(fd), LARGEST_BYTES), 0)
+            found = decode(name, raw)
+            if found is None or found.covers > self._segments.size(handle):
+                return None
+        except (OSError, Corrupt):
+            return None
+        self._covered[handle] = found.covers
+        return found
+
+    def write_some(self) -> None:
+        """Write one where enough segments wait for theirs."""
+        waiting = [handle for handle in self._without() if self._segments[handle].is_done]
+        if len(waiting) > LET_BE:
+            self._write(waiting[0])
+
+    def write_all(self) -> None:
+        for handle in self._without():
+            self._write(handle)
+
+    def _without(self) -> list[int]:
+        return [
+            handle
+            for handle, segment in self._segments
+            if not (is_senders(segment.name) or segment.is_pinned)
+            and segment.end > self._covered.get(handle, 0) + SEGMENT_HEADER_BYTES
+            and segment.live_bytes * WORTH_IT > segment.end
+        ]
+
+    def _write(self, handle: int) -> None:
+        segment = self._segments[handle]
+        # Whether or not it can be written: it is not tried all the time.
+        self._covered[handle] = segment.end
+        with contextlib.suppress(OSError, Corrupt):
+            content = encode(segment.name, segment.end, list(self._rows(handle)))
+            path = self._layout.summary(segment.name)
+            # Crash here: the one before, or none; and a draft that the next one replaces.
+            self._disk.close(put_in_place(self._disk, path, content))
+
+    def _rows(self, handle: int) -> Iterator[tuple[Row, Told]]:
+        segment = self._segments[handle]
+        window = self._segments.window(handle, segment.end)
+        for each in pieces(window, segment.mark, SEGMENT_HEADER_BYTES):
+            if not isinstance(each, Record) or each.kind not in MESSAGES:
+                continue
+            size = each.record_bytes
+            is_here = self._queued.durable_place(each.queue_id) == place_of(handle, each.at, size)
+            # Also what ended: a start has to know that its end is needed as long as this segment is there.
+            told = _told(each) if is_here else Told(each.kind, b"", None)
+            yield Row(each.queue_id, each.at, size, each.number), told
+
+
+def _told(each: Record) -> Told:
+    front = front_of(each.payload) if each.kind in INLINE else b""
+    return told_of(each, message_id_of(front))

@@ -11,30 +11,35 @@ from collections.abc import Sequence
 from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk
 from relay.spool.interface import Adopted, Message
-from relay.spool.maildir import files, message_file, notes
-from relay.spool.maildir.layout import Layout
+from relay.spool.maildir import notes_file
+from relay.spool.maildir.layout import Layout, is_published
+from relay.spool.message import arriving, message_file, notes
+from relay.spool.message.arriving import SpoolDraft
 
 
 def adopt(disk: Disk, layout: Layout, adopted: Sequence[Adopted]) -> list[QueueId]:
     """Return those that were not here.  Raises OSError, and what reading their content raises."""
-    fds: dict[QueueId, int] = {}
+    drafts: dict[QueueId, SpoolDraft] = {}
+    fds: list[int] = []
     homes: dict[QueueId, str] = {}
     try:
         for each in adopted:
             message = each.message
             queue_id = message.queue_id
-            if files.is_published(disk, layout, queue_id):
+            if is_published(disk, layout, queue_id):
                 continue
             for remains in (layout.draft(queue_id), layout.notes(queue_id)):
                 with contextlib.suppress(FileNotFoundError):
                     disk.unlink(remains)
-            fds[queue_id] = disk.open_new(layout.draft(queue_id))
-            _write(disk, fds[queue_id], each)
+            draft = drafts[queue_id] = SpoolDraft(queue_id)
+            fds.append(_write(disk, layout.draft(queue_id), draft, each))
             homes[queue_id] = layout.held(queue_id) if message.is_held else layout.queued(queue_id)
-        # The reasons are durable before the marks: as `notes` has it.
+        # The reasons are durable before the marks: as `notes_file` has it.
         told = {each.message.queue_id: notes.retold(each.notes) for each in adopted if each.notes}
-        notes.append(disk, layout, {queue_id: lines for queue_id, lines in told.items() if queue_id in fds})
-        for error in disk.sync_each(list(fds.values()), content_only=False):
+        notes_file.append(
+            disk, layout, {queue_id: lines for queue_id, lines in told.items() if queue_id in drafts}
+        )
+        for error in disk.sync_each(fds, content_only=False):
             if error is not None:
                 raise error
         # Crash here: whole drafts that nobody waits for; the next start removes them.
@@ -43,30 +48,26 @@ def adopt(disk: Disk, layout: Layout, adopted: Sequence[Adopted]) -> list[QueueI
         for folder in sorted({home.rpartition("/")[0] for home in homes.values()}):
             disk.sync_directory(folder)
     finally:
-        for fd in fds.values():
-            disk.close(fd)
+        for draft in drafts.values():
+            arriving.let_go(disk, draft)
     return list(homes)
 
 
-def _write(disk: Disk, fd: int, adopted: Adopted) -> None:
+def _write(disk: Disk, path: str, draft: SpoolDraft, adopted: Adopted) -> int:
     message = adopted.message
-    crc = size_bytes = 0
-    # All zero until the message is whole, as with any draft.
-    disk.write_all(fd, bytes(message_file.HEADER_BYTES))
     for chunk in adopted.content:
-        disk.write_all(fd, chunk)
-        crc = message_file.checksum(chunk, crc)
-        size_bytes += len(chunk)
+        draft.append(chunk)
+        arriving.spill(disk, path, draft)
     accepted = message_file.encode_envelope(message.queue_id, message.envelope)
     recipients = len(message.envelope.recipients)
-    header = message_file.encode_header(size_bytes, accepted, recipients, message.shape, crc)
+    header = message_file.encode_header(draft.content_bytes, accepted, recipients, message.shape, draft.crc)
     if message.is_warned:
         warned = message_file.WARNED_OFFSET
         header = header[:warned] + message_file.WARNED_BYTE + header[warned + 1 :]
-    disk.write_all(fd, _marked(accepted, message))
-    disk.write_at(fd, header, 0)
+    fd = arriving.complete(disk, path, draft, header, _marked(accepted, message))
     # Without a hint it is as old as the message, so that nobody takes it for one.
     disk.set_modified_at_ns(fd, message.next_attempt_at_ns or message.envelope.arrival_at_ns)
+    return fd
 
 
 def _marked(accepted: bytes, message: Message) -> bytes:

@@ -1,60 +1,15 @@
-"""Tells drafts, notes and ledgers of ours, torn by any crash, from what others put in their places.
+"""Tells notes and ledgers of ours, torn by any crash, from what others put in their places.
 
-See `relay.spool.foreign`.  In tmp/ a file of others is taken for ours where it begins with as many zeros
-as a header has.
+See `relay.spool.root.foreign`.
 """
 
 import re
 
-from relay.mail.envelope import QueueId
 from relay.spool.durable import SECTOR_BYTES, Disk
-from relay.spool.interface import Corrupt
-from relay.spool.maildir import message_file
 
 _NOTES_BEGIN = b'{"index":'
 _LINE = re.compile(rb"[^\0\n]+")
 _LEDGER_BEGINS = b"total "
-_READ_BYTES = 1024 * 1024
-"""A multiple of SECTOR_BYTES."""
-
-
-def is_draft(disk: Disk, fd: int, queue_id: QueueId) -> bool:
-    """Return whether a listener of ours may have written an open file in tmp/, torn by any crash.
-
-    Its header is all zero until the message is whole; content behind that may be anything.
-    Where there is a header, the rest is that message, or zeros that keep the place of what
-    never reached the disk, or not there.  Raises OSError.
-    """
-    start = disk.pread(fd, message_file.HEADER_BYTES, 0)
-    if message_file.is_begun(start):
-        return True
-    try:
-        header = message_file.decode_header(start)
-    except Corrupt:
-        return False
-    if (size := disk.size(fd)) != header.file_bytes:
-        return size < header.file_bytes
-    try:
-        raw = disk.pread(fd, header.envelope_bytes, header.envelope_offset)
-        message_file.decode_envelope(queue_id, header, raw)
-    except message_file.AnotherMessage:
-        return False
-    except Corrupt:
-        return _has_lost_sectors(disk, fd)
-    crc = 0
-    for offset in range(message_file.HEADER_BYTES, header.envelope_offset, _READ_BYTES):
-        size = min(_READ_BYTES, header.envelope_offset - offset)
-        crc = message_file.checksum(disk.pread(fd, size, offset), crc)
-    return crc == header.content_crc or _has_lost_sectors(disk, fd)
-
-
-def _has_lost_sectors(disk: Disk, fd: int) -> bool:
-    """Return whether zeros stand where a sector, or what one write brought into it, begins or ends."""
-    edges = disk.pread(fd, 1, message_file.HEADER_BYTES) + disk.pread(fd, 1, disk.size(fd) - 1)
-    for offset in range(0, disk.size(fd), _READ_BYTES):
-        chunk = disk.pread(fd, _READ_BYTES, offset)
-        edges += chunk[::SECTOR_BYTES] + chunk[SECTOR_BYTES - 1 :: SECTOR_BYTES]
-    return b"\0" in edges
 
 
 def is_notes(disk: Disk, fd: int) -> bool:

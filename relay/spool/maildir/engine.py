@@ -16,7 +16,6 @@ from relay.clock import Clock
 from relay.mail.envelope import Envelope, QueueId
 from relay.queue.sorting import Sorter
 from relay.spool.durable import Disk, opened
-from relay.spool.headroom import Reserve, gives_way
 from relay.spool.identity import is_queue_id
 from relay.spool.interface import (
     Absent,
@@ -35,19 +34,20 @@ from relay.spool.interface import (
     Unreadable,
 )
 from relay.spool.ledger import Fates, fates_of
-from relay.spool.lock import take_lock
-from relay.spool.maildir import files, notes
+from relay.spool.maildir import notes_file, status_bytes
 from relay.spool.maildir.adoption import adopt
-from relay.spool.maildir.files import absence
-from relay.spool.maildir.intake import MaildirIntake, prepare
+from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.into_queue import NewMail, Taker, Unread
-from relay.spool.maildir.layout import READ_AGAIN, Layout
+from relay.spool.maildir.layout import READ_AGAIN, Layout, prepare
 from relay.spool.maildir.ledger_file import LedgerFile
-from relay.spool.maildir.message_file import Opened
-from relay.spool.maildir.recent import Recent
 from relay.spool.maildir.recovery import Found, Walk, forget_removals, remove_abandoned_drafts
+from relay.spool.message import files
+from relay.spool.message.files import absence
+from relay.spool.message.message_file import Opened
+from relay.spool.message.recent import Recent
 from relay.spool.os_errors import faults, is_our_own_lack
-from relay.spool.quarantine import Quarantine, make_trigger
+from relay.spool.root.headroom import gives_way
+from relay.spool.root.lock import take_root
 
 _Called = TypeVar("_Called")
 
@@ -67,17 +67,9 @@ class MaildirSpool:
         prepare(root, disk)
         self._layout = Layout(root)
         self._disk = disk
-        self._lock_fd = take_lock(root, disk)
-        self._aside = Quarantine(disk, root, on_corrupt)
-        try:
-            make_trigger(disk, root, self._aside)
-        except BaseException:
-            disk.close(self._lock_fd)
-            raise
+        self._lock_fd, self._aside, self._reserve = take_root(root, disk, on_corrupt)
         self._intake = MaildirIntake(root, disk, clock, headroom=False)
         self._ledger = LedgerFile(self._layout, disk)
-        self._reserve = Reserve(root, disk)
-        self._reserve.keep()
         self._held: set[QueueId] = set()
         taker = Taker(disk, self._layout, self._aside, self._try_to_set_aside, disk.unlink)
         self._arrivals = NewMail(disk, self._layout, taker)
@@ -181,17 +173,17 @@ class MaildirSpool:
     def note(self, noted: Mapping[QueueId, Sequence[Note]]) -> None:
         self._noted.update(noted)
         with faults("bounce"):
-            notes.append(self._disk, self._layout, self._not_ended(noted))
+            notes_file.append(self._disk, self._layout, self._not_ended(noted))
 
     def keep_replies(self, queue_id: QueueId, replies: Sequence[Note]) -> None:
         with contextlib.suppress(Absent, Corrupt, OSError):
             recipients = len(self._known(queue_id).statuses)
             self._noted.add(queue_id)
-            notes.keep(self._disk, self._layout, queue_id, replies, recipients)
+            notes_file.keep(self._disk, self._layout, queue_id, replies, recipients)
 
     def notes(self, queue_id: QueueId) -> list[Note]:
         with faults("bounce"):
-            return notes.read(self._disk, self._layout, queue_id)
+            return notes_file.read(self._disk, self._layout, queue_id)
 
     @gives_way
     def mark(self, marks: Mapping[QueueId, Mapping[int, Status]]) -> None:
@@ -204,12 +196,12 @@ class MaildirSpool:
                         known = self._known(queue_id)
                         with self._faults_of(queue_id) as path:
                             fds.append(self._disk.open_update(path))
-                            files.verify_marks(self._disk, fds[-1], known, of_message)
+                            status_bytes.verify_marks(self._disk, fds[-1], known, of_message)
                     except (Absent, Corrupt) as loss:
                         self._memory.forget(queue_id)
                         lost = loss
                         continue
-                    self._count(queue_id, files.write_marks(self._disk, fds[-1], known, of_message))
+                    self._count(queue_id, status_bytes.write_marks(self._disk, fds[-1], known, of_message))
                 # Crash here: some marks are durable, some are not; each that is not repeats its recipient.
                 for error in self._disk.sync_each(fds, content_only=True):
                     if error is not None:
@@ -225,7 +217,7 @@ class MaildirSpool:
         with faults("status bytes"):
             known = self._known(queue_id)
             with self._faults_of(queue_id) as path, opened(self._disk, self._disk.open_update(path)) as fd:
-                files.write_warned(self._disk, fd, known)
+                status_bytes.write_warned(self._disk, fd, known)
                 self._disk.sync_content(fd)
 
     def owed_report(self, queue_id: QueueId) -> OwedReport | None:
@@ -239,7 +231,7 @@ class MaildirSpool:
         with faults("status bytes"):
             known = self._known(queue_id)
             with self._faults_of(queue_id) as path, opened(self._disk, self._disk.open_update(path)) as fd:
-                files.mark_reported(self._disk, fd, known, told)
+                status_bytes.mark_reported(self._disk, fd, known, told)
 
     def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
         # A file may change while it waits for hours: it is read whole again then.
@@ -341,8 +333,7 @@ class MaildirSpool:
 
     def set_aside_files(self, most: int) -> list[SetAside]:
         with faults("corrupt"):
-            left = self._aside.left(most, READ_AGAIN)
-            return left + [files.listed(self._disk, path) for path in self._aside.paths(most - len(left))]
+            return files.set_aside_files(self._disk, self._aside, most, READ_AGAIN)
 
     def accepted_count(self) -> int:
         with faults("new"):
@@ -405,7 +396,7 @@ class MaildirSpool:
             self._try_to_set_aside(path, str(fault))
             raise
         except Unreadable as error:
-            self._aside.tell_once(queue_id, f"cannot be read, and is left: {error.strerror}")
+            self._aside.tell_unread(queue_id, error)
             raise
 
     def _known(self, queue_id: QueueId) -> Opened:

@@ -14,24 +14,26 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from relay.mail.envelope import QueueId
-from relay.spool import foreign
 from relay.spool.durable import Disk, opened
 from relay.spool.finding import STOPS_THE_START, Finding, Inspection, unreadable
 from relay.spool.identity import is_queue_id
-from relay.spool.inspecting import ASIDE, LOOK, REPORTS, RootInspector, kind_of
+from relay.spool.inspecting import ASIDE, LOOK, RootInspector, kind_of
 from relay.spool.interface import Corrupt, Status, Unreadable
-from relay.spool.maildir import crash_remains, files
+from relay.spool.maildir import crash_remains
 from relay.spool.maildir.into_queue import Found, LookedAt, look
-from relay.spool.maildir.layout import FORMAT, NOT_OUR_NAME, Layout
+from relay.spool.maildir.layout import FORMAT, Layout
 from relay.spool.maildir.ledger_file import LedgerFile
-from relay.spool.maildir.message_file import Opened
-from relay.spool.maildir.notes import parse
+from relay.spool.message import files
+from relay.spool.message.arriving import is_draft
+from relay.spool.message.message_file import Opened
+from relay.spool.message.notes import parse
 from relay.spool.os_errors import is_not_now
-from relay.spool.quarantine import subject_name
+from relay.spool.root import foreign
+from relay.spool.root.foreign import NOT_OUR_NAME
+from relay.spool.root.quarantine import subject_name
 
 _FOLDERS = ("tmp", "new", "cur", "hold", "corrupt", "bounce")
 _FILES = ("lock", "ledger", "trigger", "format", "reserve", "boots", "control.sock")
-_REWRITES = {**crash_remains.REWRITES, **foreign.REWRITES}
 _NEW_ASIDE = "moved to corrupt/ when the relay next meets it, never sent, never deleted"
 _SEND_OR_REMOVE = "while no relay runs, move it to new/ to have it sent, or remove it"
 _NEW_ACCOUNT = "stop the relay, remove the file `ledger`, start: a new account begins"
@@ -72,16 +74,7 @@ class Inspector(RootInspector):
         layout = self._layout
         for folder in layout.folders():
             self._look_at_folder(folder, root)
-        for name in self._names(layout.root):
-            path = f"{layout.root}/{name}"
-            if name in (*_FOLDERS, *_FILES, *REPORTS):
-                continue
-            if name in _REWRITES and not self._is_ours(path, _REWRITES[name]):
-                self._find(path, "foreign", "not written by us", ASIDE, LOOK)
-            elif name in _REWRITES or name.startswith("format."):
-                self._find(path, "leftover", "a rewrite that a crash cut off", "replaced by the next one")
-            else:
-                self._find(path, "stray", "no file of ours", "left where it is, never looked at", LOOK)
+        self._look_at_names(_FOLDERS, crash_remains.REWRITES)
         for name in set(self._names(layout.folder("cur"))) - {f[-2:] for f in layout.queued_folders()}:
             path = f"{layout.folder('cur')}/{name}"
             advice = "if it is a message, move it to new/, with a relay running or not"
@@ -176,7 +169,7 @@ class Inspector(RootInspector):
                 why = self._why_a_strangers(path, found) if is_ours else None
                 if is_ours:
                     with opened(self._disk, self._disk.open_read(path)) as fd:
-                        is_ours = why is None and crash_remains.is_draft(self._disk, fd, QueueId(name))
+                        is_ours = why is None and is_draft(self._disk, fd, QueueId(name))
             except FileNotFoundError:
                 continue  # published, or given up
             except OSError as error:

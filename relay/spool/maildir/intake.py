@@ -7,7 +7,6 @@ other process removes it.  Assumes: the folders exist (`prepare`).  Does not: kn
 """
 
 import contextlib
-import errno
 import os
 from collections.abc import Callable, Sequence
 
@@ -15,37 +14,11 @@ from relay.clock import Clock
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.durable import Disk
-from relay.spool.headroom import NoHeadroom, why_no_room
 from relay.spool.identity import Identities
-from relay.spool.lock import prepare_root
-from relay.spool.maildir import files, message_file
-from relay.spool.maildir.layout import FORMAT, Layout
-
-
-class MaildirDraft:
-    __slots__ = ("_buffer", "content_bytes", "crc", "eight_bit", "fd", "queue_id")
-
-    def __init__(self, queue_id: QueueId) -> None:
-        self.queue_id = queue_id
-        self.content_bytes = 0
-        self.crc = 0
-        self.eight_bit = False
-        self.fd: int | None = None
-        self._buffer: list[bytes] = []
-
-    def append(self, chunk: bytes) -> None:
-        self.content_bytes += len(chunk)
-        self.crc = message_file.checksum(chunk, self.crc)
-        self.eight_bit = self.eight_bit or not chunk.isascii()
-        self._buffer.append(chunk)
-
-    @property
-    def buffered_bytes(self) -> int:
-        return sum(map(len, self._buffer))
-
-    def take_buffer(self) -> bytes:
-        chunks, self._buffer = self._buffer, []
-        return b"".join(chunks)
+from relay.spool.maildir.layout import Layout, is_published
+from relay.spool.message import arriving
+from relay.spool.message.arriving import SpoolDraft
+from relay.spool.root.headroom import leave_headroom
 
 
 class MaildirIntake:
@@ -67,36 +40,27 @@ class MaildirIntake:
         self._identities = Identities(clock, random_bytes)
         self._leaves_headroom = headroom
 
-    def draft(self) -> MaildirDraft:
-        return MaildirDraft(self._identities.next_id())
+    def draft(self) -> SpoolDraft:
+        return SpoolDraft(self._identities.next_id())
 
     def spill(self, draft: Draft) -> None:
-        ours = _ours(draft)
+        ours = arriving.ours(draft)
         try:
-            self._write(ours, ours.take_buffer())
+            self._leave_headroom(ours.buffered_bytes)
+            arriving.spill(self._disk, self._layout.draft(ours.queue_id), ours)
         except OSError:
-            self._discard(ours)
+            self.discard(ours)
             raise
 
     def is_on_disk(self, draft: Draft) -> bool:
-        return _ours(draft).fd is not None
+        return arriving.ours(draft).fd is not None
 
     def discard(self, draft: Draft) -> None:
-        self._discard(_ours(draft))
-
-    def _discard(self, draft: MaildirDraft) -> None:
-        draft.take_buffer()
-        if draft.fd is None:
-            return
-        # What cannot be unlinked is removed by the sender's clean-up, once the lock is free.
-        with contextlib.suppress(OSError):
-            self._disk.unlink(self._layout.draft(draft.queue_id))
-        with contextlib.suppress(OSError):
-            self._disk.close(draft.fd)
-        draft.fd = None
+        ours = arriving.ours(draft)
+        arriving.discard(self._disk, ours, self._layout.draft(ours.queue_id))
 
     def accept(self, drafts: Sequence[tuple[Draft, Envelope]]) -> list[OSError | None]:
-        completed = [self._complete(_ours(draft), envelope) for draft, envelope in drafts]
+        completed = [self._complete(arriving.ours(draft), envelope) for draft, envelope in drafts]
         results = [each if isinstance(each, OSError) else None for each in completed]
         whole = [i for i, error in enumerate(results) if error is None]
         # Crash here: drafts in tmp/, no 250 was sent; their locks died with us, clean-up removes them.
@@ -119,12 +83,12 @@ class MaildirIntake:
 
     def publish_once(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
         """Publish a report durably, unless it is there: False.  For the sender alone.  Raises OSError."""
-        if files.is_published(self._disk, self._layout, queue_id):
+        if is_published(self._disk, self._layout, queue_id):
             return False
         with contextlib.suppress(FileNotFoundError):
             # Only the sender writes reports, so this is what an earlier attempt left.
             self._disk.unlink(self._layout.draft(queue_id))
-        draft = MaildirDraft(queue_id)
+        draft = SpoolDraft(queue_id)
         draft.append(content)
         (error,) = self.accept([(draft, envelope)])
         if error is not None:
@@ -134,58 +98,18 @@ class MaildirIntake:
     def free(self) -> tuple[int, int | None]:
         return self._disk.free(self._layout.folder("tmp"))
 
-    def _complete(self, draft: MaildirDraft, envelope: Envelope) -> int | OSError:
-        """Write all of a draft that is not written yet, header last; return its descriptor."""
+    def _complete(self, draft: SpoolDraft, envelope: Envelope) -> int | OSError:
+        """Write all of a draft that is not written yet; return its descriptor."""
         try:
-            accepted = self._clock.boot_id(), self._clock.boottime_ns()
-            tail = message_file.encode_envelope(draft.queue_id, envelope, accepted)
-        except ValueError as error:
-            return OSError(errno.EINVAL, f"an envelope that cannot be stored: {error}")
-        shape = message_file.shape_of(envelope, draft.content_bytes, eight_bit=draft.eight_bit)
-        header = message_file.encode_header(
-            draft.content_bytes, tail, len(envelope.recipients), shape, draft.crc
-        )
-        rest = draft.take_buffer()
-        try:
-            self._leave_headroom(len(header) + len(rest) + len(tail))
-            if draft.fd is None:
-                draft.fd = self._create(draft.queue_id)
-                self._disk.write_all(draft.fd, header + rest + tail)
-            else:
-                self._disk.write_all(draft.fd, rest + tail)
-                self._disk.write_at(draft.fd, header, 0)
-                # The length tells of every other write that said nothing was wrong and did nothing.
-                if self._disk.pread(draft.fd, len(header), 0) != header:
-                    raise OSError(errno.EIO, "the header is not what was written")
-            if self._disk.size(draft.fd) != len(header) + draft.content_bytes + len(tail):
-                raise OSError(errno.EINVAL, "a draft that was given up")
+            header, tail = draft.frame(envelope, self._clock)
+            self._leave_headroom(len(header) + draft.buffered_bytes + len(tail))
+            return arriving.complete(self._disk, self._layout.draft(draft.queue_id), draft, header, tail)
         except OSError as error:
             return error
-        return draft.fd
-
-    def _write(self, draft: MaildirDraft, chunk: bytes) -> None:
-        self._leave_headroom(len(chunk))
-        if draft.fd is None:
-            draft.fd = self._create(draft.queue_id)
-            # The place of the header: all zero until the message is whole, so that it is none before.
-            self._disk.write_all(draft.fd, bytes(message_file.HEADER_BYTES))
-        self._disk.write_all(draft.fd, chunk)
 
     def _leave_headroom(self, size_bytes: int) -> None:
-        if self._leaves_headroom and (why := why_no_room(self.free(), size_bytes)) is not None:
-            raise NoHeadroom(why)
-
-    def _create(self, queue_id: QueueId) -> int:
-        fd = self._disk.open_new(self._layout.draft(queue_id))
-        try:
-            # Clean-up may be quicker: it removes what it took for the file of a dead writer.  Where it is
-            # done before we look, `link` will find no draft.
-            if not self._disk.lock_open(fd):
-                raise OSError(errno.EAGAIN, "a draft was taken for abandoned")
-        except OSError:
-            self._disk.close(fd)
-            raise
-        return fd
+        if self._leaves_headroom:
+            leave_headroom(self.free(), size_bytes)
 
     def _publish(self, queue_id: QueueId) -> OSError | None:
         try:
@@ -201,13 +125,3 @@ class MaildirIntake:
         except OSError as error:
             return error
         return None
-
-
-def _ours(draft: Draft) -> MaildirDraft:
-    if not isinstance(draft, MaildirDraft):
-        raise TypeError("a draft of another spool")
-    return draft
-
-
-def prepare(root: str, disk: Disk) -> None:
-    prepare_root(root, disk, FORMAT, Layout(root).folders())

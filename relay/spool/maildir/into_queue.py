@@ -27,11 +27,13 @@ from relay.queue.sorting import Sorter
 from relay.spool.durable import Disk, opened
 from relay.spool.identity import is_queue_id
 from relay.spool.interface import Corrupt, Status
-from relay.spool.maildir import files
-from relay.spool.maildir.layout import NOT_OUR_NAME, Layout
-from relay.spool.maildir.message_file import Opened
+from relay.spool.maildir import status_bytes
+from relay.spool.maildir.layout import Layout, is_published
+from relay.spool.message import files
+from relay.spool.message.message_file import Opened
 from relay.spool.os_errors import is_about_the_file, is_our_own_lack
-from relay.spool.quarantine import Quarantine
+from relay.spool.root.foreign import NOT_OUR_NAME
+from relay.spool.root.quarantine import Quarantine
 
 FAILURES_AN_HOUR = 8
 """How often `Unread` asks a disk that fails between two calls of `look_again`, which come hourly."""
@@ -177,7 +179,7 @@ class Taker:
         seen = look(self._disk, self._layout, path, read, counted_out)
         try:
             if with_marks and seen.queued is not None:
-                files.write_marks_again(self._disk, [(path, seen.queued)])
+                status_bytes.write_marks_again(self._disk, [(path, seen.queued)])
             if seen.queued is not None:
                 self._mark_what_was_reported(path, seen.queued, counted_out)
             self._carry_out(path, seen, is_new=is_new)
@@ -195,10 +197,10 @@ class Taker:
         if Status.TODO not in message.statuses or (owed := message.owed_report) is None:
             return
         own = owed.report_id
-        if own in counted_out or files.is_published(self._disk, self._layout, own):
+        if own in counted_out or is_published(self._disk, self._layout, own):
             with opened(self._disk, self._disk.open_update(path)) as fd:
                 # Crash here: the next start finds the report too.
-                files.mark_reported(self._disk, fd, message, owed.indices)
+                status_bytes.mark_reported(self._disk, fd, message, owed.indices)
 
     def _carry_out(self, path: str, seen: LookedAt, *, is_new: bool) -> None:
         match seen.becomes:

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from relay.mail.envelope import QueueId
+from relay.spool.durable import Disk
+from relay.spool.root.lock import prepare_root
 
 SPLITS = 64
-NOT_OUR_NAME = "not a name that we give"
 READ_AGAIN = frozenset({"tmp", "new", "cur", "hold"})
 """Folders whose files are read again each hour where they had to be left."""
 FORMAT = b"relay spool 1 maildir\n"
@@ -70,3 +71,17 @@ class Layout:
 
     def notes(self, queue_id: QueueId) -> str:
         return f"{self.root}/bounce/{queue_id}"
+
+
+def is_published(disk: Disk, layout: Layout, queue_id: QueueId) -> bool:
+    """Return whether a report is there, durably.  Raises OSError."""
+    for place in (layout.accepted, layout.queued, layout.held):
+        if disk.inode(place(queue_id)) is not None:
+            # Who put it there may have been killed before its name was durable.
+            disk.sync_directory(place(queue_id).rpartition("/")[0])
+            return True
+    return False
+
+
+def prepare(root: str, disk: Disk) -> None:
+    prepare_root(root, disk, FORMAT, Layout(root).folders())

@@ -25,16 +25,18 @@ from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.queue.sorting import Sorter
-from relay.spool import foreign, quarantine
-from relay.spool.durable import Disk, opened, why_a_strangers
+from relay.spool.durable import Disk
 from relay.spool.identity import is_queue_id
 from relay.spool.interface import Recovery, Status
-from relay.spool.maildir import crash_remains, files
+from relay.spool.maildir import crash_remains, status_bytes
 from relay.spool.maildir.into_queue import Taker
-from relay.spool.maildir.layout import NOT_OUR_NAME, Layout
+from relay.spool.maildir.layout import Layout
 from relay.spool.maildir.ledger_file import LedgerFile
-from relay.spool.maildir.message_file import Opened
+from relay.spool.message import arriving
+from relay.spool.message.message_file import Opened
 from relay.spool.os_errors import is_our_own_lack
+from relay.spool.root import foreign, quarantine
+from relay.spool.root.foreign import NOT_OUR_NAME
 
 BATCH = 128
 """Files that are read between two other calls of the spool: some 15 ms where they are in the page cache."""
@@ -122,7 +124,7 @@ class Walk:
             return None
         marked = [(self._home(each), each.message) for each in found if _has_marks(each)]
         for start in range(0, len(marked), _MARKED_AT_ONCE):
-            files.write_marks_again(self._disk, marked[start : start + _MARKED_AT_ONCE])
+            status_bytes.write_marks_again(self._disk, marked[start : start + _MARKED_AT_ONCE])
         queue_ids = [each.message.queue_id for each in found]
         self._ledger.reopen(queue_ids)
         self._ledger.share_ids(queue_ids)
@@ -337,45 +339,19 @@ def _unread(ledger: LedgerFile, aside: quarantine.Quarantine) -> set[QueueId]:
 def remove_abandoned_drafts(
     disk: Disk, layout: Layout, aside: quarantine.Quarantine, on_step: Callable[[], None] = lambda: None
 ) -> int:
-    """Remove drafts whose writer is dead; return how many.  Also run now and then.
-
-    A writer is dead when its lock is free.  No clock and no time of a file counts, so no step of a clock
-    removes a message that is just arriving, or keeps what a dead listener left.
-    What is no draft of ours goes to corrupt/.
-    """
+    """Remove drafts whose writer is dead; return how many.  Also run now and then."""
     # One that was published has this name too, the sign that its other name may not be durable yet.
     disk.sync_directory(layout.folder("new"))
-    removed = 0
-    for name in disk.names(layout.folder("tmp")):
-        on_step()
-        path = f"{layout.folder('tmp')}/{name}"
-        if not is_queue_id(name):
-            aside.move(path, NOT_OUR_NAME, "tmp-")
-            continue
-        try:
-            fd = disk.open_update(path)
-        except FileNotFoundError:
-            continue  # its writer was quicker
-        except OSError as error:
-            aside.move_unusable(path, error, "tmp-")
-            continue
-        with opened(disk, fd):
-            if not disk.lock_open(fd):
-                continue
-            try:
-                why = why_a_strangers(disk, fd, path)
-                if why is None and not crash_remains.is_draft(disk, fd, QueueId(name)):
-                    why = "not written by us"
-            except OSError as error:
-                aside.move_unusable(path, error, "tmp-")
-                continue
-            if why is not None:
-                aside.move(path, why, "tmp-")
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                disk.unlink(path)
-                removed += 1
+    removed, folder = 0, layout.folder("tmp")
+    for name in arriving.unlocked(disk, folder, aside, _draft_of, on_step):
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(f"{folder}/{name}")
+            removed += 1
     return removed
+
+
+def _draft_of(name: str) -> QueueId | None:
+    return QueueId(name) if is_queue_id(name) else None
 
 
 def _sync_all(

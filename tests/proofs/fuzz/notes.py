@@ -6,8 +6,9 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.mail.report import Reason
 from relay.sender.reports import Reporter
 from relay.spool.interface import Message, Note, Status
-from relay.spool.maildir import message_file, notes
+from relay.spool.maildir import notes_file
 from relay.spool.maildir.layout import Layout
+from relay.spool.message import message_file
 from tests.fakes.disk import ModelDisk
 from tests.proofs.fuzz.choices import Choices
 from tests.proofs.fuzz.work import bounded
@@ -61,14 +62,14 @@ def target(raw: bytes) -> None:
     disk.make_directory(LAYOUT.folder("bounce"))
     disk.plant(PATH, content)
     with bounded(500 + 50 * content.count(b"\n")):
-        found = notes.read(disk, LAYOUT, QUEUE_ID)
+        found = notes_file.read(disk, LAYOUT, QUEUE_ID)
     assert [note.index for note in found] == sorted({note.index for note in found})
 
-    notes.append(disk, LAYOUT, {QUEUE_ID: found})
-    assert notes.read(disk, LAYOUT, QUEUE_ID) == found
+    notes_file.append(disk, LAYOUT, {QUEUE_ID: found})
+    assert notes_file.read(disk, LAYOUT, QUEUE_ID) == found
     ours = Note(1, "5.1.1", Reason.BOUNCED.value, "550 no", None, 7)
-    notes.append(disk, LAYOUT, {QUEUE_ID: [ours]})
-    by_index = {note.index: note for note in notes.read(disk, LAYOUT, QUEUE_ID)}
+    notes_file.append(disk, LAYOUT, {QUEUE_ID: [ours]})
+    by_index = {note.index: note for note in notes_file.read(disk, LAYOUT, QUEUE_ID)}
     assert by_index[1] == ours
     # What was believed never stands in the way of the report.
     shape = message_file.shape_of(ENVELOPE, 0, eight_bit=False)

@@ -4,7 +4,7 @@ import json
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.spool.maildir import message_file
+from relay.spool.message import message_file
 from relay.throttle.history_format import At, Charged, group, header
 from tests.proofs.fuzz import history, ledger, spool_record
 

@@ -6,9 +6,9 @@ from relay.clock import Clock
 from relay.mail.envelope import QueueId
 from relay.spool.identity import is_queue_id
 from relay.spool.interface import Corrupt
-from relay.spool.maildir import message_file
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.layout import Layout
+from relay.spool.message import message_file
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 from tests.proofs.fuzz import spool_record

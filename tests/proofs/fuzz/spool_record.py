@@ -5,7 +5,7 @@ import zlib
 
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.interface import Corrupt, Status
-from relay.spool.maildir import files, message_file
+from relay.spool.message import files, message_file
 from tests.fakes.disk import ModelDisk
 from tests.proofs.fuzz.choices import Choices
 from tests.proofs.fuzz.work import bounded, must_be_shown

@@ -12,7 +12,8 @@ from relay.mail.report import Action, Failure, Reason, ReportedMessage, delay_wa
 from relay.spool.durable import RealDisk
 from relay.spool.identity import report_id, warning_id
 from relay.spool.maildir.engine import MaildirSpool
-from relay.spool.maildir.intake import MaildirIntake, prepare
+from relay.spool.maildir.intake import MaildirIntake
+from relay.spool.maildir.layout import prepare
 from tests.fakes.clock import START_WALL_NS, FakeClock
 from tests.proofs.lab.judge import judge
 from tests.proofs.lab.observations import Letter, Observations, Order

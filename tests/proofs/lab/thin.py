@@ -15,7 +15,9 @@ from relay.clock import SystemClock
 from relay.mail.envelope import Envelope
 from relay.spool import batched_sync
 from relay.spool.durable import RealDisk
-from relay.spool.maildir.intake import MaildirDraft, MaildirIntake, prepare
+from relay.spool.maildir.intake import MaildirIntake
+from relay.spool.maildir.layout import prepare
+from relay.spool.message.arriving import SpoolDraft
 from tests.proofs.lab import kernel
 from tests.proofs.lab.filesystems import FILE_SYSTEMS
 
@@ -54,7 +56,7 @@ def _accept(root: str) -> list[str]:
     except OSError:
         return []
     intake = MaildirIntake(root, disk, SystemClock(), headroom=False)
-    batch: list[tuple[MaildirDraft, Envelope]] = []
+    batch: list[tuple[SpoolDraft, Envelope]] = []
     for _ in range(MESSAGES):
         draft = intake.draft()
         draft.append(CONTENT)

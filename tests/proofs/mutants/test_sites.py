@@ -182,7 +182,7 @@ def test_every_mutant_is_another_program(module: str) -> None:
             "order",
             'self._disk.sync_directory(self._layout.folder("hold")) ← self._ledger.go_on()',
         ),
-        ("relay/spool/maildir/recovery.py", "check", "if why is not None:"),
+        ("relay/spool/message/arriving.py", "check", "if why is not None:"),
         (
             "relay/sender/spool_thread.py",
             "order",
@@ -232,7 +232,7 @@ import sys
 from tests.proofs.mutants.operators import operators
 from tests.proofs.mutants.sites import mutated
 from tests.proofs.mutants.swap import swap
-import relay.spool.headroom as room
+import relay.spool.root.headroom as room
 
 source = open(room.__file__).read()
 sites = [site for site in operators(source) if site.where == "why_no_room()" and site.kind == "comparison"]
@@ -258,8 +258,8 @@ def test_a_sample_changes_little_where_the_code_changes_little() -> None:
         return {(module, site.where, site.told, site.begin) for module, site in chosen(options)}
 
     some, more = (
-        modules(("relay/spool/l*.py",)),
-        modules(("relay/spool/l*.py", "relay/smtp/reply.py")),
+        modules(("relay/spool/root/*.py",)),
+        modules(("relay/spool/root/*.py", "relay/smtp/reply.py")),
     )
     of_others = {each for each in drawn(more) if each[0] == "relay/smtp/reply.py"}
 

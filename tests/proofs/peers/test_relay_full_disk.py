@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.spool.headroom import HEADROOM_BYTES
+from relay.spool.root.headroom import HEADROOM_BYTES
 from tests.proofs.figures import FIGURES
 from tests.proofs.peers import small_disk, smtp_tools
 from tests.proofs.peers.demand import demand

@@ -17,7 +17,8 @@ from relay.clock import SECOND_NS, SystemClock
 from relay.daemon.notify import EXTENSION_SECONDS, TELL_NS, Recovering
 from relay.mail.envelope import Envelope
 from relay.spool.durable import RealDisk
-from relay.spool.maildir.intake import MaildirIntake, prepare
+from relay.spool.maildir.intake import MaildirIntake
+from relay.spool.maildir.layout import prepare
 from tests.fakes.clock import LeapingClock
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
 

@@ -21,8 +21,9 @@ from relay.policy.faults import PolicyError
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.spool.durable import RealDisk
-from relay.spool.maildir.intake import MaildirIntake, prepare
-from relay.spool.trigger import Trigger
+from relay.spool.maildir.intake import MaildirIntake
+from relay.spool.maildir.layout import prepare
+from relay.spool.root.trigger import Trigger
 from relay.telemetry.listener_counts import ListenerCounts
 from tests.unit.sender.in_process_relay import CONTENT, PATIENCE_SECONDS, Relay, policy_of
 

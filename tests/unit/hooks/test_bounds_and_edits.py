@@ -6,7 +6,7 @@ import pytest
 
 from relay.hooks import hooks
 from relay.spool.durable import RealDisk
-from relay.spool.headroom import HEADROOM_BYTES
+from relay.spool.root.headroom import HEADROOM_BYTES
 from tests.unit.hooks.receiving import HttpReceiver, Telling, policy_with
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from relay.mail.age import Boots, BootsRecord, Stretch
-from relay.spool.foreign import BOOTS_FORMAT
+from relay.spool.root.foreign import BOOTS_FORMAT
 
 DAY_NS = 86400 * 10**9
 spans_ns = st.integers(0, 3 * DAY_NS)

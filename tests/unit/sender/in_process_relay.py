@@ -21,7 +21,7 @@ from relay.sender.upstreams import UpstreamInUse
 from relay.spool.durable import Disk, RealDisk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake
-from relay.spool.trigger import Trigger
+from relay.spool.root.trigger import Trigger
 from relay.status.snapshot import PolicyStatus, Snapshot
 from relay.status.watch import Watch
 from relay.telemetry.events import Events, LogStyle

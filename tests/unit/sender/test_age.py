@@ -8,8 +8,8 @@ from relay.clock import SECOND_NS
 from relay.queue.scheduler import State
 from relay.sender.state_file import boots_path
 from relay.spool.durable import RealDisk
-from relay.spool.foreign import BOOTS_FORMAT
 from relay.spool.maildir.inspection import Inspector
+from relay.spool.root.foreign import BOOTS_FORMAT
 from tests.fakes.clock import FakeClock, LeapingClock
 from tests.fakes.smarthost import Script, Smarthost, turns
 from tests.unit.sender.in_process_relay import Relay, policy_of

@@ -21,9 +21,10 @@ from relay.mail.envelope import Envelope
 from relay.policy.model import Policy
 from relay.sender import dispatcher, spool_thread
 from relay.spool.durable import RealDisk
-from relay.spool.headroom import HEADROOM_BYTES, HEADROOM_INODES
-from relay.spool.maildir.intake import MaildirIntake, prepare
-from relay.spool.trigger import Trigger
+from relay.spool.maildir.intake import MaildirIntake
+from relay.spool.maildir.layout import prepare
+from relay.spool.root.headroom import HEADROOM_BYTES, HEADROOM_INODES
+from relay.spool.root.trigger import Trigger
 from tests.fakes.smarthost import Script, Smarthost
 from tests.proofs.figures import FIGURES
 from tests.proofs.peers import small_disk

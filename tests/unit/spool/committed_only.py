@@ -11,8 +11,8 @@ from relay.mail.envelope import Envelope
 from relay.queue.sorting import Sorter
 from relay.spool.interface import Entry, Intake, Recovery, SpoolFull
 from relay.spool.maildir.engine import MaildirSpool
-from relay.spool.maildir.intake import MaildirIntake, prepare
-from relay.spool.maildir.layout import Layout
+from relay.spool.maildir.intake import MaildirIntake
+from relay.spool.maildir.layout import Layout, prepare
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Platter

@@ -1,12 +1,14 @@
 """What the suite of the engines needs: how an engine is made, and the first steps of most tests.
 
-Nothing here knows how an engine keeps its messages: only relay.spool.interface.
+Nothing here knows how an engine keeps its messages: only relay.spool.interface, and the port of the disk.
 """
 
+import random
 from collections.abc import Callable
 from typing import Protocol
 
 from relay.mail.envelope import Envelope, QueueId
+from relay.spool.durable import Disk, opened
 from relay.spool.interface import (
     Intake,
     Note,
@@ -49,6 +51,41 @@ class Engine(Protocol):
     def damage(self, queue_id: QueueId) -> None:
         """Change one octet in the middle of a queued message's content."""
         ...
+
+
+class OneSpool:
+    """One spool, as the engines for the suite have it: every process gets a view of the disk of its own."""
+
+    def __init__(self, root: str, disk: Disk) -> None:
+        self.root = root
+        self.disk = disk
+        self.clock = FakeClock()
+        self.told: list[tuple[str, str]] = []
+        self._intakes = 0
+
+    def view(self) -> Disk:
+        return self.disk.another() if isinstance(self.disk, ModelDisk) else self.disk
+
+    def tell(self, name: str, why: str) -> None:
+        self.told.append((name, why))
+
+    def chance(self) -> Callable[[int], bytes]:
+        """Return what the next listener draws its ids from."""
+        self._intakes += 1
+        return random.Random(self._intakes).randbytes
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(self.disk.names(f"{self.root}/{folder}"))
+
+    def content_of(self, path: str) -> bytes:
+        with opened(self.disk, self.disk.open_read(path)) as fd:
+            return self.disk.pread(fd, self.disk.size(fd), 0)
+
+    def flip(self, path: str, at: int) -> None:
+        """Change one octet of a file."""
+        with opened(self.disk, self.disk.open_update(path)) as fd:
+            (octet,) = self.disk.pread(fd, 1, at)
+            self.disk.write_at(fd, bytes([octet ^ 1]), at)
 
 
 class OnModel(Protocol):

@@ -1,11 +1,10 @@
 """A log for the suite: on the model of a disk, or in a folder of the kernel's."""
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk, RealDisk, opened
+from relay.spool.durable import Disk, RealDisk
 from relay.spool.interface import Intake
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
@@ -14,44 +13,28 @@ from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record, mark_of
 from relay.spool.log.stream_reader import SegmentReader, pieces
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
+from tests.unit.spool.engine import OneSpool
 
 
-class LogEngine:
-    """One spool; every sender and listener gets a view of the disk of its own."""
-
+class LogEngine(OneSpool):
     def __init__(self, root: str, disk: Disk) -> None:
-        self.root = root
-        self.disk = disk
-        self.clock = FakeClock()
-        self.told: list[tuple[str, str]] = []
+        super().__init__(root, disk)
         self.layout = LogLayout(root)
-        self._intakes = 0
 
     def start(self) -> LogSpool:
-        return LogSpool(self.root, self._view(), self.clock, lambda name, why: self.told.append((name, why)))
+        return LogSpool(self.root, self.view(), self.clock, self.tell)
 
     def intake(self) -> Intake:
-        view = self._view()
+        view = self.view()
         prepare(self.root, view)
-        self._intakes += 1
-        return LogIntake(self.root, view, self.clock, random.Random(self._intakes).randbytes)
+        return LogIntake(self.root, view, self.clock, self.chance())
 
     def damage(self, queue_id: QueueId) -> None:
         for path, at, size in self.places(queue_id):
-            with opened(self.disk, self.disk.open_update(path)) as fd:
-                middle = at + size // 2
-                (octet,) = self.disk.pread(fd, 1, middle)
-                self.disk.write_at(fd, bytes([octet ^ 1]), middle)
-
-    def names(self, folder: str) -> list[str]:
-        return sorted(self.disk.names(f"{self.root}/{folder}"))
+            self.flip(path, at + size // 2)
 
     def segments(self) -> list[str]:
         return [f"{self.layout.log}/{name}" for name in self.names("log") if segment_of(name)]
-
-    def content_of(self, path: str) -> bytes:
-        with opened(self.disk, self.disk.open_read(path)) as fd:
-            return self.disk.pread(fd, self.disk.size(fd), 0)
 
     def places(self, queue_id: QueueId) -> list[tuple[str, int, int]]:
         """Return where a message's bytes are: in its own file, or in segments."""
@@ -69,9 +52,6 @@ class LogEngine:
                 if isinstance(each, Record) and each.queue_id == queue_id and each.kind in MESSAGES
             ]
         return found
-
-    def _view(self) -> Disk:
-        return self.disk.another() if isinstance(self.disk, ModelDisk) else self.disk
 
 
 class LogOnModel:

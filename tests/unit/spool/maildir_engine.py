@@ -1,50 +1,37 @@
 """A maildir for the suite: on the model of a disk, or in a folder of the kernel's."""
 
 import os
-import random
 from collections.abc import Callable
 from pathlib import Path
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk, RealDisk, opened
+from relay.spool.durable import Disk, RealDisk
 from relay.spool.interface import Intake
 from relay.spool.maildir.engine import MaildirSpool
-from relay.spool.maildir.intake import MaildirIntake, prepare
-from relay.spool.maildir.layout import Layout
-from relay.spool.maildir.message_file import HEADER_BYTES
+from relay.spool.maildir.intake import MaildirIntake
+from relay.spool.maildir.layout import Layout, prepare
+from relay.spool.message.message_file import HEADER_BYTES
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
+from tests.unit.spool.engine import OneSpool
 
 
-class MaildirEngine:
-    """One spool; every sender and listener gets a view of the disk of its own."""
-
+class MaildirEngine(OneSpool):
     def __init__(self, root: str, disk: Disk) -> None:
-        self.root = root
-        self.disk = disk
-        self.clock = FakeClock()
-        self.told: list[tuple[str, str]] = []
+        super().__init__(root, disk)
         self.layout = Layout(root)
-        self._intakes = 0
 
     def start(self) -> MaildirSpool:
-        return MaildirSpool(
-            self.root, self._view(), self.clock, lambda name, why: self.told.append((name, why))
-        )
+        return MaildirSpool(self.root, self.view(), self.clock, self.tell)
 
     def intake(self) -> Intake:
-        view = self._view()
+        view = self.view()
         prepare(self.root, view)
-        self._intakes += 1
-        chance = random.Random(self._intakes).randbytes
-        return MaildirIntake(self.root, view, self.clock, chance)
+        return MaildirIntake(self.root, view, self.clock, self.chance())
 
     def damage(self, queue_id: QueueId) -> None:
         path = self.layout.queued(queue_id)
-        with opened(self.disk, self.disk.open_update(path)) as fd:
-            middle = HEADER_BYTES + (self.disk.size(fd) - HEADER_BYTES) // 2
-            (octet,) = self.disk.pread(fd, 1, middle)
-            self.disk.write_at(fd, bytes([octet ^ 1]), middle)
+        self.flip(path, HEADER_BYTES + ((self.disk.length(path) or 0) - HEADER_BYTES) // 2)
 
     def plant(self, path: str, content: bytes | None = None, *, kind: str = "file") -> None:
         """Put something there that is no message."""
@@ -58,16 +45,6 @@ class MaildirEngine:
             Path(path).symlink_to("/dev/null")
         else:
             Path(path).write_bytes(content or b"")
-
-    def content_of(self, path: str) -> bytes:
-        with opened(self.disk, self.disk.open_read(path)) as fd:
-            return self.disk.pread(fd, self.disk.size(fd), 0)
-
-    def names(self, folder: str) -> list[str]:
-        return sorted(self.disk.names(f"{self.root}/{folder}"))
-
-    def _view(self) -> Disk:
-        return self.disk.another() if isinstance(self.disk, ModelDisk) else self.disk
 
 
 class MaildirOnModel:

@@ -11,8 +11,9 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.spool.maildir import message_file
-from relay.spool.maildir.intake import MaildirDraft, MaildirIntake
+from relay.spool.maildir.intake import MaildirIntake
+from relay.spool.message import message_file
+from relay.spool.message.arriving import SpoolDraft
 from tests.fakes.disk import ModelDisk
 from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, again, note, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model
@@ -22,7 +23,7 @@ TEN_YEARS_NS = 10 * 365 * 86_400 * SECOND_NS
 STEPS = [TEN_YEARS_NS, -TEN_YEARS_NS, 37 * 3600 * SECOND_NS, -37 * 3600 * SECOND_NS]
 
 
-def half_a_draft(engine: MaildirEngine) -> tuple[MaildirIntake, MaildirDraft]:
+def half_a_draft(engine: MaildirEngine) -> tuple[MaildirIntake, SpoolDraft]:
     """Return a listener and a draft of it that is partly on disk."""
     intake = cast("MaildirIntake", engine.intake())
     draft = intake.draft()

@@ -21,8 +21,7 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.interface import SpoolFault
 from relay.spool.maildir import ledger_file
-from relay.spool.maildir.intake import prepare
-from relay.spool.maildir.layout import FORMAT, Layout
+from relay.spool.maildir.layout import FORMAT, Layout, prepare
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 from tests.unit.spool.cuts import BOUNCED, RELAYED, SCENARIOS, Judge, cuts, killed, prefixes, run_of

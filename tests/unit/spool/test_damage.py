@@ -12,8 +12,9 @@ from relay.mail.envelope import QueueId
 from relay.sender.reports import Reporter
 from relay.spool.identity import report_id
 from relay.spool.interface import Corrupt, OwedReport, Status, Totals
-from relay.spool.maildir import files, message_file, notes
+from relay.spool.maildir import notes_file
 from relay.spool.maildir.engine import MaildirSpool
+from relay.spool.message import files, message_file
 from tests.fakes.disk import ModelDisk
 from tests.unit.spool.engine import BOUNCED, CONTENT, ENVELOPE, accept, again, note, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model
@@ -214,7 +215,7 @@ def test_notes_damaged_at_any_bit_keep_no_report_back() -> None:
     ]:
         engine.disk.unlink(path)
         engine.plant(path, content)
-        known = {one.index: one for one in notes.read(engine.disk, engine.layout, queue_ids[0])}
+        known = {one.index: one for one in notes_file.read(engine.disk, engine.layout, queue_ids[0])}
         owed = OwedReport(own, (0,), (Status.BOUNCED,))
         _, report = Reporter("relay.test").endings(message, b"", owed, known, is_whole=False)
         assert b"Final-Recipient: rfc822; alice@example.com\r\n" in report

@@ -17,7 +17,7 @@ import pytest
 
 from relay.spool.identity import report_id
 from relay.spool.interface import SpoolFault, SpoolFull
-from relay.spool.maildir.intake import MaildirDraft
+from relay.spool.message.arriving import SpoolDraft
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 from tests.unit.spool.cuts import BOUNCED, LONG, RELAYED, SCENARIOS, cuts, killed, prefixes, run_of
@@ -238,7 +238,7 @@ def test_a_draft_is_given_up_by_its_writer_or_its_finder() -> None:
     listener.intake.discard(given_up)
     assert sorted(world.sender_disk.names(f"{ROOT}/tmp")) == sorted([dead.queue_id, alive.queue_id])
 
-    assert isinstance(dead, MaildirDraft)
+    assert isinstance(dead, SpoolDraft)
     assert dead.fd is not None
     world.listener_disk.close(dead.fd)
     world.clock.step_wall(10 * 365 * 86400 * 10**9)

@@ -10,7 +10,7 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.durable import opened
 from relay.spool.interface import Absent, Corrupt, Status, Totals
-from relay.spool.maildir.message_file import HEADER_BYTES, encode_envelope, encode_header, shape_of
+from relay.spool.message.message_file import HEADER_BYTES, encode_envelope, encode_header, shape_of
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, again, note, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model

@@ -11,10 +11,10 @@ import pytest
 
 from relay.mail.age import BootsRecord, Stretch
 from relay.spool.durable import RealDisk
-from relay.spool.foreign import BOOTS_FORMAT
 from relay.spool.interface import SpoolBusy, Totals
 from relay.spool.maildir.engine import MaildirSpool
-from relay.spool.trigger import Trigger
+from relay.spool.root.foreign import BOOTS_FORMAT
+from relay.spool.root.trigger import Trigger
 from tests.fakes.foreign import GIANT_BYTES, KINDS, kind_of, plant
 from tests.unit.spool.engine import BOUNCED, CONTENT, accept, note, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel

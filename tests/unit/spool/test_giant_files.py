@@ -7,7 +7,7 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.durable import RealDisk, opened
 from relay.spool.interface import Note
-from relay.spool.maildir import ledger_file, notes
+from relay.spool.maildir import ledger_file, notes_file
 from relay.spool.maildir.layout import Layout
 from relay.spool.maildir.ledger_file import LedgerFile
 
@@ -51,11 +51,11 @@ def test_the_account_keeps_what_stands_before_the_hole(
 
 
 def test_notes_keep_what_stands_before_the_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notes, "LARGEST_BYTES", MOST_BYTES)
+    monkeypatch.setattr(notes_file, "LARGEST_BYTES", MOST_BYTES)
     disk, layout = Measured(), Layout(str(tmp_path))
     disk.make_directory(layout.folder("bounce"))
-    notes.append(disk, layout, {QUEUE_ID: [NOTE]})
+    notes_file.append(disk, layout, {QUEUE_ID: [NOTE]})
     grow(disk, layout.notes(QUEUE_ID))
 
-    assert notes.read(disk, layout, QUEUE_ID) == [NOTE]
+    assert notes_file.read(disk, layout, QUEUE_ID) == [NOTE]
     assert disk.most_read_bytes <= MOST_BYTES

@@ -1,20 +1,20 @@
-"""The headroom that new mail leaves and the reserve that gives way: see relay.spool.headroom."""
+"""The headroom that new mail leaves and the reserve that gives way: see relay.spool.root.headroom."""
 
 import errno
 
 import pytest
 
-from relay.spool.headroom import (
+from relay.spool.interface import Intake, SpoolFault, SpoolFull, Status
+from relay.spool.maildir.engine import MaildirSpool
+from relay.spool.maildir.intake import MaildirIntake
+from relay.spool.maildir.layout import Layout
+from relay.spool.root.headroom import (
     HEADROOM_BYTES,
     HEADROOM_INODES,
     RESERVE_BYTES,
     NoHeadroom,
     why_no_room,
 )
-from relay.spool.interface import Intake, SpoolFault, SpoolFull, Status
-from relay.spool.maildir.engine import MaildirSpool
-from relay.spool.maildir.intake import MaildirIntake
-from relay.spool.maildir.layout import Layout
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import NameChange

@@ -9,9 +9,9 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.identity import report_id
 from relay.spool.interface import Corrupt, Unreadable
-from relay.spool.maildir import files
 from relay.spool.maildir.into_queue import BECOMES, Becomes, Found, look
-from relay.spool.maildir.message_file import Opened
+from relay.spool.message import files
+from relay.spool.message.message_file import Opened
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import BOUNCED, CONTENT, ENVELOPE, RELAYED, accept, again, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model

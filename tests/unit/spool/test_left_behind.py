@@ -11,8 +11,8 @@ from relay.spool.durable import RealDisk
 from relay.spool.interface import Corrupt, Entry, Spool
 from relay.spool.maildir.into_queue import FAILURES_AN_HOUR
 from relay.spool.maildir.layout import READ_AGAIN, Layout
-from relay.spool.maildir.message_file import HEADER_BYTES
-from relay.spool.quarantine import Quarantine
+from relay.spool.message.message_file import HEADER_BYTES
+from relay.spool.root.quarantine import Quarantine
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import (
     BOUNCED,

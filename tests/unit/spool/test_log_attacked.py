@@ -9,7 +9,7 @@ import pytest
 
 from relay.mail.envelope import QueueId
 from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, Spool
-from relay.spool.log import engine as log_engine
+from relay.spool.log import recovery as log_recovery
 from relay.spool.log import segments
 from relay.spool.log.engine import LogSpool
 from tests.fakes.disk import Fault, ModelDisk
@@ -59,7 +59,7 @@ def test_a_start_goes_on_over_segments_cleaned_meanwhile(
     monkeypatch: pytest.MonkeyPatch, has_summaries: bool
 ) -> None:
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 4000)
-    monkeypatch.setattr(log_engine, "RECOVERED_AT_ONCE", 1)
+    monkeypatch.setattr(log_recovery, "RECOVERED_AT_ONCE", 1)
     engine = log_on_the_model()
     spool, intake = recovered(engine), engine.intake()
     queue_ids = [accept(intake, content=b"x" * 800) for _ in range(40)]
@@ -88,7 +88,7 @@ def test_a_start_goes_on_over_segments_cleaned_meanwhile(
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENOMEM])
 def test_a_start_that_lacks_descriptors_goes_on_later(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
-    monkeypatch.setattr(log_engine, "RECOVERED_AT_ONCE", 2)
+    monkeypatch.setattr(log_recovery, "RECOVERED_AT_ONCE", 2)
     engine = log_on_the_model()
     spool = recovered(engine)
     queue_ids = [accept(engine.intake()) for _ in range(40)]

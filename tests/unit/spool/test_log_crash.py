@@ -10,7 +10,7 @@ import random
 import pytest
 
 from relay.spool.interface import SpoolFault, SpoolFull
-from relay.spool.log import segments, summaries
+from relay.spool.log import segments, summary
 from tests.fakes.platter import Model
 from tests.unit.spool.cuts import SCENARIOS, Judge, cuts, killed, run_of
 from tests.unit.spool.faulting import FAULTS, Judging
@@ -61,7 +61,7 @@ def test_a_cut_or_a_kill_during_recovery_of_a_log_changes_nothing(name: str) -> 
 def small_segments(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Let segments end, die and be cleaned all the time."""
     monkeypatch.setattr(segments, "SEGMENT_BYTES", request.param)
-    monkeypatch.setattr(summaries, "LET_BE", 0)
+    monkeypatch.setattr(summary, "LET_BE", 0)
 
 
 SMALL = [

@@ -9,7 +9,7 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.identity import warning_id
 from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, Spool, Status, Unreadable
-from relay.spool.log import facts, segments, summaries
+from relay.spool.log import facts, segments, summary
 from relay.spool.log.layout import segment_of
 from relay.spool.log.record import New, encode_group, mark_of
 from tests.fakes.disk import ModelDisk
@@ -211,7 +211,7 @@ def test_mail_behind_a_summary_is_read_from_the_log() -> None:
 
 def test_segments_whose_mail_waits_get_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
-    monkeypatch.setattr(summaries, "LET_BE", 1)
+    monkeypatch.setattr(summary, "LET_BE", 1)
     engine = log_on_the_model()
     spool, intake = recovered(engine), engine.intake()
     queue_ids = []

@@ -8,13 +8,13 @@ import pytest
 
 from relay.spool.durable import RealDisk, opened
 from relay.spool.finding import Inspection
-from relay.spool.headroom import HEADROOM_BYTES, NoHeadroom
 from relay.spool.interface import INLINE_BYTES
 from relay.spool.log.facts import GONE as GONE_RECORD
 from relay.spool.log.inspection import LogInspector
 from relay.spool.log.intake import LogIntake
 from relay.spool.log.layout import segment_of
 from relay.spool.log.record import New, encode_group, mark_of
+from relay.spool.root.headroom import HEADROOM_BYTES, NoHeadroom
 from tests.fakes.denying import BROKEN, GONE, TOO_MANY, Denying
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import BOUNCED, CONTENT, ENVELOPE, RELAYED, accept, note, recovered, taken
@@ -262,10 +262,12 @@ def test_a_silent_write_of_long_content_is_noticed() -> None:
     engine = log_on_the_model()
     recovered(engine)
     intake, view = listener(engine)
-    for nth in (2, 3):
+    for nth, is_spilled in [(1, False), (1, True), (2, True), (3, True), (4, True)]:
         draft = intake.draft()
         draft.append(LONG)
         view.fail(Fault(nth, 0, is_silent=True, kinds=frozenset({"write"}), path="/long"))
+        if is_spilled:
+            intake.spill(draft)
         (error,) = intake.accept([(draft, ENVELOPE)])
         assert isinstance(error, OSError)
     assert engine.names("long") == []

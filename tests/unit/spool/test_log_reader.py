@@ -17,7 +17,7 @@ from relay.spool.log.record import (
 )
 from relay.spool.log.stream_reader import Damage, groups, pieces
 from relay.spool.log.stream_writer import Position, decode_position, encode_position
-from relay.spool.maildir import message_file
+from relay.spool.message import message_file
 from tests.unit.spool.engine import ENVELOPE
 from tests.unit.spool.log_engine import window_on
 

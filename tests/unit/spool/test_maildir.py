@@ -15,8 +15,7 @@ from relay.spool.identity import report_id
 from relay.spool.interface import SpoolBusy, Totals
 from relay.spool.maildir import ledger_file, recovery
 from relay.spool.maildir.engine import MaildirSpool
-from relay.spool.maildir.intake import prepare
-from relay.spool.maildir.layout import FORMAT
+from relay.spool.maildir.layout import FORMAT, prepare
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.conformance import Conformance
 from tests.unit.spool.engine import (
@@ -189,7 +188,8 @@ def test_listeners_in_two_processes_fill_one_spool(tmp_path: Path) -> None:
     program = (
         "import sys; from relay.clock import SystemClock; from relay.mail.envelope import Envelope;"
         "from relay.spool.durable import RealDisk;"
-        "from relay.spool.maildir.intake import MaildirIntake, prepare;"
+        "from relay.spool.maildir.intake import MaildirIntake;"
+        "from relay.spool.maildir.layout import prepare;"
         "disk = RealDisk(); prepare(sys.argv[1], disk);"
         "intake = MaildirIntake(sys.argv[1], disk, SystemClock())\n"
         "for number in range(40):\n"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret, asked_of
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.interface import Corrupt, Status
-from relay.spool.maildir import message_file
+from relay.spool.message import message_file
 
 QUEUE_ID = QueueId("0123456789abcdef")
 CONTENT = b"Subject: T\r\n\r\nTo do, Done, Failed.\r\n"
@@ -59,7 +59,7 @@ def encoded(envelope: Envelope = ENVELOPE, content: bytes = CONTENT, queue_id: Q
 def decoded(
     raw: bytes, queue_id: QueueId = QUEUE_ID
 ) -> tuple[message_file.Header, message_file.Opened, bytes]:
-    """Read a file as relay.spool.maildir.files does."""
+    """Read a file as relay.spool.message.files does."""
     header = message_file.decode_header(raw[: message_file.HEADER_BYTES])
     if len(raw) != header.file_bytes:
         raise Corrupt("length")

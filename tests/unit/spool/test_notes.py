@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
 from relay.spool.interface import Note
-from relay.spool.maildir import notes
+from relay.spool.maildir import notes_file
 from relay.spool.maildir.layout import Layout
+from relay.spool.message import notes
 from tests.fakes.disk import Fault, ModelDisk
 
 LAYOUT = Layout("/spool")
@@ -43,10 +44,10 @@ written = st.builds(
 def test_the_last_word_on_each_recipient_is_read_back(batches: list[list[Note]]) -> None:
     disk, expected = bare(), dict[int, Note]()
     for batch in batches:
-        notes.append(disk, LAYOUT, {QUEUE_ID: batch, OTHER: [note(9)]})
+        notes_file.append(disk, LAYOUT, {QUEUE_ID: batch, OTHER: [note(9)]})
         expected.update({one.index: one for one in batch})
 
-    assert notes.read(disk, LAYOUT, QUEUE_ID) == [expected[index] for index in sorted(expected)]
+    assert notes_file.read(disk, LAYOUT, QUEUE_ID) == [expected[index] for index in sorted(expected)]
 
 
 def told(index: int, text: str = "450 later", at_ns: int = 7) -> Note:
@@ -56,10 +57,10 @@ def told(index: int, text: str = "450 later", at_ns: int = 7) -> Note:
 def test_the_last_reply_of_each_deferred_recipient_is_kept_and_counted() -> None:
     disk = bare()
     for attempt in range(3):
-        notes.keep(disk, LAYOUT, QUEUE_ID, [told(0, f"450 {attempt}"), told(1, "452 Mailbox full")], 3)
-    notes.append(disk, LAYOUT, {QUEUE_ID: [note(0), Note(2, "5.7.1", "operator", "away", None, 9)]})
+        notes_file.keep(disk, LAYOUT, QUEUE_ID, [told(0, f"450 {attempt}"), told(1, "452 Mailbox full")], 3)
+    notes_file.append(disk, LAYOUT, {QUEUE_ID: [note(0), Note(2, "5.7.1", "operator", "away", None, 9)]})
 
-    found = notes.read(disk, LAYOUT, QUEUE_ID)
+    found = notes_file.read(disk, LAYOUT, QUEUE_ID)
     assert [(one.index, one.reason, one.diagnostic, one.attempts) for one in found] == [
         (0, "bounced", "550 no", 4),
         (1, "deferred", "452 Mailbox full", 3),
@@ -68,118 +69,118 @@ def test_the_last_reply_of_each_deferred_recipient_is_kept_and_counted() -> None
 
 
 def test_replies_are_bounded_and_reasons_stay() -> None:
-    disk, most = bare(), notes.MOST_BYTES + 2 * notes.MOST_BYTES_EACH
-    notes.append(disk, LAYOUT, {QUEUE_ID: [note(1)]})
+    disk, most = bare(), notes_file.MOST_BYTES + 2 * notes_file.MOST_BYTES_EACH
+    notes_file.append(disk, LAYOUT, {QUEUE_ID: [note(1)]})
     for attempt in range(400):
-        notes.keep(disk, LAYOUT, QUEUE_ID, [told(0, "450 " + "x" * 5000, attempt)], 2)
+        notes_file.keep(disk, LAYOUT, QUEUE_ID, [told(0, "450 " + "x" * 5000, attempt)], 2)
         assert len(disk.peek(PATH)) <= most
     failed = Note(0, "5.4.7", "expired", "450 x", None, 9)
-    notes.append(disk, LAYOUT, {QUEUE_ID: [failed]})
+    notes_file.append(disk, LAYOUT, {QUEUE_ID: [failed]})
 
-    assert notes.read(disk, LAYOUT, QUEUE_ID) == [failed, note(1)]
-    assert notes.read(disk, LAYOUT, QUEUE_ID)[0].attempts == 401
+    assert notes_file.read(disk, LAYOUT, QUEUE_ID) == [failed, note(1)]
+    assert notes_file.read(disk, LAYOUT, QUEUE_ID)[0].attempts == 401
     assert max(map(len, disk.peek(PATH).split(b"\n"))) < 2 * notes.LONGEST_REPLY
 
 
 def test_no_crash_of_a_shortening_loses_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notes, "MOST_BYTES", 0)
+    monkeypatch.setattr(notes_file, "MOST_BYTES", 0)
     disk = bare()
-    notes.append(disk, LAYOUT, {QUEUE_ID: [note(1)]})
+    notes_file.append(disk, LAYOUT, {QUEUE_ID: [note(1)]})
     seen: list[ModelDisk] = []
     disk.before = lambda _step: seen.append(ModelDisk(disk.platter.copy()))
-    notes.keep(disk, LAYOUT, QUEUE_ID, [told(0)], 0)
+    notes_file.keep(disk, LAYOUT, QUEUE_ID, [told(0)], 0)
     disk.before = None
 
     images = [image for instant in seen for image in (*instant.prefixes(), instant.after_kill())]
     assert len(images) > 10
-    assert all(note(1) in notes.read(image, LAYOUT, QUEUE_ID) for image in images)
+    assert all(note(1) in notes_file.read(image, LAYOUT, QUEUE_ID) for image in images)
     for image in images:
         # What it left of its draft is in nobody's way.
-        notes.keep(image, LAYOUT, QUEUE_ID, [told(0)], 0)
-        assert notes.read(image, LAYOUT, QUEUE_ID) == [told(0), note(1)]
+        notes_file.keep(image, LAYOUT, QUEUE_ID, [told(0)], 0)
+        assert notes_file.read(image, LAYOUT, QUEUE_ID) == [told(0), note(1)]
 
 
 def test_a_strangers_draft_of_notes_is_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notes, "MOST_BYTES", 0)
+    monkeypatch.setattr(notes_file, "MOST_BYTES", 0)
     disk = bare()
     disk.plant(LAYOUT.file("notes.new"), b"mine")
     with pytest.raises(OSError, match="not written by us"):
-        notes.keep(disk, LAYOUT, QUEUE_ID, [told(0)], 0)
+        notes_file.keep(disk, LAYOUT, QUEUE_ID, [told(0)], 0)
 
     assert disk.peek(LAYOUT.file("notes.new")) == b"mine"
-    assert notes.read(disk, LAYOUT, QUEUE_ID) == [told(0)]
+    assert notes_file.read(disk, LAYOUT, QUEUE_ID) == [told(0)]
 
 
 def test_long_notes_that_cannot_be_read_stay_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notes, "MOST_BYTES", 0)
+    monkeypatch.setattr(notes_file, "MOST_BYTES", 0)
     disk = bare()
     disk.fail(Fault(1, errno.EIO, kinds=frozenset({"read"})))
-    notes.keep(disk, LAYOUT, QUEUE_ID, [told(0)], 0)
+    notes_file.keep(disk, LAYOUT, QUEUE_ID, [told(0)], 0)
 
     assert disk.has_failed
-    assert notes.read(disk, LAYOUT, QUEUE_ID) == [told(0)]
+    assert notes_file.read(disk, LAYOUT, QUEUE_ID) == [told(0)]
 
 
 def test_notes_are_durable_where_only_the_name_was_not() -> None:
     disk = bare()
     disk.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_directory"})))
     with pytest.raises(OSError, match="Input/output"):
-        notes.append(disk, LAYOUT, {QUEUE_ID: [note(0)]})
+        notes_file.append(disk, LAYOUT, {QUEUE_ID: [note(0)]})
     # Killed here: the next sender sees the file, and no disk has its name.
     after = disk.after_kill()
-    notes.append(after, LAYOUT, {QUEUE_ID: [note(1)]})
+    notes_file.append(after, LAYOUT, {QUEUE_ID: [note(1)]})
 
     for image in after.prefixes():
-        assert notes.read(image, LAYOUT, QUEUE_ID) == [note(0), note(1)]
+        assert notes_file.read(image, LAYOUT, QUEUE_ID) == [note(0), note(1)]
 
 
 def test_every_torn_end_loses_only_what_was_not_durable() -> None:
     disk = bare()
-    notes.append(disk, LAYOUT, {QUEUE_ID: [note(0), note(1, "x" * 600)]})
+    notes_file.append(disk, LAYOUT, {QUEUE_ID: [note(0), note(1, "x" * 600)]})
     whole = disk.peek(PATH)
-    notes.append(disk, LAYOUT, {QUEUE_ID: [note(2)]})
+    notes_file.append(disk, LAYOUT, {QUEUE_ID: [note(2)]})
     longer = disk.peek(PATH)
     for length, filler in itertools.product(range(len(whole), len(longer)), (b"", b"\0" * 40)):
         disk.poke(PATH, longer[:length] + filler)
-        found = notes.read(disk, LAYOUT, QUEUE_ID)
+        found = notes_file.read(disk, LAYOUT, QUEUE_ID)
         assert found[:2] == [note(0), note(1, "x" * 600)]
-        notes.append(disk, LAYOUT, {QUEUE_ID: [note(3)]})
-        assert note(3) in notes.read(disk, LAYOUT, QUEUE_ID)
+        notes_file.append(disk, LAYOUT, {QUEUE_ID: [note(3)]})
+        assert note(3) in notes_file.read(disk, LAYOUT, QUEUE_ID)
 
 
 def test_half_a_line_that_a_full_disk_left_swallows_nothing() -> None:
     disk = bare()
     disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"write"}), is_short=True))
     with pytest.raises(OSError, match="No space"):
-        notes.append(disk, LAYOUT, {QUEUE_ID: [note(0)]})
-    notes.append(disk, LAYOUT, {QUEUE_ID: [note(0)]})
+        notes_file.append(disk, LAYOUT, {QUEUE_ID: [note(0)]})
+    notes_file.append(disk, LAYOUT, {QUEUE_ID: [note(0)]})
 
-    assert notes.read(disk, LAYOUT, QUEUE_ID) == [note(0)]
+    assert notes_file.read(disk, LAYOUT, QUEUE_ID) == [note(0)]
 
 
 @given(st.binary(max_size=200))
 def test_damage_costs_notes_and_nothing_else(junk: bytes) -> None:
     disk = bare()
-    notes.append(disk, LAYOUT, {QUEUE_ID: [note(0)]})
+    notes_file.append(disk, LAYOUT, {QUEUE_ID: [note(0)]})
     disk.poke(PATH, junk + b"\n" + disk.peek(PATH))
 
-    assert notes.read(disk, LAYOUT, QUEUE_ID)[-1] == note(0)
+    assert notes_file.read(disk, LAYOUT, QUEUE_ID)[-1] == note(0)
 
 
 def test_a_file_that_cannot_be_read_at_once_is_asked_again() -> None:
     disk = bare()
-    notes.append(disk, LAYOUT, {QUEUE_ID: [note(0)]})
+    notes_file.append(disk, LAYOUT, {QUEUE_ID: [note(0)]})
     disk.fail(Fault(1, errno.EIO, kinds=frozenset({"open"})))
 
-    assert notes.read(disk, LAYOUT, QUEUE_ID) == [note(0)]
+    assert notes_file.read(disk, LAYOUT, QUEUE_ID) == [note(0)]
     assert disk.has_failed
 
 
 def test_unreadable_notes_hold_up_no_report_our_own_lack_does() -> None:
     disk = bare()
     disk.plant(PATH, kind="folder")
-    assert notes.read(disk, LAYOUT, QUEUE_ID) == []
-    assert notes.read(disk, LAYOUT, OTHER) == []
+    assert notes_file.read(disk, LAYOUT, QUEUE_ID) == []
+    assert notes_file.read(disk, LAYOUT, OTHER) == []
     disk.fail(Fault(1, errno.EMFILE, kinds=frozenset({"open"})))
     with pytest.raises(OSError, match="Too many open files"):
-        notes.read(disk, LAYOUT, QUEUE_ID)
+        notes_file.read(disk, LAYOUT, QUEUE_ID)

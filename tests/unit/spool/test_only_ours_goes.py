@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.headroom import RESERVE_BYTES
 from relay.spool.maildir.layout import Layout
 from relay.spool.maildir.ledger_file import LedgerFile
-from relay.spool.maildir.message_file import HEADER_BYTES
-from relay.spool.maildir.notes import append
+from relay.spool.maildir.notes_file import append
+from relay.spool.message.message_file import HEADER_BYTES
+from relay.spool.root.headroom import RESERVE_BYTES
 from tests.fakes.disk import ModelDisk
 from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, again, note, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model

@@ -3,11 +3,11 @@
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.maildir import recent
-from relay.spool.maildir.files import read
-from relay.spool.maildir.message_file import Opened
-from relay.spool.maildir.recent import Recent
-from relay.spool.quarantine import describe
+from relay.spool.message import recent
+from relay.spool.message.files import read
+from relay.spool.message.message_file import Opened
+from relay.spool.message.recent import Recent
+from relay.spool.root.quarantine import describe
 from tests.unit.spool.engine import ENVELOPE, accept, recovered, taken
 from tests.unit.spool.maildir_engine import on_the_model
 

@@ -14,8 +14,8 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.durable import RealDisk
 from relay.spool.interface import Entry, Recovery, Status, Totals
-from relay.spool.log import engine as log_engine
-from relay.spool.log import segments, summaries
+from relay.spool.log import recovery as log_recovery
+from relay.spool.log import segments, summary
 from relay.spool.maildir import ledger_file, recovery
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Model
@@ -181,9 +181,9 @@ def test_what_was_counted_out_is_not_forgotten_before_it_is_read(
 def test_a_start_of_the_log_beside_other_work_loses_nothing(
     name: str, segment_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_engine, "RECOVERED_AT_ONCE", 1)
+    monkeypatch.setattr(log_recovery, "RECOVERED_AT_ONCE", 1)
     monkeypatch.setattr(segments, "SEGMENT_BYTES", segment_bytes)
-    monkeypatch.setattr(summaries, "LET_BE", 0)
+    monkeypatch.setattr(summary, "LET_BE", 0)
     rng = random.Random(name)
     snapshots = run_of(name, Model.ANY_SUBSET, engine=LOG)
     for snapshot in rng.sample(snapshots, min(6, len(snapshots))):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.spool.durable import RealDisk
-from relay.spool.trigger import Trigger
+from relay.spool.root.trigger import Trigger
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from relay.mail.envelope import QueueId
 from relay.spool.interface import Absent, Corrupt, Status, Unreadable
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.layout import Layout
-from relay.spool.quarantine import Quarantine
+from relay.spool.root.quarantine import Quarantine
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, content_of, taken

@@ -6,8 +6,9 @@ import pytest
 
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.interface import Corrupt, Note
-from relay.spool.maildir import message_file, notes
+from relay.spool.maildir import notes_file
 from relay.spool.maildir.layout import Layout
+from relay.spool.message import message_file
 from tests.fakes.disk import ModelDisk
 
 QUEUE_ID = QueueId("0123456789abcdef")
@@ -64,9 +65,9 @@ def test_a_fact_of_another_type_makes_a_message_corrupt(line: bytes) -> None:
 def test_a_note_of_another_type_costs_itself_alone(changed: dict[str, object]) -> None:
     disk = ModelDisk()
     disk.make_directory(LAYOUT.folder("bounce"))
-    notes.append(disk, LAYOUT, {QUEUE_ID: [NOTE]})
+    notes_file.append(disk, LAYOUT, {QUEUE_ID: [NOTE]})
     whole = disk.peek(LAYOUT.notes(QUEUE_ID))
     line = json.dumps(json.loads(whole) | {"index": 1} | changed).encode()
     disk.poke(LAYOUT.notes(QUEUE_ID), line + b"\n" + DEEP + b"\n" + whole)
 
-    assert notes.read(disk, LAYOUT, QUEUE_ID) == [NOTE]
+    assert notes_file.read(disk, LAYOUT, QUEUE_ID) == [NOTE]

@@ -49,6 +49,12 @@ class NoHeadroom(OSError):  # noqa: N818 - a state of the disk
         super().__init__(errno.ENOSPC, why)
 
 
+def leave_headroom(free: tuple[int, int | None], wanted_bytes: int) -> None:
+    """Raise NoHeadroom where no new message of so many bytes may be stored, given what is free."""
+    if (why := why_no_room(free, wanted_bytes)) is not None:
+        raise NoHeadroom(why)
+
+
 @functools.cache
 def _noise() -> bytes:
     """Return what the reserve holds: some file systems give no blocks to zeros."""

@@ -14,10 +14,10 @@ from itertools import chain
 
 from relay.mail.envelope import QueueId
 from relay.mail.text import clean
-from relay.spool import foreign
 from relay.spool.durable import Disk, opened, why_a_strangers
 from relay.spool.interface import SetAside
 from relay.spool.os_errors import is_about_the_file, is_not_now
+from relay.spool.root import foreign
 
 LONGEST_NAME_BYTES = 250
 _LEFT = "left where it is, and tried again within the hour"
@@ -80,7 +80,7 @@ class Quarantine:
     def move_unusable(self, path: str, error: OSError, prefix: str) -> None:
         """Move it, or leave it if the disk only fails now.  Raises an error about us or the disk itself."""
         if is_not_now(error):
-            self.tell_once(prefix + path.rpartition("/")[2], f"cannot be read, and is left: {error.strerror}")
+            self.tell_unread(prefix + path.rpartition("/")[2], error)
         else:
             self.move(path, foreign.why_unusable(error), prefix)
 
@@ -113,6 +113,9 @@ class Quarantine:
         if name not in self._told:
             self._told.add(name)
             self._on_corrupt(describe(name), fault)
+
+    def tell_unread(self, name: str, error: OSError) -> None:
+        self.tell_once(name, f"cannot be read, and is left: {error.strerror}")
 
     def recount(self) -> list[str]:
         """Count anew what is in corrupt/ or was left elsewhere; return the first."""

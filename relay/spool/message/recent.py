@@ -10,7 +10,7 @@ Assumes: one thread, but for `whole`.
 from collections import OrderedDict
 
 from relay.mail.envelope import QueueId
-from relay.spool.maildir.message_file import Opened
+from relay.spool.message.message_file import Opened
 
 MOST = 2048
 MOST_BYTES = 16 * 1024 * 1024

@@ -6,12 +6,14 @@ what is queued; a dying process gives it back (flock).  Whoever finds it taken i
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from relay.spool.durable import Disk, opened, sync_above
 from relay.spool.interface import SpoolBusy
 from relay.spool.replacing import put_in_place
+from relay.spool.root.headroom import Reserve
+from relay.spool.root.quarantine import Quarantine, make_trigger
 
 
 def format_of(root: str, disk: Disk) -> bytes | None:
@@ -48,8 +50,26 @@ def prepare_root(root: str, disk: Disk, form: bytes, folders: Sequence[str]) -> 
             pass
 
 
-def take_lock(root: str, disk: Disk) -> int:
-    """Return the lock's descriptor.  Raises SpoolBusy, naming the holder."""
+def take_root(
+    root: str, disk: Disk, on_corrupt: Callable[[str, str], None]
+) -> tuple[int, Quarantine, Reserve]:
+    """Take a spool that was prepared; return the lock's descriptor.  Raises SpoolBusy, which says who has it.
+
+    `on_corrupt` is told the name and the fault of each thing that is set aside.
+    """
+    lock_fd = _take_lock(root, disk)
+    aside = Quarantine(disk, root, on_corrupt)
+    try:
+        make_trigger(disk, root, aside)
+    except BaseException:
+        disk.close(lock_fd)
+        raise
+    reserve = Reserve(root, disk)
+    reserve.keep()
+    return lock_fd, aside, reserve
+
+
+def _take_lock(root: str, disk: Disk) -> int:
     # Another file's lock, for no longer than this takes: who finds the spool taken finds whose it is too.
     # Waiting, it never comes back without one.
     naming = cast("int", disk.lock(f"{root}/format", wait=True))

@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 from relay.mail.age import BootsRecord
 from relay.spool.durable import SECTOR_BYTES, Disk, opened, why_a_strangers
-from relay.spool.headroom import is_reserve
 from relay.spool.kept_format import KeptFormat
 from relay.spool.os_errors import is_about_the_file
+from relay.spool.root.headroom import is_reserve
 
+NOT_OUR_NAME = "not a name that we give"
 LARGEST_BYTES = 256 * 1024 * 1024
 """No ledger and no notes of ours are a tenth of this; reading more would be a memory bomb."""
 BOOTS_FORMAT = KeptFormat(BootsRecord, "boots", BootsRecord.fault)

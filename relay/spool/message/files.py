@@ -1,25 +1,23 @@
-"""Message files on the disk: read, marked, listed; and what an error of the disk says of one.
+"""Message files on the disk: read and listed; and what an error of the disk says of one.
 
-Guarantees: what is returned matched every length, checksum and id; any other file is `Corrupt`.  No
-byte is written into a file that is not the message that was read, or whose recipients changed.
+Guarantees: what is returned matched every length, checksum and id; any other file is `Corrupt`.
 OSError for a lack of our own (descriptors, memory) says nothing about the file.  Nor does Unreadable,
 where the disk gives no bytes: they may come the next time, so the message keeps its place.
 """
 
 import contextlib
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 
 from relay.mail.envelope import QueueId
 from relay.mail.header import message_id_of
 from relay.queue.sorting import Sorter
 from relay.spool.durable import Disk, FileStatus, opened, why_of_its_status
-from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, SetAside, SpoolFault, Status, Unreadable
-from relay.spool.maildir import message_file
-from relay.spool.maildir.layout import Layout
-from relay.spool.maildir.message_file import Opened
+from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, SetAside, Unreadable
+from relay.spool.message import message_file
+from relay.spool.message.message_file import Opened
 from relay.spool.os_errors import is_not_now, is_our_own_lack
-from relay.spool.quarantine import describe, subject_name
+from relay.spool.root.quarantine import Quarantine, describe, subject_name
 
 LISTED_BYTES = 64 * 1024
 """Content up to here is checked for a listing; `relay fsck` checks all of it."""
@@ -62,7 +60,7 @@ def read(
         if is_new and not disk.lock_open(fd):
             raise StillArriving
         status = _status_of_ours(disk, fd, path)
-        return _read(disk, fd, status, queue_id, with_content=with_content, sorter=sorter)
+        return read_open(disk, fd, status, queue_id, with_content=with_content, sorter=sorter)
 
 
 def read_again(disk: Disk, path: str, known: Opened) -> None:
@@ -85,7 +83,7 @@ def read_again(disk: Disk, path: str, known: Opened) -> None:
 def stream(disk: Disk, path: str, queue_id: QueueId) -> Iterator[bytes]:
     """Yield the content in chunks; raises Corrupt before the last one if any octet is wrong."""
     with _faults_of_the_file(), opened(disk, disk.open_read(path)) as fd:
-        header = _read(disk, fd, disk.status(fd), queue_id, with_content=False).header
+        header = read_open(disk, fd, disk.status(fd), queue_id).header
         crc, held_back = 0, b""
         for offset in range(0, header.content_bytes, INLINE_BYTES):
             size = min(INLINE_BYTES, header.content_bytes - offset)
@@ -99,113 +97,15 @@ def stream(disk: Disk, path: str, queue_id: QueueId) -> Iterator[bytes]:
         yield held_back
 
 
-def write_marks_again(disk: Disk, found: Sequence[tuple[str, Opened]]) -> None:
-    """Make every status byte that was read durable.  Raises OSError.
-
-    A killed sender or a failed sync may have left it in the page cache only, as clean; so it is written
-    again before the sync.  Each byte is read anew from the very file that it is written to: no recipient
-    is marked who was not.
-    """
-    with contextlib.ExitStack() as stack:
-        fds = []
-        for path, message in found:
-            if message.statuses.count(Status.TODO) == len(message.statuses):
-                continue
-            fds.append(stack.enter_context(opened(disk, disk.open_update(path))))
-            try:
-                there = _read(disk, fds[-1], disk.status(fds[-1]), message.queue_id, with_content=False)
-            except Corrupt:
-                continue  # replaced since it was read: it is set aside when its turn comes
-            for index, status in enumerate(there.statuses):
-                if status is not Status.TODO:
-                    disk.write_at(fds[-1], there.mark_of(index), there.offsets[index])
-            with contextlib.suppress(OSError):
-                # Writing took away the hint that `postpone` left.
-                disk.set_modified_at_ns(fds[-1], message.modified_at_ns)
-        for error in disk.sync_each(fds, content_only=True):
-            if error is not None:
-                raise error
+def set_aside_files(
+    disk: Disk, aside: Quarantine, most: int, tried_again: Collection[str] = ()
+) -> list[SetAside]:
+    """Return the first `most` of what was left where it is, or is in corrupt/.  Raises OSError."""
+    left = aside.left(most, tried_again)
+    return left + [_listed(disk, path) for path in aside.paths(most - len(left))]
 
 
-def verify_marks(disk: Disk, fd: int, known: Opened, marks: Mapping[int, Status]) -> None:
-    """Look whether a file still has these recipients, to do or marked so already.
-
-    Raises Corrupt where it changed under us, SpoolFault for a recipient who is known to
-    have another fate: that would be a fault of ours, which no file explains.
-    """
-    if disk.size(fd) != known.header.file_bytes:
-        raise Corrupt("its length changed while it was being sent")
-    for index, status in marks.items():
-        found = _mark_on_disk(disk, fd, known, index)
-        if found in (Status.TODO.value, status.value):
-            continue
-        if status.is_reported and found == status.value.lower() and known.statuses[index] is status:
-            # Its sender was told; where a lack of ours kept the sync of that off, it is not known of yet.
-            continue
-        if found == known.mark_of(index):
-            raise SpoolFault(f"{known.queue_id}: recipient {index} is {known.statuses[index].name} already")
-        raise Corrupt(f"the line of recipient {index} changed while it was being sent")
-
-
-def _mark_on_disk(disk: Disk, fd: int, known: Opened, index: int) -> bytes | None:
-    """Return a recipient's status byte; None where the line is not that recipient's."""
-    line = known.envelope.recipients[index].encode() + b"\n"
-    found = disk.pread(fd, len(line) + 1, known.offsets[index])
-    return found[:1] if found[1:] == line else None
-
-
-def write_marks(disk: Disk, fd: int, known: Opened, marks: Mapping[int, Status]) -> Iterator[Status]:
-    """Set status bytes in file and memory; yield each that was TODO once it is set."""
-    for index, status in marks.items():
-        if index in known.reported:
-            continue
-        disk.write_at(fd, status.value, known.offsets[index])
-        before, known.statuses[index] = known.statuses[index], status
-        if before is Status.TODO:
-            yield status
-
-
-def mark_reported(disk: Disk, fd: int, known: Opened, told: Sequence[int]) -> None:
-    """Write down durably that the sender was told of recipients, the first of them last.
-
-    The report's id follows from the first one, so whatever of this a crash leaves leads to that report.
-    Raises Corrupt where the file changed under us.
-    """
-    first, others, hint_ns = told[0], told[1:], disk.status(fd).modified_at_ns
-    for some in (others, (first,)):
-        for index in some:
-            mark = known.statuses[index].value
-            if _mark_on_disk(disk, fd, known, index) not in (mark, mark.lower()):
-                raise Corrupt(f"the line of recipient {index} changed while its sender was told")
-            disk.write_at(fd, mark.lower(), known.offsets[index])
-        if some:
-            # Crash here: the first is not marked, and the report is found by it.
-            disk.sync_content(fd)
-            known.reported.update(some)
-    with contextlib.suppress(OSError):
-        # Writing took away the hint that `postpone` left.
-        disk.set_modified_at_ns(fd, hint_ns)
-
-
-def write_warned(disk: Disk, fd: int, known: Opened) -> None:
-    """Write down that the sender was told of the delay.  Raises Corrupt for the file of another message."""
-    found = message_file.decode_header(disk.pread(fd, message_file.HEADER_BYTES, 0))
-    if not found.is_of_the_same_as(known.header):
-        raise Corrupt("it is the file of another message")
-    disk.write_at(fd, message_file.WARNED_BYTE, message_file.WARNED_OFFSET)
-
-
-def is_published(disk: Disk, layout: Layout, queue_id: QueueId) -> bool:
-    """Return whether a report is there, durably.  Raises OSError."""
-    for place in (layout.accepted, layout.queued, layout.held):
-        if disk.inode(place(queue_id)) is not None:
-            # Who put it there may have been killed before its name was durable.
-            disk.sync_directory(place(queue_id).rpartition("/")[0])
-            return True
-    return False
-
-
-def listed(disk: Disk, path: str) -> SetAside:
+def _listed(disk: Disk, path: str) -> SetAside:
     """Return what a listing shows of a file in corrupt/; what is wrong with it is part of that."""
     name = path.rpartition("/")[2]
     shown, size_bytes, modified_at_ns = describe(name), 0, 0
@@ -251,15 +151,16 @@ def _status_of_ours(disk: Disk, fd: int, path: str) -> FileStatus:
     return status
 
 
-def _read(
+def read_open(
     disk: Disk,
     fd: int,
     status: FileStatus,
     queue_id: QueueId,
     *,
-    with_content: bool,
+    with_content: bool = False,
     sorter: Sorter | None = None,
 ) -> Opened:
+    """Read and check an open file.  Raises Corrupt, OSError."""
     # No more than there is: to find the end of the file would cost a call more.
     first = disk.pread(fd, min(_FIRST_READ_BYTES, status.size_bytes), 0)
     header = _header(status, first)
