@@ -3,6 +3,7 @@
 Nothing here knows how an engine keeps its messages: only relay.spool.interface.
 """
 
+import random
 from collections.abc import Callable
 from typing import Protocol
 
@@ -64,6 +65,10 @@ class OnModel(Protocol):
 
     def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
         """Start a listener on a view of the disk, in a spool that is there."""
+        ...
+
+    def vary(self, rng: random.Random) -> None:
+        """Draw what may be chosen of the engine, as how long its files are, for the rest of the process."""
         ...
 
     def drafts(self, disk: ModelDisk) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk, RealDisk, opened
 from relay.spool.interface import Intake
+from relay.spool.log import segments, summaries
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
 from relay.spool.log.layout import LogLayout, draft_of, prepare, segment_of
@@ -14,6 +15,9 @@ from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record, mark_of
 from relay.spool.log.stream_reader import SegmentReader, pieces
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
+
+LENGTHS = ((segments.SEGMENT_BYTES, summaries.LET_BE), (600, 0), (1, 0))
+"""Of segments, and how many may be without a summary."""
 
 
 class LogEngine:
@@ -87,6 +91,10 @@ class LogOnModel:
 
     def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
         return LogIntake(self.root, disk, clock, chance)
+
+    def vary(self, rng: random.Random) -> None:
+        """Let segments be as long as ever, or so short that they end, are copied and go all the time."""
+        segments.SEGMENT_BYTES, summaries.LET_BE = rng.choice(LENGTHS)
 
     def drafts(self, disk: ModelDisk) -> list[str]:
         return [name for name in disk.names(f"{self.root}/long") if draft_of(name)]

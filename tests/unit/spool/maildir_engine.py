@@ -86,6 +86,9 @@ class MaildirOnModel:
     def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
         return MaildirIntake(self.root, disk, clock, chance)
 
+    def vary(self, rng: random.Random) -> None:
+        """Nothing: a message is a file."""
+
     def drafts(self, disk: ModelDisk) -> list[str]:
         return disk.names(f"{self.root}/tmp")
 
