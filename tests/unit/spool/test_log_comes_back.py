@@ -1,5 +1,6 @@
 """Mail of a log that ended is not relayed again, and mail that was accepted is not removed by a start."""
 
+import contextlib
 import errno
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from relay.spool.log.layout import SegmentName, stream_of
 from relay.spool.log.segments import Segments, place_of
 from tests.fakes.disk import Fault
 from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, again, recovered, taken
-from tests.unit.spool.log_engine import log_on_the_kernel, log_on_the_model
+from tests.unit.spool.log_engine import LogEngine, log_on_the_kernel, log_on_the_model
 from tests.unit.spool.recovering import recover
 from tests.unit.spool.test_log_attacked import end
 from tests.unit.spool.test_log_damage import drop_summaries, model_of
@@ -127,3 +128,40 @@ def test_a_start_without_room_to_tidy_up_comes_to_its_end() -> None:
     spool.close()
     recover(engine.start())
     assert all("sender." in path for path in engine.segments())
+
+
+def test_a_group_given_up_is_not_back_once_the_next_segment_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = log_on_the_model()
+    spool, view = sender(engine)
+    kept, intake = accept(engine.intake()), engine.intake()
+    ended = accept(intake)
+    assert isinstance(intake, LogIntake)
+    intake.close()
+    taken(spool)
+    spool.hold(kept)
+    spool.commit()
+    (first,) = [path for path in engine.segments() if "/sender." in path]
+    # Its group stays behind what counts of the first segment, as no room is there to cut it off either.
+    view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"sync_content", "truncate"}), forever=True))
+    warning = warning_id(ended)
+    assert spool.publish_report(warning, ENVELOPE, CONTENT)
+    with contextlib.suppress(SpoolFull):
+        spool.commit()
+    view.heal()
+    end(spool, ended)
+    assert taken(spool) == [warning]
+    end(spool, warning)
+    before = engine.segments()
+    # What said so, and that the first one counts no further, is needed no more.
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
+    late = accept(engine.intake())
+    assert taken(spool) == [late]
+    spool.hold(late)
+    spool.commit()
+    there = engine.segments()
+    assert first in there
+    assert [path for path in before if path not in there and "/sender." in path]
+
+    again_there = LogEngine(engine.root, model_of(engine).after_kill()).start()
+    assert warning not in {entry.queue_id for entry in recover(again_there).entries}
+    assert again_there.totals().relayed == 6
