@@ -53,6 +53,8 @@ class Stream:
         self.highest = 0
         self.read = 0
         """Messages that were read."""
+        self.is_unheard = False
+        """Its writer lives, and a start could not be told how far its mail is accepted."""
         self.waiting: deque[tuple[Record, int]] = deque()
         """Messages that were read and not taken, and their places."""
 
@@ -99,8 +101,8 @@ class Streams:
 
     @property
     def are_read(self) -> bool:
-        """Whether of each stream with segments something was read: else what it announces could not be."""
-        return all(each.is_over or each.read or not each.highest for each in self._streams.values())
+        """Whether a start read all that there was of each stream."""
+        return not any(stream.is_unheard for stream in self._streams.values())
 
     @property
     def waiting(self) -> int:
@@ -227,7 +229,12 @@ class Streams:
 
     def _read(self, stream: Stream, most: int) -> None:
         """Read on until so many messages wait, or there are no more now."""
-        if stream.is_over or (announced := self._announced(stream)) == NOTHING:
+        if stream.is_over:
+            return
+        announced = self._announced(stream)
+        if self._is_starting:
+            stream.is_unheard = announced == NOTHING and stream.highest > 0
+        if announced == NOTHING:
             return
         while stream.numbers and len(stream.waiting) < most:
             part = self._part(stream, announced)

@@ -23,13 +23,14 @@ LENGTHS = ((segments.SEGMENT_BYTES, summaries.LET_BE), (600, 0), (1, 0))
 class LogEngine:
     """One spool; every sender and listener gets a view of the disk of its own."""
 
-    def __init__(self, root: str, disk: Disk) -> None:
+    def __init__(self, root: str, disk: Disk, first_intake: int = 0) -> None:
+        """`first_intake` sets apart what engines of one disk draw for the names of their streams."""
         self.root = root
         self.disk = disk
         self.clock = FakeClock()
         self.told: list[tuple[str, str]] = []
         self.layout = LogLayout(root)
-        self._intakes = 0
+        self._intakes = first_intake
 
     def start(self) -> LogSpool:
         return LogSpool(self.root, self._view(), self.clock, lambda name, why: self.told.append((name, why)))

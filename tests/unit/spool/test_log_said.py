@@ -15,6 +15,7 @@ from tests.unit.spool.engine import CONTENT, ENVELOPE, RELAYED, accept, again, n
 from tests.unit.spool.log_engine import LogEngine, log_on_the_model, window_on
 from tests.unit.spool.recovering import recover
 from tests.unit.spool.test_log_damage import drop_summaries, is_senders, model_of, small_spool
+from tests.unit.spool.test_log_refusals import sender
 
 EVERYBODY = dict.fromkeys(range(3), RELAYED)
 
@@ -268,7 +269,7 @@ def test_cleaning_passes_over_damage_and_keeps_what_lives(
             spool.finish([queue_id])
             spool.commit()
     # The damaged one stays, and is no reason to copy others.
-    assert len(engine.segments()) < 10
+    assert len(engine.segments()) < 12
     for _ in range(2):
         assert all(spool.load(queue_id).is_held for queue_id in held)
         spool = again(engine, spool)
@@ -303,3 +304,25 @@ def test_an_ended_report_is_remembered_when_its_end_is_cleaned_away(
     for _ in range(3):
         assert not spool.publish_report(own, ENVELOPE, b"Subject: again\r\n\r\n")
         spool = again(engine, spool)
+
+
+def test_ends_are_not_copied_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 4000)
+    engine = log_on_the_model()
+    spool, view = sender(engine)
+    intake, writes, write_at = engine.intake(), list[int](), view.write_at
+
+    def counted(fd: int, content: bytes, offset: int) -> None:
+        writes.append(len(content))
+        write_at(fd, content, offset)
+
+    monkeypatch.setattr(view, "write_at", counted)
+    for number in range(300):
+        queue_id = accept(intake, content=b"x" * 300)
+        taken(spool)
+        if number % 100 != 1:
+            spool.mark({queue_id: EVERYBODY})
+            spool.finish([queue_id])
+            spool.commit()
+    # What a message waits in needs the ends of those that it came with, and of no other.
+    assert sum(writes) < 300 * 300
