@@ -229,12 +229,7 @@ class Streams:
 
     def _read(self, stream: Stream, most: int) -> None:
         """Read on until so many messages wait, or there are no more now."""
-        if stream.is_over:
-            return
-        announced = self._announced(stream)
-        if self._is_starting:
-            stream.is_unheard = announced == NOTHING and stream.highest > 0
-        if announced == NOTHING:
+        if stream.is_over or (announced := self._announced(stream)) == NOTHING:
             return
         while stream.numbers and len(stream.waiting) < most:
             part = self._part(stream, announced)
@@ -355,7 +350,10 @@ class Streams:
 
     def _announced(self, stream: Stream) -> Position | None:
         """Return how far a stream's writer says that its mail is accepted; None: it is dead."""
-        return None if stream.is_dead else self._position(stream) or NOTHING
+        announced = None if stream.is_dead else self._position(stream) or NOTHING
+        if self._is_starting:
+            stream.is_unheard = announced == NOTHING and stream.highest > 0
+        return announced
 
     def _position(self, stream: Stream) -> Position | None:
         """Return None also where the disk does not give it: it is needed by no restart."""
