@@ -263,12 +263,10 @@ class LogSpool:
 
     def _told_message(self, row: Row, told: Told, sorter: Sorter | None) -> Opened | None:
         """Return None where its record has to be read."""
-        if not told.head:
-            return None
         try:
             opened = self._laid_over(summary.opened(row.queue_id, told))
         except Corrupt:
-            # Its record shows what is wrong with it, and is set aside then.
+            # The summary does not say, or its record shows what is wrong with it, and is set aside then.
             return None
         if sorter is not None:
             opened.sorted = sorter.sort(opened.envelope, lambda: self._front_of(row.queue_id))
@@ -504,12 +502,10 @@ class LogSpool:
 
     def finish(self, queue_ids: Sequence[QueueId]) -> None:
         for queue_id in queue_ids:
-            if queue_id not in self._queued.places:
-                continue  # called again
             try:
                 statuses = self._known(queue_id).statuses
             except (Absent, Corrupt):
-                continue
+                continue  # called again, or set aside
             if Status.TODO in statuses:
                 raise AssertionError(f"{queue_id} is to be removed with recipients to do")
             fates = said.encode_fates(fates_of(statuses))

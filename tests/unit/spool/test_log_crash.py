@@ -19,6 +19,7 @@ from tests.unit.spool.cuts import RELAYED, SCENARIOS, Judge, cuts, killed, run_o
 from tests.unit.spool.faulting import FAULTS, Judging
 from tests.unit.spool.log_engine import LOG
 from tests.unit.spool.plays import play, prepared
+from tests.unit.spool.test_crash import Killed
 from tests.unit.spool.world import Letter, Sender, World
 
 CUTS_AT_ONCE = 3
@@ -171,3 +172,48 @@ def test_a_group_that_is_given_up_is_cut_off_durably() -> None:
         sender.hold(queue_id, release=True)
     cut, synced = world.sender_disk.steps[-2:]
     assert (cut.split()[0], synced) == ("truncate", cut.replace("truncate", "sync"))
+
+
+def kill_before(disk: ModelDisk, call: str) -> None:
+    def before(step: str) -> None:
+        if step == call:
+            raise Killed
+
+    disk.before = before
+
+
+SYNC_OF_NAMES = f"sync_directory {LOG.root}/log"
+
+
+def test_what_is_taken_from_a_killed_listener_is_durable() -> None:
+    world = World(prepared(engine=LOG), engine=LOG)
+    sender, listener = world.sender(), world.listener()
+    sender.recover()
+    kill_before(world.listener_disk, SYNC_OF_NAMES)
+    with pytest.raises(Killed):
+        listener.offer(Letter(({},)))
+    world.listener_disk.before = None
+    world.listener_disk.die()
+    (queue_id,) = sender.take()
+    image = ModelDisk(world.sender_disk.platter.after_cut(()))
+    assert [entry.queue_id for entry in World(image, engine=LOG).sender().recover().entries] == [queue_id]
+
+
+def test_what_a_start_reads_of_a_killed_sender_is_durable() -> None:
+    """Also where no listener died, whose stream would be looked after too."""
+    world = World(prepared(engine=LOG), engine=LOG)
+    sender, listener = world.sender(), world.listener()
+    sender.recover()
+    (queue_id,) = listener.offer(Letter(({},)))
+    assert queue_id is not None
+    sender.take()
+    kill_before(world.sender_disk, SYNC_OF_NAMES)
+    with pytest.raises(Killed):
+        sender.hold(queue_id)
+    world.sender_disk.before = None
+    world.sender_disk.die()
+    (entry,) = world.sender().recover().entries
+    assert entry.is_held
+    image = ModelDisk(world.sender_disk.platter.after_cut(()))
+    (entry,) = World(image, engine=LOG).sender().recover().entries
+    assert entry.is_held
