@@ -7,6 +7,8 @@ anything is let go that only it needed.  Crash here, between copy and removal: t
 """
 
 import contextlib
+from collections import Counter
+from collections.abc import Sequence
 
 from relay.mail.envelope import QueueId
 from relay.spool.identity import subject_of
@@ -15,7 +17,7 @@ from relay.spool.log import facts as said
 from relay.spool.log import segments as of_segments
 from relay.spool.log.index import LogIndex
 from relay.spool.log.journal import Journal
-from relay.spool.log.record import HEADER_BYTES, INLINE, MESSAGES, MOVED, MOVED_LONG, New, Record
+from relay.spool.log.record import HEAD_BYTES, HEADER_BYTES, INLINE, MESSAGES, MOVED, MOVED_LONG, New, Record
 from relay.spool.log.segments import Segments, handle_of, offset_of
 from relay.spool.log.stream_reader import SegmentReader, pieces
 from relay.spool.log.streams import Streams
@@ -50,7 +52,7 @@ class Cleaner:
 
     def clean(self) -> None:
         """Copy what lives in the segment with the least of it: it is crowded, and nothing is pending."""
-        done = [(h, s) for h, s in self._segments if s.is_done and not s.is_pinned and s.live_bytes < s.end]
+        done = [(h, s) for h, s in self._segments if s.may_go and s.live_bytes < s.end]
         handle, segment = min(done, key=lambda each: each[1].live_bytes / each[1].end)
         try:
             is_all = self._copy(handle)
@@ -70,7 +72,7 @@ class Cleaner:
         window = self._segments.window(handle, segment.end)
         records: list[New] = []
         said_anew: set[QueueId] = set()
-        tellers: set[int] = set()
+        copied: Counter[int] = Counter()
         size, is_all = 0, True
         for each in pieces(window, segment.mark, HEADER_BYTES):
             if not isinstance(each, Record):
@@ -80,12 +82,12 @@ class Cleaner:
             records += some
             size += sum(len(new.payload) for new in some)
             if size > _COPIED_AT_ONCE:
-                tellers.add(self._journal.write(records))
+                copied[self._journal.write(records)] += _bytes_of_ends(records)
                 records, size = [], 0
         if records:
-            tellers.add(self._journal.write(records))
+            copied[self._journal.write(records)] += _bytes_of_ends(records)
         if is_all:
-            self._segments.hand_over_needs(handle, tellers)
+            self._segments.hand_over_needs(handle, copied)
         return is_all
 
     def _of(self, handle: int, each: Record, said_anew: set[QueueId]) -> list[New]:
@@ -161,3 +163,7 @@ class Cleaner:
             if isinstance(found, Record):
                 return found.payload
         return b""
+
+
+def _bytes_of_ends(records: Sequence[New]) -> int:
+    return sum(HEAD_BYTES + len(new.queue_id) for new in records if new.kind == said.GONE)

@@ -111,10 +111,15 @@ class LogSpool:
         self._streams.drain(on_step)
         own = self._journal.end
         numbers = self._streams.senders
+        self._queued.keeps_unknown = not self._streams.are_read
         end = recovery.replay(
             self._segments, self._queued, numbers, on_damage=self._damaged.meet, on_step=on_step, own=own
         )
         self._journal.go_on(*end, max(numbers, default=0))
+        self._queued.keeps_unknown = False
+        if not self._is_all_read:
+            # What ended would come again as soon as it can be read.
+            self._segments.keep_the_senders()
         abandoned += self._remove_orphans(
             whole, is_all_there=self._damaged.places == 0 and self._aside.moved == moved
         )
@@ -152,9 +157,14 @@ class LogSpool:
     def unread_count(self) -> int:
         return self._walk.ahead
 
+    @property
+    def _is_all_read(self) -> bool:
+        """Whether no part of a stream is there that could not be read when this start came to it."""
+        return self._streams.are_read and not any(segment.is_pinned for _, segment in self._segments)
+
     def _remove_orphans(self, whole: Sequence[QueueId], *, is_all_there: bool) -> int:
         """Remove long content without a record: nobody was promised it, or its message ended."""
-        if self._aside.stuck or not self._streams.are_read or any(s.is_pinned for _, s in self._segments):
+        if self._aside.stuck or not self._is_all_read:
             return 0  # its record may be what cannot be read now; the next start looks again
         removed = 0
         for queue_id in whole:
@@ -220,7 +230,7 @@ class LogSpool:
         taken = []
         for found in records:
             try:
-                taken.append(self._reader.opened(found, sorter))
+                taken.append(self._reader.laid_over(self._reader.opened(found, sorter)))
             except (Corrupt, Absent) as fault:
                 self._damaged.set_aside(found.queue_id, str(fault), found.payload, found.number)
             except OSError as error:
@@ -330,12 +340,10 @@ class LogSpool:
 
     def finish(self, queue_ids: Sequence[QueueId]) -> None:
         for queue_id in queue_ids:
-            if queue_id not in self._queued.places:
-                continue  # called again
             try:
                 statuses = self._known(queue_id).statuses
             except (Absent, Corrupt):
-                continue
+                continue  # called again, or set aside
             if Status.TODO in statuses:
                 raise AssertionError(f"{queue_id} is to be removed with recipients to do")
             fates = said.encode_fates(fates_of(statuses))

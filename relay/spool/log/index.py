@@ -28,6 +28,10 @@ class LogIndex:
         self.places: dict[QueueId, int] = {}
         self.facts: dict[QueueId, Facts] = {}
         self.account = LogAccount()
+        self.keeps_unknown = False
+        """A stream could not be read: what is said of messages that are not there is kept until they come."""
+        self._ends_of_unknown: dict[QueueId, int] = {}
+        """Where it stands that they ended."""
         self._leaving: dict[QueueId, tuple[int, Facts | None]] = {}
         """Messages that ended, whose end is not durable yet."""
         self._ended: OrderedDict[QueueId, None] = OrderedDict()
@@ -71,6 +75,12 @@ class LogIndex:
         """Queue a message; return False for one that is there already, or came again from a stream."""
         if queue_id in self.places:
             return False
+        if (told_at := self._ends_of_unknown.pop(queue_id, None)) is not None:
+            self._segments.keep(place)
+            self._segments.end(place, told_at)
+            return False
+        if (facts := self.facts.get(queue_id)) is not None:
+            self._progressed(facts.statuses.values(), 1)
         self.places[queue_id] = place
         self._recipients += recipients
         if place != UNPLACED:
@@ -80,7 +90,7 @@ class LogIndex:
     def change(self, kind: bytes, queue_id: QueueId, payload: bytes, number: int) -> None:
         """Take in a record.  Raises struct.error, ValueError, KeyError or TypeError for none of ours."""
         if kind in said.OF_A_MESSAGE:
-            if queue_id in self.places:
+            if queue_id in self.places or self.keeps_unknown:
                 self._say(kind, queue_id, payload)
         elif kind in (said.FINISHED, said.GONE):
             if kind == said.FINISHED:
@@ -115,6 +125,8 @@ class LogIndex:
                 self._segments.end(before, place)
                 for each in facts.places if facts is not None else ():
                     self._segments.let_go(each)
+            elif self.keeps_unknown:
+                self._ends_of_unknown[queue_id] = place
             subject = subject_of(queue_id)
             if subject is not None and (about := self.facts.get(subject)) and queue_id in about.closed:
                 about.places.append(place)
@@ -135,14 +147,15 @@ class LogIndex:
 
     def _say(self, kind: bytes, queue_id: QueueId, payload: bytes) -> None:
         facts = self.facts_of(queue_id)
-        if kind == said.MARKS:
+        counts = queue_id in self.places
+        if counts and kind == said.MARKS:
             marks = said.decode_marks(payload)
             self._progressed([status for index, status in marks.items() if index not in facts.statuses], 1)
-        elif kind == said.SNAPSHOT:
+        elif counts and kind == said.SNAPSHOT:
             self._progressed(facts.statuses.values(), -1)
         facts.apply(kind, payload)
         if kind == said.SNAPSHOT:
-            self._progressed(facts.statuses.values(), 1)
+            self._progressed(facts.statuses.values() if counts else (), 1)
             facts.superseded += sum(isinstance(note, bytes) for note in facts.notes)
             facts.notes = [payload]
         elif kind == said.NOTES:
@@ -193,6 +206,7 @@ class LogIndex:
             self.facts_of(subject).closed.add(queue_id)
         place = self.places.pop(queue_id, None)
         if place is None:
+            self.facts.pop(queue_id, None)
             return
         facts = self.facts.pop(queue_id, None)
         if facts is not None:

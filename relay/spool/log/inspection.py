@@ -75,13 +75,14 @@ class LogInspector(RootInspector):
         for name in self._names(self._layout.log):
             path = f"{self._layout.log}/{name}"
             if (segment := segment_of(name)) is not None:
-                found = os.lstat(path)
-                what = None if stat.S_ISREG(found.st_mode) else kind_of(found)
-                what = what or self._why_a_strangers(path, found)
-                if what is not None:
-                    self._find(path, "foreign", f"{what}, in the place of a segment", ASIDE, LOOK)
-                else:
-                    streams.setdefault(segment.stream, []).append(segment.number)
+                with contextlib.suppress(FileNotFoundError):  # a sender at work removed it
+                    found = os.lstat(path)
+                    what = None if stat.S_ISREG(found.st_mode) else kind_of(found)
+                    what = what or self._why_a_strangers(path, found)
+                    if what is not None:
+                        self._find(path, "foreign", f"{what}, in the place of a segment", ASIDE, LOOK)
+                    else:
+                        streams.setdefault(segment.stream, []).append(segment.number)
             elif stream_of(name) is None and not self._is_made_anew(name):
                 self._find(path, "foreign", foreign.NOT_OUR_NAME, ASIDE, LOOK)
         senders = streams.pop(SENDER, [])

@@ -232,12 +232,10 @@ class QueueWalk:
 
     def _told_message(self, row: Row, told: Told, sorter: Sorter | None) -> Opened | None:
         """Return None where its record has to be read."""
-        if not told.head:
-            return None
         try:
             opened = self._reader.laid_over(message_of(row.queue_id, told))
         except Corrupt:
-            # Its record shows what is wrong with it, and is set aside then.
+            # The summary does not say, or its record shows what is wrong with it, and is set aside then.
             return None
         if sorter is not None:
             opened.sorted = sorter.sort(opened.envelope, lambda: self._reader.front_of(row.queue_id))

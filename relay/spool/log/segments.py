@@ -10,7 +10,7 @@ Does not: decide when it goes (`cleaning`).
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from relay.spool.durable import SECTOR_BYTES, Disk, why_a_strangers
 from relay.spool.interface import Corrupt
@@ -42,7 +42,7 @@ def length_of(place: int) -> int:
 
 
 class Segment:
-    __slots__ = ("end", "is_done", "is_pinned", "live_bytes", "mark", "name", "needs")
+    __slots__ = ("end", "is_done", "is_kept", "is_pinned", "live_bytes", "mark", "name", "needs")
 
     def __init__(self, name: SegmentName) -> None:
         self.name = name
@@ -54,12 +54,18 @@ class Segment:
         """Nothing is added to it, and all of it was read."""
         self.is_pinned = False
         """Some of it cannot be read now, and may hold mail."""
+        self.is_kept = False
+        """The sender's: it may say what became of mail that cannot be read now."""
         self.needs: dict[int, int] = {}
         """By segment of the sender: how many bytes there tell of ends of messages that were in this one."""
 
     @property
+    def may_go(self) -> bool:
+        return self.is_done and not (self.is_pinned or self.is_kept)
+
+    @property
     def is_dead(self) -> bool:
-        return self.is_done and self.live_bytes == 0 and not self.is_pinned
+        return self.may_go and self.live_bytes == 0
 
 
 class Segments:
@@ -100,7 +106,12 @@ class Segments:
     @property
     def done_bytes(self) -> int:
         """Return how long all are together that could be removed: nothing is added to them."""
-        return sum(each.end for each in self._all.values() if each.is_done and not each.is_pinned)
+        return sum(each.end for each in self._all.values() if each.may_go)
+
+    def keep_the_senders(self) -> None:
+        """Keep all that the sender's stream has: of mail that nobody read, nobody knows what is needed."""
+        for segment in self._all.values():
+            segment.is_kept = is_senders(segment.name)
 
     def keep(self, place: int) -> None:
         """Need what is at a place."""
@@ -118,19 +129,22 @@ class Segments:
             segment.needs[teller] = segment.needs.get(teller, 0) + length_of(told_at)
             self.keep(told_at)
 
-    def hand_over_needs(self, teller: int, others: Iterable[int]) -> None:
+    def hand_over_needs(self, teller: int, copied: Mapping[int, int]) -> None:
         """Let other segments tell of all ends that one told of and that are still needed.
 
-        Also those that tell what became of the copies in it: the end of a copy is that of its message.
+        `copied` says into which it was copied, and how many bytes of ends, needed or not: nobody knows whose
+        they are.  All of them are needed now, else they would seem to be dead, and be copied again at once.
+        Also those tell that say what became of the copies in it: the end of a copy is that of its message.
         """
-        others = {*others, *self._all[teller].needs}
-        for segment in self._all.values():
-            if (size := segment.needs.pop(teller, 0)) == 0:
-                continue
+        needing = {of: of.needs.pop(teller) for of in self._all.values() if teller in of.needs}
+        total = sum(needing.values())
+        for segment, size in needing.items():
             self._all[teller].live_bytes -= size
-            for other in others:
-                segment.needs[other] = segment.needs.get(other, 0) + size
-                self._all[other].live_bytes += size
+            shares = dict.fromkeys(self._all[teller].needs, size)
+            shares |= {other: max(1, ends * size // total) for other, ends in copied.items()}
+            for other, share in shares.items():
+                segment.needs[other] = segment.needs.get(other, 0) + share
+                self._all[other].live_bytes += share
 
     def pread(self, handle: int, size: int, offset: int) -> bytes:
         """Read some of a segment.  Raises OSError, and Corrupt for a file of others."""

@@ -2,7 +2,8 @@
 
 Guarantees: when `append` returned the group is durable, and so are the names that lead to it.  When it raised
 OSError nothing of the group counts: it is cut off again, and whether or not that worked, nothing is ever
-added behind it.  The next group goes into another segment, which says how much of this one counts.
+added behind it.  The next group goes into another segment, which says how much of this one counts, and which
+begins only when the group is cut off: it may be gone before this one is.
 Assumes: nobody else writes a stream of this name.  Does not: retry.
 
 The sender's groups are small and many, and each waits for its sync.  So its segments grow ahead of them, by
@@ -16,7 +17,7 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from relay.spool.durable import ROOM_BYTES, Disk, write_with_room
+from relay.spool.durable import ROOM_BYTES, Disk, opened, write_with_room
 from relay.spool.log import segments
 from relay.spool.log.layout import LogLayout, SegmentName
 from relay.spool.log.record import HEADER_BYTES, New, SegmentHeader, encode_group, encode_header, mark_of
@@ -77,6 +78,8 @@ class StreamWriter:
         self._fd: int | None = None
         self._number, self._end = last
         self._highest = highest
+        self._uncut: tuple[str, int] | None = None
+        """A segment with a group that was given up and could not be cut off, and where that begins."""
 
     @property
     def begins_a_segment(self) -> bool:
@@ -103,7 +106,7 @@ class StreamWriter:
             # Crash here: a group that may be there, torn or whole; nobody was told of it.
             self._disk.sync_content(self._fd)
         except OSError:
-            self._undo(self._fd, self._end)
+            self._undo(self._layout.segment(name), self._fd, self._end)
             self.close()
             raise
         self._end += len(group)
@@ -123,6 +126,7 @@ class StreamWriter:
     def _begin(self, records: Sequence[New]) -> Appended:
         """Write the first group of the next segment together with its header."""
         self.close()
+        self._cut_what_is_left()
         # A number is never used twice, though its file may be gone.
         self._highest += 1
         name = SegmentName(self._stream, self._highest)
@@ -137,7 +141,7 @@ class StreamWriter:
             # Crash here: a whole segment, its name perhaps not durable; nobody was told of it.
             self._disk.sync_directory(self._layout.log)
         except OSError:
-            self._undo(fd, 0)
+            self._undo(path, fd, 0)
             with contextlib.suppress(OSError):
                 self._disk.unlink(path)
             with contextlib.suppress(OSError):
@@ -156,8 +160,22 @@ class StreamWriter:
         if self._disk.pread(fd, len(content), offset) != content:
             raise OSError(errno.EIO, "what was written is not there")
 
-    def _undo(self, fd: int, end: int) -> None:
-        """Cut off a group that nobody may find.  Where that fails, the next segment's header says so."""
-        with contextlib.suppress(OSError):
-            self._disk.truncate(fd, end)
-            self._disk.sync(fd)
+    def _undo(self, path: str, fd: int, end: int) -> None:
+        """Cut off a group that nobody may find."""
+        try:
+            self._cut(fd, end)
+        except OSError:
+            self._uncut = path, end
+
+    def _cut_what_is_left(self) -> None:
+        if self._uncut is None:
+            return
+        path, end = self._uncut
+        with contextlib.suppress(FileNotFoundError), opened(self._disk, self._disk.open_update(path)) as fd:
+            self._cut(fd, end)
+        self._uncut = None
+
+    def _cut(self, fd: int, end: int) -> None:
+        self._disk.truncate(fd, end)
+        # Crash here: the group counts, or not; nobody was told of it.
+        self._disk.sync(fd)

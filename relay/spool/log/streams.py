@@ -53,6 +53,8 @@ class Stream:
         self.highest = 0
         self.read = 0
         """Messages that were read."""
+        self.is_unheard = False
+        """Its writer lives, and a start could not be told how far its mail is accepted."""
         self.waiting: deque[tuple[Record, int]] = deque()
         """Messages that were read and not taken, and their places."""
 
@@ -96,8 +98,8 @@ class Streams:
 
     @property
     def are_read(self) -> bool:
-        """Whether of each stream with segments something was read: else what it announces could not be."""
-        return all(each.is_over or each.read or not each.highest for each in self._streams.values())
+        """Whether a start read all that there was of each stream."""
+        return not any(stream.is_unheard for stream in self._streams.values())
 
     @property
     def waiting(self) -> int:
@@ -336,7 +338,10 @@ class Streams:
 
     def _announced(self, stream: Stream) -> Position | None:
         """Return how far a stream's writer says that its mail is accepted; None: it is dead."""
-        return None if stream.is_dead else self._position(stream) or NOTHING
+        announced = None if stream.is_dead else self._position(stream) or NOTHING
+        if self._is_starting:
+            stream.is_unheard = announced == NOTHING and stream.highest > 0
+        return announced
 
     def _position(self, stream: Stream) -> Position | None:
         """Return None also where the disk does not give it: it is needed by no restart."""

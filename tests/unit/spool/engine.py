@@ -103,6 +103,10 @@ class OnModel(Protocol):
         """Start a listener on a view of the disk, in a spool that is there."""
         ...
 
+    def vary(self, rng: random.Random) -> None:
+        """Draw what may be chosen of the engine, as how long its files are, for the rest of the process."""
+        ...
+
     def drafts(self, disk: ModelDisk) -> list[str]:
         """Return the names of what was never accepted and is still there."""
         ...

@@ -1,11 +1,13 @@
 """A log for the suite: on the model of a disk, or in a folder of the kernel's."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
 from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk, RealDisk
 from relay.spool.interface import Intake
+from relay.spool.log import segments, summary
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
 from relay.spool.log.layout import LogLayout, draft_of, prepare, segment_of
@@ -15,11 +17,16 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 from tests.unit.spool.engine import OneSpool
 
+LENGTHS = ((segments.SEGMENT_BYTES, summary.LET_BE), (600, 0), (1, 0))
+"""Of segments, and how many may be without a summary."""
+
 
 class LogEngine(OneSpool):
-    def __init__(self, root: str, disk: Disk) -> None:
+    def __init__(self, root: str, disk: Disk, first_intake: int = 0) -> None:
+        """`first_intake` sets apart what engines of one disk draw for the names of their streams."""
         super().__init__(root, disk)
         self.layout = LogLayout(root)
+        self._intakes = first_intake
 
     def start(self) -> LogSpool:
         return LogSpool(self.root, self.view(), self.clock, self.tell)
@@ -67,6 +74,10 @@ class LogOnModel:
 
     def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
         return LogIntake(self.root, disk, clock, chance)
+
+    def vary(self, rng: random.Random) -> None:
+        """Let segments be as long as ever, or so short that they end, are copied and go all the time."""
+        segments.SEGMENT_BYTES, summary.LET_BE = rng.choice(LENGTHS)
 
     def drafts(self, disk: ModelDisk) -> list[str]:
         return [name for name in disk.names(f"{self.root}/long") if draft_of(name)]

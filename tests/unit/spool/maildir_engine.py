@@ -1,6 +1,7 @@
 """A maildir for the suite: on the model of a disk, or in a folder of the kernel's."""
 
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,6 +63,9 @@ class MaildirOnModel:
 
     def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
         return MaildirIntake(self.root, disk, clock, chance)
+
+    def vary(self, rng: random.Random) -> None:
+        """Nothing: a message is a file."""
 
     def drafts(self, disk: ModelDisk) -> list[str]:
         return disk.names(f"{self.root}/tmp")

@@ -83,8 +83,7 @@ def live_on(
         known.remember(keys[0], hash((image.fingerprint(), recovery, sender.spool.totals())))
         if not record and known.has(*keys):
             return []
-    _check_recovery(image, sender, recovery, engine)
-    _check_found(trace, sender, recovery, counts=counts)
+    check_start(image, sender, recovery, engine, counts=counts)
     sender.end_what_is_done()
     sender.report_what_is_owed(sorted(sender.queue))
     sender.commit()
@@ -99,6 +98,14 @@ def live_on(
     if known is not None:
         known.add(*keys)
     return world.snapshots
+
+
+def check_start(
+    image: ModelDisk, sender: Sender, recovery: Recovered, engine: OnModel, *, counts: bool = True
+) -> None:
+    """Judge what a sender that recovered just now found."""
+    _check_recovery(image, sender, recovery, engine)
+    _check_found(sender.trace, sender, recovery, counts=counts)
 
 
 def _check_recovery(image: ModelDisk, sender: Sender, recovery: Recovered, engine: OnModel) -> None:

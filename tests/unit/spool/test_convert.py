@@ -216,6 +216,36 @@ def test_a_conversion_killed_at_every_call_goes_on(
     kill_everywhere(source, target, told, model, 1)
 
 
+@pytest.mark.parametrize("told", [FEW, LONG], ids=["few", "long"])
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_a_conversion_that_ended_outlives_the_power(
+    source: str, target: str, told: list[Story], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_folders(monkeypatch)
+    disk = spool_of(source, told)
+    before = without_hints(read(source, disk.after_kill()))
+    converted(disk, target)
+    image = ModelDisk(disk.platter.after_cut(()))
+    assert (engine_of(ROOT, image), is_half_converted(ROOT, image)) == (target, False)
+    assert "converting" not in image.names(ROOT)
+    assert without_hints(read(target, image)) == before
+
+
+def test_short_mail_has_no_file_of_its_own_in_a_new_log() -> None:
+    disk = spool_of("maildir", FEW)
+    converted(disk, "log")
+    assert disk.names(f"{ROOT}/long") == []
+
+
+def test_nothing_is_built_while_a_listener_takes_mail() -> None:
+    disk = spool_of("log", FEW)
+    listener = disk.another()
+    accept(intake_of("log", listener))
+    with pytest.raises(SpoolBusy):
+        converted(disk, "maildir")
+    assert (engine_of(ROOT, disk), "converting" in disk.names(ROOT)) == ("log", False)
+
+
 @pytest.mark.parametrize(("source", "target"), WAYS)
 def test_what_a_listener_accepts_meanwhile_is_there(
     source: str, target: str, monkeypatch: pytest.MonkeyPatch
@@ -434,7 +464,7 @@ def test_what_the_old_spool_sets_aside_late_is_in_corrupt(monkeypatch: pytest.Mo
     image = half.after_kill()
     image.plant(f"{ROOT}/new/notes.txt", b"mine")
     converted(image, "log")
-    assert image.names(f"{ROOT}/corrupt") == ["notes.txt"]
+    assert ModelDisk(image.platter.after_cut(())).names(f"{ROOT}/corrupt") == ["notes.txt"]
     assert [name for name, _ in TOLD] == ["notes.txt"]
     TOLD.clear()
     assert without_hints(read("log", image)) == before

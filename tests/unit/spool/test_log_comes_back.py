@@ -1,12 +1,13 @@
 """Mail of a log that ended is not relayed again, and mail that was accepted is not removed by a start."""
 
+import contextlib
 import errno
 from pathlib import Path
 
 import pytest
 
 from relay.spool.identity import warning_id
-from relay.spool.interface import SpoolFull
+from relay.spool.interface import SpoolFull, Status
 from relay.spool.log import segments
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
@@ -14,10 +15,10 @@ from relay.spool.log.layout import SegmentName, stream_of
 from relay.spool.log.segments import Segments, place_of
 from tests.fakes.disk import Fault
 from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, again, recovered, taken
-from tests.unit.spool.log_engine import log_on_the_kernel, log_on_the_model
+from tests.unit.spool.log_engine import LogEngine, log_on_the_kernel, log_on_the_model
 from tests.unit.spool.recovering import recover
 from tests.unit.spool.test_log_attacked import end
-from tests.unit.spool.test_log_damage import drop_summaries, model_of
+from tests.unit.spool.test_log_damage import Scratched, drop_summaries, model_of
 from tests.unit.spool.test_log_intake import listener
 from tests.unit.spool.test_log_refusals import LONG, sender
 
@@ -52,7 +53,7 @@ def test_an_end_outlives_each_copy_while_the_first_place_is_there() -> None:
     there.end(place_of(kept, 100, 50), place_of(first, 100, 50))
     there.end(place_of(first, 100, 50), place_of(second, 100, 10))
     # Of the copy nothing had to be written anew.
-    there.hand_over_needs(first, {third})
+    there.hand_over_needs(first, {third: 10})
     there.remove([first])
     assert there[second].live_bytes > 0
     there.remove([kept])
@@ -127,3 +128,89 @@ def test_a_start_without_room_to_tidy_up_comes_to_its_end() -> None:
     spool.close()
     recover(engine.start())
     assert all("sender." in path for path in engine.segments())
+
+
+def test_a_group_given_up_is_not_back_once_the_next_segment_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = log_on_the_model()
+    spool, view = sender(engine)
+    kept, intake = accept(engine.intake()), engine.intake()
+    ended = accept(intake)
+    assert isinstance(intake, LogIntake)
+    intake.close()
+    taken(spool)
+    spool.hold(kept)
+    spool.commit()
+    (first,) = [path for path in engine.segments() if "/sender." in path]
+    # Its group stays behind what counts of the first segment, as no room is there to cut it off either.
+    view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"sync_content", "truncate"}), forever=True))
+    warning = warning_id(ended)
+    assert spool.publish_report(warning, ENVELOPE, CONTENT)
+    with contextlib.suppress(SpoolFull):
+        spool.commit()
+    view.heal()
+    end(spool, ended)
+    assert taken(spool) == [warning]
+    end(spool, warning)
+    before = engine.segments()
+    # What said so, and that the first one counts no further, is needed no more.
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
+    late = accept(engine.intake())
+    assert taken(spool) == [late]
+    spool.hold(late)
+    spool.commit()
+    there = engine.segments()
+    assert first in there
+    assert [path for path in before if path not in there and "/sender." in path]
+
+    again_there = LogEngine(engine.root, model_of(engine).after_kill()).start()
+    assert warning not in {entry.queue_id for entry in recover(again_there).entries}
+    assert again_there.totals().relayed == 6
+
+
+def test_what_ended_in_a_sector_not_given_now_is_not_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    ended, waiting = accept(intake), accept(intake)
+    taken(spool)
+    end(spool, ended)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
+    spool.hold(waiting)
+    spool.commit()
+    spool.close()
+    drop_summaries(engine)
+    (path,) = [path for path in engine.segments() if "/sender." not in path]
+    dead = model_of(engine).after_kill()
+    for number in range(1, 3):
+        scratched = LogEngine(engine.root, Scratched(dead, path, 0), first_intake=100 * number)
+        spool = scratched.start()
+        assert [entry.queue_id for entry in recover(spool).entries] == [waiting]
+        # Much else ends meanwhile, also what cleaning would take along.
+        for _ in range(12):
+            late = accept(scratched.intake())
+            assert taken(spool) == [late]
+            end(spool, late)
+        spool.close()
+        dead = dead.after_kill()
+    (entry,) = recover(LogEngine(engine.root, dead).start()).entries
+    assert (entry.queue_id, entry.is_held) == (waiting, True)
+
+
+def test_what_ended_is_not_back_from_a_listener_heard_late() -> None:
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    ended, waiting, held = accept(intake), accept(intake), accept(intake)
+    taken(spool)
+    end(spool, ended)
+    spool.mark({waiting: {1: Status.RELAYED}})
+    spool.hold(held)
+    spool.commit()
+    before = spool.totals()
+    spool.close()
+    view = model_of(engine).another()
+    spool = LogSpool(engine.root, view, engine.clock, lambda *_told: None)
+    view.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), path=".lock", forever=True))
+    assert recover(spool).entries == ()
+    view.heal()
+    found = {entry.queue_id: (entry.recipients_left, entry.is_held) for entry in spool.take(10)}
+    assert found == {waiting: (2, False), held: (3, True)}
+    assert spool.totals() == before

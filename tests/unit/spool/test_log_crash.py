@@ -4,19 +4,23 @@ The scenarios, the models of a disk and the judge are those of test_crash.
 """
 
 import contextlib
+import errno
 import itertools
 import random
 
 import pytest
 
+from relay.mail.envelope import QueueId
 from relay.spool.interface import SpoolFault, SpoolFull
 from relay.spool.log import segments, summary
+from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
-from tests.unit.spool.cuts import SCENARIOS, Judge, cuts, killed, run_of
+from tests.unit.spool.cuts import RELAYED, SCENARIOS, Judge, cuts, killed, run_of
 from tests.unit.spool.faulting import FAULTS, Judging
 from tests.unit.spool.log_engine import LOG
 from tests.unit.spool.plays import play, prepared
-from tests.unit.spool.world import World
+from tests.unit.spool.test_crash import Killed
+from tests.unit.spool.world import Letter, Sender, World
 
 CUTS_AT_ONCE = 3
 
@@ -106,3 +110,110 @@ def test_no_fault_while_segments_end_and_go_loses_anything(name: str) -> None:
                 break
             judging.check(world.sender_disk, world.trace, f"{name}, {kind} at {nth}")
     assert judging.faults > 200
+
+
+def test_nothing_of_a_log_is_taken_that_may_be_taken_back() -> None:
+    """A sender that looks on while a listener accepts: between the group, its sync and the word of it."""
+    for nth in range(1, 12):
+        world = World(prepared(engine=LOG), engine=LOG)
+        sender, listener, calls = world.sender(), world.listener(), itertools.count(1)
+        sender.recover()
+        listener.offer(Letter(({},)))
+        assert len(sender.take()) == 1
+        taken: list[QueueId] = []
+
+        def look(
+            _step: str,
+            nth: int = nth,
+            calls: "itertools.count[int]" = calls,
+            taken: list[QueueId] = taken,
+            sender: Sender = sender,
+        ) -> None:
+            if next(calls) == nth:
+                taken.extend(sender.take())
+
+        world.listener_disk.before = look
+        world.listener_disk.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_content"})))
+        assert listener.offer(Letter(({},), 2)) == [None]
+        assert taken == []
+
+
+def test_what_a_failed_sync_left_of_a_log_is_written_again() -> None:
+    """Everybody reads what the disk does not have, and the next sync says all is well."""
+    world = World(prepared(engine=LOG), engine=LOG)
+    sender = world.sender()
+    sender.recover()
+    (queue_id,) = world.listener().offer(Letter(({},), 2))
+    assert queue_id is not None
+    sender.take()
+    sender.hold(queue_id)
+    stuck = frozenset({"sync_content", "truncate"})
+    world.sender_disk.fail(Fault(1, errno.EIO, kinds=stuck, forever=True))
+    sender.spool.mark({queue_id: {0: RELAYED}})
+    with pytest.raises(SpoolFault):
+        sender.spool.commit()
+
+    image = world.sender_disk.after_kill()
+    (before,) = World(image, engine=LOG).sender().recover().entries
+    (after,) = World(ModelDisk(image.platter.after_cut(())), engine=LOG).sender().recover().entries
+    assert before.recipients_left == after.recipients_left == 1
+
+
+def test_a_group_that_is_given_up_is_cut_off_durably() -> None:
+    world = World(prepared(engine=LOG), engine=LOG)
+    sender = world.sender()
+    sender.recover()
+    (queue_id,) = world.listener().offer(Letter(({},)))
+    assert queue_id is not None
+    sender.take()
+    sender.hold(queue_id)
+    world.sender_disk.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_content"})))
+    with pytest.raises(SpoolFault):
+        sender.hold(queue_id, release=True)
+    cut, synced = world.sender_disk.steps[-2:]
+    assert (cut.split()[0], synced) == ("truncate", cut.replace("truncate", "sync"))
+
+
+def kill_before(disk: ModelDisk, call: str) -> None:
+    def before(step: str) -> None:
+        if step == call:
+            raise Killed
+
+    disk.before = before
+
+
+SYNC_OF_NAMES = f"sync_directory {LOG.root}/log"
+
+
+def test_what_is_taken_from_a_killed_listener_is_durable() -> None:
+    world = World(prepared(engine=LOG), engine=LOG)
+    sender, listener = world.sender(), world.listener()
+    sender.recover()
+    kill_before(world.listener_disk, SYNC_OF_NAMES)
+    with pytest.raises(Killed):
+        listener.offer(Letter(({},)))
+    world.listener_disk.before = None
+    world.listener_disk.die()
+    (queue_id,) = sender.take()
+    image = ModelDisk(world.sender_disk.platter.after_cut(()))
+    assert [entry.queue_id for entry in World(image, engine=LOG).sender().recover().entries] == [queue_id]
+
+
+def test_what_a_start_reads_of_a_killed_sender_is_durable() -> None:
+    """Also where no listener died, whose stream would be looked after too."""
+    world = World(prepared(engine=LOG), engine=LOG)
+    sender, listener = world.sender(), world.listener()
+    sender.recover()
+    (queue_id,) = listener.offer(Letter(({},)))
+    assert queue_id is not None
+    sender.take()
+    kill_before(world.sender_disk, SYNC_OF_NAMES)
+    with pytest.raises(Killed):
+        sender.hold(queue_id)
+    world.sender_disk.before = None
+    world.sender_disk.die()
+    (entry,) = world.sender().recover().entries
+    assert entry.is_held
+    image = ModelDisk(world.sender_disk.platter.after_cut(()))
+    (entry,) = World(image, engine=LOG).sender().recover().entries
+    assert entry.is_held

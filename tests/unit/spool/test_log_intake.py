@@ -394,3 +394,22 @@ def test_fsck_tells_nothing_of_a_draft_that_went_meanwhile(tmp_path: Path) -> No
             return found
 
     assert kinds(LogInspector(engine.root, Later()).inspect()) == []
+
+
+def test_fsck_tells_nothing_of_a_segment_that_went_meanwhile(tmp_path: Path) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    recovered(engine).close()
+    accept(engine.intake())
+    (segment,) = (tmp_path / "spool/log").glob("*.0000000001")
+
+    class Later(RealDisk):
+        """Removes the segment once its folder was listed, as a sender at work does."""
+
+        def names(self, path: str) -> list[str]:
+            found = super().names(path)
+            if path.endswith("/log"):
+                segment.unlink(missing_ok=True)
+            return found
+
+    seen = LogInspector(engine.root, Later()).inspect()
+    assert (kinds(seen), seen.messages) == ([], 0)

@@ -1,20 +1,24 @@
 """Records of a log that are damaged, stand twice, or say what no version writes: each costs no other."""
 
+import errno
 import random
 
 import pytest
 
 from relay.mail.envelope import QueueId
 from relay.spool.identity import report_id, warning_id
-from relay.spool.interface import Corrupt, Status
+from relay.spool.interface import Corrupt, SpoolFull, Status
 from relay.spool.log import cleaning, facts, segments
+from relay.spool.log.engine import LogSpool
 from relay.spool.log.layout import segment_of
 from relay.spool.log.record import HEADER_BYTES, MOVED, New, Record, encode_group, mark_of
 from relay.spool.log.stream_reader import pieces
+from tests.fakes.disk import Fault
 from tests.unit.spool.engine import CONTENT, ENVELOPE, RELAYED, accept, again, note, recovered, taken
 from tests.unit.spool.log_engine import LogEngine, log_on_the_model, window_on
 from tests.unit.spool.recovering import recover
 from tests.unit.spool.test_log_damage import drop_summaries, is_senders, model_of, small_spool
+from tests.unit.spool.test_log_refusals import sender
 
 EVERYBODY = dict.fromkeys(range(3), RELAYED)
 
@@ -268,7 +272,7 @@ def test_cleaning_passes_over_damage_and_keeps_what_lives(
             spool.finish([queue_id])
             spool.commit()
     # The damaged one stays, and is no reason to copy others.
-    assert len(engine.segments()) < 10
+    assert len(engine.segments()) < 12
     for _ in range(2):
         assert all(spool.load(queue_id).is_held for queue_id in held)
         spool = again(engine, spool)
@@ -303,3 +307,114 @@ def test_an_ended_report_is_remembered_when_its_end_is_cleaned_away(
     for _ in range(3):
         assert not spool.publish_report(own, ENVELOPE, b"Subject: again\r\n\r\n")
         spool = again(engine, spool)
+
+
+def test_ends_are_not_copied_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 4000)
+    engine = log_on_the_model()
+    spool, view = sender(engine)
+    intake, writes, write_at = engine.intake(), list[int](), view.write_at
+
+    def counted(fd: int, content: bytes, offset: int) -> None:
+        writes.append(len(content.rstrip(b"\0")))
+        write_at(fd, content, offset)
+
+    monkeypatch.setattr(view, "write_at", counted)
+    for number in range(300):
+        queue_id = accept(intake, content=b"x" * 300)
+        taken(spool)
+        if number % 100 != 1:
+            spool.mark({queue_id: EVERYBODY})
+            spool.finish([queue_id])
+            spool.commit()
+    # What a message waits in needs the ends of those that it came with, and of no other.
+    assert sum(writes) < 300 * 300
+
+
+def test_notes_that_cannot_be_read_for_lack_of_memory_are_asked_for_again() -> None:
+    engine = log_on_the_model()
+    (spool, view), queue_id = sender(engine), accept(engine.intake())
+    taken(spool)
+    spool.note({queue_id: [note(0)]})
+    spool.commit()
+    view.fail(Fault(1, errno.ENOMEM, kinds=frozenset({"read"}), path="/sender.", forever=True))
+    with pytest.raises(SpoolFull):
+        spool.notes(queue_id)
+    view.heal()
+    assert spool.notes(queue_id) == [note(0)]
+
+
+def test_a_report_that_a_crash_left_unmarked_is_known_without_a_summary() -> None:
+    engine = log_on_the_model()
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    taken(spool)
+    spool.mark({queue_id: {1: Status.BOUNCED}})
+    assert spool.publish_report(report_id(queue_id, 1), ENVELOPE, b"Subject: sorry\r\n")
+    spool.commit()
+    spool.close()
+    drop_summaries(engine)
+    owed = {entry.queue_id: entry.owes_report for entry in recover(engine.start()).entries}
+    assert owed[queue_id] is False
+
+
+def waiting_in_few(engine: LogEngine, spool: LogSpool) -> list[QueueId]:
+    """Return messages that wait, one in many that ended, but for the commit of the last ends."""
+    intake, waiting = engine.intake(), list[QueueId]()
+    for number in range(64):
+        queue_id = accept(intake, content=b"x" * 300)
+        taken(spool)
+        if number % 8 == 1:
+            waiting.append(queue_id)
+            continue
+        spool.mark({queue_id: EVERYBODY})
+        spool.finish([queue_id])
+    return waiting
+
+
+def listeners_segments(engine: LogEngine) -> list[str]:
+    return [path for path in engine.segments() if not is_senders(path)]
+
+
+def test_cleaning_that_lacks_memory_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 2000)
+    engine = log_on_the_model()
+    spool, view = sender(engine)
+    waiting = waiting_in_few(engine, spool)
+    stream, *_ = listeners_segments(engine)[0].split(".")
+    view.fail(Fault(1, errno.ENOMEM, kinds=frozenset({"read"}), path=stream, forever=True))
+    spool.commit()
+    assert view.has_failed
+    view.heal()
+    before = listeners_segments(engine)
+    for queue_id in waiting:
+        spool.hold(queue_id)
+        spool.commit()
+    assert len(listeners_segments(engine)) < len(before)
+    assert spool.corrupt_count() == 0
+
+
+def test_cleaning_leaves_a_segment_with_mail_that_was_damaged_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 2000)
+    engine = log_on_the_model()
+    spool, _ = sender(engine)
+    *damaged, whole = waiting_in_few(engine, spool)
+    spool.commit()
+    there = {path for queue_id in damaged for path, _, _ in engine.places(queue_id)}
+    for queue_id in damaged[::2]:
+        engine.damage(queue_id)
+    for queue_id in damaged[1::2]:
+        ((path, at, _),) = engine.places(queue_id)
+        raw = model_of(engine).peek(path)
+        model_of(engine).poke(path, raw[:at] + b"?" + raw[at + 1 :])
+    for _ in range(12):
+        spool.hold(whole)
+        spool.commit()
+        spool.release(whole)
+        spool.commit()
+    assert there <= set(engine.segments())
+    for queue_id in damaged:
+        with pytest.raises(Corrupt):
+            spool.load(queue_id)
+    assert sorted(damaged) == engine.names("corrupt")
