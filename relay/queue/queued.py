@@ -9,7 +9,7 @@ A million of them are in memory, so one that only waits is small: what many have
 
 import enum
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 from relay.mail.address import comparable
 from relay.mail.envelope import QueueId, is_notice
 from relay.mail.rewriting import Rewriting
+from relay.queue.groups import Counted
 from relay.queue.lanes import DEFAULT_LANE
+from relay.queue.pages import Page, Pages
 from relay.queue.routes import WHOLE, Choice, Part
 
 
@@ -190,8 +192,10 @@ class Queued:
     why: WaitReason = NO_REASON
     is_warned: bool = False
     """Its sender was told that it is late, or wants to hear of no delay."""
-    listed: str = ""
-    """What only listings show, by `listed_as`."""
+    listed: str | Page = ""
+    """What only listings show, by `listed_as`; or the page that has it, once it is in the queue."""
+    row: int = 0
+    """Of that page."""
     ready_at_ns: int = 0
     """Since when it could go, but for limits and connections."""
     past: Past = NO_PAST
@@ -211,6 +215,8 @@ class Queued:
     """Since when it stands in that line."""
     is_counted: bool = True
     """Of a message's parts one counts as the message, with its octets."""
+    counted: Counted | None = field(default=None, init=False, compare=False, repr=False)
+    """As what `relay.queue.counts` counts it, of the one line where it stands."""
 
     def __post_init__(self) -> None:
         self.key = self.key or self.queue_id
@@ -222,15 +228,32 @@ class Queued:
     @property
     def message_id(self) -> str | None:
         """Return that of its header, for who looks for it."""
-        return self.listed.partition("\n")[0] or None
+        return self._text.partition("\n")[0] or None
 
     @property
     def recipients_shown(self) -> tuple[str, ...]:
         """Return the first few that are left, for listings."""
-        return tuple(self.listed.split("\n")[1:])
+        return tuple(self._text.split("\n")[1:])
 
-    def note_left(self, left: RecipientsLeft) -> None:
-        self.domains, self.listed = left.domains, listed_as(self.message_id, left.shown)
+    @property
+    def _text(self) -> str:
+        return self.listed if isinstance(self.listed, str) else self.listed.text(self.row)
+
+    def note_left(self, left: RecipientsLeft, pages: Pages) -> None:
+        self.domains, text = left.domains, listed_as(self.message_id, left.shown)
+        # Also where it is the same: who stays longer than the others of a page is with its like from then on.
+        self.leave_page()
+        self.listed, self.row = pages.keep(text)
+
+    def enter_page(self, pages: Pages) -> None:
+        if isinstance(self.listed, str):
+            self.listed, self.row = pages.keep(self.listed)
+
+    def leave_page(self) -> None:
+        """Forget what listings show; a copy must not call it, nor `note_left`: it shares the page."""
+        if not isinstance(self.listed, str):
+            page, self.listed = self.listed, ""
+            page.drop(self.row)
 
     @property
     def reverse_path(self) -> str:
@@ -289,4 +312,4 @@ class Queued:
         return Queued(*_VALUES(self))
 
 
-_VALUES = attrgetter(*(field.name for field in fields(Queued)))
+_VALUES = attrgetter(*(each.name for each in fields(Queued) if each.init))

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
-from relay.queue.counts import SPARE_AGES, Counts, Sums, total
+from relay.queue.counts import Counts, Sums, total
+from relay.queue.groups import SPARE_AGES
 from relay.queue.queued import NO_REASON, Queued, RecipientsLeft, State, WaitReason, origin_of
 from relay.queue.scheduler import Scheduler
 

@@ -3,6 +3,7 @@
 import pytest
 
 from relay.mail.envelope import QueueId
+from relay.queue.pages import Pages
 from relay.queue.queued import (
     AFTER,
     NO_REASON,
@@ -85,7 +86,7 @@ def test_a_refusal_is_told_apart_from_what_else_keeps_a_message() -> None:
 def test_what_a_listing_shows_follows_what_is_left() -> None:
     queued = Queued(QueueId("a"), origin_of("s"), 1, 0, 0, 2, listed=listed_as("<1@x>", ("b@x", "c@x")))
     assert (queued.message_id, queued.recipients_shown) == ("<1@x>", ("b@x", "c@x"))
-    queued.note_left(RecipientsLeft((), ("c@x",)))
+    queued.note_left(RecipientsLeft((), ("c@x",)), Pages())
     assert (queued.message_id, queued.recipients_shown) == ("<1@x>", ("c@x",))
 
     queued = Queued(QueueId("b"), origin_of("s"), 1, 0, 0, 1, listed=listed_as(None, ("b@x",)))
