@@ -48,7 +48,7 @@ from relay.spool.log.stream_reader import Damage
 from relay.spool.log.stream_writer import StreamWriter
 from relay.spool.log.streams import Streams
 from relay.spool.log.summaries import Summaries
-from relay.spool.log.summary import Row, Summary, Told
+from relay.spool.log.summary import Summary, Told
 from relay.spool.maildir import files, notes
 from relay.spool.maildir.files import absence
 from relay.spool.maildir.message_file import Opened, checksum
@@ -191,7 +191,7 @@ class LogSpool:
             of_segment.setdefault(handle_of(place), []).append(queue_id)
         self._ahead = len(self._queued.places)
         for handle, queue_ids in sorted(of_segment.items(), key=lambda each: min(each[1])):
-            ahead = set(queue_ids)
+            ahead = {queue_id: queue_id for queue_id in queue_ids}
             # The segment may be gone, if all that lived in it was copied forward meanwhile.
             if handle in self._segments and (found := self._summaries.read(handle)) is not None:
                 for batch in self._told(handle, found, ahead, sorter, on_step):
@@ -231,22 +231,25 @@ class LogSpool:
         self,
         handle: int,
         found: Summary,
-        ahead: set[QueueId],
+        ahead: dict[QueueId, QueueId],
         sorter: Sorter | None,
         on_step: Callable[[], None],
     ) -> Iterator[list[Opened]]:
         """Yield messages as a summary tells of them, and take them out of what is ahead.
+
+        Each has the id that `ahead` has of it: the same text, in memory once.
 
         Their records are compared when they are loaded.
         """
         batch: list[Opened] = []
         for row, told in zip(found.rows, found.told(), strict=True):
             place = place_of(handle, row.at, row.record_bytes)
-            if row.queue_id not in ahead or self._queued.places.get(row.queue_id) != place:
+            queue_id = ahead.get(row.queue_id)
+            if queue_id is None or self._queued.places.get(queue_id) != place:
                 continue
-            if (opened := self._told_message(row, told, sorter)) is None:
+            if (opened := self._told_message(queue_id, told, sorter)) is None:
                 continue  # it is read with the rest
-            ahead.remove(row.queue_id)
+            del ahead[queue_id]
             self._ahead -= 1
             batch.append(opened)
             if len(batch) == RECOVERED_AT_ONCE:
@@ -256,17 +259,17 @@ class LogSpool:
         if batch:
             yield batch
 
-    def _told_message(self, row: Row, told: Told, sorter: Sorter | None) -> Opened | None:
+    def _told_message(self, queue_id: QueueId, told: Told, sorter: Sorter | None) -> Opened | None:
         """Return None where its record has to be read."""
         if not told.head:
             return None
         try:
-            opened = self._laid_over(summary.opened(row.queue_id, told))
+            opened = self._laid_over(summary.opened(queue_id, told))
         except Corrupt:
             # Its record shows what is wrong with it, and is set aside then.
             return None
         if sorter is not None:
-            opened.sorted = sorter.sort(opened.envelope, lambda: self._front_of(row.queue_id))
+            opened.sorted = sorter.sort(opened.envelope, lambda: self._front_of(queue_id))
         self._mark_what_was_reported(opened)
         return opened
 
