@@ -20,6 +20,8 @@ _PACKED_ANEW_AT = (ROWS // 4, ROWS // 16)
 _QUICKEST = 1
 _PAGES_AT_HAND = 16
 _NONE: list[str] = []
+DROPPED = "\n"
+"""In the place of a text."""
 
 
 class Page:
@@ -50,7 +52,7 @@ class Page:
         return row
 
     def text(self, row: int) -> str:
-        """Return a text; of a row that was dropped perhaps an empty one."""
+        """Return a text; of a row that was dropped perhaps DROPPED."""
         texts, packed = self._texts, self._packed
         return (texts if packed is None else _unpacked(packed))[row]
 
@@ -72,7 +74,7 @@ class Pages:
 
 
 def _packed(texts: list[str], dropped: int) -> bytes:
-    left = ["" if dropped >> row & 1 else text for row, text in enumerate(texts)]
+    left = [DROPPED if dropped >> row & 1 else text for row, text in enumerate(texts)]
     return zlib.compress(json.dumps(left).encode(), _QUICKEST)
 
 

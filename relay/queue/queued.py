@@ -8,7 +8,7 @@ A million of them are in memory, so one that only waits is small: what many have
 """
 
 import enum
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from operator import attrgetter
@@ -170,9 +170,28 @@ class RecipientsLeft(NamedTuple):
     shown: tuple[str, ...] = ()
 
 
-def listed_as(message_id: str | None, recipients: Iterable[str]) -> str:
-    """Return a Message-ID and recipients, a line each: one text takes half of what a text for each takes."""
-    return "\n".join((message_id or "", *recipients))
+class Shown(NamedTuple):
+    """What only listings show of a message."""
+
+    message_id: str | None = None
+    """That of its header, for who looks for it."""
+    arrival_at_ns: int | None = None
+    """Wall clock, as the envelope has it; None of a message that left the queue."""
+    recipients: tuple[str, ...] = ()
+    """The first few that are left."""
+
+    def text(self) -> str:
+        """Return it as one text of a line each: none of them has an end of line in it."""
+        arrival = "" if self.arrival_at_ns is None else str(self.arrival_at_ns)
+        return "\n".join((arrival, self.message_id or "", *self.recipients))
+
+
+def shown_of(text: str) -> Shown:
+    arrival, message_id, *recipients = text.split("\n")
+    return Shown(message_id or None, int(arrival) if arrival else None, tuple(recipients))
+
+
+_NOT_SHOWN = Shown()
 
 
 @dataclass(slots=True)
@@ -183,8 +202,6 @@ class Queued:
     size_bytes: int
     arrived_at_ns: int
     """In this boot's time; negative for a message that came in before it."""
-    arrival_at_ns: int
-    """Wall clock, as the envelope has it; for showing."""
     recipients_left: int
     state: State = State.WAITING
     due_at_ns: int = 0
@@ -192,8 +209,8 @@ class Queued:
     why: WaitReason = NO_REASON
     is_warned: bool = False
     """Its sender was told that it is late, or wants to hear of no delay."""
-    listed: str | Page = ""
-    """What only listings show, by `listed_as`; or the page that has it, once it is in the queue."""
+    listed: Shown | Page = _NOT_SHOWN
+    """What only listings show; or the page that has it, once it is in the queue."""
     row: int = 0
     """Of that page."""
     ready_at_ns: int = 0
@@ -226,33 +243,24 @@ class Queued:
         return self.choice.upstream
 
     @property
-    def message_id(self) -> str | None:
-        """Return that of its header, for who looks for it."""
-        return self._text.partition("\n")[0] or None
-
-    @property
-    def recipients_shown(self) -> tuple[str, ...]:
-        """Return the first few that are left, for listings."""
-        return tuple(self._text.split("\n")[1:])
-
-    @property
-    def _text(self) -> str:
-        return self.listed if isinstance(self.listed, str) else self.listed.text(self.row)
+    def shown(self) -> Shown:
+        return self.listed if isinstance(self.listed, Shown) else shown_of(self.listed.text(self.row))
 
     def note_left(self, left: RecipientsLeft, pages: Pages) -> None:
-        self.domains, text = left.domains, listed_as(self.message_id, left.shown)
+        shown = self.shown._replace(recipients=left.shown)
+        self.domains = left.domains
         # Also where it is the same: who stays longer than the others of a page is with its like from then on.
         self.leave_page()
-        self.listed, self.row = pages.keep(text)
+        self.listed, self.row = pages.keep(shown.text())
 
     def enter_page(self, pages: Pages) -> None:
-        if isinstance(self.listed, str):
-            self.listed, self.row = pages.keep(self.listed)
+        if isinstance(self.listed, Shown):
+            self.listed, self.row = pages.keep(self.listed.text())
 
     def leave_page(self) -> None:
         """Forget what listings show; a copy must not call it, nor `note_left`: it shares the page."""
-        if not isinstance(self.listed, str):
-            page, self.listed = self.listed, ""
+        if isinstance(self.listed, Page):
+            page, self.listed = self.listed, _NOT_SHOWN
             page.drop(self.row)
 
     @property
