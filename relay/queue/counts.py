@@ -4,16 +4,11 @@ A snapshot of a long queue costs no pass over it: 20,000 messages would hold up 
 loop for 40 ms.  Cost: O(log n) a change, O(states and lanes) a question.
 """
 
-import heapq
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from relay.mail.envelope import QueueId
+from relay.queue.groups import Group
 from relay.queue.queued import Queued, State
-
-SPARE_AGES = 1024
-"""Instants of gone messages that are kept beyond as many as there are messages."""
 
 
 class Sums(NamedTuple):
@@ -24,84 +19,27 @@ class Sums(NamedTuple):
     """Boottime; None where there is no message."""
 
 
-@dataclass(slots=True, eq=False)
-class _Group:
-    members: int = 0
-    """Messages, and further parts of those that go by several routes."""
-    messages: int = 0
-    recipients: int = 0
-    size_bytes: int = 0
-    arrived: list[int] = field(default_factory=list)
-    """A heap of instants, also of members that left."""
-    left: list[int] = field(default_factory=list)
-    """A heap of those of members that left."""
-    entries: dict[tuple[int, bool], "_CountedAs"] = field(default_factory=dict)
-
-    def counted(self, message: Queued) -> "_CountedAs":
-        """Return one value for all that are counted alike."""
-        key = message.recipients_left, message.is_counted
-        return self.entries.get(key) or self.entries.setdefault(key, _CountedAs(self, *key))
-
-    def oldest_ns(self) -> int:
-        """Return when the first of its members came; there must be one."""
-        while self.left and self.left[0] == self.arrived[0]:
-            heapq.heappop(self.left)
-            heapq.heappop(self.arrived)
-        return self.arrived[0]
-
-    def drop_left(self) -> None:
-        """Forget members that left; takes time in proportion to all."""
-        self.arrived.sort()
-        self.left.sort()
-        left = iter(self.left)
-        next_left = next(left, None)
-        kept = []
-        for at_ns in self.arrived:
-            if at_ns == next_left:
-                next_left = next(left, None)
-            else:
-                kept.append(at_ns)
-        self.arrived, self.left = kept, []
-
-
-class _CountedAs(NamedTuple):
-    group: _Group
-    recipients: int
-    is_message: bool
-
-
 class Counts:
     def __init__(self) -> None:
-        self._groups: dict[tuple[State, str], _Group] = {}
-        self._counted: dict[QueueId, _CountedAs] = {}
-        """As what each is counted; its octets and its arrival never change."""
+        self._groups: dict[tuple[State, str], Group] = {}
 
     def note(self, message: Queued) -> None:
         key = message.state, message.lane
         if (group := self._groups.get(key)) is None:
-            group = self._groups[key] = _Group()
-        counted = group.counted(message)
-        if self._counted.get(message.key) is counted:
+            group = self._groups[key] = Group()
+        counted = group.counted(message.recipients_left, is_message=message.is_counted)
+        if message.counted is counted:
             return
         self.forget(message)
-        self._counted[message.key] = counted
-        group.members += 1
-        group.messages += counted.is_message
-        group.recipients += counted.recipients
-        group.size_bytes += message.size_bytes if counted.is_message else 0
-        heapq.heappush(group.arrived, message.arrived_at_ns)
+        # Its octets and its arrival never change.
+        message.counted = counted
+        group.enter(counted, message.size_bytes, message.arrived_at_ns)
 
     def forget(self, message: Queued) -> None:
         """Count a message no longer; one that is not counted is ignored."""
-        if (counted := self._counted.pop(message.key, None)) is not None:
-            group = counted.group
-            group.members -= 1
-            group.messages -= counted.is_message
-            group.recipients -= counted.recipients
-            group.size_bytes -= message.size_bytes if counted.is_message else 0
-            heapq.heappush(group.left, message.arrived_at_ns)
-            if len(group.left) > group.members + SPARE_AGES:
-                group.drop_left()
+        if (counted := message.counted) is not None:
+            message.counted = None
+            counted.group.leave(counted, message.size_bytes, message.arrived_at_ns)
 
     def members(self, state: State) -> int:
         """Return how many messages and parts of messages are in a state."""

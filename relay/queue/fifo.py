@@ -68,6 +68,10 @@ class Fifo:
                 del self._ids[: self._start]
                 self._start = 0
             return
+        if self._ids[-1] == queue_id:
+            # An edit takes a long order over from its end: leave nothing behind that is swept at once later.
+            self._ids.pop()
+            return
         if self._gone is None:
             self._gone = {}
         self._gone[queue_id] = self._gone.get(queue_id, 0) + 1

@@ -8,8 +8,8 @@ A million of them are in memory, so one that only waits is small: what many have
 """
 
 import enum
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Hashable
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 from relay.mail.address import comparable
 from relay.mail.envelope import QueueId, is_notice
 from relay.mail.rewriting import Rewriting
+from relay.queue.groups import Counted
 from relay.queue.lanes import DEFAULT_LANE
+from relay.queue.pages import Page, Pages
 from relay.queue.routes import WHOLE, Choice, Part
 
 
@@ -168,9 +170,28 @@ class RecipientsLeft(NamedTuple):
     shown: tuple[str, ...] = ()
 
 
-def listed_as(message_id: str | None, recipients: Iterable[str]) -> str:
-    """Return a Message-ID and recipients, a line each: one text takes half of what a text for each takes."""
-    return "\n".join((message_id or "", *recipients))
+class Shown(NamedTuple):
+    """What only listings show of a message."""
+
+    message_id: str | None = None
+    """That of its header, for who looks for it."""
+    arrival_at_ns: int | None = None
+    """Wall clock, as the envelope has it; None of a message that left the queue."""
+    recipients: tuple[str, ...] = ()
+    """The first few that are left."""
+
+    def text(self) -> str:
+        """Return it as one text of a line each: none of them has an end of line in it."""
+        arrival = "" if self.arrival_at_ns is None else str(self.arrival_at_ns)
+        return "\n".join((arrival, self.message_id or "", *self.recipients))
+
+
+def shown_of(text: str) -> Shown:
+    arrival, message_id, *recipients = text.split("\n")
+    return Shown(message_id or None, int(arrival) if arrival else None, tuple(recipients))
+
+
+_NOT_SHOWN = Shown()
 
 
 @dataclass(slots=True)
@@ -181,8 +202,6 @@ class Queued:
     size_bytes: int
     arrived_at_ns: int
     """In this boot's time; negative for a message that came in before it."""
-    arrival_at_ns: int
-    """Wall clock, as the envelope has it; for showing."""
     recipients_left: int
     state: State = State.WAITING
     due_at_ns: int = 0
@@ -190,8 +209,10 @@ class Queued:
     why: WaitReason = NO_REASON
     is_warned: bool = False
     """Its sender was told that it is late, or wants to hear of no delay."""
-    listed: str = ""
-    """What only listings show, by `listed_as`."""
+    listed: Shown | Page = _NOT_SHOWN
+    """What only listings show; or the page that has it, once it is in the queue."""
+    row: int = 0
+    """Of that page."""
     ready_at_ns: int = 0
     """Since when it could go, but for limits and connections."""
     past: Past = NO_PAST
@@ -211,6 +232,8 @@ class Queued:
     """Since when it stands in that line."""
     is_counted: bool = True
     """Of a message's parts one counts as the message, with its octets."""
+    counted: Counted | None = field(default=None, init=False, compare=False, repr=False)
+    """As what `relay.queue.counts` counts it, of the one line where it stands."""
 
     def __post_init__(self) -> None:
         self.key = self.key or self.queue_id
@@ -220,17 +243,25 @@ class Queued:
         return self.choice.upstream
 
     @property
-    def message_id(self) -> str | None:
-        """Return that of its header, for who looks for it."""
-        return self.listed.partition("\n")[0] or None
+    def shown(self) -> Shown:
+        return self.listed if isinstance(self.listed, Shown) else shown_of(self.listed.text(self.row))
 
-    @property
-    def recipients_shown(self) -> tuple[str, ...]:
-        """Return the first few that are left, for listings."""
-        return tuple(self.listed.split("\n")[1:])
+    def note_left(self, left: RecipientsLeft, pages: Pages) -> None:
+        shown = self.shown._replace(recipients=left.shown)
+        self.domains = left.domains
+        # Also where it is the same: who stays longer than the others of a page is with its like from then on.
+        self.leave_page()
+        self.listed, self.row = pages.keep(shown.text())
 
-    def note_left(self, left: RecipientsLeft) -> None:
-        self.domains, self.listed = left.domains, listed_as(self.message_id, left.shown)
+    def enter_page(self, pages: Pages) -> None:
+        if isinstance(self.listed, Shown):
+            self.listed, self.row = pages.keep(self.listed.text())
+
+    def leave_page(self) -> None:
+        """Forget what listings show; a copy must not call it, nor `note_left`: it shares the page."""
+        if isinstance(self.listed, Page):
+            page, self.listed = self.listed, _NOT_SHOWN
+            page.drop(self.row)
 
     @property
     def reverse_path(self) -> str:
@@ -289,4 +320,4 @@ class Queued:
         return Queued(*_VALUES(self))
 
 
-_VALUES = attrgetter(*(field.name for field in fields(Queued)))
+_VALUES = attrgetter(*(each.name for each in fields(Queued) if each.init))

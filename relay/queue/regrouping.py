@@ -71,5 +71,5 @@ class Regrouping:
             heapq.heappush(self._firsts, (run.pop(), len(self._runs)))
             self._runs.append(run)
         # A long order that is let go of at once holds up the loop too.
-        for queue_id in some:
+        for queue_id in reversed(some):
             self._old.remove(queue_id)

@@ -29,6 +29,7 @@ from itertools import chain, islice
 from relay.mail.envelope import QueueId
 from relay.queue.counts import Counts
 from relay.queue.lanes import Lane, Order, Price, smallest
+from relay.queue.pages import Pages
 from relay.queue.parking import AT_ONCE_NS, Parking
 from relay.queue.queued import (
     AFTER,
@@ -55,7 +56,9 @@ MOST_SUSPECTS = 10_000
 
 
 class Scheduler:
-    def __init__(self) -> None:
+    def __init__(self, pages: Pages | None = None) -> None:
+        """`pages`: for what listings show of its messages; shared by all lines of a queue."""
+        self._pages = pages or Pages()
         self._messages: dict[QueueId, Queued] = {}
         self._order = Order()
         self._deferred: list[tuple[int, QueueId]] = []
@@ -183,6 +186,9 @@ class Scheduler:
         return self._messages.get(queue_id)
 
     def add(self, message: Queued) -> None:
+        before = self._messages.get(message.key)
+        if before is not None and before is not message:
+            self.counts.forget(before)
         self._messages[message.key] = message
         # Its place may have let it go while somebody had it; who still has no room is parked again, in turn.
         self._leave_place(message)
@@ -211,7 +217,7 @@ class Scheduler:
             message.state = state
             if left is not None:
                 message.recipients_left = left[0]
-                message.note_left(left[1])
+                message.note_left(left[1], self._pages)
             self.add(message)
 
     def attempted(
@@ -225,7 +231,7 @@ class Scheduler:
     ) -> None:
         """Note what an attempt left of a message."""
         if (message := self._messages.get(queue_id)) is not None:
-            message.note_left(left)
+            message.note_left(left, self._pages)
             message.past = message.past.but(tried=tried, refusals=refusals, singled_out=singled_out)
 
     def explain(self, queue_id: QueueId, why: WaitReason) -> None:

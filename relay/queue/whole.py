@@ -24,6 +24,7 @@ from itertools import chain, islice
 from relay.mail.envelope import QueueId
 from relay.queue.counts import Owners, Sums, total
 from relay.queue.diversions import Diversions
+from relay.queue.pages import Pages
 from relay.queue.queued import NO_REASON, NOWHERE, NewMailHold, Queued, State, WaitReason
 from relay.queue.routes import Availability, Because, Choice, Part, Route, Spilled, choose, is_better
 from relay.queue.scheduler import SLICE, Scheduler
@@ -37,6 +38,7 @@ MOST_RESTED = 16
 class Queue:
     def __init__(self) -> None:
         self._lines: dict[str, Scheduler] = {}
+        self._pages = Pages()
         self._siblings: dict[QueueId, list[Queued]] = {}
         """The parts of messages that have several."""
         self.owners = Owners()
@@ -63,7 +65,7 @@ class Queue:
 
     def line(self, upstream: str) -> Scheduler:
         if (line := self._lines.get(upstream)) is None:
-            line = self._lines[upstream] = Scheduler()
+            line = self._lines[upstream] = Scheduler(self._pages)
         return line
 
     def use(self, upstreams: Sequence[str], routes: Iterable[Route]) -> None:
@@ -148,6 +150,7 @@ class Queue:
         for number, part in enumerate(parts):
             if number:
                 part.key, part.is_counted = QueueId(f"{part.queue_id}{_NUMBERED}{number}"), False
+            part.enter_page(self._pages)
             # Mail that just came in stands there since it came in.
             is_new = part.choice is NOWHERE
             self._enter(part, self._choose(part, now_ns), part.arrived_at_ns if is_new else now_ns)
@@ -160,12 +163,14 @@ class Queue:
         for part in parts:
             self._leave(part)
             self.line_of(part).remove(part.key)
+            part.leave_page()
         self._siblings.pop(queue_id, None)
 
     def end_part(self, part: Queued) -> None:
         """Forget a part whose recipients are done; the message goes on with its others."""
         self._leave(part)
         self.line_of(part).remove(part.key)
+        part.leave_page()
         if (its := self._siblings.get(part.queue_id)) is None:
             self.owners.remove(part)
             return
@@ -193,6 +198,7 @@ class Queue:
                 self.end_part(other)
         if all(each is not part for each in self.parts(part.queue_id)):
             self.owners.add(part)
+            part.enter_page(self._pages)
             part.choice = self._choose(part, 0)
             self._present[part.upstream, part.part.route] += 1
         self.line_of(part).owe_report(part, why)

@@ -16,7 +16,7 @@ from typing import Any
 from relay.mail.envelope import QueueId
 from relay.policy.lane import numbers_of, routes_of, sorter_of
 from relay.policy.model import Policy
-from relay.queue.queued import NO_REASON, WaitReason, listed_as, origin_of
+from relay.queue.queued import NO_REASON, Shown, WaitReason, origin_of
 from relay.queue.routes import Because
 from relay.queue.scheduler import Queued, State
 from relay.queue.whole import queue_id_of
@@ -274,13 +274,12 @@ class Arrivals:
             origin_of(entry.reverse_path, entry.client, entry.user, entry.lane, entry.whole.rewriting),
             entry.size_bytes,
             self._ages.arrived_at_ns(entry, now_ns, wall_ns),
-            entry.arrival_at_ns,
             entry.recipients_left,
             state,
             now_ns + wait_ns if is_deferred else 0,
             WaitReason("deferred before the last start") if is_deferred else NO_REASON,
             is_warned=entry.is_warned or not entry.warns,
-            listed=listed_as(entry.message_id, entry.recipients_shown),
+            listed=Shown(entry.message_id, entry.arrival_at_ns, entry.recipients_shown),
             domains=runs_of(entry.domains),
             part=entry.whole,
         )

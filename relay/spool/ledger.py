@@ -73,12 +73,6 @@ class Ledger:
                 old.deleted + fates[3],
             )
 
-    def share_ids(self, queue_ids: Iterable[QueueId]) -> None:
-        """Have these open messages' ids in memory once: as the objects that the caller has."""
-        for queue_id in queue_ids:
-            if (count := self.open.pop(queue_id, None)) is not None:
-                self.open[queue_id] = count
-
     def reopen(self, queue_ids: Collection[QueueId]) -> None:
         """Forget that these messages, back from a backup, and their reports were counted out."""
         back = self.closed.intersection(queue_ids)

@@ -73,7 +73,7 @@ def _line_of(mails: Sequence[Mail], now_ns: int) -> Scheduler:
     for mail in mails:
         state = State.DEFERRED if mail.joins_at_ns > now_ns else State.WAITING
         origin = origin_of(mail.reverse_path)
-        line.add(Queued(mail.queue_id, origin, 0, 0, 0, mail.recipients, state, mail.joins_at_ns))
+        line.add(Queued(mail.queue_id, origin, 0, 0, mail.recipients, state, mail.joins_at_ns))
     return line
 
 

@@ -132,7 +132,6 @@ class Traffic:
                 origin_of(mail.reverse_path, lane=_key(span, "lane") or DEFAULT_LANE),
                 span.record.bytes or 0,
                 mail.joins_at_ns,
-                0,
                 mail.recipients,
                 State.DEFERRED,
                 mail.joins_at_ns,

@@ -472,7 +472,7 @@ class Listing:
         for part in self._queue.parts(queue_id):
             queued, expected = self._foretold.get(part.key) or (part, self._behind(part, is_alone=is_alone))
             each = Listed(
-                self._listed(queued, expected, queued.recipients_shown[: queued.recipients_left]),
+                self._listed(queued, expected, with_recipients=True),
                 self._now_ns - queued.arrived_at_ns,
                 domains_in_memory(queued.domains),
             )
@@ -524,20 +524,25 @@ class Listing:
                 leaving += [(at_ns, 1) for at_ns in estimate.leaving_ns or ()] + _steps_of(estimate)
         first = heapq.nsmallest(FIRST, self._foretold.values(), key=_soonest)
         return Coming(
-            tuple(self._listed(queued, expected, ()) for queued, expected in first),
+            tuple(self._listed(queued, expected) for queued, expected in first),
             tuple((at_ns + self._to_wall_ns, left) for at_ns, left in _curve(leaving)),
         ), drained_ns
 
-    def _listed(self, queued: Queued, expected: Expected, recipients: tuple[str, ...]) -> MessageView:
+    def _listed(self, queued: Queued, expected: Expected, *, with_recipients: bool = False) -> MessageView:
+        shown = queued.shown
+        arrival_at_ns = shown.arrival_at_ns
+        if arrival_at_ns is None:
+            # It left the queue since the look began.
+            arrival_at_ns = queued.arrived_at_ns + self._to_wall_ns
         choice = self._queue.choice(queued, self._now_ns)
         return MessageView(
             queued.queue_id,
             QueueState(queued.state.value),
             queued.size_bytes,
-            queued.arrival_at_ns,
+            arrival_at_ns,
             queued.reverse_path,
             queued.recipients_left,
-            recipients,
+            shown.recipients[: queued.recipients_left] if with_recipients else (),
             shown_reason(queued, self._paused),
             queued.due_at_ns + self._to_wall_ns if queued.state is State.DEFERRED else None,
             None if expected.eta_ns is None else expected.eta_ns + self._to_wall_ns,
@@ -547,7 +552,7 @@ class Listing:
             words_of(choice),
             client=queued.client,
             user=queued.user or None,
-            message_id=queued.message_id,
+            message_id=shown.message_id,
             is_held_by_pause=queued.is_held_by_pause,
             upstream_choice=choice.because,
             instead_of=choice.instead_of,

@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from relay.mail.dsn import NO_REQUEST, RecipientRequest
 from relay.policy.model import Listen, Policy, Tls
@@ -22,7 +22,9 @@ from relay.smtp.dot_stuffing import DotStuffing
 from relay.smtp.extensions import extensions_of
 from relay.smtp.reply import MalformedReply, Reply, ReplyParser
 from relay.submission.composing import Submission
-from relay.submission.own_session import Tell, own_session
+
+if TYPE_CHECKING:
+    from relay.submission.own_session import Tell
 
 _CHUNK_BYTES = 64 * 1024
 _ANSWER_WITHIN_S = 300.0
@@ -65,9 +67,12 @@ _CONTENT = _Phase("the message", os.EX_DATAERR)
 
 
 @contextmanager
-def taker(policy: Policy, hostname: str, tell: Tell) -> Iterator[socket.socket]:
+def taker(policy: Policy, hostname: str, tell: "Tell") -> Iterator[socket.socket]:
     """Raise Refusal where nobody takes mail now, OSError, and ValueError for a spool of another format."""
     if _is_own(policy):
+        # Imported only here: most programs may not write into the spool, and need no listener of ours.
+        from relay.submission.own_session import own_session  # noqa: PLC0415 - see above
+
         with own_session(policy, _terms_of(policy), hostname, tell) as connected:
             yield connected
         return

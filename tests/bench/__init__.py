@@ -14,7 +14,7 @@ measure        one round, and what the rounds say together
 disk           an ext4 of their own
 __main__       the command and its tables
 
-Each alone, by `python -m tests.bench.NAME`:
+Each alone, by `python -m tests.bench.` and its name:
 
 amplification  what a spool writes for each byte that it took
 calls          what a message costs the sender's loop, in calls

@@ -21,7 +21,7 @@ from relay.daemon.loops import run
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
-from relay.queue.queued import NO_REASON, Queued, State, WaitKind, WaitReason, listed_as, origin_of
+from relay.queue.queued import NO_REASON, Queued, Shown, State, WaitKind, WaitReason, origin_of
 from relay.status.collector import collect
 from relay.status.http import StatusServer
 from relay.status.snapshot import Condition
@@ -67,9 +67,8 @@ async def _fill(relay: Relay, count: int) -> None:
             origin_of(f"{number % SENDERS}@here.example", "unknown[127.0.0.1]"),
             4096,
             now_ns + number,
-            wall_ns + number,
             1,
-            listed=listed_as(None, (f"b{number}@there.example",)),
+            listed=Shown(None, wall_ns + number, (f"b{number}@there.example",)),
             domains=(("there.example", 1),),
         )
         if number % 50 == 1:

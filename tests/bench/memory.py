@@ -178,7 +178,7 @@ def _round(count: int) -> dict[str, float]:
         for number in range(count):
             sender, lane = f"sender-{number * 7 % SENDERS}@x.example", ("resets", "default")[number % 2]
             origin = origin_of(sender, lane=lane)
-            queued = Queued(QueueId(f"{number:016d}"), origin, number, number, number, 1)
+            queued = Queued(QueueId(f"{number:016d}"), origin, number, number, 1)
             queue.add(queued, now_ns=number)
 
     def defer() -> None:

@@ -156,7 +156,6 @@ def _queued(view: MessageView) -> Queued:
         origin_of(view.reverse_path),
         view.size_bytes,
         0,
-        view.arrival_at_ns,
         view.recipients_left,
         State(view.state.value),
         why=WaitReason(view.reason),

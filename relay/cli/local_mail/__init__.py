@@ -2,5 +2,6 @@
 
 sendmail   sendmail(1), straight into the spool or over loopback
 mailq      mailq(1) and newaliases(1)
+asking     what sendmail(1) asks about the queue
 drain      a maildir of outgoing messages, one after the other
 """

@@ -14,18 +14,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import make_msgid
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import click
 
-from relay.cli.local_mail.mailq import mailq_lines
 from relay.cli.locate import Where, found_policy
-from relay.cli.operate import ask
 from relay.cli.options import POLICY_VARIABLE, SYSTEM_POLICY, default_policy, printable
 from relay.clock import SECOND_NS, SystemClock
-from relay.control.operations import Session
 from relay.policy.model import Policy
-from relay.status.snapshot import MessageView, QueueState
 from relay.submission.addresses import NotAnAddress
 from relay.submission.command_line import Mode, SendmailCall, WrongUsage, parse_call
 from relay.submission.composing import Author, Submission, submitted
@@ -88,11 +84,12 @@ def _acted(call: SendmailCall, where: Where) -> int:
             return _submit(call, found_policy(where))
         case Mode.SMTP:
             return _speak(found_policy(where))
-        case Mode.LIST:
-            for line in mailq_lines(ask(where, _listed)):
+        case Mode.LIST | Mode.FLUSH:
+            # Imported only here: it takes as long to load as a message takes to be handed over.
+            from relay.cli.local_mail import asking  # noqa: PLC0415 - see above
+
+            for line in asking.mailq(where) if call.mode is Mode.LIST else asking.flush(where):
                 click.echo(line)
-        case Mode.FLUSH:
-            ask(where, _flush)
         case Mode.NEW_ALIASES:
             pass  # there are none
     return os.EX_OK
@@ -152,23 +149,6 @@ def _speak(policy: Policy) -> int:
         click.echo("421 4.3.0 The relay does not answer, try again later\r")
         raise
     return os.EX_OK
-
-
-async def _listed(session: Session) -> list[MessageView]:
-    """Return all messages with all their recipients: a listing has only the first."""
-    listed = [each for each in await session.queue() if each.state is not QueueState.CORRUPT]
-    found: list[MessageView] = []
-    for message in listed:
-        is_whole = len(message.recipients) >= message.recipients_left
-        shown: Any = message if is_whole else await session.show(message.queue_id)
-        found.append(shown if isinstance(shown, MessageView) else message)
-    return found
-
-
-async def _flush(session: Session) -> None:
-    deferred = [each.queue_id for each in await session.queue() if each.state is QueueState.DEFERRED]
-    if deferred:
-        await session.act("retry", deferred)
 
 
 def hostname_of(policy: Policy) -> str:

@@ -25,7 +25,7 @@ from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record
 from relay.spool.log.segments import Segments, handle_of, place_of
 from relay.spool.log.stream_reader import Damage, ReadGroup, groups, is_room
 from relay.spool.log.streams import OnDamage, read_header
-from relay.spool.log.summary import Row, Summaries, Told, message_of
+from relay.spool.log.summary import Summaries, Told, message_of
 from relay.spool.message.message_file import Opened
 from relay.spool.os_errors import is_our_own_lack
 
@@ -169,7 +169,7 @@ class QueueWalk:
             of_segment.setdefault(handle_of(place), []).append(queue_id)
         self.ahead = len(self._queued.places)
         for handle, queue_ids in sorted(of_segment.items(), key=lambda each: min(each[1])):
-            ahead = set(queue_ids)
+            ahead = {queue_id: queue_id for queue_id in queue_ids}
             for batch in self._told(handle, ahead, sorter, on_step):
                 is_first = False
                 yield batch
@@ -204,11 +204,15 @@ class QueueWalk:
         return batch
 
     def _told(
-        self, handle: int, ahead: set[QueueId], sorter: Sorter | None, on_step: Callable[[], None]
+        self,
+        handle: int,
+        ahead: dict[QueueId, QueueId],
+        sorter: Sorter | None,
+        on_step: Callable[[], None],
     ) -> Iterator[list[Opened]]:
         """Yield messages as a segment's summary tells of them, and take them out of what is ahead.
 
-        Their records are compared when they are loaded.
+        Each has the id that `ahead` has of it: the same text, in memory once.  Their records are compared when they are loaded.
         """
         # The segment may be gone, if all that lived in it was copied forward meanwhile.
         if handle not in self._segments or (found := self._summaries.read(handle)) is None:
@@ -216,11 +220,12 @@ class QueueWalk:
         batch: list[Opened] = []
         for row, told in zip(found.rows, found.told(), strict=True):
             place = place_of(handle, row.at, row.record_bytes)
-            if row.queue_id not in ahead or self._queued.places.get(row.queue_id) != place:
+            queue_id = ahead.get(row.queue_id)
+            if queue_id is None or self._queued.places.get(queue_id) != place:
                 continue
-            if (opened := self._told_message(row, told, sorter)) is None:
+            if (opened := self._told_message(queue_id, told, sorter)) is None:
                 continue  # it is read with the rest
-            ahead.remove(row.queue_id)
+            del ahead[queue_id]
             self.ahead -= 1
             batch.append(opened)
             if len(batch) == RECOVERED_AT_ONCE:
@@ -230,14 +235,14 @@ class QueueWalk:
         if batch:
             yield batch
 
-    def _told_message(self, row: Row, told: Told, sorter: Sorter | None) -> Opened | None:
+    def _told_message(self, queue_id: QueueId, told: Told, sorter: Sorter | None) -> Opened | None:
         """Return None where its record has to be read."""
         try:
-            opened = self._reader.laid_over(message_of(row.queue_id, told))
+            opened = self._reader.laid_over(message_of(queue_id, told))
         except Corrupt:
             # The summary does not say, or its record shows what is wrong with it, and is set aside then.
             return None
         if sorter is not None:
-            opened.sorted = sorter.sort(opened.envelope, lambda: self._reader.front_of(row.queue_id))
+            opened.sorted = sorter.sort(opened.envelope, lambda: self._reader.front_of(queue_id))
         self._reader.mark_what_was_reported(opened)
         return opened

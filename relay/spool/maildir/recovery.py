@@ -127,7 +127,6 @@ class Walk:
             status_bytes.write_marks_again(self._disk, marked[start : start + _MARKED_AT_ONCE])
         queue_ids = [each.message.queue_id for each in found]
         self._ledger.reopen(queue_ids)
-        self._ledger.share_ids(queue_ids)
         try:
             self._ledger.enter([(each.message.queue_id, len(each.message.statuses)) for each in found])
         except OSError as error:
@@ -179,9 +178,15 @@ class Walk:
 
     def _list(self) -> None:
         disk, layout = self._disk, self._layout
-        lists = [_Names(Place.HELD, layout.folder("hold"), disk.names(layout.folder("hold")))]
+        # What a million names leave in between goes to nobody else: each is in memory once, as the ledger's.
+        known: dict[str, str] = {queue_id: queue_id for queue_id in self._ledger.open}
+
+        def names_in(folder: str) -> list[str]:
+            return [known.get(name, name) for name in disk.names(folder)]
+
+        lists = [_Names(Place.HELD, layout.folder("hold"), names_in(layout.folder("hold")))]
         for folder in layout.queued_folders():
-            names = disk.names(folder)
+            names = names_in(folder)
             home = [n for n in names if is_queue_id(n) and layout.queued_folder(QueueId(n)) == folder]
             lists.append(_Names(Place.HOME, folder, home))
             if len(home) < len(names):
@@ -223,6 +228,7 @@ class Walk:
                     path, self._ledger.closed, with_content=with_content, sorter=self._sorter
                 )
                 if seen.queued is not None:
+                    seen.queued.queue_id = QueueId(name)  # the same text, in memory once
                     self._taken += place is Place.NEW
                     self._enter(Found(seen.queued, place is Place.HELD))
             self._next = next(self._ahead, None)

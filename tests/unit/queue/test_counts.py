@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
-from relay.queue.counts import SPARE_AGES, Counts, Sums, total
+from relay.queue.counts import Counts, Sums, total
+from relay.queue.groups import SPARE_AGES
 from relay.queue.queued import NO_REASON, Queued, RecipientsLeft, State, WaitReason, origin_of
 from relay.queue.scheduler import Scheduler
 
@@ -39,7 +40,7 @@ def test_the_counts_are_what_a_pass_finds(steps: list[tuple[str, int, int]]) -> 
     scheduler = Scheduler()
     for number in range(8):
         origin = origin_of(f"s{number % 3}", "pq"[number % 2], ("", "", "u")[number % 3])
-        queued = Queued(QueueId(f"{number}"), origin, 10 + number, -number % 5, 0, 1 + number)
+        queued = Queued(QueueId(f"{number}"), origin, 10 + number, -number % 5, 1 + number)
         scheduler.add(queued)
     scheduler.sender_pauses.begin("s2", 0, "no", asked_ns=5)
     for now_ns, (act, number, more) in enumerate(steps):
@@ -78,7 +79,7 @@ def _do(scheduler: Scheduler, act: str, queue_id: QueueId, more: int, now_ns: in
 
 def test_what_left_long_ago_takes_no_memory() -> None:
     counts = Counts()
-    queued = Queued(QueueId("a"), origin_of("s"), 1, 0, 0, 1)
+    queued = Queued(QueueId("a"), origin_of("s"), 1, 0, 1)
     for number in range(5 * SPARE_AGES):
         queued.state = State.ACTIVE if number % 2 else State.WAITING
         counts.note(queued)

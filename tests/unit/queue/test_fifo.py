@@ -48,3 +48,14 @@ def test_what_is_gone_takes_no_memory(order: list[int], left: int) -> None:
 
     assert list(fifo) == [QueueId(str(number)) for number in sorted(order[:left])]
     assert list(copy.deepcopy(fifo)) == list(fifo)
+
+
+def test_what_leaves_from_the_end_leaves_no_entry_behind() -> None:
+    fifo = Fifo()
+    for number in range(1000):
+        fifo.add(QueueId(f"{number}"))
+    for number in range(999, 500, -1):
+        fifo.remove(QueueId(f"{number}"))
+
+    assert len(fifo._ids) == len(fifo) == 501
+    assert fifo._gone is None

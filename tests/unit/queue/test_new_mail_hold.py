@@ -13,7 +13,7 @@ BY_HAND = WaitReason("held by the operator")
 
 def came_in(number: int, at_ns: int, suffix: str = "", state: State = State.WAITING) -> Queued:
     return Queued(
-        QueueId(f"{number:016d}{suffix}"), origin_of(f"s{number % 3}@b.example"), 1, at_ns, 0, 1, state
+        QueueId(f"{number:016d}{suffix}"), origin_of(f"s{number % 3}@b.example"), 1, at_ns, 1, state
     )
 
 

@@ -17,11 +17,11 @@ MINUTE_NS = 60 * 10**9
 
 def a_message(number: int, state: State = State.WAITING, due_at_ns: int = 0) -> Queued:
     name = QueueId(f"{number:016d}")
-    return Queued(name, origin_of("a@b.example"), 100, 0, 0, 1, state=state, due_at_ns=due_at_ns)
+    return Queued(name, origin_of("a@b.example"), 100, 0, 1, state=state, due_at_ns=due_at_ns)
 
 
 def from_sender(number: int, reverse_path: str) -> Queued:
-    return Queued(QueueId(f"{number:016d}"), origin_of(reverse_path), 100, 0, 0, 1)
+    return Queued(QueueId(f"{number:016d}"), origin_of(reverse_path), 100, 0, 1)
 
 
 def test_mail_of_a_paused_sender_comes_back_one_first() -> None:

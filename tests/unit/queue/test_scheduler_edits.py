@@ -23,7 +23,7 @@ senders = st.sampled_from(["x@a.example", "y@a.example", "z@a.example"])
 
 
 def a_message(number: int, sender: str, lane: str) -> Queued:
-    return Queued(QueueId(f"{number:016d}"), origin_of(sender, lane=lane), 100, 0, 0, 1)
+    return Queued(QueueId(f"{number:016d}"), origin_of(sender, lane=lane), 100, 0, 1)
 
 
 def drained(queue: Scheduler, now_ns: int) -> list[Queued]:

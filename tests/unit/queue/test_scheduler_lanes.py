@@ -16,7 +16,7 @@ LANES = (Lane("fast", 60), Lane("list", 20, has_ceiling=True), Lane(DEFAULT_LANE
 
 
 def _message(name: str, lane: str = DEFAULT_LANE, sender: str = "a@b.example", recipients: int = 1) -> Queued:
-    return Queued(QueueId(name), origin_of(sender, lane=lane), 100, 0, 0, recipients)
+    return Queued(QueueId(name), origin_of(sender, lane=lane), 100, 0, recipients)
 
 
 def _scheduler(*messages: Queued, lanes: tuple[Lane, ...] = LANES) -> Scheduler:

@@ -13,7 +13,7 @@ NAMES = st.sampled_from("abcdefgh")
 def _scheduler(names: str) -> Scheduler:
     scheduler = Scheduler()
     for name in names:
-        scheduler.add(Queued(QueueId(name), origin_of(""), 1, 0, 0, 1))
+        scheduler.add(Queued(QueueId(name), origin_of(""), 1, 0, 1))
     return scheduler
 
 
@@ -60,7 +60,7 @@ def test_as_many_leave_in_order_as_there_is_room_for() -> None:
     _park(scheduler, "bcd", "list", 200)
 
     assert _leave(scheduler, now_ns=199, room=9) == "x"
-    scheduler.add(Queued(QueueId("y"), origin_of(""), 1, 0, 0, 1))
+    scheduler.add(Queued(QueueId("y"), origin_of(""), 1, 0, 1))
     assert _leave(scheduler, now_ns=200, room=2) == "aby"
     # Tried in vain after all: it is first again.
     _park(scheduler, "b", "list", 300)
@@ -82,7 +82,7 @@ def test_a_place_without_room_is_due_again_when_it_says() -> None:
 def test_a_place_is_due_once_however_many_are_parked_there() -> None:
     scheduler = Scheduler()
     for number in range(1000):
-        scheduler.add(Queued(QueueId(f"{number}"), origin_of(""), 1, 0, 0, 1))
+        scheduler.add(Queued(QueueId(f"{number}"), origin_of(""), 1, 0, 1))
     while (queued := scheduler.next_ready(0)) is not None:
         scheduler.park(queued.queue_id, "list", 100, WaitReason("no room for its sender"))
 

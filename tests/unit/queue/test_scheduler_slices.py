@@ -26,7 +26,7 @@ lanes = st.sampled_from(["a", "b", DEFAULT_LANE])
 def a_message(number: int, sender: str = BAD, lane: str = DEFAULT_LANE, due_at_ns: int = 0) -> Queued:
     state = State.DEFERRED if due_at_ns else State.WAITING
     name = QueueId(f"{number:016d}")
-    return Queued(name, origin_of(sender, lane=lane), 100, 0, 0, 1, state=state, due_at_ns=due_at_ns)
+    return Queued(name, origin_of(sender, lane=lane), 100, 0, 1, state=state, due_at_ns=due_at_ns)
 
 
 def a_queue(*, due_at_ns: int = 0) -> Scheduler:

@@ -15,7 +15,7 @@ LANES = (Lane("list", 20, has_ceiling=True), Lane(DEFAULT_LANE, 80))
 
 
 def _message(name: str, sender: str = "bad", lane: str = DEFAULT_LANE) -> Queued:
-    return Queued(QueueId(name), origin_of(sender, lane=lane), 100, 0, 0, 1)
+    return Queued(QueueId(name), origin_of(sender, lane=lane), 100, 0, 1)
 
 
 def _take(scheduler: Scheduler, now_ns: int = 0) -> str:

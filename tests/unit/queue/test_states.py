@@ -3,16 +3,17 @@
 import pytest
 
 from relay.mail.envelope import QueueId
+from relay.queue.pages import Pages
 from relay.queue.queued import (
     AFTER,
     NO_REASON,
     Move,
     Queued,
     RecipientsLeft,
+    Shown,
     State,
     WaitKind,
     WaitReason,
-    listed_as,
     origin_of,
 )
 from relay.queue.scheduler import Scheduler
@@ -36,7 +37,7 @@ CELLS = {
 @pytest.mark.parametrize("verb", CELLS)
 def test_each_verb_does_to_each_state_what_the_table_says(verb: str, state: State) -> None:
     scheduler, queue_id = Scheduler(), QueueId("a")
-    queued = Queued(queue_id, origin_of("s"), 1, 0, 0, 1, state, due_at_ns=100)
+    queued = Queued(queue_id, origin_of("s"), 1, 0, 1, state, due_at_ns=100)
     scheduler.add(queued)
 
     match verb:
@@ -68,7 +69,7 @@ def test_the_table_has_a_line_for_each_move() -> None:
 
 def test_a_refusal_is_told_apart_from_what_else_keeps_a_message() -> None:
     scheduler = Scheduler()
-    queued = Queued(QueueId("a"), origin_of("s"), 1, 0, 0, 1)
+    queued = Queued(QueueId("a"), origin_of("s"), 1, 0, 1)
     scheduler.add(queued)
     scheduler.next_ready(0)
     refusal = WaitReason("450 4.2.1 later", WaitKind.REFUSAL, "4.2.1")
@@ -83,18 +84,20 @@ def test_a_refusal_is_told_apart_from_what_else_keeps_a_message() -> None:
 
 
 def test_what_a_listing_shows_follows_what_is_left() -> None:
-    queued = Queued(QueueId("a"), origin_of("s"), 1, 0, 0, 2, listed=listed_as("<1@x>", ("b@x", "c@x")))
-    assert (queued.message_id, queued.recipients_shown) == ("<1@x>", ("b@x", "c@x"))
-    queued.note_left(RecipientsLeft((), ("c@x",)))
-    assert (queued.message_id, queued.recipients_shown) == ("<1@x>", ("c@x",))
+    shown = Shown("<1@x>", 7, ("b@x", "c@x"))
+    queued = Queued(QueueId("a"), origin_of("s"), 1, 0, 2, listed=shown)
+    assert queued.shown == shown
+    queued.note_left(RecipientsLeft((), ("c@x",)), Pages())
+    assert queued.shown == Shown("<1@x>", 7, ("c@x",))
 
-    queued = Queued(QueueId("b"), origin_of("s"), 1, 0, 0, 1, listed=listed_as(None, ("b@x",)))
-    assert (queued.message_id, queued.recipients_shown) == (None, ("b@x",))
-    assert (Queued(QueueId("c"), origin_of("s"), 1, 0, 0, 1).recipients_shown) == ()
+    queued = Queued(QueueId("b"), origin_of("s"), 1, 0, 1, listed=Shown(None, 0, ("b@x",)))
+    queued.enter_page(Pages())
+    assert queued.shown == Shown(None, 0, ("b@x",))
+    assert Queued(QueueId("c"), origin_of("s"), 1, 0, 1).shown == Shown()
 
 
 def test_mail_that_was_moved_to_another_lane_is_still_its_senders() -> None:
-    queued = Queued(QueueId("a"), origin_of("A@x", "host[::1]", "ann"), 1, 0, 0, 1)
+    queued = Queued(QueueId("a"), origin_of("A@x", "host[::1]", "ann"), 1, 0, 1)
     queued.lane = "fast"
     its = (queued.lane, queued.reverse_path, queued.sender, queued.client, queued.user)
     assert its == ("fast", "A@x", "a@x", "host[::1]", "ann")

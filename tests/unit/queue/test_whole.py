@@ -25,7 +25,7 @@ def message(number: int, *parts: Part, at_ns: int = 0) -> list[Queued]:
     queue_id = QueueId(f"{number:016d}")
     user = "ann" if number % 3 else ""
     origin = origin_of(f"s{number}@x", user=user)
-    return [Queued(queue_id, origin, 10, at_ns, at_ns, 2, part=part) for part in parts]
+    return [Queued(queue_id, origin, 10, at_ns, 2, part=part) for part in parts]
 
 
 class WholeQueue(RuleBasedStateMachine):

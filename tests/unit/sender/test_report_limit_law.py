@@ -66,7 +66,7 @@ class Cap:
             self.went.append((self.clock.boottime_ns(), self.policy.reports.per_hour or UNLIMITED))
         elif not is_warning:
             queue_id = QueueId(f"{len(self.went) + len(self.waiting):016}")
-            queued = Queued(queue_id, origin_of("a@here.example"), 1, 0, 0, 0)
+            queued = Queued(queue_id, origin_of("a@here.example"), 1, 0, 0)
             self.queue.add(queued, now_ns=0)
             self.owed.wait(queued)
             self.waiting.append(queue_id)
@@ -99,7 +99,7 @@ class Cap:
         self.disk.bury()
         self.owed, self.waiting = self.started(), []
         for queue_id in ids:
-            queued = Queued(queue_id, origin_of("a@here.example"), 1, 0, 0, 0)
+            queued = Queued(queue_id, origin_of("a@here.example"), 1, 0, 0)
             if await self.owed.may_go():
                 self.went.append((self.clock.boottime_ns(), self.policy.reports.per_hour or UNLIMITED))
             else:
@@ -153,7 +153,7 @@ async def test_a_report_that_cannot_be_made_now_lets_others_go_first() -> None:
         return len(asked) > 1
 
     for queue_id in (first, second):
-        cap.owed.wait(Queued(queue_id, origin_of("a@here.example"), 1, 0, 0, 0))
+        cap.owed.wait(Queued(queue_id, origin_of("a@here.example"), 1, 0, 0))
     running = asyncio.create_task(cap.owed.run(report))
     await was_asked.wait()
     # Not at once: it would take every slot of the hour.

@@ -26,7 +26,7 @@ def queued(number: int, sender: str = "a@x.example", state: State = State.WAITIN
     kind = WaitKind.REFUSAL if state is State.DEFERRED else WaitKind.WORDS
     reason = WaitReason(why, kind)
     return Queued(
-        QueueId(f"{number:016d}"), origin_of(sender), 1_000, 0, 0, 2, state, why=reason, choice=Choice("isp")
+        QueueId(f"{number:016d}"), origin_of(sender), 1_000, 0, 2, state, why=reason, choice=Choice("isp")
     )
 
 

@@ -104,7 +104,7 @@ def test_a_transaction_under_way_proves_the_upstream_for_all() -> None:
 def test_suspects_go_in_their_places_behind_a_proof_under_way() -> None:
     line, mails = Scheduler(), []
     for name, sender in ("a", "bad"), ("b", "bad"), ("c", "good"):
-        line.add(Queued(QueueId(name), origin_of(sender), 1, 0, 0, 1))
+        line.add(Queued(QueueId(name), origin_of(sender), 1, 0, 1))
         mails.append(Mail(1, reverse_path=sender, queue_id=QueueId(name)))
     line.doubt("bad")
     outlook = Outlook(NOW, transaction_ns=10, is_proving=True, ends_ns=(NOW + 7,))
@@ -148,7 +148,7 @@ def test_a_deferred_one_comes_to_the_end_of_the_line_when_it_is_due() -> None:
 def test_one_message_proves_a_paused_sender_for_its_others() -> None:
     line, mails = Scheduler(), []
     for name, sender in ("a", "a@x"), ("b", "a@x"), ("c", "b@x"):
-        line.add(Queued(QueueId(name), origin_of(sender), 1, 0, 0, 1))
+        line.add(Queued(QueueId(name), origin_of(sender), 1, 0, 1))
         mails.append(Mail(1, reverse_path=sender, queue_id=QueueId(name)))
     until_ns = line.sender_pauses.begin("a@x", NOW, "553 not yours")
 

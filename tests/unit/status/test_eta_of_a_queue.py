@@ -296,9 +296,7 @@ async def test_a_long_queue_is_foreseen_when_asked_and_its_drain_kept(tmp_path: 
         relay.sender.upstreams.halt()
         now_ns = clock.boottime_ns()
         for number in range(2 * FEW):
-            queued = Queued(
-                QueueId(f"{number:016d}"), origin_of("a@x.example"), 1, now_ns, clock.wall_ns(), 1
-            )
+            queued = Queued(QueueId(f"{number:016d}"), origin_of("a@x.example"), 1, now_ns, 1)
             relay.sender.queue.add(queued, now_ns=0)
         assert relay.watch.snapshot().upstreams[0].drained_at_ns is None
 
@@ -327,9 +325,7 @@ async def test_of_a_short_queue_what_comes_is_told_at_once(tmp_path: Path) -> No
         relay.sender.upstreams.halt()
         now_ns, names = clock.boottime_ns(), [QueueId(f"{number:016d}") for number in range(3)]
         for queue_id in names:
-            relay.sender.queue.add(
-                Queued(queue_id, origin_of("a@x.example"), 1, now_ns, clock.wall_ns(), 1), now_ns=now_ns
-            )
+            relay.sender.queue.add(Queued(queue_id, origin_of("a@x.example"), 1, now_ns, 1), now_ns=now_ns)
         relay.sender.queue.hold(names[0], NO_REASON)
 
         coming = relay.watch.coming()

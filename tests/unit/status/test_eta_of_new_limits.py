@@ -45,7 +45,7 @@ def test_an_estimate_goes_by_sizes_and_tells_what_never_goes() -> None:
     sizes = [60, 101, 60, 40]
     mails = [Mail(1, queue_id=QueueId(str(number))) for number in range(len(sizes))]
     for mail, size_bytes in zip(mails, sizes, strict=True):
-        line.add(Queued(mail.queue_id, origin_of(""), size_bytes, 0, 0, 1, State.WAITING, 0))
+        line.add(Queued(mail.queue_id, origin_of(""), size_bytes, 0, 1, State.WAITING, 0))
     found = foretell(mails, _outlook(PerPeriod(100, HOUR_NS, "bytes")), line)
 
     assert [each.eta_ns for each in found] == [NOW_NS, NEVER_NS, NOW_NS + HOUR_NS, NOW_NS + HOUR_NS]

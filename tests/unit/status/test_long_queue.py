@@ -35,7 +35,7 @@ def fill(relay: Relay, first: int, last: int) -> None:
     now_ns = relay.clock.boottime_ns()
     for number in range(first, last):
         sender = f"{number % 7}@x.example"
-        queued = Queued(name_of(number), origin_of(sender), 1, now_ns, relay.clock.wall_ns(), 1)
+        queued = Queued(name_of(number), origin_of(sender), 1, now_ns, 1)
         relay.sender.queue.add(queued, now_ns=now_ns)
 
 
@@ -213,7 +213,7 @@ def test_a_limit_of_each_sender_sets_no_pace_for_all() -> None:
 def test_a_look_in_front_of_a_line_takes_what_goes_first() -> None:
     line = Scheduler()
     for number in range(50):
-        queued = Queued(name_of(number), origin_of("a@x.example"), 1, 0, 0, 1)
+        queued = Queued(name_of(number), origin_of("a@x.example"), 1, 0, 1)
         if number >= 25:
             queued.state, queued.due_at_ns = State.DEFERRED, 1000 - number
         line.add(queued)

@@ -36,7 +36,7 @@ class Beats:
         self.refused: Counter[str] = Counter()
         self.idle_wake_ups = 0
         for number, sender in enumerate(MAIL):
-            self.scheduler.add(Queued(QueueId(f"{number:04d} {sender}"), origin_of(sender), 1, 0, 0, 1))
+            self.scheduler.add(Queued(QueueId(f"{number:04d} {sender}"), origin_of(sender), 1, 0, 1))
 
     def run(self) -> None:
         """Beat until everything went."""

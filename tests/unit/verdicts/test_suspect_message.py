@@ -20,7 +20,7 @@ def an_outcome(given_verdicts: list[Verdict]) -> Outcome:
 
 
 def a_message(number: int, sender: str) -> Queued:
-    return Queued(QueueId(f"{number:016d}"), origin_of(sender), 100, 0, 0, 1)
+    return Queued(QueueId(f"{number:016d}"), origin_of(sender), 100, 0, 1)
 
 
 def goes(scheduler: Scheduler) -> str:
