@@ -43,7 +43,7 @@ from relay.spool.log.journal import Journal
 from relay.spool.log.layout import LogLayout, prepare
 from relay.spool.log.message import Messages
 from relay.spool.log.record import INLINE, MESSAGE, New, Record
-from relay.spool.log.segments import Segments, handle_of, length_of, offset_of, place_of
+from relay.spool.log.segments import Segments, handle_of, is_senders, length_of, offset_of, place_of
 from relay.spool.log.stream_reader import Damage
 from relay.spool.log.stream_writer import StreamWriter
 from relay.spool.log.streams import Streams
@@ -147,7 +147,8 @@ class LogSpool:
         self._queued.keeps_unknown = False
         if not self._is_all_read:
             # What ended would come again as soon as it can be read.
-            self._segments.keep_the_senders()
+            for _, segment in self._segments:
+                segment.is_kept = is_senders(segment.name)
         abandoned += self._remove_orphans(
             whole, is_all_there=self._damages == 0 and self._aside.moved == moved
         )
@@ -593,8 +594,6 @@ class LogSpool:
         return opened if facts is None else facts.laid_over(opened)
 
     def _known(self, queue_id: QueueId) -> Opened:
-        if queue_id not in self._queued.places:
-            raise Absent(queue_id)
         if (known := self._memory.known(queue_id)) is not None:
             return known
         with faults("message"):
