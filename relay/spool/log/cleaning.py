@@ -8,7 +8,6 @@ anything is let go that only it needed.  Crash here, between copy and removal: t
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
 
 from relay.mail.envelope import QueueId
 from relay.spool.identity import subject_of
@@ -73,7 +72,7 @@ class Cleaner:
         records: list[New] = []
         said_anew: set[QueueId] = set()
         copied: Counter[int] = Counter()
-        size, is_all = 0, True
+        size, ends, is_all = 0, 0, True
         for each in pieces(window, segment.mark, HEADER_BYTES):
             if not isinstance(each, Record):
                 is_all = False
@@ -81,11 +80,12 @@ class Cleaner:
             some = self._of(handle, each, said_anew)
             records += some
             size += sum(len(new.payload) for new in some)
+            ends += sum(HEAD_BYTES + len(new.queue_id) for new in some if new.kind == said.GONE)
             if size > _COPIED_AT_ONCE:
-                copied[self._journal.write(records)] += _bytes_of_ends(records)
-                records, size = [], 0
+                copied[self._journal.write(records)] += ends
+                records, size, ends = [], 0, 0
         if records:
-            copied[self._journal.write(records)] += _bytes_of_ends(records)
+            copied[self._journal.write(records)] += ends
         if is_all:
             self._segments.hand_over_needs(handle, copied)
         return is_all
@@ -163,7 +163,3 @@ class Cleaner:
             if isinstance(found, Record):
                 return found.payload
         return b""
-
-
-def _bytes_of_ends(records: Sequence[New]) -> int:
-    return sum(HEAD_BYTES + len(new.queue_id) for new in records if new.kind == said.GONE)

@@ -40,7 +40,7 @@ from relay.spool.log.journal import Journal
 from relay.spool.log.layout import LogLayout, prepare
 from relay.spool.log.reading import MessageReader
 from relay.spool.log.record import MESSAGE, New, Record
-from relay.spool.log.segments import Segments
+from relay.spool.log.segments import Segments, is_senders
 from relay.spool.log.stream_writer import StreamWriter
 from relay.spool.log.streams import Streams
 from relay.spool.log.summary import Summaries
@@ -119,7 +119,8 @@ class LogSpool:
         self._queued.keeps_unknown = False
         if not self._is_all_read:
             # What ended would come again as soon as it can be read.
-            self._segments.keep_the_senders()
+            for _, segment in self._segments:
+                segment.is_kept = is_senders(segment.name)
         abandoned += self._remove_orphans(
             whole, is_all_there=self._damaged.places == 0 and self._aside.moved == moved
         )
@@ -421,8 +422,6 @@ class LogSpool:
         self._disk.close(self._lock_fd)
 
     def _known(self, queue_id: QueueId) -> Opened:
-        if queue_id not in self._queued.places:
-            raise Absent(queue_id)
         if (known := self._memory.known(queue_id)) is not None:
             return known
         with faults("message"):

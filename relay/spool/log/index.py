@@ -31,7 +31,6 @@ class LogIndex:
         self.keeps_unknown = False
         """A stream could not be read: what is said of messages that are not there is kept until they come."""
         self._ends_of_unknown: dict[QueueId, int] = {}
-        """Where it stands that they ended."""
         self._leaving: dict[QueueId, tuple[int, Facts | None]] = {}
         """Messages that ended, whose end is not durable yet."""
         self._ended: OrderedDict[QueueId, None] = OrderedDict()

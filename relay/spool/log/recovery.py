@@ -212,7 +212,8 @@ class QueueWalk:
     ) -> Iterator[list[Opened]]:
         """Yield messages as a segment's summary tells of them, and take them out of what is ahead.
 
-        Each has the id that `ahead` has of it: the same text, in memory once.  Their records are compared when they are loaded.
+        Each has the id that `ahead` has of it: the same text, in memory once.  Their records are compared
+        when they are loaded.
         """
         # The segment may be gone, if all that lived in it was copied forward meanwhile.
         if handle not in self._segments or (found := self._summaries.read(handle)) is None:

@@ -108,11 +108,6 @@ class Segments:
         """Return how long all are together that could be removed: nothing is added to them."""
         return sum(each.end for each in self._all.values() if each.may_go)
 
-    def keep_the_senders(self) -> None:
-        """Keep all that the sender's stream has: of mail that nobody read, nobody knows what is needed."""
-        for segment in self._all.values():
-            segment.is_kept = is_senders(segment.name)
-
     def keep(self, place: int) -> None:
         """Need what is at a place."""
         self._all[handle_of(place)].live_bytes += length_of(place)
@@ -130,11 +125,10 @@ class Segments:
             self.keep(told_at)
 
     def hand_over_needs(self, teller: int, copied: Mapping[int, int]) -> None:
-        """Let other segments tell of all ends that one told of and that are still needed.
+        """Let others tell of all ends that a segment told of and that are still needed.
 
-        `copied` says into which it was copied, and how many bytes of ends, needed or not: nobody knows whose
-        they are.  All of them are needed now, else they would seem to be dead, and be copied again at once.
-        Also those tell that say what became of the copies in it: the end of a copy is that of its message.
+        `copied`: into which, and how many bytes of ends.  Whose, nobody knows: all are needed now, else
+        they would be copied again at once.  Also those tell that end copies in it, which are its messages.
         """
         needing = {of: of.needs.pop(teller) for of in self._all.values() if teller in of.needs}
         total = sum(needing.values())

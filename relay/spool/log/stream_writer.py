@@ -2,8 +2,8 @@
 
 Guarantees: when `append` returned the group is durable, and so are the names that lead to it.  When it raised
 OSError nothing of the group counts: it is cut off again, and whether or not that worked, nothing is ever
-added behind it.  The next group goes into another segment, which says how much of this one counts, and which
-begins only when the group is cut off: it may be gone before this one is.
+added behind it.  The next group goes into another segment, which says how much of this one counts, and begins
+only when the group is cut off: it may go before this one does.
 Assumes: nobody else writes a stream of this name.  Does not: retry.
 
 The sender's groups are small and many, and each waits for its sync.  So its segments grow ahead of them, by
@@ -78,8 +78,8 @@ class StreamWriter:
         self._fd: int | None = None
         self._number, self._end = last
         self._highest = highest
-        self._uncut: tuple[str, int] | None = None
-        """A segment with a group that was given up and could not be cut off, and where that begins."""
+        self._uncut: list[tuple[str, int]] = []
+        """Segments with a group that was given up and could not be cut off, and where that begins."""
 
     @property
     def begins_a_segment(self) -> bool:
@@ -165,15 +165,16 @@ class StreamWriter:
         try:
             self._cut(fd, end)
         except OSError:
-            self._uncut = path, end
+            self._uncut.append((path, end))
 
     def _cut_what_is_left(self) -> None:
-        if self._uncut is None:
-            return
-        path, end = self._uncut
-        with contextlib.suppress(FileNotFoundError), opened(self._disk, self._disk.open_update(path)) as fd:
-            self._cut(fd, end)
-        self._uncut = None
+        for path, end in list(self._uncut):
+            with (
+                contextlib.suppress(FileNotFoundError),
+                opened(self._disk, self._disk.open_update(path)) as fd,
+            ):
+                self._cut(fd, end)
+            self._uncut.remove((path, end))
 
     def _cut(self, fd: int, end: int) -> None:
         self._disk.truncate(fd, end)

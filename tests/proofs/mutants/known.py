@@ -27,6 +27,7 @@ TESTS = (
     "tests/unit/mail/test_report_by_request.py",
     "tests/unit/mail/test_dsn.py",
     "tests/unit/cli/test_fsck.py",
+    "tests/unit/cli/test_spool_convert.py",
     "tests/unit/cli/test_audit.py",
     "tests/unit/status/test_quarantine_counts.py",
     "tests/unit/status/test_eta.py",
