@@ -19,6 +19,7 @@ READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-to-test
 PIP := "$(PYTHON)" -m pip --python $(RUN) --disable-pip-version-check
 TESTS := -m pytest -q -m 'not crash'
+CRASHES = -m pytest -q -m crash --hypothesis-seed='$(SEED)'
 TESTED := $(sort $(dir $(wildcard tests/unit/test_*.py tests/unit/*/test_*.py tests/proofs/*/test_*.py)))
 # Of the throttle's tests one measures what killed senders still send.
 ALONE := tests/unit/throttle/test_many_processes.py
@@ -125,10 +126,17 @@ coverage: $(TEST_READY)
 mutants: $(TEST_READY)
 	$(RUN) -m tests.proofs.mutants --sample 200 --seed 1 --page docs/MUTANTS.md
 
-# The seed is printed first, so that a failure can be had again: make crash SEED=…
+# The seed is printed first, so that a failure can be had again: make crash SEED=…  What computes gives way
+# to what drives real relays, as in `make test`.
 crash: $(TEST_READY)
 	@echo 'make crash SEED=$(SEED) BUDGET=$(BUDGET)'
-	RELAY_CRASH_SEED='$(SEED)' RELAY_CRASH_BUDGET='$(BUDGET)' $(RUN) -m pytest -q -m crash --hypothesis-seed='$(SEED)'
+	@mkdir -p var
+	@export RELAY_CRASH_SEED='$(SEED)' RELAY_CRASH_BUDGET='$(BUDGET)'; \
+	  nice $(RUN) $(CRASHES) tests/unit/ --ignore=$(ALONE) >var/crash-units.log 2>&1 & units=$$!; \
+	  trap 'kill $$units' INT TERM; \
+	  $(RUN) $(CRASHES) tests/proofs/ $(ALONE); first=$$?; \
+	  wait $$units; second=$$?; \
+	  cat var/crash-units.log; exit $$((first || second))
 
 # Its rivals are fetched on the first run; where that fails, they are left out, and it says so.
 bench: $(TEST_READY)
