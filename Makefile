@@ -19,6 +19,7 @@ READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-to-test
 PIP := "$(PYTHON)" -m pip --python $(RUN) --disable-pip-version-check
 TESTS := -m pytest -q -m 'not crash'
+CRASHES = -m pytest -q -m crash --hypothesis-seed='$(SEED)'
 TESTED := $(sort $(dir $(wildcard tests/unit/test_*.py tests/unit/*/test_*.py tests/proofs/*/test_*.py)))
 # Of the throttle's tests one measures what killed senders still send.
 ALONE := tests/unit/throttle/test_many_processes.py
@@ -27,7 +28,10 @@ PATIENT := $(patsubst %,tests/proofs/peers/test_%.py,relay_edits relay_hostile_u
     relay_unread_log upstream_in_step relay_clients relay_reports relay_restarts relay_many_recipients relay_kills_exactly \
     relay_told_truly relay_operator_pause relay_find relay_top relay_sendmail relay_drain relay_notices relay_renewed_files \
     relay_container relay_installed relay_cli relay_runaway relay_page relay_dovecot relay_three_accounts relay_kills_between_postfixes relay_between_postfixes)
-BESIDE := tests/proofs/fuzz/ $(patsubst %,tests/unit/%/,cli control listener mail policy practice queue smtp upstream verdicts) \
+MEASURING := $(filter-out $(PATIENT),$(wildcard tests/proofs/peers/test_*.py)) $(ALONE)
+# What computes, in two halves: that of the disks, and all else.
+DISKS := $(patsubst %,tests/unit/%/,sender spool) tests/proofs/lab/
+OTHERS := $(filter-out tests/unit/ tests/unit/throttle/ tests/proofs/peers/ $(DISKS),$(TESTED)) \
     $(filter-out $(ALONE),$(wildcard tests/unit/throttle/test_*.py tests/unit/test_*.py))
 PRACTICE_PASSWORD := var/practice-password
 
@@ -84,16 +88,18 @@ install:
 	  cp -R README.md CHANGELOG.md UPGRADING.md LICENSE docs deploy/prometheus deploy/grafana "$(SHARE)/doc/relay"; \
 	  [ -e "$(DESTDIR)$(SYSCONFDIR)/relay/policy.yaml" ] || install -m 644 deploy/policy.yaml "$(DESTDIR)$(SYSCONFDIR)/relay"
 
-# Three at a time, of which one measures time: the processors are two, and most of the others' time is waiting.
+# Four at a time, of which one measures time.  The processors are two: those that compute share them, and
+# give way (nice) to those that mostly wait.
 test: $(TEST_READY)
 	@mkdir -p var
-	@$(RUN) $(TESTS) $(BESIDE) >var/test-beside.log 2>&1 & beside=$$!; \
+	@nice $(RUN) $(TESTS) $(DISKS) >var/test-disks.log 2>&1 & disks=$$!; \
+	  nice $(RUN) $(TESTS) $(OTHERS) >var/test-others.log 2>&1 & others=$$!; \
 	  $(RUN) $(TESTS) $(PATIENT) >var/test-patient.log 2>&1 & patient=$$!; \
-	  trap 'kill $$beside $$patient' INT TERM; \
-	  $(RUN) $(TESTS) tests/unit/spool/ $(filter-out tests/unit/ tests/unit/spool/ tests/unit/throttle/ $(BESIDE),$(TESTED)) $(ALONE) \
-	    $(addprefix --ignore=,$(PATIENT)); first=$$?; \
-	  wait $$beside; second=$$?; wait $$patient; third=$$?; \
-	  cat var/test-beside.log var/test-patient.log; exit $$((first || second || third))
+	  trap 'kill $$disks $$others $$patient' INT TERM; \
+	  $(RUN) $(TESTS) $(MEASURING); first=$$?; \
+	  wait $$disks; second=$$?; wait $$others; third=$$?; wait $$patient; fourth=$$?; \
+	  cat var/test-disks.log var/test-others.log var/test-patient.log; \
+	  exit $$((first || second || third || fourth))
 
 check: lint
 	$(RUN) -m pytest -q -m 'not slow and not crash'
@@ -120,10 +126,17 @@ coverage: $(TEST_READY)
 mutants: $(TEST_READY)
 	$(RUN) -m tests.proofs.mutants --sample 200 --seed 1 --page docs/MUTANTS.md
 
-# The seed is printed first, so that a failure can be had again: make crash SEED=…
+# The seed is printed first, so that a failure can be had again: make crash SEED=…  What computes gives way
+# to what drives real relays, as in `make test`.
 crash: $(TEST_READY)
 	@echo 'make crash SEED=$(SEED) BUDGET=$(BUDGET)'
-	RELAY_CRASH_SEED='$(SEED)' RELAY_CRASH_BUDGET='$(BUDGET)' $(RUN) -m pytest -q -m crash --hypothesis-seed='$(SEED)'
+	@mkdir -p var
+	@export RELAY_CRASH_SEED='$(SEED)' RELAY_CRASH_BUDGET='$(BUDGET)'; \
+	  nice $(RUN) $(CRASHES) tests/unit/ --ignore=$(ALONE) >var/crash-units.log 2>&1 & units=$$!; \
+	  trap 'kill $$units' INT TERM; \
+	  $(RUN) $(CRASHES) tests/proofs/ $(ALONE); first=$$?; \
+	  wait $$units; second=$$?; \
+	  cat var/crash-units.log; exit $$((first || second))
 
 # Its rivals are fetched on the first run; where that fails, they are left out, and it says so.
 bench: $(TEST_READY)

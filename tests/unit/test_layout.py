@@ -119,6 +119,10 @@ class Module:
         self.tree = ast.parse(self.text)
         self.name = str(path.relative_to(ROOT))
 
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
     @property
     def room(self) -> str:
         """Return the folder below relay/, or "" for relay/ itself."""
@@ -130,7 +134,7 @@ class Module:
         """Line and dotted name of everything imported, wherever the import stands."""
         return [
             (node.lineno, alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}")
-            for node in ast.walk(self.tree)
+            for node in self.nodes
             if isinstance(node, ast.Import | ast.ImportFrom)
             for alias in node.names
         ]
@@ -140,11 +144,11 @@ class Module:
         """Every call with its dotted name; names imported from a module carry it in front."""
         origin = {
             alias.asname or alias.name: f"{node.module}.{alias.name}"
-            for node in ast.walk(self.tree)
+            for node in self.nodes
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
-        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        calls = [node for node in self.nodes if isinstance(node, ast.Call)]
         named = [(call, *ast.unparse(call.func).partition(".")) for call in calls]
         return [(call, origin.get(first, first) + dot + rest) for call, first, dot, rest in named]
 
@@ -153,7 +157,7 @@ class Module:
         """Return docstrings and comments, each with its first line."""
         texts = [
             (node.lineno, node.value.value)
-            for node in ast.walk(self.tree)
+            for node in self.nodes
             if isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Constant)
             and isinstance(node.value.value, str)
@@ -377,7 +381,7 @@ def test_a_function_has_few_parameters() -> None:
         [
             f"{module.name}:{node.lineno} {node.name}"
             for module in _relay()
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             if len(_parameters(node)) > MOST_PARAMETERS
         ]
@@ -393,17 +397,14 @@ def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 def test_a_class_has_few_collaborators() -> None:
     """An attribute that `__init__` sets to an object of ours with a life of its own, or to a function."""
     plain = PLAIN | {
-        each.name
-        for m in _relay()
-        for each in ast.walk(m.tree)
-        if isinstance(each, ast.ClassDef) and _is_plain(each)
+        each.name for m in _relay() for each in m.nodes if isinstance(each, ast.ClassDef) and _is_plain(each)
     }
 
     _none(
         [
             f"{module.name}:{node.lineno} {node.name}: {', '.join(hands)}"
             for module in _relay()
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, ast.ClassDef)
             if len(hands := _collaborators(node, plain)) > MOST_COLLABORATORS
         ]
@@ -511,7 +512,7 @@ def test_nothing_is_processed() -> None:
         [
             f"{module.name}:{node.lineno} {node.name}: say what it does"
             for module in _relay()
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             and re.match(r"_*process(_(?!id|es)|\Z)", node.name)
         ]

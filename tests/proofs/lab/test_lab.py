@@ -24,7 +24,7 @@ from tests.proofs.peers.processes import children_of, is_alive
 from tests.proofs.peers.relay import PROJECT
 from tests.proofs.peers.waiting import wait_until
 
-IMAGES = 105
+IMAGES = 63
 """Of each file system, in every `make test`."""
 MOST_UNMOUNTABLE = 1 / 20
 """Of the images.  btrfs refuses a superblock of which some octets came and others not: once in some 900."""

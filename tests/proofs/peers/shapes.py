@@ -1,4 +1,4 @@
-"""Messages of every shape that a mail server passes on as it came: a hundred are a fair sample."""
+"""Messages of every shape that a mail server passes on as it came: fifty are a fair sample."""
 
 import random
 import re

@@ -30,8 +30,8 @@ pytestmark = pytest.mark.slow
 
 Message = TypeVar("Message")
 
-MESSAGES = 100
-DURING = 25
+MESSAGES = 52
+DURING = 13
 """How many of them are handed over while there is no relay."""
 LF_FROM = "127.0.0.2"
 """A script's address: the relay is told to mend its lines."""

@@ -25,8 +25,9 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 from tests.unit.spool import oracle
+from tests.unit.spool.campaign import few_folders
 from tests.unit.spool.committed_only import CommittedOnly
-from tests.unit.spool.cuts import SCENARIOS, Judge, cuts, killed
+from tests.unit.spool.cuts import SCENARIOS, Judge, cut_on_each_model, killed
 from tests.unit.spool.engine import CONTENT, accept, note
 from tests.unit.spool.maildir_engine import MAILDIR, MaildirOnModel
 from tests.unit.spool.plays import play, prepared
@@ -233,14 +234,12 @@ WRITTEN = [
 
 
 @pytest.mark.usefixtures("_at_desks")
-@pytest.mark.parametrize("model", Model)
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_power_cut_while_endings_are_written_loses_nothing(name: str, model: Model) -> None:
-    judge, rng = Judge(), random.Random(name)
-    snapshots = _run_of(name, model)
-
-    judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, CUTS_AT_ONCE), story=name)
-    assert judge.judged > len(snapshots) / 2
+def test_a_power_cut_while_endings_are_written_loses_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_folders(monkeypatch)
+    cut_on_each_model(name, _run_of, Judge(), CUTS_AT_ONCE)
 
 
 @pytest.mark.usefixtures("_at_desks")

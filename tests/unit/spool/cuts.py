@@ -127,6 +127,10 @@ def cuts(snapshot: Snapshot, rng: random.Random, most: int) -> Images:
         yield f"cut after {snapshot.step!r} keeping choice {number}", image
 
 
+def drawn_cuts(rng: random.Random, most: int) -> Callable[[Snapshot], Images]:
+    return lambda snapshot: cuts(snapshot, rng, most)
+
+
 def killed(snapshot: Snapshot) -> Images:
     """Yield what a new process finds when the others were killed and the power stayed."""
     yield f"killed after {snapshot.step!r}", ModelDisk(snapshot.platter).after_kill()
@@ -199,3 +203,27 @@ class Judge:
             raise Violation(f"{story}: {violation}") from violation
         except Exception as error:
             raise Violation(f"{story}: {error!r}") from error
+
+
+def cut_on_each_model(
+    name: str,
+    run: Callable[[str, Model], list[Snapshot]],
+    judge: Judge,
+    most: int,
+    *,
+    is_killed: bool = False,
+) -> dict[Model, list[Snapshot]]:
+    """Cut the power of a run at every instant of it, on every model of a disk; return the instants.
+
+    One judge has them all: what two models allow is one state.  `is_killed`: kill it at each instant, too.
+    """
+    instants: dict[Model, list[Snapshot]] = {}
+    for model in Model:
+        rng, story, before = random.Random(name), f"{name} ({model.name})", judge.tally.offered
+        instants[model] = run(name, model)
+        judge.judge(instants[model], drawn_cuts(rng, most), story=story)
+        # Of most instants a cut leaves more than one image.
+        assert judge.tally.offered - before > len(instants[model])
+        if is_killed:
+            judge.judge(instants[model], killed, story=story)
+    return instants

@@ -24,7 +24,18 @@ from relay.spool.maildir import ledger_file
 from relay.spool.maildir.layout import FORMAT, Layout, prepare
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
-from tests.unit.spool.cuts import BOUNCED, RELAYED, SCENARIOS, Judge, cuts, killed, prefixes, run_of
+from tests.unit.spool.campaign import few_folders
+from tests.unit.spool.cuts import (
+    BOUNCED,
+    RELAYED,
+    SCENARIOS,
+    Judge,
+    cut_on_each_model,
+    cuts,
+    killed,
+    prefixes,
+    run_of,
+)
 from tests.unit.spool.engine import OnModel
 from tests.unit.spool.plays import prepared
 from tests.unit.spool.world import ROOT, Letter, Snapshot, World
@@ -37,14 +48,10 @@ class Killed(BaseException):
     """The process is gone in the middle of a call."""
 
 
-@pytest.mark.parametrize("model", Model)
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_power_cut_at_any_instant_loses_nothing(name: str, model: Model) -> None:
-    judge, rng = Judge(), random.Random(name)
-    snapshots = run_of(name, model)
-
-    judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, CUTS_AT_ONCE), story=name)
-    assert judge.judged > len(snapshots)
+def test_a_power_cut_at_any_instant_loses_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_folders(monkeypatch)
+    cut_on_each_model(name, run_of, Judge(), CUTS_AT_ONCE)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -5,6 +5,7 @@ The scenarios, the models of a disk and the judge are those of test_crash.
 
 import contextlib
 import errno
+import functools
 import itertools
 import random
 
@@ -15,7 +16,16 @@ from relay.spool.interface import SpoolFault, SpoolFull
 from relay.spool.log import segments, summary
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
-from tests.unit.spool.cuts import RELAYED, SCENARIOS, Judge, cuts, killed, run_of
+from tests.unit.spool.cuts import (
+    RELAYED,
+    SCENARIOS,
+    Judge,
+    cut_on_each_model,
+    cuts,
+    drawn_cuts,
+    killed,
+    run_of,
+)
 from tests.unit.spool.faulting import FAULTS, Judging
 from tests.unit.spool.log_engine import LOG
 from tests.unit.spool.plays import play, prepared
@@ -25,14 +35,12 @@ from tests.unit.spool.world import Letter, Sender, World
 CUTS_AT_ONCE = 3
 
 
-@pytest.mark.parametrize("model", Model)
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_a_power_cut_at_any_instant_of_the_log_loses_nothing(name: str, model: Model) -> None:
-    judge, rng = Judge(engine=LOG), random.Random(name)
-    snapshots = run_of(name, model, engine=LOG)
+run_of_log = functools.partial(run_of, engine=LOG)
 
-    judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, CUTS_AT_ONCE), story=name)
-    assert judge.judged > len(snapshots) / 2
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_power_cut_at_any_instant_of_the_log_loses_nothing(name: str) -> None:
+    cut_on_each_model(name, run_of_log, Judge(engine=LOG), CUTS_AT_ONCE)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -79,20 +87,18 @@ SMALL = [
 
 
 @pytest.mark.usefixtures("small_segments")
-@pytest.mark.parametrize("model", Model)
 @pytest.mark.parametrize("name", SMALL)
-def test_segments_that_end_and_go_at_any_instant_lose_nothing(name: str, model: Model) -> None:
-    judge, rng = Judge(engine=LOG), random.Random(name)
-    snapshots = run_of(name, model, engine=LOG)
-
-    judge.judge(snapshots, killed, story=name)
-    judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, CUTS_AT_ONCE), story=name)
-    for snapshot in rng.sample(snapshots, 4):
-        for label, image in [*killed(snapshot), *list(cuts(snapshot, rng, 4))[1:2]]:
-            again = judge.go_on(image, snapshot, f"{name}, {label}", record=True)
-            some = rng.sample(again, min(len(again), 8))
-            judge.judge(some, killed, story=f"{name}, {label}", is_second=True)
-            judge.judge(some, lambda s: cuts(s, rng, 4), story=f"{name}, {label}", is_second=True)
+def test_segments_that_end_and_go_at_any_instant_lose_nothing(name: str) -> None:
+    judge = Judge(engine=LOG)
+    for model, snapshots in cut_on_each_model(name, run_of_log, judge, CUTS_AT_ONCE, is_killed=True).items():
+        rng = random.Random(f"{name} {model.name}")
+        for snapshot in rng.sample(snapshots, 4):
+            for label, image in [*killed(snapshot), *list(cuts(snapshot, rng, 4))[1:2]]:
+                story = f"{name} ({model.name}), {label}"
+                again = judge.go_on(image, snapshot, story, record=True)
+                some = rng.sample(again, min(len(again), 8))
+                judge.judge(some, killed, story=story, is_second=True)
+                judge.judge(some, drawn_cuts(rng, 4), story=story, is_second=True)
 
 
 @pytest.mark.usefixtures("small_segments")

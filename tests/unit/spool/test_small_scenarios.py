@@ -1,24 +1,25 @@
-"""Every small scenario, on every model of a disk, cut and killed at every instant, twice.
+"""Every small scenario, on the models of a disk, cut and killed at every instant, twice.
 
 The space is in tests.unit.spool.scenarios, the models in tests.fakes.power, the judge in
 tests.unit.spool.oracle, and how much of it is walked through in tests.unit.spool.campaign.  Each
-test tells how many different crash states it judged, and from which seed.  The long run
-begins where the short one ends, with two recipients: RELAY_CRASH_SEED, RELAY_CRASH_BUDGET.
+test tells how many different crash states it judged, and from which seed.  The long run has
+one recipient on every model, and goes on with two: RELAY_CRASH_SEED, RELAY_CRASH_BUDGET.
 """
 
 import functools
 import os
 import random
 import sys
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from tests.fakes.platter import Model
-from tests.fakes.tally import on_all_cores
+from tests.fakes.tally import Tally, on_all_cores
 from tests.unit.spool.campaign import LEAST_SECOND, LEAST_STATES, few_folders, judge_slice, walk
 from tests.unit.spool.cuts import Judge
 from tests.unit.spool.engine import OnModel
-from tests.unit.spool.maildir_engine import MaildirOnModel
+from tests.unit.spool.maildir_engine import MAILDIR, MaildirOnModel
 from tests.unit.spool.scenarios import of_size
 
 CUTS_AT_ONCE = 10
@@ -33,22 +34,43 @@ def tell(capsys: pytest.CaptureFixture[str], text: str) -> None:
         sys.stdout.write(f"\n{text}\n")
 
 
+def judge_one_recipient(
+    monkeypatch: pytest.MonkeyPatch, engine: OnModel, models_of: Callable[[int], Sequence[Model]]
+) -> Tally:
+    """Judge every scenario of one recipient on these models of a disk, by its number."""
+    few_folders(monkeypatch)
+    # One judge for all models: what two of them allow is one state.
+    judge, runs = Judge(engine=engine), list(of_size(1))
+    for number, scenario in enumerate(runs):
+        for model in models_of(number):
+            judge_slice(judge, scenario, model, random.Random(number), CUTS_AT_ONCE)
+            judge.tally.runs += 1
+    assert len(judge.tally.states) > 20_000
+    assert len(judge.tally.second) > 5_000
+    return judge.tally
+
+
+def two_in_turn(number: int) -> Sequence[Model]:
+    """Return a mild model of a disk and a worse one."""
+    return list(Model)[number % 2 :: 2]
+
+
 @pytest.mark.slow
 def test_one_recipient_survives_any_two_crashes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], engine: OnModel
 ) -> None:
-    few_folders(monkeypatch)
-    # One judge for all models: what two of them allow is one state.
-    judge, runs = Judge(engine=engine), list(of_size(1))
+    # Of the maildir the long run has each on all models.
+    models_of = two_in_turn if engine is MAILDIR else lambda _number: list(Model)
+    tally = judge_one_recipient(monkeypatch, engine, models_of)
+    tell(capsys, f"spool: {tally}: nothing lost")
 
-    for model in Model:
-        for number, scenario in enumerate(runs):
-            judge_slice(judge, scenario, model, random.Random(number), CUTS_AT_ONCE)
 
-    judge.tally.runs = len(runs) * len(Model)
-    tell(capsys, f"spool: {judge.tally}, seeds 0 to {len(runs) - 1}: nothing lost")
-    assert len(judge.tally.states) > 20_000
-    assert len(judge.tally.second) > 5_000
+@pytest.mark.crash
+def test_one_recipient_survives_them_on_every_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tally = judge_one_recipient(monkeypatch, MAILDIR, lambda _number: list(Model))
+    tell(capsys, f"spool: {tally}: nothing lost")
 
 
 @pytest.mark.crash
