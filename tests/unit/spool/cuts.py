@@ -226,4 +226,6 @@ def cut_on_each_model(
         assert judge.tally.offered - before > len(instants[model])
         if is_killed:
             judge.judge(instants[model], killed, story=story)
+    # And of these, more than one run has instants are different states, each judged.
+    assert judge.judged > max(map(len, instants.values()))
     return instants
