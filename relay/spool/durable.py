@@ -33,6 +33,8 @@ SECTOR_BYTES = 512
 FILE_MODE = 0o600
 ROOM_BYTES = 64 * 1024
 """How much a file grows at once where small groups are added to it: some hundreds of them."""
+_PLENTY_BYTES = 64 * ROOM_BYTES
+"""With less free, room is left to what needs it now: a full disk empties only while all can go on."""
 
 
 class FileStatus(NamedTuple):
@@ -295,21 +297,35 @@ def opened(disk: Disk, fd: int) -> Iterator[int]:
         disk.close(fd)
 
 
-def write_with_room(disk: Disk, fd: int, content: bytes, offset: int, room_bytes: int = ROOM_BYTES) -> None:
+def write_with_room(
+    disk: Disk, fd: int, content: bytes, offset: int, *, folder: str, room_bytes: int = ROOM_BYTES
+) -> None:
     """Write at an offset; where the file becomes longer by that, add zeros as room for what follows.
 
     The sync of a file that did not grow is one flush of the disk.  That of one that did also commits the file
     system's own log: on ext4, on a disk whose flush takes 5 ms, a decision took 40 ms, and takes 18.
-    Without room for the zeros it writes the content alone.  Raises OSError: any part of it may be there.
+    Where the file system of `folder` has not plenty of room, the content is written alone.  Raises OSError:
+    any part of it may be there.
     """
-    if offset + len(content) > disk.size(fd):
-        try:
-            disk.write_at(fd, content + bytes(room_bytes), offset)
-            return
-        except OSError as error:
-            if not is_lack_of_room(error):
-                raise
-    disk.write_at(fd, content, offset)
+    end = offset + len(content)
+    if end <= disk.size(fd) or not _has_plenty(disk, folder):
+        disk.write_at(fd, content, offset)
+        return
+    try:
+        disk.write_at(fd, content + bytes(room_bytes), offset)
+    except OSError as error:
+        if not is_lack_of_room(error):
+            raise
+        # As by a quota.
+        disk.write_at(fd, content, offset)
+        disk.truncate(fd, end)
+
+
+def _has_plenty(disk: Disk, folder: str) -> bool:
+    try:
+        return disk.free(folder)[0] >= _PLENTY_BYTES
+    except OSError:
+        return False
 
 
 def why_of_others(owner: int, mode: int, users: Collection[int]) -> str | None:

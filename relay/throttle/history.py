@@ -377,7 +377,7 @@ class History:
         at = self._at_now(now_ns)
         content = group(at, records)
         try:
-            write_with_room(self._disk, fd, content, self._offset)
+            write_with_room(self._disk, fd, content, self._offset, folder=self._folder)
             # Crash here: the group may be whole, torn or gone, and so may the room behind it; no grant of
             # it was given yet.
             self._sync_content(fd)

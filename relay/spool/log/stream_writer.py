@@ -153,7 +153,8 @@ class StreamWriter:
     def _write(self, fd: int, content: bytes, offset: int) -> None:
         if self._has_room:
             left_bytes = max(0, segments.SEGMENT_BYTES - offset - len(content))
-            write_with_room(self._disk, fd, content, offset, min(ROOM_BYTES, left_bytes))
+            room_bytes = min(ROOM_BYTES, left_bytes)
+            write_with_room(self._disk, fd, content, offset, folder=self._layout.log, room_bytes=room_bytes)
         else:
             self._disk.write_at(fd, content, offset)
         # A write may say that nothing was wrong, and do nothing.

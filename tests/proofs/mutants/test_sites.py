@@ -172,7 +172,11 @@ def test_every_mutant_is_another_program(module: str) -> None:
     [
         ("relay/throttle/history.py", "sync", "self._disk.write_at(fd, self._others, "),
         ("relay/throttle/history.py", "check", "if (found := oversized(length)) is not None:"),
-        ("relay/throttle/history.py", "order", "self._note_end(at) ← self._disk.write_at(fd, content"),
+        (
+            "relay/throttle/history.py",
+            "order",
+            "self._note_end(at) ← write_with_room(self._disk, fd, content",
+        ),
         ("relay/throttle/history_format.py", "check", "if not any(counts)"),
         ("relay/throttle/throttle.py", "sync", "self._write(granted, now_ns)"),
         ("relay/spool/maildir/intake.py", "sync", "synced = self._disk.sync_each("),

@@ -366,11 +366,11 @@ def test_a_file_that_got_room_does_not_grow_again(place: tuple[Disk, str]) -> No
     disk, folder = place
     write(disk, f"{folder}/a", b"first")
     with opened(disk, disk.open_update(f"{folder}/a")) as fd:
-        write_with_room(disk, fd, b"second", 5)
+        write_with_room(disk, fd, b"second", 5, folder=folder)
         grown = disk.size(fd)
-        write_with_room(disk, fd, b"third", 11)
+        write_with_room(disk, fd, b"third", 11, folder=folder)
         assert disk.size(fd) == grown == 11 + durable.ROOM_BYTES
-        write_with_room(disk, fd, b"x" * (grown - 15), 16, 3)
+        write_with_room(disk, fd, b"x" * (grown - 15), 16, folder=folder, room_bytes=3)
         assert disk.size(fd) == grown + 4
     content = read(disk, f"{folder}/a")
     assert (content[:17], content[-4:]) == (b"firstsecondthirdx", b"x\0\0\0")
@@ -381,8 +381,9 @@ def test_a_full_disk_takes_what_needs_no_room_beside_it() -> None:
     disk.make_directory("/folder")
     with opened(disk, disk.open_new("/folder/a")) as fd:
         disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"write"})))
-        write_with_room(disk, fd, b"content", 0)
+        write_with_room(disk, fd, b"content", 0, folder="/folder")
+        assert disk.size(fd) == 7
         disk.fail(Fault(1, errno.EIO, kinds=frozenset({"write"})))
-        assert error_of(lambda: write_with_room(disk, fd, b"more", 7)) == errno.EIO
+        assert error_of(lambda: write_with_room(disk, fd, b"more", 7, folder="/folder")) == errno.EIO
         # A part of what failed may be there.
         assert disk.pread(fd, 7, 0) == b"content"

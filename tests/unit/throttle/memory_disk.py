@@ -74,6 +74,7 @@ class MemoryDisk(AllOurs, RealDisk):
         self._failures: dict[str, int] = {}
         self._dies_in: int | None = None
         self._dying_random = Random(0)
+        self.free_bytes = 1 << 40
         self.operations: list[str] = []
         """Every operation that changed something or made it durable; `note` is a write into a lock."""
 
@@ -184,6 +185,10 @@ class MemoryDisk(AllOurs, RealDisk):
 
     def open_read(self, path: str) -> int:
         return self.open_update(path)
+
+    def free(self, path: str) -> tuple[int, int | None]:
+        del path
+        return self.free_bytes, None
 
     def size(self, fd: int) -> int:
         return len(self._file(fd).content)
