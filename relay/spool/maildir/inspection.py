@@ -203,6 +203,8 @@ def _notes_findings(
         try:
             why = foreign.why_not_ours(disk, path, crash_remains.is_notes, disk.open_read)
             content = _content_of(disk, path) if why is None else b""
+        except FileNotFoundError:
+            continue  # its message ended
         except OSError as error:
             if not is_not_now(error):
                 raise

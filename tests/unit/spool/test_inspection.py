@@ -399,10 +399,7 @@ def test_a_file_that_goes_before_it_is_looked_at_is_no_finding(
     disk = RealDisk()
     names = disk.names
 
-    def listed(path: str) -> list[str]:
-        return names(path) if path.endswith("bounce") else [*names(path), FOREIGN_ID]
-
-    monkeypatch.setattr(disk, "names", listed)
+    monkeypatch.setattr(disk, "names", lambda path: [*names(path), FOREIGN_ID])
     findings = Inspector(engine.root, disk).inspect().findings
     # Beside the folders names alone are looked at.
     assert {os.path.relpath(f.path, engine.root) for f in findings} == {FOREIGN_ID, f"cur/{FOREIGN_ID}"}
