@@ -191,11 +191,9 @@ def _notes_findings(
     disk: Disk, layout: Layout, here: Collection[str], failed: Collection[QueueId]
 ) -> Iterator[Finding]:
     """Compare bounce/ with `here`, ids in the spool, and `failed`, those that owe reasons."""
-    noted = set()
-    for name in sorted(
-        disk.names(layout.folder("bounce")) if disk.inode(layout.folder("bounce")) is not None else []
-    ):
-        path = f"{layout.folder('bounce')}/{name}"
+    noted, folder = set(), layout.folder("bounce")
+    for name in _names_in(disk, folder):
+        path = f"{folder}/{name}"
         aside = "moved to corrupt/ when the relay starts, never deleted"
         if not is_queue_id(name):
             yield Finding(path, "foreign", NOT_OUR_NAME, aside, "see what it is")
@@ -267,6 +265,10 @@ def _ledger_findings(
             what = f"{queue_id}, {count} recipients, is in the account and in no folder"
             advice = f"ask who removed it; restore it into new/, or else {_NEW_ACCOUNT}"
             yield Finding(path, "missing", what, "counted as missing at each start", advice)
+
+
+def _names_in(disk: Disk, folder: str) -> list[str]:
+    return [] if disk.inode(folder) is None else sorted(disk.names(folder))
 
 
 def _is_there(disk: Disk, layout: Layout, queue_id: QueueId) -> bool:
