@@ -219,13 +219,7 @@ def _notes_findings(
                 continue
             yield Finding(path, "leftover", "notes about a message that is gone", "removed at the next start")
             continue
-        lines = content.split(b"\n")
-        bad = [number for number, line in enumerate(lines, start=1) if line and parse(line) is None]
-        if bad and bad[-1] < len(lines):
-            what = f"line {bad[0]} is no note, or one that a crash tore"
-            yield Finding(
-                path, "torn_note", what, "skipped: a reply is not shown, or a report gives no reason"
-            )
+        yield from _torn_notes(path, content)
     for queue_id in sorted(set(failed) - noted):
         path = layout.notes(queue_id)
         yield Finding(path, "no_notes", "is not there", "the report will say that the reason is not known")
@@ -265,6 +259,14 @@ def _ledger_findings(
             what = f"{queue_id}, {count} recipients, is in the account and in no folder"
             advice = f"ask who removed it; restore it into new/, or else {_NEW_ACCOUNT}"
             yield Finding(path, "missing", what, "counted as missing at each start", advice)
+
+
+def _torn_notes(path: str, content: bytes) -> Iterator[Finding]:
+    lines = content.split(b"\n")
+    bad = [number for number, line in enumerate(lines, start=1) if line and parse(line) is None]
+    if bad and bad[-1] < len(lines):
+        what = f"line {bad[0]} is no note, or one that a crash tore"
+        yield Finding(path, "torn_note", what, "skipped: a reply is not shown, or a report gives no reason")
 
 
 def _names_in(disk: Disk, folder: str) -> list[str]:
