@@ -387,3 +387,10 @@ def test_a_full_disk_takes_what_needs_no_room_beside_it() -> None:
         assert error_of(lambda: write_with_room(disk, fd, b"more", 7, folder="/folder")) == errno.EIO
         # A part of what failed may be there.
         assert disk.pread(fd, 7, 0) == b"content"
+
+
+def test_without_knowing_of_plenty_a_file_grows_by_its_content_alone(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    with opened(disk, disk.open_new(f"{folder}/a")) as fd:
+        write_with_room(disk, fd, b"content", 0, folder=f"{folder}/removed")
+    assert read(disk, f"{folder}/a") == b"content"
