@@ -7,7 +7,7 @@ loop for 40 ms.  Cost: O(log n) a change, O(states and lanes) a question.
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from relay.queue.groups import Group
+from relay.queue.groups import CountGroup
 from relay.queue.queued import Queued, State
 
 
@@ -21,12 +21,12 @@ class Sums(NamedTuple):
 
 class Counts:
     def __init__(self) -> None:
-        self._groups: dict[tuple[State, str], Group] = {}
+        self._groups: dict[tuple[State, str], CountGroup] = {}
 
     def note(self, message: Queued) -> None:
         key = message.state, message.lane
         if (group := self._groups.get(key)) is None:
-            group = self._groups[key] = Group()
+            group = self._groups[key] = CountGroup()
         counted = group.counted(message.recipients_left, is_message=message.is_counted)
         if message.counted is counted:
             return

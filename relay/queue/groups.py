@@ -15,14 +15,14 @@ SPARE_AGES = 1024
 class Counted(NamedTuple):
     """As what a message is counted, and where."""
 
-    group: "Group"
+    group: "CountGroup"
     recipients: int
     is_message: bool
     """Else it is a further part of one."""
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class CountGroup:
     members: int = 0
     """Messages, and further parts of those that go by several routes."""
     messages: int = 0

@@ -170,7 +170,7 @@ class RecipientsLeft(NamedTuple):
     shown: tuple[str, ...] = ()
 
 
-class Shown(NamedTuple):
+class ListedWords(NamedTuple):
     """What only listings show of a message."""
 
     message_id: str | None = None
@@ -186,12 +186,12 @@ class Shown(NamedTuple):
         return "\n".join((arrival, self.message_id or "", *self.recipients))
 
 
-def shown_of(text: str) -> Shown:
+def shown_of(text: str) -> ListedWords:
     arrival, message_id, *recipients = text.split("\n")
-    return Shown(message_id or None, int(arrival) if arrival else None, tuple(recipients))
+    return ListedWords(message_id or None, int(arrival) if arrival else None, tuple(recipients))
 
 
-_NOT_SHOWN = Shown()
+_NOT_SHOWN = ListedWords()
 
 
 @dataclass(slots=True)
@@ -209,7 +209,7 @@ class Queued:
     why: WaitReason = NO_REASON
     is_warned: bool = False
     """Its sender was told that it is late, or wants to hear of no delay."""
-    listed: Shown | Page = _NOT_SHOWN
+    listed: ListedWords | Page = _NOT_SHOWN
     """What only listings show; or the page that has it, once it is in the queue."""
     row: int = 0
     """Of that page."""
@@ -243,8 +243,8 @@ class Queued:
         return self.choice.upstream
 
     @property
-    def shown(self) -> Shown:
-        return self.listed if isinstance(self.listed, Shown) else shown_of(self.listed.text(self.row))
+    def shown(self) -> ListedWords:
+        return self.listed if isinstance(self.listed, ListedWords) else shown_of(self.listed.text(self.row))
 
     def note_left(self, left: RecipientsLeft, pages: Pages) -> None:
         shown = self.shown._replace(recipients=left.shown)
@@ -254,7 +254,7 @@ class Queued:
         self.listed, self.row = pages.keep(shown.text())
 
     def enter_page(self, pages: Pages) -> None:
-        if isinstance(self.listed, Shown):
+        if isinstance(self.listed, ListedWords):
             self.listed, self.row = pages.keep(self.listed.text())
 
     def leave_page(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from relay.mail.envelope import QueueId
 from relay.policy.lane import numbers_of, routes_of, sorter_of
 from relay.policy.model import Policy
-from relay.queue.queued import NO_REASON, Shown, WaitReason, origin_of
+from relay.queue.queued import NO_REASON, ListedWords, WaitReason, origin_of
 from relay.queue.routes import Because
 from relay.queue.scheduler import Queued, State
 from relay.queue.whole import queue_id_of
@@ -279,7 +279,7 @@ class Arrivals:
             now_ns + wait_ns if is_deferred else 0,
             WaitReason("deferred before the last start") if is_deferred else NO_REASON,
             is_warned=entry.is_warned or not entry.warns,
-            listed=Shown(entry.message_id, entry.arrival_at_ns, entry.recipients_shown),
+            listed=ListedWords(entry.message_id, entry.arrival_at_ns, entry.recipients_shown),
             domains=runs_of(entry.domains),
             part=entry.whole,
         )

@@ -21,7 +21,7 @@ from relay.daemon.loops import run
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
-from relay.queue.queued import NO_REASON, Queued, Shown, State, WaitKind, WaitReason, origin_of
+from relay.queue.queued import NO_REASON, ListedWords, Queued, State, WaitKind, WaitReason, origin_of
 from relay.status.collector import collect
 from relay.status.http import StatusServer
 from relay.status.snapshot import Condition
@@ -68,7 +68,7 @@ async def _fill(relay: Relay, count: int) -> None:
             4096,
             now_ns + number,
             1,
-            listed=Shown(None, wall_ns + number, (f"b{number}@there.example",)),
+            listed=ListedWords(None, wall_ns + number, (f"b{number}@there.example",)),
             domains=(("there.example", 1),),
         )
         if number % 50 == 1:

@@ -55,7 +55,7 @@ LET_BE = 4
 """So many segments without one are quick enough to read."""
 
 
-class Row(NamedTuple):
+class SummaryRow(NamedTuple):
     """A message's place in the segment."""
 
     queue_id: QueueId
@@ -73,9 +73,9 @@ class Told(NamedTuple):
     message_id: str | None
 
 
-class Summary(NamedTuple):
+class SegmentSummary(NamedTuple):
     covers: int
-    rows: list[Row]
+    rows: list[SummaryRow]
     chunks: Sequence[bytes]
     """Compressed."""
 
@@ -102,7 +102,7 @@ def message_of(queue_id: QueueId, told: Told) -> Opened:
     return message
 
 
-def encode(name: SegmentName, covers: int, rows: Sequence[tuple[Row, Told]]) -> bytes:
+def encode(name: SegmentName, covers: int, rows: Sequence[tuple[SummaryRow, Told]]) -> bytes:
     index = zlib.compress(b"".join([_INDEX.pack(row.queue_id.encode(), *row[1:]) for row, _ in rows]), _LEVEL)
     pieces = [index]
     for start in range(0, len(rows), ROWS_AT_ONCE):
@@ -121,7 +121,7 @@ def encode(name: SegmentName, covers: int, rows: Sequence[tuple[Row, Told]]) -> 
     return b"%s %08x\n%s" % (text, zlib.crc32(rest, zlib.crc32(text)), rest)
 
 
-def decode(name: SegmentName, raw: bytes) -> Summary | None:
+def decode(name: SegmentName, raw: bytes) -> SegmentSummary | None:
     """Return what a summary says; None for one that is damaged or of another segment."""
     found = _HEADER.match(raw)
     if found is None or (found[1].decode(), int(found[2])) != name:
@@ -136,10 +136,10 @@ def decode(name: SegmentName, raw: bytes) -> Summary | None:
         return None
 
 
-def _decoded(covers: int, count: int, rest: memoryview, index_bytes: int) -> Summary | None:
+def _decoded(covers: int, count: int, rest: memoryview, index_bytes: int) -> SegmentSummary | None:
     index = zlib.decompress(rest[:index_bytes])
     rows = [
-        Row(QueueId(own.rstrip(b"\0").decode("ascii")), at, size, recipients)
+        SummaryRow(QueueId(own.rstrip(b"\0").decode("ascii")), at, size, recipients)
         for own, at, size, recipients in _INDEX.iter_unpack(index)
     ]
     chunks, at = list[bytes](), index_bytes
@@ -149,7 +149,7 @@ def _decoded(covers: int, count: int, rest: memoryview, index_bytes: int) -> Sum
         at += _CHUNK.size + size
     if len(rows) != count or len(chunks) != -(-count // ROWS_AT_ONCE):
         return None
-    return Summary(covers, rows, chunks)
+    return SegmentSummary(covers, rows, chunks)
 
 
 def _packed(told: Told) -> bytes:
@@ -175,7 +175,7 @@ class Summaries:
         self._covered: dict[int, int] = {}
         """How much of each segment its summary tells of."""
 
-    def read(self, handle: int) -> Summary | None:
+    def read(self, handle: int) -> SegmentSummary | None:
         """Return a segment's summary, if there is one that may be believed."""
         name = self._segments[handle].name
         try:
@@ -218,7 +218,7 @@ class Summaries:
             # Crash here: the one before, or none; and a draft that the next one replaces.
             self._disk.close(put_in_place(self._disk, path, content))
 
-    def _rows(self, handle: int) -> Iterator[tuple[Row, Told]]:
+    def _rows(self, handle: int) -> Iterator[tuple[SummaryRow, Told]]:
         segment = self._segments[handle]
         window = self._segments.window(handle, segment.end)
         for each in pieces(window, segment.mark, SEGMENT_HEADER_BYTES):
@@ -228,7 +228,7 @@ class Summaries:
             is_here = self._queued.durable_place(each.queue_id) == place_of(handle, each.at, size)
             # Also what ended: a start has to know that its end is needed as long as this segment is there.
             told = _told(each) if is_here else Told(each.kind, b"", None)
-            yield Row(each.queue_id, each.at, size, each.number), told
+            yield SummaryRow(each.queue_id, each.at, size, each.number), told
 
 
 def _told(each: Record) -> Told:

@@ -40,7 +40,7 @@ from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.into_queue import NewMail, Taker, Unread
 from relay.spool.maildir.layout import READ_AGAIN, Layout, prepare
 from relay.spool.maildir.ledger_file import LedgerFile
-from relay.spool.maildir.recovery import Found, Walk, forget_removals, remove_abandoned_drafts
+from relay.spool.maildir.recovery import FoundMessage, Walk, forget_removals, remove_abandoned_drafts
 from relay.spool.message import files
 from relay.spool.message.files import absence
 from relay.spool.message.message_file import Opened
@@ -351,7 +351,7 @@ class MaildirSpool:
         return {q: called for q, called in called_for.items() if q not in self._ledger.closed}
 
     @staticmethod
-    def _batch_of(walk: Walk, *, is_first: bool) -> list[Found] | None:
+    def _batch_of(walk: Walk, *, is_first: bool) -> list[FoundMessage] | None:
         try:
             # The first ones whole: relaying begins, however long the disk takes for the others.
             return walk.batch(with_content=is_first)

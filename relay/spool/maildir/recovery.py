@@ -43,7 +43,7 @@ BATCH = 128
 _MARKED_AT_ONCE = 64
 
 
-class Found(NamedTuple):
+class FoundMessage(NamedTuple):
     message: Opened
     is_held: bool
 
@@ -78,7 +78,7 @@ class Walk:
         self._ahead: Iterator[_Ahead] = iter(())
         self._next: _Ahead | None = None
         """What is yet to be looked at, by id."""
-        self._found: list[Found] = []
+        self._found: list[FoundMessage] = []
         """What was read and not returned yet."""
         self._new: set[str] = set()
         """What was in new/ at the beginning, and is not in the queue yet."""
@@ -107,7 +107,7 @@ class Walk:
         self._disk.sync_directory(self._layout.folder("hold"))
         self._list()
 
-    def batch(self, *, with_content: bool = False) -> list[Found] | None:
+    def batch(self, *, with_content: bool = False) -> list[FoundMessage] | None:
         """Read the next files; None when there are no more.
 
         What it returns is whole: in its home, its marks durable, those set that the existence of a report
@@ -184,13 +184,13 @@ class Walk:
         def names_in(folder: str) -> list[str]:
             return [known.get(name, name) for name in disk.names(folder)]
 
-        lists = [_Names(Place.HELD, layout.folder("hold"), names_in(layout.folder("hold")))]
+        lists = [_Names(FoundIn.HELD, layout.folder("hold"), names_in(layout.folder("hold")))]
         for folder in layout.queued_folders():
             names = names_in(folder)
             home = [n for n in names if is_queue_id(n) and layout.queued_folder(QueueId(n)) == folder]
-            lists.append(_Names(Place.HOME, folder, home))
+            lists.append(_Names(FoundIn.HOME, folder, home))
             if len(home) < len(names):
-                lists.append(_Names(Place.ELSEWHERE, folder, list(set(names).difference(home))))
+                lists.append(_Names(FoundIn.ELSEWHERE, folder, list(set(names).difference(home))))
             self._on_step()
         new = disk.names(layout.folder("new"))
         self._new.update(filter(is_queue_id, new))
@@ -205,7 +205,7 @@ class Walk:
             doubled |= self._new.intersection(each.names)
             self.absent.difference_update(each.names)
         self.absent -= self._new
-        lists.append(_Names(Place.NEW, layout.folder("new"), new))
+        lists.append(_Names(FoundIn.NEW, layout.folder("new"), new))
         self.ahead = sum(len(each.names) for each in lists)
         for name in self.absent & self.noted:
             self._clear_notes(name)
@@ -229,15 +229,15 @@ class Walk:
                 )
                 if seen.queued is not None:
                     seen.queued.queue_id = QueueId(name)  # the same text, in memory once
-                    self._taken += place is Place.NEW
-                    self._enter(Found(seen.queued, place is Place.HELD))
+                    self._taken += place is FoundIn.NEW
+                    self._enter(FoundMessage(seen.queued, place is FoundIn.HELD))
             self._next = next(self._ahead, None)
             self.ahead -= 1
         is_queued = name in self._met or (self._found and self._found[-1].message.queue_id == name)
         if is_queue_id(name) and not is_queued:
             self.absent.add(name)
 
-    def _enter(self, each: Found) -> None:
+    def _enter(self, each: FoundMessage) -> None:
         statuses = each.message.statuses
         left = statuses.count(Status.TODO)
         self._held += each.is_held
@@ -251,7 +251,7 @@ class Walk:
         self._new.discard(queue_id)
         self._ledger.aside.discard(queue_id)
 
-    def _home(self, found: Found) -> str:
+    def _home(self, found: FoundMessage) -> str:
         queue_id = found.message.queue_id
         return self._layout.held(queue_id) if found.is_held else self._layout.queued(queue_id)
 
@@ -294,7 +294,7 @@ class Walk:
                 self._aside.move(path, f"among notes: {why}", "bounce-")
 
 
-class Place(enum.IntEnum):
+class FoundIn(enum.IntEnum):
     """Where a file is: of two files of one id the first one goes before the other."""
 
     HELD = enum.auto()
@@ -304,7 +304,7 @@ class Place(enum.IntEnum):
     NEW = enum.auto()
 
 
-_Ahead = tuple[str, Place, str]
+_Ahead = tuple[str, FoundIn, str]
 """A name, its place, and its path."""
 
 
@@ -312,7 +312,7 @@ _Ahead = tuple[str, Place, str]
 class _Names:
     """The names of one folder.  Never all in one list, whose sorting would keep other threads waiting."""
 
-    place: Place
+    place: FoundIn
     folder: str
     names: list[str]
 
@@ -327,7 +327,7 @@ class _Names:
                 yield name, self.place, f"{self.folder}/{name}"
 
 
-def _has_marks(found: Found) -> bool:
+def _has_marks(found: FoundMessage) -> bool:
     return found.message.statuses.count(Status.TODO) < len(found.message.statuses)
 
 

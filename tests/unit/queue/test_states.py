@@ -7,10 +7,10 @@ from relay.queue.pages import Pages
 from relay.queue.queued import (
     AFTER,
     NO_REASON,
+    ListedWords,
     Move,
     Queued,
     RecipientsLeft,
-    Shown,
     State,
     WaitKind,
     WaitReason,
@@ -84,16 +84,16 @@ def test_a_refusal_is_told_apart_from_what_else_keeps_a_message() -> None:
 
 
 def test_what_a_listing_shows_follows_what_is_left() -> None:
-    shown = Shown("<1@x>", 7, ("b@x", "c@x"))
+    shown = ListedWords("<1@x>", 7, ("b@x", "c@x"))
     queued = Queued(QueueId("a"), origin_of("s"), 1, 0, 2, listed=shown)
     assert queued.shown == shown
     queued.note_left(RecipientsLeft((), ("c@x",)), Pages())
-    assert queued.shown == Shown("<1@x>", 7, ("c@x",))
+    assert queued.shown == ListedWords("<1@x>", 7, ("c@x",))
 
-    queued = Queued(QueueId("b"), origin_of("s"), 1, 0, 1, listed=Shown(None, 0, ("b@x",)))
+    queued = Queued(QueueId("b"), origin_of("s"), 1, 0, 1, listed=ListedWords(None, 0, ("b@x",)))
     queued.enter_page(Pages())
-    assert queued.shown == Shown(None, 0, ("b@x",))
-    assert Queued(QueueId("c"), origin_of("s"), 1, 0, 1).shown == Shown()
+    assert queued.shown == ListedWords(None, 0, ("b@x",))
+    assert Queued(QueueId("c"), origin_of("s"), 1, 0, 1).shown == ListedWords()
 
 
 def test_mail_that_was_moved_to_another_lane_is_still_its_senders() -> None:
