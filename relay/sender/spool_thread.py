@@ -41,6 +41,11 @@ Reading = Generator[list[Entry], None, Recovery]
 """Of `Spool.recover`."""
 RETRY_FULL_SECONDS = 5.0
 TAKE_AT_ONCE = 500
+GATHERS_SECONDS = 0.003
+"""Between two groups of endings, which nobody waits for: the connection is free already.
+
+A sender that is busy takes a tenth less processor time for a message by that.
+"""
 
 
 class Ending(NamedTuple):
@@ -133,7 +138,7 @@ class SpoolThread:
         """By the clock of the event loop."""
         self._lacks_commit = False
         """There was no room to make durable what was called."""
-        self._endings: Batch[_Settlement, Written] = Batch(self._write, self._thread)
+        self._endings: Batch[_Settlement, Written] = Batch(self._write, self._thread, GATHERS_SECONDS)
         self._changes: Batch[tuple[QueueId, Change], None] = Batch(self._change, self._thread)
 
     async def call(self, function: Callable[[], Returned]) -> Returned:
