@@ -12,7 +12,7 @@ from relay.cli.locate import Where, found_policy, where_options
 from relay.cli.options import NotPermitted, printable
 from relay.mail.formats import rfc3339_or_none, span
 from relay.policy.lane import with_ceilings
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.throttle.history_check import audit_file
 from relay.throttle.history_format import HistoryError
 from relay.throttle.limit import plain_words

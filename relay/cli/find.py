@@ -25,7 +25,7 @@ from relay.control.socket import ControlClient
 from relay.mail.formats import rfc3339
 from relay.mail.sought import Sought, sought
 from relay.policy.units import duration_ns
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.status.filters import Filters, Wanted
 from relay.status.snapshot import MessageView, Snapshot, message_to_json
 from relay.telemetry.endings import PastEnding

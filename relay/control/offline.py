@@ -21,7 +21,7 @@ from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.sender.sender import Sender
 from relay.sender.upstreams import new_mail_hold
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
 from relay.spool.root.trigger import Trigger
 from relay.status.breakdown import Breakdown

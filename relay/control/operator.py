@@ -38,7 +38,7 @@ from relay.queue.scheduler import Queued, State
 from relay.sender.sender import Sender
 from relay.sender.settling import recipients_left
 from relay.sender.spool_thread import Change
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, SpoolFull, Status
 from relay.status.breakdown import Breakdown
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted, domains_of

@@ -23,7 +23,7 @@ from relay.sender.oauth.consent import Consent, LoginFailed, NoConsentNeeded
 from relay.sender.probe.login import LoginProbe, ProbeEnd, ProbeStep, TestMessage
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.tls.client_certificates import ClientCertificates
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction

@@ -19,9 +19,9 @@ from relay.sender.state_file import (
     pause_path,
     read_record,
 )
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
+from relay.spool.disk.replacing import replace_file
 from relay.spool.kept_format import KeptFormat, Record
-from relay.spool.replacing import replace_file
 from relay.spool.root.foreign import BOOTS_FORMAT
 from relay.status.past import traffic_of
 from relay.status.prospect import ReadUpstream, RecordedUpstream, live_part

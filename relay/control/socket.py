@@ -42,7 +42,7 @@ from relay.control.operations import (
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.policy.document import MAX_BYTES
 from relay.policy.faults import PolicyError
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.root.quarantine import set_aside
 from relay.status.breakdown import Breakdown
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted

@@ -13,7 +13,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Sequence
 
-from relay.spool.threads import started
+from relay.spool.disk.threads import started
 
 
 class Child:

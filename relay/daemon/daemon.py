@@ -36,7 +36,7 @@ from relay.practice.account import PracticeBehaviour
 from relay.practice.smarthost import PracticeSmarthost
 from relay.sender.late_mail import LateMail
 from relay.sender.sender import Sender
-from relay.spool.durable import RealDisk, doubt_about
+from relay.spool.disk.durable import RealDisk, doubt_about
 from relay.spool.engines import open_spool
 from relay.spool.interface import SpoolFault
 from relay.spool.root.trigger import Trigger

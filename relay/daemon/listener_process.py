@@ -24,7 +24,7 @@ from relay.listener.listener_files import ListenerFiles
 from relay.listener.quotas import Owner
 from relay.listener.server import Listener
 from relay.policy.source import parse_policy
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
 from relay.telemetry.stderr import divert

@@ -25,7 +25,7 @@ from relay.listener.listener_files import ListenerFiles
 from relay.listener.quotas import Quotas
 from relay.listener.server import Listener, bind
 from relay.policy.model import Listen, Policy, Tls
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.spool.engines import open_intake
 from relay.spool.root.trigger import Trigger
 from relay.telemetry.events import Events, LogStyle

@@ -12,11 +12,11 @@ from relay.listener.ports import NotAccepted
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
 from relay.sender.group_commit import Batch, CallThread
+from relay.spool.disk.os_errors import is_lack_of_room
+from relay.spool.disk.threads import started
 from relay.spool.interface import Intake
-from relay.spool.os_errors import is_lack_of_room
 from relay.spool.root.headroom import HEADROOM_BYTES, NoHeadroom, why_no_room
 from relay.spool.root.trigger import Trigger
-from relay.spool.threads import started
 
 NO_ROOM = "452 4.3.1 Insufficient system storage, try again later"
 NO_LUCK = "451 4.3.0 Local error, try again later"

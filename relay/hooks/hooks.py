@@ -22,7 +22,7 @@ from relay.mail.formats import Value, rfc3339
 from relay.mail.text import clean
 from relay.policy.hook import HookSettings
 from relay.policy.model import Policy
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.telemetry.telemetry import Telemetry
 
 MOST_NOTICES = 1000

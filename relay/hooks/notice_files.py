@@ -10,8 +10,8 @@ import re
 from typing import NamedTuple
 
 from relay.hooks.notice import Notice, read_notice
-from relay.spool.durable import Disk, opened
-from relay.spool.replacing import replace_file
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.replacing import replace_file
 from relay.spool.root.headroom import NoHeadroom, why_no_room
 
 LARGEST_BYTES = 256 * 1024

@@ -17,7 +17,7 @@ from relay.mail.text import clean
 from relay.policy.model import Upstream
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.reply import Phase
-from relay.spool.os_errors import is_lack_of_means
+from relay.spool.disk.os_errors import is_lack_of_means
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import Wait
 from relay.throttle.history_format import HistoryError

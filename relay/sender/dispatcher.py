@@ -24,8 +24,8 @@ from relay.sender.spool_thread import seconds
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.upstream_health import Pausing
 from relay.smtp.reply import Phase
+from relay.spool.disk.os_errors import is_lack_of_means, is_lack_of_room
 from relay.spool.interface import SpoolFault
-from relay.spool.os_errors import is_lack_of_means, is_lack_of_room
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import Place, Request, TooLarge, Wait, request_for
 from relay.throttle.history_format import HistoryError

@@ -23,7 +23,7 @@ MOST_AT_ONCE = 256
 
 
 class CallThread:
-    """One thread, which runs from the start (`relay.spool.threads` says why).
+    """One thread, which runs from the start (`relay.spool.disk.threads` says why).
 
     In place of an executor: a call costs the loop a future and an entry of a queue, and its end one call.
     """

@@ -24,7 +24,7 @@ from relay.queue.queued import Queued, WaitReason
 from relay.queue.whole import Queue
 from relay.sender.spool_thread import seconds
 from relay.sender.throttle_thread import ThrottleThread
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import Request
 from relay.throttle.history_format import HistoryError

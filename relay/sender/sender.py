@@ -23,9 +23,9 @@ from relay.sender.spool_thread import NOT_SEEN, SpoolThread
 from relay.sender.state_file import Ages
 from relay.sender.tls.client_certificates import ClientCertificates
 from relay.sender.upstreams import Upstreams
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
+from relay.spool.disk.os_errors import is_lack_of_means
 from relay.spool.interface import Spool, SpoolFull
-from relay.spool.os_errors import is_lack_of_means
 from relay.spool.root.trigger import Trigger
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.decision import Terms

@@ -18,10 +18,10 @@ from relay.clock import SECOND_NS
 from relay.mail.age import Boots, BootsRecord
 from relay.mail.text import clean
 from relay.policy.model import Policy
-from relay.spool.durable import Disk, opened
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.replacing import replace_file
 from relay.spool.interface import Entry
 from relay.spool.kept_format import KeptFormat, Record
-from relay.spool.replacing import replace_file
 from relay.spool.root.foreign import BOOTS_FORMAT
 from relay.telemetry.events import Events
 from relay.telemetry.telemetry import Telemetry

@@ -28,7 +28,7 @@ from relay.sender.settling import Attempt, Backlog
 from relay.sender.state_file import kept_state
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.upstream_health import Pausing
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Hint, Lessons, Tally
 from relay.throttle.throttle import Throttle, View

@@ -14,9 +14,7 @@ ledger          what came in and what became of it
 inspecting      what fsck looks at in every spool; finding: what it says
 
 The disk itself:
-durable         its port, the only place that syncs, links, renames and locks
-batched_sync    files that wait for the disk together; threads: those that run before they are needed
-replacing       puts one file in the place of another
-os_errors       what an error of the kernel is about
+disk/           its port, and what is made of it
+faults          what an engine raises for an error of the kernel
 kept_format     how a small record is kept over a restart
 """

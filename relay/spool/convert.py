@@ -24,8 +24,10 @@ from dataclasses import dataclass
 
 from relay.clock import Clock
 from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk, opened
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.replacing import put_in_place
 from relay.spool.engines import CONVERTING, ENGINES, Engine, OnCorrupt, engine_of, is_half_converted
+from relay.spool.faults import faults
 from relay.spool.interface import (
     INLINE_BYTES,
     Absent,
@@ -39,8 +41,6 @@ from relay.spool.interface import (
     SpoolFull,
     Unreadable,
 )
-from relay.spool.os_errors import faults
-from relay.spool.replacing import put_in_place
 from relay.spool.root.quarantine import corrupt_folder, set_aside
 
 AT_ONCE = 256

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from relay.clock import Clock
 from relay.policy.model import Policy, SpoolEngine
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.spool.finding import STOPS_THE_START, Finding, Inspection
 from relay.spool.interface import Intake, Spool
 from relay.spool.log import layout as log_layout

@@ -10,9 +10,9 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from relay.spool.durable import Disk, opened, why_of_others
+from relay.spool.disk.durable import Disk, opened, why_of_others
+from relay.spool.disk.os_errors import is_not_now
 from relay.spool.finding import STOPS_THE_START, Finding, Inspection
-from relay.spool.os_errors import is_not_now
 from relay.spool.root import foreign
 from relay.spool.root.quarantine import describe
 

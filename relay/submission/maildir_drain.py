@@ -18,8 +18,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from relay.spool.durable import Disk, opened
-from relay.spool.os_errors import is_our_own_lack
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.os_errors import is_our_own_lack
 from relay.submission.addresses import NotAnAddress
 from relay.submission.composing import Author, CrlfLines, EnvelopeSource, delivered
 from relay.submission.handover import Handover, Refusal, SessionLost

@@ -21,7 +21,7 @@ from relay.listener.session import ClientSession
 from relay.listener.shared import Reception
 from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Listen, Policy
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_intake, prepare_spool
 from relay.spool.root.trigger import Trigger
 

@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import described
-from relay.spool.os_errors import is_lack_of_means
+from relay.spool.disk.os_errors import is_lack_of_means
 from relay.telemetry.events import Events
 from relay.telemetry.metric_table import DISK_SECONDS
 

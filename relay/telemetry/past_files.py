@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from relay.spool.durable import Disk, opened, why_a_strangers
+from relay.spool.disk.durable import Disk, opened, why_a_strangers
 from relay.spool.root.headroom import NoHeadroom, why_no_room
 from relay.telemetry.endings import LONGEST_LINE, PastEnding, decode, is_whole
 

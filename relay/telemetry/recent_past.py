@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from relay.clock import Clock
 from relay.mail.formats import Value
 from relay.mail.text import clean
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.telemetry.endings import ENDINGS, encode, ending_of
 from relay.telemetry.events import Events
 from relay.telemetry.past_files import Bounds, PastFiles

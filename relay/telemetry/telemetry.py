@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from relay.clock import Clock
-from relay.spool.os_errors import is_lack_of_means
+from relay.spool.disk.os_errors import is_lack_of_means
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction

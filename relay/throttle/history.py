@@ -47,8 +47,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relay.clock import SECOND_NS, Clock
-from relay.spool.durable import SECTOR_BYTES, Disk, opened, sync_above, why_a_strangers, write_with_room
-from relay.spool.replacing import InDoubt, put_in_place
+from relay.spool.disk.durable import SECTOR_BYTES, Disk, opened, sync_above, why_a_strangers, write_with_room
+from relay.spool.disk.replacing import InDoubt, put_in_place
 from relay.throttle.history_format import (
     MARK_BYTES,
     ROOM,

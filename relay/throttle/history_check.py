@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from relay.clock import Clock
-from relay.spool.durable import Disk, opened, why_of_others
+from relay.spool.disk.durable import Disk, opened, why_of_others
 from relay.spool.finding import NOTHING_SENT, Finding
 from relay.throttle.history import in_this_boot, is_left_of_a_rewrite
 from relay.throttle.history_format import MARK_BYTES, HistoryError, Record, read_mark

@@ -28,7 +28,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from relay.clock import Clock
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.throttle import admission
 from relay.throttle.admission import Grant, Place, TooLarge, Wait
 from relay.throttle.admission import Request as Request  # noqa: PLC0414 - part of the door

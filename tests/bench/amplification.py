@@ -14,7 +14,7 @@ from pathlib import Path
 
 from relay.clock import SystemClock
 from relay.mail.envelope import Envelope, QueueId
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import ENGINES, Engine
 from relay.spool.interface import Intake, Spool, Status
 from tests.bench.filling import accept

@@ -18,7 +18,7 @@ from typing import Self
 from relay.clock import SystemClock
 from relay.mail.envelope import Envelope
 from relay.policy.model import Policy
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.root.trigger import Trigger
 from relay.telemetry.recent_past import RecentPast, past_folder

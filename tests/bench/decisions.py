@@ -35,7 +35,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.throttle.admission import Grant, Request
 from relay.throttle.history_format import Ended
 from relay.throttle.slots import Slots

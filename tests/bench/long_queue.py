@@ -13,7 +13,7 @@ from pathlib import Path
 from relay.clock import SystemClock
 from relay.control.operations import Verb
 from relay.mail.envelope import Envelope
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import prepare
 from tests.bench.filling import accept, slices

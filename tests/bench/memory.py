@@ -30,7 +30,7 @@ from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.queue.lanes import Lane, Price
 from relay.queue.queued import NO_REASON, Queued, origin_of
 from relay.queue.whole import Queue
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.identity import Identities
 from relay.spool.interface import Message, Status
 from relay.spool.maildir.intake import MaildirIntake

@@ -24,7 +24,7 @@ import yaml
 from relay.clock import SystemClock
 from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import SpoolEngine
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import ENGINES, Engine
 from relay.spool.identity import Identities
 from relay.spool.maildir.layout import Layout, prepare

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 
 
 class BeforeSync(RealDisk):

@@ -3,7 +3,7 @@
 import errno
 import os
 
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 
 
 class Denying(RealDisk):

@@ -1,4 +1,4 @@
-"""A disk in memory whose power can be cut: the `Disk` port of relay.spool.durable.
+"""A disk in memory whose power can be cut: the `Disk` port of relay.spool.disk.durable.
 
 What is held apart is what processes see and what is on the platter.  `sync` moves a
 file's content, `sync_directory` the names of a folder, from the first to the second; all
@@ -18,7 +18,7 @@ import errno
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from relay.spool.durable import FileStatus
+from relay.spool.disk.durable import FileStatus
 from tests.fakes import power
 from tests.fakes.fault import READS, Fault
 from tests.fakes.ours import AllOurs

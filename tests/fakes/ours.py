@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-from relay.spool.durable import FileStatus
+from relay.spool.disk.durable import FileStatus
 
 
 class AllOurs(ABC):

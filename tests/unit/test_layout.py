@@ -35,7 +35,7 @@ NEVER_SEES = {
     "sender": {"listener", "practice"},
 }
 """Below them, and yet none of their business: disk and network meet in `sender` and above."""
-OF_THE_DISK = {"relay.spool.durable", "relay.spool.finding", "relay.spool.replacing"}
+OF_THE_DISK = {"relay.spool.disk.durable", "relay.spool.disk.replacing", "relay.spool.finding"}
 """All that `throttle` may know of `spool`."""
 MOST_ARROWS = 90
 MOST_FILES = 19
@@ -85,7 +85,7 @@ BANNED_CALLS = {
     "asyncio.get_event_loop": "asyncio.get_running_loop",
     "eval": "a parser",
     "exec": "a parser",
-    "fcntl.lockf": "relay.spool.durable: a POSIX lock is lost when any descriptor of the file closes",
+    "fcntl.lockf": "relay.spool.disk.durable: a POSIX lock is lost when any descriptor of the file closes",
     "logging.getLogger": "relay.telemetry.events",
     "os.popen": "subprocess.run with a list",
     "os.system": "subprocess.run with a list",
@@ -258,6 +258,17 @@ def test_no_engine_imports_another() -> None:
     )
 
 
+def test_the_disk_knows_nothing_of_the_spool() -> None:
+    _none(
+        [
+            f"{module.name}:{line} imports {name}"
+            for module in _modules("relay/spool/disk")
+            for line, name in module.imports
+            if name.startswith("relay.") and not f"{name}.".startswith(("relay.spool.disk.", "relay.clock."))
+        ]
+    )
+
+
 def _engines() -> list[str]:
     engines = [path.parent.name for path in (PACKAGE / "spool").glob("*/engine.py")]
     assert sorted(engines) == ["log", "maildir"]
@@ -310,9 +321,9 @@ def test_disk_code_knows_no_network_and_no_event_loop() -> None:
 def test_only_durable_makes_anything_durable() -> None:
     _none(
         [
-            f"{module.name}:{call.lineno} calls {name}: use relay.spool.durable"
+            f"{module.name}:{call.lineno} calls {name}: use relay.spool.disk.durable"
             for module in _relay()
-            if _inside(module) != "spool/durable.py"
+            if _inside(module) != "spool/disk/durable.py"
             for call, name in module.calls
             if name in DURABLE_CALLS or _is_path_rename(call)
             if (module.name, name) != (LEASES_ONLY, "fcntl.fcntl")

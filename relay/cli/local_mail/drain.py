@@ -15,7 +15,7 @@ from relay.cli.local_mail.sendmail import author_of, hostname_of
 from relay.cli.locate import Where, found_policy, where_options
 from relay.cli.options import printable
 from relay.policy.model import Policy
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.submission.composing import EnvelopeSource
 from relay.submission.handover import Handover, Refusal, taker
 from relay.submission.maildir_drain import MaildirDrain, NotRemoved

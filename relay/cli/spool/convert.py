@@ -14,7 +14,7 @@ from relay.control.offline import refuse_strangers
 from relay.control.socket import ControlClient
 from relay.policy.model import Policy, SpoolEngine
 from relay.spool.convert import Converted, Leftover, convert
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import engine_of, is_half_converted
 from relay.spool.interface import SpoolBusy, SpoolFault, SpoolFull
 

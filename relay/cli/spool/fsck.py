@@ -19,7 +19,7 @@ from relay.cli.options import Misconfigured, NotPermitted, printable
 from relay.clock import SystemClock
 from relay.control.socket import ControlClient
 from relay.policy.model import Policy
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import inspected
 from relay.spool.finding import NOTHING_SENT, Finding, Inspection
 from relay.throttle.history_check import history_findings

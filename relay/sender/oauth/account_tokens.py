@@ -19,7 +19,7 @@ from relay.policy.secrets import AccountSecrets
 from relay.sender.oauth.refresh_token_file import RefreshTokenFile
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.telemetry.telemetry import Telemetry
 from relay.upstream.connection import UpstreamUnavailable
 from relay.upstream.oauth.answers import Denied

@@ -17,7 +17,7 @@ from relay.policy.model import Upstream
 from relay.policy.oauth2 import GrantType, OAuth2
 from relay.policy.secrets import read_client_secret
 from relay.sender.oauth.refresh_token_file import RefreshTokenFile
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.telemetry.redaction import Redaction
 from relay.upstream.oauth.answers import Granted
 from relay.upstream.oauth.login import (

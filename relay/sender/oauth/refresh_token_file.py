@@ -10,8 +10,8 @@ import errno
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from relay.spool.durable import Disk, opened
-from relay.spool.replacing import put_in_place
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.replacing import put_in_place
 
 LARGEST_BYTES = 16 * 1024
 _NOT_TO_BE_WRITTEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EINVAL})

@@ -10,6 +10,8 @@ import contextlib
 from collections import Counter
 
 from relay.mail.envelope import QueueId
+from relay.spool.disk.os_errors import is_our_own_lack
+from relay.spool.faults import faults
 from relay.spool.identity import subject_of
 from relay.spool.interface import Corrupt
 from relay.spool.log import facts as said
@@ -21,7 +23,6 @@ from relay.spool.log.segments import Segments, handle_of, offset_of
 from relay.spool.log.stream_reader import SegmentReader, pieces
 from relay.spool.log.streams import Streams
 from relay.spool.message import notes
-from relay.spool.os_errors import faults, is_our_own_lack
 
 _COPIED_AT_ONCE = 4 * 1024 * 1024
 

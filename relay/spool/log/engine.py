@@ -12,7 +12,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from relay.clock import Clock
 from relay.mail.envelope import Envelope, QueueId
 from relay.queue.sorting import Sorter
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
+from relay.spool.disk.os_errors import is_our_own_lack
+from relay.spool.faults import faults
 from relay.spool.interface import (
     Absent,
     Adopted,
@@ -48,7 +50,6 @@ from relay.spool.message import files, notes
 from relay.spool.message.arriving import SpoolDraft
 from relay.spool.message.message_file import Opened
 from relay.spool.message.recent import Recent
-from relay.spool.os_errors import faults, is_our_own_lack
 from relay.spool.root import quarantine
 from relay.spool.root.headroom import gives_way
 from relay.spool.root.lock import take_root

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk, opened
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.os_errors import is_not_now
 from relay.spool.finding import STOPS_THE_START, Inspection, unreadable
 from relay.spool.identity import is_queue_id
 from relay.spool.inspecting import ASIDE, LOOK, RootInspector, kind_of
@@ -36,7 +37,6 @@ from relay.spool.log.stream_reader import Damage, ReadGroup, groups
 from relay.spool.log.stream_writer import POSITION_BYTES, Position, decode_position
 from relay.spool.log.streams import OnDamage, read_header
 from relay.spool.message import files
-from relay.spool.os_errors import is_not_now
 from relay.spool.root import foreign
 from relay.spool.root.quarantine import subject_name
 

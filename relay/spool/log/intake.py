@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from relay.clock import Clock
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.spool.identity import Identities
 from relay.spool.interface import INLINE_BYTES
 from relay.spool.log.layout import LogLayout

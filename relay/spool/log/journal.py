@@ -7,13 +7,13 @@ Assumes: the holder of the spool's lock.
 """
 
 from relay.mail.envelope import QueueId
+from relay.spool.faults import faults
 from relay.spool.log import facts as said
 from relay.spool.log.index import LogIndex
 from relay.spool.log.layout import SENDER, SegmentName
 from relay.spool.log.record import HEAD_BYTES, New
 from relay.spool.log.segments import Segments, place_of
 from relay.spool.log.stream_writer import Appended, StreamWriter
-from relay.spool.os_errors import faults
 
 
 class Journal:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.spool.identity import is_queue_id
 from relay.spool.root.lock import prepare_root
 from relay.spool.root.quarantine import corrupt_folder

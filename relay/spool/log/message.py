@@ -11,7 +11,7 @@ import contextlib
 from relay.mail.envelope import QueueId
 from relay.mail.header import message_id_of
 from relay.queue.sorting import Sorter
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.spool.interface import INLINE_BYTES, Adopted, Corrupt
 from relay.spool.log import record
 from relay.spool.log.layout import LogLayout, draft_of

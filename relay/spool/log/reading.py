@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from relay.mail.envelope import QueueId
 from relay.queue.sorting import Sorter
+from relay.spool.disk.os_errors import is_not_now
 from relay.spool.interface import Absent, Corrupt, Status, Unreadable
 from relay.spool.log import facts as said
 from relay.spool.log import message
@@ -18,7 +19,6 @@ from relay.spool.log.record import INLINE, MESSAGES, New, Record
 from relay.spool.log.segments import Segments, handle_of, length_of, offset_of
 from relay.spool.message import files
 from relay.spool.message.message_file import Opened
-from relay.spool.os_errors import is_not_now
 from relay.spool.root.quarantine import Quarantine
 
 

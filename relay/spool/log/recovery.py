@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.queue.sorting import Sorter
+from relay.spool.disk.os_errors import is_our_own_lack
 from relay.spool.interface import Corrupt
 from relay.spool.log import facts as said
 from relay.spool.log.index import LogIndex
@@ -27,7 +28,6 @@ from relay.spool.log.stream_reader import Damage, ReadGroup, groups, is_room
 from relay.spool.log.streams import OnDamage, read_header
 from relay.spool.log.summary import Summaries, Told, message_of
 from relay.spool.message.message_file import Opened
-from relay.spool.os_errors import is_our_own_lack
 
 _ENDS = frozenset({said.FINISHED, said.GONE})
 

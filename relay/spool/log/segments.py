@@ -12,7 +12,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from relay.spool.durable import SECTOR_BYTES, Disk, why_a_strangers
+from relay.spool.disk.durable import SECTOR_BYTES, Disk, why_a_strangers
 from relay.spool.interface import Corrupt
 from relay.spool.log.layout import SENDER, LogLayout, SegmentName
 from relay.spool.log.record import HEADER_BYTES, mark_of

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import SECTOR_BYTES
+from relay.spool.disk.durable import SECTOR_BYTES
+from relay.spool.disk.os_errors import is_not_now
 from relay.spool.log import record
 from relay.spool.log.record import GROUP, GROUP_BYTES, HEAD_BYTES, LONGEST_ID, Head, Record
-from relay.spool.os_errors import is_not_now
 
 READ_BYTES = 1024 * 1024
 Read = Callable[[int, int], bytes]

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from relay.spool.durable import ROOM_BYTES, Disk, opened, write_with_room
+from relay.spool.disk.durable import ROOM_BYTES, Disk, opened, write_with_room
 from relay.spool.log import segments
 from relay.spool.log.layout import LogLayout, SegmentName
 from relay.spool.log.record import HEADER_BYTES, New, SegmentHeader, encode_group, encode_header, mark_of

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
-from relay.spool.durable import SECTOR_BYTES, opened
+from relay.spool.disk.durable import SECTOR_BYTES, opened
+from relay.spool.disk.os_errors import is_not_now
 from relay.spool.interface import Corrupt
 from relay.spool.log.index import LogIndex
 from relay.spool.log.layout import SENDER, SegmentName, segment_of, stream_of, summary_of
@@ -22,7 +23,6 @@ from relay.spool.log.segments import Segments, place_of
 from relay.spool.log.stream_reader import Damage, ReadGroup, groups
 from relay.spool.log.stream_writer import POSITION_BYTES, Position, decode_position
 from relay.spool.log.summary import Summaries
-from relay.spool.os_errors import is_not_now
 from relay.spool.root import foreign
 from relay.spool.root.quarantine import Quarantine
 

@@ -26,7 +26,8 @@ from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.mail.header import message_id_of
-from relay.spool.durable import opened
+from relay.spool.disk.durable import opened
+from relay.spool.disk.replacing import put_in_place
 from relay.spool.interface import Corrupt
 from relay.spool.log.index import LogIndex
 from relay.spool.log.layout import SegmentName
@@ -37,7 +38,6 @@ from relay.spool.log.segments import Segments, is_senders, place_of
 from relay.spool.log.stream_reader import pieces
 from relay.spool.message import message_file
 from relay.spool.message.message_file import HEADER_BYTES, Opened
-from relay.spool.replacing import put_in_place
 
 _HEADER = re.compile(
     rb"relay-log-summary 1 ([0-9a-z]{6,16}) ([0-9]{10}) ([0-9]{12}) ([0-9]{10}) ([0-9]{12}) ([0-9a-f]{8})\n"

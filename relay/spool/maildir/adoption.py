@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Sequence
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.spool.interface import Adopted, Message
 from relay.spool.maildir import notes_file
 from relay.spool.maildir.layout import Layout, is_published

@@ -5,7 +5,7 @@ See `relay.spool.root.foreign`.
 
 import re
 
-from relay.spool.durable import SECTOR_BYTES, Disk
+from relay.spool.disk.durable import SECTOR_BYTES, Disk
 
 _NOTES_BEGIN = b'{"index":'
 _LINE = re.compile(rb"[^\0\n]+")

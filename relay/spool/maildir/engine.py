@@ -15,7 +15,9 @@ from typing import TypeVar
 from relay.clock import Clock
 from relay.mail.envelope import Envelope, QueueId
 from relay.queue.sorting import Sorter
-from relay.spool.durable import Disk, opened
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.os_errors import is_our_own_lack
+from relay.spool.faults import faults
 from relay.spool.identity import is_queue_id
 from relay.spool.interface import (
     Absent,
@@ -45,7 +47,6 @@ from relay.spool.message import files
 from relay.spool.message.files import absence
 from relay.spool.message.message_file import Opened
 from relay.spool.message.recent import Recent
-from relay.spool.os_errors import faults, is_our_own_lack
 from relay.spool.root.headroom import gives_way
 from relay.spool.root.lock import take_root
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk, opened
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.os_errors import is_not_now
 from relay.spool.finding import STOPS_THE_START, Finding, Inspection, unreadable
 from relay.spool.identity import is_queue_id
 from relay.spool.inspecting import ASIDE, LOOK, RootInspector, kind_of
@@ -27,7 +28,6 @@ from relay.spool.message import files
 from relay.spool.message.arriving import is_draft
 from relay.spool.message.message_file import Opened
 from relay.spool.message.notes import parse
-from relay.spool.os_errors import is_not_now
 from relay.spool.root import foreign
 from relay.spool.root.foreign import NOT_OUR_NAME
 from relay.spool.root.quarantine import subject_name

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from relay.clock import Clock
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.spool.identity import Identities
 from relay.spool.maildir.layout import Layout, is_published
 from relay.spool.message import arriving

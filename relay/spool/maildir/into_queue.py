@@ -24,14 +24,15 @@ from dataclasses import dataclass
 
 from relay.mail.envelope import QueueId
 from relay.queue.sorting import Sorter
-from relay.spool.durable import Disk, opened
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.os_errors import is_our_own_lack
+from relay.spool.faults import is_about_the_file
 from relay.spool.identity import is_queue_id
 from relay.spool.interface import Corrupt, Status
 from relay.spool.maildir import status_bytes
 from relay.spool.maildir.layout import Layout, is_published
 from relay.spool.message import files
 from relay.spool.message.message_file import Opened
-from relay.spool.os_errors import is_about_the_file, is_our_own_lack
 from relay.spool.root.foreign import NOT_OUR_NAME
 from relay.spool.root.quarantine import Quarantine
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.spool.root.lock import prepare_root
 
 SPLITS = 64

@@ -20,13 +20,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, replace
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk, opened
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.replacing import put_in_place
 from relay.spool.identity import is_queue_id
 from relay.spool.interface import LedgerAccount, Status, Totals
 from relay.spool.ledger import Ledger, fates_of
 from relay.spool.maildir.crash_remains import is_draft_of_the_ledger
 from relay.spool.maildir.layout import Layout
-from relay.spool.replacing import put_in_place
 from relay.spool.root.foreign import why_not_ours
 from relay.spool.root.quarantine import set_aside
 

@@ -11,13 +11,13 @@ import errno
 from collections.abc import Callable, Mapping, Sequence
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk, opened
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.os_errors import is_our_own_lack
+from relay.spool.disk.replacing import put_in_place
 from relay.spool.interface import Note
 from relay.spool.maildir.crash_remains import is_notes_only
 from relay.spool.maildir.layout import Layout
 from relay.spool.message.notes import cut_short, encode, latest, shortened
-from relay.spool.os_errors import is_our_own_lack
-from relay.spool.replacing import put_in_place
 from relay.spool.root.foreign import why_not_ours
 
 MOST_BYTES = 64 * 1024

@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.queue.sorting import Sorter
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
+from relay.spool.disk.os_errors import is_our_own_lack
 from relay.spool.identity import is_queue_id
 from relay.spool.interface import Recovery, Status
 from relay.spool.maildir import crash_remains, status_bytes
@@ -34,7 +35,6 @@ from relay.spool.maildir.layout import Layout
 from relay.spool.maildir.ledger_file import LedgerFile
 from relay.spool.message import arriving
 from relay.spool.message.message_file import Opened
-from relay.spool.os_errors import is_our_own_lack
 from relay.spool.root import foreign, quarantine
 from relay.spool.root.foreign import NOT_OUR_NAME
 

@@ -6,7 +6,7 @@ Guarantees: no byte is written into a file that is not the message that was read
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
-from relay.spool.durable import Disk, opened
+from relay.spool.disk.durable import Disk, opened
 from relay.spool.interface import Corrupt, SpoolFault, Status
 from relay.spool.message import files, message_file
 from relay.spool.message.message_file import Opened

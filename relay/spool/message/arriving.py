@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from relay.clock import Clock
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
-from relay.spool.durable import SECTOR_BYTES, Disk, opened, why_a_strangers
+from relay.spool.disk.durable import SECTOR_BYTES, Disk, opened, why_a_strangers
 from relay.spool.identity import is_queue_id
 from relay.spool.interface import Corrupt
 from relay.spool.message import message_file

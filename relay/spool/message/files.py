@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator
 from relay.mail.envelope import QueueId
 from relay.mail.header import message_id_of
 from relay.queue.sorting import Sorter
-from relay.spool.durable import Disk, FileStatus, opened, why_of_its_status
+from relay.spool.disk.durable import Disk, FileStatus, opened, why_of_its_status
+from relay.spool.disk.os_errors import is_not_now, is_our_own_lack
 from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, SetAside, Unreadable
 from relay.spool.message import message_file
 from relay.spool.message.message_file import Opened
-from relay.spool.os_errors import is_not_now, is_our_own_lack
 from relay.spool.root.quarantine import Quarantine, describe, subject_name
 
 LISTED_BYTES = 64 * 1024

@@ -10,9 +10,9 @@ import errno
 from collections.abc import Callable
 
 from relay.mail.age import BootsRecord
-from relay.spool.durable import SECTOR_BYTES, Disk, opened, why_a_strangers
+from relay.spool.disk.durable import SECTOR_BYTES, Disk, opened, why_a_strangers
+from relay.spool.faults import is_about_the_file
 from relay.spool.kept_format import KeptFormat
-from relay.spool.os_errors import is_about_the_file
 from relay.spool.root.headroom import is_reserve
 
 NOT_OUR_NAME = "not a name that we give"

@@ -20,9 +20,9 @@ import hashlib
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from relay.spool.durable import Disk, opened
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.os_errors import is_lack_of_room
 from relay.spool.interface import SpoolFull
-from relay.spool.os_errors import is_lack_of_room
 
 HEADROOM_BYTES = 16 * 1024 * 1024
 HEADROOM_INODES = 64

@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from relay.spool.durable import Disk, opened, sync_above
+from relay.spool.disk.durable import Disk, opened, sync_above
+from relay.spool.disk.replacing import put_in_place
 from relay.spool.interface import SpoolBusy
-from relay.spool.replacing import put_in_place
 from relay.spool.root.headroom import Reserve
 from relay.spool.root.quarantine import Quarantine, make_trigger
 

@@ -14,9 +14,10 @@ from itertools import chain
 
 from relay.mail.envelope import QueueId
 from relay.mail.text import clean
-from relay.spool.durable import Disk, opened, why_a_strangers
+from relay.spool.disk.durable import Disk, opened, why_a_strangers
+from relay.spool.disk.os_errors import is_not_now
+from relay.spool.faults import is_about_the_file
 from relay.spool.interface import SetAside
-from relay.spool.os_errors import is_about_the_file, is_not_now
 from relay.spool.root import foreign
 
 LONGEST_NAME_BYTES = 250

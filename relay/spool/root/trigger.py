@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 
 
 class Trigger:

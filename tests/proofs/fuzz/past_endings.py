@@ -5,7 +5,7 @@ import zlib
 from relay.cli.render import ending_lines
 from relay.clock import SECOND_NS
 from relay.mail.sought import sought
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.telemetry.endings import PastEnding, encode
 from relay.telemetry.past_files import PastFiles, PastReader
 from tests.fakes.disk import ModelDisk

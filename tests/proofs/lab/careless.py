@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from relay.cli.main import main
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 
 
 def leave_out(kind: str) -> None:

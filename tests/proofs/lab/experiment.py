@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import ENGINES
 from tests.proofs.lab import kernel
 from tests.proofs.lab.blocks import Cut, Epoch, Platter, cuts, read_log

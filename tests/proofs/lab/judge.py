@@ -13,7 +13,7 @@ from pathlib import Path
 from relay.clock import SECOND_NS, SystemClock
 from relay.mail.envelope import QueueId
 from relay.policy.model import SpoolEngine
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import ENGINES, Engine
 from relay.spool.identity import subject_of
 from relay.spool.interface import Message, Spool, Status

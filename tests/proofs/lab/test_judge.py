@@ -9,7 +9,7 @@ import pytest
 from relay.listener.received import received_line
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.report import Action, Failure, Reason, ReportedMessage, delay_warning, final_report
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.identity import report_id, warning_id
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake

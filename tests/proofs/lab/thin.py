@@ -13,8 +13,8 @@ from pathlib import Path
 
 from relay.clock import SystemClock
 from relay.mail.envelope import Envelope
-from relay.spool import batched_sync
-from relay.spool.durable import RealDisk
+from relay.spool.disk import batched_sync
+from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import prepare
 from relay.spool.message.arriving import SpoolDraft

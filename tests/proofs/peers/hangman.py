@@ -9,7 +9,7 @@ from pathlib import Path
 
 from relay.clock import SystemClock
 from relay.policy.source import parse_policy
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
 from tests.proofs.peers import syscalls
 from tests.proofs.peers.syscalls import Call, Watcher

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from relay.control.socket import ControlClient
 from relay.policy.model import SpoolEngine
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import ENGINES
 from relay.status.snapshot import QueueState
 from tests.proofs.peers.waiting import HANG_S, free_port, wait_for_change, wait_until

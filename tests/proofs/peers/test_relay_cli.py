@@ -14,7 +14,7 @@ import pytest
 
 from relay.cli.main import main
 from relay.clock import SystemClock
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.engine import MaildirSpool
 from tests.proofs.peers import smtp_tools
 from tests.proofs.peers.demand import demand

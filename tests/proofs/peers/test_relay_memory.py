@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SystemClock
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.engine import MaildirSpool
 from tests.proofs.peers import smtp_tools
 from tests.proofs.peers.demand import demand

@@ -8,7 +8,7 @@ import pytest
 
 from relay.clock import SECOND_NS, SystemClock
 from relay.policy.source import parse_policy
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.throttle import slots
 from relay.throttle.throttle import Request, Throttle
 from tests.fakes.clock import FakeClock

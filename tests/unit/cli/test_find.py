@@ -9,7 +9,7 @@ import pytest
 
 from relay.cli.render import ending_lines
 from relay.clock import SECOND_NS, SystemClock
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.telemetry.endings import PastEnding, encode
 from relay.telemetry.past_files import PastFiles
 from relay.telemetry.recent_past import past_folder

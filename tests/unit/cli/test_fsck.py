@@ -144,6 +144,6 @@ def test_what_cannot_be_verified_is_not_called_clean(
         raise PermissionError(13, "Permission denied", "spool/new")
 
     recovered(on_the_kernel(tmp_path)).close()
-    monkeypatch.setattr("relay.spool.durable.RealDisk.names", refused)
+    monkeypatch.setattr("relay.spool.disk.durable.RealDisk.names", refused)
     assert code_of("fsck", "--policy", str(path)) == os.EX_NOPERM
     assert "spool/new: Permission denied" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 from relay.clock import SECOND_NS, SystemClock
 from relay.mail.envelope import Envelope
 from relay.policy.source import parse_policy
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake
 from relay.status.plan import UpstreamCourse, plan_to_json

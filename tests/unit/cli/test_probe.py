@@ -23,7 +23,7 @@ from relay.practice.account import PracticeBehaviour
 from relay.practice.smarthost import PracticeSmarthost
 from relay.practice.witness import Witness
 from relay.sender.throttle_thread import ThrottleThread
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.throttle.admission import Request, TooLarge, Wait
 from relay.throttle.history_check import slots_in_file
 from relay.throttle.throttle import Reservation, View

@@ -9,7 +9,7 @@ import pytest
 
 from relay.clock import SystemClock
 from relay.policy.source import parse_policy
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
 from relay.spool.interface import Message
 from tests.unit.spool.recovering import recover

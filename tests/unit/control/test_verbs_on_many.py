@@ -9,7 +9,7 @@ from relay.control.operations import ABSENT, OK, Verb
 from relay.control.operator import MOVED_AT_ONCE
 from relay.mail.envelope import QueueId
 from relay.queue.scheduler import State
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.layout import SPLITS
 from tests.unit.sender.in_process_relay import Relay, policy_of
 

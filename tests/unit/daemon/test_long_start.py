@@ -16,7 +16,7 @@ import pytest
 from relay.clock import SECOND_NS, SystemClock
 from relay.daemon.notify import EXTENSION_SECONDS, TELL_NS, Recovering
 from relay.mail.envelope import Envelope
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import prepare
 from tests.fakes.clock import LeapingClock

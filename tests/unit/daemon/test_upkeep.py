@@ -20,7 +20,7 @@ from relay.mail.envelope import Envelope
 from relay.policy.faults import PolicyError
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import prepare
 from relay.spool.root.trigger import Trigger

@@ -14,7 +14,7 @@ from relay.clock import Clock
 from relay.hooks.hooks import Hooks
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
-from relay.spool.durable import Disk, RealDisk
+from relay.spool.disk.durable import Disk, RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from relay.hooks import hooks
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.root.headroom import HEADROOM_BYTES
 from tests.unit.hooks.receiving import HttpReceiver, Telling, policy_with
 

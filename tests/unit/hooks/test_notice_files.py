@@ -8,7 +8,7 @@ import pytest
 
 from relay.hooks.notice import notice_id, read_notice
 from relay.hooks.notice_files import KeptNotice, NoticeFiles
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.root.headroom import HEADROOM_BYTES, NoHeadroom
 from tests.fakes.disk import ModelDisk
 

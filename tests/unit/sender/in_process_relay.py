@@ -18,7 +18,7 @@ from relay.queue.scheduler import Queued, Scheduler
 from relay.sender.late_mail import LateMail
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamInUse
-from relay.spool.durable import Disk, RealDisk
+from relay.spool.disk.durable import Disk, RealDisk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.root.trigger import Trigger

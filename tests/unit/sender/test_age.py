@@ -7,7 +7,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.queue.scheduler import State
 from relay.sender.state_file import boots_path
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.inspection import Inspector
 from relay.spool.root.foreign import BOOTS_FORMAT
 from tests.fakes.clock import FakeClock, LeapingClock

@@ -3,7 +3,7 @@
 import errno
 from pathlib import Path
 
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from tests.fakes.smarthost import Script, Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of
 

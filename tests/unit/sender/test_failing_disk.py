@@ -12,7 +12,7 @@ import pytest
 
 from relay.policy.model import Policy
 from relay.sender import dispatcher
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import SpoolFault, Totals
 from tests.fakes.smarthost import Script, Smarthost
 from tests.proofs.figures import FIGURES

@@ -20,7 +20,7 @@ from relay.listener.ports import NotAccepted
 from relay.mail.envelope import Envelope
 from relay.policy.model import Policy
 from relay.sender import dispatcher, spool_thread
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import prepare
 from relay.spool.root.headroom import HEADROOM_BYTES, HEADROOM_INODES

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.sender import spool_thread
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Note, Status
 from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import PATIENCE_SECONDS, Relay, policy_of

@@ -141,8 +141,7 @@ async def test_values_that_gathered_are_one_call() -> None:
 
     await asyncio.gather(batch.submit(0), batch.submit(0))
     assert await asyncio.gather(*(batch.submit(number) for number in range(1, 9))) == list(range(1, 9))
-    # And it goes on behind a time in which nothing came.
-    await asyncio.sleep(0.005)
+    # And it goes on behind one that waited for nobody.
     await batch.submit(9)
 
     assert groups.made == [[0, 0], list(range(1, 9)), [9]]

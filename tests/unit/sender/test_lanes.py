@@ -9,7 +9,7 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
 from relay.queue.scheduler import State
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.status.snapshot import message_to_json, to_json
 from relay.throttle.admission import Request
 from relay.throttle.history_check import audit_file

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS, SystemClock
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.status.page import render
 from relay.status.snapshot import to_json
 from relay.throttle import gauge

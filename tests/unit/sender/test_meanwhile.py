@@ -6,7 +6,7 @@ from pathlib import Path
 
 from relay.queue.queued import WaitReason
 from relay.queue.scheduler import State
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 

@@ -13,7 +13,7 @@ from relay.policy.shipped import standard_judge
 from relay.sender.accounts import MOST_RESTS, Accounts
 from relay.sender.oauth.account_tokens import AccountTokens
 from relay.sender.tls.client_certificates import ClientCertificates
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction

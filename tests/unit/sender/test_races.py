@@ -16,7 +16,7 @@ from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.queue.scheduler import State
 from relay.sender.spool_thread import Ending, Written
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Message, Note, SpoolBusy, SpoolFault, Status, Totals
 from relay.spool.maildir.engine import MaildirSpool
 from relay.upstream.connection import Connection

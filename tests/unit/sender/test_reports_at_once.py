@@ -7,7 +7,7 @@ from relay.control.operations import OK
 from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Policy
 from relay.queue.scheduler import State
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Note, Status
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake

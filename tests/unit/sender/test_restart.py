@@ -12,7 +12,7 @@ from relay.control.operations import ABSENT, OK, UNREAD
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.queue.scheduler import State
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import SpoolFault
 from relay.spool.maildir import recovery
 from relay.verdicts.operator_pause import PauseAsked

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from relay.sender.state_file import KeptFile
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.kept_format import KeptFormat
 
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from tests.fakes.smarthost import Script, Smarthost, Until, turns
 from tests.unit.sender.in_process_relay import Relay, policy_of
 from tests.unit.sender.test_races import policy_through, turns_of_the_loop

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from relay.mail.envelope import Envelope, QueueId
-from relay.spool.durable import Disk, opened
+from relay.spool.disk.durable import Disk, opened
 from relay.spool.interface import (
     Intake,
     Note,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk, RealDisk
+from relay.spool.disk.durable import Disk, RealDisk
 from relay.spool.interface import Intake
 from relay.spool.log import segments, summary
 from relay.spool.log.engine import LogSpool

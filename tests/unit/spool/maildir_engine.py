@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk, RealDisk
+from relay.spool.disk.durable import Disk, RealDisk
 from relay.spool.interface import Intake
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Spool
 from relay.spool.maildir.inspection import Inspector
 from tests.fakes.denying import BROKEN, TOO_MANY, Denying

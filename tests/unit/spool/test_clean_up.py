@@ -98,7 +98,7 @@ def test_times_that_a_reader_or_a_restore_left_decide_nothing(tmp_path: Path, at
 
 def test_a_killed_listeners_draft_goes_and_a_living_ones_stays(tmp_path: Path) -> None:
     program = (
-        "import sys; from relay.clock import SystemClock; from relay.spool.durable import RealDisk;"
+        "import sys; from relay.clock import SystemClock; from relay.spool.disk.durable import RealDisk;"
         "from relay.spool.maildir.intake import MaildirIntake;"
         "intake = MaildirIntake(sys.argv[1], RealDisk(), SystemClock()); draft = intake.draft();"
         "draft.append(b'x' * 4096); intake.spill(draft); print(draft.queue_id, flush=True); sys.stdin.read()"

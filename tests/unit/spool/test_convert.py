@@ -15,7 +15,7 @@ from relay.mail.envelope import QueueId
 from relay.policy.source import parse_policy
 from relay.spool import convert as convert_module
 from relay.spool.convert import Converted, Leftover, convert
-from relay.spool.durable import Disk, RealDisk
+from relay.spool.disk.durable import Disk, RealDisk
 from relay.spool.engines import ENGINES, engine_of, is_half_converted, open_spool, prepare_spool
 from relay.spool.interface import Intake, Spool, SpoolBusy, SpoolFault, SpoolFull, Totals
 from relay.spool.log.layout import segment_of

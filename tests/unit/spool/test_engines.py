@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from relay.policy.source import parse_policy
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import inspected, open_intake, open_spool, prepare_spool
 from tests.fakes.clock import FakeClock
 from tests.unit.policy.examples import SMALL

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import opened
+from relay.spool.disk.durable import opened
 from relay.spool.interface import Absent, Corrupt, Status, Totals
 from relay.spool.message.message_file import HEADER_BYTES, encode_envelope, encode_header, shape_of
 from tests.fakes.disk import Fault, ModelDisk

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from relay.mail.age import BootsRecord, Stretch
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import SpoolBusy, Totals
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.root.foreign import BOOTS_FORMAT

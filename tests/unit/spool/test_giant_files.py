@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import RealDisk, opened
+from relay.spool.disk.durable import RealDisk, opened
 from relay.spool.interface import Note
 from relay.spool.maildir import ledger_file, notes_file
 from relay.spool.maildir.layout import Layout

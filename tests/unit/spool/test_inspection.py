@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.finding import Inspection
 from relay.spool.interface import Spool
 from relay.spool.maildir.inspection import Inspector

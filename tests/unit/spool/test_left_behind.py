@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Corrupt, Entry, Spool
 from relay.spool.maildir.into_queue import FAILURES_AN_HOUR
 from relay.spool.maildir.layout import READ_AGAIN, Layout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.spool.durable import RealDisk, opened
+from relay.spool.disk.durable import RealDisk, opened
 from relay.spool.finding import Inspection
 from relay.spool.interface import INLINE_BYTES
 from relay.spool.log.facts import GONE as GONE_RECORD

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import ROOM_BYTES
+from relay.spool.disk.durable import ROOM_BYTES
 from relay.spool.interface import Spool
 from relay.spool.log import recovery
 from relay.spool.log.index import LogIndex

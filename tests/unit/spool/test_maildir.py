@@ -187,7 +187,7 @@ def test_an_abandoned_report_is_not_in_the_way_of_the_next_try() -> None:
 def test_listeners_in_two_processes_fill_one_spool(tmp_path: Path) -> None:
     program = (
         "import sys; from relay.clock import SystemClock; from relay.mail.envelope import Envelope;"
-        "from relay.spool.durable import RealDisk;"
+        "from relay.spool.disk.durable import RealDisk;"
         "from relay.spool.maildir.intake import MaildirIntake;"
         "from relay.spool.maildir.layout import prepare;"
         "disk = RealDisk(); prepare(sys.argv[1], disk);"

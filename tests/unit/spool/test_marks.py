@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Absent, Corrupt, SpoolFault, Totals
 from tests.fakes.disk import ModelDisk
 from tests.unit.spool.engine import (

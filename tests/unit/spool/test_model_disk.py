@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.spool.durable import opened
+from relay.spool.disk.durable import opened
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model, Platter
 

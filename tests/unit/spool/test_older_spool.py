@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Totals
 from relay.spool.maildir.inspection import Inspector
 from relay.spool.maildir.layout import SPLITS

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from relay.clock import SystemClock
 from relay.policy.source import parse_policy
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_intake, prepare_spool
 
 POLICY = b"""

@@ -9,7 +9,7 @@ from types import FrameType
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.intake import MaildirIntake
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import ENVELOPE, accept, recovered, taken

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Entry, Recovery, Status, Totals
 from relay.spool.log import recovery as log_recovery
 from relay.spool.log import segments, summary

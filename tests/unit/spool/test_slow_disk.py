@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from relay.spool import batched_sync
-from relay.spool.durable import RealDisk
-from relay.spool.threads import started
+from relay.spool.disk import batched_sync
+from relay.spool.disk.durable import RealDisk
+from relay.spool.disk.threads import started
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import RealDisk, why_of_others
+from relay.spool.disk.durable import RealDisk, why_of_others
 from relay.spool.interface import Corrupt, Spool
 from relay.spool.maildir.inspection import Inspector
 from tests.unit.spool.engine import BOUNCED, accept, note, recovered, taken

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.root.trigger import Trigger
 
 

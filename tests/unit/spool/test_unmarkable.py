@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Corrupt, SpoolFault
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import CONTENT, RELAYED, accept, again, recovered, taken

@@ -20,7 +20,7 @@ from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.queue.queued import NO_REASON, origin_of
 from relay.queue.scheduler import Queued, State
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.status.snapshot import MessageView, QueueState, UpstreamStatus
 from relay.status.watch import FEW
 from tests.fakes.clock import FakeClock

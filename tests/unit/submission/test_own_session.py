@@ -12,7 +12,7 @@ import pytest
 from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
 from relay.mail.envelope import QueueId
 from relay.policy.source import parse_policy
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.spool.message import files
 from relay.submission.composing import Submission
 from relay.submission.handover import Handover, Refusal, taker

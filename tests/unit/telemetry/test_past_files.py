@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.mail.sought import sought
-from relay.spool.durable import Disk, RealDisk
+from relay.spool.disk.durable import Disk, RealDisk
 from relay.spool.root.headroom import HEADROOM_BYTES, NoHeadroom
 from relay.telemetry.endings import LONGEST_LINE, PastEnding, encode
 from relay.telemetry.past_files import PIECES, PastFiles, PastReader

@@ -10,7 +10,7 @@ from typing import Any
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.telemetry import recent_past
 from relay.telemetry.endings import PastEnding
 from relay.telemetry.events import Delays, Events, Via

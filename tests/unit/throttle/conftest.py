@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.spool.durable import Disk, RealDisk
+from relay.spool.disk.durable import Disk, RealDisk
 from tests.fakes.clock import FakeClock
 from tests.unit.throttle.memory_disk import MemoryDisk
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relay.clock import SECOND_NS
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.throttle.admission import TooLarge, Wait
 from relay.throttle.limit import Calendar, ForEach, Hours, Limit, Ramp, Unit
 from relay.throttle.throttle import Request, Reservation, Throttle

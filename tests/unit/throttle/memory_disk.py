@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, field
 from random import Random
 
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from tests.fakes.ours import AllOurs
 
 SECTOR_BYTES = 512

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.throttle.history import LONGEST_BELIEVED_NS
 from relay.throttle.history_format import HistoryError
 from relay.throttle.throttle import Throttle

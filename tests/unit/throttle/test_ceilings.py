@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from relay.clock import SECOND_NS
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.status.expected import ceiling_words, limit_words
 from relay.throttle.admission import Place, Request, Wait
 from relay.throttle.gauge import Gauge

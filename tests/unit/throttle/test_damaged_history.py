@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.throttle.history_format import At, Charged, HistoryError, group, header, read_groups
 from relay.throttle.slots import EXACT_ENDS, Slots
 from tests.fakes.clock import FakeClock

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.throttle import history
 from relay.throttle.history_format import HistoryError
 from tests.fakes.clock import FakeClock

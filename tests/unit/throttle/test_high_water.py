@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.spool.durable import Disk, opened
+from relay.spool.disk.durable import Disk, opened
 from relay.throttle.history_format import MARK_BYTES, HistoryError, mark_line, read_mark
 from tests.fakes.clock import FakeClock
 from tests.unit.throttle.limits import ask, granted, messages, settle, throttle

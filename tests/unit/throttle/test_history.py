@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.spool.durable import ROOM_BYTES, Disk, RealDisk
+from relay.spool.disk.durable import ROOM_BYTES, Disk, RealDisk
 from relay.throttle import history
 from relay.throttle.history_format import HistoryError
 from tests.fakes.clock import FakeClock

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.spool.durable import RealDisk, opened
+from relay.spool.disk.durable import RealDisk, opened
 from relay.throttle import admission
 from relay.throttle.admission import Grant, Request
 from relay.throttle.history_format import Ended, HistoryError

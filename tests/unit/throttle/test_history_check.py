@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.throttle.history_check import history_findings, slots_in_file, spans_in_file
 from relay.throttle.history_format import HistoryError
 from relay.throttle.history_states import LARGEST_BYTES

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.spool.durable import Disk, RealDisk
+from relay.spool.disk.durable import Disk, RealDisk
 from relay.throttle.history_check import audit_file
 from relay.throttle.history_format import HistoryError
 from relay.throttle.throttle import Throttle

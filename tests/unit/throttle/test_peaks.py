@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.throttle import compaction, history, slots
 from relay.throttle.admission import Wait
 from relay.throttle.history_check import audit_file

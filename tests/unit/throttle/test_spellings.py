@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
 from relay.mail.envelope import Envelope
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.throttle.admission import keys_of, request_for
 from relay.throttle.history_format import (
     LONGEST_KEY,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SystemClock
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.throttle.history import History
 from relay.throttle.history_check import history_findings
 from relay.throttle.history_format import HistoryError

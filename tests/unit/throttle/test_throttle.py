@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.spool.durable import Disk
+from relay.spool.disk.durable import Disk
 from relay.throttle import history
 from relay.throttle.admission import Wait
 from relay.throttle.history_format import HistoryError

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from relay.clock import SECOND_NS, SystemClock
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.throttle import history
 from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.unit.throttle.limits import PerPeriod

@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from relay.clock import SystemClock
-from relay.spool.os_errors import is_lack_of_means
+from relay.spool.disk.os_errors import is_lack_of_means
 from relay.upstream.connection import UpstreamUnavailable, open_connection
 from tests.fakes.smarthost import Script, Smarthost
 from tests.unit.upstream.sessions import account

@@ -10,7 +10,7 @@ from relay.clock import SystemClock
 from relay.policy.model import Upstream
 from relay.policy.secrets import AccountSecrets, read_refresh_token
 from relay.sender.oauth.account_tokens import AccountTokens
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from relay.sender.oauth.refresh_token_file import RefreshTokenFile
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 
 ROOT = Path(__file__).parents[4]
 ROTATING = """
 import sys
 from pathlib import Path
 from relay.sender.oauth.refresh_token_file import RefreshTokenFile
-from relay.spool.durable import RealDisk
+from relay.spool.disk.durable import RealDisk
 file = RefreshTokenFile(Path(sys.argv[1]), RealDisk())
 while True:
     token = file.read()

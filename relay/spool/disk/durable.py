@@ -24,8 +24,8 @@ import stat
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from relay.spool.batched_sync import BatchedSync
-from relay.spool.os_errors import is_lack_of_room
+from relay.spool.disk.batched_sync import BatchedSync
+from relay.spool.disk.os_errors import is_lack_of_room
 
 DIRECTORY_MODE = 0o700
 SECTOR_BYTES = 512

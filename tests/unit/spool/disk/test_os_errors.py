@@ -4,14 +4,9 @@ import errno
 
 import pytest
 
+from relay.spool.disk.os_errors import is_lack_of_means, is_lack_of_room, is_not_now, is_our_own_lack
+from relay.spool.faults import is_about_the_file
 from relay.spool.interface import Unreadable
-from relay.spool.os_errors import (
-    is_about_the_file,
-    is_lack_of_means,
-    is_lack_of_room,
-    is_not_now,
-    is_our_own_lack,
-)
 
 
 @pytest.mark.parametrize(

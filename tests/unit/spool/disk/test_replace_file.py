@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from relay.spool.durable import opened
-from relay.spool.replacing import InDoubt, put_in_place, replace_file
+from relay.spool.disk.durable import opened
+from relay.spool.disk.replacing import InDoubt, put_in_place, replace_file
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model, Platter
 

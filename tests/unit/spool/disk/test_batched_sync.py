@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from relay.spool import batched_sync
-from relay.spool.batched_sync import KernelAio
-from relay.spool.durable import RealDisk
+from relay.spool.disk import batched_sync
+from relay.spool.disk.batched_sync import KernelAio
+from relay.spool.disk.durable import RealDisk
 from tests.proofs.peers.demand import demand
 
 KINDS = pytest.mark.parametrize("content_only", [False, True])

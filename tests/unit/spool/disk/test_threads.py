@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from relay.spool.threads import started
+from relay.spool.disk.threads import started
 
 
 def test_all_threads_run_before_the_first_call() -> None:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from relay.clock import SystemClock
-from relay.spool.threads import started
+from relay.spool.disk.threads import started
 
 if TYPE_CHECKING:
     from caio.abstract import AbstractOperation

@@ -4,11 +4,7 @@ A lack of our own (descriptors, memory, room) says nothing about a file, a disk 
 an error of the disk itself say anything about a file: the bytes may come the next time.
 """
 
-import contextlib
 import errno
-from collections.abc import Iterator
-
-from relay.spool.interface import SpoolFault, SpoolFull, Unreadable
 
 _NO_MEANS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 """Descriptors of this process, descriptors of the host, memory, memory for sockets."""
@@ -16,9 +12,6 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _OUR_OWN_LACK = _NO_ROOM | _NO_MEANS | {errno.EINTR, errno.EAGAIN}
 _NOT_NOW = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA})
 """The last three are what file systems say whose own checksums do not match, and disks of a lost sector."""
-_ABOUT_THE_FILE = frozenset(
-    {errno.EPERM, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EBUSY}
-)
 
 
 def is_our_own_lack(error: OSError) -> bool:
@@ -36,24 +29,5 @@ def is_lack_of_room(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
-def is_about_the_file(error: OSError) -> bool:
-    return error.errno in _ABOUT_THE_FILE or isinstance(error, Unreadable)
-
-
 def is_not_now(error: OSError) -> bool:
     return error.errno in _NOT_NOW
-
-
-@contextlib.contextmanager
-def faults(what: str) -> Iterator[None]:
-    """Turn a lack of ours into SpoolFull, a failing disk into SpoolFault: memory and disk may differ then.
-
-    A sync that failed for lack of room is never taken for done: the call is made again from
-    its start, and that writes the same bytes again before it syncs them.
-    """
-    try:
-        yield
-    except OSError as error:
-        if is_our_own_lack(error):
-            raise SpoolFull(f"{what}: {error.strerror}") from error
-        raise SpoolFault(f"{what}: {error.strerror}") from error

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.spool import durable
-from relay.spool.durable import Disk, RealDisk, doubt_about, opened, write_with_room
+from relay.spool.disk import durable
+from relay.spool.disk.durable import Disk, RealDisk, doubt_about, opened, write_with_room
 from tests.fakes.disk import Fault, ModelDisk
 
 Written = Callable[[str, bytes], None]
@@ -326,7 +326,7 @@ def test_descriptors_do_not_outlive_exec(tmp_path: Path) -> None:
 
 def test_a_lock_dies_with_its_process(tmp_path: Path) -> None:
     program = (
-        "import sys; from relay.spool.durable import RealDisk;"
+        "import sys; from relay.spool.disk.durable import RealDisk;"
         "RealDisk().lock(sys.argv[1], wait=False); print('locked', flush=True); sys.stdin.read()"
     )
     path, disk = str(tmp_path / "lock"), RealDisk()

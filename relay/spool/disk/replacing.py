@@ -9,7 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 
-from relay.spool.durable import Disk, opened
+from relay.spool.disk.durable import Disk, opened
 
 
 class InDoubt(OSError):  # noqa: N818 - a state of the disk

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from relay.spool import batched_sync
-from relay.spool.durable import RealDisk, sync_above
+from relay.spool.disk import batched_sync
+from relay.spool.disk.durable import RealDisk, sync_above
 from tests.fakes.disk import Fault, ModelDisk
 
 Call = tuple[str, str]
