@@ -239,7 +239,6 @@ class Look:
         return [foretold[queued.key] for queued in messages]
 
     def foreseen(self) -> "LineEstimate":
-        """Make the estimate."""
         messages = self.messages()
         expected = self.expected(messages)
         leaving = self._leaving_ns(messages, expected)
@@ -360,8 +359,6 @@ class Look:
 
 
 class LineEstimate(NamedTuple):
-    """An estimate of one line."""
-
     look: Look
     messages: list[Queued]
     expected: list[Expected]
