@@ -62,7 +62,7 @@ from relay.policy.document import read_document
 from relay.policy.faults import PolicyError
 from relay.policy.source import policy_bytes
 from relay.spool.interface import SpoolBusy
-from relay.status.filters import SORTS, By, Filters, Wanted, group_to_json
+from relay.status.filters import SORTS, By, Filters, Group, Wanted, group_to_json
 from relay.status.snapshot import (
     MessageView,
     QueueState,
@@ -174,7 +174,7 @@ async def _list(session: Session, wanted: Wanted, *, as_json: bool) -> bool:
     """Print messages as they are found; return whether there are more than were wanted."""
     # With one more it is known whether the list was cut.
     asked = wanted if wanted.limit is None else replace(wanted, limit=wanted.limit + 1)
-    snapshot = None if as_json else await session.snapshot()
+    snapshot = await session.snapshot()
     table = QueueTable(SystemClock().wall_ns(), snapshot, line_width())
     _tell_unread(snapshot)
     found = 0
@@ -216,7 +216,12 @@ def _tell_unread(snapshot: Snapshot | None) -> None:
 def _summary(where: Where, wanted: Wanted, by: By, *, as_json: bool) -> None:
     if wanted.sort:
         raise click.UsageError("--by has an order of its own: most messages first")
-    rows = ask(where, lambda session: session.summary(wanted.filters, by, wanted.limit))
+
+    async def question(session: Session) -> tuple[Sequence[Group], Snapshot | None]:
+        return await session.summary(wanted.filters, by, wanted.limit), await session.snapshot()
+
+    rows, snapshot = ask(where, question)
+    _tell_unread(snapshot)
     for line in map(json.dumps, map(group_to_json, rows)) if as_json else summary_lines(rows, by):
         click.echo(line)
 

@@ -19,6 +19,7 @@ from relay.cli.render import (
     in_plain_words,
     state_style,
     state_words,
+    unread_words,
     used_words,
 )
 from relay.cli.top.rates import Rate
@@ -142,6 +143,8 @@ def _rate_words(rate: Rate | None) -> str:
 def _wrong(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     if snapshot.refusing_because:
         yield f"refusing mail: {snapshot.refusing_because}", "bold red"
+    if snapshot.recovering:
+        yield unread_words(snapshot), "yellow"
     if not snapshot.policy.last_reload_ok:
         yield f"the last edit of the policy was refused: {snapshot.policy.last_error}", "bold red"
     if snapshot.policy.refused_file:

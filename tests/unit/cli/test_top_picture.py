@@ -212,6 +212,12 @@ def test_what_is_wrong_is_said_in_the_head() -> None:
     assert "2 recipients are unaccounted for" in told
 
 
+def test_what_a_start_has_yet_to_read_is_said_in_the_head() -> None:
+    told = "\n".join(text.plain for text in head(seen(replace(a_snapshot(), recovering=7)), AT_80))
+
+    assert "about 7 messages are not read yet" in told
+
+
 def test_a_relay_without_breakdown_is_shown_all_the_same() -> None:
     told = texts(rows(seen(breakdown=None, uncounted="the relay says: 404"), AT_80))
 
