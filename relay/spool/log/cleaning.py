@@ -19,7 +19,7 @@ from relay.spool.log import segments as of_segments
 from relay.spool.log.index import LogIndex
 from relay.spool.log.journal import Journal
 from relay.spool.log.record import HEAD_BYTES, HEADER_BYTES, INLINE, MESSAGES, MOVED, MOVED_LONG, New, Record
-from relay.spool.log.segments import Segments, handle_of, offset_of
+from relay.spool.log.segments import SegmentEvent, Segments, handle_of, offset_of
 from relay.spool.log.stream_reader import SegmentReader, pieces
 from relay.spool.log.streams import Streams
 from relay.spool.message import notes
@@ -62,8 +62,9 @@ class Cleaner:
             is_all = False
         except Corrupt:
             is_all = False
-        # What is not there to be copied: it is met when it is loaded, or by the next start.
-        segment.is_pinned = not is_all
+        if not is_all:
+            # What is not there to be copied: it is met when it is loaded, or by the next start.
+            segment.change(SegmentEvent.PIN)
         self.remove_dead()
 
     def _copy(self, handle: int) -> bool:

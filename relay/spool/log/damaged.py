@@ -12,7 +12,7 @@ from relay.spool.log import message
 from relay.spool.log.index import LogIndex
 from relay.spool.log.journal import Journal
 from relay.spool.log.record import INLINE, New
-from relay.spool.log.segments import Segments, place_of
+from relay.spool.log.segments import SegmentEvent, Segments, place_of
 from relay.spool.log.stream_reader import Damage
 from relay.spool.message.recent import Recent
 from relay.spool.root import quarantine
@@ -55,7 +55,7 @@ class Damaged:
             self._aside.keep(name, raw, f"{damage.end - damage.at} bytes of a segment are damaged")
         except OSError as error:
             # There is no other copy: the segment stays, and the next start does it.
-            segment.is_pinned = True
+            segment.change(SegmentEvent.PIN)
             self._suspects.pop(QueueId(name), None)
             self._aside.tell_once(name, f"is damaged, and cannot be set aside: {error.strerror}")
 

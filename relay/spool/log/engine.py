@@ -42,7 +42,7 @@ from relay.spool.log.journal import Journal
 from relay.spool.log.layout import LogLayout, prepare
 from relay.spool.log.reading import MessageReader
 from relay.spool.log.record import MESSAGE, New, Record
-from relay.spool.log.segments import Segments, is_senders
+from relay.spool.log.segments import SegmentEvent, Segments, is_senders
 from relay.spool.log.stream_writer import StreamWriter
 from relay.spool.log.streams import Streams
 from relay.spool.log.summary import Summaries
@@ -112,16 +112,17 @@ class LogSpool:
         self._streams.drain(on_step)
         own = self._journal.end
         numbers = self._streams.senders
-        self._queued.keeps_unknown = not self._streams.are_read
+        self._queued.listeners_are_read(are_all=self._streams.are_read)
         end = recovery.replay(
             self._segments, self._queued, numbers, on_damage=self._damaged.meet, on_step=on_step, own=own
         )
         self._journal.go_on(*end, max(numbers, default=0))
-        self._queued.keeps_unknown = False
+        self._queued.sender_is_read()
         if not self._is_all_read:
             # What ended would come again as soon as it can be read.
             for _, segment in self._segments:
-                segment.is_kept = is_senders(segment.name)
+                if is_senders(segment.name):
+                    segment.change(SegmentEvent.KEEP)
         abandoned += self._remove_orphans(
             whole, is_all_there=self._damaged.places == 0 and self._aside.moved == moved
         )

@@ -28,9 +28,10 @@ class LogIndex:
         self.places: dict[QueueId, int] = {}
         self.facts: dict[QueueId, Facts] = {}
         self.account = LogAccount()
-        self.keeps_unknown = False
-        """A stream could not be read: what is said of messages that are not there is kept until they come."""
+        self._keeps_unknown = False
+        """What is said now of messages that are not there is kept until they come."""
         self._ends_of_unknown: dict[QueueId, int] = {}
+        """Their places.  Those outlast the start: their messages come when their stream can be read."""
         self._leaving: dict[QueueId, tuple[int, Facts | None]] = {}
         """Messages that ended, whose end is not durable yet."""
         self._ended: OrderedDict[QueueId, None] = OrderedDict()
@@ -51,6 +52,14 @@ class LogIndex:
             account.deleted + progress[3],
             self._recipients - sum(progress) + aside,
         )
+
+    def listeners_are_read(self, *, are_all: bool) -> None:
+        """Be told that a start reads the sender's stream next; `are_all`: it read all mail there is."""
+        self._keeps_unknown = not are_all
+
+    def sender_is_read(self) -> None:
+        """Be told that a start read the sender's stream: from now on we speak only of what is here."""
+        self._keeps_unknown = False
 
     def has_ended(self, queue_id: QueueId) -> bool:
         """Return whether a message ended lately, or is a report that ended before its message."""
@@ -89,7 +98,7 @@ class LogIndex:
     def change(self, kind: bytes, queue_id: QueueId, payload: bytes, number: int) -> None:
         """Take in a record.  Raises struct.error, ValueError, KeyError or TypeError for none of ours."""
         if kind in said.OF_A_MESSAGE:
-            if queue_id in self.places or self.keeps_unknown:
+            if queue_id in self.places or self._keeps_unknown:
                 self._say(kind, queue_id, payload)
         elif kind in (said.FINISHED, said.GONE):
             if kind == said.FINISHED:
@@ -124,7 +133,7 @@ class LogIndex:
                 self._segments.end(before, place)
                 for each in facts.places if facts is not None else ():
                     self._segments.let_go(each)
-            elif self.keeps_unknown:
+            elif self._keeps_unknown:
                 self._ends_of_unknown[queue_id] = place
             subject = subject_of(queue_id)
             if subject is not None and (about := self.facts.get(subject)) and queue_id in about.closed:

@@ -12,7 +12,7 @@ from relay.spool.log import facts as said
 from relay.spool.log.index import LogIndex
 from relay.spool.log.layout import SENDER, SegmentName
 from relay.spool.log.record import HEAD_BYTES, New
-from relay.spool.log.segments import Segments, place_of
+from relay.spool.log.segments import SegmentEvent, Segments, place_of
 from relay.spool.log.stream_writer import Appended, StreamWriter
 
 
@@ -92,7 +92,7 @@ class Journal:
         handle = self._segments.add(appended.name)
         if appended.is_new:
             if self._current is not None:
-                self._segments[self._current].is_done = True
+                self._segments[self._current].change(SegmentEvent.END)
             self._current = handle
         self._segments[handle].end = appended.end
         placed = self._queued.placed

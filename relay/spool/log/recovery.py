@@ -23,7 +23,7 @@ from relay.spool.log.index import LogIndex
 from relay.spool.log.layout import SENDER, SegmentName
 from relay.spool.log.reading import MessageReader
 from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record
-from relay.spool.log.segments import Segments, handle_of, place_of
+from relay.spool.log.segments import SegmentEvent, Segments, handle_of, place_of
 from relay.spool.log.stream_reader import Damage, ReadGroup, groups, is_room
 from relay.spool.log.streams import OnDamage, read_header
 from relay.spool.log.summary import Summaries, Told, message_of
@@ -60,7 +60,7 @@ def replay(
         on_step()
         handle = segments.handle(name)
         if name not in counted:
-            segments[handle].is_done = True
+            segments[handle].change(SegmentEvent.END)
             continue
         is_ours = own is not None and own[0] == name.number
         end = counted[name]
@@ -70,7 +70,8 @@ def replay(
         sound = _replay_segment(segments, queued, handle, limit, on_damage, is_torn=is_torn)
         # Behind the last group of a dead sender stands what is torn, and room.
         segments[handle].end = sound if is_torn else limit
-        segments[handle].is_done = not is_ours
+        if not is_ours:
+            segments[handle].change(SegmentEvent.END)
         if sound > HEADER_BYTES:
             last = SendersEnd(name.number, sound)
     return last

@@ -9,6 +9,7 @@ Does not: decide when it goes (`cleaning`).
 """
 
 import contextlib
+import enum
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -41,8 +42,37 @@ def length_of(place: int) -> int:
     return place & ((1 << _LENGTH_BITS) - 1)
 
 
+class SegmentState(enum.Enum):
+    OPEN = enum.auto()
+    """It is added to, or has yet to be read."""
+    DONE = enum.auto()
+    """It goes as soon as nothing of it is needed."""
+    KEPT = enum.auto()
+    """The sender's: it may say what became of mail that cannot be read now.  The next start looks again."""
+    PINNED = enum.auto()
+    """Some of it cannot be read, set aside or copied now, and may hold mail.  The next start looks again."""
+
+
+class SegmentEvent(enum.Enum):
+    END = enum.auto()
+    """Nothing is added to it from now on, and all that counts of it was read."""
+    KEEP = enum.auto()
+    PIN = enum.auto()
+
+
+SEGMENT_AFTER: dict[SegmentEvent, tuple[frozenset[SegmentState], SegmentState]] = {
+    SegmentEvent.END: (frozenset({SegmentState.OPEN}), SegmentState.DONE),
+    SegmentEvent.KEEP: (frozenset({SegmentState.OPEN, SegmentState.DONE}), SegmentState.KEPT),
+    SegmentEvent.PIN: (frozenset(SegmentState), SegmentState.PINNED),
+}
+"""For each event, the states that it ends and the state it leads to; else it changes nothing.
+
+Of what is kept or pinned nobody asks whether it is added to, and of what is pinned not whether it is kept.
+"""
+
+
 class Segment:
-    __slots__ = ("end", "is_done", "is_kept", "is_pinned", "live_bytes", "mark", "name", "needs")
+    __slots__ = ("end", "live_bytes", "mark", "name", "needs", "state")
 
     def __init__(self, name: SegmentName) -> None:
         self.name = name
@@ -50,22 +80,27 @@ class Segment:
         self.end = 0
         """How much of it was read, or written by us."""
         self.live_bytes = 0
-        self.is_done = False
-        """Nothing is added to it, and all of it was read."""
-        self.is_pinned = False
-        """Some of it cannot be read now, and may hold mail."""
-        self.is_kept = False
-        """The sender's: it may say what became of mail that cannot be read now."""
+        self.state = SegmentState.OPEN
+        """Only `change` sets it."""
         self.needs: dict[int, int] = {}
         """By segment of the sender: how many bytes there tell of ends of messages that were in this one."""
 
     @property
     def may_go(self) -> bool:
-        return self.is_done and not (self.is_pinned or self.is_kept)
+        return self.state is SegmentState.DONE
+
+    @property
+    def is_pinned(self) -> bool:
+        return self.state is SegmentState.PINNED
 
     @property
     def is_dead(self) -> bool:
         return self.may_go and self.live_bytes == 0
+
+    def change(self, event: SegmentEvent) -> None:
+        from_states, state = SEGMENT_AFTER[event]
+        if self.state in from_states:
+            self.state = state
 
 
 class Segments:

@@ -8,6 +8,7 @@ Damage elsewhere is told to `on_damage`.
 """
 
 import contextlib
+import enum
 import errno
 from collections import deque
 from collections.abc import Callable, Container, Iterator
@@ -19,7 +20,7 @@ from relay.spool.interface import Corrupt
 from relay.spool.log.index import LogIndex
 from relay.spool.log.layout import SENDER, SegmentName, segment_of, stream_of, summary_of
 from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record, SegmentHeader, decode_header
-from relay.spool.log.segments import Segments, place_of
+from relay.spool.log.segments import SegmentEvent, Segments, place_of
 from relay.spool.log.stream_reader import Damage, ReadGroup, groups
 from relay.spool.log.stream_writer import POSITION_BYTES, Position, decode_position
 from relay.spool.log.summary import Summaries
@@ -39,14 +40,33 @@ OnDamage = Callable[[int, Damage], None]
 """Is given the segment."""
 
 
+class StreamState(enum.Enum):
+    LIVING = enum.auto()
+    """Its writer lives, as far as we know."""
+    DEAD = enum.auto()
+    """Its writer is dead, and its segments were listed after that."""
+    OVER = enum.auto()
+    """Its writer is dead, and all of it was read."""
+
+
+class StreamEvent(enum.Enum):
+    DIE = enum.auto()
+    READ_OUT = enum.auto()
+
+
+STREAM_AFTER: dict[StreamEvent, tuple[StreamState, StreamState]] = {
+    StreamEvent.DIE: (StreamState.LIVING, StreamState.DEAD),
+    StreamEvent.READ_OUT: (StreamState.DEAD, StreamState.OVER),
+}
+"""For each event, the state that it ends and the state it leads to; else it changes nothing."""
+
+
 class Stream:
     def __init__(self, name: str) -> None:
         self.name = name
         self.lock_fd: int | None = None
-        self.is_dead = False
-        """Its writer is dead, and its segments were listed after that."""
-        self.is_over = False
-        """Its writer is dead, and all of it was read."""
+        self.state = StreamState.LIVING
+        """Only `change` sets it."""
         self.numbers: list[int] = []
         """Of its segments, from the one that is read on."""
         self.at = HEADER_BYTES
@@ -54,9 +74,17 @@ class Stream:
         self.read = 0
         """Messages that were read."""
         self.is_unheard = False
-        """Its writer lives, and a start could not be told how far its mail is accepted."""
+        """Its writer lived, and a start could not be told how far its mail is accepted.
+
+        No state: what that start missed stays missed, though the writer is heard or dies later.
+        """
         self.waiting: deque[tuple[Record, int]] = deque()
         """Messages that were read and not taken, and their places."""
+
+    def change(self, event: StreamEvent) -> None:
+        from_state, state = STREAM_AFTER[event]
+        if self.state is from_state:
+            self.state = state
 
 
 class _Part(NamedTuple):
@@ -107,7 +135,7 @@ class Streams:
         self._refresh()
         count = 0
         for stream in self._streams.values():
-            position = None if stream.is_over else self._position(stream)
+            position = None if stream.state is StreamState.OVER else self._position(stream)
             unread = max(0, position.messages - stream.read) if position is not None else 0
             count += len(stream.waiting) + unread
         return count
@@ -147,7 +175,7 @@ class Streams:
     def forget_removed(self, there: Container[str]) -> None:
         """Let go of streams that are over and have no segment left; `there` are those that have."""
         for name, stream in list(self._streams.items()):
-            if stream.is_over and not stream.waiting and name not in there:
+            if stream.state is StreamState.OVER and not stream.waiting and name not in there:
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.unlink(self._layout.stream_lock(name))
                 self._let_go(stream)
@@ -157,9 +185,12 @@ class Streams:
         """Learn of streams, and of the segments of those that are known."""
         self._list()
         dead: list[Stream] = []
-        held = sum(each.is_dead and each.lock_fd is not None for each in self._streams.values())
+        # One that is over holds no lock.
+        held = sum(
+            each.state is StreamState.DEAD and each.lock_fd is not None for each in self._streams.values()
+        )
         for stream in self._streams.values():
-            if stream.is_dead or stream.is_over or (held == _MOST_HELD and not stream.highest):
+            if stream.state is not StreamState.LIVING or (held == _MOST_HELD and not stream.highest):
                 continue
             if not self._has_died(stream):
                 continue
@@ -173,7 +204,7 @@ class Streams:
             # Since the names were read a writer may have begun another segment, and died then.
             self._list()
             for stream in dead:
-                stream.is_dead = True
+                stream.change(StreamEvent.DIE)
 
     def _list(self) -> None:
         numbers: dict[str, list[int]] = {}
@@ -193,7 +224,7 @@ class Streams:
         ]
         for name, its in numbers.items():
             stream = self._streams.setdefault(name, Stream(name))
-            if not stream.is_over:
+            if stream.state is not StreamState.OVER:
                 known = stream.highest
                 new = sorted(n for n in its if n > known and self._is_usable(SegmentName(name, n)))
                 stream.numbers += new
@@ -226,7 +257,7 @@ class Streams:
 
     def _read(self, stream: Stream, most: int) -> None:
         """Read on until so many messages wait, or there are no more now."""
-        if stream.is_over or (announced := self._announced(stream)) == NOTHING:
+        if stream.state is StreamState.OVER or (announced := self._announced(stream)) == NOTHING:
             return
         while stream.numbers and len(stream.waiting) < most:
             part = self._part(stream, announced)
@@ -238,13 +269,13 @@ class Streams:
                 # Those that ended before a start are in no segment any more.
                 stream.read = announced.messages
                 return
-            self._segments[part.handle].is_done = True
+            self._segments[part.handle].change(SegmentEvent.END)
             del stream.numbers[0]
             stream.at = HEADER_BYTES
         if announced is None and not stream.numbers:
             # Crash here: its names may not be durable; the next start finds the stream as dead.
             self._disk.sync_directory(self._layout.log)
-            stream.is_over = True
+            stream.change(StreamEvent.READ_OUT)
             if not stream.highest:
                 if stream.lock_fd is not None:
                     # While we hold it: who made this file, and has yet to lock it, sees that it is gone.
@@ -287,7 +318,7 @@ class Streams:
         if part.may_be_torn and is_all and found:
             self._segments.make_durable(part.handle, found[-1], unreadable)
         if unreadable:
-            segment.is_pinned = True
+            segment.change(SegmentEvent.PIN)
             name = self._segments.path(part.handle).rpartition("/")[2]
             self._aside.tell_once(name, "cannot be read, and is left: the disk does not give a sector of it")
         for group in found:
@@ -338,7 +369,7 @@ class Streams:
 
     def _announced(self, stream: Stream) -> Position | None:
         """Return how far a stream's writer says that its mail is accepted; None: it is dead."""
-        announced = None if stream.is_dead else self._position(stream) or NOTHING
+        announced = None if stream.state is StreamState.DEAD else self._position(stream) or NOTHING
         if self._is_starting:
             stream.is_unheard = announced == NOTHING and stream.highest > 0
         return announced

@@ -191,7 +191,7 @@ class Summaries:
 
     def write_some(self) -> None:
         """Write one where enough segments wait for theirs."""
-        waiting = [handle for handle in self._without() if self._segments[handle].is_done]
+        waiting = [handle for handle in self._without() if self._segments[handle].may_go]
         if len(waiting) > LET_BE:
             self._write(waiting[0])
 
