@@ -17,7 +17,8 @@ from pathlib import Path
 from relay import __version__
 from relay.clock import SystemClock
 from relay.control.operator import Operator
-from relay.control.socket import ControlServer, PolicyInForce
+from relay.control.server import ControlServer
+from relay.control.wire import PolicyInForce
 from relay.daemon.descriptors import Budget, listener_budget, most_visitors, raise_limit, sender_budget
 from relay.daemon.listener_files_watch import ListenerFilesWatch
 from relay.daemon.listening import Listening, Start, spool_intake

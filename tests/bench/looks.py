@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from relay.control.socket import ControlClient, ControlServer, PolicyInForce
+from relay.control.client import ControlClient
+from relay.control.server import ControlServer
+from relay.control.wire import PolicyInForce
 from relay.daemon.loops import run, spare_queue
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
