@@ -31,8 +31,8 @@ from rich.text import Text
 from relay.cli.options import printable
 from relay.cli.render import console
 from relay.clock import SECOND_NS, SystemClock
+from relay.control.client import ControlClient
 from relay.control.operations import Unreachable
-from relay.control.socket import ControlClient
 from relay.policy.limits import LimitSettings
 from relay.policy.units import HostPort, duration_ns
 from relay.practice.account import PracticeBehaviour

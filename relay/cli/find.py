@@ -20,8 +20,8 @@ from relay.cli.operate import ask
 from relay.cli.options import NotPermitted, TryLater, printable
 from relay.cli.render import ending_lines, line_width, queue_lines
 from relay.clock import SystemClock
+from relay.control.client import ControlClient
 from relay.control.operations import Session
-from relay.control.socket import ControlClient
 from relay.mail.formats import rfc3339
 from relay.mail.sought import Sought, sought
 from relay.policy.units import duration_ns

@@ -40,6 +40,7 @@ from relay.cli.render import (
 )
 from relay.cli.watch_status import watch_status
 from relay.clock import SystemClock
+from relay.control.client import ControlClient
 from relay.control.operations import (
     ABSENT,
     BUSY,
@@ -56,7 +57,6 @@ from relay.control.operations import (
     Verb,
     VerbRow,
 )
-from relay.control.socket import ControlClient
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.policy.document import read_document
 from relay.policy.faults import PolicyError

@@ -17,11 +17,12 @@ from pathlib import Path
 from relay import __version__
 from relay.clock import SystemClock
 from relay.control.operator import Operator
-from relay.control.socket import ControlServer, PolicyInForce
+from relay.control.server import ControlServer
+from relay.control.wire import PolicyInForce
 from relay.daemon.descriptors import Budget, listener_budget, most_visitors, raise_limit, sender_budget
 from relay.daemon.listener_files_watch import ListenerFilesWatch
 from relay.daemon.listening import Listening, Start, spool_intake
-from relay.daemon.loops import give_way, start_threads, tell_unhandled
+from relay.daemon.loops import give_way, spare_queue, start_threads, tell_unhandled
 from relay.daemon.notify import Recovering, notify, reloading, stopping, watchdog_seconds
 from relay.daemon.policy_watch import PolicyWatch, digest
 from relay.daemon.processes import listener_processes
@@ -271,7 +272,13 @@ class Daemon:
         spilling = Spilling(sender, watch, self._clock)
         chores = [
             asyncio.create_task(chore)
-            for chore in (guard(file.watch), _keep_watchdog(), guard(late.run), guard(spilling.run))
+            for chore in (
+                guard(file.watch),
+                _keep_watchdog(),
+                guard(late.run),
+                guard(spilling.run),
+                guard(lambda: spare_queue(sender.queue.__len__)),
+            )
         ]
         _listen_for_edits(file, files)
         try:

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from relay.control.socket import ControlClient, ControlServer, PolicyInForce
-from relay.daemon.loops import run
+from relay.control.client import ControlClient
+from relay.control.server import ControlServer
+from relay.control.wire import PolicyInForce
+from relay.daemon.loops import run, spare_queue
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
@@ -113,10 +115,10 @@ async def _look(folder: Path, count: int) -> None:
             relay.accept()
             await relay.until(lambda: host.transactions)
             await relay.until_empty()
-            began = time.monotonic()
-            await _fill(relay, count)
-            sys.stdout.write(f"{count} messages, queued in {time.monotonic() - began:.1f} s\n")
+            sparing = asyncio.create_task(spare_queue(relay.sender.queue.__len__))
+            await measured(f"{count} messages are queued", lambda: _fill(relay, count))
             await _each_look(relay, folder, host.port)
+            sparing.cancel()
             # Nothing of it is on disk.
             relay.sender.upstreams.halt()
 

@@ -10,8 +10,8 @@ import click
 from relay.cli.locate import Where, found_policy, where_options
 from relay.cli.options import Misconfigured, NotPermitted, TryLater, printable
 from relay.clock import SystemClock
+from relay.control.client import ControlClient
 from relay.control.offline import refuse_strangers
-from relay.control.socket import ControlClient
 from relay.policy.model import Policy, SpoolEngine
 from relay.spool.convert import Converted, Leftover, convert
 from relay.spool.disk.durable import RealDisk

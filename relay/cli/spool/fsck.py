@@ -17,7 +17,7 @@ import click
 from relay.cli.locate import Where, found_policy, where_options
 from relay.cli.options import Misconfigured, NotPermitted, printable
 from relay.clock import SystemClock
-from relay.control.socket import ControlClient
+from relay.control.client import ControlClient
 from relay.policy.model import Policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import inspected

@@ -14,8 +14,8 @@ from pathlib import Path
 from relay.cli.top.picture import TopView
 from relay.cli.top.rates import Rates
 from relay.clock import Clock
+from relay.control.client import ControlClient
 from relay.control.operations import Unreachable
-from relay.control.socket import ControlClient
 from relay.status.breakdown import Breakdown
 from relay.status.snapshot import Snapshot
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from relay.control.client import ControlClient
 from relay.control.operations import OK, Verb
-from relay.control.socket import ControlClient
 from relay.mail.envelope import QueueId
 from tests.proofs.lab import kernel
 from tests.proofs.lab.observations import Letter, Scribe

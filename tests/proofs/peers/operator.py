@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from relay.control.client import ControlClient
 from relay.control.operations import OK, UNCHANGED, Verb
-from relay.control.socket import ControlClient
 from relay.mail.envelope import QueueId
 from relay.status.snapshot import MessageView, QueueState
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from relay.control.socket import ControlClient
+from relay.control.client import ControlClient
 from relay.policy.model import SpoolEngine
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import ENGINES

@@ -22,7 +22,7 @@ from textual.pilot import Pilot
 from relay.cli.top.looking import Looking
 from relay.cli.top.screen import Top
 from relay.clock import SystemClock
-from relay.control.socket import ControlClient
+from relay.control.client import ControlClient
 from relay.status.snapshot import QueueState, Snapshot
 from tests.proofs.peers.practice import Practice
 from tests.proofs.peers.relay import PROJECT, RelayProcess

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from relay.clock import SECOND_NS
+from relay.control.client import ControlClient
 from relay.control.operations import OK, UNCHANGED
-from relay.control.socket import ControlClient
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.token_server import CLIENT, USER, TokenServer
 from tests.proofs.peers import accounts, dovecot, postfix

@@ -12,7 +12,8 @@ import uvloop
 
 from relay.cli.main import main
 from relay.control.operations import Operations
-from relay.control.socket import ControlServer, PolicyInForce
+from relay.control.server import ControlServer
+from relay.control.wire import PolicyInForce
 from relay.telemetry.events import Events
 from tests.fakes.clock import FakeClock
 

@@ -74,8 +74,8 @@ def test_a_reader_who_has_seen_enough_is_no_error() -> None:
     ("loads", "never"),
     [
         ("relay.cli.main", ("pydantic", "aiohttp", "rich", "relay.policy")),
-        ("relay.cli.operate", ("relay.sender", "relay.upstream", "oauthlib", "prometheus_client")),
-        ("relay.cli.pause", ("relay.sender", "relay.upstream", "oauthlib", "prometheus_client")),
+        ("relay.cli.operate", ("relay.sender", "relay.upstream", "aiohttp", "oauthlib", "prometheus_client")),
+        ("relay.cli.pause", ("relay.sender", "relay.upstream", "aiohttp", "oauthlib", "prometheus_client")),
     ],
 )
 def test_a_verb_loads_only_what_it_needs(loads: str, never: tuple[str, ...]) -> None:

@@ -1,5 +1,6 @@
 """Both ends of the control socket, over a real one."""
 
+import asyncio
 import io
 import json
 import os
@@ -14,15 +15,10 @@ import aiohttp
 import pytest
 from pydantic import ValidationError
 
+from relay.control.client import IDS_AT_ONCE, ControlClient
 from relay.control.operations import ABSENT, BUSY, OK, VERBS, Unreachable, Verb
-from relay.control.socket import (
-    IDS_AT_ONCE,
-    SOCKET_NAME,
-    ControlClient,
-    ControlServer,
-    PolicyInForce,
-    _from_wire,
-)
+from relay.control.server import ControlServer
+from relay.control.wire import SOCKET_NAME, PolicyInForce, from_wire
 from relay.mail.envelope import QueueId
 from relay.policy.faults import PolicyError, PolicyFault
 from relay.status.filters import By, Filters, Wanted
@@ -173,6 +169,47 @@ async def test_a_relay_that_is_gone_in_between_is_unreachable(tmp_path: Path) ->
     await client.close()
 
 
+async def test_a_question_that_is_given_up_waits_no_more(tmp_path: Path) -> None:
+    asked, hung_up = asyncio.Event(), asyncio.Event()
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        assert await reader.read() == b""
+        hung_up.set()
+        writer.close()
+
+    async with await asyncio.start_unix_server(hear, tmp_path / SOCKET_NAME):
+        asking = asyncio.create_task(ControlClient(tmp_path).snapshot())
+        await asked.wait()
+        asking.cancel()
+        await hung_up.wait()
+        # Its thread has ended too, else this would wait for it.
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    assert asking.cancelled()
+
+
+async def test_a_relay_that_hangs_up_unasked_did_not_answer(tmp_path: Path) -> None:
+    async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_unix_server(hang_up, tmp_path / SOCKET_NAME):
+        with pytest.raises(Unreachable, match="did not answer"):
+            await ControlClient(tmp_path).snapshot()
+
+
+async def test_an_answer_that_is_shorter_than_it_says_is_told(tmp_path: Path) -> None:
+    async def say_half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{")
+        writer.close()
+
+    async with await asyncio.start_unix_server(say_half, tmp_path / SOCKET_NAME):
+        with pytest.raises(Unreachable, match="in the middle"):
+            await ControlClient(tmp_path).snapshot()
+
+
 async def test_a_fault_of_the_relay_is_told_to_both_sides(tmp_path: Path) -> None:
     operations, log = FakeOperations(), io.StringIO()
     operations.raises = RuntimeError("odd")
@@ -316,7 +353,7 @@ async def test_a_line_of_the_queue_lacks_nothing_that_it_had_to_have(tmp_path: P
 
 
 async def test_an_older_relays_message_is_understood() -> None:
-    view = _from_wire(json.dumps(AS_BEFORE).encode())
+    view = from_wire(json.dumps(AS_BEFORE).encode())
 
     assert view == a_detail(a_message())
 
@@ -324,7 +361,7 @@ async def test_an_older_relays_message_is_understood() -> None:
 @pytest.mark.parametrize("content", [b"{}", b"[]", b'{"message": 7}', b'{"message": {}, "recipients": 1}'])
 def test_a_message_in_other_words_is_refused(content: bytes) -> None:
     with pytest.raises(ValidationError):
-        _from_wire(content)
+        from_wire(content)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from relay.cli.render import queue_lines
-from relay.control.socket import ControlClient, ControlServer, PolicyInForce
+from relay.control.client import ControlClient
+from relay.control.server import ControlServer
+from relay.control.wire import PolicyInForce
 from relay.spool.interface import Totals
 from relay.status.snapshot import QueueState, message_to_json
 from relay.telemetry.events import Events

@@ -23,8 +23,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from relay.control.client import ControlClient
 from relay.control.operations import Unreachable
-from relay.control.socket import ControlClient
 from relay.status.snapshot import UpstreamState
 from tests.proofs.peers.hostile import words
 from tests.proofs.peers.hostile.client import Client
