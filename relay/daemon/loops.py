@@ -22,10 +22,10 @@ Returned = TypeVar("Returned")
 STEPS = 10
 """Of niceness (nice(2)); each lowers the share of a contended processor by a fifth."""
 _LEAST_PRIORITY = 19
-GARBAGE_THRESHOLDS = (20_000, 2, 500)
+GARBAGE_THRESHOLDS = (20_000, 2, 50)
 """New objects before the collector looks for cycles among them: we make few, and a long queue is many
-objects.  Each third time it looks at all that are new since it last did so, 60,000 and some 20 ms; about
-each thousandth time at all but what is frozen."""
+objects.  Each third time it looks at all that are new since it last did so, 60,000 and some 20 ms; each
+150th time at all but what is frozen."""
 SPARED_AT_ONCE = 20_000
 """Messages by which the queue grows before the collector is kept off them."""
 SPARE_SECONDS = 1.0
@@ -52,7 +52,7 @@ async def spare_queue(queued: Callable[[], int]) -> None:
     was under way each time that the queue grew.
 
     Does not see mail that takes the place of other mail: in a queue that is as long as before, but another,
-    the collector looks at what is new.  It does so once in 20 million objects that came and stayed.
+    the collector looks at what is new.  It does so once in three million objects that came and stayed.
     """
     spared = 0
     while True:
