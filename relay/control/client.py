@@ -105,6 +105,9 @@ class _Reply:
         await self._check()
         while chunk := await self._read(lambda: self._response.read1(_CHUNK_BYTES)):
             yield chunk
+        if self._response.length:
+            # Of an answer that says its length, `read1` does not tell that it is cut.
+            raise _cut_short()
 
     async def _check(self) -> None:
         if self.status != 200:
@@ -117,9 +120,11 @@ class _Reply:
         except TimeoutError:
             raise
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(
-                "the relay ended its answer in the middle: this is not all; see its log"
-            ) from error
+            raise _cut_short() from error
+
+
+def _cut_short() -> Unreachable:
+    return Unreachable("the relay ended its answer in the middle: this is not all; see its log")
 
 
 class ControlClient(Rows):

@@ -10,7 +10,7 @@ not know is an error.
 A path to a unix socket has at most 107 bytes (unix(7)), a spool's may be longer: both
 ends go through `/proc/self/fd/N/`, where N is the opened folder.
 
-`server` is the relay's end, `client` the command line's, which loads no server: a verb is begun in a moment.
+`server` is the relay's end.  `client` is the command line's: it imports no server, so that verbs start fast.
 """
 
 import contextlib

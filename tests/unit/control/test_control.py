@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -199,7 +199,10 @@ async def test_a_relay_that_hangs_up_unasked_did_not_answer(tmp_path: Path) -> N
             await ControlClient(tmp_path).snapshot()
 
 
-async def test_an_answer_that_is_shorter_than_it_says_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("question", [ControlClient.snapshot, ControlClient.queue])
+async def test_an_answer_that_is_shorter_than_it_says_is_told(
+    tmp_path: Path, question: Callable[[ControlClient], Awaitable[object]]
+) -> None:
     async def say_half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{")
@@ -207,7 +210,7 @@ async def test_an_answer_that_is_shorter_than_it_says_is_told(tmp_path: Path) ->
 
     async with await asyncio.start_unix_server(say_half, tmp_path / SOCKET_NAME):
         with pytest.raises(Unreachable, match="in the middle"):
-            await ControlClient(tmp_path).snapshot()
+            await question(ControlClient(tmp_path))
 
 
 async def test_a_fault_of_the_relay_is_told_to_both_sides(tmp_path: Path) -> None:
