@@ -290,11 +290,17 @@ class Queue:
         return min((r.spill_after_ns for r in self._routes if r.spill_after_ns is not None), default=None)
 
     def spill(self, spilled: Spilled, now_ns: int) -> bool:
-        """Have a part that waits go through another upstream of its route; False if it need not any more."""
+        """Have a part that waits go through another upstream of its route; False if it need not any more.
+
+        The look may be older than an edit: the part goes by the route that it has now.
+        """
         part, standing = self._part(spilled.key), self._standings.get(spilled.to)
         if part is None or part.state is not State.WAITING or part.past.unknown_until_ns > now_ns:
             return False
-        preferred = self.choice_of(self._route(part), now_ns).upstream
+        route = self._route(part)
+        if route.spill_after_ns is None or spilled.to not in route.upstreams:
+            return False
+        preferred = self.choice_of(route, now_ns).upstream
         if standing is None or not standing.is_usable or spilled.to == part.upstream:
             return False
         is_back = spilled.to == preferred
@@ -303,7 +309,7 @@ class Queue:
         )
         self._move(part, choice, now_ns)
         if not is_back:
-            self.diversions.spilled(self._route(part), choice, now_ns)
+            self.diversions.spilled(route, choice, now_ns)
         return True
 
     def spill_looked(self, now_ns: int) -> bool:

@@ -7,7 +7,7 @@ at most a second or so.
 import asyncio
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import cast
@@ -19,7 +19,7 @@ from relay.policy.lane import lanes_of, numbers_of, with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.queue.counts import Sums, total
 from relay.queue.lanes import DEFAULT_LANE
-from relay.queue.routes import Availability, Because, Spilled, spill_asks, spill_goes, words_of
+from relay.queue.routes import Because, words_of
 from relay.queue.scheduler import Queued, State
 from relay.queue.whole import Queue, queue_id_of
 from relay.sender.sender import Sender
@@ -217,13 +217,9 @@ class Watch:
             look.join(joining.get(look.upstream, ()))
         return looks
 
-    def spilling(self) -> Callable[[], list[Spilled]]:
-        """Return what finds the mail that would wait too long where it stands, and may be called in a thread.
-
-        Its other calls of this class are made before; it touches nothing of the relay.
-        """
-        looks, standings = {look.upstream: look for look in self._looks()}, dict(self._sender.queue.standings)
-        return lambda: _spilled(looks, standings)
+    def fronts(self) -> dict[str, Look]:
+        """Look at what goes first in every line, and what joins it from one that is down."""
+        return {look.upstream: look for look in self._looks(FORETOLD)}
 
     def _failing_over(
         self, view: UpstreamView, now_ns: int, most: int | None
@@ -623,31 +619,6 @@ def _as_one(one: Listed, other: Listed) -> Listed:
         one.age_ns,
         domains,
     )
-
-
-def _spilled(looks: Mapping[str, Look], standings: Mapping[str, Availability]) -> list[Spilled]:
-    """Ask each upstream that could take mail of another one when that mail would go there."""
-    asked: dict[str, list[tuple[Queued, int | None]]] = {}
-    for look in looks.values():
-        messages = look.messages()
-        for queued, expected in zip(messages, look.expected(messages), strict=True):
-            if queued.state is State.WAITING and queued.upstream == look.upstream:
-                to = spill_asks(queued.part.route, queued.choice, expected.eta_ns, standings, look.now_ns)
-                if to is not None and to in looks:
-                    asked.setdefault(to, []).append((queued, expected.eta_ns))
-    found: list[Spilled] = []
-    for to, its in asked.items():
-        looks[to].join(Joining(queued) for queued, _ in its)
-        messages = looks[to].messages()
-        expected_there = zip(messages, looks[to].expected(messages), strict=True)
-        etas_ns = {queued.key: expected.eta_ns for queued, expected in expected_there}
-        now_ns = looks[to].now_ns
-        found += [
-            Spilled(queued.key, to)
-            for queued, eta_ns in its
-            if spill_goes(queued.part.route, queued.choice, to, (eta_ns, etas_ns[queued.key]), now_ns)
-        ]
-    return found
 
 
 def distinct(keys: Iterable[QueueId]) -> Iterator[QueueId]:

@@ -20,10 +20,13 @@ from relay.control.client import ControlClient
 from relay.control.server import ControlServer
 from relay.control.wire import PolicyInForce
 from relay.daemon.loops import run, spare_queue
+from relay.daemon.spilling import Spilling
 from relay.mail.envelope import QueueId
+from relay.policy.lane import routes_of
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.queue.queued import NO_REASON, ListedWords, Queued, State, WaitKind, WaitReason, origin_of
+from relay.queue.routes import WHOLE, Part
 from relay.status.collector import collect
 from relay.status.http import StatusServer
 from relay.status.snapshot import Condition
@@ -38,6 +41,7 @@ AT_ONCE = 500
 SENDERS = 50
 LANES = 'lanes: {fast: {sender: "@fast.example", share: 60}, default: {share: 40}}'
 ROUTES = 'routes: [{sender: "1@here.example", upstreams: [other]}, {upstreams: [isp, other]}]'
+SPILLING = "routes: [{upstreams: [isp, other], spill_after: 1h}]"
 _GREYLISTED = WaitReason("451 4.7.1 come back later", WaitKind.REFUSAL, "4.7.1")
 
 
@@ -63,6 +67,8 @@ upstreams:
 
 async def _fill(relay: Relay, count: int) -> None:
     queue, now_ns, wall_ns = relay.sender.queue, relay.clock.boottime_ns(), relay.clock.wall_ns()
+    routes = routes_of(relay.policy.routes)
+    part = Part(routes[-1]) if routes else WHOLE
     for number in range(count):
         queued = Queued(
             QueueId(f"{number:016d}"),
@@ -72,6 +78,7 @@ async def _fill(relay: Relay, count: int) -> None:
             1,
             listed=ListedWords(None, wall_ns + number, (f"b{number}@there.example",)),
             domains=(("there.example", 1),),
+            part=part,
         )
         if number % 50 == 1:
             queued.state, queued.due_at_ns, queued.why = State.DEFERRED, now_ns + 10**13, _GREYLISTED
@@ -108,19 +115,34 @@ def _command(folder: Path, *arguments: str) -> Callable[[], Awaitable[str]]:
     return ask
 
 
-async def _look(folder: Path, count: int) -> None:
+async def _look(
+    folder: Path, count: int, each_look: Callable[[Relay, Path, int], Awaitable[None]], rest: str
+) -> None:
     async with Smarthost() as host:
-        policy = _policy(folder, host.port)
+        policy = _policy(folder, host.port, rest=rest)
         async with Relay(policy) as relay:
             relay.accept()
             await relay.until(lambda: host.transactions)
             await relay.until_empty()
+            if rest:
+                # Else what it is given by the first look would go, and has no file.
+                relay.sender.upstreams.halt()
             sparing = asyncio.create_task(spare_queue(relay.sender.queue.__len__))
             await measured(f"{count} messages are queued", lambda: _fill(relay, count))
-            await _each_look(relay, folder, host.port)
+            await each_look(relay, folder, host.port)
             sparing.cancel()
             # Nothing of it is on disk.
             relay.sender.upstreams.halt()
+
+
+async def _look_for_mail_to_spill(relay: Relay, _folder: Path, _port: int) -> None:
+    looking = Spilling(relay.sender, relay.watch, relay.clock)
+
+    async def look() -> str:
+        return f"{await looking.look()} messages moved"
+
+    await _measured("look for mail to spill", look)
+    await _measured("the next look for mail to spill", look)
 
 
 async def _each_look(relay: Relay, folder: Path, port: int) -> None:
@@ -175,6 +197,9 @@ async def _each_look(relay: Relay, folder: Path, port: int) -> None:
         more = "{messages: 1, per: 48h}"
         await _measured("edit of the lanes", edit(rest=LANES))
         await _measured("edit of the limits", edit(limit=more, rest=LANES))
+        edited = folder / "edited.yaml"
+        edited.write_text((folder / "policy.yaml").read_text().replace("per: 48h", "per: 12h"))
+        await _measured("relay plan", _command(folder, "plan", str(edited)))
         await _measured("edit of the routes", edit(limit=more, rest=f"{LANES}\n{ROUTES}"))
         await _measured("pause", lambda: relay.operator.pause("isp", PauseAsked("bench")))
         await _measured("resume", lambda: relay.operator.resume("isp"))
@@ -195,7 +220,9 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     for count in _arguments().sizes or SIZES:
         with tempfile.TemporaryDirectory() as folder:
-            run(_look(Path(folder), count))
+            run(_look(Path(folder), count, _each_look, ""))
+        with tempfile.TemporaryDirectory() as folder:
+            run(_look(Path(folder), count, _look_for_mail_to_spill, SPILLING))
 
 
 if __name__ == "__main__":

@@ -331,3 +331,18 @@ def test_a_probe_that_was_refused_goes_before_what_came_later() -> None:
     # Of those that were probes the order is that of their probes; the last one never was.
     went = [line.next_ready(40) for _ in range(4)]
     assert [each and int(each.queue_id) for each in went] == [0, 1, 2, 3]
+
+
+def test_what_an_edit_keeps_from_an_upstream_spills_to_it_no_more() -> None:
+    for fresh in (ROUTES[2], Route(("c", "a"))):
+        queue = Queue()
+        queue.use(NAMES, ROUTES)
+        (part,) = message(1, Part(ROUTES[4]))
+        queue.add(part, now_ns=0)
+        # While it was looked what it would wait for.
+        queue.use(NAMES, (fresh,))
+        queue.sort_anew(message(1, Part(fresh)), 0)
+        queue.move_on(0)
+        assert part.upstream == "c"
+        assert not queue.spill(Spilled(part.key, "a"), 0)
+        assert part.upstream == "c"

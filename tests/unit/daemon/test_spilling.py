@@ -1,0 +1,122 @@
+"""A long queue spills as a short one: what would wait too long, and nothing in one long turn of the loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from relay.daemon import spilling
+from relay.daemon.spilling import Spilling
+from relay.mail.envelope import QueueId
+from relay.policy.lane import routes_of
+from relay.queue.queued import ListedWords, Queued, origin_of
+from relay.queue.routes import Because, Part
+from relay.status.watch import FORETOLD
+from tests.fakes.smarthost import Smarthost
+from tests.unit.sender.in_process_relay import Relay
+from tests.unit.sender.test_routes import policy_of, policy_with_limit
+
+LONG = 3 * FORETOLD
+IN_TIME = FORETOLD + FORETOLD // 2
+"""Messages that an upstream relays, one a minute, before mail is to spill."""
+
+
+@pytest_asyncio.fixture
+async def relay(tmp_path: Path) -> AsyncIterator[Relay]:
+    """Yield a relay whose two upstreams take one message a minute each, and just took one."""
+    routes = (
+        '  - {sender: "owner@here.example", upstreams: [two]}\n'
+        f"  - {{upstreams: [one, two], spill_after: {IN_TIME}m}}"
+    )
+    async with Smarthost() as one, Smarthost() as two:
+        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes, "retry: {lifetime: 30d}")
+        for name in ("one", "two"):
+            policy = policy_with_limit(policy, name, "{messages: 1, per: 1m}")
+        async with Relay(policy) as relay:
+            relay.accept("first@x.example")
+            await relay.until(lambda: len(one.relayed) == 1)
+            await relay.until_empty()
+            # What the tests queue up has no files.
+            relay.sender.upstreams.halt()
+            yield relay
+
+
+def queue_up(relay: Relay, numbers: range, route: int = 1) -> None:
+    now_ns, wall_ns = relay.clock.boottime_ns(), relay.clock.wall_ns()
+    part = Part(routes_of(relay.policy.routes)[route])
+    for number in numbers:
+        relay.sender.queue.add(
+            Queued(
+                QueueId(f"{number:016d}"),
+                origin_of(f"{number % 7}@here.example", "unknown[127.0.0.1]"),
+                4096,
+                now_ns,
+                1,
+                listed=ListedWords(None, wall_ns, ("b@x.example",)),
+                domains=(("x.example", 1),),
+                part=part,
+            ),
+            now_ns=now_ns,
+        )
+
+
+def numbers_at(relay: Relay, name: str) -> list[int]:
+    return [int(part.queue_id) for part in relay.sender.queue.line(name)]
+
+
+async def test_of_a_long_line_what_goes_in_time_stays(relay: Relay) -> None:
+    queue_up(relay, range(LONG))
+    looking = Spilling(relay.sender, relay.watch, relay.clock)
+    moved = await looking.look()
+
+    assert moved == len(numbers_at(relay, "two")) == pytest.approx(LONG - IN_TIME, rel=0.02)
+    assert sorted(numbers_at(relay, "one")) == list(range(LONG - moved)), "who came first goes first"
+    assert await looking.look() <= 1, "nothing goes to and fro"
+
+
+async def test_what_was_spilled_of_a_long_line_goes_back_in_time(relay: Relay) -> None:
+    queue_up(relay, range(LONG))
+    looking = Spilling(relay.sender, relay.watch, relay.clock)
+    await looking.look()
+    for number in range(IN_TIME - FORETOLD // 4):
+        relay.sender.queue.remove(QueueId(f"{number:016d}"))
+
+    assert await looking.look() == pytest.approx(IN_TIME - FORETOLD // 4, rel=0.02)
+    assert all(part.choice.because is Because.PREFERRED for part in relay.sender.queue.line("one"))
+    assert await looking.look() <= 1
+
+
+async def test_mail_does_not_spill_behind_a_longer_line(relay: Relay) -> None:
+    queue_up(relay, range(LONG))
+    queue_up(relay, range(LONG, 3 * LONG), route=0)
+
+    assert await Spilling(relay.sender, relay.watch, relay.clock).look() == 0
+
+
+async def test_a_look_moves_so_many_and_the_next_goes_on(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spilling, "MOST_FOUND", 100)
+    queue_up(relay, range(LONG))
+    looking = Spilling(relay.sender, relay.watch, relay.clock)
+
+    assert [await looking.look() for _ in range(3)] == [100, 100, 100]
+    assert looking.has_more
+    first = min(numbers_at(relay, "two"))
+    assert numbers_at(relay, "two") == list(range(first, first + 300)), (
+        "those that wait too long and came first"
+    )
+
+
+async def test_the_loop_goes_on_while_much_is_moved(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spilling, "MOVED_AT_ONCE", 10)
+    queue_up(relay, range(LONG))
+    looking = asyncio.create_task(Spilling(relay.sender, relay.watch, relay.clock).look())
+    seen = set()
+    while not looking.done():
+        seen.add(len(numbers_at(relay, "two")))
+        await asyncio.sleep(0)
+
+    assert seen >= set(range(0, await looking, 10))
