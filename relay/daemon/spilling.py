@@ -12,7 +12,6 @@ Does not: move what is in a transaction, sits out a back-off, or may have been r
 """
 
 import asyncio
-import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import islice
@@ -94,7 +93,10 @@ class SpillLook:
         estimate = self._estimate(name)
         for queued, expected in zip(estimate.messages, estimate.expected, strict=True):
             yield _Asking(queued, expected.eta_ns)
-        behind, in_time = estimate.look.behind, self._in_time(estimate)
+        behind = estimate.look.behind
+        # Where nobody can tell, nothing waits too long.
+        late_ns = estimate.look.now_ns + self._spills_after_ns
+        in_time = behind.messages if estimate.pace is None else estimate.gone_by(late_ns)
         foretold = {queued.key for queued in estimate.messages}
         number = 0
         for part in self._whole.get(name, ()):
@@ -105,17 +107,6 @@ class SpillLook:
                 # A copy: the loop goes on with the message itself, and `Queue.spill` asks again.
                 queued, ahead = copy(part), behind.part(min(number, behind.messages), behind.messages)
                 yield _Asking(queued, estimate.behind(queued, ahead).eta_ns)
-
-    def _in_time(self, estimate: LineEstimate) -> int:
-        """Return how many messages behind a look go before the shortest `spill_after` is over."""
-        pace, behind = estimate.pace, estimate.look.behind
-        if pace is None:
-            return behind.messages
-        return bisect.bisect_right(
-            range(1, behind.messages + 1),
-            estimate.look.now_ns + self._spills_after_ns,
-            key=lambda number: pace.at_ns(behind.part(number, behind.messages)),
-        )
 
     def _etas_at(self, to: str, asking: Sequence[_Asking]) -> list[int | None]:
         """Return when each would go from another line, if all of them went there."""

@@ -24,6 +24,7 @@ fail over while its upstream is down is estimated with the line where it goes th
 | `connections` | a connection that is free |
 """
 
+import bisect
 from collections.abc import Container, Iterable, Mapping, Sequence
 from copy import copy
 from typing import NamedTuple, cast
@@ -238,8 +239,9 @@ class Look:
                 foretold[mail.queue_id] = Expected(None if eta_ns == NEVER_NS else eta_ns, held_by)
         return [foretold[queued.key] for queued in messages]
 
-    def foreseen(self) -> "LineEstimate":
-        messages = self.messages()
+    def foreseen(self, messages: "list[Queued] | None" = None) -> "LineEstimate":
+        """Take time in proportion to the number of messages; `messages`, where there are copies already."""
+        messages = self.messages() if messages is None else messages
         expected = self.expected(messages)
         leaving = self._leaving_ns(messages, expected)
         return LineEstimate(self, messages, expected, leaving, self._pace(messages, expected, leaving))
@@ -378,6 +380,17 @@ class LineEstimate(NamedTuple):
                 places[place] = max(places.get(place, 0), each.eta_ns)
         behind = [] if self.pace is None else [self.pace.at_ns(self.look.behind)]
         return max([*self.leaving_ns, *behind, *self.look.parked_ns(places)], default=self.look.now_ns)
+
+    def gone_by(self, at_ns: int) -> int:
+        """Return how many behind the look will have gone by an instant; none, where nobody can tell."""
+        pace, behind = self.pace, self.look.behind
+        if pace is None:
+            return 0
+        return bisect.bisect_right(
+            range(1, behind.messages + 1),
+            at_ns,
+            key=lambda number: pace.at_ns(behind.part(number, behind.messages)),
+        )
 
     def behind(self, queued: Queued, ahead: Load | None = None) -> Expected:
         """Return what to expect of a message behind the look, with so much of them ahead of it, or all."""

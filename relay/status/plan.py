@@ -5,7 +5,8 @@ a look and an estimate of its own, and a message in parts has gone with its last
 
 Both sides are the same estimate (`relay.status.forecast`) of the same messages at the same instant: one
 with the limits, lanes and connections of now, one with those just behind the edit.  So whatever
-the estimate leaves out (refusals, new mail) is left out on both sides.
+the estimate leaves out (refusals, new mail) is left out on both sides.  Of a long line only what goes first
+is estimated one by one; the rest goes by rates (`relay.status.pace`), its lanes by their weights.
 
 A plan says of each thing once: what differs (`relay.policy.differences`), what would be over at once,
 notes on messages that meet a bound, when each lane and the queue have gone, the first hour by the
@@ -15,9 +16,11 @@ minute, and what the traffic of the last days would have met (`relay.status.past
 """
 
 import enum
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
@@ -28,7 +31,7 @@ from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.queued import Queued, State
 from relay.status.eta import gauge_of
 from relay.status.expected import Outlook
-from relay.status.forecast import Expected, Look
+from relay.status.forecast import LineEstimate, Look
 from relay.status.past import Met, PastTerms, Traffic
 from relay.status.snapshot import as_json
 from relay.throttle.gauge import Limited
@@ -200,49 +203,99 @@ class Foreseen(NamedTuple):
     """The estimate of one side."""
 
     side: Side
-    messages: Sequence[Queued]
-    """Of its line, as copies of that instant."""
-    expected: Sequence[Expected]
+    estimate: LineEstimate
+    behind: Mapping[str, int]
+    """By the lane: the messages that wait behind what is estimated one by one."""
 
     def going(self) -> Iterator[tuple[Queued, int | None]]:
-        for queued, each in zip(self.messages, self.expected, strict=True):
+        for queued, each in zip(self.estimate.messages, self.estimate.expected, strict=True):
             if queued.state in _GOING:
                 yield queued, each.eta_ns
 
+    @property
+    def behind_ns(self) -> list[int | None]:
+        """Return when the last of those behind goes, where there are any."""
+        return [self.estimate.drained_ns()] if self.side.look.behind.messages else []
+
+    def by_minute(self) -> Iterator[int]:
+        """Yield how many of those behind leave in each of the next minutes."""
+        now_ns = self.side.look.now_ns
+        gone = [self.estimate.gone_by(now_ns + minute * MINUTE_NS) for minute in range(MINUTES + 1)]
+        yield from (after - before for before, after in pairwise(gone))
+
+    def lanes_behind(self) -> dict[str, int | None]:
+        """Return when each lane has gone that has messages behind; None where nobody can tell.
+
+        As if messages were alike and went in drops, each lane's by its weight: by when a lane is empty,
+        another has given as many, by their weights, or all that it has.
+        """
+        look, pace = self.side.look, self.estimate.pace
+        weights = {lane.name: lane.weight for lane in self.side.terms.arrangement.lanes}
+        going = Counter(self.side.lane_of(queued) for queued, _ in self.going())
+        loads = going + Counter(self.behind)
+        found: dict[str, int | None] = {}
+        for name in self.behind:
+            turns = loads[name] / weights.get(name, 1)
+            gone = sum(min(load, math.ceil(turns * weights.get(lane, 1))) for lane, load in loads.items())
+            number = min(max(0, gone - going.total()), look.behind.messages)
+            part = look.behind.part(number, max(1, look.behind.messages))
+            found[name] = None if pace is None else pace.at_ns(part)
+        return found
+
     def course(self, to_wall_ns: int) -> UpstreamCourse:
-        look, etas = self.side.look, [eta_ns for _, eta_ns in self.going()]
+        look, etas = self.side.look, [*(eta_ns for _, eta_ns in self.going()), *self.behind_ns]
         drained_at_ns = _wall(_last(etas) if etas else look.now_ns, to_wall_ns)
         held_by = look.stop or self.side.outlook.pause
-        return UpstreamCourse(self.side.upstream, len(etas), drained_at_ns, held_by)
+        messages = len(etas) - len(self.behind_ns) + look.behind.messages
+        return UpstreamCourse(self.side.upstream, messages, drained_at_ns, held_by)
 
 
-def course(foreseen: Sequence[Foreseen], to_wall_ns: int) -> Course:
+def foreseen(side: Side, messages: list[Queued], whole: Sequence[Queued]) -> Foreseen:
+    """Estimate one side; takes its time.
+
+    `messages` are copies of those of its look; `whole` is the line where that is longer.
+    """
+    estimate = side.look.foreseen(messages)
+    known = {queued.key for queued in messages} if whole else set()
+    waiting = (each for each in whole if each.state is State.WAITING and each.key not in known)
+    return Foreseen(side, estimate, Counter(map(side.lane_of, waiting)))
+
+
+def course(lines: Sequence[Foreseen], to_wall_ns: int) -> Course:
     """Return what becomes of the queue by the estimates of all lines under one policy: one or more."""
-    first = foreseen[0].side
+    first = lines[0].side
     now_ns = first.look.now_ns
     going: dict[QueueId, tuple[str, int | None]] = {}
     leaving: dict[QueueId, int | None] = {}
-    for each in foreseen:
-        for queued, expected in zip(each.messages, each.expected, strict=True):
+    by_lane: dict[str, list[int | None]] = {lane.name: [] for lane in first.terms.arrangement.lanes}
+    minutes, counts = Counter[int](), Counter[str]()
+    for each in lines:
+        for queued, expected in zip(each.estimate.messages, each.estimate.expected, strict=True):
             before_ns = leaving.get(queued.queue_id, expected.eta_ns)
             leaving[queued.queue_id] = _later(before_ns, expected.eta_ns)
         for queued, eta_ns in each.going():
             _, before_ns = going.get(queued.queue_id, ("", eta_ns))
             going[queued.queue_id] = each.side.lane_of(queued), _later(before_ns, eta_ns)
-    last_ns = _last([eta_ns for _, eta_ns in going.values()])
-    minutes = Counter((eta_ns - now_ns) // MINUTE_NS for eta_ns in leaving.values() if eta_ns is not None)
-    by_lane: dict[str, list[int | None]] = {lane.name: [] for lane in first.terms.arrangement.lanes}
+        for lane, eta_ns in each.lanes_behind().items():
+            by_lane.setdefault(lane, []).append(eta_ns)
+        minutes.update(dict(enumerate(each.by_minute())))
+        counts.update(each.behind)
+    behind_ns = [at_ns for each in lines for at_ns in each.behind_ns]
+    last_ns = _last([*(eta_ns for _, eta_ns in going.values()), *behind_ns])
+    minutes.update((eta_ns - now_ns) // MINUTE_NS for eta_ns in leaving.values() if eta_ns is not None)
+    counts.update(lane for lane, _ in going.values())
     for lane, eta_ns in going.values():
         by_lane.setdefault(lane, []).append(eta_ns)
-    lanes = [LaneCourse(name, len(etas), _wall(_last(etas), to_wall_ns)) for name, etas in by_lane.items()]
-    upstreams = tuple(each.course(to_wall_ns) for each in foreseen)
+    lanes = [LaneCourse(name, counts[name], _wall(_last(etas), to_wall_ns)) for name, etas in by_lane.items()]
+    upstreams = tuple(each.course(to_wall_ns) for each in lines)
     only = upstreams[0] if len(upstreams) == 1 else None
+    is_any = going or behind_ns
     return Course(
         "" if only is None else only.name,
         "" if only is None else only.held_by,
-        len(going),
-        _wall(last_ns if going else now_ns, to_wall_ns),
-        (None if last_ns is None else max(0, last_ns - now_ns)) if going else 0,
+        len(going) + sum(each.side.look.behind.messages for each in lines),
+        _wall(last_ns if is_any else now_ns, to_wall_ns),
+        (None if last_ns is None else max(0, last_ns - now_ns)) if is_any else 0,
         tuple(minutes[minute] for minute in range(MINUTES)),
         tuple(lanes),
         upstreams,

@@ -9,7 +9,7 @@ Of an upstream that this sender does not use (the relay is down, or the edit bri
 tell how long one takes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -25,7 +25,7 @@ from relay.sender.upstreams import UpstreamView, is_mended, is_other_server
 from relay.status.expected import Outlook
 from relay.status.forecast import EditedLook, Look, outlook_of, rest_words
 from relay.status.past import PastTerms, Traffic
-from relay.status.plan import Foreseen, PastCourse, Plan, Side, course, notes, over_at_once, past_course
+from relay.status.plan import PastCourse, Plan, Side, course, foreseen, notes, over_at_once, past_course
 from relay.throttle.limit import Limit
 from relay.throttle.limit_hints import Hint
 from relay.throttle.throttle import View
@@ -123,24 +123,28 @@ class Prospect:
     edited: Edited
     sides: tuple[tuple[Side, Side], ...]
     """Of each upstream that mail goes through: by the policy in force, and by the edit."""
+    whole: tuple[Sequence[Queued], ...]
+    """Of each of them all messages, where its look has not all of them."""
     is_running: bool
     to_wall_ns: int
 
     def messages(self) -> list[list[Queued]]:
-        """Return those of each line."""
+        """Return copies of those of each look."""
         return [old.look.messages() for old, _ in self.sides]
 
     def plan(self) -> Plan:
-        messages, to_wall_ns, edited = self.messages(), self.to_wall_ns, self.edited
+        to_wall_ns, edited = self.to_wall_ns, self.edited
+        both = list(zip(self.whole, self.messages(), strict=True))
+        lines = list(zip(self.sides, both, strict=True))
         first = self.sides[0][0]
         return Plan(
             first.look.now_ns + to_wall_ns,
             self.is_running,
             tuple(differences(first.policy, edited.policy)),
             tuple(over for _, new in self.sides for over in over_at_once(new, to_wall_ns)),
-            tuple(notes(self.sides, edited.policy, messages)),
-            course(_foreseen((old for old, _ in self.sides), messages), to_wall_ns),
-            course(_foreseen((new for _, new in self.sides), messages), to_wall_ns),
+            tuple(notes(self.sides, edited.policy, [all_ or its for all_, its in both])),
+            course([foreseen(old, its, all_) for (old, _), (all_, its) in lines], to_wall_ns),
+            course([foreseen(new, its, all_) for (_, new), (all_, its) in lines], to_wall_ns),
             tuple(self._past(old, new) for old, new in self.sides),
         )
 
@@ -261,10 +265,6 @@ def _side(
     arrangement = arrangement_of(policy, name)
     terms = PastTerms(limits, upstream.guard_ns, upstream.connections, upstream.max_recipients, arrangement)
     return Side(name, policy, look, sorted_anew, limits, terms)
-
-
-def _foreseen(sides: Iterable[Side], messages: Sequence[Sequence[Queued]]) -> list[Foreseen]:
-    return [Foreseen(side, its, side.look.expected(its)) for side, its in zip(sides, messages, strict=True)]
 
 
 def _back_off_ns(policy: Policy) -> tuple[int, int]:

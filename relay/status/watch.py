@@ -59,6 +59,8 @@ FEW = 200
 """At most this many messages are scanned at each snapshot: some ten milliseconds."""
 FORETOLD = 1000
 """Messages of each line whose way is foretold one by one; what stands behind them goes by rates."""
+PLANNED = 10_000
+"""Messages of each line that a plan foretells one by one, twice: some seconds."""
 FRESH_NS = 5 * SECOND_NS
 OFTEN = 20
 """The estimate of a long queue takes at most one twentieth of the time."""
@@ -168,7 +170,7 @@ class Watch:
             return "some mail still waits for an upstream of before the last edit; ask again later"
         found = {name: self._sender.upstreams.view(name) for name in self.policy.upstreams}
         views = {name: view for name, view in found.items() if view is not None}
-        looks = {look.upstream: look for look in self._looks()}
+        looks = {look.upstream: look for look in self._looks(PLANNED)}
         sides = []
         for name, after in ways:
             seen = Seen(self.policy, looks[name], after, views)
@@ -177,7 +179,9 @@ class Watch:
             sides.append((seen.under_policy_in_force(edited), seen.under_edit(edited)))
         is_running = self.condition is not Condition.DOWN
         to_wall_ns = self.clock.wall_ns() - self.clock.boottime_ns()
-        return Prospect(edited, tuple(sides), is_running, to_wall_ns)
+        # Of a list of all that are there, and no copies of them: what a plan asks of them hardly changes.
+        whole = (self._sender.queue.line(name) if looks[name].behind.messages else () for name, _ in ways)
+        return Prospect(edited, tuple(sides), tuple(map(list, whole)), is_running, to_wall_ns)
 
     def why(self) -> dict[str, str]:
         """Return by the upstream why nothing that stands in its line is sent."""
