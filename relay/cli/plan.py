@@ -1,7 +1,7 @@
 """`relay plan FILE`: what an edited policy would do to the queue of now, before it is in force.
 
 Asks the relay that runs, which changes nothing; or reads the spool of one that is down, as `relay queue`
-does, and tells what a start would do.  All figures are those of `relay.status.plan`.
+does, and tells what a start would do.  All figures are those of `relay.status.estimate.plan`.
 """
 
 import json
@@ -19,8 +19,8 @@ from relay.cli.render import local_time
 from relay.clock import SECOND_NS
 from relay.mail.formats import span
 from relay.policy.source import policy_bytes, read_policy
-from relay.status.past import SHORTEST_WAIT_NS
-from relay.status.plan import (
+from relay.status.estimate.past import SHORTEST_WAIT_NS
+from relay.status.estimate.plan import (
     MINUTES,
     Course,
     LaneCourse,

@@ -41,7 +41,7 @@ from relay.status.snapshot import MessageView, QueueState, Snapshot
 from relay.verdicts.operator_pause import PauseAsked
 
 if TYPE_CHECKING:
-    from relay.status.plan import Plan
+    from relay.status.estimate.plan import Plan
 
 IDS_AT_ONCE = 1000
 """In one request."""

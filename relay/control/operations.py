@@ -18,7 +18,7 @@ from relay.verdicts.operator_pause import PauseAsked
 if TYPE_CHECKING:
     # With a plan comes the whole sender, which takes 0.5 s to load: no verb but `relay plan` needs it.
     from relay.status.breakdown import Breakdown
-    from relay.status.plan import Plan
+    from relay.status.estimate.plan import Plan
 
 OK = "ok"
 UNCHANGED = "unchanged"

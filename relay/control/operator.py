@@ -41,9 +41,9 @@ from relay.sender.spool_thread import Change
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, SpoolFull, Status
 from relay.status.breakdown import Breakdown
+from relay.status.estimate.plan import Plan
+from relay.status.estimate.prospect import Edited, ways
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted, domains_of
-from relay.status.plan import Plan
-from relay.status.prospect import Edited, ways
 from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
 from relay.status.watch import Listing, Watch, distinct
 from relay.telemetry.events import Events

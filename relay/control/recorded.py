@@ -23,8 +23,8 @@ from relay.spool.disk.durable import Disk
 from relay.spool.disk.replacing import replace_file
 from relay.spool.kept_format import KeptFormat, Record
 from relay.spool.root.foreign import BOOTS_FORMAT
-from relay.status.past import traffic_of
-from relay.status.prospect import ReadUpstream, RecordedUpstream, live_part
+from relay.status.estimate.past import traffic_of
+from relay.status.estimate.prospect import ReadUpstream, RecordedUpstream, live_part
 from relay.throttle.history_check import slots_in_file, spans_in_file
 from relay.throttle.history_format import HistoryError
 from relay.throttle.limit import Limit
@@ -58,7 +58,7 @@ def read_for_plan(
 ) -> dict[str, ReadUpstream]:
     """Return what a start would know under each of two policies, and what the histories tell of the past.
 
-    `ways` are those of `relay.status.prospect.ways`.
+    `ways` are those of `relay.status.estimate.prospect.ways`.
     """
     live, found = live_part(old, new), {}
     for name, after in ways:

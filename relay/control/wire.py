@@ -30,7 +30,7 @@ from relay.status.snapshot import READ_ONLY, MessageView, Snapshot
 from relay.verdicts.operator_pause import PauseAsked
 
 if TYPE_CHECKING:
-    from relay.status.plan import Plan
+    from relay.status.estimate.plan import Plan
 
 SOCKET_NAME = "control.sock"
 
@@ -66,7 +66,7 @@ class SummaryWanted:
 @cache
 def plans() -> "TypeAdapter[Plan]":
     # Imported only here: with a plan comes the whole sender, and every other verb does without.
-    from relay.status.plan import Plan  # noqa: PLC0415 - see above
+    from relay.status.estimate.plan import Plan  # noqa: PLC0415 - see above
 
     return TypeAdapter(Plan)
 

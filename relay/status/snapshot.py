@@ -134,7 +134,7 @@ class UpstreamStatus:
     """Wall clock: when the last message that waits will have been relayed, by estimate; now, where none
     does, and None where nobody can tell."""
     held_by: str = ""
-    """What holds the next message that waits, as `relay.status.forecast` names it; empty for nothing."""
+    """What holds the next message that waits, as `estimate.forecast` names it; empty for nothing."""
     findings: tuple[Hint, ...] = ()
     """What the last refusal for having sent too much says, until the policy's limits are as strict."""
     health: Health = Health.USED
@@ -363,7 +363,7 @@ class MessageView:
     upstream: str = ""
     """In whose line it stands, or the first part of it."""
     held_by: str = ""
-    """As `relay.status.forecast` names it; empty where it goes now."""
+    """As `relay.status.estimate.forecast` names it; empty where it goes now."""
     lane: str = ""
     """Empty where the policy has none."""
     upstream_because: str = ""

@@ -27,11 +27,12 @@ from relay.sender.upstreams import UpstreamView
 from relay.spool.interface import RECIPIENTS_SHOWN, SetAside
 from relay.spool.root.headroom import why_no_room
 from relay.status.breakdown import Breakdown, Breakdowns, shown_reason
-from relay.status.expected import NEXT, ceiling_words, limit_words
+from relay.status.estimate.expected import NEXT, ceiling_words, limit_words
+from relay.status.estimate.forecast import DOWN, Expected, Joining, LineEstimate, Look, load_of, rest_words
+from relay.status.estimate.pace import Load
+from relay.status.estimate.prospect import Edited, Prospect, RecordedUpstream, Seen
+from relay.status.estimate.spill_look import SpillLook
 from relay.status.filters import Listed, domains_in_memory
-from relay.status.forecast import DOWN, Expected, Joining, LineEstimate, Look, load_of, rest_words
-from relay.status.pace import Load
-from relay.status.prospect import Edited, Prospect, RecordedUpstream, Seen
 from relay.status.snapshot import (
     NOTHING_COMING,
     CertificateStatus,
@@ -164,7 +165,7 @@ class Watch:
     def prospect(self, edited: Edited, ways: Sequence[tuple[str, str]]) -> Prospect | str:
         """Look at the queue under the policy in force, and as it would be just behind an edit.
 
-        `ways` are those of `relay.status.prospect.ways`.  Return why nobody can tell, where that is so.
+        `ways` are those of `estimate.prospect.ways`.  Return why nobody can tell, where that is so.
         """
         if set(self._sender.queue.names) - {name for name, _ in ways}:
             return "some mail still waits for an upstream of before the last edit; ask again later"
@@ -221,9 +222,9 @@ class Watch:
             look.join(joining.get(look.upstream, ()))
         return looks
 
-    def fronts(self) -> dict[str, Look]:
+    def spill_look(self) -> SpillLook:
         """Look at what goes first in every line, and what joins it from one that is down."""
-        return {look.upstream: look for look in self._looks(FORETOLD)}
+        return SpillLook({look.upstream: look for look in self._looks(FORETOLD)}, self._sender.queue)
 
     def _failing_over(
         self, view: UpstreamView, now_ns: int, most: int | None

@@ -7,8 +7,8 @@ from relay.mail.envelope import QueueId
 from relay.policy.differences import Difference
 from relay.queue.routes import Because
 from relay.spool.interface import Totals
-from relay.status.past import Met
-from relay.status.plan import Course, LaneCourse, NoteKind, Over, PastCourse, Plan, PlanRemark
+from relay.status.estimate.past import Met
+from relay.status.estimate.plan import Course, LaneCourse, NoteKind, Over, PastCourse, Plan, PlanRemark
 from relay.status.snapshot import (
     CertificateStatus,
     Condition,

@@ -14,7 +14,7 @@ from relay.policy.source import parse_policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake
-from relay.status.plan import UpstreamCourse, plan_to_json
+from relay.status.estimate.plan import UpstreamCourse, plan_to_json
 from relay.throttle.throttle import Request, Throttle
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import a_plan

@@ -10,7 +10,7 @@ from relay.control.recorded import recorded_upstreams
 from relay.policy.model import Policy
 from relay.sender.state_file import PAUSE_FORMAT, pause_path
 from relay.spool.disk.durable import RealDisk
-from relay.status.prospect import RecordedUpstream
+from relay.status.estimate.prospect import RecordedUpstream
 from relay.throttle.throttle import Request, Throttle
 from relay.verdicts.health import Health
 from relay.verdicts.operator_pause import FOREVER_NS

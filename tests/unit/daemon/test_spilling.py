@@ -13,6 +13,7 @@ from relay.mail.envelope import QueueId
 from relay.policy.lane import routes_of
 from relay.queue.queued import ListedWords, Queued, origin_of
 from relay.queue.routes import Because, Part
+from relay.status.estimate import spill_look
 from relay.status.watch import FORETOLD
 from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import Relay
@@ -98,7 +99,7 @@ async def test_mail_does_not_spill_behind_a_longer_line(relay: Relay) -> None:
 async def test_a_look_moves_so_many_and_the_next_goes_on(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spilling, "MOST_FOUND", 100)
+    monkeypatch.setattr(spill_look, "MOST_FOUND", 100)
     queue_up(relay, range(LONG))
     looking = Spilling(relay.sender, relay.watch, relay.clock)
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from relay.mail.envelope import QueueId
 from relay.queue.queued import origin_of
 from relay.queue.scheduler import Queued, Scheduler
-from relay.status.eta import foretell
-from relay.status.expected import BACK_OFF, Foretold, Mail, Outlook
+from relay.status.estimate.eta import foretell
+from relay.status.estimate.expected import BACK_OFF, Foretold, Mail, Outlook
 from relay.throttle.gauge import Limited
 
 T = 1_000

@@ -7,8 +7,8 @@ from relay.mail.envelope import QueueId
 from relay.policy.zones.calendar import CalendarPeriod, OpenHours
 from relay.queue.queued import Queued, State, origin_of
 from relay.queue.scheduler import Scheduler
-from relay.status.eta import foretell
-from relay.status.expected import NEVER_NS, Mail, Outlook
+from relay.status.estimate.eta import foretell
+from relay.status.estimate.expected import NEVER_NS, Mail, Outlook
 from relay.throttle.slots import Slots
 from tests.unit.throttle.limits import PerPeriod, Rise
 

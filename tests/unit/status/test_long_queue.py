@@ -13,9 +13,9 @@ from relay.mail.envelope import QueueId
 from relay.queue.lanes import Order
 from relay.queue.queued import origin_of
 from relay.queue.scheduler import Queued, Scheduler, State
-from relay.status.expected import Outlook
+from relay.status.estimate.expected import Outlook
+from relay.status.estimate.pace import Load, Pace
 from relay.status.filters import Filters, Wanted
-from relay.status.pace import Load, Pace
 from relay.status.snapshot import MessageView
 from relay.status.watch import FORETOLD, Listing
 from relay.throttle.gauge import Limited

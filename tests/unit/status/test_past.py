@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from relay.clock import SECOND_NS
 from relay.policy.limits import LimitSettings
 from relay.queue.lanes import Arrangement, Price
-from relay.status.past import SHORTEST_WAIT_NS, PastTerms, Traffic, traffic_of
+from relay.status.estimate.past import SHORTEST_WAIT_NS, PastTerms, Traffic, traffic_of
 from relay.throttle.history_format import Charged, Ended, Record, Reserved, Share
 from relay.throttle.peaks import spans_of
 

@@ -11,7 +11,7 @@ from relay.clock import SECOND_NS
 from relay.control.operations import OK
 from relay.queue.queued import Queued, origin_of
 from relay.status import watch
-from relay.status.plan import Course, NoteKind, Plan
+from relay.status.estimate.plan import Course, NoteKind, Plan
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.clock import FakeClock
 from tests.unit.sender.in_process_relay import Relay, policy_of

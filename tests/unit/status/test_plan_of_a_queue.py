@@ -24,9 +24,9 @@ from relay.policy.lane import sorter_of
 from relay.policy.source import parse_policy
 from relay.policy.written_out import policy_text
 from relay.queue.scheduler import State
-from relay.status.forecast import Expected
-from relay.status.plan import MINUTE_NS, MINUTES, NoteKind, Plan, PlanRemark
-from relay.status.prospect import Edited, Prospect
+from relay.status.estimate.forecast import Expected
+from relay.status.estimate.plan import MINUTE_NS, MINUTES, NoteKind, Plan, PlanRemark
+from relay.status.estimate.prospect import Edited, Prospect
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.clock import FakeClock
 from tests.fakes.virtual_time import VirtualTimeLoop

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from relay.clock import SECOND_NS
 from relay.policy.source import parse_policy
 from relay.policy.written_out import policy_text
-from relay.status.plan import Plan
+from relay.status.estimate.plan import Plan
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.clock import FakeClock
 from tests.fakes.virtual_time import pass_time

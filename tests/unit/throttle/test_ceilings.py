@@ -4,7 +4,7 @@ from pathlib import Path
 
 from relay.clock import SECOND_NS
 from relay.spool.disk.durable import Disk
-from relay.status.expected import ceiling_words, limit_words
+from relay.status.estimate.expected import ceiling_words, limit_words
 from relay.throttle.admission import Place, Request, Wait
 from relay.throttle.gauge import Gauge
 from relay.throttle.history_format import UNKNOWN, Charged, Share

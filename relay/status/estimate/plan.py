@@ -3,14 +3,14 @@
 Mail goes through one upstream, or through those of routes that the edit leaves as they are: then each has
 a look and an estimate of its own, and a message in parts has gone with its last part.
 
-Both sides are the same estimate (`relay.status.forecast`) of the same messages at the same instant: one
-with the limits, lanes and connections of now, one with those just behind the edit.  So whatever
+Both sides are the same estimate (`relay.status.estimate.forecast`) of the same messages at the same instant:
+one with the limits, lanes and connections of now, one with those just behind the edit.  So whatever
 the estimate leaves out (refusals, new mail) is left out on both sides.  Of a long line only what goes first
-is estimated one by one; the rest goes by rates (`relay.status.pace`), its lanes by their weights.
+is estimated one by one; the rest goes by rates (`relay.status.estimate.pace`), its lanes by their weights.
 
 A plan says of each thing once: what differs (`relay.policy.differences`), what would be over at once,
 notes on messages that meet a bound, when each lane and the queue have gone, the first hour by the
-minute, and what the traffic of the last days would have met (`relay.status.past`).
+minute, and what the traffic of the last days would have met (`relay.status.estimate.past`).
 
 `plan_to_json` is the form for scripts; the control socket carries the values themselves.
 """
@@ -29,10 +29,10 @@ from relay.policy.differences import Difference
 from relay.policy.model import Policy
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.queued import Queued, State
-from relay.status.eta import gauge_of
-from relay.status.expected import Outlook
-from relay.status.forecast import LineEstimate, Look
-from relay.status.past import Met, PastTerms, Traffic
+from relay.status.estimate.eta import gauge_of
+from relay.status.estimate.expected import Outlook
+from relay.status.estimate.forecast import LineEstimate, Look
+from relay.status.estimate.past import Met, PastTerms, Traffic
 from relay.status.snapshot import as_json
 from relay.throttle.gauge import Limited
 from relay.throttle.limit import Limit, plain_words
@@ -100,7 +100,7 @@ class UpstreamCourse:
     drained_at_ns: int | None
     """Wall clock; now, where nothing waits; None where nobody can tell."""
     held_by: str
-    """What holds all mail, as `relay.status.forecast` names it; empty for nothing."""
+    """What holds all mail, as `estimate.forecast` names it; empty for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Course:
     upstream: str
     """Which all mail goes through; empty with routes through several."""
     held_by: str
-    """What holds all mail, as `relay.status.forecast` names it; empty for nothing, and with several."""
+    """What holds all mail, as `estimate.forecast` names it; empty for nothing, and with several."""
     messages: int
     drained_at_ns: int | None
     """Wall clock; now, where nothing waits; None where nobody can tell."""

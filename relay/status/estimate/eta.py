@@ -22,7 +22,7 @@ from typing import NamedTuple, cast
 from relay.mail.envelope import QueueId
 from relay.queue.queued import NO_REASON, Queued, State, WaitKind, WaitReason, origin_of
 from relay.queue.scheduler import Scheduler
-from relay.status.expected import (
+from relay.status.estimate.expected import (
     BACK_OFF,
     CONNECTIONS,
     NEVER_NS,

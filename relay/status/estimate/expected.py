@@ -1,4 +1,4 @@
-"""What the estimate of `relay.status.eta` is made from, and what it comes to.  Pure.
+"""What the estimate of `relay.status.estimate.eta` is made from, and what it comes to.  Pure.
 
 Whoever builds these looks at the queue, the throttle and the upstream at one instant; the
 estimate looks nowhere else.  Instants are boottime in nanoseconds.

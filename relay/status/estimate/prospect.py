@@ -22,10 +22,19 @@ from relay.queue.queued import Queued
 from relay.sender.lowered_limits import limits_in_force
 from relay.sender.sender import arrangement_of
 from relay.sender.upstreams import UpstreamView, is_mended, is_other_server
-from relay.status.expected import Outlook
-from relay.status.forecast import EditedLook, Look, outlook_of, rest_words
-from relay.status.past import PastTerms, Traffic
-from relay.status.plan import PastCourse, Plan, Side, course, foreseen, notes, over_at_once, past_course
+from relay.status.estimate.expected import Outlook
+from relay.status.estimate.forecast import EditedLook, Look, outlook_of, rest_words
+from relay.status.estimate.past import PastTerms, Traffic
+from relay.status.estimate.plan import (
+    PastCourse,
+    Plan,
+    Side,
+    course,
+    foreseen,
+    notes,
+    over_at_once,
+    past_course,
+)
 from relay.throttle.limit import Limit
 from relay.throttle.limit_hints import Hint
 from relay.throttle.throttle import View

@@ -1,12 +1,12 @@
 """What the traffic that a history tells of would have met under other limits.  Pure.
 
 Each transaction that is known one by one wants to leave when it began in truth, and is estimated by
-`relay.status.eta`: the same gauges, lanes and order as for the queue of now.  All take as long as
+`relay.status.estimate.eta`: the same gauges, lanes and order as for the queue of now.  All take as long as
 half of them took at most.
 
 Honest: what the limits of its own time kept back comes late already, and its wait before that is
 unknown, as are messages that were never tried.  So the same count under the policy in force stands
-beside it (`relay.status.plan`).  What compaction merged is known roughly: it occupies slots, and
+beside it (`relay.status.estimate.plan`).  What compaction merged is known roughly: it occupies slots, and
 none of it is asked how long it would wait.  A limit for each sender, say, is judged only where the
 history says whose every transaction was; else it is left out, and named.
 """
@@ -20,8 +20,8 @@ from relay.mail.envelope import QueueId
 from relay.queue.lanes import DEFAULT_LANE, Arrangement
 from relay.queue.queued import Queued, State, origin_of
 from relay.queue.scheduler import Scheduler
-from relay.status.eta import foretell
-from relay.status.expected import NEVER_NS, Mail, Outlook
+from relay.status.estimate.eta import foretell
+from relay.status.estimate.expected import NEVER_NS, Mail, Outlook
 from relay.throttle.gauge import Gauge, Limited
 from relay.throttle.history_format import UNKNOWN, Charged, ClockReading, Reserved
 from relay.throttle.limit import ForEach, Limit

@@ -3,7 +3,7 @@
 A `Look` is at the line of one upstream; it is quick and taken on the event loop.  Its estimate takes its
 time, touches nothing of the relay, and may be made in another thread.  With `most` it is a look at what goes
 first (`Scheduler.front`), whose cost is the same for any longer queue; what stands behind goes by rates
-(`relay.status.pace`).  Mail that will
+(`relay.status.estimate.pace`).  Mail that will
 fail over while its upstream is down is estimated with the line where it goes then.
 
 `held_by` has one of these forms, whatever holds a message:
@@ -37,9 +37,19 @@ from relay.queue.queued import WaitKind, WaitReason
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.sender.settling import Attempt
 from relay.sender.upstreams import UpstreamView
-from relay.status.eta import foretell
-from relay.status.expected import BACK_OFF, HOLD, NEVER_NS, NEXT, RESTS, SHIELD, Mail, Outlook, limit_words
-from relay.status.pace import Load, Pace
+from relay.status.estimate.eta import foretell
+from relay.status.estimate.expected import (
+    BACK_OFF,
+    HOLD,
+    NEVER_NS,
+    NEXT,
+    RESTS,
+    SHIELD,
+    Mail,
+    Outlook,
+    limit_words,
+)
+from relay.status.estimate.pace import Load, Pace
 from relay.throttle.admission import Place, keys_of
 from relay.throttle.gauge import Limited
 

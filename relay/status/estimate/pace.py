@@ -1,16 +1,16 @@
 """When mail behind the estimate goes: by the rates of limits and connections.  Pure.
 
-The estimate (`relay.status.eta`) sends the first messages of a line once more, one by one; what stands
-behind them is only counted.  It goes on from the instant and the slots at which the estimate ended, at the
-rate of the slowest limit of all mail, or of the connections.  Limits for each sender, domain and so on count
-for what is parked (`Look.drained_ns`), lanes not at all: so the order in which lanes take turns is not seen.
+The estimate (`relay.status.estimate.eta`) sends the first messages of a line once more, one by one; what
+stands behind them is only counted.  It goes on from the instant and the slots at which the estimate ended, at
+the rate of the slowest limit of all mail, or of the connections.  Limits for each sender, domain and so on
+count for what is parked (`LineEstimate.drained_ns`), lanes not at all: the order of their turns is not seen.
 Cost: that of the limits, whatever the number of messages.  Instants are boottime in nanoseconds.
 """
 
 from typing import NamedTuple
 
-from relay.status.eta import gauge_of
-from relay.status.expected import Outlook
+from relay.status.estimate.eta import gauge_of
+from relay.status.estimate.expected import Outlook
 
 
 class Load(NamedTuple):
