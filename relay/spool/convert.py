@@ -33,7 +33,6 @@ from relay.spool.interface import (
     Absent,
     Adopted,
     Corrupt,
-    Entry,
     LedgerAccount,
     Message,
     Spool,
@@ -113,7 +112,7 @@ def convert(
 def carry_over(
     source: Spool,
     target: Spool,
-    entries: Sequence[Entry],
+    queue_ids: Sequence[QueueId],
     account: Callable[[], LedgerAccount | None],
     on_step: Callable[[], None] = lambda: None,
 ) -> CarriedOver:
@@ -122,7 +121,7 @@ def carry_over(
     `account` is asked at the end, when it is known which messages were damaged.
     """
     carried = CarriedOver()
-    for messages in _batches(_loaded(source, entries, carried, on_step)):
+    for messages in _batches(_loaded(source, queue_ids, carried, on_step)):
         _adopt(source, target, messages, carried)
         target.commit()
     target.adopt([], account())
@@ -131,16 +130,16 @@ def carry_over(
 
 
 def _loaded(
-    source: Spool, entries: Sequence[Entry], carried: CarriedOver, on_step: Callable[[], None]
+    source: Spool, queue_ids: Sequence[QueueId], carried: CarriedOver, on_step: Callable[[], None]
 ) -> Iterator[Message]:
-    for entry in entries:
+    for queue_id in queue_ids:
         on_step()
         try:
-            yield source.load(entry.queue_id)
+            yield source.load(queue_id)
         except Corrupt:
             carried.set_aside += 1
         except Unreadable as error:
-            raise Leftover(f"{entry.queue_id} cannot be read now: {error.strerror}") from error
+            raise Leftover(f"{queue_id} cannot be read now: {error.strerror}") from error
 
 
 def _batches(messages: Iterator[Message]) -> Iterator[list[Message]]:
@@ -213,14 +212,14 @@ class _Work:
         try:
             if source_engine.has_writers(root, disk):
                 raise SpoolBusy(f"a listener still takes mail into {root}")
-            entries = self._read(source)
-            entries += _taken(source)
+            queue_ids = self._read(source)
+            queue_ids += _taken(source)
             self._refuse_leftovers(source, root)
             # Of an earlier call that was cut off.
             self._remove_built(target_engine)
             try:
                 with faults("conversion"):
-                    carried = self._build(source, target_engine, entries)
+                    carried = self._build(source, target_engine, queue_ids)
                     # What was set aside meanwhile is not met again when the old spool is looked through.
                     source.commit()
             except (SpoolFull, Leftover):
@@ -236,12 +235,12 @@ class _Work:
             source.close()
         return carried
 
-    def _build(self, source: Spool, engine: Engine, entries: Sequence[Entry]) -> CarriedOver:
+    def _build(self, source: Spool, engine: Engine, queue_ids: Sequence[QueueId]) -> CarriedOver:
         engine.prepare(self._new, self._disk)
         target = engine.spool(self._new, self._disk, self._clock, self._on_corrupt)
         try:
             self._read(target)
-            return carry_over(source, target, entries, source.account, self._on_step)
+            return carry_over(source, target, queue_ids, source.account, self._on_step)
         finally:
             target.close()
 
@@ -257,7 +256,7 @@ class _Work:
         target = engine.spool(root, disk, self._clock, self._on_corrupt)
         late = 0
         try:
-            there = {entry.queue_id for entry in self._read(target)}
+            there = set(self._read(target))
             for source_engine in ENGINES.values():
                 if source_engine is not engine:
                     late += self._adopt_late(source_engine, target, there)
@@ -300,9 +299,9 @@ class _Work:
         self._await(lambda: not engine.has_writers(self._old, disk))
         source = engine.spool(self._old, disk, self._clock, self._on_corrupt)
         try:
-            entries = self._read(source)
-            self._await(lambda: self._take_all(source, entries))
-            late = [entry for entry in entries if entry.queue_id not in there]
+            queue_ids = self._read(source)
+            self._await(lambda: self._take_all(source, queue_ids))
+            late = [queue_id for queue_id in queue_ids if queue_id not in there]
             self._refuse_leftovers(source, self._old)
             if late:
                 carry_over(source, target, late, lambda: None, self._on_step)
@@ -313,13 +312,14 @@ class _Work:
             source.close()
         return len(late)
 
-    def _read(self, spool: Spool) -> list[Entry]:
-        return [entry for batch in spool.recover(on_step=self._on_step) for entry in batch]
+    def _read(self, spool: Spool) -> list[QueueId]:
+        """Return the ids alone: what else is known of a million messages is a gigabyte."""
+        return [entry.queue_id for batch in spool.recover(on_step=self._on_step) for entry in batch]
 
     @staticmethod
-    def _take_all(source: Spool, entries: list[Entry]) -> bool:
+    def _take_all(source: Spool, queue_ids: list[QueueId]) -> bool:
         """Take what is accepted; return whether nothing is left that may still be taken back."""
-        entries += _taken(source)
+        queue_ids += _taken(source)
         return source.accepted_count() == 0
 
     def _await(self, is_so: Callable[[], bool]) -> None:
@@ -361,6 +361,7 @@ class _Work:
             self._disk.remove_directory(path)
 
 
-def _taken(source: Spool) -> Iterator[Entry]:
+def _taken(source: Spool) -> Iterator[QueueId]:
     """Take all that can be taken."""
-    return itertools.chain.from_iterable(iter(lambda: source.take(AT_ONCE), []))
+    taken = itertools.chain.from_iterable(iter(lambda: source.take(AT_ONCE), []))
+    return (entry.queue_id for entry in taken)
