@@ -137,6 +137,9 @@ class Look:
                 for place in self._line.places()
             }
         self._queue = [queued for queued in found if queued.key not in leaving]
+        self.leaving = leaving
+        self.fails_over = {queued.part.route for queued in found if queued.key in leaving}
+        """The routes by which they leave: what stands behind on these leaves too."""
         self._joining: dict[QueueId, Joining] = {}
         # Lists of what is there already: making an object for each message takes ten times as long.
         self._states = [queued.state for queued in self._queue]

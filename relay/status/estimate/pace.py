@@ -46,7 +46,9 @@ _UNITS = {"messages": 0, "recipients": 1, "bytes": 2}
 class Pace:
     def __init__(self, outlook: Outlook, first: Load, last_ns: int) -> None:
         """`first` is what the estimate sent, until `last_ns`."""
-        self._now_ns, self._first, self._last_ns = outlook.now_ns, first, max(last_ns, outlook.now_ns)
+        self._now_ns, self._first = outlook.now_ns, first
+        # Where all that was estimated goes by another line, nothing else tells of a pause.
+        self._last_ns = max(last_ns, outlook.now_ns, outlook.paused_until_ns)
         self._of_message_ns = outlook.transaction_ns // max(1, outlook.connections)
         self._rates = []
         for limit in outlook.limits:

@@ -257,7 +257,11 @@ def foreseen(side: Side, messages: list[Queued], whole: Sequence[Queued]) -> For
     """
     estimate = side.look.foreseen(messages)
     known = {queued.key for queued in messages} if whole else set()
-    waiting = (each for each in whole if each.state is State.WAITING and each.key not in known)
+    waiting = (
+        each
+        for each in whole
+        if each.state is State.WAITING and each.key not in known and each.key not in side.look.leaving
+    )
     return Foreseen(side, estimate, Counter(map(side.lane_of, waiting)))
 
 

@@ -85,10 +85,10 @@ class SpillLook:
         # Where nobody can tell, nothing waits too long.
         late_ns = estimate.look.now_ns + self._spills_after_ns
         in_time = behind.messages if estimate.pace is None else estimate.gone_by(late_ns)
-        foretold = {queued.key for queued in estimate.messages}
+        foretold, fails_over = {queued.key for queued in estimate.messages}, estimate.look.fails_over
         number = 0
         for part in self._whole.get(name, ()):
-            if part.state is not State.WAITING or part.key in foretold:
+            if part.state is not State.WAITING or part.key in foretold or part.part.route in fails_over:
                 continue
             number += 1
             if number > in_time or part.choice.because is Because.SPILL:
@@ -98,8 +98,9 @@ class SpillLook:
 
     def _etas_at(self, to: str, asking: Sequence[_Asking]) -> list[int | None]:
         """Return when each would go from another line, if all of them went there."""
-        look, estimate = self._looks[to], self._estimate(to)
+        look = self._looks[to]
         if (ahead := look.behind).messages:
+            estimate = self._estimate(to)
             etas_ns: list[int | None] = []
             for queued, _ in asking:
                 ahead = ahead.plus(load_of(queued))

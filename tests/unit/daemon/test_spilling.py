@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from relay.clock import SECOND_NS
 from relay.daemon import spilling
 from relay.daemon.spilling import Spilling
 from relay.mail.envelope import QueueId
@@ -15,6 +16,7 @@ from relay.queue.queued import ListedWords, Queued, origin_of
 from relay.queue.routes import Because, Part
 from relay.status.estimate import spill_look
 from relay.status.watch import FORETOLD
+from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import Relay
 from tests.unit.sender.test_routes import policy_of, policy_with_limit
@@ -121,3 +123,15 @@ async def test_the_loop_goes_on_while_much_is_moved(relay: Relay, monkeypatch: p
         await asyncio.sleep(0)
 
     assert seen >= set(range(0, await looking, 10))
+
+
+@pytest.mark.parametrize(("failover", "moved"), [("15m", 0), ("null", LONG)])
+async def test_mail_that_fails_over_does_not_spill_as_well(tmp_path: Path, failover: str, moved: int) -> None:
+    routes = f"  - {{upstreams: [one, two], spill_after: {IN_TIME}m, failover_after: {failover}}}"
+    policy = policy_of(tmp_path, {"one": 9, "two": 9}, routes, "retry: {lifetime: 30d}")
+    async with Relay(policy_with_limit(policy, "one", "{messages: 1, per: 1m}")) as relay:
+        relay.sender.upstreams.halt()
+        queue_up(relay, range(LONG), route=0)
+        await relay.operator.pause("one", PauseAsked("anna", length_ns=10 * IN_TIME * 60 * SECOND_NS))
+
+        assert await Spilling(relay.sender, relay.watch, relay.clock).look() == moved
