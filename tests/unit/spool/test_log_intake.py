@@ -96,6 +96,17 @@ def test_long_content_whose_disk_fails_is_refused_and_gone(kind: str) -> None:
     assert not set(refused) & set(engine.names("long"))
 
 
+def test_short_mail_costs_no_sync_of_a_folder() -> None:
+    engine = log_on_the_model()
+    spool, (intake, view) = recovered(engine), listener(engine)
+    first = accept(intake)
+    view.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_directory"})))
+    second = accept(intake)
+
+    assert not view.has_failed
+    assert taken(spool) == [first, second]
+
+
 def test_a_listener_goes_on_in_another_stream_after_a_fault() -> None:
     engine = log_on_the_model()
     spool, (intake, view) = recovered(engine), listener(engine)

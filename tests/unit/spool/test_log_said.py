@@ -7,7 +7,7 @@ import pytest
 
 from relay.mail.envelope import QueueId
 from relay.spool.identity import report_id, warning_id
-from relay.spool.interface import Corrupt, SpoolFull, Status
+from relay.spool.interface import Adopted, Corrupt, SpoolFull, Status
 from relay.spool.log import cleaning, facts, segments
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.layout import segment_of
@@ -278,6 +278,31 @@ def test_cleaning_passes_over_damage_and_keeps_what_lives(
         spool = again(engine, spool)
     assert spool.totals().relayed == 3 * (120 - len(held) - 1)
     assert spool.totals().imbalance == 0
+
+
+def test_of_mail_of_which_nothing_was_said_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 4000)
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    waiting = list[QueueId]()
+    for number in range(120):
+        queue_id = accept(intake, content=b"x" * 300)
+        taken(spool)
+        if number % 16 == 1:
+            waiting.append(queue_id)
+            continue
+        spool.mark({queue_id: EVERYBODY})
+        spool.finish([queue_id])
+        spool.commit()
+    copied = [each for path in engine.segments() for each in records_of(engine, path)]
+    moved = {each.queue_id for each in copied if each.kind == MOVED}
+    assert moved
+    assert moved <= set(waiting)
+    assert not [each for each in copied if each.kind == facts.SNAPSHOT]
+    # Nor of what comes from another spool.
+    for queue_id in waiting:
+        message = spool.load(queue_id)
+        assert facts.adopted_facts(Adopted(message, (), ())) is None
 
 
 def test_an_ended_report_is_remembered_when_its_end_is_cleaned_away(
