@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, Spool
+from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, Spool, SpoolFull
 from relay.spool.log import recovery as log_recovery
 from relay.spool.log import segments
 from relay.spool.log.engine import LogSpool
@@ -19,6 +19,7 @@ from tests.unit.spool.log_engine import LogEngine, log_on_the_kernel, log_on_the
 from tests.unit.spool.recovering import recover
 from tests.unit.spool.test_log_damage import drop_summaries, model_of, sectors, small_spool
 from tests.unit.spool.test_log_intake import listener
+from tests.unit.spool.test_log_refusals import sender
 
 
 class MeetsNames(ModelDisk):
@@ -110,6 +111,38 @@ def test_a_start_that_lacks_descriptors_goes_on_later(monkeypatch: pytest.Monkey
     for batch in [*batches, *walk]:
         met += [entry.queue_id for entry in batch]
     assert met == sorted(queue_ids)
+
+
+@pytest.mark.parametrize("what", [".lock", ".0000000001"])
+def test_what_cannot_be_opened_for_lack_of_ours_is_not_judged(what: str) -> None:
+    engine = log_on_the_model()
+    spool, (intake, _) = recovered(engine), listener(engine)
+    first = accept(intake)
+    spool.close()
+    view = model_of(engine).another()
+    spool = LogSpool(engine.root, view, engine.clock)
+    view.fail(Fault(1, errno.EMFILE, kinds=frozenset({"open"}), path=what))
+    with pytest.raises(OSError, match="Too many open files"):
+        recover(spool)
+    assert view.has_failed
+    second = accept(intake)
+
+    found = recover(spool)
+    assert [*(entry.queue_id for entry in found.entries), *taken(spool)] == [first, second]
+    assert engine.names("corrupt") == []
+
+
+def test_how_far_a_stream_is_cannot_be_read_and_is_asked_again() -> None:
+    engine = log_on_the_model()
+    (spool, view), (intake, _) = sender(engine), listener(engine)
+    first = accept(intake)
+    assert taken(spool) == [first]
+    second = accept(intake)
+    view.fail(Fault(1, errno.EMFILE, kinds=frozenset({"open", "read"}), path=".lock"))
+    with pytest.raises(SpoolFull):
+        spool.take(5)
+    assert view.has_failed
+    assert taken(spool) == [second]
 
 
 def test_a_stream_begun_while_the_sender_looks_is_not_over() -> None:

@@ -1,9 +1,13 @@
 """What a segment's reader makes of any bytes: sound records, and nothing else."""
 
+import errno
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
+from relay.spool.disk.durable import SECTOR_BYTES
 from relay.spool.log import facts, record
 from relay.spool.log.layout import SegmentName, draft_of, segment_of, stream_of, summary_of
 from relay.spool.log.record import (
@@ -15,7 +19,7 @@ from relay.spool.log.record import (
     encode_header,
     mark_of,
 )
-from relay.spool.log.stream_reader import Damage, groups, pieces
+from relay.spool.log.stream_reader import Damage, groups, patient, pieces
 from relay.spool.log.stream_writer import Position, decode_position, encode_position
 from relay.spool.message import message_file
 from tests.unit.spool.engine import ENVELOPE
@@ -54,6 +58,31 @@ def read(raw: bytes) -> list[New]:
         for each in found
         if isinstance(each, Record) and each.kind != record.GROUP
     ]
+
+
+def test_what_the_disk_does_not_give_reads_as_zeros_and_is_told() -> None:
+    raw, unread = b"x" * 10_000, list[int]()
+
+    def read(size: int, offset: int) -> bytes:
+        if offset <= 5000 < offset + size:
+            raise OSError(errno.EIO, "a bad sector")
+        return raw[offset : offset + size]
+
+    found = patient(read, unread.append)(len(raw), 0)
+    (bad,) = unread
+    assert bad <= 5000 < bad + SECTOR_BYTES
+    assert found == raw[:bad] + bytes(SECTOR_BYTES) + raw[bad + SECTOR_BYTES :]
+
+
+def test_a_lack_of_ours_is_no_bad_sector() -> None:
+    unread = list[int]()
+
+    def read(_size: int, _offset: int) -> bytes:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    with pytest.raises(OSError, match="no memory"):
+        patient(read, unread.append)(10_000, 0)
+    assert unread == []
 
 
 def test_what_was_written_is_read() -> None:

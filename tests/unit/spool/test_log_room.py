@@ -9,13 +9,14 @@ from relay.spool.interface import Spool
 from relay.spool.log import recovery
 from relay.spool.log.index import LogIndex
 from relay.spool.log.inspection import LogInspector
-from relay.spool.log.layout import SegmentName
+from relay.spool.log.layout import SegmentName, segment_of
+from relay.spool.log.record import HEADER_BYTES, mark_of
 from relay.spool.log.segments import Segments
-from relay.spool.log.stream_reader import Damage
+from relay.spool.log.stream_reader import Damage, groups
 from tests.unit.spool.engine import accept, recovered, taken
-from tests.unit.spool.log_engine import LogEngine, log_on_the_kernel, log_on_the_model
+from tests.unit.spool.log_engine import LogEngine, log_on_the_kernel, log_on_the_model, window_on
 from tests.unit.spool.recovering import recover
-from tests.unit.spool.test_log_damage import model_of
+from tests.unit.spool.test_log_damage import drop_summaries, model_of
 
 
 def of_sender(engine: LogEngine) -> list[str]:
@@ -31,6 +32,30 @@ def held(engine: LogEngine, count: int) -> tuple[Spool, list[QueueId]]:
         spool.hold(queue_id)
         spool.commit()
     return spool, queue_ids
+
+
+def test_zeros_between_groups_are_no_room() -> None:
+    engine = log_on_the_model()
+    spool, (first, second, third) = held(engine, 3)
+    spool.close()
+    drop_summaries(engine)
+    (path,) = of_sender(engine)
+    name = segment_of(path.rpartition("/")[2])
+    assert name is not None
+    raw = engine.content_of(path)
+    (lost,) = (
+        group
+        for group in groups(window_on(raw), mark_of(name), HEADER_BYTES)
+        if any(each.queue_id == second for each in group.records)
+    )
+    zeroed = raw[: lost.at] + bytes(lost.end - lost.at) + raw[lost.end :]
+    model_of(engine).plant(path, zeroed)
+    found = recover(engine.start())
+    assert {entry.queue_id: entry.is_held for entry in found.entries} == {
+        first: True,
+        second: False,
+        third: True,
+    }
 
 
 def test_a_segment_of_the_sender_does_not_grow_with_each_group() -> None:
