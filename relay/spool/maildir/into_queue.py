@@ -199,6 +199,10 @@ class Taker:
             return
         own = owed.report_id
         if own in counted_out or is_published(self._disk, self._layout, own):
+            if message.reported:
+                # Those may be in memory only: a killed sender's, or one's whose sync failed. If a cut took
+                # them and left the first, they would be owed to a report of their own.
+                status_bytes.write_marks_again(self._disk, [(path, message)])
             with opened(self._disk, self._disk.open_update(path)) as fd:
                 # Crash here: the next start finds the report too.
                 status_bytes.mark_reported(self._disk, fd, message, owed.indices)

@@ -1,5 +1,6 @@
 """A sender is told once, also where a restart comes between a report and the end of its message."""
 
+import contextlib
 import errno
 
 import pytest
@@ -111,6 +112,32 @@ def test_a_relayed_report_of_some_is_not_sent_again_after_a_kill() -> None:
         spool = again(engine, spool)
         assert spool.owed_report(queue_id) is None
         assert spool.load(queue_id).reported == frozenset({1, 2})
+
+
+@pytest.mark.parametrize("nth", range(1, 31))
+def test_marks_of_one_report_that_a_cut_may_take_go_together(nth: int) -> None:
+    engine = on_the_model()
+    view, spool = seen(engine), recovered(engine)
+    queue_id = accept(engine.intake())
+    assert taken(spool) == [queue_id]
+    spool.note({queue_id: [note(0), note(2)]})
+    spool.mark({queue_id: {0: BOUNCED, 2: BOUNCED}})
+    assert spool.publish_report(report_id(queue_id, 0), REPORT, TEXT)
+    # The mark of the second recipient is in memory, where the failed sync left it, and nowhere else.
+    view.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_content"}), path=queue_id))
+    with pytest.raises(SpoolFault):
+        spool.mark_reported(queue_id, (0, 2))
+    spool.close()
+    # The next start marks the first one, and comes no further.
+    spool = engine.start()
+    view.fail(Fault(nth, errno.EACCES, forever=True))
+    with contextlib.suppress(OSError, SpoolFault):
+        recover(spool)
+    cut = MaildirEngine(engine.root, ModelDisk(view.platter.after_cut(())))
+    spool = recovered(cut)
+
+    owed = spool.owed_report(queue_id)
+    assert owed is None or owed.report_id == report_id(queue_id, 0)
 
 
 def test_a_reported_message_that_was_unreadable_ends_once(

@@ -19,7 +19,7 @@ from tests.fakes.tally import Tally, on_all_cores
 from tests.unit.spool.campaign import LEAST_SECOND, LEAST_STATES, few_folders, judge_slice, walk
 from tests.unit.spool.cuts import Judge
 from tests.unit.spool.engine import OnModel
-from tests.unit.spool.maildir_engine import MAILDIR, MaildirOnModel
+from tests.unit.spool.maildir_engine import MaildirOnModel
 from tests.unit.spool.scenarios import of_size
 
 CUTS_AT_ONCE = 10
@@ -45,8 +45,6 @@ def judge_one_recipient(
         for model in models_of(number):
             judge_slice(judge, scenario, model, random.Random(number), CUTS_AT_ONCE)
             judge.tally.runs += 1
-    assert len(judge.tally.states) > 20_000
-    assert len(judge.tally.second) > 5_000
     return judge.tally
 
 
@@ -59,17 +57,20 @@ def two_in_turn(number: int) -> Sequence[Model]:
 def test_one_recipient_survives_any_two_crashes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], engine: OnModel
 ) -> None:
-    # Of the maildir the long run has each on all models.
-    models_of = two_in_turn if engine is MAILDIR else lambda _number: list(Model)
-    tally = judge_one_recipient(monkeypatch, engine, models_of)
+    # The long run has each on all models.
+    tally = judge_one_recipient(monkeypatch, engine, two_in_turn)
+    assert len(tally.states) > 10_000
+    assert len(tally.second) > 3_000
     tell(capsys, f"spool: {tally}: nothing lost")
 
 
 @pytest.mark.crash
 def test_one_recipient_survives_them_on_every_model(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], engine: OnModel
 ) -> None:
-    tally = judge_one_recipient(monkeypatch, MAILDIR, lambda _number: list(Model))
+    tally = judge_one_recipient(monkeypatch, engine, lambda _number: list(Model))
+    assert len(tally.states) > 20_000
+    assert len(tally.second) > 5_000
     tell(capsys, f"spool: {tally}: nothing lost")
 
 
