@@ -80,6 +80,8 @@ class Walk:
         """What is yet to be looked at, by id."""
         self._found: list[FoundMessage] = []
         """What was read and not returned yet."""
+        self._newest = ""
+        """The last that came into the queue by this walk: a second name that failed is looked at again."""
         self._new: set[str] = set()
         """What was in new/ at the beginning, and is not in the queue yet."""
         self._met: set[str] = set()
@@ -233,8 +235,7 @@ class Walk:
                     self._enter(FoundMessage(seen.queued, place is FoundIn.HELD))
             self._next = next(self._ahead, None)
             self.ahead -= 1
-        is_queued = name in self._met or (self._found and self._found[-1].message.queue_id == name)
-        if is_queue_id(name) and not is_queued:
+        if is_queue_id(name) and name not in self._met and name != self._newest:
             self.absent.add(name)
 
     def _enter(self, each: FoundMessage) -> None:
@@ -243,6 +244,7 @@ class Walk:
         self._held += each.is_held
         self._resumed += 0 < left < len(statuses)
         self._finished += left == 0
+        self._newest = each.message.queue_id
         self._is_in_the_queue(each.message.queue_id)
         self._found.append(each)
 
