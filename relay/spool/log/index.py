@@ -15,7 +15,7 @@ from relay.spool.interface import Status, Totals
 from relay.spool.ledger import fates_of
 from relay.spool.log import facts as said
 from relay.spool.log.facts import Facts, LogAccount
-from relay.spool.log.record import MESSAGES, MOVED, MOVED_LONG
+from relay.spool.log.record import MESSAGES
 from relay.spool.log.segments import Segments
 
 UNPLACED = 0
@@ -83,7 +83,8 @@ class LogIndex:
         """Queue a message; return False for one that is there already, or came again from a stream."""
         if queue_id in self.places:
             return False
-        if (told_at := self._ends_of_unknown.pop(queue_id, None)) is not None:
+        told_at = None if place == UNPLACED else self._ends_of_unknown.get(queue_id)
+        if told_at is not None:
             self._segments.keep(place)
             self._segments.end(place, told_at)
             return False
@@ -117,7 +118,7 @@ class LogIndex:
     def placed(self, kind: bytes, queue_id: QueueId, place: int) -> None:
         """Say where a record stands that was taken in by `change`, or `come`."""
         if kind in MESSAGES:
-            self._move(queue_id, place, is_anew=kind in (MOVED, MOVED_LONG))
+            self._move(queue_id, place)
         elif kind in said.OF_A_MESSAGE:
             self._place_fact(kind, queue_id, place)
         elif kind == said.ACCOUNT:
@@ -133,7 +134,8 @@ class LogIndex:
                 self._segments.end(before, place)
                 for each in facts.places if facts is not None else ():
                     self._segments.let_go(each)
-            elif self._keeps_unknown:
+            if self._keeps_unknown:
+                # Also of one that was copied here: it may still stand in its first place as well.
                 self._ends_of_unknown[queue_id] = place
             subject = subject_of(queue_id)
             if subject is not None and (about := self.facts.get(subject)) and queue_id in about.closed:
@@ -191,11 +193,11 @@ class LogIndex:
         # The first that has no place yet: they become durable in the order of the calls.
         facts.notes[[isinstance(note, bytes) for note in facts.notes].index(True)] = place
 
-    def _move(self, queue_id: QueueId, place: int, *, is_anew: bool) -> None:
-        """Say where a message stands that was published, or `is_anew`: copied forward."""
+    def _move(self, queue_id: QueueId, place: int) -> None:
+        """Say where a message stands that was published, or copied forward; nothing of one that ended."""
         left = self._leaving.get(queue_id)
         before = self.places.get(queue_id) if left is None else left[0]
-        if before is None or not (before == UNPLACED or is_anew):
+        if before is None:
             return
         if left is None:
             self.places[queue_id] = place

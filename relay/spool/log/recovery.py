@@ -220,7 +220,7 @@ class QueueWalk:
         if handle not in self._segments or (found := self._summaries.read(handle)) is None:
             return
         batch: list[Opened] = []
-        for row, told in zip(found.rows, found.told(), strict=True):
+        for row, told in found.told():
             place = place_of(handle, row.at, row.record_bytes)
             queue_id = ahead.get(row.queue_id)
             if queue_id is None or self._queued.places.get(queue_id) != place:

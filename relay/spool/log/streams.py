@@ -273,15 +273,16 @@ class Streams:
             del stream.numbers[0]
             stream.at = HEADER_BYTES
         if announced is None and not stream.numbers:
-            # Crash here: its names may not be durable; the next start finds the stream as dead.
-            self._disk.sync_directory(self._layout.log)
-            stream.change(StreamEvent.READ_OUT)
-            if not stream.highest:
+            if stream.highest:
+                # Crash here: its names may not be durable; the next start finds the stream as dead.
+                self._disk.sync_directory(self._layout.log)
+            else:
                 if stream.lock_fd is not None:
                     # While we hold it: who made this file, and has yet to lock it, sees that it is gone.
                     with contextlib.suppress(FileNotFoundError):
                         self._disk.unlink(self._layout.stream_lock(stream.name))
                 del self._streams[stream.name]
+            stream.change(StreamEvent.READ_OUT)
             self._let_go(stream)
 
     def _read_summary(self, stream: Stream, part: "_Part") -> None:

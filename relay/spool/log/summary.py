@@ -79,10 +79,17 @@ class SegmentSummary(NamedTuple):
     chunks: Sequence[bytes]
     """Compressed."""
 
-    def told(self) -> Iterator[Told]:
-        """Yield what is told of each row, in their order."""
-        for chunk in self.chunks:
-            yield from _unpacked(zlib.decompress(chunk))
+    def told(self) -> Iterator[tuple[SummaryRow, Told]]:
+        """Yield each row with what is told of it, as far as that is whole."""
+        for start, chunk in zip(range(0, len(self.rows), ROWS_AT_ONCE), self.chunks, strict=False):
+            rows = self.rows[start : start + ROWS_AT_ONCE]
+            try:
+                told = list(_unpacked(zlib.decompress(chunk)))
+            except (zlib.error, struct.error):
+                return
+            if len(told) != len(rows):
+                return
+            yield from zip(rows, told, strict=True)
 
 
 def told_of(found: Record, message_id: str | None) -> Told:
@@ -147,7 +154,7 @@ def _decoded(covers: int, count: int, rest: memoryview, index_bytes: int) -> Seg
         (size,) = _CHUNK.unpack_from(rest, at)
         chunks.append(bytes(rest[at + _CHUNK.size : at + _CHUNK.size + size]))
         at += _CHUNK.size + size
-    if len(rows) != count or len(chunks) != -(-count // ROWS_AT_ONCE):
+    if len(rows) != count:
         return None
     return SegmentSummary(covers, rows, chunks)
 

@@ -214,3 +214,37 @@ def test_what_ended_is_not_back_from_a_listener_heard_late() -> None:
     found = {entry.queue_id: (entry.recipients_left, entry.is_held) for entry in spool.take(10)}
     assert found == {waiting: (2, False), held: (3, True)}
     assert spool.totals() == before
+
+
+def test_what_was_copied_and_ended_is_not_back_from_a_listener_heard_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 4000)
+    engine = log_on_the_model()
+    recovered(engine).close()
+    view, intake = model_of(engine).another(), engine.intake()
+    spool = LogSpool(engine.root, view, engine.clock)
+    recover(spool)
+    ended, *others = [accept(intake, content=b"x" * 800) for _ in range(8)]
+    taken(spool)
+    (first,) = {path for path, _, _ in engine.places(ended)}
+    # What was copied forward stays where it was as well: no room to remove it.
+    view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"unlink"}), path=first, forever=True))
+    for queue_id in others:
+        with contextlib.suppress(SpoolFull):
+            end(spool, queue_id)
+    with contextlib.suppress(SpoolFull):
+        spool._cleaner.clean()
+    assert len(engine.places(ended)) == 2
+    with contextlib.suppress(SpoolFull):
+        end(spool, ended)
+    assert len(engine.places(ended)) == 2
+    view.die()
+
+    view = model_of(engine).another()
+    spool = LogSpool(engine.root, view, engine.clock)
+    view.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), path=".lock", forever=True))
+    assert recover(spool).entries == ()
+    view.heal()
+    assert spool.take(10) == []
+    assert spool.totals().relayed == 24

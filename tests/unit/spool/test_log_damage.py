@@ -192,6 +192,26 @@ def test_a_start_by_summaries_is_the_same_as_one_without() -> None:
         assert engine.told == []
 
 
+def test_a_summary_tells_of_long_mail_and_what_ended_since_does_not_come() -> None:
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    queue_ids = [accept(intake, content=content) for content in (*CONTENTS, b"y" * (INLINE_BYTES + 1))]
+    taken(spool)
+    spool.close()
+    spool = engine.start()
+    recover(spool)
+    for queue_id in queue_ids[1:3]:
+        spool.mark({queue_id: dict.fromkeys(range(3), RELAYED)})
+        spool.finish([queue_id])
+    spool.commit()
+    spool.close()
+    assert summary_path(engine)
+
+    spool = engine.start()
+    assert [entry.queue_id for entry in recover(spool).entries] == [queue_ids[0], *queue_ids[3:]]
+    assert spool.totals().relayed == 6
+
+
 def test_mail_behind_a_summary_is_read_from_the_log() -> None:
     engine = log_on_the_model()
     spool, intake = recovered(engine), engine.intake()
@@ -406,7 +426,10 @@ def test_a_record_that_no_version_writes_is_set_aside_and_the_rest_counts() -> N
     assert recovery.set_aside == 4
 
 
-@pytest.mark.parametrize("change", ["count", "index", "chunk"])
+@pytest.mark.parametrize(
+    "change",
+    ["count", "index", "chunk", "a row less", "no chunk", "words for a chunk", "a message less told"],
+)
 def test_a_summary_with_right_checksums_and_wrong_words_is_none(change: str) -> None:
     base, _ = small_spool()
     spool = base.start()
@@ -420,6 +443,19 @@ def test_a_summary_with_right_checksums_and_wrong_words_is_none(change: str) -> 
             words[5] = b"%010d" % 9
         case "index":
             rest = b"x" + rest[1:]
+        case "a row less":
+            rows = zlib.decompress(rest[: int(words[6])])
+            index = zlib.compress(rows[: -len(rows) // 6])
+            rest = index + rest[int(words[6]) :]
+            words[6] = b"%012d" % len(index)
+        case "no chunk":
+            rest = rest[: int(words[6])]
+        case "words for a chunk":
+            rest = rest[: int(words[6])] + len(b"words").to_bytes(4, "little") + b"words"
+        case "a message less told":
+            told = list(summary._unpacked(zlib.decompress(rest[int(words[6]) + 4 :])))
+            chunk = zlib.compress(b"".join(map(summary._packed, told[:-1])))
+            rest = rest[: int(words[6])] + len(chunk).to_bytes(4, "little") + chunk
         case _:
             rest += b"\xff\xff"
     text = b" ".join(words)
@@ -452,6 +488,32 @@ def test_a_report_that_ended_first_is_not_published_again_after_cleaning(
         spool = engine.start()
         recover(spool)
     assert not spool.publish_report(own, report, b"Subject: again\r\n\r\n")
+
+
+@pytest.mark.parametrize("inside", [0, 400])
+def test_cleaning_leaves_a_segment_that_was_damaged_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, inside: int
+) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 8192)
+    engine = log_on_the_model()
+    spool, intake = engine.start(), engine.intake()
+    recover(spool)
+    queue_ids = [accept(intake, content=b"x" * 800) for _ in range(40)]
+    taken(spool)
+    path, at, _ = engine.places(queue_ids[1])[0]
+    assert engine.places(queue_ids[2])[0][0] == path
+    engine.flip(path, at + inside)
+    for queue_id in queue_ids[3:]:
+        spool.mark({queue_id: dict.fromkeys(range(3), RELAYED)})
+        spool.finish([queue_id])
+        spool.commit()
+    spool._cleaner.clean()
+
+    assert path in engine.segments()
+    assert len(engine.places(queue_ids[0])) == 2
+    assert spool.load(queue_ids[0]).left == spool.load(queue_ids[2]).left == (0, 1, 2)
+    with pytest.raises(Corrupt):
+        spool.load(queue_ids[1])
 
 
 def test_what_is_copied_forward_keeps_all_that_was_said_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

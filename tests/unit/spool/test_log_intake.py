@@ -9,11 +9,13 @@ import pytest
 from relay.spool.disk.durable import RealDisk, opened
 from relay.spool.finding import Inspection
 from relay.spool.interface import INLINE_BYTES
+from relay.spool.log.engine import LogSpool
 from relay.spool.log.facts import GONE as GONE_RECORD
 from relay.spool.log.inspection import LogInspector
 from relay.spool.log.intake import LogIntake
 from relay.spool.log.layout import segment_of
 from relay.spool.log.record import New, encode_group, mark_of
+from relay.spool.log.streams import READ_AHEAD
 from relay.spool.root.headroom import HEADROOM_BYTES, NoHeadroom
 from tests.fakes.denying import BROKEN, GONE, TOO_MANY, Denying
 from tests.fakes.disk import Fault, ModelDisk
@@ -94,6 +96,26 @@ def test_long_content_whose_disk_fails_is_refused_and_gone(kind: str) -> None:
     assert refused
     assert set(taken(spool)) == {draft.queue_id for draft in drafts} - set(refused)
     assert not set(refused) & set(engine.names("long"))
+
+
+@pytest.mark.parametrize("size", [INLINE_BYTES + 1, 3 * INLINE_BYTES])
+def test_a_start_while_long_content_is_accepted_leaves_it(size: int) -> None:
+    engine = log_on_the_model()
+    recovered(engine).close()
+    intake, view = listener(engine)
+    starts: list[str] = []
+
+    def start(step: str) -> None:
+        starts.append(step)
+        recovered(engine).close()
+
+    view.before = start
+    queue_id = accept(intake, content=b"y" * size)
+    view.before = None
+
+    assert len(starts) > 5
+    spool = recovered(engine)
+    assert b"".join(spool.content(queue_id)) == b"y" * size
 
 
 def test_short_mail_costs_no_sync_of_a_folder() -> None:
@@ -424,3 +446,27 @@ def test_fsck_tells_nothing_of_a_segment_that_went_meanwhile(tmp_path: Path) -> 
 
     seen = LogInspector(engine.root, Later()).inspect()
     assert (kinds(seen), seen.messages) == ([], 0)
+
+
+def test_taking_one_reads_a_part_of_a_long_stream() -> None:
+    engine = log_on_the_model()
+    intake = engine.intake()
+    queue_ids = [accept(intake, content=b"x" * 900) for _ in range(3 * READ_AHEAD)]
+    ((path, at, size),) = engine.places(queue_ids[-1])
+
+    class Counting(ModelDisk):
+        """Knows how far the segment was read."""
+
+        furthest = 0
+
+        def pread(self, fd: int, size: int, offset: int) -> bytes:
+            if self._entry(fd)[1] == path:
+                self.furthest = max(self.furthest, offset + size)
+            return super().pread(fd, size, offset)
+
+    assert isinstance(engine.disk, ModelDisk)
+    view = Counting(engine.disk.platter)
+    spool = LogSpool(engine.root, view, engine.clock)
+    assert taken(spool, 1) == queue_ids[:1]
+    assert view.furthest < (at + size) * 2 // 3
+    assert taken(spool, len(queue_ids)) == queue_ids[1:]

@@ -7,7 +7,7 @@ import pytest
 
 from relay.mail.envelope import QueueId
 from relay.spool.identity import report_id, warning_id
-from relay.spool.interface import Adopted, Corrupt, SpoolFull, Status
+from relay.spool.interface import Absent, Adopted, Corrupt, SpoolFull, Status
 from relay.spool.log import cleaning, facts, segments
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.layout import segment_of
@@ -140,6 +140,29 @@ def test_an_end_beside_a_damaged_report_does_not_count() -> None:
     # Its sender was not told: it is there, to be told of again.
     found = {entry.queue_id: entry.owes_report for entry in recover(spool).entries}
     assert found == {ended: True, other: False}
+
+
+def test_a_copy_behind_its_end_does_not_bring_a_message_back() -> None:
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    ended = accept(intake)
+    taken(spool)
+    spool.mark({ended: EVERYBODY})
+    spool.finish([ended])
+    spool.commit()
+    spool.close()
+    (whole,) = [each for each in records_of(engine, path_of(engine, sender=False)) if each.queue_id == ended]
+    append(engine, path_of(engine, sender=True), New(MOVED, ended, whole.payload, 3))
+
+    # What came before the copy is not known while its listener cannot be heard.
+    view = model_of(engine).another()
+    unheard = LogSpool(engine.root, view, engine.clock, lambda *_told: None)
+    view.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), path=".lock", forever=True))
+    assert recover(unheard).entries == ()
+    view.heal()
+    assert unheard.take(10) == []
+    with pytest.raises(Absent):
+        unheard.load(ended)
 
 
 def test_a_damaged_copy_of_a_message_costs_nothing() -> None:
