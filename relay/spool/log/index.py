@@ -30,8 +30,11 @@ class LogIndex:
         self.account = LogAccount()
         self._keeps_unknown = False
         """What is said now of messages that are not there is kept until they come."""
-        self._ends_of_unknown: dict[QueueId, int] = {}
-        """Their places.  Those outlast the start: their messages come when their stream can be read."""
+        self._may_come_again: set[QueueId] = set()
+        """Messages that a start knew by a copy or by their end only: their listener may bring them later.
+
+        They outlast the start, as the segments do that say so: nobody tells when a listener is heard.
+        """
         self._leaving: dict[QueueId, tuple[int, Facts | None]] = {}
         """Messages that ended, whose end is not durable yet."""
         self._ended: OrderedDict[QueueId, None] = OrderedDict()
@@ -81,13 +84,10 @@ class LogIndex:
 
     def come(self, queue_id: QueueId, recipients: int, place: int) -> bool:
         """Queue a message; return False for one that is there already, or came again from a stream."""
-        if queue_id in self.places:
+        if queue_id in self.places or queue_id in self._may_come_again:
             return False
-        told_at = None if place == UNPLACED else self._ends_of_unknown.get(queue_id)
-        if told_at is not None:
-            self._segments.keep(place)
-            self._segments.end(place, told_at)
-            return False
+        if self._keeps_unknown:
+            self._may_come_again.add(queue_id)
         if (facts := self.facts.get(queue_id)) is not None:
             self._progressed(facts.statuses.values(), 1)
         self.places[queue_id] = place
@@ -134,9 +134,8 @@ class LogIndex:
                 self._segments.end(before, place)
                 for each in facts.places if facts is not None else ():
                     self._segments.let_go(each)
-            if self._keeps_unknown:
-                # Also of one that was copied here: it may still stand in its first place as well.
-                self._ends_of_unknown[queue_id] = place
+            elif self._keeps_unknown:
+                self._may_come_again.add(queue_id)
             subject = subject_of(queue_id)
             if subject is not None and (about := self.facts.get(subject)) and queue_id in about.closed:
                 about.places.append(place)
@@ -194,11 +193,9 @@ class LogIndex:
         facts.notes[[isinstance(note, bytes) for note in facts.notes].index(True)] = place
 
     def _move(self, queue_id: QueueId, place: int) -> None:
-        """Say where a message stands that was published, or copied forward; nothing of one that ended."""
+        """Say where a message stands that was published, or copied forward."""
         left = self._leaving.get(queue_id)
-        before = self.places.get(queue_id) if left is None else left[0]
-        if before is None:
-            return
+        before = self.places[queue_id] if left is None else left[0]
         if left is None:
             self.places[queue_id] = place
         else:
@@ -211,7 +208,7 @@ class LogIndex:
     def _leave(self, queue_id: QueueId, recipients: int) -> None:
         self._remember(queue_id)
         subject = subject_of(queue_id)
-        if subject is not None and subject in self.places:
+        if subject is not None and (subject in self.places or self._keeps_unknown):
             # It must not be published again while the message that it is about may ask for it.
             self.facts_of(subject).closed.add(queue_id)
         place = self.places.pop(queue_id, None)

@@ -134,8 +134,10 @@ def _apply(queued: LogIndex, handle: int, group: ReadGroup, on_damage: OnDamage)
 def take_in(queued: LogIndex, handle: int, each: Record, on_damage: OnDamage) -> None:
     place = place_of(handle, each.at, each.record_bytes)
     if each.kind in MESSAGES:
-        if not queued.come(each.queue_id, each.number, place):
+        if each.queue_id in queued.places:
             queued.placed(each.kind, each.queue_id, place)
+        else:
+            queued.come(each.queue_id, each.number, place)
         return
     try:
         queued.change(each.kind, each.queue_id, each.payload, each.number)

@@ -7,8 +7,9 @@ r"""What a start needs of a segment, beside it: so that it reads neither the seg
 A row is a message of the segment; of one that had ended, or was copied forward, when the summary was made
 the chunks have no header.  COVERS is how much of the segment it tells of:
 a start reads on from there.  Discardable: one that is missing, damaged, of another segment, or that tells of
-more than there is, is as none, and its segment is read whole.  Nothing else depends on it: a record is
-compared with its checksums when the message is loaded.
+more than there is, is as none, and its segment is read whole.  Of messages whose chunk is not what the index
+says the records are read.  Nothing else depends on it: a record is compared with its checksums when the
+message is loaded.
 Put in place whole, so that there is never half of one.
 
 A segment whose mail waits gets one once it is long enough that reading it would take a start some time, and

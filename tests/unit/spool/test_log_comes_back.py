@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from relay.mail.envelope import QueueId
 from relay.spool.identity import warning_id
 from relay.spool.interface import SpoolFull, Status
-from relay.spool.log import segments
+from relay.spool.log import index, segments
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
 from relay.spool.log.layout import SegmentName, stream_of
 from relay.spool.log.segments import Segments, place_of
-from tests.fakes.disk import Fault
+from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, again, recovered, taken
 from tests.unit.spool.log_engine import LogEngine, log_on_the_kernel, log_on_the_model
 from tests.unit.spool.recovering import recover
@@ -206,28 +207,25 @@ def test_what_ended_is_not_back_from_a_listener_heard_late() -> None:
     spool.commit()
     before = spool.totals()
     spool.close()
-    view = model_of(engine).another()
-    spool = LogSpool(engine.root, view, engine.clock, lambda *_told: None)
-    view.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), path=".lock", forever=True))
-    assert recover(spool).entries == ()
+    spool, view, entries = unheard(engine)
+    assert entries == ()
     view.heal()
     found = {entry.queue_id: (entry.recipients_left, entry.is_held) for entry in spool.take(10)}
     assert found == {waiting: (2, False), held: (3, True)}
     assert spool.totals() == before
 
 
+@pytest.mark.parametrize("ends", ["before the start", "before the listener is heard", "uncommitted"])
 def test_what_was_copied_and_ended_is_not_back_from_a_listener_heard_late(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 4000)
     engine = log_on_the_model()
-    recovered(engine).close()
-    view, intake = model_of(engine).another(), engine.intake()
-    spool = LogSpool(engine.root, view, engine.clock)
-    recover(spool)
-    ended, *others = [accept(intake, content=b"x" * 800) for _ in range(8)]
+    spool, view = sender(engine)
+    intake = engine.intake()
+    copied, *others = [accept(intake, content=b"x" * 800) for _ in range(8)]
     taken(spool)
-    (first,) = {path for path, _, _ in engine.places(ended)}
+    ((first, _, _),) = engine.places(copied)
     # What was copied forward stays where it was as well: no room to remove it.
     view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"unlink"}), path=first, forever=True))
     for queue_id in others:
@@ -235,16 +233,52 @@ def test_what_was_copied_and_ended_is_not_back_from_a_listener_heard_late(
             end(spool, queue_id)
     with contextlib.suppress(SpoolFull):
         spool._cleaner.clean()
-    assert len(engine.places(ended)) == 2
-    with contextlib.suppress(SpoolFull):
-        end(spool, ended)
-    assert len(engine.places(ended)) == 2
+    if ends == "before the start":
+        with contextlib.suppress(SpoolFull):
+            end(spool, copied)
+    assert len(engine.places(copied)) == 2
     view.die()
 
+    spool, view, entries = unheard(engine)
+    if ends != "before the start":
+        assert entries == (copied,)
+        spool.mark({copied: dict.fromkeys(range(3), Status.RELAYED)})
+        spool.finish([copied])
+    if ends == "before the listener is heard":
+        spool.commit()
+    view.heal()
+    assert spool.take(10) == []
+    spool.commit()
+    assert spool.totals().relayed == 24
+    assert recover(LogEngine(engine.root, model_of(engine).after_kill()).start()).entries == ()
+
+
+def test_a_report_that_ended_is_not_published_again_for_mail_heard_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(index, "_MOST_ENDED", 1)
+    engine = log_on_the_model()
+    before, intake = recovered(engine), engine.intake()
+    waiting, other = accept(intake), accept(intake)
+    taken(before)
+    own = warning_id(waiting)
+    assert before.publish_report(own, ENVELOPE, CONTENT)
+    before.commit()
+    assert taken(before) == [own]
+    end(before, own)
+    end(before, other)
+    before.close()
+
+    spool, view, entries = unheard(engine)
+    assert entries == ()
+    view.heal()
+    assert taken(spool) == [waiting]
+    assert not spool.publish_report(own, ENVELOPE, CONTENT)
+
+
+def unheard(engine: LogEngine) -> tuple[LogSpool, ModelDisk, tuple[QueueId, ...]]:
+    """Start where the disk does not give any lock of a listener; return what it knows of too."""
     view = model_of(engine).another()
     spool = LogSpool(engine.root, view, engine.clock)
     view.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), path=".lock", forever=True))
-    assert recover(spool).entries == ()
-    view.heal()
-    assert spool.take(10) == []
-    assert spool.totals().relayed == 24
+    return spool, view, tuple(entry.queue_id for entry in recover(spool).entries)

@@ -17,6 +17,8 @@ from tests.fakes.disk import Fault
 from tests.unit.spool.engine import CONTENT, ENVELOPE, RELAYED, accept, again, note, recovered, taken
 from tests.unit.spool.log_engine import LogEngine, log_on_the_model, window_on
 from tests.unit.spool.recovering import recover
+from tests.unit.spool.test_log_attacked import end
+from tests.unit.spool.test_log_comes_back import unheard
 from tests.unit.spool.test_log_damage import drop_summaries, is_senders, model_of, small_spool
 from tests.unit.spool.test_log_refusals import sender
 
@@ -144,25 +146,21 @@ def test_an_end_beside_a_damaged_report_does_not_count() -> None:
 
 def test_a_copy_behind_its_end_does_not_bring_a_message_back() -> None:
     engine = log_on_the_model()
-    spool, intake = recovered(engine), engine.intake()
+    before, intake = recovered(engine), engine.intake()
     ended = accept(intake)
-    taken(spool)
-    spool.mark({ended: EVERYBODY})
-    spool.finish([ended])
-    spool.commit()
-    spool.close()
+    taken(before)
+    end(before, ended)
+    before.close()
     (whole,) = [each for each in records_of(engine, path_of(engine, sender=False)) if each.queue_id == ended]
     append(engine, path_of(engine, sender=True), New(MOVED, ended, whole.payload, 3))
 
     # What came before the copy is not known while its listener cannot be heard.
-    view = model_of(engine).another()
-    unheard = LogSpool(engine.root, view, engine.clock, lambda *_told: None)
-    view.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), path=".lock", forever=True))
-    assert recover(unheard).entries == ()
+    spool, view, entries = unheard(engine)
+    assert entries == ()
     view.heal()
-    assert unheard.take(10) == []
+    assert spool.take(10) == []
     with pytest.raises(Absent):
-        unheard.load(ended)
+        spool.load(ended)
 
 
 def test_a_damaged_copy_of_a_message_costs_nothing() -> None:
