@@ -7,9 +7,11 @@ only surprises are those before the instant at which the queue is looked at.
 import asyncio
 import re
 import tempfile
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +22,7 @@ from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.queue.queued import NO_REASON, origin_of
 from relay.queue.scheduler import Queued, State
+from relay.sender import spool_thread
 from relay.spool.disk.durable import RealDisk
 from relay.status.snapshot import MessageView, QueueState, UpstreamStatus
 from relay.status.watch import FEW
@@ -221,13 +224,25 @@ def _number(recipient: str) -> int:
     return int(recipient.partition("r")[2].partition(".")[0])
 
 
+def play_out(play: Coroutine[object, object, None], clock: FakeClock) -> None:
+    """Run a play in virtual time, in which writing takes none, since no estimate knows of it.
+
+    Whether endings are several, and so gather, depends on threads.
+    """
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(clock)) as runner,
+    ):
+        patched.setattr(spool_thread, "GATHERS_SECONDS", 0.0)
+        runner.run(play)
+
+
 def played(scene: Scene) -> Play:
     """Return a scene that is over."""
     with tempfile.TemporaryDirectory() as folder:
         clock = FakeClock()
         play = Play(scene, Path(folder), clock)
-        with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(clock)) as runner:
-            runner.run(play.run())
+        play_out(play.run(), clock)
         return play
 
 

@@ -29,7 +29,6 @@ from relay.status.estimate.plan import MINUTE_NS, MINUTES, NoteKind, Plan, PlanR
 from relay.status.estimate.prospect import Edited, Prospect
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.clock import FakeClock
-from tests.fakes.virtual_time import VirtualTimeLoop
 from tests.unit.sender.in_process_relay import Relay, policy_of
 from tests.unit.status.test_eta_of_a_queue import (
     LONGEST_WINDOW_NS,
@@ -41,6 +40,7 @@ from tests.unit.status.test_eta_of_a_queue import (
     kinds_of_key,
     lanes,
     limits,
+    play_out,
     scenes,
 )
 
@@ -94,8 +94,7 @@ def planned(scene: Scene, edit: Scene) -> PlannedPlay:
     with tempfile.TemporaryDirectory() as folder:
         clock = FakeClock()
         play = PlannedPlay(scene, edit, Path(folder), clock)
-        with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(clock)) as runner:
-            runner.run(play.run())
+        play_out(play.run(), clock)
         return play
 
 
