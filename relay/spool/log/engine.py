@@ -37,12 +37,12 @@ from relay.spool.log import facts as said
 from relay.spool.log import message, recovery
 from relay.spool.log.cleaning import Cleaner
 from relay.spool.log.damaged import Damaged
-from relay.spool.log.index import LogIndex
+from relay.spool.log.index import UNPLACED, LogIndex
 from relay.spool.log.journal import Journal
 from relay.spool.log.layout import LogLayout, prepare
 from relay.spool.log.reading import MessageReader
 from relay.spool.log.record import MESSAGE, New, Record
-from relay.spool.log.segments import SegmentEvent, Segments, is_senders
+from relay.spool.log.segments import SegmentEvent, Segments, is_perhaps_long, is_senders
 from relay.spool.log.stream_writer import StreamWriter
 from relay.spool.log.streams import Streams
 from relay.spool.log.summary import Summaries
@@ -350,7 +350,8 @@ class LogSpool:
             if Status.TODO in statuses:
                 raise AssertionError(f"{queue_id} is to be removed with recipients to do")
             fates = said.encode_fates(fates_of(statuses))
-            self._long_ended.append(queue_id)
+            if is_perhaps_long(self._queued.places.get(queue_id, UNPLACED)):
+                self._long_ended.append(queue_id)
             self._memory.forget(queue_id)
             self._journal.call(New(said.FINISHED, queue_id, fates, len(statuses)))
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from relay.spool.disk.durable import SECTOR_BYTES, Disk, why_a_strangers
 from relay.spool.interface import Corrupt
 from relay.spool.log.layout import SENDER, LogLayout, SegmentName
-from relay.spool.log.record import HEADER_BYTES, mark_of
+from relay.spool.log.record import HEAD_BYTES, HEADER_BYTES, LONGEST_ID, mark_of
 from relay.spool.log.stream_reader import ReadGroup, SegmentReader, patient
 
 SEGMENT_BYTES = 16 * 1024 * 1024
@@ -40,6 +40,14 @@ def offset_of(place: int) -> int:
 
 def length_of(place: int) -> int:
     return place & ((1 << _LENGTH_BITS) - 1)
+
+
+def is_perhaps_long(place: int) -> bool:
+    """Return whether the message at a place may have a file of its own: its record has no payload.
+
+    Also of one that has no place yet.
+    """
+    return length_of(place) <= HEAD_BYTES + LONGEST_ID
 
 
 class SegmentState(enum.Enum):

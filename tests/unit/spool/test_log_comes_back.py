@@ -282,3 +282,17 @@ def unheard(engine: LogEngine) -> tuple[LogSpool, ModelDisk, tuple[QueueId, ...]
     spool = LogSpool(engine.root, view, engine.clock)
     view.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), path=".lock", forever=True))
     return spool, view, tuple(entry.queue_id for entry in recover(spool).entries)
+
+
+def test_only_an_end_of_long_mail_asks_for_its_file() -> None:
+    engine = log_on_the_model()
+    spool, disk = sender(engine)
+    for content, its_unlinks in ((CONTENT, 0), (LONG, 1)):
+        queue_id = accept(engine.intake(), content=content)
+        taken(spool)
+        steps = list[str]()
+        disk.before = steps.append
+        end(spool, queue_id)
+
+        assert steps.count(f"unlink {engine.layout.content(queue_id)}") == its_unlinks
+        assert engine.names("long") == []
