@@ -198,40 +198,50 @@ class Message(NamedTuple):
 
     @property
     def entry(self) -> Entry:
-        left = self.left
+        left, envelope = self.left, self.envelope
         parts = [(part, its) for part in self.parts if (its := part.left(left))]
         return Entry(
             self.queue_id,
-            self.envelope.reverse_path,
+            envelope.reverse_path,
             self.shape.size_bytes,
-            self.envelope.arrival_at_ns,
+            envelope.arrival_at_ns,
             len(left),
             self.next_attempt_at_ns,
             self.is_held,
             self.is_warned,
             self._shown(left),
-            self.envelope.client,
+            envelope.client,
             self._runs(left),
             self.lane,
-            boot_id=self.envelope.boot_id,
-            boottime_ns=self.envelope.boottime_ns,
+            boot_id=envelope.boot_id,
+            boottime_ns=envelope.boottime_ns,
             owes_report=self.owed_report is not None,
-            warns=any(self.envelope.tells_of(index, Notify.DELAY) for index in left),
-            user=self.envelope.user or "",
+            warns=_is_any_told_of_delay(envelope, left),
+            user=envelope.user or "",
             message_id=self.message_id,
-            parts=tuple(
-                PartEntry(part, len(its), RecipientsLeft(self._runs(its), self._shown(its)))
-                for part, its in parts
-                if len(parts) > 1
-            ),
+            parts=() if len(parts) < 2 else tuple([self._part_entry(part, its) for part, its in parts]),
             whole=parts[0][0].whole if len(parts) == 1 else WHOLE,
         )
 
+    def _part_entry(self, part: Part, left: Sequence[int]) -> PartEntry:
+        return PartEntry(part, len(left), RecipientsLeft(self._runs(left), self._shown(left)))
+
     def _shown(self, left: Sequence[int]) -> tuple[str, ...]:
-        return tuple(self.envelope.recipients[index] for index in left[:RECIPIENTS_SHOWN])
+        return tuple([self.envelope.recipients[index] for index in left[:RECIPIENTS_SHOWN]])
 
     def _runs(self, left: Iterable[int]) -> tuple[tuple[str, int], ...]:
-        return runs(self.envelope.recipients[index] for index in left)
+        recipients = self.envelope.recipients
+        return runs([recipients[index] for index in left])
+
+
+def _is_any_told_of_delay(envelope: Envelope, indices: Sequence[int]) -> bool:
+    if not envelope.dsn.recipients:
+        # Asked alike for all: of a long list the first says it.
+        indices = indices[:1]
+    for index in indices:  # noqa: SIM110 - asked of each message that comes: no generator
+        if envelope.tells_of(index, Notify.DELAY):
+            return True
+    return False
 
 
 INLINE_BYTES = 256 * 1024

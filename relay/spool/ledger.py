@@ -101,3 +101,7 @@ def fates_of(statuses: Sequence[Status]) -> Fates:
         statuses.count(Status.EXPIRED),
         statuses.count(Status.DELETED),
     )
+
+
+def plus(one: Fates, other: Fates) -> Fates:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3]

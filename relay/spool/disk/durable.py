@@ -21,7 +21,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from relay.spool.disk.batched_sync import BatchedSync
@@ -289,12 +289,19 @@ class RealDisk:
         return counts.f_bavail * counts.f_frsize, counts.f_favail if counts.f_files else None
 
 
-@contextlib.contextmanager
-def opened(disk: Disk, fd: int) -> Iterator[int]:
-    try:
-        yield fd
-    finally:
-        disk.close(fd)
+class opened:  # noqa: N801 - reads as `contextlib.closing` does
+    """Close a file at the end.  A class: some for each message, and a generator costs twice as much."""
+
+    __slots__ = ("_disk", "_fd")
+
+    def __init__(self, disk: Disk, fd: int) -> None:
+        self._disk, self._fd = disk, fd
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *raised: object) -> None:
+        self._disk.close(self._fd)
 
 
 def write_with_room(

@@ -35,7 +35,7 @@ from relay.spool.interface import (
     Totals,
     Unreadable,
 )
-from relay.spool.ledger import Fates, fates_of
+from relay.spool.ledger import Fates, fates_of, plus
 from relay.spool.maildir import notes_file, status_bytes
 from relay.spool.maildir.adoption import adopt
 from relay.spool.maildir.intake import MaildirIntake
@@ -407,9 +407,9 @@ class MaildirSpool:
     def _count(self, queue_id: QueueId, fates: Iterable[Status]) -> None:
         """Add to the account what became of recipients, one by one: any write may be the last."""
         for fate in fates:
-            before = self._progress.get(queue_id, (0, 0, 0, 0))
-            relayed, bounced, expired, deleted = map(sum, zip(before, fates_of([fate]), strict=True))
-            self._progress[queue_id] = (relayed, bounced, expired, deleted)
+            one = fates_of([fate])
+            before = self._progress.get(queue_id)
+            self._progress[queue_id] = one if before is None else plus(before, one)
             self._queued_recipients -= 1
 
     def _move(self, moves: Sequence[tuple[QueueId, str, str]]) -> None:

@@ -5,7 +5,6 @@ OSError for a lack of our own (descriptors, memory) says nothing about the file.
 where the disk gives no bytes: they may come the next time, so the message keeps its place.
 """
 
-import contextlib
 import errno
 from collections.abc import Collection, Iterator
 
@@ -28,13 +27,20 @@ class StillArriving(Exception):  # noqa: N818 - a state, not an error
     """Its listener has published it and not yet said so: it may still be taken back."""
 
 
-@contextlib.contextmanager
-def absence(queue_id: QueueId) -> Iterator[None]:
+class absence:  # noqa: N801 - as `contextlib.suppress`
     """Turn the lack of a message's file into Absent: somebody removed it by hand."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise Absent(queue_id) from error
+
+    __slots__ = ("_queue_id",)
+
+    def __init__(self, queue_id: QueueId) -> None:
+        self._queue_id = queue_id
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, FileNotFoundError):
+            raise Absent(self._queue_id) from error
 
 
 def read(
@@ -55,7 +61,7 @@ def read(
     """
     # What can be read and not marked would be relayed at each start, over and over.
     open_file = disk.open_read if is_shown_only else disk.open_update
-    with _faults_of_the_file(), opened(disk, open_file(path)) as fd:
+    with _faults_of_the_file, opened(disk, open_file(path)) as fd:
         # The listener holds this lock from its first byte until its names are durable.
         if is_new and not disk.lock_open(fd):
             raise StillArriving
@@ -69,7 +75,7 @@ def read_again(disk: Disk, path: str, known: Opened) -> None:
     Not its recipients: each transaction of one message with 10,000 recipients costs the same.
     Raises as `read` does; Corrupt also for the file of another message.
     """
-    with _faults_of_the_file(), opened(disk, disk.open_update(path)) as fd:
+    with _faults_of_the_file, opened(disk, disk.open_update(path)) as fd:
         status = _status_of_ours(disk, fd, path)
         # Not a byte of the envelope: its length is what must not count.
         first = disk.pread(fd, min(_FIRST_READ_BYTES, known.header.envelope_offset), 0)
@@ -82,7 +88,7 @@ def read_again(disk: Disk, path: str, known: Opened) -> None:
 
 def stream(disk: Disk, path: str, queue_id: QueueId) -> Iterator[bytes]:
     """Yield the content in chunks; raises Corrupt before the last one if any octet is wrong."""
-    with _faults_of_the_file(), opened(disk, disk.open_read(path)) as fd:
+    with _faults_of_the_file, opened(disk, disk.open_read(path)) as fd:
         header = read_open(disk, fd, disk.status(fd), queue_id).header
         crc, held_back = 0, b""
         for offset in range(0, header.content_bytes, INLINE_BYTES):
@@ -129,18 +135,25 @@ def _listed(disk: Disk, path: str) -> SetAside:
     )
 
 
-@contextlib.contextmanager
-def _faults_of_the_file() -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
+class _FaultsOfTheFile:
+    """Turn what an error of the disk says of a file into Unreadable or Corrupt."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+            return
         if is_our_own_lack(error) or error.errno == errno.EROFS:
-            raise
+            return
         if is_not_now(error):
             raise Unreadable(error.errno, error.strerror) from error
         raise Corrupt(f"cannot be read and marked: {error.strerror}") from error
+
+
+_faults_of_the_file = _FaultsOfTheFile()
 
 
 def _status_of_ours(disk: Disk, fd: int, path: str) -> FileStatus:

@@ -27,6 +27,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from relay.mail.dsn import (
@@ -59,19 +60,20 @@ _PLAUSIBLE_DEFERRAL_NS = 1_000_000_000
 """A file modified less than this after its arrival was never postponed."""
 _STATUSES = {status.value[0]: status for status in Status}
 _REPORTED = {status.value.lower()[0]: status for status in Status if status.is_reported}
-_TYPES: dict[str, tuple[type, ...]] = {
-    "reverse_path": (str,),
-    "arrival_at_ns": (int,),
-    "client": (str,),
-    "helo": (str,),
-    "protocol": (str,),
-    "user": (str, type(None)),
-    "smtputf8": (bool,),
-    "boot_id": (str,),
-    "boottime_ns": (int,),
-    "dsn": (DsnRequest,),
+_TYPES: dict[str, type] = {
+    "reverse_path": str,
+    "arrival_at_ns": int,
+    "client": str,
+    "helo": str,
+    "protocol": str,
+    "smtputf8": bool,
+    "boot_id": str,
+    "boottime_ns": int,
+    "dsn": DsnRequest,
 }
-"""Of the envelope's facts: a right checksum proves only that nobody changed them."""
+"""Of the envelope's facts but the user: a right checksum proves only that nobody changed them."""
+_typed_facts = attrgetter(*_TYPES)
+_FACT_TYPES = tuple(_TYPES.values())
 
 
 _in_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -238,26 +240,29 @@ def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Opened:
     lines = raw[end:].split(b"\n")
     if lines.pop() != b"" or len(lines) != header.recipient_count or not lines:
         raise Corrupt("the envelope is not whole")
-    as_accepted = raw[:end] + b"".join(b"T%s\n" % line[1:] for line in lines)
-    if zlib.crc32(as_accepted) != header.envelope_crc:
-        raise Corrupt("the envelope does not match its checksum")
+    if zlib.crc32(raw) != header.envelope_crc:
+        as_accepted = raw[:end] + b"".join([b"T%s\n" % line[1:] for line in lines])
+        if zlib.crc32(as_accepted) != header.envelope_crc:
+            raise Corrupt("the envelope does not match its checksum")
     try:
         statuses = [_STATUSES.get(line[0]) or _REPORTED[line[0]] for line in lines]
         reported = {index for index, line in enumerate(lines) if line[0] in _REPORTED}
-        facts = json.loads(raw[:end])
+        # Decoded first: `loads` would look for the encoding of bytes.
+        facts = json.loads(raw[:end].decode())
         recorded_id = facts.pop("id")
         if "dsn" in facts:
             facts["dsn"] = _dsn_of(facts["dsn"], len(lines))
-        envelope = Envelope(recipients=tuple(line[1:].decode() for line in lines), **facts)
+        envelope = Envelope(recipients=tuple([line[1:].decode() for line in lines]), **facts)
     except (IndexError, KeyError) as error:
         raise Corrupt("a recipient's status is none that we write") from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupt("the envelope cannot be read") from error
-    if not all(type(getattr(envelope, name)) in types for name, types in _TYPES.items()):
+    is_typed = tuple(map(type, _typed_facts(envelope))) == _FACT_TYPES
+    if not (is_typed and (envelope.user is None or type(envelope.user) is str)):
         raise Corrupt("the envelope has a fact of another type than we write")
     if recorded_id != queue_id:
         raise AnotherMessage(f"the file of another message, {str(recorded_id)[:20]!r}")
-    lengths = (len(line) + 1 for line in lines[:-1])
+    lengths = [len(line) + 1 for line in lines[:-1]]
     offsets = array("Q", accumulate(lengths, initial=header.envelope_offset + end))
     return Opened(queue_id, header, envelope, statuses, offsets, reported=reported)
 
