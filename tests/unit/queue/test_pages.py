@@ -6,15 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
-from relay.queue.pages import DROPPED, ROWS, Page, Pages
+from relay.queue.pages import DROPPED, ROWS, YOUNG, Page, Pages
 from relay.queue.queued import ListedWords, Queued, RecipientsLeft, origin_of
 from relay.queue.whole import Queue
 
 
-@given(st.lists(st.one_of(st.text(max_size=40), st.integers(0, 9)), max_size=4 * ROWS))
-def test_each_row_is_what_was_kept_until_it_is_dropped(steps: list[str | int]) -> None:
+@given(st.lists(st.one_of(st.text(max_size=40), st.integers(0, 9)), max_size=4 * ROWS), st.booleans())
+def test_each_row_is_what_was_kept_until_it_is_dropped(steps: list[str | int], is_packed: bool) -> None:
     pages, kept = Pages(), list[tuple[Page, int, str]]()
     for step in steps:
+        for page in {page for page, _, _ in kept if is_packed and page.is_full and page._packed is None}:
+            page.pack()
         if isinstance(step, str):
             kept.append((*pages.keep(step), step))
         elif step < len(kept):
@@ -24,7 +26,15 @@ def test_each_row_is_what_was_kept_until_it_is_dropped(steps: list[str | int]) -
             assert page.text(row) == text
 
 
-def test_a_full_page_takes_a_third_of_its_texts() -> None:
+def test_pages_are_packed_but_for_the_last_ones() -> None:
+    pages = Pages()
+    kept = [(*pages.keep(f"{number}"), f"{number}") for number in range((YOUNG + 3) * ROWS)]
+
+    assert [page._packed is not None for page, _, _ in kept[::ROWS]] == [True, True] + [False] * (YOUNG + 1)
+    assert all(page.text(row) == text for page, row, text in kept)
+
+
+def test_a_packed_page_takes_a_third_of_its_texts() -> None:
     texts = [
         f"<{number * 7919:016x}@mail.example>\nsomebody{number}@customer.example" for number in range(ROWS)
     ]
@@ -32,6 +42,7 @@ def test_a_full_page_takes_a_third_of_its_texts() -> None:
     assert [page.add(text) for text in texts] == list(range(ROWS))
 
     assert page.is_full
+    page.pack()
     assert sys.getsizeof(page) + sys.getsizeof(page._packed) < sum(map(len, texts)) // 3
 
 
@@ -39,6 +50,7 @@ def test_few_that_stay_do_not_keep_the_texts_of_many() -> None:
     page = Page()
     for number in range(ROWS):
         page.add(f"{hash((number, 'chance')):x}" * 8)
+    page.pack()
     full_bytes = sys.getsizeof(page._packed)
     for row in range(1, ROWS):
         page.drop(row)
