@@ -18,7 +18,7 @@ from relay.listener.wire import ClientConnection, SessionEnd
 from relay.mail.envelope import Envelope
 from relay.mail.header import HEAD_BYTES, message_id_of
 from relay.smtp import replies
-from relay.smtp.dot_stuffing import DotUnstuffing
+from relay.smtp.dot_stuffing import DotUnstuffing, has_only_crlf
 
 SPILL_BYTES = 256 * 1024
 _CHUNK_BYTES = 32 * 1024
@@ -107,9 +107,8 @@ class ContentDecoder:
         block = self._unstuffing.feed(received)
         if not block:
             return b""
-        line_ends = block.count(b"\r\n")
         self._has_nul = self._has_nul or b"\0" in block
-        if block.count(b"\n") != line_ends or block.count(b"\r") != line_ends:
+        if not has_only_crlf(block):
             self._has_bare_newline = True
         if self._has_bare_newline and self._normalise:
             block = self._normalised(block)

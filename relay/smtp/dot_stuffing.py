@@ -10,12 +10,24 @@ here before its end was sent: a repair would break signatures, and unrepaired it
 """
 
 _END = b"\r\n.\r\n"
+_LINE_END_BYTES = 2
 # What a chunk may end in that the next one could turn into the end, or into a stuffed dot.
 _HELD_BACK = (b"\r\n.\r", b"\r\n.", b"\r\n", b"\r")
 
 
 class UnsendableContent(Exception):  # noqa: N818 - it is what the spool held, and reads as such
     """The content is not made of lines that end in CRLF: a fault of the spool, not of the upstream."""
+
+
+def has_only_crlf(text: bytes) -> bool:
+    """Return whether every CR and LF of a text is part of a CRLF.
+
+    `bytes.splitlines` ends lines at CR, LF and CRLF: if each end took two octets, each was a CRLF.
+    Takes half the time of counting the three.
+    """
+    lines = text.splitlines()
+    ends = len(lines) if text.endswith((b"\n", b"\r")) else max(0, len(lines) - 1)
+    return len(text) - len(b"".join(lines)) == _LINE_END_BYTES * ends
 
 
 class DotStuffing:
@@ -30,7 +42,8 @@ class DotStuffing:
         self._check_line_ends(chunk, follows_cr=follows_cr)
         self._last = chunk[-1:]
         # Every LF is that of a CRLF by now, so a dot behind one begins a line.
-        stuffed = chunk.replace(b"\n.", b"\n..") if b"\n." in chunk else chunk
+        has_dots = b"\r\n." in chunk or chunk.startswith(b"\n.")
+        stuffed = chunk.replace(b"\n.", b"\n..") if has_dots else chunk
         return b"." + stuffed if follows_line and chunk.startswith(b".") else stuffed
 
     def finish(self) -> bytes:
@@ -41,13 +54,11 @@ class DotStuffing:
 
     @staticmethod
     def _check_line_ends(chunk: bytes, *, follows_cr: bool) -> None:
-        pairs = chunk.count(b"\r\n")
         if follows_cr and not chunk.startswith(b"\n"):
             raise UnsendableContent("a CR without LF in the content")
-        if chunk.count(b"\n") != pairs + follows_cr:
-            raise UnsendableContent("an LF without CR in the content")
-        if chunk.count(b"\r") != pairs + chunk.endswith(b"\r"):
-            raise UnsendableContent("a CR without LF in the content")
+        if not has_only_crlf(chunk[follows_cr:].removesuffix(b"\r")):
+            is_lf = chunk.count(b"\n") != chunk.count(b"\r\n") + follows_cr
+            raise UnsendableContent(f"{'an LF without CR' if is_lf else 'a CR without LF'} in the content")
 
 
 class DotUnstuffing:

@@ -77,7 +77,7 @@ _ENHANCED = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?:\s|\Z)")
 
 class ReplyParser:
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._buffer = b""
         self._lines: list[bytes] = []
         self._code = 0
         self._taken_bytes = 0
@@ -98,42 +98,50 @@ class ReplyParser:
         of no use afterwards.
         """
         while (end := self._buffer.find(b"\n")) >= 0:
-            line = bytes(self._buffer[: end + 1])
-            del self._buffer[: end + 1]
+            line, self._buffer = self._buffer[: end + 1], self._buffer[end + 1 :]
             self._taken_bytes += len(line)
             if self._taken_bytes > MAX_REPLY_BYTES:
                 raise MalformedReply(f"a reply longer than {MAX_REPLY_BYTES} bytes")
             if self._take_line(line):
                 lines, self._lines, self._taken_bytes = tuple(self._lines), [], 0
+                # Never one object for two replies: who counts replies tells them by that.
                 return Reply(self._code, *_said(self._code, lines))
+        if not self._buffer:
+            return None
         if len(self._buffer) > MAX_LINE_BYTES:
             raise MalformedReply(f"a line longer than {MAX_LINE_BYTES} bytes")
         if not _BEGINNING.match(self._buffer):
             # It would be refused at its end; a TLS alert, for one, has none to wait for.
-            raise MalformedReply(f"not the beginning of a reply: {clean(bytes(self._buffer))!r}")
+            raise MalformedReply(f"not the beginning of a reply: {clean(self._buffer)!r}")
         return None
 
     def _take_line(self, line: bytes) -> bool:
         """Check and keep one line; return whether it is the last of its reply."""
-        if len(line) > MAX_LINE_BYTES:
-            raise MalformedReply(f"a line longer than {MAX_LINE_BYTES} bytes")
-        if not line.endswith(b"\r\n"):
-            raise MalformedReply(f"a line that does not end in CRLF: {clean(line)!r}")
-        match = _LINE.match(line[:-2])
-        if match is None:
-            raise MalformedReply(f"not a reply line: {clean(line[:-2])!r}")
-        text = match[3] or b""
-        if b"\r" in text or b"\0" in text:
-            raise MalformedReply(f"CR or NUL inside a reply line: {clean(text)!r}")
-        code = int(match[1])
+        code, text, is_last = _read(line)
         if self._lines and code != self._code:
             raise MalformedReply(f"a reply with two codes, {self._code} and {code}")
         self._code = code
         self._lines.append(text)
-        return match[2] != b"-"
+        return is_last
 
 
 @lru_cache(64)  # an upstream says the same to every MAIL, and to nearly every RCPT
+def _read(line: bytes) -> tuple[int, bytes, bool]:
+    """Return a line's code and text, and whether it is the last of its reply.  Raises MalformedReply."""
+    if len(line) > MAX_LINE_BYTES:
+        raise MalformedReply(f"a line longer than {MAX_LINE_BYTES} bytes")
+    if not line.endswith(b"\r\n"):
+        raise MalformedReply(f"a line that does not end in CRLF: {clean(line)!r}")
+    match = _LINE.match(line[:-2])
+    if match is None:
+        raise MalformedReply(f"not a reply line: {clean(line[:-2])!r}")
+    text = match[3] or b""
+    if b"\r" in text or b"\0" in text:
+        raise MalformedReply(f"CR or NUL inside a reply line: {clean(text)!r}")
+    return int(match[1]), text, match[2] != b"-"
+
+
+@lru_cache(64)
 def _said(code: int, raw_lines: tuple[bytes, ...]) -> tuple[str | None, str, tuple[str, ...]]:
     lines = tuple(clean(line) for line in raw_lines)
     match = _ENHANCED.match(lines[0])

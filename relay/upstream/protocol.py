@@ -17,7 +17,7 @@ Assumes: one user at a time.
 import asyncio
 import fcntl
 import ssl
-import struct
+import sys
 import termios
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -285,7 +285,7 @@ class StrictProtocol(SMTPProtocol):
         if connected is None:
             return 0
         unacknowledged: bytes = fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, bytes(4))
-        return self._writer.get_write_buffer_size() + int(struct.unpack("i", unacknowledged)[0])
+        return self._writer.get_write_buffer_size() + int.from_bytes(unacknowledged, sys.byteorder)
 
     def _write(self, octets: bytes | bytearray) -> None:
         self._writer.write(octets)

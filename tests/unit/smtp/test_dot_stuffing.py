@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.smtp.dot_stuffing import DotStuffing, DotUnstuffing, UnsendableContent
+from relay.smtp.dot_stuffing import DotStuffing, DotUnstuffing, UnsendableContent, has_only_crlf
 
 LINES = st.lists(st.sampled_from([b"", b".", b"..", b".x", b"x.", b"text", b". .", b"\xff\0."]), max_size=8)
 CONTENT = LINES.map(lambda lines: b"".join(line + b"\r\n" for line in lines))
@@ -80,6 +80,18 @@ def test_no_content_ends_before_its_end(chunks: list[bytes]) -> None:
 def test_content_that_is_not_lines_is_refused(chunks: list[bytes], why: str) -> None:
     with pytest.raises(UnsendableContent, match=why):
         stuffed(*chunks)
+
+
+def test_a_cr_or_lf_alone_is_found_wherever_it_stands() -> None:
+    for length in range(8):
+        for octets in itertools.product((b"\r", b"\n", b"x"), repeat=length):
+            text = b"".join(octets)
+            counts = {text.count(b"\r"), text.count(b"\n"), text.count(b"\r\n")}
+            assert has_only_crlf(text) is (len(counts) == 1), text
+
+
+def test_other_ends_of_lines_of_unicode_are_octets_like_others() -> None:
+    assert has_only_crlf(b"\x0b\x0c\x1c\x1d\x1e\x85\xe2\x80\xa8 x\r\n")
 
 
 def test_empty_content_is_only_its_end() -> None:
