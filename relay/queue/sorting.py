@@ -95,6 +95,8 @@ class Sorter:
 
         `head` gives the first part of its content, and is called only if a rule needs it.
         """
+        if not self.rules and not self.routes:
+            return UNSORTED
         fields = cache(lambda: tuple(header_fields(head())))
         lane = next((rule.lane for rule in self.rules if rule.matches(envelope, fields)), DEFAULT_LANE)
         return Sorted(lane, self._parts(envelope, fields) if self.routes else (WHOLE,))

@@ -115,7 +115,7 @@ class Queue:
         """Return a message, or the part of it that counts as the message."""
         if (its := self._siblings.get(queue_id)) is not None:
             return its[0]
-        return next((found for line in self._lines.values() if (found := line.get(queue_id))), None)
+        return self._part(queue_id)
 
     def parts(self, queue_id: QueueId) -> tuple[Queued, ...]:
         if (its := self._siblings.get(queue_id)) is not None:
@@ -337,9 +337,12 @@ class Queue:
     @property
     def wants_look(self) -> bool:
         """Whether the end of a transaction is a reason to call `move_on`."""
-        return bool(self._late or self._unsorted) or any(
-            standing.is_proving for standing in self._standings.values()
-        )
+        if self._late or self._unsorted:
+            return True
+        for standing in self._standings.values():  # noqa: SIM110 - at each end of one: no generator
+            if standing.is_proving:
+                return True
+        return False
 
     def next_look_ns(self) -> int | None:
         """Return when `move_on` has something to do though nothing happens; None: never."""
@@ -509,7 +512,10 @@ class Queue:
             del self._present[where]
 
     def _part(self, key: QueueId) -> Queued | None:
-        return next((found for line in self._lines.values() if (found := line.get(key))), None)
+        for line in self._lines.values():
+            if (found := line.get(key)) is not None:
+                return found
+        return None
 
 
 def queue_id_of(key: QueueId) -> QueueId:

@@ -358,8 +358,7 @@ class Settling:
         self, attempt: Attempt, decision: Decision, marks: dict[int, Status], *, is_finished: bool
     ) -> None:
         # The hint is for a whole message: a restart must not keep its other parts for that long.
-        is_only = len(self._queue.parts(attempt.queued.queue_id)) == 1
-        is_postponed = decision.next is Next.POSTPONE and is_only
+        is_postponed = decision.next is Next.POSTPONE and len(self._queue.parts(attempt.queued.queue_id)) == 1
         now_ns = self._clock.wall_ns()
         delayed = self._notes(
             attempt, decision, [i for i, (fate, _) in decision.fates.items() if fate is Fate.DEFERRED], now_ns

@@ -186,6 +186,8 @@ class Pool(Generic[C]):
             if connection is None:
                 break
             self._waiters.popleft().set_result(connection)
+        if not self._waiters:
+            return  # as after nearly every transaction
         wanted = sum(not waiter.done() for waiter in self._waiters)
         while len(self._opening) < wanted and self._count() < self._connections and not self._is_closed:
             task = asyncio.ensure_future(self._opener())
