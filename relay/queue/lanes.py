@@ -14,13 +14,13 @@ How: start-time fair queuing (Goyal, Vin, Cheng 1996).  Each message that a lane
 tag by cost / weight; the lowest tag goes next, and an idle lane's tag is raised to the last one that went.
 The caller sets the cost, in one unit for all.  Without lanes there is one, and senders take no turns.
 
-Every call but `copy`, `front`, `keys` and `ahead` is O(lanes + log n), amortized.  The caller tells when a
+Every call but `copy`, `front` and `ahead` is O(lanes + log n), amortized.  The caller tells when a
 message is no longer ready (`remove`).
 """
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -321,8 +321,23 @@ class Order:
 
     def remove(self, queue_id: QueueId) -> None:
         """Forget a message; absent ids are ignored."""
-        if (spot := self._spots.pop(queue_id, None)) is None:
-            return
+        if (spot := self._spots.pop(queue_id, None)) is not None:
+            self._leave(queue_id, spot)
+
+    def take_last(self, most: int) -> list[QueueId]:
+        """Remove the messages that came last, at most so many; return those that were in line, latest first.
+
+        Messages ahead of their lane, or in front of their sender's others, are not among them.
+        """
+        in_line = []
+        for _ in range(min(most, len(self._spots))):
+            queue_id, spot = self._spots.popitem()
+            self._leave(queue_id, spot)
+            if spot.sender is not None and not spot.is_in_front:
+                in_line.append(queue_id)
+        return in_line
+
+    def _leave(self, queue_id: QueueId, spot: _Spot) -> None:
         self._found = None
         line = self._lines[spot.lane]
         line.length -= 1
@@ -406,20 +421,6 @@ class Order:
         if lane in self._lines and self._lines[lane].room != room:
             self._found = None
             self._lines[lane].room = room
-
-    def keys(self) -> list[QueueId]:
-        """Return the messages that are ready, as they came; quick, as none is looked at."""
-        return list(self._spots)
-
-    def in_line(self, queue_ids: Iterable[QueueId]) -> Iterator[QueueId]:
-        """Yield those of some messages that are behind others of their sender.
-
-        Messages ahead of their lane, or in front of their sender's others, are not among them.
-        """
-        for queue_id in queue_ids:
-            spot = self._spots[queue_id]
-            if spot.sender is not None and not spot.is_in_front:
-                yield queue_id
 
     def ahead(self) -> list[QueueId]:
         """Return the messages ahead of their lane, in that order."""

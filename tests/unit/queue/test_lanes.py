@@ -391,7 +391,9 @@ class AnyOrder(RuleBasedStateMachine):
         ready = sorted(name for model in self.lanes.values() for name in model.all())
         assert len(self.order) == len(ready)
         fronts = {name for model in self.lanes.values() for name in model.all() if model.is_in_front(name)}
-        in_line = self.order.in_line(self.order.keys())
+        taken_apart = self.order.copy()
+        in_line = taken_apart.take_last(len(ready))
+        assert len(taken_apart) == 0
         assert sorted([*in_line, *self.order.ahead()]) == sorted({*ready} - fronts)
         for lane, model in self.lanes.items():
             assert self.order.length(lane) == len(model.all())

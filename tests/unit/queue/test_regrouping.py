@@ -1,5 +1,6 @@
 """An order is left in the order in which its messages were ready, a few at a time."""
 
+import gc
 import heapq
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from relay.mail.envelope import QueueId
 from relay.queue import regrouping as regrouping_module
 from relay.queue.lanes import DEFAULT_LANE, Order, smallest
-from relay.queue.regrouping import Regrouping
+from relay.queue.regrouping import RUN, Regrouping
 
 
 def steps(regrouping: Regrouping) -> list[QueueId]:
@@ -33,6 +34,7 @@ def test_messages_come_by_since_when_they_are_ready(sinces: list[int], begun: in
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(regrouping_module, "AT_ONCE", 3)
+        patch.setattr(regrouping_module, "RUN", 5)
         regrouping = Regrouping(order, since.get, Regrouping(before, since.get))
         came = [queue_id for _ in range(begun) if (queue_id := regrouping.step()) is not None]
         left = regrouping.left()
@@ -44,13 +46,15 @@ def test_messages_come_by_since_when_they_are_ready(sinces: list[int], begun: in
 def test_no_step_looks_at_more_than_a_few_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regrouping_module, "AT_ONCE", 3)
     looked_at: list[int] = []
-    in_line = Order.in_line
+    take_last = Order.take_last
 
-    def counted(order: Order, queue_ids: list[QueueId]) -> object:
-        looked_at.append(len(queue_ids))
-        return in_line(order, queue_ids)
+    def counted(order: Order, most: int) -> list[QueueId]:
+        before = len(order)
+        taken = take_last(order, most)
+        looked_at.append(before - len(order))
+        return taken
 
-    monkeypatch.setattr(Order, "in_line", counted)
+    monkeypatch.setattr(Order, "take_last", counted)
     order = Order()
     for number in range(20):
         order.add(QueueId(f"{number:03d}"), DEFAULT_LANE, "a@x.example", 0)
@@ -58,7 +62,20 @@ def test_no_step_looks_at_more_than_a_few_messages(monkeypatch: pytest.MonkeyPat
     regrouping = Regrouping(order, lambda _queue_id: 0)
     assert looked_at == []
     assert len(steps(regrouping)) == 20
-    assert max(looked_at) == 3
+    assert (max(looked_at), sum(looked_at)) == (3, 20)
+
+
+def test_no_object_of_a_message_is_the_collectors() -> None:
+    order = Order()
+    for number in range(4 * RUN):
+        order.add(QueueId(f"{number:05d}"), DEFAULT_LANE, "a@x.example", number)
+    regrouping = Regrouping(order, int)
+    gc.collect()
+    before = len(gc.get_objects())
+    while len(order):
+        assert regrouping.step() is None
+
+    assert len(gc.get_objects()) - before < RUN // 10
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(0, 20))
