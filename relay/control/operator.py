@@ -35,6 +35,7 @@ from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.queue.queued import WaitReason
 from relay.queue.scheduler import Queued, State
+from relay.queue.whole import queue_id_of
 from relay.sender.sender import Sender
 from relay.sender.settling import recipients_left
 from relay.sender.spool_thread import Change
@@ -162,7 +163,14 @@ class Operator(Rows):
                 read_for_plan, self._watch.policy, policy, pairs, RealDisk(), self._watch.clock
             )
             prospect = self._watch.prospect(Edited(policy, lane_of, read), pairs)
-            return prospect if isinstance(prospect, str) else await asyncio.to_thread(prospect.plan)
+            if isinstance(prospect, str):
+                return prospect
+            # A list of a million takes as long as the look: in between a timer that is due rings, and what it
+            # wakes goes.
+            for _ in range(2):
+                await asyncio.sleep(0)
+            whole = self._watch.whole_lines(prospect)
+            return await asyncio.to_thread(lambda: prospect.plan(whole))
 
     async def _sorted_anew(self, policy: Policy) -> dict[QueueId, str]:
         """Return the lane of each message by another policy; nothing where it sorts none anew."""
@@ -170,9 +178,11 @@ class Operator(Rows):
         sorter = sorter_of(policy.lanes, policy.routes)
         if sorter == sorter_of(self._watch.policy.lanes, self._watch.policy.routes):
             return found
-        queue_ids = [queued.queue_id for queued in self._queue]
-        for start in range(0, len(queue_ids), LOADED_AT_ONCE):
-            entries = await self._spool_thread.sort(queue_ids[start : start + LOADED_AT_ONCE], sorter)
+        # No pass over all messages at once: a long queue holds up the loop.
+        keys = self._queue.keys()
+        for start in range(0, len(keys), LOADED_AT_ONCE):
+            some = dict.fromkeys(map(queue_id_of, keys[start : start + LOADED_AT_ONCE]))
+            entries = await self._spool_thread.sort(list(some), sorter)
             found |= {queue_id: entry.lane for queue_id, entry in entries.items()}
         return found
 

@@ -60,7 +60,7 @@ FEW = 200
 """At most this many messages are scanned at each snapshot: some ten milliseconds."""
 FORETOLD = 1000
 """Messages of each line whose way is foretold one by one; what stands behind them goes by rates."""
-PLANNED = 10_000
+PLANNED = 5_000
 """Messages of each line that a plan foretells one by one, twice: some seconds."""
 FRESH_NS = 5 * SECOND_NS
 OFTEN = 20
@@ -180,9 +180,14 @@ class Watch:
             sides.append((seen.under_policy_in_force(edited), seen.under_edit(edited)))
         is_running = self.condition is not Condition.DOWN
         to_wall_ns = self.clock.wall_ns() - self.clock.boottime_ns()
-        # Of a list of all that are there, and no copies of them: what a plan asks of them hardly changes.
-        whole = (self._sender.queue.line(name) if looks[name].behind.messages else () for name, _ in ways)
-        return Prospect(edited, tuple(sides), tuple(map(list, whole)), is_running, to_wall_ns)
+        return Prospect(edited, tuple(sides), is_running, to_wall_ns)
+
+    def whole_lines(self, prospect: Prospect) -> list[list[Queued]]:
+        """Return of each side all messages, where its look has not all of them; no copies."""
+        looks = [old.look for old, _ in prospect.sides]
+        return [
+            list(self._sender.queue.line(look.upstream) if look.behind.messages else ()) for look in looks
+        ]
 
     def why(self) -> dict[str, str]:
         """Return by the upstream why nothing that stands in its line is sent."""

@@ -132,8 +132,6 @@ class Prospect:
     edited: Edited
     sides: tuple[tuple[Side, Side], ...]
     """Of each upstream that mail goes through: by the policy in force, and by the edit."""
-    whole: tuple[Sequence[Queued], ...]
-    """Of each of them all messages, where its look has not all of them."""
     is_running: bool
     to_wall_ns: int
 
@@ -141,9 +139,13 @@ class Prospect:
         """Return copies of those of each look."""
         return [old.look.messages() for old, _ in self.sides]
 
-    def plan(self) -> Plan:
+    def plan(self, whole: Sequence[Sequence[Queued]]) -> Plan:
+        """Make the estimates; `whole` is of each side all messages, where its look has not all of them.
+
+        They may be of a moment later than the look: what came and went since hardly changes a plan.
+        """
         to_wall_ns, edited = self.to_wall_ns, self.edited
-        both = list(zip(self.whole, self.messages(), strict=True))
+        both = list(zip(whole, self.messages(), strict=True))
         lines = list(zip(self.sides, both, strict=True))
         first = self.sides[0][0]
         return Plan(

@@ -23,7 +23,7 @@ from relay.policy.faults import PolicyError
 from relay.policy.lane import sorter_of
 from relay.policy.source import parse_policy
 from relay.policy.written_out import policy_text
-from relay.queue.scheduler import State
+from relay.queue.scheduler import Queued, State
 from relay.status.estimate.forecast import Expected
 from relay.status.estimate.plan import MINUTE_NS, MINUTES, NoteKind, Plan, PlanRemark
 from relay.status.estimate.prospect import Edited, Prospect
@@ -244,10 +244,10 @@ async def test_an_operators_pause_holds_mail_by_either_policy(tmp_path: Path) ->
 async def test_one_plan_is_made_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end, plan_of = threading.Event(), threading.Event(), Prospect.plan
 
-    def slowly(prospect: Prospect) -> Plan:
+    def slowly(prospect: Prospect, whole: Sequence[Sequence[Queued]]) -> Plan:
         begun.set()
         may_end.wait()
-        return plan_of(prospect)
+        return plan_of(prospect, whole)
 
     monkeypatch.setattr(Prospect, "plan", slowly)
     policy, path = policy_of(tmp_path, 9), tmp_path / "edited.yaml"
