@@ -169,18 +169,23 @@ class LogSpool:
         """Remove long content without a record: nobody was promised it, or its message ended."""
         if self._aside.stuck or not self._is_all_read:
             return 0  # its record may be what cannot be read now; the next start looks again
-        removed = 0
+        removed, moved = 0, self._aside.moved
         for queue_id in whole:
             if queue_id in self._queued.places:
                 continue
             path = self._layout.content(queue_id)
-            if not is_all_there:
+            if queue_id in self._queued.account.aside:
+                self._aside.move(path, "was set aside, and is back after a loss of power")
+            elif not is_all_there:
                 # Its record may be what is damaged, or was set aside with its segment.
                 self._aside.move(path, "content whose record is not there")
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(path)
-                removed += 1
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(path)
+                    removed += 1
+        if self._aside.moved > moved:
+            # Before the segment of its record may go: then nothing would tell that it was a message.
+            self._disk.sync_directory(self._layout.corrupt)
         return removed
 
     @gives_way

@@ -1,0 +1,81 @@
+"""What is damaged in a log is set aside whole and counted, also over a cut, a summary, a failed start."""
+
+import random
+
+import pytest
+
+from relay.mail.envelope import QueueId
+from relay.spool.interface import Corrupt
+from relay.spool.log.intake import LogIntake
+from relay.spool.log.record import GROUP_BYTES, HEAD_BYTES, HEADER_BYTES
+from tests.unit.spool.engine import accept, recovered, taken
+from tests.unit.spool.log_engine import LogEngine, log_on_the_model
+from tests.unit.spool.recovering import recover
+from tests.unit.spool.test_log_attacked import end
+from tests.unit.spool.test_log_damage import drop_summaries, is_senders, model_of
+from tests.unit.spool.test_log_refusals import LONG
+
+
+def test_long_content_set_aside_stays_so_through_a_cut() -> None:
+    engine = log_on_the_model()
+    spool, queue_id = recovered(engine), accept(engine.intake(), content=LONG)
+    taken(spool)
+    damage(engine, queue_id)
+    with pytest.raises(Corrupt):
+        list(spool.content(queue_id))
+    # Its move takes no sync: the log says durably that it was.
+    spool.commit()
+    for image in model_of(engine).subsets(random.Random(1), 64):
+        there = LogEngine(engine.root, image, first_intake=50)
+        recover(there.start())
+        assert (there.names("long"), there.names("corrupt")) == ([], [queue_id])
+
+
+def test_content_set_aside_without_its_record_outlives_a_cut() -> None:
+    engine, queue_id, other = long_and_short()
+    damage_first_record(engine)
+    spool = recovered(engine)
+    assert queue_id in engine.names("corrupt")
+    # What said that it was a message goes.
+    end(spool, other)
+    assert all(map(is_senders, engine.segments()))
+    for image in model_of(engine).subsets(random.Random(1), 64):
+        there = LogEngine(engine.root, image, first_intake=50)
+        recover(there.start())
+        assert queue_id in there.names("corrupt")
+
+
+def long_and_short() -> tuple[LogEngine, QueueId, QueueId]:
+    """Return a spool of two messages, the first of them long, that no summary tells of."""
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    both = accept(intake, content=LONG), accept(intake)
+    taken(spool)
+    spool.close()
+    assert isinstance(intake, LogIntake)
+    intake.close()
+    drop_summaries(engine)
+    return engine, *both
+
+
+def damage(engine: LogEngine, queue_id: QueueId) -> None:
+    """Damage a message, durably as all that was removed before."""
+    engine.damage(queue_id)
+    settle(engine)
+
+
+def damage_first_record(engine: LogEngine) -> None:
+    """Damage the head of what a listener accepted first, durably."""
+    (path,) = [path for path in engine.segments() if not is_senders(path)]
+    engine.flip(path, HEADER_BYTES + GROUP_BYTES + HEAD_BYTES // 2)
+    settle(engine)
+
+
+def settle(engine: LogEngine) -> None:
+    engine.disk.sync_directory(engine.layout.log)
+    for path in [*engine.segments(), *(f"{engine.layout.long}/{name}" for name in engine.names("long"))]:
+        model_of(engine).poke(path, engine.content_of(path))
+
+
+def set_aside(engine: LogEngine) -> set[bytes]:
+    return {engine.content_of(f"{engine.layout.corrupt}/{name}") for name in engine.names("corrupt")}
