@@ -127,6 +127,7 @@ class LogSpool:
             whole, is_all_there=self._damaged.places == 0 and self._aside.moved == moved
         )
         self._damaged.end_suspects()
+        self._damaged.start_is_done()
         removed = self._damaged.forget_what_was_removed()
         held = resumed = finished = 0
         try:
@@ -197,6 +198,7 @@ class LogSpool:
         if not self._journal.has_pending:
             return
         self._journal.commit()
+        self._damaged.is_committed()
         for queue_id in self._long_ended:
             # What a crash keeps of it the next start removes.
             with contextlib.suppress(OSError):

@@ -1,14 +1,17 @@
 """What is damaged in a log is set aside whole and counted, also over a cut, a summary, a failed start."""
 
+import errno
 import random
 
 import pytest
 
 from relay.mail.envelope import QueueId
 from relay.spool.interface import Corrupt
+from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
 from relay.spool.log.record import GROUP_BYTES, HEAD_BYTES, HEADER_BYTES
-from tests.unit.spool.engine import accept, recovered, taken
+from tests.fakes.disk import Fault
+from tests.unit.spool.engine import accept, again, recovered, taken
 from tests.unit.spool.log_engine import LogEngine, log_on_the_model
 from tests.unit.spool.recovering import recover
 from tests.unit.spool.test_log_attacked import end
@@ -43,6 +46,51 @@ def test_content_set_aside_without_its_record_outlives_a_cut() -> None:
         there = LogEngine(engine.root, image, first_intake=50)
         recover(there.start())
         assert queue_id in there.names("corrupt")
+
+
+def test_no_summary_hides_damage_whose_end_is_not_durable() -> None:
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    damaged, _ = accept(intake), accept(intake)
+    taken(spool)
+    spool.close()
+    drop_summaries(engine)
+    damage(engine, damaged)
+    spool = recovered(engine)
+    before = spool.totals()
+    assert (before.queued, engine.names("corrupt")) == (6, [damaged])
+    spool.close()
+    spool = recovered(engine)
+    assert spool.totals() == before
+    # Now it may: who removes it from corrupt/ does not find it there again.
+    again(engine, spool).close()
+    engine.disk.unlink(f"{engine.layout.corrupt}/{damaged}")
+    assert recover(engine.start()).removed_recipients == 3
+    assert engine.names("corrupt") == []
+
+
+def test_no_summary_hides_damage_from_what_a_failed_start_left() -> None:
+    engine, queue_id, _ = long_and_short()
+    damage_first_record(engine)
+    view = model_of(engine).another()
+    spool = LogSpool(engine.root, view, engine.clock)
+    view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"rename"}), path="/long/"))
+    with pytest.raises(OSError, match="No space left"):
+        recover(spool)
+    spool.close()
+    assert engine.names("long") == [queue_id]
+    recover(engine.start())
+    assert queue_id in engine.names("corrupt")
+
+
+def test_no_summary_hides_damage_that_new_mail_came_with() -> None:
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    queue_id, other = accept(intake, content=LONG), accept(intake)
+    damage_first_record(engine)
+    assert taken(spool) == [other]
+    again(engine, spool).close()
+    assert queue_id in engine.names("corrupt")
 
 
 def long_and_short() -> tuple[LogEngine, QueueId, QueueId]:
