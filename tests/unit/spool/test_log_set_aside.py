@@ -10,7 +10,7 @@ from relay.spool.interface import Corrupt
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
 from relay.spool.log.record import GROUP_BYTES, HEAD_BYTES, HEADER_BYTES
-from tests.fakes.disk import Fault
+from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import accept, again, recovered, taken
 from tests.unit.spool.log_engine import LogEngine, log_on_the_model
 from tests.unit.spool.recovering import recover
@@ -91,6 +91,51 @@ def test_no_summary_hides_damage_that_new_mail_came_with() -> None:
     assert taken(spool) == [other]
     again(engine, spool).close()
     assert queue_id in engine.names("corrupt")
+
+
+def test_what_is_set_aside_is_whole_wherever_the_power_is_cut() -> None:
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    queue_id, _ = accept(intake), accept(intake)
+    taken(spool)
+    spool.close()
+    drop_summaries(engine)
+    damage(engine, queue_id)
+    images: list[ModelDisk] = []
+    view = model_of(engine).another()
+    view.before = lambda _step: images.extend(view.subsets(random.Random(1), 50))
+    spool = LogSpool(engine.root, view, engine.clock)
+    recover(spool)
+    view.before = None
+    whole = set_aside(engine)
+    assert len(whole) == 1
+    for image in images:
+        there = LogEngine(engine.root, image, first_intake=50)
+        recover(there.start())
+        assert whole <= set_aside(there)
+
+
+def test_what_a_killed_start_set_aside_is_made_durable() -> None:
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    queue_id, other = accept(intake), accept(intake)
+    taken(spool)
+    spool.close()
+    drop_summaries(engine)
+    damage(engine, queue_id)
+    view = model_of(engine).another()
+    spool = LogSpool(engine.root, view, engine.clock)
+    # Written, and never on the disk: the next sync says that all is well.
+    view.fail(Fault(1, errno.EIO, kinds=frozenset({"sync"}), path="/corrupt/"))
+    recover(spool)
+    view.die()
+    whole = set_aside(engine)
+    spool = recovered(engine)
+    end(spool, other)
+    for image in model_of(engine).subsets(random.Random(1), 64):
+        there = LogEngine(engine.root, image, first_intake=50)
+        recover(there.start())
+        assert set_aside(there) == whole
 
 
 def long_and_short() -> tuple[LogEngine, QueueId, QueueId]:
