@@ -114,9 +114,15 @@ class LogSpool:
         numbers = self._streams.senders
         self._queued.listeners_are_read(are_all=self._streams.are_read)
         end = recovery.replay(
-            self._segments, self._queued, numbers, on_damage=self._damaged.meet, on_step=on_step, own=own
+            self._segments,
+            self._queued,
+            numbers,
+            on_damage=self._damaged.meet,
+            on_step=on_step,
+            own=own,
+            is_all_read=self._is_all_read,
         )
-        self._journal.go_on(*end, max(numbers, default=0))
+        self._journal.go_on(end.number, end.end, max(numbers, default=0), end.torn)
         self._queued.sender_is_read()
         if not self._is_all_read:
             # What ended would come again as soon as it can be read.

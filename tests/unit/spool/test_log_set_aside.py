@@ -6,17 +6,19 @@ import random
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.interface import Corrupt
+from relay.spool.identity import warning_id
+from relay.spool.interface import Corrupt, Spool
+from relay.spool.log import segments
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
 from relay.spool.log.record import GROUP_BYTES, HEAD_BYTES, HEADER_BYTES
 from tests.fakes.disk import Fault, ModelDisk
-from tests.unit.spool.engine import accept, again, recovered, taken
+from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, again, recovered, taken
 from tests.unit.spool.log_engine import LogEngine, log_on_the_model
 from tests.unit.spool.recovering import recover
 from tests.unit.spool.test_log_attacked import end
 from tests.unit.spool.test_log_damage import drop_summaries, is_senders, model_of
-from tests.unit.spool.test_log_refusals import LONG
+from tests.unit.spool.test_log_refusals import LONG, sender
 
 
 def test_long_content_set_aside_stays_so_through_a_cut() -> None:
@@ -138,6 +140,79 @@ def test_what_a_killed_start_set_aside_is_made_durable() -> None:
         assert set_aside(there) == whole
 
 
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_damage_in_the_last_group_costs_one_copy_and_not_all(
+    monkeypatch: pytest.MonkeyPatch, *, is_followed: bool
+) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 4000)
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    long = accept(intake, content=LONG)
+    queue_ids = [accept(intake, content=b"x" * 800) for _ in range(40)]
+    assert isinstance(intake, LogIntake)
+    intake.close()
+    taken(spool)
+    spool.take(1)
+    copied = copied_forward(engine, spool, queue_ids)
+    if is_followed:
+        # By a segment that is needed no more, and so says no more how much of this one counts.
+        spool = again(engine, spool)
+        warning = warning_id(long)
+        assert spool.publish_report(warning, ENVELOPE, CONTENT)
+        spool.commit()
+        spool = again(engine, spool)
+        end(spool, warning)
+        assert [int(path[-10:]) for path in engine.segments() if is_senders(path)] == [2, 4]
+    spool.close()
+    drop_summaries(engine)
+    damage(engine, copied)
+    before = spool.totals()
+    spool = recovered(engine)
+    assert spool.totals() == before
+    assert engine.names("corrupt") == [copied]
+    assert sum(map(len, spool.content(long))) == len(LONG)
+
+
+def test_a_torn_copy_is_not_back_when_what_followed_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 4000)
+    engine = log_on_the_model()
+    first, view = sender(engine)
+    intake = engine.intake()
+    held, *queue_ids = [accept(intake, content=b"x" * 800) for _ in range(41)]
+    assert isinstance(intake, LogIntake)
+    intake.close()
+    taken(first)
+    first.take(1)
+    images: list[ModelDisk] = []
+
+    def before(step: str) -> None:
+        # Copied, and not removed.
+        if step.startswith("unlink") and not is_senders(step):
+            images[:] = [view.after_kill()]
+
+    view.before = before
+    copied = copied_forward(engine, first, queue_ids, held)
+    there = LogEngine(engine.root, images[0], first_intake=50)
+    (_, (path, at, size)) = there.places(copied)
+    there.flip(path, at + size // 2)
+
+    # Room for all: nothing else is copied.
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1_000_000)
+    spool = recovered(there)
+    number = int(path[-10:])
+    # The first place goes when it ended, and then what tells of its end.
+    end(spool, copied)
+    spool = again(there, spool)
+    spool.hold(next(each for each in queue_ids[::4] if each != copied))
+    spool.commit()
+    numbers = [int(path[-10:]) for path in there.segments() if is_senders(path)]
+    assert numbers == [number, number + 2]
+    before_start = spool.totals()
+    spool.close()
+    spool = recovered(there)
+    assert (spool.totals(), there.names("corrupt")) == (before_start, [])
+
+
 def long_and_short() -> tuple[LogEngine, QueueId, QueueId]:
     """Return a spool of two messages, the first of them long, that no summary tells of."""
     engine = log_on_the_model()
@@ -172,3 +247,21 @@ def settle(engine: LogEngine) -> None:
 
 def set_aside(engine: LogEngine) -> set[bytes]:
     return {engine.content_of(f"{engine.layout.corrupt}/{name}") for name in engine.names("corrupt")}
+
+
+def copied_forward(engine: LogEngine, spool: Spool, queue_ids: list[QueueId], *held: QueueId) -> QueueId:
+    """End three messages of four until one of the others is in the sender's stream alone; return that.
+
+    Of those that are `held` something is said again and again.
+    """
+    kept = queue_ids[::4]
+    for queue_id in queue_ids:
+        if queue_id in kept:
+            continue
+        for change in (spool.release, spool.hold):
+            change(*held)
+        end(spool, queue_id)
+        for each in kept:
+            if all(is_senders(path) for path, _, _ in engine.places(each)):
+                return each
+    raise AssertionError("nothing was copied")
