@@ -213,6 +213,23 @@ def test_a_torn_copy_is_not_back_when_what_followed_is_gone(monkeypatch: pytest.
     assert (spool.totals(), there.names("corrupt")) == (before_start, [])
 
 
+def test_damage_at_the_end_of_an_older_segment_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    queue_id, last = accept(intake), accept(intake)
+    assert isinstance(intake, LogIntake)
+    intake.close()
+    taken(spool)
+    # The segment behind it goes; its listener's lock says that there was one.
+    end(spool, last)
+    spool.close()
+    drop_summaries(engine)
+    damage(engine, queue_id)
+    recover(engine.start())
+    assert engine.names("corrupt") == [queue_id]
+
+
 def long_and_short() -> tuple[LogEngine, QueueId, QueueId]:
     """Return a spool of two messages, the first of them long, that no summary tells of."""
     engine = log_on_the_model()
