@@ -230,6 +230,24 @@ def test_damage_at_the_end_of_an_older_segment_is_set_aside(monkeypatch: pytest.
     assert engine.names("corrupt") == [queue_id]
 
 
+def test_a_message_whose_head_is_damaged_stays_counted() -> None:
+    engine = log_on_the_model()
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    taken(spool)
+    before = spool.totals()
+    ((path, at, _),) = engine.places(queue_id)
+    engine.flip(path, at + HEAD_BYTES // 2)
+    with pytest.raises(Corrupt):
+        spool.load(queue_id)
+    assert spool.totals() == before
+    spool = again(engine, spool)
+    assert spool.totals() == before
+    spool.close()
+    for name in engine.names("corrupt"):
+        engine.disk.unlink(f"{engine.layout.corrupt}/{name}")
+    assert recover(engine.start()).removed_recipients == 3
+
+
 def long_and_short() -> tuple[LogEngine, QueueId, QueueId]:
     """Return a spool of two messages, the first of them long, that no summary tells of."""
     engine = log_on_the_model()
