@@ -247,6 +247,7 @@ class LogSpool:
         for found in records:
             try:
                 taken.append(self._reader.laid_over(self._reader.opened(found, sorter)))
+                self._reader.mark_what_was_reported(taken[-1])
             except (Corrupt, Absent) as fault:
                 self._damaged.set_aside(found.queue_id, str(fault), found.payload, found.number)
             except OSError as error:
