@@ -140,6 +140,27 @@ def test_what_a_killed_start_set_aside_is_made_durable() -> None:
         assert set_aside(there) == whole
 
 
+@pytest.mark.parametrize(("error", "names", "corrupt"), [(errno.EACCES, 2, 2), (errno.EIO, 1, 3)])
+def test_what_cannot_be_compared_in_corrupt_is_not_relied_on(error: int, names: int, corrupt: int) -> None:
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    queue_id, _ = accept(intake), accept(intake)
+    taken(spool)
+    spool.close()
+    drop_summaries(engine)
+    damage(engine, queue_id)
+    # It was set aside, and is not ended yet.
+    recovered(engine).close()
+    view = model_of(engine).another()
+    spool = LogSpool(engine.root, view, engine.clock)
+    view.fail(Fault(1, error, kinds=frozenset({"open"}), path=f"/corrupt/{queue_id}", forever=True))
+    recover(spool)
+    assert len(engine.names("corrupt")) == names
+    # Where there is no other copy the message and its segment stay.
+    assert spool.corrupt_count() == corrupt
+    spool.close()
+
+
 @pytest.mark.parametrize("is_followed", [False, True])
 def test_damage_in_the_last_group_costs_one_copy_and_not_all(
     monkeypatch: pytest.MonkeyPatch, *, is_followed: bool
