@@ -220,6 +220,8 @@ class _Work:
             try:
                 with faults("conversion"):
                     carried = self._build(source, target_engine, queue_ids)
+                    # What is damaged and could not be set aside is in the old spool alone.
+                    self._refuse_leftovers(source, root)
                     # What was set aside meanwhile is not met again when the old spool is looked through.
                     source.commit()
             except (SpoolFull, Leftover):
@@ -305,6 +307,7 @@ class _Work:
             self._refuse_leftovers(source, self._old)
             if late:
                 carry_over(source, target, late, lambda: None, self._on_step)
+                self._refuse_leftovers(source, self._old)
             for name in disk.names(corrupt_folder(self._old)):
                 set_aside(disk, root, f"{corrupt_folder(self._old)}/{name}")
             disk.sync_directory(corrupt_folder(root))

@@ -12,7 +12,7 @@ from relay.spool.log import message
 from relay.spool.log.index import LogIndex
 from relay.spool.log.journal import Journal
 from relay.spool.log.record import INLINE, New
-from relay.spool.log.segments import SegmentEvent, Segments, place_of
+from relay.spool.log.segments import Segment, SegmentEvent, Segments, place_of
 from relay.spool.log.stream_reader import Damage
 from relay.spool.message.recent import Recent
 from relay.spool.root import quarantine
@@ -31,6 +31,8 @@ class Damaged:
         self._left: set[QueueId] = set()
         self._suspects: dict[QueueId, int] = {}
         """How many recipients each had."""
+        self._dealt_with: list[Segment] = []
+        """Where damage was met with which a start is done, as soon as what it called is durable."""
         self.places = 0
         """How many places of segments were found damaged."""
 
@@ -43,6 +45,8 @@ class Damaged:
         """Set aside what is no sound record, and is none that a crash leaves."""
         self.places += 1
         segment = self._segments[handle]
+        segment.is_damaged = True
+        self._dealt_with = [each for each in self._dealt_with if each is not segment]
         raw = self._segments.pread(handle, damage.end - damage.at, damage.at)
         name = f"{segment.name.stream}.{segment.name.number:010d}-{damage.at}"
         if damage.queue_id and damage.kind in INLINE:
@@ -65,6 +69,17 @@ class Damaged:
             if queue_id in self._queued.places:
                 self._end(queue_id, recipients)
         self._suspects.clear()
+
+    def start_is_done(self) -> None:
+        """Be told that a start did all that it has to do about what it met, but for the commit."""
+        self._dealt_with = [segment for _, segment in self._segments if segment.is_damaged]
+        if not self._journal.has_pending:
+            self.is_committed()
+
+    def is_committed(self) -> None:
+        for segment in self._dealt_with:
+            segment.is_damaged = False
+        self._dealt_with.clear()
 
     def set_aside(self, queue_id: QueueId, fault: str, payload: bytes, recipients: int) -> None:
         """Put a message's payload, or where there is none its own file, into corrupt/, and end it."""

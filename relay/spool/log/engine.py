@@ -114,9 +114,15 @@ class LogSpool:
         numbers = self._streams.senders
         self._queued.listeners_are_read(are_all=self._streams.are_read)
         end = recovery.replay(
-            self._segments, self._queued, numbers, on_damage=self._damaged.meet, on_step=on_step, own=own
+            self._segments,
+            self._queued,
+            numbers,
+            on_damage=self._damaged.meet,
+            on_step=on_step,
+            own=own,
+            is_all_read=self._is_all_read,
         )
-        self._journal.go_on(*end, max(numbers, default=0))
+        self._journal.go_on(end.number, end.end, max(numbers, default=0), end.torn)
         self._queued.sender_is_read()
         if not self._is_all_read:
             # What ended would come again as soon as it can be read.
@@ -127,6 +133,7 @@ class LogSpool:
             whole, is_all_there=self._damaged.places == 0 and self._aside.moved == moved
         )
         self._damaged.end_suspects()
+        self._damaged.start_is_done()
         removed = self._damaged.forget_what_was_removed()
         held = resumed = finished = 0
         try:
@@ -169,18 +176,23 @@ class LogSpool:
         """Remove long content without a record: nobody was promised it, or its message ended."""
         if self._aside.stuck or not self._is_all_read:
             return 0  # its record may be what cannot be read now; the next start looks again
-        removed = 0
+        removed, moved = 0, self._aside.moved
         for queue_id in whole:
             if queue_id in self._queued.places:
                 continue
             path = self._layout.content(queue_id)
-            if not is_all_there:
+            if queue_id in self._queued.account.aside:
+                self._aside.move(path, "was set aside, and is back after a loss of power")
+            elif not is_all_there:
                 # Its record may be what is damaged, or was set aside with its segment.
                 self._aside.move(path, "content whose record is not there")
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(path)
-                removed += 1
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(path)
+                    removed += 1
+        if self._aside.moved > moved:
+            # Before the segment of its record may go: then nothing would tell that it was a message.
+            self._disk.sync_directory(self._layout.corrupt)
         return removed
 
     @gives_way
@@ -192,6 +204,7 @@ class LogSpool:
         if not self._journal.has_pending:
             return
         self._journal.commit()
+        self._damaged.is_committed()
         for queue_id in self._long_ended:
             # What a crash keeps of it the next start removes.
             with contextlib.suppress(OSError):
@@ -234,6 +247,7 @@ class LogSpool:
         for found in records:
             try:
                 taken.append(self._reader.laid_over(self._reader.opened(found, sorter)))
+                self._reader.mark_what_was_reported(taken[-1])
             except (Corrupt, Absent) as fault:
                 self._damaged.set_aside(found.queue_id, str(fault), found.payload, found.number)
             except OSError as error:

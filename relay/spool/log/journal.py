@@ -6,6 +6,8 @@ Raises SpoolFault where the disk fails: then only a restart knows what is durabl
 Assumes: the holder of the spool's lock.
 """
 
+from collections.abc import Sequence
+
 from relay.mail.envelope import QueueId
 from relay.spool.faults import faults
 from relay.spool.log import facts as said
@@ -31,10 +33,10 @@ class Journal:
     def has_pending(self) -> bool:
         return bool(self._pending)
 
-    def go_on(self, before: int, end: int, highest: int) -> None:
+    def go_on(self, before: int, end: int, highest: int, torn: Sequence[tuple[str, int]]) -> None:
         """Begin behind what a start found: which segment ends the stream, how much of it counts.
 
-        `highest` is the highest number that any segment of the stream has.
+        `highest` is the highest number that any segment of the stream has; `torn` as `SendersEnd` has it.
         """
         if self.writer is None:
             self.writer = StreamWriter(
@@ -42,6 +44,7 @@ class Journal:
             )
         elif self.writer.is_begun:
             self._current = self._segments.add(SegmentName(SENDER, self.writer.position[0]))
+        self.writer.cut_off_first(torn)
 
     @property
     def end(self) -> tuple[int, int] | None:

@@ -60,10 +60,14 @@ def front_of(payload: bytes) -> bytes:
     return payload[HEADER_BYTES : header.envelope_offset][:_FRONT_BYTES]
 
 
-def recipients_of(raw: bytes, mark: bytes) -> int:
-    """Return how many recipients a damaged record's message has; 0 where its head is damaged too."""
-    found = record.decode_head(mark, raw)
-    return 0 if found is None else found[0].number
+def recipients_of(raw: bytes, mark: bytes, queue_id: QueueId) -> int:
+    """Return how many recipients a damaged record's message has, by either head; 0 where both are damaged."""
+    if (found := record.decode_head(mark, raw)) is not None:
+        return found[0].number
+    try:
+        return message_file.decode_header(payload_of(raw, queue_id)[:HEADER_BYTES]).recipient_count
+    except Corrupt:
+        return 0
 
 
 def adopted_record(adopted: Adopted, disk: Disk, layout: LogLayout) -> New:

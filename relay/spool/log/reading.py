@@ -147,6 +147,6 @@ class MessageReader:
         try:
             return message.sound_record(raw, mark, queue_id, offset_of(place))
         except Corrupt as fault:
-            recipients = message.recipients_of(raw, mark)
+            recipients = message.recipients_of(raw, mark, queue_id)
             self._damaged.set_aside(queue_id, str(fault), message.payload_of(raw, queue_id), recipients)
             raise

@@ -3,7 +3,9 @@
 In this order: the listeners' streams, for the messages; the sender's, for what became of them; then each
 message for its entry.  Guarantees: nothing acknowledged is dropped, and nothing is sent twice whose mark was
 committed; what it returns is durable.  A group of the sender counts whole or not at all, but where damage met
-it: then all that is sound counts but the ends, so that a message comes again rather than never.
+it: then all that is sound counts but the ends, so that a message comes again rather than never.  The last
+one that is not whole is taken for torn, unless a copy in it is all that there is of a message: then it was
+durable.
 Running it twice, or being killed in the middle, changes nothing of this.
 Raises OSError where the disk cannot be read: a stream of the sender that is unreadable is never taken for an
 empty one.
@@ -11,7 +13,7 @@ empty one.
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
@@ -22,7 +24,7 @@ from relay.spool.log import facts as said
 from relay.spool.log.index import LogIndex
 from relay.spool.log.layout import SENDER, SegmentName
 from relay.spool.log.reading import MessageReader
-from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record
+from relay.spool.log.record import HEADER_BYTES, MESSAGES, MOVED, MOVED_LONG, Record
 from relay.spool.log.segments import SegmentEvent, Segments, handle_of, place_of
 from relay.spool.log.stream_reader import Damage, ReadGroup, groups, is_room
 from relay.spool.log.streams import OnDamage, read_header
@@ -30,6 +32,7 @@ from relay.spool.log.summary import Summaries, Told, message_of
 from relay.spool.message.message_file import Opened
 
 _ENDS = frozenset({said.FINISHED, said.GONE})
+_COPIES = frozenset({MOVED, MOVED_LONG})
 
 
 RECOVERED_AT_ONCE = 500
@@ -39,6 +42,11 @@ class SendersEnd(NamedTuple):
     number: int
     """Of the last segment with a group that counts; 0 where there is none."""
     end: int
+    torn: Sequence[tuple[str, int]] = ()
+    """Segments with a group that counts as torn, and where that begins: cut off before another one begins,
+
+    so that no later start finds it behind what goes on without it.
+    """
 
 
 def replay(
@@ -49,13 +57,18 @@ def replay(
     on_damage: OnDamage,
     on_step: Callable[[], None],
     own: tuple[int, int] | None = None,
+    is_all_read: bool = True,
 ) -> SendersEnd:
-    """Take in the sender's stream; `own` is the segment that we write ourselves, and its length."""
+    """Take in the sender's stream; `own` is the segment that we write ourselves, and its length.
+
+    `is_all_read`: of the listeners' streams.
+    """
     names = [SegmentName(SENDER, number) for number in numbers]
     for name in names:
         segments.add(name)
     counted = _what_counts(segments, names)
     last = SendersEnd(0, 0)
+    torn: list[tuple[str, int]] = []
     for name in names:
         on_step()
         handle = segments.handle(name)
@@ -67,14 +80,18 @@ def replay(
         size = own[1] if own is not None and is_ours else segments.size(handle)
         limit = size if end is None else min(end, size)
         is_torn = end is None and not is_ours
-        sound = _replay_segment(segments, queued, handle, limit, on_damage, is_torn=is_torn)
+        sound, is_cut = _replay_segment(
+            segments, queued, handle, limit, on_damage, is_torn=is_torn, is_all_read=is_all_read
+        )
+        if is_cut:
+            torn.append((segments.path(handle), sound))
         # Behind the last group of a dead sender stands what is torn, and room.
         segments[handle].end = sound if is_torn else limit
         if not is_ours:
             segments[handle].change(SegmentEvent.END)
         if sound > HEADER_BYTES:
             last = SendersEnd(name.number, sound)
-    return last
+    return last._replace(torn=torn)
 
 
 def _what_counts(segments: Segments, names: list[SegmentName]) -> dict[SegmentName, int | None]:
@@ -103,8 +120,9 @@ def _replay_segment(
     on_damage: OnDamage,
     *,
     is_torn: bool,
-) -> int:
-    """Return how much of it counts."""
+    is_all_read: bool,
+) -> tuple[int, bool]:
+    """Return how much of it counts, and whether a group stands behind that which counts as torn."""
     window = segments.window(handle, end)
     sound, previous = min(HEADER_BYTES, end), None
     for group in groups(window, segments[handle].mark, HEADER_BYTES):
@@ -114,12 +132,22 @@ def _replay_segment(
             _apply(queued, handle, previous, on_damage)
             sound = previous.end
         previous = group
-    if previous is not None and (previous.is_whole or not is_torn):
-        if is_torn:
-            segments.make_durable(handle, previous)
-        _apply(queued, handle, previous, on_damage)
-        sound = previous.end
-    return sound
+    if previous is None:
+        return sound, False
+    # Where not all is read a copy's first place may be what is not.
+    was_durable = previous.is_whole or (is_all_read and _is_all_there_is(queued, previous))
+    if is_torn and not was_durable:
+        return sound, True
+    if is_torn:
+        segments.make_durable(handle, previous)
+    _apply(queued, handle, previous, on_damage)
+    return previous.end, False
+
+
+def _is_all_there_is(queued: LogIndex, group: ReadGroup) -> bool:
+    """Return whether a copy in a group is of a message that is nowhere else: so it was durable."""
+    pieces: list[Record | Damage] = [*group.records, *group.damages]
+    return any(each.kind in _COPIES and each.queue_id not in queued.places for each in pieces)
 
 
 def _apply(queued: LogIndex, handle: int, group: ReadGroup, on_damage: OnDamage) -> None:

@@ -80,7 +80,7 @@ Of what is kept or pinned nobody asks whether it is added to, and of what is pin
 
 
 class Segment:
-    __slots__ = ("end", "live_bytes", "mark", "name", "needs", "state")
+    __slots__ = ("end", "is_damaged", "live_bytes", "mark", "name", "needs", "state")
 
     def __init__(self, name: SegmentName) -> None:
         self.name = name
@@ -90,6 +90,8 @@ class Segment:
         self.live_bytes = 0
         self.state = SegmentState.OPEN
         """Only `change` sets it."""
+        self.is_damaged = False
+        """Damage was met in it, and a start has yet to deal with that durably."""
         self.needs: dict[int, int] = {}
         """By segment of the sender: how many bytes there tell of ends of messages that were in this one."""
 

@@ -80,6 +80,8 @@ class StreamWriter:
         self._highest = highest
         self._uncut: list[tuple[str, int]] = []
         """Segments with a group that was given up and could not be cut off, and where that begins."""
+        self._torn: list[tuple[str, int]] = []
+        """The same of groups that a start took for torn."""
 
     @property
     def begins_a_segment(self) -> bool:
@@ -94,6 +96,10 @@ class StreamWriter:
     def position(self) -> tuple[int, int]:
         """Return the number of the last segment that counts, and how much of it does."""
         return self._number, self._end
+
+    def cut_off_first(self, torn: Sequence[tuple[str, int]]) -> None:
+        """Be told what a start took for torn: it is cut off too before another segment begins."""
+        self._torn = list(torn)
 
     def append(self, records: Sequence[New]) -> Appended:
         if self._fd is None or self.begins_a_segment:
@@ -169,13 +175,14 @@ class StreamWriter:
             self._uncut.append((path, end))
 
     def _cut_what_is_left(self) -> None:
-        for path, end in list(self._uncut):
+        for path, end in (*self._uncut, *self._torn):
             with (
                 contextlib.suppress(FileNotFoundError),
                 opened(self._disk, self._disk.open_update(path)) as fd,
             ):
                 self._cut(fd, end)
-            self._uncut.remove((path, end))
+        self._uncut.clear()
+        self._torn.clear()
 
     def _cut(self, fd: int, end: int) -> None:
         self._disk.truncate(fd, end)

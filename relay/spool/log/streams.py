@@ -303,7 +303,10 @@ class Streams:
         if len(stream.numbers) == 1:
             # What the dead writer announced was durable before: if it is not sound, that is damage.
             last = self._position(stream) if announced is None else None
-            accepted = last.end if last is not None and last.number == stream.numbers[0] else 0
+            accepted = 0
+            if last is not None and last.number >= stream.numbers[0]:
+                # Of one before its last, which is gone, all was.
+                accepted = last.end if last.number == stream.numbers[0] else end
             return _Part(handle, end, is_last=True, may_be_torn=announced is None, accepted=accepted)
         header = read_header(self._segments, SegmentName(stream.name, stream.numbers[1]))
         if header is not None and header.before == stream.numbers[0]:

@@ -211,7 +211,8 @@ class Summaries:
         return [
             handle
             for handle, segment in self._segments
-            if not (is_senders(segment.name) or segment.is_pinned)
+            # By a summary the next start would not meet that damage.
+            if not (is_senders(segment.name) or segment.is_pinned or segment.is_damaged)
             and segment.end > self._covered.get(handle, 0) + SEGMENT_HEADER_BYTES
             and segment.live_bytes * WORTH_IT > segment.end
         ]

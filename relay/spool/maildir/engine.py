@@ -107,7 +107,8 @@ class MaildirSpool:
                 self._memory.keep(each.message)
                 self._count_queued(each.message)
             yield [each.message.entry(is_held=each.is_held) for each in found]
-        recovery = walk.end()
+        while (recovery := self._end_of(walk, is_first=is_first)) is None:
+            yield []
         self._queued_recipients += recovery.corrupt_recipients
         out_of_sight = self._ledger.aside.union(self._aside.stuck) & self._ledger.open.keys()
         self._out_of_sight |= out_of_sight & walk.absent
@@ -360,6 +361,15 @@ class MaildirSpool:
             if is_first or not is_our_own_lack(error):
                 raise
             return []
+
+    @staticmethod
+    def _end_of(walk: Walk, *, is_first: bool) -> Recovery | None:
+        try:
+            return walk.end()
+        except OSError as error:
+            if is_first or not is_our_own_lack(error):
+                raise
+            return None
 
     def _count_queued(self, message: Opened) -> None:
         self._progress.pop(message.queue_id, None)

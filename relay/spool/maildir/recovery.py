@@ -148,7 +148,10 @@ class Walk:
             self._is_in_the_queue(queue_id)
 
     def end(self) -> Recovery:
-        """Compare the ledger with what was found, write it anew, and say what there was."""
+        """Compare the ledger with what was found, write it anew, and say what there was.
+
+        Raises OSError; where that is for lack of descriptors or memory it may be called again.
+        """
         disk, layout, ledger, aside = self._disk, self._layout, self._ledger, self._aside
         accepted = {QueueId(name) for name in disk.names(layout.folder("new"))} - aside.stuck.keys()
         in_corrupt = {quarantine.subject_name(name) for name in aside.recount()}
@@ -276,11 +279,11 @@ class Walk:
         """Write a short ledger; on a full disk go on with the long one."""
         if not self._is_all_entered:
             return
-        if self._ledger.closed:
-            # A message that was counted out must not come back when the new ledger has forgotten it.
-            homes = {self._layout.queued_folder(queue_id) for queue_id in self._ledger.closed}
-            _sync_all(self._disk, self._layout, homes | self._removed_from, self._on_step)
         try:
+            if self._ledger.closed:
+                # A message that was counted out must not come back when the new ledger has forgotten it.
+                homes = {self._layout.queued_folder(queue_id) for queue_id in self._ledger.closed}
+                _sync_all(self._disk, self._layout, homes | self._removed_from, self._on_step)
             self._ledger.rewrite(still_there=_unread(self._ledger, self._aside))
         except OSError as error:
             if not is_our_own_lack(error):

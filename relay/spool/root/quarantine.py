@@ -65,7 +65,7 @@ class Quarantine:
         folder = corrupt_folder(self._root)
         path, number = f"{folder}/{name}", 0
         while (length := self._disk.length(path)) is not None:
-            if length == len(content):
+            if length == len(content) and self._is_kept(path, content):
                 return  # by a start that did not get to remember it
             number += 1
             path = f"{folder}/{name}.{number}"
@@ -77,6 +77,23 @@ class Quarantine:
         self._disk.sync_directory(folder)
         self.moved += 1
         self.count += 1
+
+    def _is_kept(self, path: str, content: bytes) -> bool:
+        """Return whether a file has this content, durably from then on.  Raises OSError."""
+        try:
+            with opened(self._disk, self._disk.open_update(path)) as fd:
+                # A cut leaves a file as long as it was to be, without what was written.
+                if self._disk.pread(fd, len(content), 0) != content:
+                    return False
+                # Whoever wrote it may have been killed before it was durable; so it is written again.
+                self._disk.write_at(fd, content, 0)
+                self._disk.sync(fd)
+        except OSError as error:
+            if not is_about_the_file(error):
+                raise
+            return False
+        self._disk.sync_directory(path.rpartition("/")[0])
+        return True
 
     def move_unusable(self, path: str, error: OSError, prefix: str) -> None:
         """Move it, or leave it if the disk only fails now.  Raises an error about us or the disk itself."""

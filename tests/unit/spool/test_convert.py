@@ -506,3 +506,23 @@ def test_a_read_that_fails_once_stops_the_conversion_or_nothing(source: str, tar
         converted(image, target)
         assert read(target, image) == before, f"at read {nth}"
     assert outcomes >= {"done", "Leftover"}
+
+
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_damage_that_cannot_be_set_aside_stops_the_conversion(source: str, target: str) -> None:
+    if source == "log":
+        disk = log_of_two()
+        path, octets, others = listeners_segment(disk), b"alice@", b"elice@"
+    else:
+        disk = spool_of(source, [STORIES[0], STORIES[4]])
+        path, octets, others = f"{ROOT}/hold/{disk.names(f'{ROOT}/hold')[0]}", b"\xe9", b"\xe8"
+    disk.poke(path, disk.peek(path).replace(octets, others, 1))
+    kinds = frozenset({"rename", "open_new"})
+    disk.fail(Fault(1, errno.ENOSPC, kinds=kinds, path="/corrupt/", forever=True))
+    with pytest.raises(Leftover, match="cannot be read now"):
+        converted(disk, target)
+    assert engine_of(ROOT, disk) == source
+    disk.heal()
+    assert converted(disk, target).carried.messages == 1
+    assert len(disk.names(f"{ROOT}/corrupt")) == 1
+    TOLD.clear()

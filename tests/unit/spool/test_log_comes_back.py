@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.identity import warning_id
+from relay.spool.identity import report_id, warning_id
 from relay.spool.interface import SpoolFull, Status
 from relay.spool.log import index, segments
 from relay.spool.log.engine import LogSpool
@@ -274,6 +274,27 @@ def test_a_report_that_ended_is_not_published_again_for_mail_heard_late(
     view.heal()
     assert taken(spool) == [waiting]
     assert not spool.publish_report(own, ENVELOPE, CONTENT)
+
+
+def test_what_a_report_told_of_is_not_told_again_for_mail_heard_late() -> None:
+    engine = log_on_the_model()
+    before, waiting = recovered(engine), accept(engine.intake())
+    taken(before)
+    before.mark({waiting: {1: Status.BOUNCED}})
+    own = report_id(waiting, 1)
+    assert before.publish_report(own, ENVELOPE, CONTENT)
+    # Killed here: that its sender was told is not remembered.
+    before.commit()
+    before.close()
+
+    spool, view, entries = unheard(engine)
+    assert entries == (own,)
+    view.heal()
+    assert taken(spool) == [waiting]
+    spool.mark({waiting: {0: Status.BOUNCED}})
+    owed = spool.owed_report(waiting)
+    assert owed is not None
+    assert owed.indices == (0,)
 
 
 def unheard(engine: LogEngine) -> tuple[LogSpool, ModelDisk, tuple[QueueId, ...]]:

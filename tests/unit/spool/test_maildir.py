@@ -12,7 +12,7 @@ import pytest
 
 from relay.mail.envelope import QueueId
 from relay.spool.identity import report_id
-from relay.spool.interface import SpoolBusy, Totals
+from relay.spool.interface import Corrupt, SpoolBusy, Totals
 from relay.spool.maildir import ledger_file, recovery
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.layout import FORMAT, prepare
@@ -25,12 +25,13 @@ from tests.unit.spool.engine import (
     RELAYED,
     accept,
     again,
+    is_balanced,
     note,
     recovered,
     taken,
 )
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model
-from tests.unit.spool.recovering import recover
+from tests.unit.spool.recovering import read_on, recover
 
 
 class TestOnTheModel(Conformance):
@@ -317,3 +318,49 @@ def test_a_start_goes_on_once_descriptors_are_there(monkeypatch: pytest.MonkeyPa
     for batch in walk:
         met += batch
     assert [entry.queue_id for entry in met] == sorted(queue_ids)
+
+
+def test_a_start_whose_disk_fails_at_its_end_says_so() -> None:
+    engine = on_the_model()
+    spool = recovered(engine)
+    accept(engine.intake())
+    taken(spool)
+    spool.close()
+    spool = engine.start()
+    assert isinstance(spool, MaildirSpool)
+    sender = spool._disk
+    assert isinstance(sender, ModelDisk)
+    walk = spool.recover()
+    next(walk)
+    sender.fail(Fault(1, errno.EIO, kinds=frozenset({"names"}), forever=True))
+    with pytest.raises(OSError, match="Input/output"):
+        next(walk)
+
+
+@pytest.mark.parametrize("kind", ["names", "sync_directory"])
+def test_a_start_ends_once_descriptors_are_there(kind: str) -> None:
+    engine = on_the_model()
+    spool = recovered(engine)
+    ended, aside, queue_id = [accept(engine.intake()) for _ in range(3)]
+    taken(spool)
+    spool.mark({ended: dict.fromkeys(range(3), RELAYED)})
+    spool.finish([ended])
+    engine.damage(aside)
+    with pytest.raises(Corrupt):
+        spool.load(aside)
+    spool.close()
+    engine.disk.unlink(f"{engine.layout.folder('corrupt')}/{aside}")
+
+    spool = engine.start()
+    assert isinstance(spool, MaildirSpool)
+    sender = spool._disk
+    assert isinstance(sender, ModelDisk)
+    walk = spool.recover()
+    assert [entry.queue_id for entry in next(walk)] == [queue_id]
+    sender.fail(Fault(1, errno.EMFILE, kinds=frozenset({kind}), forever=True))
+    if kind == "names":
+        assert next(walk) == next(walk) == []
+        sender.heal()
+    recovery = read_on(walk)
+    assert (recovery.entries, recovery.removed_recipients, recovery.missing_recipients) == ((), 3, 0)
+    assert is_balanced(spool.totals())
