@@ -11,7 +11,8 @@ pages are dropped (`Fault.drops_pages`), reads what the disk has, from at once.
 Any state-changing call can be made to fail, once or from then on, or to write only half,
 or to lie: the write says that all is well, and its file's next sync fails; or to be silent:
 it says that all is well, did nothing, and no sync ever says so.  Opening and reading fail
-where a fault names them.
+where a fault names them.  Beside that, calls of one kind about one path can be refused each time
+(`Standing`).
 """
 
 import errno
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from relay.spool.disk.durable import FileStatus
 from tests.fakes import power
-from tests.fakes.fault import READS, Fault
+from tests.fakes.fault import READS, Fault, Standing
 from tests.fakes.ours import AllOurs
 from tests.fakes.platter import ContentChange, Platter, disk_error
 
@@ -40,6 +41,8 @@ class ModelDisk(AllOurs):
         self.after: Callable[[], None] | None = None
         """Called behind each state-changing call, failed ones too."""
         self.fault: Fault | None = None
+        self.standing: frozenset[Standing] = frozenset()
+        """What is refused beside that, each time."""
         self.unreadable: set[str] = set()
         """Paths that open with EACCES."""
         self.has_failed = False
@@ -313,7 +316,7 @@ class ModelDisk(AllOurs):
         return 1 << 40, self.free_inodes
 
     def _begin(self, kind: str, *paths: str) -> None:
-        if self.platter.is_safe and self.fault is None and self.before is None:
+        if self.platter.is_safe and self.fault is None and self.before is None and not self.standing:
             return  # nobody asks for the steps
         fault = self._next_fault(kind, *paths)
         if fault is not None:
@@ -324,6 +327,10 @@ class ModelDisk(AllOurs):
             self.steps.append(" ".join((kind, *paths)))
             if self.before is not None:
                 self.before(self.steps[-1])
+        for each in self.standing:
+            if each.kind == kind and any(each.path in path for path in paths):
+                self.has_failed = True
+                return Fault(0, each.error)
         fault = self.fault
         if fault is None or (kind in READS if fault.kinds is None else kind not in fault.kinds):
             return None
@@ -332,6 +339,8 @@ class ModelDisk(AllOurs):
         self._counted += 1
         is_due = self._counted == fault.nth or (fault.forever and self._counted > fault.nth)
         self.has_failed = self.has_failed or is_due
+        if is_due and fault.stands:
+            self.standing |= {Standing(kind, paths[0], fault.error)}
         return fault if is_due else None
 
     def _failed(self, fault: Fault) -> OSError:

@@ -128,6 +128,11 @@ def _check_found(trace: Trace, sender: Sender, recovery: Recovered, *, counts: b
     taken = sender.take()
     if len(set(taken)) != len(taken) or set(taken) & {e.queue_id for e in recovery.entries}:
         raise Violation("a message is queued twice")
+    check_whole(trace, sender, counts=counts)
+
+
+def check_whole(trace: Trace, sender: Sender, *, counts: bool = True) -> None:
+    """Judge the whole queue: all that a sender knows is durable, and all that is there it could read."""
     messages = {queue_id: sender.spool.load(queue_id) for queue_id in sender.queue}
     # A message that is gone took the commit along that ended it: all of that is durable.
     gone = {key: status for key, status in trace.called.items() if key[0] not in messages}
@@ -144,7 +149,8 @@ def _check_found(trace: Trace, sender: Sender, recovery: Recovered, *, counts: b
         _check_account(trace, messages, sender.spool.totals())
 
 
-def check_present(trace: Trace, message: Message, sender: Sender) -> None:
+def check_present(trace: Trace, message: Message, sender: Sender, *, are_notes_given: bool = True) -> None:
+    """Judge a queued message; `are_notes_given`: the disk gives its notes, as far as they are there."""
     queue_id = message.queue_id
     envelope, content = trace.offered[queue_id]
     if message.envelope != envelope or message.content != content:
@@ -161,7 +167,7 @@ def check_present(trace: Trace, message: Message, sender: Sender) -> None:
             raise Violation(f"{queue_id}/{index} is {status} though marked {marked} durably")
         if status is not Status.TODO and status not in fates:
             raise Violation(f"{queue_id}/{index} is {status} which never happened: {fates}")
-        if status.is_reported and index not in noted:
+        if status.is_reported and index not in noted and are_notes_given:
             raise Violation(f"{queue_id}/{index} is {status} without its reason")
         if status is not Status.TODO:
             # What recovery returns is durable, whoever wrote it.

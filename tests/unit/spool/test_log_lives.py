@@ -15,25 +15,22 @@ import time
 
 import pytest
 
-from relay.mail.envelope import QueueId
-from relay.spool.identity import subject_of
-from relay.spool.interface import SpoolFault, SpoolFull, Status
+from relay.spool.interface import SpoolFault, SpoolFull
 from relay.spool.log import segments, summary
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 from tests.fakes.power import survivors
 from tests.unit.spool import oracle
 from tests.unit.spool.campaign import SYNCS
+from tests.unit.spool.everyday import Everyday
 from tests.unit.spool.log_engine import LOG
 from tests.unit.spool.plays import prepared
-from tests.unit.spool.scenarios import MOST_RECIPIENTS, shapes
-from tests.unit.spool.world import Letter, Listener, Sender, Violation, World
+from tests.unit.spool.world import Listener, Sender, Violation, World
 
 LIVES = 8
 OPERATIONS = 14
 LENGTHS = (1, 600, 2_000, 6_000)
 """Of segments."""
-SHAPES = [shape for recipients in range(1, MOST_RECIPIENTS + 1) for shape in shapes(recipients)]
 
 
 class Struck(BaseException):
@@ -48,7 +45,7 @@ class Lives:
         self.model = self._rng.choice(list(Model))
         self.length = self._rng.choice(LENGTHS)
         self._world = World(prepared(self.model, engine=LOG), engine=LOG)
-        self._fates: dict[QueueId, dict[int, Status]] = {}
+        self._everyday = Everyday(self._rng)
         self._seeds = itertools.count(1)
         self.starts = 0
         self.story: list[str] = []
@@ -94,7 +91,7 @@ class Lives:
                 oracle.check_present(self._world.trace, sender.spool.load(queue_id), sender)
             sender.end_what_is_done()
             for _ in range(rng.randint(0, 6)):
-                self._operate(sender, self._listener())
+                self._everyday.operate(sender, self._listener())
             if rng.random() < 0.5:
                 sender.spool.close()
         self._world.trace.called |= called
@@ -118,7 +115,7 @@ class Lives:
         with contextlib.suppress(Struck, SpoolFault, SpoolFull, OSError):
             listeners = [self._listener() for _ in range(2)]
             for _ in range(rng.randint(1, OPERATIONS)):
-                self._operate(sender, rng.choice(listeners))
+                self._everyday.operate(sender, rng.choice(listeners))
             if way == "closed":
                 sender.spool.close()
         self._world.listener_disk.before = disk.before = None
@@ -140,47 +137,6 @@ class Lives:
         listener = self._world.another_listener(1000 * self.starts + next(self._seeds))
         listener.disk.before = self._world.sender_disk.before
         return listener
-
-    def _operate(self, sender: Sender, listener: Listener) -> None:
-        rng = self._rng
-        queued = sorted(sender.queue)
-        some = rng.sample(queued, min(len(queued), rng.randint(1, 3)))
-        match rng.choice(("offer", "offer", "settle", "settle", "settle", "hold", "warn", "clean up")):
-            case "offer":
-                self._offer(listener)
-                sender.take()
-            case "settle":
-                sender.settle({queue_id: self._some_fates(sender, queue_id) for queue_id in some})
-            case "hold" if some:
-                is_held = [sender.spool.is_held(queue_id) for queue_id in some]
-                sender.hold(*some, release=all(is_held))
-            case "warn":
-                for queue_id in some:
-                    if subject_of(queue_id) is None and not sender.spool.load(queue_id).is_warned:
-                        sender.warn(queue_id)
-            case "clean up":
-                sender.spool.clean_up()
-                sender.take()
-
-    def _offer(self, listener: Listener) -> None:
-        chosen = [self._rng.choice(SHAPES).letter() for _ in range(self._rng.randint(1, 3))]
-        letters = [
-            Letter((), each.recipients, each.reverse_path, self._content(), 0, each.dsn) for each in chosen
-        ]
-        for letter, queue_id in zip(chosen, listener.offer(*letters), strict=True):
-            if queue_id is not None:
-                self._fates[queue_id] = {i: fate for fates in letter.fates for i, fate in fates.items()}
-
-    def _content(self) -> bytes:
-        return b"Subject: minutes\r\n\r\n" + b"All agreed.\r\n" * self._rng.choice((1, 1, 30, 120))
-
-    def _some_fates(self, sender: Sender, queue_id: QueueId) -> dict[int, Status]:
-        left = sender.spool.load(queue_id).left
-        fates = self._fates.get(queue_id)
-        if fates is None:
-            # A report, or a message that was accepted in the instant of the crash.
-            fates = dict.fromkeys(left, self._rng.choice((Status.RELAYED, Status.DELETED)))
-        return {index: fates[index] for index in left if self._rng.random() < 0.6}
 
 
 def live(seed: str, monkeypatch: pytest.MonkeyPatch) -> Lives:

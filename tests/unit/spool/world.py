@@ -8,7 +8,7 @@ is the only thing that the judge (tests.unit.spool.oracle) knows besides the dis
 
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from relay.clock import SECOND_NS
@@ -19,6 +19,7 @@ from relay.spool.identity import subject_of, warning_id
 from relay.spool.interface import DEFERRED, Message, Note, SpoolFull, Status
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
+from tests.fakes.fault import READS
 from tests.fakes.platter import Platter
 from tests.unit.spool.engine import OnModel
 from tests.unit.spool.maildir_engine import MAILDIR
@@ -183,9 +184,9 @@ class Sender:
         self.queue = {entry.queue_id for entry in recovery.entries}
         return recovery
 
-    def end_what_is_done(self) -> None:
+    def end_what_is_done(self, among: Collection[QueueId] | None = None) -> None:
         """End messages whose recipients are all done: before anything is sent after a start."""
-        messages = [self.spool.load(queue_id) for queue_id in sorted(self.queue)]
+        messages = [self.spool.load(queue_id) for queue_id in sorted(self.queue if among is None else among)]
         done = [message for message in messages if not message.left]
         for message in done:
             for index, status in enumerate(message.statuses):
@@ -368,6 +369,7 @@ class Sender:
             self.trace.offered[own], self.trace.told_of[own] = (report, content), failed
         is_new = self.spool.publish_report(own, *self.trace.offered[own])
         cannot_read = self.disk.fault is not None and self.disk.fault.forever
+        cannot_read = cannot_read or any(each.kind in READS for each in self.disk.standing)
         if is_new and missing and not cannot_read:
             raise Violation(f"{queue_id}: the reasons for {missing} are lost")
         if is_new and self.trace.offered[own][1] != content and not cannot_read:
