@@ -536,9 +536,13 @@ class Listing:
 
     def _listed(self, queued: Queued, expected: Expected, *, with_recipients: bool = False) -> MessageView:
         shown = queued.shown
+        if shown.arrival_at_ns is None:
+            # It was attempted since the look began, so its words are on another page.
+            parts = self._queue.parts(queued.queue_id)
+            shown = next((part for part in parts if part.key == queued.key), queued).shown
         arrival_at_ns = shown.arrival_at_ns
         if arrival_at_ns is None:
-            # It left the queue since the look began.
+            # It left the queue since then.
             arrival_at_ns = queued.arrived_at_ns + self._to_wall_ns
         choice = self._queue.choice(queued, self._now_ns)
         return MessageView(

@@ -149,6 +149,8 @@ class Look:
         # Of one instant with `_left`: the estimate has no answer to domains of more recipients, or of fewer.
         self._domains = [queued.domains for queued in self._queue]
         self._listed = [queued.listed for queued in self._queue]
+        # Of one page: in another, this is the row of another message.
+        self._rows = [queued.row for queued in self._queue]
         self._pasts = [queued.past for queued in self._queue]
         self._rests_of = scheduler.sender_pauses.rests_of
         self._view = view
@@ -197,19 +199,21 @@ class Look:
             self._places.append(None)
             self._domains.append(queued.domains)
             self._listed.append(queued.listed)
+            self._rows.append(queued.row)
             self._pasts.append(queued.past)
 
     def messages(self) -> list[Queued]:
         """Return copies, as of that instant; takes time in proportion to them."""
         copies = []
         where = zip(self._states, self._due_ns, self._places, strict=True)
-        whose = zip(self._left, self._domains, self._listed, self._pasts, strict=True)
-        columns = zip(self._queue, where, whose, strict=True)
-        for queued, (state, due_at_ns, place), (left, domains, listed, past) in columns:
+        whose = zip(self._left, self._domains, self._pasts, strict=True)
+        words = zip(self._listed, self._rows, strict=True)
+        columns = zip(self._queue, where, whose, words, strict=True)
+        for queued, (state, due_at_ns, place), (left, domains, past), (listed, row) in columns:
             twin = copy(queued)
             twin.state, twin.due_at_ns, twin.place = state, due_at_ns, place
             twin.recipients_left, twin.domains, twin.past = left, domains, past
-            twin.listed = listed
+            twin.listed, twin.row = listed, row
             copies.append(twin)
         return copies
 

@@ -11,7 +11,8 @@ from relay.clock import SECOND_NS
 from relay.control.operator import ROWS_AT_ONCE
 from relay.mail.envelope import QueueId
 from relay.queue.lanes import Order
-from relay.queue.queued import origin_of
+from relay.queue.pages import ROWS
+from relay.queue.queued import ListedWords, RecipientsLeft, origin_of
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.status.estimate.expected import Outlook
 from relay.status.estimate.pace import Load, Pace
@@ -223,3 +224,32 @@ def test_a_look_in_front_of_a_line_takes_what_goes_first() -> None:
     assert [each.queue_id for each in found] == [name_of(n) for n in (0, 1, 2, 3, 4, 49, 48, 47, 46, 45)]
     assert len(line) == 50
     assert len(twin) == 0
+
+
+@pytest.mark.parametrize("is_foretold", [True, False], ids=["once it is foretold", "before it is foretold"])
+async def test_a_listing_has_the_words_of_what_is_attempted_meanwhile(
+    tmp_path: Path, is_foretold: bool
+) -> None:
+    policy = policy_of(tmp_path, 9)
+    async with Relay(policy, clock=FakeClock()) as relay:
+        relay.sender.upstreams.halt()
+        queue, now_ns = relay.sender.queue, relay.clock.boottime_ns()
+        for number in range(ROWS + 8):
+            words = ListedWords(f"<{number}@x.example>", number + 1, (f"{number}@y.example",))
+            queued = Queued(name_of(number), origin_of("a@x.example"), 1, now_ns, 1, listed=words)
+            queue.add(queued, now_ns=now_ns)
+        listing = relay.watch.listing()
+        if is_foretold:
+            listing.foretell()
+        left = RecipientsLeft((("@y.example", 1),), ("0@y.example",))
+        line = queue.line("isp")
+        line.attempted(name_of(0), tried=frozenset(), refusals=0, singled_out=0, left=left)
+        if not is_foretold:
+            listing.foretell()
+        found = listing.row(name_of(0))
+        for queued in list(queue):
+            queue.remove(queued.queue_id)
+
+    assert found is not None
+    view = found.view
+    assert (view.message_id, view.arrival_at_ns, view.recipients) == ("<0@x.example>", 1, ("0@y.example",))
