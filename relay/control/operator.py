@@ -165,8 +165,8 @@ class Operator(Rows):
             prospect = self._watch.prospect(Edited(policy, lane_of, read), pairs)
             if isinstance(prospect, str):
                 return prospect
-            # A list of a million takes as long as the look: in between a timer that is due rings, and what it
-            # wakes goes.
+            # The look and the list of a million are a piece of work each.  Two turns: in the first, timers
+            # that are due set off tasks; in the second, those run.
             for _ in range(2):
                 await asyncio.sleep(0)
             whole = self._watch.whole_lines(prospect)

@@ -19,7 +19,7 @@ from functools import lru_cache
 ROWS = 32
 """Texts in a page: more of them are hardly smaller, and keep more while one of them stays."""
 YOUNG = 128
-"""Full pages that are not packed: 4,096 rows, some 600 KB."""
+"""Full pages that are not packed: 4,096 rows, some 600 KB where Message-IDs and addresses are usual."""
 _PACKED_ANEW_AT = (ROWS // 4, ROWS // 16)
 """With so many rows left."""
 _QUICKEST = 1
@@ -56,7 +56,7 @@ class Page:
         self._texts = _NONE
 
     def text(self, row: int) -> str:
-        """Return a text; of a row that was dropped perhaps DROPPED."""
+        """Return a text; of a row that was dropped, just now too, it may be DROPPED."""
         texts, packed = self._texts, self._packed
         return (texts if packed is None else _unpacked(packed))[row]
 

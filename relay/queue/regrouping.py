@@ -1,7 +1,8 @@
 """The order that an edit of the lanes leaves, taken over message by message.  Pure.
 
 Guarantees: messages come out by since when they are ready, then by id; a step costs no more for a
-long queue.  First each step gathers some of them, and sorts RUN that were gathered; then each gives one.
+long queue.  The first steps gather a few of them each; whenever RUN are gathered, a step sorts these too.
+Each step behind those gives one.
 Assumes that the old order, which nobody else has any more, does not change; who takes a message checks
 whether it is still to be lined up.
 

@@ -104,7 +104,7 @@ class ReplyParser:
                 raise MalformedReply(f"a reply longer than {MAX_REPLY_BYTES} bytes")
             if self._take_line(line):
                 lines, self._lines, self._taken_bytes = tuple(self._lines), [], 0
-                # Never one object for two replies: who counts replies tells them by that.
+                # A new object for each reply: `telemetry.metrics` counts one that recipients share once.
                 return Reply(self._code, *_said(self._code, lines))
         if not self._buffer:
             return None
@@ -125,7 +125,11 @@ class ReplyParser:
         return is_last
 
 
-@lru_cache(64)  # an upstream says the same to every MAIL, and to nearly every RCPT
+# An upstream says the same to every MAIL, and to nearly every RCPT.
+_LINES_KNOWN = 64
+
+
+@lru_cache(_LINES_KNOWN)
 def _read(line: bytes) -> tuple[int, bytes, bool]:
     """Return a line's code and text, and whether it is the last of its reply.  Raises MalformedReply."""
     if len(line) > MAX_LINE_BYTES:
@@ -141,7 +145,7 @@ def _read(line: bytes) -> tuple[int, bytes, bool]:
     return int(match[1]), text, match[2] != b"-"
 
 
-@lru_cache(64)
+@lru_cache(_LINES_KNOWN)
 def _said(code: int, raw_lines: tuple[bytes, ...]) -> tuple[str | None, str, tuple[str, ...]]:
     lines = tuple(clean(line) for line in raw_lines)
     match = _ENHANCED.match(lines[0])

@@ -71,7 +71,10 @@ _TYPES: dict[str, type] = {
     "boottime_ns": int,
     "dsn": DsnRequest,
 }
-"""Of the envelope's facts but the user: a right checksum proves only that nobody changed them."""
+"""Of the envelope's facts, but for the user, who may be none.
+
+A right checksum proves only that nobody changed them.
+"""
 _typed_facts = attrgetter(*_TYPES)
 _FACT_TYPES = tuple(_TYPES.values())
 
@@ -240,6 +243,7 @@ def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Opened:
     lines = raw[end:].split(b"\n")
     if lines.pop() != b"" or len(lines) != header.recipient_count or not lines:
         raise Corrupt("the envelope is not whole")
+    # As it was accepted, if no recipient is marked.  Else its statuses count as if all were to do.
     if zlib.crc32(raw) != header.envelope_crc:
         as_accepted = raw[:end] + b"".join([b"T%s\n" % line[1:] for line in lines])
         if zlib.crc32(as_accepted) != header.envelope_crc:
