@@ -351,10 +351,16 @@ class Streams:
             except FileNotFoundError:
                 return True
             except OSError as error:
+                if is_not_now(error):
+                    # Nobody knows whether its writer lives, or how far its mail is accepted: it is unheard.
+                    self._aside.leave(path, f"cannot be read, and is left: {error.strerror}")
+                    return False
                 # Of one that may be a writer's, and that we may not open, nobody knows whether it lives.
                 if error.errno not in _NO_FILE:
                     raise
                 why = foreign.why_unusable(error)
+            else:
+                self._aside.forget(path)
         if stream.lock_fd is not None and not self._disk.lock_open(stream.lock_fd):
             return False
         if why is None and stream.lock_fd is not None:

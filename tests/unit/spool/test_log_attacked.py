@@ -135,6 +135,25 @@ def test_what_may_be_a_writers_and_cannot_be_opened_is_not_judged(what: str, err
     assert engine.names("corrupt") == []
 
 
+def test_a_lock_on_a_bad_sector_ends_no_start_and_is_told_once() -> None:
+    engine = log_on_the_model()
+    recovered(engine).close()
+    intake, _ = listener(engine)
+    queue_id = accept(intake)
+    (lock,) = [name for name in engine.names("log") if name.endswith(".lock")]
+    view = model_of(engine).another()
+    view.fail(Fault(1, errno.EIO, kinds=frozenset({"open"}), path=lock, forever=True))
+    spool = LogSpool(engine.root, view, engine.clock, engine.tell)
+    assert recover(spool).entries == ()
+    assert [taken(spool), taken(spool)] == [[], []]
+    assert engine.told == [(lock, "cannot be read, and is left: Input/output error")]
+    # Who converts the spool, or looks what is wrong with it, is told too.
+    assert (spool.corrupt_count(), [each.name for each in spool.set_aside_files(5)]) == (1, [lock])
+    view.heal()
+    assert taken(spool) == [queue_id]
+    assert (spool.corrupt_count(), engine.names("corrupt")) == (0, [])
+
+
 def test_how_far_a_stream_is_cannot_be_read_and_is_asked_again() -> None:
     engine = log_on_the_model()
     (spool, view), (intake, _) = sender(engine), listener(engine)
