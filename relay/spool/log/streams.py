@@ -260,10 +260,15 @@ class Streams:
         if stream.state is StreamState.OVER or (announced := self._announced(stream)) == NOTHING:
             return
         while stream.numbers and len(stream.waiting) < most:
-            part = self._part(stream, announced)
-            if stream.at == HEADER_BYTES and self._is_starting:
-                self._read_summary(stream, part)
-            if not self._read_part(stream, part, most):
+            try:
+                part = self._part(stream, announced)
+                if stream.at == HEADER_BYTES and self._is_starting:
+                    self._read_summary(stream, part)
+                is_all = self._read_part(stream, part, most)
+            except Corrupt as why:
+                self._pass_over(stream, str(why))
+                continue
+            if not is_all:
                 return
             if part.is_last and announced is not None:
                 # Those that ended before a start are in no segment any more.
@@ -284,6 +289,14 @@ class Streams:
                 del self._streams[stream.name]
             stream.change(StreamEvent.READ_OUT)
             self._let_go(stream)
+
+    def _pass_over(self, stream: Stream, why: str) -> None:
+        """Leave a segment that others changed since it was listed: the next start sets it aside."""
+        handle = self._segments.handle(SegmentName(stream.name, stream.numbers.pop(0)))
+        stream.at = HEADER_BYTES
+        self._segments[handle].change(SegmentEvent.PIN)
+        name = self._segments.path(handle).rpartition("/")[2]
+        self._aside.tell_once(name, f"cannot be read, and is left: {why}")
 
     def _read_summary(self, stream: Stream, part: "_Part") -> None:
         """Begin behind what a segment's summary tells of, if it has one."""
