@@ -316,8 +316,19 @@ class _Work:
         return len(late)
 
     def _read(self, spool: Spool) -> list[QueueId]:
-        """Return the ids alone: what else is known of a million messages is a gigabyte."""
-        return [entry.queue_id for batch in spool.recover(on_step=self._on_step) for entry in batch]
+        """Return the ids alone: what else is known of a million messages is a gigabyte.
+
+        Raise SpoolFull where descriptors or memory lack for long.
+        """
+        queue_ids, tries = list[QueueId](), 0
+        for batch in spool.recover(on_step=self._on_step):
+            queue_ids += [entry.queue_id for entry in batch]
+            tries = 0 if batch else tries + 1
+            if tries > _TRIES:
+                raise SpoolFull("conversion: descriptors or memory lack, and the spool cannot be read")
+            if not batch:
+                self._wait(_BETWEEN_TRIES_S)
+        return queue_ids
 
     @staticmethod
     def _take_all(source: Spool, queue_ids: list[QueueId]) -> bool:

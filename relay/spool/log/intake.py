@@ -163,12 +163,18 @@ class LogIntake:
             name = Identities(self._clock, self._random_bytes).next_id()
             path = self._layout.stream_lock(name)
             fd = self._disk.lock(path, wait=False)
-            if fd is not None and self._disk.leads_to(path, fd):
-                self._lock_fd, self._messages = fd, 0
-                return StreamWriter(self._disk, self._layout, name)
-            if fd is not None:
-                # The sender was quicker, and took it for what a dead listener left.
+            if fd is None:
+                continue
+            try:
+                if self._disk.leads_to(path, fd):
+                    self._lock_fd, self._messages = fd, 0
+                    return StreamWriter(self._disk, self._layout, name)
+            except OSError:
+                # A lock that is held says that its stream lives.
                 self._disk.close(fd)
+                raise
+            # The sender was quicker, and took it for what a dead listener left.
+            self._disk.close(fd)
         raise OSError(errno.EAGAIN, "each new stream was taken for abandoned")
 
     def _announce(self, position: Position) -> None:

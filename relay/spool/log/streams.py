@@ -4,7 +4,7 @@ Of a stream whose writer lives, what its lock's file announces is read: that is 
 whose writer is dead, everything that is sound is read: what nobody was told of may come or not.  Its last
 group is made durable before anything of it is given out, since a killed writer left it in memory only.
 A torn group at the end of a dead stream is no damage: its sound messages come, and the rest was never there.
-Damage elsewhere is told to `on_damage`.
+Damage elsewhere is told to `on_damage`, and what comes under an id that came before to `on_second`.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
+from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import SECTOR_BYTES, opened
 from relay.spool.disk.os_errors import is_not_now
 from relay.spool.interface import Corrupt
@@ -108,6 +109,7 @@ class Streams:
         aside: Quarantine,
         summaries: Summaries,
         on_damage: OnDamage,
+        on_second: Callable[[QueueId, int], None],
     ) -> None:
         self._disk, self._layout = segments.disk, segments.layout
         self._segments = segments
@@ -115,6 +117,7 @@ class Streams:
         self._aside = aside
         self._summaries = summaries
         self._on_damage = on_damage
+        self._on_second = on_second
         self._streams: dict[str, Stream] = {}
         self._is_starting = False
         self.senders: list[int] = []
@@ -260,10 +263,15 @@ class Streams:
         if stream.state is StreamState.OVER or (announced := self._announced(stream)) == NOTHING:
             return
         while stream.numbers and len(stream.waiting) < most:
-            part = self._part(stream, announced)
-            if stream.at == HEADER_BYTES and self._is_starting:
-                self._read_summary(stream, part)
-            if not self._read_part(stream, part, most):
+            try:
+                part = self._part(stream, announced)
+                if stream.at == HEADER_BYTES and self._is_starting:
+                    self._read_summary(stream, part)
+                is_all = self._read_part(stream, part, most)
+            except Corrupt as why:
+                self._pass_over(stream, str(why))
+                continue
+            if not is_all:
                 return
             if part.is_last and announced is not None:
                 # Those that ended before a start are in no segment any more.
@@ -285,6 +293,14 @@ class Streams:
             stream.change(StreamEvent.READ_OUT)
             self._let_go(stream)
 
+    def _pass_over(self, stream: Stream, why: str) -> None:
+        """Leave a segment that others changed since it was listed: the next start sets it aside."""
+        handle = self._segments.handle(SegmentName(stream.name, stream.numbers.pop(0)))
+        stream.at = HEADER_BYTES
+        self._segments[handle].change(SegmentEvent.PIN)
+        name = self._segments.path(handle).rpartition("/")[2]
+        self._aside.tell_once(name, f"cannot be read, and is left: {why}")
+
     def _read_summary(self, stream: Stream, part: "_Part") -> None:
         """Begin behind what a segment's summary tells of, if it has one."""
         found = self._summaries.read(part.handle)
@@ -292,7 +308,8 @@ class Streams:
             return
         for row in found.rows:
             place = place_of(part.handle, row.at, row.record_bytes)
-            self._queued.come(row.queue_id, row.recipients, place)
+            if not self._queued.come(row.queue_id, row.recipients, place):
+                self._on_second(row.queue_id, place)
         stream.at = self._segments[part.handle].end = found.covers
 
     def _part(self, stream: Stream, announced: Position | None) -> "_Part":
@@ -341,6 +358,8 @@ class Streams:
         stream.read += 1
         if self._queued.come(each.queue_id, each.number, place):
             stream.waiting.append((each, place))
+        else:
+            self._on_second(each.queue_id, place)
 
     def _has_died(self, stream: Stream) -> bool:
         """Return whether a stream's writer is dead; from then on we hold its lock."""
@@ -351,10 +370,16 @@ class Streams:
             except FileNotFoundError:
                 return True
             except OSError as error:
+                if is_not_now(error):
+                    # Nobody knows whether its writer lives, or how far its mail is accepted: it is unheard.
+                    self._aside.leave(path, f"cannot be read, and is left: {error.strerror}")
+                    return False
                 # Of one that may be a writer's, and that we may not open, nobody knows whether it lives.
                 if error.errno not in _NO_FILE:
                     raise
                 why = foreign.why_unusable(error)
+            else:
+                self._aside.forget(path)
         if stream.lock_fd is not None and not self._disk.lock_open(stream.lock_fd):
             return False
         if why is None and stream.lock_fd is not None:

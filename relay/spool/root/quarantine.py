@@ -71,9 +71,15 @@ class Quarantine:
             path = f"{folder}/{name}.{number}"
         self._on_corrupt(describe(name), fault)
         with opened(self._disk, self._disk.open_new(path)) as fd:
-            self._disk.write_all(fd, content)
-            # Crash here: a part of it; what it was taken from is still there.
-            self._disk.sync(fd)
+            try:
+                self._disk.write_all(fd, content)
+                # Crash here: a part of it; what it was taken from is still there.
+                self._disk.sync(fd)
+            except OSError:
+                # Each start would leave another part.
+                with contextlib.suppress(OSError):
+                    self._disk.unlink(path)
+                raise
         self._disk.sync_directory(folder)
         self.moved += 1
         self.count += 1

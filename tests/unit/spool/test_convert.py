@@ -1,5 +1,6 @@
 """A spool is converted whole, whichever way and wherever it is killed."""
 
+import contextlib
 import errno
 import itertools
 import random
@@ -18,7 +19,9 @@ from relay.spool.convert import Converted, Leftover, convert
 from relay.spool.disk.durable import Disk, RealDisk
 from relay.spool.engines import ENGINES, engine_of, is_half_converted, open_spool, prepare_spool
 from relay.spool.interface import Intake, Spool, SpoolBusy, SpoolFault, SpoolFull, Totals
+from relay.spool.log import recovery as log_recovery
 from relay.spool.log.layout import segment_of
+from relay.spool.maildir import recovery as maildir_recovery
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model, Platter, disk_error
@@ -526,3 +529,32 @@ def test_damage_that_cannot_be_set_aside_stops_the_conversion(source: str, targe
     assert converted(disk, target).carried.messages == 1
     assert len(disk.names(f"{ROOT}/corrupt")) == 1
     TOLD.clear()
+
+
+@pytest.mark.parametrize("lasts", [3, None])
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENOMEM])
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_a_conversion_that_lacks_descriptors_waits_and_gives_up(
+    source: str, target: str, error: int, lasts: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maildir_recovery, "BATCH", 1)
+    monkeypatch.setattr(log_recovery, "RECOVERED_AT_ONCE", 1)
+    disk = spool_of(source, [LONG[0], LONG[0]])
+    before = read(source, disk.after_kill())
+    waits = 0
+
+    def wait(seconds: float) -> None:
+        nonlocal waits
+        waits += 1
+        assert seconds > 0
+        if waits == lasts:
+            disk.heal()
+
+    # A start of a log first looks whether anybody still writes long content.
+    nth = 2 if source == "log" else 1
+    disk.fail(Fault(nth, error, kinds=frozenset({"open"}), path=max(before.messages), forever=True))
+    with contextlib.nullcontext() if lasts else pytest.raises(SpoolFull, match="descriptors or memory"):
+        convert(ROOT, target, disk, FakeClock(), lambda *told: TOLD.append(told), wait=wait)
+    assert waits == (lasts or convert_module._TRIES)
+    assert read(target if lasts else source, disk.after_kill()) == before
+    assert "converting" not in disk.names(ROOT)

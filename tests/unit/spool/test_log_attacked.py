@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from relay.mail.envelope import QueueId
+from relay.spool.disk.durable import FileStatus, RealDisk
 from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, Spool, SpoolFull
 from relay.spool.log import recovery as log_recovery
 from relay.spool.log import segments
 from relay.spool.log.engine import LogSpool
+from relay.spool.log.intake import LogIntake
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import SECTOR_BYTES
 from tests.unit.spool.engine import RELAYED, accept, recovered, taken
@@ -21,6 +23,8 @@ from tests.unit.spool.recovering import recover
 from tests.unit.spool.test_log_damage import drop_summaries, model_of, sectors, small_spool
 from tests.unit.spool.test_log_intake import listener
 from tests.unit.spool.test_log_refusals import sender
+
+MADE_WRITABLE = "cannot be read, and is left: mode 0666: others may write it"
 
 
 class MeetsNames(ModelDisk):
@@ -133,6 +137,25 @@ def test_what_may_be_a_writers_and_cannot_be_opened_is_not_judged(what: str, err
     found = recover(spool)
     assert [*(entry.queue_id for entry in found.entries), *taken(spool)] == [first, second]
     assert engine.names("corrupt") == []
+
+
+def test_a_lock_on_a_bad_sector_ends_no_start_and_is_told_once() -> None:
+    engine = log_on_the_model()
+    recovered(engine).close()
+    intake, _ = listener(engine)
+    queue_id = accept(intake)
+    (lock,) = [name for name in engine.names("log") if name.endswith(".lock")]
+    view = model_of(engine).another()
+    view.fail(Fault(1, errno.EIO, kinds=frozenset({"open"}), path=lock, forever=True))
+    spool = LogSpool(engine.root, view, engine.clock, engine.tell)
+    assert recover(spool).entries == ()
+    assert [taken(spool), taken(spool)] == [[], []]
+    assert engine.told == [(lock, "cannot be read, and is left: Input/output error")]
+    # Who converts the spool, or looks what is wrong with it, is told too.
+    assert (spool.corrupt_count(), [each.name for each in spool.set_aside_files(5)]) == (1, [lock])
+    view.heal()
+    assert taken(spool) == [queue_id]
+    assert (spool.corrupt_count(), engine.names("corrupt")) == (0, [])
 
 
 def test_how_far_a_stream_is_cannot_be_read_and_is_asked_again() -> None:
@@ -416,3 +439,51 @@ def test_cleaning_leaves_a_segment_that_is_somebody_elses(
     assert Path(path).exists()
     with pytest.raises(Corrupt):
         spool.load(queue_ids[0])
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_a_segment_whose_mode_is_changed_once_listed_is_told(tmp_path: Path, *, is_dead: bool) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    spool, intakes = recovered(engine), [engine.intake(), engine.intake()]
+    changed, other = accept(intakes[0]), accept(intakes[1])
+    if is_dead:
+        assert isinstance(intakes[0], LogIntake)
+        intakes[0].close()
+    # It lists the segments, and opens them when it takes.
+    assert spool.accepted_count() == 2
+    ((path, _, _),) = engine.places(changed)
+    Path(path).chmod(0o666)
+    assert [taken(spool), taken(spool)] == [[other], []]
+    assert engine.told == [(Path(path).name, MADE_WRITABLE)]
+    assert (spool.corrupt_count(), engine.names("corrupt")) == (1, [])
+    Path(path).chmod(0o600)
+    spool.close()
+    spool = engine.start()
+    assert {entry.queue_id for entry in recover(spool).entries} == {changed, other}
+    assert spool.corrupt_count() == 0
+
+
+def test_a_segment_changed_while_a_start_lists_it_ends_no_start(tmp_path: Path) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    recovered(engine).close()
+    intake = LogIntake(engine.root, engine.disk, engine.clock)
+    queue_id = accept(intake)
+    intake.close()
+    ((path, _, _),) = engine.places(queue_id)
+
+    class ChangesModes(RealDisk):
+        """A disk whose segment is given away once it was judged."""
+
+        looks = 0
+
+        def status(self, fd: int) -> FileStatus:
+            found = super().status(fd)
+            self.looks += os.path.samestat(os.fstat(fd), Path(path).stat())
+            return found._replace(mode=0o666) if self.looks > 1 else found
+
+    spool = LogSpool(engine.root, ChangesModes(), engine.clock, engine.tell)
+    assert recover(spool).entries == ()
+    assert engine.told == [(Path(path).name, MADE_WRITABLE)]
+    assert spool.corrupt_count() == 1
+    spool.close()
+    assert [entry.queue_id for entry in recover(engine.start()).entries] == [queue_id]

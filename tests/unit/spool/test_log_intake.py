@@ -19,6 +19,7 @@ from relay.spool.log.streams import READ_AHEAD
 from relay.spool.root.headroom import HEADROOM_BYTES, NoHeadroom
 from tests.fakes.denying import BROKEN, GONE, TOO_MANY, Denying
 from tests.fakes.disk import Fault, ModelDisk
+from tests.fakes.platter import disk_error
 from tests.unit.spool.engine import BOUNCED, CONTENT, ENVELOPE, RELAYED, accept, note, recovered, taken
 from tests.unit.spool.log_engine import LogEngine, log_on_the_kernel, log_on_the_model
 from tests.unit.spool.recovering import recover
@@ -469,3 +470,21 @@ def test_taking_one_reads_a_part_of_a_long_stream() -> None:
     assert taken(spool, 1) == queue_ids[:1]
     assert view.furthest < (at + size) * 2 // 3
     assert taken(spool, len(queue_ids)) == queue_ids[1:]
+
+
+def test_a_lock_that_cannot_be_looked_at_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = log_on_the_model()
+    spool, (intake, view) = recovered(engine), listener(engine)
+
+    def refused(path: str, _fd: int) -> bool:
+        raise disk_error(errno.EIO, path)
+
+    draft = intake.draft()
+    draft.append(CONTENT)
+    with monkeypatch.context() as patched:
+        patched.setattr(view, "leads_to", refused)
+        (error,) = intake.accept([(draft, ENVELOPE)])
+    assert isinstance(error, OSError)
+    # Nobody holds it any more: the sender takes its stream for dead.
+    assert taken(spool) == []
+    assert [name for name in engine.names("log") if name.endswith(".lock")] == []

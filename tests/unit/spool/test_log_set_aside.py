@@ -321,3 +321,23 @@ def copied_forward(engine: LogEngine, spool: Spool, queue_ids: list[QueueId], *h
             if all(is_senders(path) for path, _, _ in engine.places(each)):
                 return each
     raise AssertionError("nothing was copied")
+
+
+@pytest.mark.parametrize("kind", ["write", "sync"])
+def test_what_corrupt_has_no_room_for_leaves_no_part_there(kind: str) -> None:
+    engine = log_on_the_model()
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    taken(spool)
+    spool.close()
+    drop_summaries(engine)
+    damage(engine, queue_id)
+    for _ in range(3):
+        view = model_of(engine).another()
+        view.fail(Fault(1, errno.ENOSPC, True, is_short=True, kinds=frozenset({kind}), path="/corrupt/"))
+        spool = LogSpool(engine.root, view, engine.clock)
+        recover(spool)
+        assert view.has_failed
+        spool.close()
+        assert engine.names("corrupt") == []
+    recover(engine.start())
+    assert engine.names("corrupt") == [queue_id]
