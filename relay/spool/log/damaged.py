@@ -5,9 +5,8 @@ ended long before.  Guarantees: bytes that cannot be put into corrupt/ stay wher
 start.
 """
 
-import contextlib
-
 from relay.mail.envelope import QueueId
+from relay.spool.disk.os_errors import is_our_own_lack
 from relay.spool.interface import Corrupt
 from relay.spool.ledger import fates_of
 from relay.spool.log import facts as said
@@ -92,8 +91,13 @@ class Damaged:
 
     def _is_there(self, queue_id: QueueId, place: int, payload: bytes) -> bool:
         """Return whether a message's record can be read, and has this payload."""
-        with contextlib.suppress(OSError, Corrupt):
+        try:
             return place != UNPLACED and message.payload_of(self._segments.read(place), queue_id) == payload
+        except OSError as error:
+            if is_our_own_lack(error):
+                raise
+        except Corrupt:
+            pass
         return False
 
     def end_suspects(self) -> None:

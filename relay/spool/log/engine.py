@@ -137,7 +137,9 @@ class LogSpool:
             whole, is_all_there=self._damaged.places == 0 and self._aside.moved == moved
         )
         self._damaged.end_suspects()
-        self._damaged.start_is_done()
+        if self._may_judge_long:
+            # Else long content whose record is damaged is still in long/, and no summary may hide that.
+            self._damaged.start_is_done()
         removed = self._damaged.forget_what_was_removed()
         held = resumed = finished = 0
         try:
@@ -176,9 +178,14 @@ class LogSpool:
         """Whether no part of a stream is there that could not be read when this start came to it."""
         return self._streams.are_read and not any(segment.is_pinned for _, segment in self._segments)
 
+    @property
+    def _may_judge_long(self) -> bool:
+        """Whether long content without a record has none."""
+        return self._is_all_read and not self._aside.stuck
+
     def _remove_orphans(self, whole: Sequence[QueueId], *, is_all_there: bool) -> int:
         """Remove long content without a record: nobody was promised it, or its message ended."""
-        if self._aside.stuck or not self._is_all_read:
+        if not self._may_judge_long:
             return 0  # its record may be what cannot be read now; the next start looks again
         removed, moved = 0, self._aside.moved
         for queue_id in whole:

@@ -130,12 +130,24 @@ class LogInspector(RootInspector):
         """Take in what the sender said, as a start does, on what of it is there."""
         on_damage: OnDamage = self._damaged
         try:
-            recovery.replay(self._segments, self._queued, numbers, on_damage=on_damage, on_step=lambda: None)
+            recovery.replay(
+                self._segments,
+                self._queued,
+                numbers,
+                on_damage=on_damage,
+                on_step=lambda: None,
+                # Of what could not be read, or has come since, a copy is not all that there is.
+                is_all_read=not self._has_unread and self._seen.holder is None,
+            )
         except FileNotFoundError:
             return  # a sender at work removed it
         except (OSError, Corrupt) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             self._seen.findings.append(unreadable(f"{self._layout.log}/{SENDER}.*", why, STOPS_THE_START))
+
+    @property
+    def _has_unread(self) -> bool:
+        return any(finding.kind == "unreadable" for finding in self._seen.findings)
 
     def _meet(self, kind: bytes, queue_id: QueueId) -> None:
         if kind in (LONG, MOVED_LONG):

@@ -81,7 +81,15 @@ def replay(
         limit = size if end is None else min(end, size)
         is_torn = end is None and not is_ours
         sound, is_cut = _replay_segment(
-            segments, queued, handle, limit, on_damage, is_torn=is_torn, is_all_read=is_all_read
+            segments,
+            queued,
+            handle,
+            limit,
+            on_damage,
+            is_torn=is_torn,
+            # What was torn is cut off, durably, before another segment begins.
+            is_followed=name != names[-1],
+            is_all_read=is_all_read,
         )
         if is_cut:
             torn.append((segments.path(handle), sound))
@@ -120,6 +128,7 @@ def _replay_segment(
     on_damage: OnDamage,
     *,
     is_torn: bool,
+    is_followed: bool,
     is_all_read: bool,
 ) -> tuple[int, bool]:
     """Return how much of it counts, and whether a group stands behind that which counts as torn."""
@@ -135,7 +144,9 @@ def _replay_segment(
     if previous is None:
         return sound, False
     # Where not all is read a copy's first place may be what is not.
-    was_durable = previous.is_whole or (is_all_read and _is_all_there_is(queued, previous))
+    was_durable = (
+        previous.is_whole or is_followed or (is_all_read and _is_all_there_is(queued, previous))
+    )
     if is_torn and not was_durable:
         return sound, True
     if is_torn:

@@ -95,7 +95,8 @@ class Quarantine:
                 self._disk.write_at(fd, content, 0)
                 self._disk.sync(fd)
         except OSError as error:
-            if not is_about_the_file(error):
+            # A bad sector under it would keep what it was taken from for ever: another file is written.
+            if not (is_about_the_file(error) or is_not_now(error)):
                 raise
             return False
         self._disk.sync_directory(path.rpartition("/")[0])
