@@ -144,9 +144,7 @@ def _replay_segment(
     if previous is None:
         return sound, False
     # Where not all is read a copy's first place may be what is not.
-    was_durable = (
-        previous.is_whole or is_followed or (is_all_read and _is_all_there_is(queued, previous))
-    )
+    was_durable = previous.is_whole or is_followed or (is_all_read and _is_all_there_is(queued, previous))
     if is_torn and not was_durable:
         return sound, True
     if is_torn:

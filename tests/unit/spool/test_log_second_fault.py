@@ -1,4 +1,4 @@
-"""What a review of the mends of restarts met."""
+"""A log with damage meets another fault at its start: nothing is lost, told falsely, or kept for ever."""
 
 import errno
 from pathlib import Path
@@ -86,9 +86,7 @@ def test_no_summary_hides_damage_from_a_start_that_could_not_look_at_long_conten
     assert queue_id in [*engine.names("long"), *engine.names("corrupt")]
 
 
-def test_a_report_in_the_last_group_of_an_older_segment_is_not_torn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_report_in_the_last_group_of_an_older_segment_is_not_torn() -> None:
     engine = log_on_the_model()
     spool, intake = recovered(engine), engine.intake()
     first, second = accept(intake), accept(intake)
