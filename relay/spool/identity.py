@@ -5,9 +5,9 @@ no process uses twice, and six random ones, which tell apart processes, boots an
 back.  Never an inode number: those are reused, and then the status bytes of one message mark the
 recipients of another.
 
-Two ids could only meet if one of 2**30 were drawn twice within the same microsecond; a maildir, publishing
-by link(2), would refuse the second, and its client would be told 451.  No listener of a log sees another's
-stream: its sender puts the second into corrupt/, and tells of it.
+Two ids could only meet if one of 2**30 were drawn twice within the same microsecond.  A maildir, publishing
+by link(2), would refuse the second, and its client would be told 451.  A log would not notice: its listeners
+do not see each other's streams, and its sender would take the second for the first, come again.
 """
 
 import struct

@@ -6,21 +6,17 @@ start.
 """
 
 from relay.mail.envelope import QueueId
-from relay.spool.disk.os_errors import is_our_own_lack
-from relay.spool.interface import Corrupt
 from relay.spool.ledger import fates_of
 from relay.spool.log import facts as said
 from relay.spool.log import message
-from relay.spool.log.index import UNPLACED, LogIndex
+from relay.spool.log.index import LogIndex
 from relay.spool.log.journal import Journal
 from relay.spool.log.record import INLINE, New
-from relay.spool.log.segments import Segment, SegmentEvent, Segments, handle_of, is_perhaps_long, place_of
+from relay.spool.log.segments import Segment, SegmentEvent, Segments, place_of
 from relay.spool.log.stream_reader import Damage
 from relay.spool.message.recent import Recent
 from relay.spool.root import quarantine
 from relay.spool.root.quarantine import Quarantine
-
-SECOND = "a message of this id is queued already"
 
 
 class Damaged:
@@ -66,39 +62,6 @@ class Damaged:
             segment.change(SegmentEvent.PIN)
             self._suspects.pop(QueueId(name), None)
             self._aside.tell_once(name, f"is damaged, and cannot be set aside: {error.strerror}")
-
-    def meet_second(self, queue_id: QueueId, place: int) -> None:
-        """Set aside a message that comes under the id of one that is queued, if it is another one.
-
-        The same may come again: read once more after a fault, or heard only after its copy was.
-        """
-        if (first := self._queued.places.get(queue_id)) is None:
-            return  # it was known by its copy or its end only, and ended
-        disk, layout = self._segments.disk, self._segments.layout
-        try:
-            if payload := message.payload_of(self._segments.read(place), queue_id):
-                if not self._is_there(queue_id, first, payload):
-                    self._aside.keep(queue_id, payload, SECOND)
-            elif not is_perhaps_long(first):  # else one file is all that there is of both
-                self._aside.move(layout.content(queue_id), SECOND)
-                # Before the segment of its record may go: then nothing would tell that it was a message.
-                disk.sync_directory(layout.corrupt)
-        except OSError as error:
-            # The next start does it; by the end of the first it would take this one for ended as well.
-            for each in {place, first} - {UNPLACED}:
-                self._segments[handle_of(each)].change(SegmentEvent.PIN)
-            self._aside.tell_once(queue_id, f"{SECOND}, and it cannot be set aside: {error.strerror}")
-
-    def _is_there(self, queue_id: QueueId, place: int, payload: bytes) -> bool:
-        """Return whether a message's record can be read, and has this payload."""
-        try:
-            return place != UNPLACED and message.payload_of(self._segments.read(place), queue_id) == payload
-        except OSError as error:
-            if is_our_own_lack(error):
-                raise
-        except Corrupt:
-            pass
-        return False
 
     def end_suspects(self) -> None:
         """End those that are still queued, now that all was read that may tell of their ends."""

@@ -84,11 +84,7 @@ class LogSpool:
         self._damaged = Damaged(*log, self._journal, aside=self._aside, memory=self._memory)
         self._summaries = Summaries(*log)
         self._streams = Streams(
-            *log,
-            aside=self._aside,
-            summaries=self._summaries,
-            on_damage=self._damaged.meet,
-            on_second=self._damaged.meet_second,
+            *log, aside=self._aside, summaries=self._summaries, on_damage=self._damaged.meet
         )
         self._cleaner = Cleaner(*log, self._journal, self._streams)
         self._reader = MessageReader(

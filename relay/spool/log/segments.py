@@ -189,10 +189,6 @@ class Segments:
         """Read some of a segment.  Raises OSError, and Corrupt for a file of others."""
         return self.disk.pread(self._fd(handle), size, offset)
 
-    def read(self, place: int) -> bytes:
-        """Read what is at a place.  Raises as `pread`."""
-        return self.pread(handle_of(place), length_of(place), offset_of(place))
-
     def window(
         self, handle: int, end: int, on_unreadable: Callable[[int], None] | None = None
     ) -> SegmentReader:

@@ -4,7 +4,7 @@ Of a stream whose writer lives, what its lock's file announces is read: that is 
 whose writer is dead, everything that is sound is read: what nobody was told of may come or not.  Its last
 group is made durable before anything of it is given out, since a killed writer left it in memory only.
 A torn group at the end of a dead stream is no damage: its sound messages come, and the rest was never there.
-Damage elsewhere is told to `on_damage`, and what comes under an id that came before to `on_second`.
+Damage elsewhere is told to `on_damage`.
 """
 
 import contextlib
@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
-from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import SECTOR_BYTES, opened
 from relay.spool.disk.os_errors import is_not_now
 from relay.spool.interface import Corrupt
@@ -109,7 +108,6 @@ class Streams:
         aside: Quarantine,
         summaries: Summaries,
         on_damage: OnDamage,
-        on_second: Callable[[QueueId, int], None],
     ) -> None:
         self._disk, self._layout = segments.disk, segments.layout
         self._segments = segments
@@ -117,7 +115,6 @@ class Streams:
         self._aside = aside
         self._summaries = summaries
         self._on_damage = on_damage
-        self._on_second = on_second
         self._streams: dict[str, Stream] = {}
         self._is_starting = False
         self.senders: list[int] = []
@@ -308,8 +305,7 @@ class Streams:
             return
         for row in found.rows:
             place = place_of(part.handle, row.at, row.record_bytes)
-            if not self._queued.come(row.queue_id, row.recipients, place):
-                self._on_second(row.queue_id, place)
+            self._queued.come(row.queue_id, row.recipients, place)
         stream.at = self._segments[part.handle].end = found.covers
 
     def _part(self, stream: Stream, announced: Position | None) -> "_Part":
@@ -358,8 +354,6 @@ class Streams:
         stream.read += 1
         if self._queued.come(each.queue_id, each.number, place):
             stream.waiting.append((each, place))
-        else:
-            self._on_second(each.queue_id, place)
 
     def _has_died(self, stream: Stream) -> bool:
         """Return whether a stream's writer is dead; from then on we hold its lock."""

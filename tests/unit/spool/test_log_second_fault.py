@@ -20,9 +20,7 @@ from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, again, recovered,
 from tests.unit.spool.log_engine import log_on_the_kernel, log_on_the_model, window_on
 from tests.unit.spool.recovering import recover
 from tests.unit.spool.test_log_attacked import end
-from tests.unit.spool.test_log_comes_back import unheard
 from tests.unit.spool.test_log_damage import drop_summaries, is_senders, model_of
-from tests.unit.spool.test_log_said import append, path_of, records_of
 from tests.unit.spool.test_log_set_aside import damage, damage_first_record, long_and_short
 
 
@@ -109,24 +107,6 @@ def test_a_report_in_the_last_group_of_an_older_segment_is_not_torn() -> None:
     spool.commit()
     assert engine.names("corrupt") == [reports[0]]
     assert spool.totals() == before
-
-
-def test_what_cannot_be_compared_for_lack_of_descriptors_is_no_second() -> None:
-    engine = log_on_the_model()
-    before, queue_id = recovered(engine), accept(engine.intake())
-    taken(before)
-    before.hold(queue_id)
-    before.commit()
-    before.close()
-    (whole,) = [r for r in records_of(engine, path_of(engine, sender=False)) if r.queue_id == queue_id]
-    append(engine, path_of(engine, sender=True), New(MOVED, queue_id, whole.payload, 3))
-    spool, view, entries = unheard(engine)
-    assert entries == (queue_id,)
-    view.heal()
-    spool._segments.close()
-    view.fail(Fault(1, errno.EMFILE, kinds=frozenset({"open"}), path="/sender."))
-    taken(spool)
-    assert engine.names("corrupt") == []
 
 
 def test_an_inspection_takes_for_torn_what_a_start_does(tmp_path: Path) -> None:
