@@ -140,7 +140,9 @@ def test_what_a_killed_start_set_aside_is_made_durable() -> None:
         assert set_aside(there) == whole
 
 
-@pytest.mark.parametrize(("error", "names", "corrupt"), [(errno.EACCES, 2, 2), (errno.EIO, 2, 2)])
+@pytest.mark.parametrize(
+    ("error", "names", "corrupt"), [(errno.EACCES, 2, 2), (errno.EIO, 2, 2), (errno.EMFILE, 1, 3)]
+)
 def test_what_cannot_be_compared_in_corrupt_is_not_relied_on(error: int, names: int, corrupt: int) -> None:
     engine = log_on_the_model()
     spool, intake = recovered(engine), engine.intake()
