@@ -21,7 +21,7 @@ from tests.unit.spool.log_engine import log_on_the_kernel, log_on_the_model, win
 from tests.unit.spool.recovering import recover
 from tests.unit.spool.test_log_attacked import end
 from tests.unit.spool.test_log_damage import drop_summaries, is_senders, model_of
-from tests.unit.spool.test_log_set_aside import damage, damage_first_record, long_and_short
+from tests.unit.spool.test_log_set_aside import damage, damage_first_record, long_and_short, with_damage
 
 
 class BadSector(ModelDisk):
@@ -39,13 +39,8 @@ def test_what_was_set_aside_and_cannot_be_read_keeps_nothing_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
-    engine = log_on_the_model()
-    spool, intake = recovered(engine), engine.intake()
-    damaged, _ = accept(intake), accept(intake)
-    taken(spool)
-    spool.close()
-    drop_summaries(engine)
-    damage(engine, damaged)
+    engine, damaged = with_damage()
+    intake = engine.intake()
     # Killed before its end was durable: so the next start meets the damage too.
     recovered(engine).close()
     view = BadSector(model_of(engine).platter)

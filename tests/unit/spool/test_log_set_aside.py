@@ -21,6 +21,18 @@ from tests.unit.spool.test_log_damage import drop_summaries, is_senders, model_o
 from tests.unit.spool.test_log_refusals import LONG, sender
 
 
+def with_damage() -> tuple[LogEngine, QueueId]:
+    """Return a spool without a summary in which one of two messages is damaged, and that one."""
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    damaged, _ = accept(intake), accept(intake)
+    taken(spool)
+    spool.close()
+    drop_summaries(engine)
+    damage(engine, damaged)
+    return engine, damaged
+
+
 def test_long_content_set_aside_stays_so_through_a_cut() -> None:
     engine = log_on_the_model()
     spool, queue_id = recovered(engine), accept(engine.intake(), content=LONG)
@@ -51,13 +63,7 @@ def test_content_set_aside_without_its_record_outlives_a_cut() -> None:
 
 
 def test_no_summary_hides_damage_whose_end_is_not_durable() -> None:
-    engine = log_on_the_model()
-    spool, intake = recovered(engine), engine.intake()
-    damaged, _ = accept(intake), accept(intake)
-    taken(spool)
-    spool.close()
-    drop_summaries(engine)
-    damage(engine, damaged)
+    engine, damaged = with_damage()
     spool = recovered(engine)
     before = spool.totals()
     assert (before.queued, engine.names("corrupt")) == (6, [damaged])
@@ -96,13 +102,7 @@ def test_no_summary_hides_damage_that_new_mail_came_with() -> None:
 
 
 def test_what_is_set_aside_is_whole_wherever_the_power_is_cut() -> None:
-    engine = log_on_the_model()
-    spool, intake = recovered(engine), engine.intake()
-    queue_id, _ = accept(intake), accept(intake)
-    taken(spool)
-    spool.close()
-    drop_summaries(engine)
-    damage(engine, queue_id)
+    engine, _ = with_damage()
     images: list[ModelDisk] = []
     view = model_of(engine).another()
     view.before = lambda _step: images.extend(view.subsets(random.Random(1), 50))
@@ -144,13 +144,7 @@ def test_what_a_killed_start_set_aside_is_made_durable() -> None:
     ("error", "names", "corrupt"), [(errno.EACCES, 2, 2), (errno.EIO, 2, 2), (errno.EMFILE, 1, 3)]
 )
 def test_what_cannot_be_compared_in_corrupt_is_not_relied_on(error: int, names: int, corrupt: int) -> None:
-    engine = log_on_the_model()
-    spool, intake = recovered(engine), engine.intake()
-    queue_id, _ = accept(intake), accept(intake)
-    taken(spool)
-    spool.close()
-    drop_summaries(engine)
-    damage(engine, queue_id)
+    engine, queue_id = with_damage()
     # It was set aside, and is not ended yet.
     recovered(engine).close()
     view = model_of(engine).another()
