@@ -24,7 +24,7 @@ _ADDRESS_ERRORS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES
 @click.option(
     "--log",
     "style",
-    type=click.Choice(["text", "json", "postfix"]),
+    type=click.Choice(["text", "json"]),
     envvar="RELAY_LOG",
     default="text",
     help="How events are written to stderr.",

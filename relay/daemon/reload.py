@@ -2,15 +2,18 @@
 
 A good edit takes effect at once, except keys that need a restart, which are named in the log; no
 transaction is dropped, and the limits judge the same history by the new numbers.  A bad edit changes
-nothing: every fault is logged and counted.  The log names an edit that rests, with its end.
+nothing: every fault is logged and counted.  The log names an edit that rests, with its end, and says
+what an edit that came into force changed, up to MOST_CHANGES.
 """
 
+import textwrap
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from relay.daemon.policy_watch import Waiting
 from relay.hooks.hooks import Hooks
+from relay.policy.differences import differences
 from relay.policy.faults import PolicyError
 from relay.policy.loosening import changes_needing_restart
 from relay.policy.model import Policy
@@ -20,6 +23,10 @@ from relay.status.snapshot import PolicyStatus
 from relay.status.watch import Watch
 from relay.telemetry.recent_past import RecentPast
 from relay.telemetry.telemetry import Telemetry
+
+MOST_CHANGES = 20
+LONGEST_CHANGE = 300
+"""Characters."""
 
 
 class Reload:
@@ -35,7 +42,7 @@ class Reload:
         telemetry: Telemetry,
     ) -> None:
         self._path = path
-        self._started_with = policy
+        self._started_with = self._loaded = policy
         self._sender = sender
         self._watch = watch
         self._hooks = hooks
@@ -46,10 +53,11 @@ class Reload:
         keys = changes_needing_restart(self._started_with, policy)
         if not await self._go_on_by(policy, keys):
             return
+        changes, self._loaded = _changes(self._loaded, self._watch.policy), self._watch.policy
         refused_file = self._watch.policy_status.refused_file
         self._watch.policy_status = PolicyStatus(sha256, self._clock.wall_ns(), refused_file=refused_file)
         self._metrics.policy_reloaded(is_ok=True)
-        self._events.policy_loaded(path=str(self._path), sha256=sha256)
+        self._events.policy_loaded(path=str(self._path), sha256=sha256, changes=changes)
         if keys:
             written = [written_key(Policy, key) for key in keys]
             self._events.policy_needs_restart(path=str(self._path), keys=written)
@@ -100,3 +108,11 @@ class Reload:
         )
         self._metrics.policy_reloaded(is_ok=False)
         self._events.policy_refused(path=str(self._path), faults=faults)
+
+
+def _changes(old: Policy, new: Policy) -> list[str]:
+    found = differences(old, new)
+    words = [f"{each.sign} {each.words}".removeprefix("~ ") for each in found[:MOST_CHANGES]]
+    if len(found) > MOST_CHANGES:
+        words.append(f"and {len(found) - MOST_CHANGES} more")
+    return [textwrap.shorten(each, LONGEST_CHANGE, placeholder=" …") for each in words]

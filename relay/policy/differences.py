@@ -34,9 +34,13 @@ class Difference:
 
     @property
     def words(self) -> str:
+        """Return what was and what is now: `isp: 20 → 40 messages in any 10s`."""
         about = f"{self.about}: " if self.about else ""
-        both = [words for words in (self.was, self.now) if words is not None]
-        return about + " → ".join(both)
+        before, after = self.was or "", self.now or ""
+        number, _, rest = before.partition(" ")
+        if number[:1].isdigit() and rest and after.partition(" ")[2] == rest:
+            before = number
+        return about + " → ".join(filter(None, (before, after)))
 
     @property
     def sign(self) -> str:

@@ -1,19 +1,18 @@
-"""The log: one line for everything that happens, as text, as JSON or as Postfix would have it, on stderr.
+"""The log: one line for everything that happens, as text or as JSON, on stderr.
 
 `Events` has a method for each row of `event_table`.  Guarantees: no call raises (a closed stderr must
 not stop mail); no text from outside can end a line or move a terminal's cursor; no registered secret
 is written.  Lines are written once per turn of the event loop, errors at once.  One thread only.
 
-As text, a line begins like one of rsyslog's file format; under the journal, which adds
-its own beginning, with `<N>`, the priority (sd-daemon(3)).  As Postfix would have it, it has both there:
-`journalctl -o cat` shows what the readers of Postfix' log take.
+As text, a line begins like one of rsyslog's file format; under the journal, which adds its own
+beginning, with `<N>`, the priority (sd-daemon(3)).  It ends with the event's name, for `grep`.
 """
 
 import json
 import os
 import socket
 import traceback as tracebacks
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import Formatter
 from typing import Literal, NamedTuple, TextIO
 
@@ -21,7 +20,7 @@ from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import Value, described, postfix_delay, rfc3339, rfc3339_or_none, shown_as_text
 from relay.smtp.reply import Phase
-from relay.telemetry.event_table import KINDS, POSTFIX_LINES, TEXT_LINES, Kind, Level
+from relay.telemetry.event_table import KINDS, Kind, Level
 from relay.telemetry.redaction import Redaction
 from relay.telemetry.stderr import CallSoon, LineWriter, UnwaitingStream, is_journal, one_line
 from relay.throttle.limit_hints import Hint, Lowered
@@ -29,14 +28,10 @@ from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 
 _LEVEL_NAMES = {level: level.name.lower() for level in Level}
-LogStyle = Literal["text", "json", "postfix"]
-_LINES = {"text": TEXT_LINES, "json": {}, "postfix": POSTFIX_LINES}
+LogStyle = Literal["text", "json"]
 _SHOWN = {
-    style: {
-        name: frozenset(f for line in lines for _, f, _, _ in Formatter().parse(line.template) if f)
-        for name, lines in by_name.items()
-    }
-    for style, by_name in _LINES.items()
+    name: frozenset(field for _, field, _, _ in Formatter().parse(kind.template) if field)
+    for name, kind in KINDS.items()
 }
 _LEVEL_TEXT = {level: f"{level.name.lower()}: " if level <= Level.WARNING else "" for level in Level}
 SHORTAGE_AGAIN_NS = 60 * SECOND_NS
@@ -181,7 +176,7 @@ class Events:
     ) -> None:
         self._tell(
             "accepted",
-            {"_user": _as_sasl(envelope.user), "_message_id": message_id or "<>"},
+            {"_user": _as_sasl(envelope.user)},
             queue_id=queue_id,
             listener=listener,
             client=envelope.client,
@@ -229,7 +224,7 @@ class Events:
         via: Via = NO_TRANSACTION,
         message_id: str | None = None,
     ) -> None:
-        # Each form has delays of its own: of these only what is written is made.
+        # Each style has delays of its own: only those that are written are made.
         seconds: list[str | float] = []
         pieces = NO_PIECES
         if self._style == "json":
@@ -425,8 +420,10 @@ class Events:
         """`queue_id` is the name of the file set aside, which may be no id."""
         self._tell("corrupt", queue_id=queue_id, reason=reason)
 
-    def policy_loaded(self, *, path: str, sha256: str) -> None:
-        self._tell("policy_loaded", path=path, sha256=sha256)
+    def policy_loaded(self, *, path: str, sha256: str, changes: Sequence[str]) -> None:
+        """Tell of an edit in force; `changes` are in words."""
+        words = "; ".join(changes) or "no setting changed"
+        self._tell("policy_loaded", {"_changes": f"{words}; "}, path=path, sha256=sha256, changes=[*changes])
 
     def policy_refused(self, *, path: str, faults: Iterable[str]) -> None:
         for fault in faults:
@@ -536,7 +533,7 @@ class Events:
 
     def _gap(self, count: int) -> str:
         """Stand for dropped lines.  Called in the thread that writes them."""
-        return self._told(KINDS["log_lines_dropped"], {"lines": count}, {})[0]
+        return self._told(KINDS["log_lines_dropped"], {"lines": count}, {})
 
     def _tell(self, name: str, pieces: Mapping[str, str] = NO_PIECES, /, **fields: Value) -> None:
         kind = KINDS[name]
@@ -546,38 +543,28 @@ class Events:
                     watcher(name, fields)
             if kind.level > self._level:
                 return
-            for line in self._told(kind, fields, pieces):
-                # An error may be the last thing that this process says.
-                self._lines.add(line, is_urgent=kind.level <= Level.ERROR)
+            # An error may be the last thing that this process says.
+            self._lines.add(self._told(kind, fields, pieces), is_urgent=kind.level <= Level.ERROR)
         except Exception:  # noqa: BLE001 - mail goes on whatever is wrong with a line about it
             self._unsayable += 1
 
-    def _told(self, kind: Kind, fields: Mapping[str, Value], pieces: Mapping[str, str]) -> list[str]:
-        """Return several lines only where the template has several."""
+    def _told(self, kind: Kind, fields: Mapping[str, Value], pieces: Mapping[str, str]) -> str:
         now = rfc3339(self._clock.wall_ns())
         priority = f"<{kind.level.value}>" if self._is_journal else ""
         if self._style == "json":
             # JSON itself escapes whatever is not printable ASCII, all but DEL; secrets are left to hide.
             hidden = {name: self._hidden(value) for name, value in fields.items()}
             told = {"time": now, "event": kind.name, "level": _LEVEL_NAMES[kind.level], **hidden}
-            return [priority + json.dumps(told).replace("\x7f", "\\u007f")]
+            return priority + json.dumps(told).replace("\x7f", "\\u007f")
         shown = {
             name: value if isinstance(value, str) else shown_as_text(value)
-            for name in _SHOWN[self._style][kind.name]
+            for name in _SHOWN[kind.name]
             for value in (pieces[name] if name in pieces else fields[name],)
         }
-        # The template is split before foreign text is in it, and each line cleaned with that text in it.
-        return [
-            self._beginning(now, priority, line.process)
-            + _LEVEL_TEXT[kind.level]
-            + one_line(self._redaction.hide(line.template.format_map(shown)))
-            for line in _LINES[self._style][kind.name]
-        ]
-
-    def _beginning(self, now: str, priority: str, process: str) -> str:
-        if process:
-            return f"{priority}{now} {self._hostname} postfix/{process}[{self._pid}]: "
-        return priority or f"{now} {self._hostname} relay[{self._pid}]: "
+        # The template is split before foreign text is in it, and the line cleaned with that text in it.
+        line = one_line(self._redaction.hide(kind.template.format_map(shown)))
+        beginning = priority or f"{now} {self._hostname} relay[{self._pid}]: "
+        return f"{beginning}{_LEVEL_TEXT[kind.level]}{line} event={kind.name}"
 
     def _hidden(self, value: Value) -> Value:
         if isinstance(value, str):

@@ -34,7 +34,7 @@ from relay.policy.model import (
 from relay.policy.oauth2 import OAuth2
 from relay.policy.rules import VerdictRule
 from relay.policy.source import parse_policy
-from relay.telemetry.event_table import FIELDS, KINDS
+from relay.telemetry.event_table import KINDS
 from relay.telemetry.metric_table import METRICS
 from tests.proofs.peers import postfix, prometheus
 from tests.proofs.peers.demand import demand, missing_program
@@ -110,8 +110,18 @@ def test_the_page_of_events_has_each_with_its_level_and_fields() -> None:
 
 def test_the_page_of_events_has_each_field() -> None:
     rows = [cells[0] for cells in _rows(EVENTS_AND_METRICS.read_text()) if len(cells) == 2]
+    fields = {field for kind in KINDS.values() for field in kind.fields}
 
-    _none([field for field in FIELDS if f"`{field}`" not in rows])
+    _none(sorted(field for field in fields if f"`{field}`" not in rows))
+
+
+def test_what_the_runbook_says_that_the_log_says_is_the_name_of_an_event() -> None:
+    page = (DOCS / "operating.md").read_text()
+    named = set(re.findall(r"`([a-z_]+)`(?=,? (?:and |`[a-z_]+` )*in the log\b)", page))
+    named |= set(re.findall(r"\blogs?\b(?: \w+){0,3} \(?`([a-z]+_[a-z_]+)`", page))
+
+    assert {"policy_loaded", "upstream_paused", "history_failed", "clock_stepped", "corrupt"} <= named
+    _none(sorted(named - set(KINDS)))
 
 
 def test_the_page_of_alerts_has_each_with_its_severity() -> None:

@@ -19,7 +19,6 @@ DEBIAN_PACKAGES = {
     "mmdebstrap": "mmdebstrap",
     "openssl": "openssl",
     "postfix": "postfix",
-    "pflogsumm": "pflogsumm",
     "prometheus": "prometheus",
     "promtool": "prometheus",
     "saslpasswd2": "sasl2-bin",

@@ -275,7 +275,7 @@ class Ordeal:
         self.relay.policy["upstreams"][self._name]["max_age"] = f"{3600 + len(self.rules)}s"
         self.relay.write_policy()
         digest = hashlib.sha256(self.relay.policy_path.read_bytes()).hexdigest()
-        self.relay.wait_for_log(lambda line: line.endswith(f"loaded, sha256 {digest}"))
+        self.relay.wait_for_log(lambda line: f"sha256 {digest} event=policy_loaded" in line)
 
 
 def as_limit(count: int, period_s: float) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Edited:
     def wait_for(self, count: int) -> None:
         """Wait until the relay goes by this N, and says so everywhere."""
         digest = hashlib.sha256(self.relay.policy_path.read_bytes()).hexdigest()
-        self.relay.wait_for_log(lambda line: line.endswith(f"loaded, sha256 {digest}"))
+        self.relay.wait_for_log(lambda line: f"sha256 {digest} event=policy_loaded" in line)
         metrics = self.relay.metrics()
         assert self.limit() == count
         assert (metrics[f'relay_policy_info{{sha256="{digest}"}}'], metrics[GOOD]) == (1, 1)
@@ -82,7 +82,7 @@ class Edited:
 
     def loads(self) -> int:
         """Return how many edits came into force."""
-        return sum(" loaded, sha256 " in line for line in self.relay.log())
+        return sum(line.endswith(" event=policy_loaded") for line in self.relay.log())
 
     def hand_over(self, count: int) -> None:
         """Hand over so many messages."""
@@ -225,13 +225,13 @@ def test_a_tighter_limit_counts_while_the_rest_of_its_edit_waits(edited: Edited)
         whole["other"] = edited.isp | {"host": "b.example.net"}
         relay.write_policy()
         digest = hashlib.sha256(relay.policy_path.read_bytes()).hexdigest()
-        relay.wait_for_log(lambda line: line.endswith(f"loaded, sha256 {digest}"))
+        relay.wait_for_log(lambda line: f"sha256 {digest} event=policy_loaded" in line)
 
         # One upstream gets a tighter limit, the other loses all of its own at the end of the file.
         edited.isp["limits"] = [{"messages": 3, "per": "2h"}]
         lines = half_of(relay.policy) + f"    limits: {json.dumps(edited.isp['limits'])}\n"
         relay.policy_path.write_text(lines + "  other:\n    host: b.example.net\n")
-        relay.wait_for_log(lambda line: line.endswith("; its tighter limits count already"))
+        relay.wait_for_log(lambda line: "; its tighter limits count already event=" in line)
         edited.hand_over(3)
         edited.sink.wait_for(3)
         wait_until(lambda: "3 messages per 7200s" in relay.get("/metrics"))
@@ -274,7 +274,7 @@ def test_limits_that_are_gone_on_purpose_are_believed(edited: Edited) -> None:
         edited.isp.pop("limits")
         relay.write_policy()
         digest = hashlib.sha256(relay.policy_path.read_bytes()).hexdigest()
-        relay.wait_for_log(lambda line: line.endswith(f"loaded, sha256 {digest}"))
+        relay.wait_for_log(lambda line: f"sha256 {digest} event=policy_loaded" in line)
 
 
 def test_a_policy_that_was_no_file_for_a_while_is_followed_again(edited: Edited) -> None:
@@ -327,6 +327,24 @@ def test_a_bad_edit_changes_nothing_and_is_told_to_the_column(edited: Edited) ->
         edited.sink.wait_for(3)
 
 
+def test_the_log_names_each_edit_and_says_what_it_changed(edited: Edited) -> None:
+    with edited.relay as relay:
+        relay.policy_path.write_text(edited.text(20))
+        edited.wait_for(20)
+        relay.policy["upstreams"]["other"] = {"host": "b.example.net"}
+        relay.policy_path.write_text(edited.text(40))
+        edited.wait_for(40)
+        relay.policy_path.write_text("spool: [")
+
+        relay.wait_for_log(lambda line: line.endswith(" event=policy_refused"))
+        first, second = (line for line in relay.log() if line.endswith(" event=policy_loaded"))
+        assert "policy loaded: isp: 2 → 20 messages in any 1h; " in first
+        assert (
+            "policy loaded: isp: 20 → 40 messages in any 1h; + upstream: other, b.example.net port 587; "
+            in second
+        )
+
+
 def _wait_for_refusals(relay: RelayProcess, count: int) -> None:
     wait_until(lambda: relay.metrics()['relay_policy_reloads_total{result="refused"}'] >= count)
 
@@ -365,7 +383,7 @@ def test_an_edit_that_needs_a_restart_says_so_and_the_rest_counts(edited: Edited
         relay.write_policy()
         relay.wait_for_log(
             lambda line: (
-                "warning" in line and line.endswith("needs a restart to take effect: spool, hostname")
+                "warning" in line and "needs a restart to take effect: spool, hostname event=" in line
             )
         )
 

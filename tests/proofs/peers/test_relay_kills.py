@@ -115,7 +115,7 @@ class Ordeal:
         return {unit: int(count * self.dice.choice(LOWERED)), **dict(others)}
 
     def _taken_over(self) -> int:
-        return sum(" loaded, sha256 " in line for line in self.relay.log())
+        return sum(line.endswith(" event=policy_loaded") for line in self.relay.log())
 
     def listener(self) -> None:
         """Kill a listener process; no message that the sender has is in danger."""

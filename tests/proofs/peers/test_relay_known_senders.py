@@ -61,7 +61,7 @@ def test_a_postfix_knows_the_relay_by_its_certificate_also_a_new_one(tmp_path: P
             hand_over(relay)
             relay.wait_until_empty()
             assert len(upstream.mailbox.wait_for(2)) == 2
-            shown = [line.split()[-1] for line in relay.log() if "shows it the certificate" in line]
+            shown = [line.split()[-2] for line in relay.log() if "shows it the certificate" in line]
             assert shown == [first, second]
             assert upstream.log().count("client=unknown[127.0.0.5]") == 2
 
@@ -90,7 +90,7 @@ def test_a_login_that_may_send_as_itself_alone_takes_rewritten_mail(tmp_path: Pa
             assert not relay.is_empty()
             relay.policy["routes"] = [{"upstreams": ["isp"], "rewrite": OWN}]
             relay.write_policy()
-            relay.wait_for_log(lambda line: " loaded, sha256 " in line)
+            relay.wait_for_log(lambda line: line.endswith(" event=policy_loaded"))
             relay.wait_until_empty()
         (arrived,) = upstream.mailbox.wait_for(1)
 

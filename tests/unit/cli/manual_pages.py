@@ -29,9 +29,9 @@ The policy, where
 names none.
 .It Ev RELAY_LOG
 The style of the log:
-.Cm text , json
+.Cm text
 or
-.Cm postfix .
+.Cm json .
 .It Ev CREDENTIALS_DIRECTORY
 The folder of a
 .Cm password_credential .

@@ -85,7 +85,7 @@ def test_a_running_relay_is_asked_and_its_plan_is_80_columns_wide(
     assert max(map(len, lines[1:])) <= 80
     told = "\n".join(lines)
     for words in (
-        "  ~ isp: 8 messages in any 1m → 5 messages in any 1m",
+        "  ~ isp: 8 → 5 messages in any 1m",
         "max_size: 100 → 50 (needs a restart; not in the",
         "5 messages per 1m: 8 of 5 used, and nothing goes until Thu Oct 09 08:54:02",
         "2 keys hold more; of a@x.example (4 of 1)",

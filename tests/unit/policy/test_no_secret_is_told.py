@@ -240,7 +240,7 @@ def _told_by_a_relay(path: Path) -> str | None:
     else:
         return None
     relay, log, series = _relay(), io.StringIO(), b""
-    styles: tuple[LogStyle, ...] = ("text", "json", "postfix")
+    styles: tuple[LogStyle, ...] = ("text", "json")
     for style in styles:
         events = Events(log, style, relay.clock)
         metrics = Metrics(relay.clock)

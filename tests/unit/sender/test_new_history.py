@@ -14,7 +14,7 @@ def _told(relay: Relay) -> list[str]:
 
 
 def _line(path: Path) -> str:
-    return f"history of isp begins empty, at {path}: nothing that was sent before counts"
+    return f"history of isp begins empty, at {path}: nothing that was sent before counts event=history_begun"
 
 
 async def test_a_history_that_begins_empty_is_announced_when_it_is_made_and_never_again(

@@ -25,7 +25,11 @@ COUNTED = "relay_route_diverted_messages_total"
 
 def told(relay: Relay) -> list[str]:
     relay.events.flush()
-    return [line.split("]: ", 1)[1] for line in relay.log.getvalue().splitlines() if " route" in line]
+    return [
+        line.split("]: ", 1)[1].rpartition(" event=")[0]
+        for line in relay.log.getvalue().splitlines()
+        if " route" in line
+    ]
 
 
 def counted(relay: Relay, *labels: str) -> float | None:
