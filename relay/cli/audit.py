@@ -10,7 +10,7 @@ import click
 
 from relay.cli.locate import Where, found_policy, where_options
 from relay.cli.options import NotPermitted, printable
-from relay.mail.formats import rfc3339_or_none, span
+from relay.mail.formats import rfc3339_or_none, span, utc
 from relay.policy.lane import with_ceilings
 from relay.spool.disk.durable import RealDisk
 from relay.throttle.history_check import audit_file
@@ -61,23 +61,21 @@ def _lines(name: str, path: Path, found: Audit, words: Mapping[str, str]) -> Ite
     """`words` are those for people, by the label of each limit."""
     known = f"{found.transactions} transactions"
     if found.in_flight:
-        known += f", {found.in_flight} of them without an end so far"
+        known += f" ({found.in_flight} without an end so far)"
+    if found.connections:
+        known += f" and {found.connections} connections"
     if found.since_ns is not None and found.until_ns is not None:
-        known += f", since {rfc3339_or_none(found.since_ns)} ({span(found.until_ns - found.since_ns)})"
+        known += f", since {utc(found.since_ns)} ({span(found.until_ns - found.since_ns)})"
     yield printable(f"{name}: {path}: {known}")
     if found.merged:
         counted_ns = [each.counted_until_ns for each in found.findings if each.counted_until_ns is not None]
-        until = (
-            f"; what limits held until {rfc3339_or_none(max(counted_ns))} was counted before"
-            if counted_ns
-            else ""
-        )
+        until = f"; what limits held until {utc(max(counted_ns))} was counted before" if counted_ns else ""
         yield f"  {found.merged} older ones were merged by compaction, and are known only roughly{until}"
     if found.without_start:
         yield f"  {found.without_start} have no recorded start, and count from their end"
     for finding in found.findings:
         key = f" (by {finding.key or '<>'})" if finding.key is not None else ""
-        at = f" at {rfc3339_or_none(finding.most_at_ns)}" if finding.most_at_ns is not None else ""
+        at = f" at {utc(finding.most_at_ns)}" if finding.most_at_ns is not None else ""
         limit = words[finding.label]
         yield printable(f"  {limit}: at most {finding.most} at once{key}{at}: {_verdict(finding)}")
 
@@ -89,7 +87,7 @@ def _verdict(finding: Peak) -> str:
         return "never exceeded"
     if finding.proven_since_ns is not None:
         return (
-            f"not exceeded since {rfc3339_or_none(finding.proven_since_ns)}; before that, by what is known "
+            f"not exceeded since {utc(finding.proven_since_ns)}; before that, by what is known "
             f"roughly, not more than {finding.at_most}"
         )
     return (
@@ -117,6 +115,7 @@ def _json_lines(name: str, path: Path, found: Audit) -> Iterator[str]:
             "since": rfc3339_or_none(found.since_ns),
             "until": rfc3339_or_none(found.until_ns),
             "transactions": found.transactions,
+            "connections": found.connections,
             "in_flight": found.in_flight,
             "merged": found.merged,
             "without_start": found.without_start,

@@ -22,7 +22,7 @@ from relay.cli.render import ending_lines, line_width, queue_lines
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
 from relay.control.operations import Session
-from relay.mail.formats import rfc3339
+from relay.mail.formats import rfc3339, utc
 from relay.mail.sought import Sought, sought
 from relay.policy.units import duration_ns
 from relay.spool.disk.durable import RealDisk
@@ -85,7 +85,7 @@ def find(
     _tell_of_damage(reader)
     if messages or count:
         return os.EX_OK
-    reaches = "" if reader.since_ns is None else f" since {rfc3339(reader.since_ns)}"
+    reaches = "" if reader.since_ns is None else f" since {utc(reader.since_ns)}"
     click.echo(f"not in the queue, and not among what ended{reaches}", err=True)
     return NOTHING_FOUND
 

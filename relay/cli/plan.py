@@ -15,9 +15,8 @@ import click
 from relay.cli.locate import Where, where_options
 from relay.cli.operate import ask
 from relay.cli.options import duration, printable
-from relay.cli.render import local_time
 from relay.clock import SECOND_NS
-from relay.mail.formats import span
+from relay.mail.formats import span, utc
 from relay.policy.source import policy_bytes, read_policy
 from relay.status.estimate.past import SHORTEST_WAIT_NS
 from relay.status.estimate.plan import (
@@ -85,7 +84,7 @@ def plan(path: Path, policy_path: Path, spool: Path | None, *, within_ns: int | 
 def lines_of(planned: Plan, path: Path) -> Iterator[str]:
     """Return what people read; no line is wider than WIDTH unless a single word is."""
     how = "the relay that runs" if planned.is_running else "the relay is down: as if it started now with each"
-    yield from _wrapped(f"{path}, at {local_time(planned.at_ns)}; {how}; no policy was changed", "", "  ")
+    yield from _wrapped(f"{path}, at {utc(planned.at_ns)}; {how}; no policy was changed", "", "  ")
     yield ""
     yield "what differs from the policy in force"
     for each in planned.differences:
@@ -118,7 +117,7 @@ def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
 
 def _over_words(over: Over, at_ns: int, *, is_one: bool) -> str:
     whose = "" if is_one else f"{over.upstream}: "
-    until = f"until {local_time(over.opens_at_ns)}, in {span(over.opens_at_ns - at_ns)}"
+    until = f"until {utc(over.opens_at_ns)}, in {span(over.opens_at_ns - at_ns)}"
     if over.key is None:
         return f"{whose}{over.words}: {over.used} of {over.count} used, and nothing goes {until}"
     keys = "1 key holds" if over.keys == 1 else f"{over.keys} keys hold"
@@ -185,8 +184,8 @@ def _instant(instant_ns: int | None, at_ns: int) -> str:
     if instant_ns is None:
         return _UNKNOWN
     is_soon = instant_ns - at_ns < 12 * HOUR_NS
-    local = local_time(instant_ns)
-    return f"{local[-len('00:00:00') :] if is_soon else local}, {span(instant_ns - at_ns)}"
+    at = utc(instant_ns)
+    return f"{at.partition('T')[2] if is_soon else at}, {span(instant_ns - at_ns)}"
 
 
 def _row(name: str, messages: str, old: str, new: str) -> Iterator[str]:
@@ -220,7 +219,7 @@ def _past(past: PastCourse) -> Iterator[str]:
         return
     yield (
         f"{past.upstream}: {past.transactions} transactions are known one by one, from "
-        f"{local_time(past.since_at_ns)} on ({span(past.until_at_ns - past.since_at_ns)})"
+        f"{utc(past.since_at_ns)} on ({span(past.until_at_ns - past.since_at_ns)})"
     )
     if past.merged:
         yield f"{past.merged} older messages are known only roughly, and left out"

@@ -7,7 +7,6 @@ shown as `printable` has them; nothing is read as markup.
 import shutil
 import sys
 import textwrap
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console
@@ -16,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from relay.cli.options import printable
-from relay.clock import SECOND_NS
-from relay.mail.formats import span
+from relay.mail.formats import span, utc
 from relay.status.filters import AGES, Group
 from relay.status.snapshot import (
     Condition,
@@ -83,7 +81,7 @@ def show_status(snapshot: Snapshot, out: Console) -> None:
     _show_refused(snapshot.policy, out)
     if snapshot.policy.waiting_because:
         until_ns = snapshot.policy.waiting_until_ns
-        until = "" if until_ns is None else f" until {local_time(until_ns)}"
+        until = "" if until_ns is None else f" until {utc(until_ns)}"
         out.print(
             _plain(f"the last edit of the policy waits{until}: {snapshot.policy.waiting_because}", "yellow")
         )
@@ -93,7 +91,7 @@ def show_status(snapshot: Snapshot, out: Console) -> None:
         _limits(snapshot).show(out)
     for upstream in snapshot.upstreams:
         for finding in upstream.findings:
-            out.print(_plain(f"{upstream.name}: {finding} ({local_time(finding.at_ns)})", "yellow"))
+            out.print(_plain(f"{upstream.name}: {finding} ({utc(finding.at_ns)})", "yellow"))
         if upstream.findings:
             out.print()
     if snapshot.routes:
@@ -130,7 +128,7 @@ def what_holds(snapshot: Snapshot, name: str = "") -> str:
     if not full:
         return ""
     opens_at_ns, words = max(full)
-    return f"no room in {words} until {local_time(opens_at_ns)}"
+    return f"no room in {words} until {utc(opens_at_ns)}"
 
 
 def unread_words(snapshot: Snapshot) -> str:
@@ -141,7 +139,7 @@ def unread_words(snapshot: Snapshot) -> str:
 def until_words(upstream: UpstreamStatus) -> str:
     """Return until when it rests, behind a blank; nothing where nobody can tell."""
     if upstream.paused_until_ns is not None:
-        return f" until {local_time(upstream.paused_until_ns)}"
+        return f" until {utc(upstream.paused_until_ns)}"
     is_endless = upstream.paused_by and upstream.state is UpstreamState.PAUSED
     return f" until `relay resume {upstream.name}`" if is_endless else ""
 
@@ -217,12 +215,12 @@ def _heading(wide: int) -> str:
 
 
 _WHO = "--Sender -> Recipient--"
-_HEAD, _TAIL = "----Queue ID------ --Size-- ---Arrival Time----", "--State-- -Left-"
+_HEAD, _TAIL = "----Queue ID------ --Size-- ----Arrival Time----", "--State-- -Left-"
 
 
 def _head(message: MessageView) -> str:
     name = message.queue_id + _MARKS.get(message.state, "")
-    return f"{name:<18} {message.size_bytes:>8} {local_time(message.arrival_at_ns)}"
+    return f"{name:<18} {message.size_bytes:>8} {utc(message.arrival_at_ns)}"
 
 
 def _tail(message: MessageView) -> str:
@@ -274,7 +272,7 @@ def detail_lines(
     yield f"{message.queue_id}: {message.state}"
     rewritten = f", rewritten as <{printable(message.rewritten_as)}>" if message.rewritten_as else ""
     yield f"  from        <{printable(message.reverse_path)}>{rewritten}"
-    yield f"  arrived     {local_time(message.arrival_at_ns)}, {message.size_bytes} bytes"
+    yield f"  arrived     {utc(message.arrival_at_ns)}, {message.size_bytes} bytes"
     yield (
         f"  handed over by {printable(message.client)}, helo {printable(message.helo) or '-'}, "
         f"{printable(message.protocol)}{printable(user)}"
@@ -289,11 +287,11 @@ def detail_lines(
     if message.reason:
         yield f"  why         {in_plain_words(printable(message.reason), limits)}"
     if message.next_attempt_at_ns is not None:
-        yield f"  next try    {local_time(message.next_attempt_at_ns)}"
+        yield f"  next try    {utc(message.next_attempt_at_ns)}"
     if message.held_by:
         yield f"  held by     {in_plain_words(printable(message.held_by), limits)}"
     if message.eta_at_ns is not None:
-        yield f"  ETA         {local_time(message.eta_at_ns)}, by estimate"
+        yield f"  ETA         {utc(message.eta_at_ns)}, by estimate"
     yield f"  recipients  {message.recipients_left} left of {len(message.recipient_statuses)}"
     for recipient in message.recipient_statuses:
         yield from _recipient_lines(recipient, lines_of_routes)
@@ -320,9 +318,9 @@ def _recipient_lines(recipient: RecipientView, lines_of_routes: Mapping[int, str
     if recipient.attempts > (recipient.status == "relayed"):
         parts.append("1 attempt" if recipient.attempts == 1 else f"{recipient.attempts} attempts")
     if recipient.last_attempt_at_ns is not None:
-        parts.append(f"the last {local_time(recipient.last_attempt_at_ns)}")
+        parts.append(f"the last {utc(recipient.last_attempt_at_ns)}")
     if recipient.next_attempt_at_ns is not None:
-        parts.append(f"the next {local_time(recipient.next_attempt_at_ns)}")
+        parts.append(f"the next {utc(recipient.next_attempt_at_ns)}")
     if recipient.reported:
         parts.append("its sender was told")
     if recipient.route is not None:
@@ -339,7 +337,7 @@ def _recipient_lines(recipient: RecipientView, lines_of_routes: Mapping[int, str
 
 def ending_lines(ending: PastEnding, width: int | None = None) -> Iterator[str]:
     """Show what became of a recipient in one line, or where a person reads in a few that fit."""
-    head = f"{local_time(ending.at_ns)} {printable(ending.became):<8} {printable(ending.queue_id)}"
+    head = f"{utc(ending.at_ns)} {printable(ending.became):<8} {printable(ending.queue_id)}"
     sender = printable(ending.reverse_path) or "MAILER-DAEMON"
     who = f"{sender} -> {printable(ending.recipient)}"
     via = ", ".join(filter(None, (ending.upstream, ending.relay if ending.upstream else "")))
@@ -392,25 +390,17 @@ def _why(message: MessageView, at_ns: int, *, has_routes: bool) -> str:
     if message.held_by and not _is_said(message):
         parts.append(f"held by {printable(message.held_by)}")
     if message.upstream_because:
-        parts.append(f"by {printable(message.upstream)}, {printable(message.upstream_because)}")
+        parts.append(f"through {printable(message.upstream)}, {printable(message.upstream_because)}")
     elif has_routes and message.upstream:
-        parts.append(f"by {printable(', '.join((message.upstream, *message.further_upstreams)))}")
+        parts.append(f"through {printable(', '.join((message.upstream, *message.further_upstreams)))}")
     if message.eta_at_ns is not None:
-        parts.append(f"ETA {local_time(message.eta_at_ns)}, in {span(message.eta_at_ns - at_ns)}")
+        parts.append(f"ETA {utc(message.eta_at_ns)}, in {span(message.eta_at_ns - at_ns)}")
     return f"({'; '.join(parts)})" if parts else ""
 
 
 def _is_said(message: MessageView) -> bool:
     kind, _, what = message.held_by.partition(" ")
     return kind == "hold" or (bool(what) and message.reason.endswith(what))
-
-
-def local_time(at_ns: int) -> str:
-    """Return an instant as mailq shows it, in local time: `Fri Nov 21 01:33:00`."""
-    try:
-        return time.strftime("%a %b %d %H:%M:%S", time.localtime(at_ns // SECOND_NS))
-    except (OverflowError, ValueError, OSError):  # an estimate beyond the calendar
-        return f"{'never':<19}"
 
 
 def _plain(text: str, style: str = "") -> Text:

@@ -23,6 +23,13 @@ def rfc3339(at_ns: int) -> str:
     return f"{_whole_second(second)}.{rest_ns // 1_000_000:03d}Z"
 
 
+def utc(at_ns: int) -> str:
+    """Return an instant (wall clock) for people, to the second: `2026-01-02T03:04:05Z`."""
+    second = at_ns // SECOND_NS
+    # An estimate may lie beyond the calendar.
+    return f"{_whole_second(second)}Z" if 0 <= second <= LAST_SECOND else "never"
+
+
 def rfc3339_or_none(at_ns: int | None) -> str | None:
     return None if at_ns is None else rfc3339(at_ns)
 

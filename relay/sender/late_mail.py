@@ -26,7 +26,7 @@ from typing import Protocol
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import QueueId
-from relay.mail.formats import rfc3339
+from relay.mail.formats import utc
 from relay.queue.scheduler import SLICE, Queued, State
 from relay.queue.whole import Queue, queue_id_of
 from relay.sender.settling import Settling, told_of_delay
@@ -161,7 +161,7 @@ class LateMail:
         wall_ns = self._clock.wall_ns()
         status, why = self._why(queued)
         if left_ns is not None and not self._is_paused(queued):
-            why += f"; the next attempt is expected at {rfc3339(wall_ns + left_ns)}"
+            why += f"; the next attempt is expected at {utc(wall_ns + left_ns)}"
         late = (Note(index, status, "expired", why, None, wall_ns) for index in message.left)
         notes = told_of_delay(message.envelope, late)
         if not notes:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from relay.mail.formats import rfc3339, span
+from relay.mail.formats import rfc3339, span, utc
 from relay.queue.routes import Because
 from relay.status import chart
 from relay.status.samples import GAP, MINUTES, QUEUE, Key, Samples
@@ -123,9 +123,7 @@ def _state(upstream: UpstreamStatus, at_ns: int) -> _Badge:
         case UpstreamState.STOPPED:
             return _Badge("bad", "■", "stopped until an operator acts")
         case UpstreamState.PAUSED if until_ns is not None:
-            return _Badge(
-                "warn", "‖", f"paused, tried again in {span(until_ns - at_ns)}, at {_clock(until_ns)}"
-            )
+            return _Badge("warn", "‖", f"paused, tried again in {span(until_ns - at_ns)}, at {utc(until_ns)}")
         case UpstreamState.PAUSED:
             return _Badge("warn", "‖", "paused until relay resume" if upstream.paused_by else "paused")
     return _Badge("good", "✓", "open") if upstream.is_well else _Badge("plain", "○", upstream.state_words)
@@ -185,11 +183,6 @@ def _queue_charts(snapshot: Snapshot, coming: Coming, samples: Samples) -> tuple
     return (_Chart("what is to come", words, shape, str(waiting), "now", f"in {span(left_ns)}"), *past)
 
 
-def _clock(at_ns: int) -> str:
-    """Return an instant to the second, e.g. `2026-01-02 03:04:05 UTC`."""
-    return f"{rfc3339(at_ns)[:19].replace('T', ' ')} UTC"
-
-
 def _size(size_bytes: int) -> str:
     """Return a size in a unit that keeps it below 1,000: `1.5 KB`."""
     size = float(size_bytes)
@@ -214,7 +207,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(span=span, rfc3339=rfc3339, size=_size, clock=_clock, within=_in)
+    made.filters.update(span=span, rfc3339=rfc3339, size=_size, clock=utc, within=_in)
     made.globals.update(
         style=Markup(STYLE),  # noqa: S704 - a file of ours
         script=Markup(SCRIPT),  # noqa: S704 - a file of ours

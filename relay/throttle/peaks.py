@@ -79,8 +79,8 @@ def subject_of(limit: Limit | Highest) -> Subject:
     return limit.unit, 0 if calendar else limit.per_ns, limit.for_each, limit.only, calendar
 
 
-def spans_of(records: Iterable[Record]) -> tuple[list[ProofSpan], int]:
-    """Every transaction once, and how many of them have no end."""
+def spans_of(records: Iterable[Record]) -> tuple[list[ProofSpan], set[int]]:
+    """Return every transaction and connection once, and when each began that has no end."""
     known: dict[int, ProofSpan] = {}
     others: list[ProofSpan] = []
     open_ids: set[int] = set()
@@ -106,7 +106,7 @@ def spans_of(records: Iterable[Record]) -> tuple[list[ProofSpan], int]:
                     known[started_at_ns] = (
                         span if before is None else before._replace(ended_at_ns=ended_at_ns)
                     )
-    return [*known.values(), *others], len(open_ids)
+    return [*known.values(), *others], open_ids
 
 
 def raised(
@@ -304,6 +304,8 @@ class Peak:
 class Audit:
     transactions: int
     """Known one by one."""
+    connections: int
+    """The same; they are kept where a limit counts them."""
     in_flight: int
     """Of `transactions`, those without an end so far."""
     merged: int
@@ -323,8 +325,9 @@ def audit(content: bytes, limits: Sequence[Limit]) -> Audit:
     if contents.at is None:
         raise HistoryError(f"byte {start}: its first group is damaged")
     wall_ns = contents.at.wall_ns - contents.at.boottime_ns
-    spans, in_flight = spans_of(contents.records)
+    spans, open_ids = spans_of(contents.records)
     known = [span for span in spans if not span.is_merged]
+    transactions = [span.started_at_ns for span in known if span.record.messages]
     # Behind all that the file tells of.
     until_ns = 1 + max([contents.at.boottime_ns, *(span.started_at_ns for span in spans)])
     readings = [each for each in contents.records if isinstance(each, ClockReading)]
@@ -335,8 +338,9 @@ def audit(content: bytes, limits: Sequence[Limit]) -> Audit:
         counted = before.get(subject_of(limit))
         findings.append(_finding(limit, highest(limit, counted, spans, until_ns, readings), counted, wall_ns))
     return Audit(
-        len(known),
-        in_flight,
+        len(transactions),
+        len(known) - len(transactions),
+        len(open_ids.intersection(transactions)),
         sum(each.record.messages + each.record.connections for each in spans if each.is_merged),
         sum(not each.has_start for each in spans),
         min((wall_ns + span.started_at_ns for span in spans), default=None),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
-from relay.mail.formats import rfc3339
+from relay.mail.formats import utc
 from relay.mail.text import clean
 from relay.verdicts.health import Effect, Happening
 
@@ -131,9 +131,13 @@ class OperatorPause:
         return Happening.KEEP if self.word is Word.LASTING else Happening.KEEP_FOR
 
     @property
-    def words(self) -> str:
+    def who(self) -> str:
         holding = "; new mail for it is held" if self.holds_new else ""
-        return f"by {self.by}, since {rfc3339(self.since_at_ns)}{holding}"
+        return f"{self.by}, since {utc(self.since_at_ns)}{holding}"
+
+    @property
+    def words(self) -> str:
+        return f"by {self.who}"
 
     def moved(self, by_ns: int, moved: Callable[[int], int]) -> Self:
         """Return it in the time of another boot, which `by_ns` brings an end to, and `moved` an arrival."""

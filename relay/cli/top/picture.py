@@ -242,7 +242,7 @@ def _routes(snapshot: Snapshot, now_ns: int, layout: Columns, find: str) -> Iter
         if not _fits(find, *route.upstreams):
             continue
         why = route.why(now_ns)
-        said = f"{route.numbers_words}  {', '.join(route.upstreams)}: by {route.upstream}"
+        said = f"{route.numbers_words}  {', '.join(route.upstreams)}: through {route.upstream}"
         said += f"; {why}" if why else ""
         yield layout.row(f"  {said}", "yellow" if route.is_diverted else "")
 

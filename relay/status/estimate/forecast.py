@@ -472,8 +472,9 @@ def rest_words(view: UpstreamView) -> str:
     """Return what holds all mail for an upstream; nothing where it is used or proving."""
     if not view.because:
         return ""
-    kind = "operator" if view.operator is not None else "stop" if view.is_stopped else "pause"
-    return f"{kind}: {view.because}"
+    if view.operator is not None:
+        return f"operator: {view.operator.who}"
+    return f"{'stop' if view.is_stopped else 'pause'}: {view.because}"
 
 
 def outlook_of(

@@ -74,7 +74,9 @@ class RecordedUpstream(NamedTuple):
     @property
     def rest_words(self) -> str:
         """Return what holds all mail; nothing where a start would send."""
-        kind = "operator" if self.operator is not None else "stop" if self.health in STOPPED else "pause"
+        if self.operator is not None:
+            return f"operator: {self.operator.who}"
+        kind = "stop" if self.health in STOPPED else "pause"
         return f"{kind}: {self.because}" if self.because else ""
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture
-def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "UTC")
+@pytest.fixture(autouse=True)
+def _far_from_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put the operator into a zone that the relay writes no instant in."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     yield
     monkeypatch.undo()

@@ -43,6 +43,24 @@ def test_what_was_never_exceeded_is_proven(policy_path: Path, capsys: pytest.Cap
     assert said[2].startswith("  50 recipients per 24h: at most 6 at once at 20")
 
 
+def test_connections_are_no_transactions(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy_path.write_text(LIMITED.replace("{recipients", "{connections: 9, per: 1h}, {recipients"))
+    policy = parse_policy(policy_path.read_bytes(), policy_path)
+    clock = SystemClock()
+    account = Throttle(policy.history_path("isp"), policy.upstreams["isp"].limits, None, RealDisk(), clock)
+    for _ in range(2):
+        opened = account.reserve_connection(SECOND_NS)
+        account.settle(opened, clock.boottime_ns())  # type: ignore[arg-type]  # both have room
+    account.reserve_connection(SECOND_NS)
+    account.close()
+
+    assert code_of("audit", "--policy", str(policy_path)) == 0
+    assert ": 3 transactions and 3 connections, since 20" in capsys.readouterr().out
+    assert code_of("audit", "--json", "--policy", str(policy_path)) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert (told["transactions"], told["in_flight"], told["connections"]) == (3, 0, 3)
+
+
 def test_json_is_one_object_a_limit(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("audit", "--json", "--policy", str(policy_path)) == 0
 

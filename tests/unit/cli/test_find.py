@@ -48,7 +48,6 @@ def keep(policy_path: Path, *endings: PastEnding) -> Path:
     return Path(folder)
 
 
-@pytest.mark.usefixtures("utc")
 def test_what_ended_is_shown_with_its_reply(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep(policy_path, ending(1), ending(2, became="bounced", reply="550 5.1.1 no\x1b[2J", message_id=""))
 
@@ -62,7 +61,6 @@ def test_what_ended_is_shown_with_its_reply(policy_path: Path, capsys: pytest.Ca
     assert second.endswith("r2@there.example isp, smtp.test[192.0.2.1]:587: 550 5.1.1 no\\x1b[2J")
 
 
-@pytest.mark.usefixtures("utc")
 def test_on_a_terminal_it_fits() -> None:
     long = ending(1, reply="250 2.0.0 " + "a word of it " * 30, reverse_path="")
     lines = list(ending_lines(long, 80))

@@ -2,13 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
-
 from relay.cli.local_mail.mailq import mailq_lines
 from relay.status.snapshot import QueueState
 from tests.fakes.snapshots import FIRST, SECOND, a_message
-
-pytestmark = pytest.mark.usefixtures("utc")
 
 
 def test_an_empty_queue_is_said_in_postfixs_words() -> None:

@@ -1,6 +1,7 @@
 """`relay pause`: an operator has nothing more sent through an upstream."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,6 @@ def recorded(policy: Path) -> PauseRecord:
     return PAUSE_FORMAT.parse(pause_path(parse_policy(policy.read_bytes(), policy), "isp").read_bytes())
 
 
-@pytest.mark.usefixtures("utc")
 def test_a_running_relay_is_told_for_how_long_and_by_whom(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -39,7 +39,7 @@ def test_a_running_relay_is_told_for_how_long_and_by_whom(
     assert operations.paused == [("isp", timed), ("isp", lasting), ("no/../such", lasting)]
     out, err = capsys.readouterr()
     assert out.splitlines() == [
-        "isp: paused until Thu Oct 09 10:53:20; 2 in flight finish",
+        "isp: paused until 2025-10-09T10:53:20Z; 2 in flight finish",
         "isp: paused until `relay resume isp`; 2 in flight finish",
     ]
     assert err == "no/../such: there is no such upstream\n"
@@ -69,7 +69,20 @@ def test_a_relay_that_is_down_finds_the_pause_at_its_start(
     assert code_of("status", "--json", "--policy", str(policy)) == 0
     (shown,) = json.loads(capsys.readouterr().out)["upstreams"]
     assert (shown["state"], shown["paused_by"], shown["paused_until"]) == ("paused", "anna", None)
-    assert shown["paused_because"] == f"by anna, since {shown['paused_since_at']}"
+    assert shown["paused_because"] == f"by anna, since {shown['paused_since_at'][:19]}Z"
+
+
+def test_every_instant_is_in_utc_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = write_policy(tmp_path)
+    assert code_of("pause", "isp", "--for", "2h", "--policy", str(policy)) == 0
+    assert code_of("status", "--policy", str(policy)) == 0
+
+    said = capsys.readouterr().out
+    instants = re.findall(r"\S*\d\d:\d\d:\d\d\S*", said)
+    assert "paused for 2h: by anna, since 20" in said
+    assert len(instants) == 2
+    for instant in instants:
+        assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ,?", instant), said
 
 
 def test_another_word_changes_its_end_and_resume_ends_it(
@@ -100,7 +113,6 @@ def test_an_unknown_upstream_of_a_relay_that_is_down_is_told(
     assert capsys.readouterr().err == "nobody: there is no such upstream\n"
 
 
-@pytest.mark.usefixtures("utc")
 def test_new_mail_is_held_where_that_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy, operations = write_policy(tmp_path), FakeOperations()
     with relay_up(tmp_path / "spool", operations):

@@ -39,7 +39,7 @@ from tests.fakes.snapshots import (
 from tests.unit.cli.control import POLICY, code_of, relay_up, write_policy
 from tests.unit.cli.terminal import on_a_terminal
 
-NO_ROOM = "; no room in 8 messages per 60s until Thu Oct 09 08:53:40"
+NO_ROOM = "; no room in 8 messages per 60s until 2025-10-09T08:53:40Z"
 DONE = {
     "hold": ("held", "was held already"),
     "release": (f"released{NO_ROOM}", "was not held; nothing changed"),
@@ -50,9 +50,6 @@ DONE = {
 BEFORE = {"release": QueueState.HELD, "retry": QueueState.DEFERRED}
 AFTER = {"hold": QueueState.HELD}
 """States in which a verb changes a message, and in which it does not."""
-
-
-pytestmark = pytest.mark.usefixtures("utc")
 
 
 @pytest.fixture
@@ -88,20 +85,20 @@ def test_the_listing_is_a_line_a_message_as_mailq_has_it(
     who = "list@example.org -> ann@example.net +1"
     assert capsys.readouterr().out.splitlines() == [
         (
-            "----Queue ID------ --Size-- ---Arrival Time---- --Sender -> Recipient----------------- "
+            "----Queue ID------ --Size-- ----Arrival Time---- --Sender -> Recipient----------------- "
             "--State-- -Left- --Why, ETA--"
         ),
         (
-            f"0000000000000001       1500 Thu Oct 09 08:51:50 {who} waiting        2 "
-            "(no room in 8 messages per 60s; ETA Thu Oct 09 08:53:40, in 20s)"
+            f"0000000000000001       1500 2025-10-09T08:51:50Z {who} waiting        2 "
+            "(no room in 8 messages per 60s; ETA 2025-10-09T08:53:40Z, in 20s)"
         ),
         (
-            f"0000000000000002*       600 Thu Oct 09 08:51:50 {who} active         2 "
-            "(held by limit 8 messages per 60s; ETA Thu Oct 09 08:53:40, in 20s)"
+            f"0000000000000002*       600 2025-10-09T08:51:50Z {who} active         2 "
+            "(held by limit 8 messages per 60s; ETA 2025-10-09T08:53:40Z, in 20s)"
         ),
         (
-            "0000000000000002r!     1500 Thu Oct 09 08:51:50 MAILER-DAEMON -> ann@example.net +1    held "
-            "          2 (held by the operator; ETA Thu Oct 09 08:53:40, in 20s)"
+            "0000000000000002r!     1500 2025-10-09T08:51:50Z MAILER-DAEMON -> ann@example.net +1    held "
+            "          2 (held by the operator; ETA 2025-10-09T08:53:40Z, in 20s)"
         ),
         "-- 4 Kbytes in 3 Requests.",
     ]
@@ -115,8 +112,8 @@ def test_at_80_columns_a_long_line_stands_below_its_message(operations: FakeOper
     operations.shown = a_snapshot(upstream=an_upstream(limits=(replace(a_limit(), plain="8 per minute"),)))
 
     head, message, *below, last = on_a_terminal(80, "queue")
-    assert head == "----Queue ID------ --Size-- ---Arrival Time---- --State-- -Left-"
-    assert message == "0000000000000001       1500 Thu Oct 09 08:51:50 waiting        2"
+    assert head == "----Queue ID------ --Size-- ----Arrival Time---- --State-- -Left-"
+    assert message == "0000000000000001       1500 2025-10-09T08:51:50Z waiting        2"
     assert [line for line in below if len(line) > 80] == [f"    {address}"]
     assert "no room in 8 per minute" in " ".join(" ".join(below).split())
     assert last == "-- 2 Kbytes in 1 Request."
@@ -269,7 +266,7 @@ def test_with_routes_each_message_says_its_upstream(
     with_routes(operations, WITH_ROUTES)
     with relay_up(tmp_path / "spool", operations):
         assert code_of("queue", "--policy", str(path)) == 0
-        assert "by ses; ETA" in capsys.readouterr().out
+        assert "through ses; ETA" in capsys.readouterr().out
         assert code_of("queue", "show", FIRST, "--policy", str(path)) == 0
         assert f"by route 2 ({path}:12), stands with ses" in capsys.readouterr().out
 
@@ -377,7 +374,7 @@ def test_a_verb_acts_on_those_named_and_says_what_was_as_wanted(
 @pytest.mark.parametrize(
     ("state", "until_ns", "words"),
     [
-        (UpstreamState.PAUSED, AT_NS, "isp is paused until Thu Oct 09 08:53:20: 421 no"),
+        (UpstreamState.PAUSED, AT_NS, "isp is paused until 2025-10-09T08:53:20Z: 421 no"),
         (UpstreamState.STOPPED, None, "isp is stopped: 421 no"),
     ],
 )

@@ -18,7 +18,6 @@ from tests.unit.cli.control import code_of, relay_up, write_policy
 HOUR_NS = 3600 * 10**9
 
 
-@pytest.mark.usefixtures("utc")
 def test_a_running_relay_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy, operations = write_policy(tmp_path), FakeOperations()
     name = operations.shown.upstreams[0].name
@@ -35,7 +34,7 @@ def test_a_running_relay_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
     out, err = capsys.readouterr()
     assert out.splitlines() == [
         f"{name}: neither paused nor stopped; nothing changed",
-        f"{name}: used again, one message first; no room in 8 messages per 60s until Thu Oct 09 08:53:40",
+        f"{name}: used again, one message first; no room in 8 messages per 60s until 2025-10-09T08:53:40Z",
         f"{name}: used again, one message first; isp is stopped: 535 no",
     ]
     assert err == "no/../such: there is no such upstream\n"

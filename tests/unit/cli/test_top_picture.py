@@ -275,10 +275,10 @@ def test_routes_say_where_their_mail_goes_and_why() -> None:
 
     at = texts.index("routes")
     assert texts[at + 1 : at + 5] == [
-        "  1, 3  isp, ses: by ses; failover: isp is down, for 13m",
-        "  2  ses, isp: by ses; all upstreams of its route are down, for 13m",
-        "  4  m365, isp: by m365; m365 is down, fails over in 4m",
-        "  5  isp, m365, ses: by isp; spill to m365, for 13m",
+        "  1, 3  isp, ses: through ses; failover: isp is down, for 13m",
+        "  2  ses, isp: through ses; all upstreams of its route are down, for 13m",
+        "  4  m365, isp: through m365; m365 is down, fails over in 4m",
+        "  5  isp, m365, ses: through isp; spill to m365, for 13m",
     ]
 
 

@@ -234,7 +234,7 @@ async def test_an_operators_pause_holds_mail_by_either_policy(tmp_path: Path) ->
         assert isinstance(plan, Plan)
         assert [each.words for each in plan.differences] == ["isp: 8 → 5 messages in any 1m"]
         for course in plan.old, plan.new:
-            assert course.held_by.startswith("operator: by anna, since ")
+            assert course.held_by.startswith("operator: anna, since ")
             assert (course.messages, course.drained_at_ns, course.longest_wait_ns) == (1, None, None)
         assert plan.waits_longer_than(10**18)
 
