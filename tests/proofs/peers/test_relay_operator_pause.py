@@ -62,7 +62,7 @@ def test_it_lasts_through_kills_up_and_down_until_resume(relay: RelayProcess, si
         hand_over(relay, 3)
         upstream = shown(relay)
         assert (upstream["state"], upstream["paused_until"]) == ("paused", None)
-        assert upstream["held_by"] == f"operator: {upstream['paused_because']}"
+        assert upstream["held_by"] == f"operator: {upstream['paused_because'].removeprefix('by ')}"
         assert upstream["paused_by"] in upstream["paused_because"]
         assert relay.metrics()['relay_upstream_paused_by_operator{upstream="isp"}'] == 1
         assert upstream["paused_because"] in relay.get("/")
