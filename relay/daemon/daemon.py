@@ -138,7 +138,6 @@ class Daemon:
         """Return the exit code.  Raises SpoolBusy, OSError, ValueError."""
         policy, hostname = self._start.policy, self._start.hostname
         root = str(policy.spool)
-        self._events.collect(asyncio.get_running_loop().call_soon)
         tell_unhandled(self._events)
         self._events.started(version=__version__, hostname=hostname, path=str(self._start.path))
         self._metrics.know_upstreams(policy.upstreams, policy.stand_ins)

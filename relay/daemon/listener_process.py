@@ -40,7 +40,6 @@ async def take_mail(orders: dict[str, Any], begun: bytes) -> None:
     clock = SystemClock()
     events = Events(sys.stderr, orders["style"], clock, hostname=orders["hostname"])
     loop = asyncio.get_running_loop()
-    events.collect(loop.call_soon)
     tell_unhandled(events)
     start_threads()
     counts = ListenerCounts([str(listen.address)])

@@ -2,7 +2,7 @@
 
 `Events` has a method for each row of `event_table`.  Guarantees: no call raises (a closed stderr must
 not stop mail); no text from outside can end a line or move a terminal's cursor; no registered secret
-is written.  Lines are written once per turn of the event loop, errors at once.  One thread only.
+is written.  One thread only.
 
 As text, a line begins like one of rsyslog's file format; under the journal, which adds its own
 beginning, with `<N>`, the priority (sd-daemon(3)).  It ends with the event's name, for `grep`.
@@ -22,7 +22,7 @@ from relay.mail.formats import Value, described, postfix_delay, rfc3339, rfc3339
 from relay.smtp.reply import Phase
 from relay.telemetry.event_table import KINDS, Kind, Level
 from relay.telemetry.redaction import Redaction
-from relay.telemetry.stderr import CallSoon, LineWriter, UnwaitingStream, is_journal, one_line
+from relay.telemetry.stderr import UnwaitingStream, is_journal, one_line
 from relay.throttle.limit_hints import Hint, Lowered
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
@@ -79,9 +79,8 @@ class Events:
         level: Level = Level.INFO,
         hostname: str | None = None,
     ) -> None:
-        self._lines = LineWriter(stream)
         self._stream = stream
-        self._unsayable = 0
+        self._unwritten = 0
         self._watchers: dict[str, tuple[Watcher, ...]] = {}
         """By the name of the event."""
         self._refusals = self._refusals_untold = self._refusals_since_ns = 0
@@ -100,10 +99,7 @@ class Events:
     def lines_lost(self) -> int:
         """Lines that could not be written, or were dropped because nobody read them."""
         dropped = self._stream.lines_lost if isinstance(self._stream, UnwaitingStream) else 0
-        return self._lines.lines_lost + self._unsayable + dropped
-
-    def collect(self, call_soon: CallSoon | None) -> None:
-        self._lines.collect(call_soon)
+        return self._unwritten + dropped
 
     def watch(self, watcher: Watcher, names: Iterable[str]) -> None:
         """Call a watcher with name and fields of each of these events, logged or not; secrets are in them."""
@@ -113,8 +109,8 @@ class Events:
             self._watchers[name] = (*self._watchers.get(name, ()), watcher)
 
     def flush(self) -> None:
+        """Tell of what was only counted so far."""
         self._tell_untold()
-        self._lines.flush()
 
     def started(self, *, version: str, hostname: str, path: str) -> None:
         self._tell("started", version=version, hostname=hostname, path=path)
@@ -532,7 +528,7 @@ class Events:
             self.refusals_untold(untold=untold)
 
     def _gap(self, count: int) -> str:
-        """Stand for dropped lines.  Called in the thread that writes them."""
+        """Stand for dropped lines.  Called in any thread."""
         return self._told(KINDS["log_lines_dropped"], {"lines": count}, {})
 
     def _tell(self, name: str, pieces: Mapping[str, str] = NO_PIECES, /, **fields: Value) -> None:
@@ -543,10 +539,10 @@ class Events:
                     watcher(name, fields)
             if kind.level > self._level:
                 return
-            # An error may be the last thing that this process says.
-            self._lines.add(self._told(kind, fields, pieces), is_urgent=kind.level <= Level.ERROR)
+            self._stream.write(self._told(kind, fields, pieces) + "\n")
+            self._stream.flush()
         except Exception:  # noqa: BLE001 - mail goes on whatever is wrong with a line about it
-            self._unsayable += 1
+            self._unwritten += 1
 
     def _told(self, kind: Kind, fields: Mapping[str, Value], pieces: Mapping[str, str]) -> str:
         now = rfc3339(self._clock.wall_ns())

@@ -4,16 +4,14 @@ Guarantees: `write` never blocks, even if the reader is stuck.  Lines that do no
 MOST_HELD_BYTES are dropped and counted; once the reader reads again, a line in their place says
 how many are missing.  Lines keep their order and stay whole, also where several
 threads write.  `drain` waits for a bounded time; what a reader does not take by then is lost.
+Logging's QueueListener promises neither: its `stop` waits for the reader without an end, and a
+bounded queue, whose lock is not reentrant, may stop whoever writes from a finalizer.
 
 `divert` puts it in the place of `sys.stderr`, so that whatever else writes there (asyncio,
 aiohttp, an exception in a thread, the last words of the command line) does not block either.
 
 O_NONBLOCK instead of a thread would not do: it belongs to the open file description, which
 other programs share.
-
-`LineWriter` collects lines and writes them together once per turn of the event loop, in writes
-small enough that those of several processes on one pipe do not mix.  It never raises; `lines_lost`
-counts what could not be written.  One thread only.
 """
 
 import atexit
@@ -22,30 +20,19 @@ import os
 import select
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, TextIO
-
-WHOLE_WRITE_BYTES = 4096
-"""PIPE_BUF of Linux: what one write puts into a pipe in one piece (pipe(7))."""
+from queue import SimpleQueue
+from typing import TextIO
 
 LONGEST_LINE = 8000
 """Characters; a reply of 2,000 and two addresses of the longest kind fit."""
 
-CallSoon = Callable[[Callable[[], None]], object]
 MOST_HELD_BYTES = 1024 * 1024
 """Some 5,000 lines: a reader that is slow for seconds loses none, one that is stuck costs no memory."""
 MOST_PARTIAL_CHARACTERS = 64 * 1024
 """Of a line without an end."""
 LAST_WORDS_SECONDS = 1.0
 """How long the end of the program waits for the reader."""
-
-
-class _Lines(NamedTuple):
-    """Whole lines, encoded: one write each."""
-
-    content: bytes
-    number: int
 
 
 def _told(count: int) -> str:
@@ -57,34 +44,26 @@ class UnwaitingStream(io.TextIOBase):
 
     def __init__(self, fd: int, *, most_held_bytes: int = MOST_HELD_BYTES) -> None:
         self.tell_gap: Callable[[int], str] = _told
-        """Makes the line for a gap of so many lines; called in the thread that writes."""
+        """Makes the line for a gap of so many lines; called in any thread."""
+        self.lines_lost = 0
         self._fd = fd
         self._most_held_bytes = most_held_bytes
-        self._waiting: deque[_Lines | int] = deque()
-        """What is not written yet, in order; a number stands for so many lines that were dropped."""
+        # Lock and queue are reentrant: what the collector finds may write while we hold them.
+        self._lock = threading.RLock()
+        self._queue: SimpleQueue[bytes | threading.Event] = SimpleQueue()
+        """Whole lines; an event is set once all before it is written."""
         self._held_bytes = 0
+        self._gap = 0
+        """Lines that were dropped behind all that is in the queue."""
         self._partial = ""
-        self._dropped = 0
-        self._failed = 0
         self._is_cut = False
         """The last line was not written to its end."""
-        self._is_idle = True
-        """All that was taken is written."""
-        # Reentrant: what the collector finds may write while we hold it.
-        lock = threading.RLock()
-        self._changed = threading.Condition(lock)
-        self._drained = threading.Condition(lock)
         # A daemon: the interpreter must not wait for a thread that waits for the reader.
-        self._thread = threading.Thread(target=self._run, name="stderr", daemon=True)
-        self._thread.start()
-
-    @property
-    def lines_lost(self) -> int:
-        return self._dropped + self._failed
+        threading.Thread(target=self._run, name="stderr", daemon=True).start()
 
     def write(self, text: str) -> int:
         """Take text; lines go out once they are whole.  Never blocks and never raises."""
-        with self._changed:
+        with self._lock:
             whole, newline, rest = (self._partial + text).rpartition("\n")
             if len(rest) > MOST_PARTIAL_CHARACTERS:
                 whole, newline, rest = f"{whole}{newline}{rest}", "\n", ""
@@ -95,11 +74,14 @@ class UnwaitingStream(io.TextIOBase):
 
     def drain(self, within_seconds: float = LAST_WORDS_SECONDS) -> bool:
         """Wait no longer than that; return whether all is written."""
-        with self._changed:
+        is_written = threading.Event()
+        with self._lock:
             if self._partial:
                 self._add(self._partial + "\n")
                 self._partial = ""
-            return self._drained.wait_for(lambda: self._is_idle, within_seconds)
+            self._tell_gap()
+            self._queue.put(is_written)
+        return is_written.wait(within_seconds)
 
     def fileno(self) -> int:
         return self._fd
@@ -115,54 +97,46 @@ class UnwaitingStream(io.TextIOBase):
         return "utf-8"
 
     def _add(self, whole: str) -> None:
-        content, count = whole.encode("utf-8", "backslashreplace"), whole.count("\n")
+        content = whole.encode("utf-8", "backslashreplace")
         if self._held_bytes + len(content) <= self._most_held_bytes:
-            self._waiting.append(_Lines(content, number=count))
-            self._held_bytes += len(content)
-        else:
-            self._dropped += count
-            if self._waiting and isinstance(gap := self._waiting[-1], int):
-                self._waiting[-1] = gap + count
-            else:
-                self._waiting.append(count)
-        self._is_idle = False
-        self._changed.notify()
+            self._tell_gap()
+            self._hold(content)
+            return
+        self._gap += whole.count("\n")
+        self.lines_lost += whole.count("\n")
+        if not self._held_bytes:
+            self._tell_gap()
+
+    def _hold(self, content: bytes) -> None:
+        self._held_bytes += len(content)
+        self._queue.put(content)
+
+    def _tell_gap(self) -> None:
+        count, self._gap = self._gap, 0
+        if not count:
+            return
+        try:
+            told = self.tell_gap(count)
+        except Exception:  # noqa: BLE001 - whoever writes to a log is not told of its faults
+            told = _told(count)
+        self._hold(f"{told}\n".encode("utf-8", "backslashreplace"))
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
-                first = self._waiting.popleft()
-                lines = first if isinstance(first, int) else self._together(first)
-            self._put(self._gap(lines) if isinstance(lines, int) else lines)
-            with self._changed:
-                self._held_bytes -= 0 if isinstance(lines, int) else len(lines.content)
-                self._is_idle = not self._waiting
-                if self._is_idle:
-                    self._drained.notify_all()
+            content = self._queue.get()
+            if isinstance(content, threading.Event):
+                content.set()
+                continue
+            is_whole = self._put(content)
+            with self._lock:
+                self.lines_lost += 0 if is_whole else content.count(b"\n")
+                self._held_bytes -= len(content)
+                if not self._held_bytes:
+                    self._tell_gap()
 
-    def _together(self, lines: _Lines) -> _Lines:
-        """Put the lines behind these into the same write."""
-        chunks, number, size_bytes = [lines.content], lines.number, len(lines.content)
-        while self._waiting and isinstance(behind := self._waiting[0], _Lines):
-            size_bytes += len(behind.content)
-            if size_bytes > WHOLE_WRITE_BYTES:
-                break
-            self._waiting.popleft()
-            chunks.append(behind.content)
-            number += behind.number
-        return _Lines(b"".join(chunks), number)
-
-    def _gap(self, count: int) -> _Lines:
-        try:
-            told = self.tell_gap(count)
-        except Exception:  # noqa: BLE001 - this thread must not end because of a line
-            told = _told(count)
-        return _Lines(f"{told}\n".encode("utf-8", "backslashreplace"), number=0)
-
-    def _put(self, lines: _Lines) -> None:
-        """Write lines in one write where that can be: several processes share what we write to."""
-        left = memoryview(b"\n" + lines.content if self._is_cut else lines.content)
+    def _put(self, content: bytes) -> bool:
+        """Write a line in one write where that can be: several processes share what we write to."""
+        left = memoryview(b"\n" + content if self._is_cut else content)
         self._is_cut = False
         while left:
             try:
@@ -172,9 +146,9 @@ class UnwaitingStream(io.TextIOBase):
                 _wait_until_writable(self._fd)
             except OSError:
                 # Gone, full, broken: the next line may find it well again, and begins as a line.
-                self._is_cut = len(left) < len(lines.content)
-                self._failed += lines.number
-                return
+                self._is_cut = len(left) < len(content)
+                return False
+        return True
 
 
 def _wait_until_writable(fd: int) -> None:
@@ -200,53 +174,6 @@ def drain(stream: TextIO) -> None:
     """Give the last words of a program that ends at once a moment to be read."""
     if isinstance(stream, UnwaitingStream):
         stream.drain()
-
-
-class LineWriter:
-    def __init__(self, stream: TextIO) -> None:
-        self.lines_lost = 0
-        self._stream = stream
-        self._collected: list[str] = []
-        self._call_soon: CallSoon | None = None
-        self._is_flush_due = False
-
-    def collect(self, call_soon: CallSoon | None) -> None:
-        """Write once per turn of a loop, given its `call_soon`; None: write each line at once."""
-        self._call_soon = call_soon
-        self.flush()
-
-    def add(self, line: str, *, is_urgent: bool) -> None:
-        """Add a line, without its end; an urgent one is written now, and all before it."""
-        self._collected.append(line + "\n")
-        if self._call_soon is None or is_urgent:
-            self.flush()
-        elif not self._is_flush_due:
-            try:
-                self._call_soon(self.flush)
-                self._is_flush_due = True
-            except RuntimeError:  # the loop is closed already
-                self.flush()
-
-    def flush(self) -> None:
-        lines, self._collected, self._is_flush_due = self._collected, [], False
-        chunk: list[str] = []
-        size_bytes = 0
-        for line in lines:
-            line_bytes = len(line.encode("utf-8", "replace"))
-            if chunk and size_bytes + line_bytes > WHOLE_WRITE_BYTES:
-                self._put(chunk)
-                chunk, size_bytes = [], 0
-            chunk.append(line)
-            size_bytes += line_bytes
-        if chunk:
-            self._put(chunk)
-
-    def _put(self, lines: list[str]) -> None:
-        try:
-            self._stream.write("".join(lines))
-            self._stream.flush()
-        except (OSError, ValueError):  # gone, full, closed, or an encoding that lacks a character
-            self.lines_lost += len(lines)
 
 
 def one_line(text: str) -> str:

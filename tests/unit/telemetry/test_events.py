@@ -22,7 +22,6 @@ from relay.smtp.reply import Phase, Reply
 from relay.telemetry.event_table import KINDS, Level
 from relay.telemetry.events import Delays, Events, LogStyle, Via
 from relay.telemetry.redaction import Redaction
-from relay.telemetry.stderr import WHOLE_WRITE_BYTES
 from relay.throttle.limit_hints import Hint, Lowered
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
@@ -356,59 +355,6 @@ def test_a_flood_of_refusals_is_a_hundred_lines_and_a_number() -> None:
         ("refused", 100), ("refusals_untold", 1), ("refused", 200), ("refusals_untold", 1),
     ]  # fmt: skip
     assert [line["untold"] for line in told if line["event"] == "refusals_untold"] == [900, 1]
-
-
-def test_lines_are_collected_for_a_turn_and_errors_are_not() -> None:
-    stream = io.StringIO()
-    events = events_on(stream)
-    due: list[Callable[[], None]] = []
-    events.collect(due.append)
-
-    events.removed(queue_id=ID)
-    events.removed(queue_id=ID)
-
-    assert (stream.getvalue(), len(due)) == ("", 1)
-    due.pop()()
-    assert len(lines_of(stream)) == 2
-    events.removed(queue_id=ID)
-    events.spool_failed(error="EIO")
-    assert len(lines_of(stream)) == 4
-
-
-def test_after_the_loop_is_closed_lines_are_written_at_once() -> None:
-    def closed(_callback: Callable[[], None]) -> None:
-        raise RuntimeError("Event loop is closed")
-
-    stream = io.StringIO()
-    events = events_on(stream)
-    events.collect(closed)
-    events.stopped(queued=0)
-
-    assert len(lines_of(stream)) == 1
-
-
-class CountingStream(io.StringIO):
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: list[int] = []
-
-    def write(self, text: str) -> int:
-        self.sizes.append(len(text.encode()))
-        return super().write(text)
-
-
-def test_a_flood_is_written_in_pieces_that_do_not_mix() -> None:
-    stream = CountingStream()
-    events = events_on(stream)
-    due: list[Callable[[], None]] = []
-    events.collect(due.append)
-    for number in range(200):
-        relayed(events, recipient=f"{number}@x")
-    due.pop()()
-
-    assert len(lines_of(stream)) == 200
-    assert max(stream.sizes) <= WHOLE_WRITE_BYTES
-    assert len(stream.sizes) < 50
 
 
 @pytest.mark.parametrize("style", ["text", "json"])
