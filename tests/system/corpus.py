@@ -25,6 +25,7 @@ import json
 import os
 import random
 import re
+import socket
 import sys
 import sysconfig
 import tempfile
@@ -203,6 +204,8 @@ class Upstream:
         self.arrived: dict[str, list[bytes]] = {}
         """By recipient."""
         self.faults: list[str] = []
+        self.says: dict[str, bytes] = {}
+        """By recipient: what it is refused with."""
         self._sessions: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
@@ -248,6 +251,9 @@ class Upstream:
                 reply = "235 2.7.0 welcome" if is_known else "535 5.7.8 no"
             elif verb == "MAIL":
                 envelope = [line]
+            elif verb == "RCPT" and (said := self.says.get(_address(line))):
+                writer.write(said)
+                continue
             elif verb == "RCPT":
                 envelope.append(line)
             elif verb == "DATA":
@@ -272,7 +278,11 @@ class Upstream:
         if not content.isascii() and "BODY=8BITMIME" not in mail:
             self.faults.append(f"8-bit content is not announced: {envelope}")
         for each in recipients:
-            self.arrived.setdefault(each.partition("<")[2].partition(">")[0], []).append(content)
+            self.arrived.setdefault(_address(each), []).append(content)
+
+
+def _address(command: str) -> str:
+    return command.partition("<")[2].partition(">")[0]
 
 
 # The relay, and the ways into it.
@@ -281,8 +291,10 @@ class Upstream:
 class Relay:
     """A relay in a folder of its own."""
 
-    def __init__(self, folder: Path, upstream_port: int) -> None:
+    def __init__(self, folder: Path, upstream_port: int, **more: object) -> None:
+        """Take `more` sections of a policy."""
         self.folder = folder
+        self._more = more
         self.port = 0
         self._upstream_port = upstream_port
         self._surroundings = os.environ | {
@@ -293,10 +305,7 @@ class Relay:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["Relay"]:
-        reserved = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-        self.port = reserved.sockets[0].getsockname()[1]
-        reserved.close()
-        await reserved.wait_closed()
+        self.port = free_port()
         listen = {"address": f"127.0.0.1:{self.port}", "clients": ["127.0.0.0/8"], "max_errors": 100_000}
         upstream = {
             "host": "127.0.0.1",
@@ -310,12 +319,13 @@ class Relay:
             "listen": [listen],
             "hostname": "relay.test",
             "upstreams": {"isp": upstream},
+            **self._more,
         }
         (self.folder / "policy.yaml").write_text(json.dumps(policy))
         with (self.folder / "log").open("wb") as log:
             relay = await self._started("run", stderr=log.fileno())
             try:
-                if not await _comes_true(lambda: self._greets(relay)):
+                if not await comes_true(lambda: self._greets(relay)):
                     raise SystemExit("the relay does not greet")
                 yield self
             finally:
@@ -356,6 +366,13 @@ class Relay:
         if exit_status:
             raise SystemExit(f"relay queue exited {exit_status}: {told}")
         return [json.loads(line) for line in printed.splitlines()]
+
+
+def free_port() -> int:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port: int = reserved.getsockname()[1]
+    return port
 
 
 async def hand_over_by_smtp(relay: Relay, messages: Sequence[Message]) -> dict[Message, str]:
@@ -450,8 +467,8 @@ async def through(
                 given = for_sendmail if way == "sendmail" else messages
                 tally.refused = await HAND_OVER[way](relay, given)
                 tally.taken = [each for each in given if each not in tally.refused]
-            await _comes_true(lambda: _has_arrived(upstream, tallies, offers))
-            await _comes_true(lambda: _all_wait_for_an_extension(relay))
+            await comes_true(lambda: _has_arrived(upstream, tallies, offers))
+            await comes_true(lambda: _all_wait_for_an_extension(relay))
             why = {each["recipients"][0]: str(each["reason"]) for each in await relay.queue()}
             for way, tally in tallies.items():
                 tally.different += _what_is_amiss_while_some_wait(way, tally, upstream, why)
@@ -459,7 +476,7 @@ async def through(
             await upstream.hang_up()
             waiting = "".join(f"{each['queue_id']}\n" for each in await relay.queue())
             await relay.command("queue", "retry", "-", stdin=waiting.encode())
-            await _comes_true(lambda: _has_arrived(upstream, tallies, OFFERS))
+            await comes_true(lambda: _has_arrived(upstream, tallies, OFFERS))
     for way, tally in tallies.items():
         tally.different += _what_is_amiss_in_the_end(way, tally, upstream)
     tallies["SMTP"].different += upstream.faults
@@ -475,7 +492,7 @@ async def _all_wait_for_an_extension(relay: Relay) -> bool:
     return all(each["state"] == "deferred" for each in await relay.queue())
 
 
-async def _comes_true(condition: Callable[[], Awaitable[bool]]) -> bool:
+async def comes_true(condition: Callable[[], Awaitable[bool]]) -> bool:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE_S):
             while not await condition():  # noqa: ASYNC110 - of another process

@@ -259,6 +259,19 @@ async def test_half_closed_client_still_gets_its_reply() -> None:
         assert (await client.rest()).startswith(b"250 2.0.0 ")
 
 
+@pytest.mark.parametrize("count", range(1, 8))
+async def test_half_closed_client_gets_the_reply_to_each_command(count: int) -> None:
+    said = [b"NOOP\r\n", b"EHLO x\r\n", *TRANSACTION.splitlines(keepends=True), b"x\r\n.\r\n", b"QUIT\r\n"]
+    async with listening() as room:
+        client = await room.connect()
+        await client.send(b"".join(said[:count]))
+        client.half_close()
+
+        assert codes(await client.rest()) == [220, 250, 250, 250, 250, 354, 250, 221][: count + 1]
+        await room.until_over()
+        assert room.observer.faults == []
+
+
 async def test_client_lost_while_we_store_leaves_a_whole_message() -> None:
     async with listening() as room:
         room.intake.gate.clear()
