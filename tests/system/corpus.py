@@ -9,9 +9,9 @@ takes only N drawn messages (default 8), and once those of this file: each is th
 of relay is imported: this is SMTP, the command line and the upstream's ledger.
 
 What is right.  A client ends its lines in CRLF.  Exactly one Received: field comes on top, and then:
-- the content as the client sent it; but a first line `From ` becomes `X-Mailbox-Line: From `, and an empty
-  line comes before a first line that begins with a blank;
-- by `relay sendmail` and `relay drain` also what docs/commands.md says of each; there the line `From ` goes;
+- the content as the client sent it; but a first line `From ` or `>From ` becomes the field `X-Mailbox-Line:`,
+  and an empty line comes before a first line that begins with a blank;
+- by `relay sendmail` and `relay drain` also what docs/commands.md says of each;
 - a CR alone is refused over SMTP (the programs make it CRLF); NUL in the header, and 50 Received:, may be;
 - what the upstream cannot carry (RFC 6152, RFC 6531) waits unchanged, and arrives once the upstream can.
 Each message arrives once, or is refused and does not arrive.  Exit 1 on any difference, 2 without messages.
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).parents[2]
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SENDER = "corpus@example.org"
 PASSWORD = "not a secret"
 OFFERS = ("PIPELINING", "8BITMIME", "SMTPUTF8")
@@ -74,9 +74,8 @@ class Message:
 
     @property
     def text(self) -> bytes:
-        """Return what the programs make of it: each end of a line is CRLF, and the line of an mbox goes."""
-        text = _ended(re.sub(rb"\r\n|\r|\n", b"\r\n", self.octets))
-        return text.partition(b"\r\n")[2] if text.startswith((b"From ", b">From ")) else text
+        """Return what the programs make of it: each end of a line is CRLF."""
+        return _begun(_ended(re.sub(rb"\r\n|\r|\n", b"\r\n", self.octets)))
 
     @property
     def needs_smtputf8(self) -> bool:
@@ -131,7 +130,7 @@ def by_sendmail(message: Message, arrived: bytes) -> str:
 
 def by_drain(message: Message, arrived: bytes) -> str:
     fields, rest = _parted(message.text)
-    return _difference(_begun(_without_bcc(fields) + rest), arrived)
+    return _difference(_without_bcc(fields) + rest, arrived)
 
 
 WAYS: Mapping[str, Callable[[Message, bytes], str]] = {
@@ -156,7 +155,7 @@ def wrongly_answered(way: str, message: Message, refusal: str) -> str:
 
 def _begun(content: bytes) -> bytes:
     """Return content whose first line is not taken for a part of the field above it."""
-    if content.startswith(b"From "):
+    if content.startswith((b"From ", b">From ")):
         return b"X-Mailbox-Line: " + content
     return b"\r\n" + content if content.startswith((b" ", b"\t")) else content
 
