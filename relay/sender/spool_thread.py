@@ -175,7 +175,7 @@ class SpoolThread:
         return [at_hand[queue_id] or loaded[queue_id] for queue_id in queue_ids]
 
     async def content(self, message: Message) -> AsyncGenerator[bytes, None]:
-        """Yield content that is not in memory, in chunks; raises Corrupt before the first if it is damaged."""
+        """Yield content that is not in memory, in chunks, as `Spool.content` says."""
         chunks = self.spool.content(message.queue_id)
         while (chunk := await self.call(lambda: next(chunks, None))) is not None:
             # Between two chunks that are only checked, other calls have their turn too.
