@@ -104,11 +104,18 @@ _TITLES = {
 
 
 def final_report(
-    message: ReportedMessage, endings: Sequence[Failure], *, hostname: str, at_ns: int, suffix: str = "r"
+    message: ReportedMessage,
+    endings: Sequence[Failure],
+    *,
+    hostname: str,
+    at_ns: int,
+    suffix: str = "r",
+    sender: str | None = None,
 ) -> bytes:
     """Return the whole content of a report of failures, or of successes, or of both.
 
-    `suffix` tells its Message-ID from those of other reports of the message.
+    `suffix` tells its Message-ID from those of other reports of the message.  `sender` is an address in
+    ASCII, or None for MAILER-DAEMON at the host.
     Raises ValueError for the null reverse-path (a report is never answered by another: RFC 5321, 4.5.5)
     and when there is nobody to report.
     """
@@ -135,7 +142,7 @@ def final_report(
         told += "For others\nit was passed on, as is said below.  "
     opening = f"This is the mail relay at {host}.\n\n{told}{attached}"
     kind = _Kind(subject, suffix, opening, host, at_ns, returns_all=returns_all, is_failure=is_failure)
-    return _report(message, endings, kind)
+    return _report(message, endings, kind, sender)
 
 
 def delay_warning(
@@ -145,6 +152,7 @@ def delay_warning(
     hostname: str,
     at_ns: int,
     will_retry_until_ns: int,
+    sender: str | None = None,
 ) -> bytes:
     """Return the whole content.  Raises ValueError as `final_report` does."""
     host = _word(hostname)
@@ -159,6 +167,7 @@ def delay_warning(
         message,
         failures,
         _Kind("Delayed Mail (still being retried)", "w", opening, host, at_ns, will_retry_until_ns),
+        sender,
     )
 
 
@@ -174,7 +183,7 @@ class _Kind:
     is_failure: bool = True
 
 
-def _report(message: ReportedMessage, failures: Sequence[Failure], kind: _Kind) -> bytes:
+def _report(message: ReportedMessage, failures: Sequence[Failure], kind: _Kind, sender: str | None) -> bytes:
     if message.envelope.is_null:
         raise ValueError("a message with the null reverse-path is never answered by a report")
     if not failures:
@@ -192,7 +201,7 @@ def _report(message: ReportedMessage, failures: Sequence[Failure], kind: _Kind) 
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
     boundary = f"=_{digest}"
     fields = [
-        f"From: Mail Delivery System <MAILER-DAEMON@{kind.host}>",
+        f"From: Mail Delivery System <{sender or f'MAILER-DAEMON@{kind.host}'}>",
         f"To: <{_mailbox(message.envelope.reverse_path)}>",
         f"Subject: {kind.subject}",
         f"Date: {_date(kind.at_ns)}",

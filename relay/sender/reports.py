@@ -19,6 +19,8 @@ _UNKNOWN = {Action.FAILED: "5.0.0", Action.RELAYED: "2.0.0"}
 class Reporter:
     def __init__(self, hostname: str) -> None:
         self._hostname = hostname
+        self.sender: str | None = None
+        """The policy's `reports.from`, which may change."""
 
     def endings(
         self, message: Message, content: bytes, owed: OwedReport, notes: Mapping[int, Note], *, is_whole: bool
@@ -31,7 +33,9 @@ class Reporter:
         at_ns = max(ending.at_ns for ending in endings)
         reported = ReportedMessage(message.queue_id, message.envelope, content, is_whole)
         suffix = owed.report_id.removeprefix(message.queue_id)
-        report = final_report(reported, endings, hostname=self._hostname, at_ns=at_ns, suffix=suffix)
+        report = final_report(
+            reported, endings, hostname=self._hostname, at_ns=at_ns, suffix=suffix, sender=self.sender
+        )
         return self._envelope(message, at_ns), report
 
     def delays(
@@ -41,7 +45,12 @@ class Reporter:
         at_ns = max(each.at_ns for each in late)
         reported = ReportedMessage(message.queue_id, message.envelope, header)
         content = delay_warning(
-            reported, late, hostname=self._hostname, at_ns=at_ns, will_retry_until_ns=until_at_ns
+            reported,
+            late,
+            hostname=self._hostname,
+            at_ns=at_ns,
+            will_retry_until_ns=until_at_ns,
+            sender=self.sender,
         )
         return self._envelope(message, at_ns), content
 
