@@ -58,7 +58,9 @@ class Sender:
     ) -> None:
         """`on_fault` is told of what must end the sender: a disk that cannot be trusted, a fault of ours."""
         self.queue = Queue()
-        self._reporter = Reporter(hostname)
+        self._reporter = Reporter(
+            hostname, lambda: self.upstreams.take_eight_bit(self._policy.upstreams_of_reports)
+        )
         self._reporter.sender = policy.reports.sender
         self.spool_thread = SpoolThread(spool, self._reporter, telemetry.spool_trouble)
         self.seen = NOT_SEEN

@@ -160,12 +160,12 @@ async def test_reports_leave_as_the_accounts_of_readme_let_them(tmp_path: Path, 
         return "550 5.2.252 SendAsDenied" if account and argument.startswith("FROM:<>") else "250 ok"
 
     def act(local: Smarthost) -> None:
-        for upstream in example["upstreams"].values():
-            is_local = upstream["host"] == "127.0.0.1" if "host" in upstream else False
-            port = local.port if is_local else host.port
-            upstream.clear()
-            upstream |= {"host": "127.0.0.1", "port": port, "tls": "none", "shield": None}
-        relay = RelayProcess(tmp_path, example["upstreams"], reports=example["reports"])
+        ports = {name: local.port if name == "local" else host.port for name in example["upstreams"]}
+        upstreams = {
+            name: {"host": "127.0.0.1", "port": port, "tls": "none", "shield": None, "history": name}
+            for name, port in ports.items()
+        }
+        relay = RelayProcess(tmp_path, upstreams, reports=example["reports"])
         with relay:
             send(relay, "gone@there.test")
             relay.wait_until_empty()

@@ -130,7 +130,7 @@ def test_routes_that_rewrite_otherwise_divide_a_message() -> None:
 @pytest.mark.parametrize(
     ("reports", "place", "words"),
     [
-        ("{upstreams: [ses, gone]}", "7:28: reports.upstreams[1]", "no upstream of this name"),
+        ("{upstreams: [ses, gone]}", "7:28: reports.upstreams[1]", "the policy has no upstream of this name"),
         ("{upstreams: [ses, ses]}", "7:28: reports.upstreams[1]", "it is listed before"),
         ("{upstreams: twin}", "7:22: reports.upstreams[0]", "it shares its history"),
         ("{upstreams: []}", "7:22: reports.upstreams", "expected at least one"),
