@@ -183,7 +183,8 @@ async def test_reports_leave_as_the_accounts_of_readme_let_them(tmp_path: Path, 
 async def test_a_report_that_no_upstream_takes_is_an_error(tmp_path: Path) -> None:
     def act(host: Smarthost) -> None:
         upstream = {"host": "127.0.0.1", "port": host.port, "tls": "none", "shield": None}
-        with RelayProcess(tmp_path, {"isp": upstream}) as relay:
+        with RelayProcess(tmp_path, {"isp": upstream}, hostname="inside") as relay:
+            relay.wait_for_log(lambda line: "this host is called inside, without a domain" in line)
             send(relay, "gone@there.test")
             relay.wait_until_empty()
             assert relay.metrics()["relay_reports_dropped_total"] == 1
