@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypedDict
 
 from pydantic import BeforeValidator, Field
 
-from relay.mail.address import MAX_LOCAL_BYTES, is_valid_address
+from relay.mail.address import is_valid_address
 from relay.mail.rewriting import Rewriting
 from relay.policy.limits import LimitRamp, LimitSettings
 from relay.policy.surroundings import UnusableSetting
@@ -62,13 +62,12 @@ def sender_pattern(value: object) -> str:
 
 
 def rewrite_rule(value: object) -> str:
-    """Take one address, or `@` and a domain: in ASCII, and so short that every name fits in front of it."""
-    words = "expected one address, or @ and a domain, that mail is sent by"
-    if isinstance(value, str):
-        tried = f"{'x' * MAX_LOCAL_BYTES}{value}" if value.startswith("@") else value
-        if "*" not in value and is_valid_address(tried, smtputf8=False):
+    """Take one address, or `@` and a domain, in ASCII."""
+    if isinstance(value, str) and "@" in value and "*" not in value:
+        tried = f"x{value}" if value.startswith("@") else value
+        if is_valid_address(tried, smtputf8=False):
             return value
-    raise unfit(words, value)
+    raise unfit("expected one address, or @ and a domain, that mail is sent by", value)
 
 
 def report_sender(value: object) -> str | None:
