@@ -70,7 +70,6 @@ TOO_BIG = "552 5.3.4 The message exceeds the size limit"
 
 INTERNAL_FAULT = "451 4.3.0 Internal error, try again later"
 
-HAS_NUL = "550 5.6.0 The message contains a NUL octet (RFC 5322, 4)"
 BARE_NEWLINE = "550 5.6.0 A line ends in CR or LF alone instead of CRLF (RFC 5321, 2.3.8)"
 LOOPING = "554 5.4.6 Too many Received: lines, the message is looping"
 
