@@ -418,8 +418,6 @@ def demo(messages: int, count: int, per: str) -> int:
     plan = DemoPlan(messages, LimitSettings.model_validate({"messages": count, "per": per}), per)
     try:
         return asyncio.run(_until_told(plan))
-    except BrokenPipeError:
-        raise
     except OSError as error:
         click.echo(f"cannot show the demo: {error}", err=True)
         return os.EX_OSERR

@@ -284,11 +284,7 @@ def echo_content(where: Where, queue_id: QueueId) -> str:
     lines = LinesOfContent() if sys.stdout.isatty() else None
 
     async def write(chunk: bytes) -> None:
-        try:
-            click.echo(chunk if lines is None else lines.take(chunk), nl=False)
-        except BrokenPipeError:
-            # The reader has all that it wanted; nobody is told of the rest, at the exit neither.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        click.echo(chunk if lines is None else lines.take(chunk), nl=False)
 
     result = ask(where, lambda session: session.content(queue_id, write))
     if lines is not None:

@@ -5,11 +5,14 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import click
 import pytest
 
 from relay.cli.main import COMMANDS, main
+from tests.unit.cli.control import POLICY, write_policy
+from tests.unit.cli.test_find import ending, keep
 
 
 def code_of(*arguments: str) -> object:
@@ -55,15 +58,20 @@ def test_python_m_relay_is_relay() -> None:
     assert "Traceback" not in ran.stderr
 
 
-def test_a_reader_who_has_seen_enough_is_no_error() -> None:
+@pytest.mark.parametrize(
+    "verb", [["hash-password", "ann"], ["find", "here.example"], ["status"], ["queue"], ["check"]]
+)
+def test_a_reader_who_has_seen_enough_is_no_error(verb: list[str], tmp_path: Path) -> None:
+    policy = write_policy(tmp_path, POLICY.replace("    auth: {user: mjd, password_file: not-there}\n", ""))
+    keep(policy, ending(1))
     read_end, write_end = os.pipe()
     os.close(read_end)
-    # The verb must have something to print: a hash is one line.
     with subprocess.Popen(
-        [sys.executable, "-m", "relay", "hash-password", "ann"],
+        [sys.executable, "-m", "relay", *verb],
         stdin=subprocess.PIPE,
         stdout=write_end,
         stderr=subprocess.PIPE,
+        env=os.environ | {"RELAY_POLICY": str(policy)},
     ) as ran:
         os.close(write_end)
         _, err = ran.communicate(b"hunter2\n")
