@@ -76,7 +76,7 @@ def _upstream_lines(policy: Policy, name: str, upstream: Upstream) -> Iterator[s
     credential = None if upstream.auth is None else upstream.auth.password_credential
     if credential is not None and not has_credentials():
         yield (
-            f"          note: the credential {credential} was not checked: $CREDENTIALS_DIRECTORY is set "
+            "          note: the credential of its password was not checked: $CREDENTIALS_DIRECTORY is set "
             "where systemd runs the service"
         )
     oauth2 = None if upstream.auth is None else upstream.auth.oauth2

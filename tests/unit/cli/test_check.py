@@ -86,7 +86,7 @@ def test_a_secret_that_others_can_read_is_a_fault(check: Check, tmp_path: Path) 
     assert "hunter2" not in out
 
 
-CREDENTIAL = ("host: smtp.example.net", "auth: {user: mjd, password_credential: isp}")
+CREDENTIAL = ("host: smtp.example.net", "auth: {user: mjd, password_credential: hunter2}")
 
 
 def test_before_the_first_start_a_credential_is_a_note(tmp_path: Path) -> None:
@@ -97,7 +97,9 @@ def test_before_the_first_start_a_credential_is_a_note(tmp_path: Path) -> None:
     ran = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
 
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert "note: the credential isp was not checked" in ran.stdout
+    assert "note: the credential of its password was not checked" in ran.stdout
+    # Whoever takes the key for the password's own place writes the password there.
+    assert "hunter2" not in ran.stdout
 
 
 def test_where_there_are_credentials_a_missing_one_is_a_fault(
@@ -108,8 +110,8 @@ def test_where_there_are_credentials_a_missing_one_is_a_fault(
     path.write_text(with_upstream(*CREDENTIAL))
     assert check(str(path))[0] == 78
 
-    (tmp_path / "isp").write_text("hunter2\n")
-    (tmp_path / "isp").chmod(0o600)
+    (tmp_path / "hunter2").write_text("secret\n")
+    (tmp_path / "hunter2").chmod(0o600)
     code, out, _ = check(str(path))
     assert code == 0
     assert "note: the credential" not in out
