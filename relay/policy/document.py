@@ -50,6 +50,16 @@ class Flaw(NamedTuple):
     """Holds nothing of what is written there, which may be a secret."""
 
 
+class Unfit(ValueError):  # noqa: N818 - said of a value, and reads as such
+    """A value that is not fit.  Its text holds nothing of the value, which may be a misplaced password."""
+
+    def __init__(self, plain: str, shown: str) -> None:
+        """`shown` says the same with the value in it: for a terminal only."""
+        super().__init__(plain)
+        self.plain = plain
+        self.shown = shown
+
+
 START = Mark(1, 1)
 
 
