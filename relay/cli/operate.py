@@ -10,7 +10,6 @@ the exit code is 75 if some message was busy, else 1 if some was absent or could
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import sys
@@ -328,6 +327,9 @@ def _lines_of_routes(where: Where, snapshot: Snapshot) -> dict[int, str]:
     """Return where in the policy's file each route stands, if the file is still what is in force."""
     numbers = [number for route in snapshot.routes for number in route.numbers]
     content = text_of(where.policy_path) if numbers and where.spool is None else b""
+    # Imported only here: few verbs compare texts.
+    import hashlib  # noqa: PLC0415 - see above
+
     is_in_force = snapshot.policy.sha256 in ("", hashlib.sha256(content).hexdigest())
     if not content or not is_in_force:
         return {}
