@@ -34,6 +34,8 @@ _ERROR, _WARNING, _NOTICE, _INFO, _DEBUG = Level.ERROR, Level.WARNING, Level.NOT
 _ROWS: tuple[tuple[str, Level, str, str], ...] = (
     ("started", _NOTICE, "version hostname path",
      "started: version {version}, host {hostname}, policy {path}"),
+    ("hostname_without_domain", _WARNING, "hostname",
+     "this host is called {hostname}, without a domain: write hostname in the policy"),
     ("recovered", _NOTICE, "counts duration_seconds", "recovered in {duration_seconds}s: {counts}"),
     ("listening", _NOTICE, "listener protocol", "listening on {listener} for {protocol}"),
     ("stopping", _NOTICE, "reason in_flight", "stopping: {reason}; transactions in flight: {in_flight}"),
@@ -68,6 +70,8 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
     ("reports_capped", _ERROR, "until_at",
      "reports are at reports.per_hour and wait, the next one until {until_at}: see why so much mail fails"),
     ("reports_uncounted", _ERROR, "error", "reports cannot be counted, and go without a limit: {error}"),
+    ("report_dropped", _ERROR, "queue_id recipient",
+     "{queue_id}: a report to {recipient} could not be relayed, and is dropped: see reports.upstreams"),
     ("report_omitted", _WARNING, "queue_id nrcpt",
      "{queue_id}: no report of {nrcpt} failed recipients: it is from <>, wants none (NOTIFY), or is deleted"),
     ("upstream_paused", _WARNING, "upstream until_at reason",
