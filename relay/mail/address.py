@@ -8,8 +8,8 @@ The grammar takes what mail in use has, as Postfix does without `strict_rfc821_e
 RFC 5321, 4.1.2 and 4.1.3, with UTF-8 where RFC 6531, 3.3 puts it, but
 
 - dots stand anywhere in a local part, a final dot behind a domain, and `_` in a label;
-- nothing is too long before MAX_ADDRESS_BYTES (RFC 5321, 4.5.3.1: impose no limits on length), but for a label
-  that no DNS has;
+- nothing is too long before MAX_ADDRESS_BYTES (RFC 5321, 4.5.3.1: impose no limits on length), but for
+  a label that no DNS has;
 - blanks may stand around the path and a display name in front of it; an address may stand without its
   brackets, where it ends the line or a space follows; several blanks may stand before a parameter.
 
