@@ -113,7 +113,6 @@ class KnownUpstream:
         self.shield.is_off = upstream.shield is None
         if upstream.shield is not None:
             self.shield.in_a_row = upstream.shield.in_a_row
-            self.shield.refused_percent = upstream.shield.refused_percent
         return self.lowered_limits.use(upstream, lanes)
 
     def resume(self) -> None:
@@ -194,6 +193,7 @@ class Consequences:
             tried=queued.past.tried,
             refusals=queued.past.refusals,
             singled_out=queued.past.singled_out,
+            sender=sender,
             late_ns=ended_ns - arrived_ns,
             paused_ns=paused_ns,
             resting_ns=pausing.paused_ns(arrived_ns, ended_ns, (*rests, *queued.past.rested))
@@ -227,6 +227,7 @@ class Consequences:
                 refusal.text,
                 self._pausing.relayed_from_ns,
                 asked_ns=decision.rest_ns,
+                ages=refusal.is_doubted,
             )
             self._pausing.tell_sender(queued.sent_reverse_path, refusal, until_ns - attempt.ended_ns)
         elif decision.is_relayed:
