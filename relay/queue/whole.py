@@ -349,23 +349,21 @@ class Queue:
         dues = [] if self._choose_anew_at_ns is None else [self._choose_anew_at_ns]
         return min([*dues, *(until_ns for until_ns, _ in self._unknown[:1])], default=None)
 
-    def move_on(self, now_ns: int) -> set[str]:
-        """Move parts to the lines where they stand by now; return the upstreams that got mail."""
+    def move_on(self, now_ns: int) -> None:
+        """Move parts to the lines where they stand by now."""
         if self._is_stale or (self._choose_anew_at_ns is not None and now_ns >= self._choose_anew_at_ns):
             self._is_stale = False
             self._begin_walk(now_ns)
-        got: set[str] = set()
         for _ in range(min(SLICE, len(self._walk))):
-            self._look_at(self._walk.popleft(), now_ns, got)
+            self._look_at(self._walk.popleft(), now_ns)
         while self._unknown and self._unknown[0][0] <= now_ns:
             _, key = heapq.heappop(self._unknown)
             if (part := self._part(key)) is not None:
                 self._late[key] = part
         late, self._late = self._late, {}
         for part in late.values():
-            self._look_at(part, now_ns, got)
-        self._send_probes(now_ns, got)
-        return got
+            self._look_at(part, now_ns)
+        self._send_probes(now_ns)
 
     def choice(self, part: Queued, now_ns: int) -> Choice:
         """Return why a part stands where it does, for showing."""
@@ -397,7 +395,7 @@ class Queue:
     def _may_hold(self, route: Route) -> bool:
         return any(name in self._lines and self._lines[name].holds_new for name in route.upstreams)
 
-    def _look_at(self, part: Queued, now_ns: int, got: set[str]) -> None:
+    def _look_at(self, part: Queued, now_ns: int) -> None:
         line = self.line_of(part)
         if line.get(part.key) is not part:
             return  # it ended
@@ -408,7 +406,6 @@ class Queue:
             self._late[part.key] = part
         else:
             self._move(part, choice, now_ns)
-            got.add(choice.upstream)
 
     def _move(self, part: Queued, choice: Choice, now_ns: int) -> None:
         if self.line_of(part).leave(part.key) is None:
@@ -424,13 +421,12 @@ class Queue:
         if is_back:
             self.line(choice.upstream).go_ahead(part.key)
 
-    def _send_probes(self, now_ns: int, got: set[str]) -> None:
+    def _send_probes(self, now_ns: int) -> None:
         for name, standing in self._standings.items():
             if standing.is_proving and not self._has_candidate(name):
                 part = self._probe_for(name)
                 if part is not None:
                     self._move(part, Choice(name, Because.PROBE, part.upstream), now_ns)
-                    got.add(name)
 
     def _probe_for(self, name: str) -> Queued | None:
         """Return the first part that waits elsewhere and would rather go through an upstream."""

@@ -285,9 +285,12 @@ class Dispatcher:
         openings, opens_at_ns, label = self._throttle.room_for_connections()
         connections = self._ready.take(most, openings=openings)
         if connections:
-            until_ns = await self._departures.begin(connections, now_ns)
-            # At once, for what else there is to wait for: a back-off may end before a transaction does.
-            return now_ns if until_ns is None else until_ns
+            if (until_ns := await self._departures.begin(connections, now_ns)) is None:
+                # At once, for what else there is to wait for: a back-off may end before a transaction does.
+                return now_ns
+            # What comes first has no room yet; what its back-off keeps may need less.
+            due_ns = self._scheduler.next_due_at_ns()
+            return until_ns if due_ns is None else min(until_ns, due_ns)
         if openings == 0 and not self._ready.is_opening:
             return self._departures.wait(first, f"no room in {label}", opens_at_ns)
         return None  # one is being opened, and wakes us
