@@ -280,10 +280,14 @@ class Delivery:
         self.under_way[attempt.queued.key] = reservation.reserved_at_ns, attempt
         self._begin(attempt)
 
-    def refuse(self, attempt: Attempt, unfit: Answer) -> None:
-        """Begin to settle what its connection cannot carry, without asking the upstream or using a slot."""
-        attempt.ended_ns = self._clock.boottime_ns()
-        self._begin(attempt, Outcome((unfit,) * len(attempt.indices)))
+    def refuse(self, attempt: Attempt, unfit: Answer, *, is_for_ever: bool) -> None:
+        """Begin to settle what its connection cannot carry, without asking the upstream or using a slot.
+
+        What the upstream can never take goes on through the next one of its route instead, if there is one.
+        """
+        now_ns = attempt.ended_ns = self._clock.boottime_ns()
+        if not (is_for_ever and self._queue.pass_on(attempt.queued, WaitReason(unfit.text), now_ns)):
+            self._begin(attempt, Outcome((unfit,) * len(attempt.indices)))
 
     async def finish(self, grace_seconds: float) -> None:
         """Wait until all are settled; cut off transactions that take longer.

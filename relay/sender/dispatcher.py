@@ -82,9 +82,16 @@ class Departures:
         return most
 
     async def begin(self, connections: list[Connection], now_ns: int) -> int | None:
-        """Have as many messages as may go depart; return when what had no room may.  Raises HistoryError."""
+        """Have as many messages as may go depart; return when what had no room, or is not ready, may.
+
+        None where all had room.  Raises HistoryError.
+        """
         attempts = await self._take(connections, now_ns)
-        return await self._reserve_and_send(attempts) if attempts else None
+        if not attempts or (until_ns := await self._reserve_and_send(attempts)) is None:
+            return None
+        # What comes out of its back-off may need less room than what comes first now.
+        due_ns = self._scheduler.next_due_at_ns()
+        return until_ns if due_ns is None else min(until_ns, due_ns)
 
     async def _take(self, connections: list[Connection], now_ns: int) -> list[Attempt]:
         taken: list[Queued] = []
@@ -106,7 +113,7 @@ class Departures:
             elif (unfit := attempt.connection.unfit(attempt.shape)) is not None:
                 answer = self._offers.judged(unfit, attempt.shape.size_bytes)
                 is_doubtful = is_doubtful or answer.verdict is Verdict.DEFER
-                self._delivery.refuse(attempt, answer)
+                self._delivery.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
         # Where connections are limited, mail needs them more: another one is opened when this one is old.
         if is_doubtful and self._throttle.room_for_connections()[0] is None and self._offers.looks_again():
             self._ready.retire(connections.pop())
@@ -142,7 +149,7 @@ class Departures:
                     self._send(attempt, grant)
                 case TooLarge():
                     # Deferred, so that nobody waits for it, its sender is told, and an edit can still help.
-                    self._delivery.refuse(attempt, _too_large(attempt, grant))
+                    self._delivery.refuse(attempt, _too_large(attempt, grant), is_for_ever=True)
                     self._ready.give_back(attempt.connection)
                 case Wait(limit_label=label, place=Place("lane")):
                     # Another process took it; the next beat sees that the lane has no room.
@@ -285,12 +292,9 @@ class Dispatcher:
         openings, opens_at_ns, label = self._throttle.room_for_connections()
         connections = self._ready.take(most, openings=openings)
         if connections:
-            if (until_ns := await self._departures.begin(connections, now_ns)) is None:
-                # At once, for what else there is to wait for: a back-off may end before a transaction does.
-                return now_ns
-            # What comes first has no room yet; what its back-off keeps may need less.
-            due_ns = self._scheduler.next_due_at_ns()
-            return until_ns if due_ns is None else min(until_ns, due_ns)
+            until_ns = await self._departures.begin(connections, now_ns)
+            # At once, for what else there is to wait for: a back-off may end before a transaction does.
+            return now_ns if until_ns is None else until_ns
         if openings == 0 and not self._ready.is_opening:
             return self._departures.wait(first, f"no room in {label}", opens_at_ns)
         return None  # one is being opened, and wakes us

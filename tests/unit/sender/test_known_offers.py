@@ -16,6 +16,8 @@ from relay.verdicts.offers import APART_AGAIN_NS, APART_NS
 from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Turn, turns
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
+from tests.unit.sender.test_routes import policy_of as route_policy_of
+from tests.unit.sender.test_routes import recipients
 
 EIGHT_BIT = CONTENT + b"gr\xc3\xbc\xc3\x9fe\r\n" * 40
 LACKS_EIGHT_BIT = b"250-fake.example\r\n250 SIZE 100000000\r\n"
@@ -211,6 +213,22 @@ async def test_what_we_refuse_ourselves_stops_no_mail(tmp_path: Path) -> None:
             relay.accept()
             await relay.until_empty()
             assert host.relayed[-1].recipients == ["b@there.example"]
+
+
+async def test_what_one_upstream_can_never_carry_goes_at_once_through_the_next(tmp_path: Path) -> None:
+    clock = LeapingClock()
+    async with Smarthost(extensions=["ENHANCEDSTATUSCODES"]) as one, Smarthost() as two:
+        policy = route_policy_of(tmp_path, {"isp": one.port, "two": two.port}, "  - {upstreams: [isp, two]}")
+        async with Relay(policy, clock=clock) as relay:
+            relay.accept(content=EIGHT_BIT)
+            await relay.until(lambda: deferred(relay))
+            for _ in range(2):
+                await look_again(relay, clock)
+            relay.accept("plain@there.example")
+            await relay.until_empty()
+            assert await bounced(relay) == 0
+        assert recipients(one) == ["plain@there.example"]
+        assert recipients(two) == ["b@there.example"]
 
 
 @settings(max_examples=12, deadline=None)
