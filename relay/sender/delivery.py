@@ -40,7 +40,7 @@ from relay.upstream.pool import Pool
 from relay.upstream.transaction import Transaction
 from relay.verdicts.decision import REFUSALS_IN_PLACE, Decision, Standing, decide
 from relay.verdicts.operator_pause import OperatorPause
-from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
+from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, is_session_full, untried
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Judge, Rule, Scope, Verdict
 
@@ -375,6 +375,11 @@ class Delivery:
         try:
             outcome = await self._speak(attempt, reservation)
             is_over = outcome.is_over
+            if is_any_relayed(outcome):
+                connection.relayed += 1
+            elif connection.relayed and is_session_full(outcome):
+                self._pool.expect_most(connection.transactions - 1)
+                outcome = untried(outcome)
         except asyncio.CancelledError:
             # Its grace is over, and perhaps only its upstream leaves the policy: others may go on with it.
             is_over = False

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.offers import Need
-from relay.verdicts.verdict import ABOUT_US, Ruling, Scope, Verdict
+from relay.verdicts.verdict import ABOUT_US, Layer, Ruling, Scope, Verdict
 
 
 class Answer(NamedTuple):
@@ -93,6 +93,31 @@ def is_any_relayed(outcome: Outcome) -> bool:
         if answer.verdict is Verdict.RELAYED:
             return True
     return False
+
+
+def is_session_full(outcome: Outcome) -> bool:
+    """Whether MAIL was refused only because its session has had enough; it relayed mail before.
+
+    Not so where the reply, or the rule that knows it, says for how long, or of which window; then it is us.
+    """
+    answer = outcome.answers[0]
+    if answer.phase is not Phase.MAIL or answer.reply is None or answer.reply.code not in (421, 452):
+        return False
+    ruling = answer.ruling
+    return (
+        ruling is not None
+        and ruling.verdict in (Verdict.PAUSE, Verdict.DEFER)
+        and ruling.scope is not Scope.SENDER
+        and ruling.layer is not Layer.OPERATOR
+        and ruling.wait_ns is None
+        and ruling.span is None
+    )
+
+
+def untried(outcome: Outcome) -> Outcome:
+    """Return the outcome of a session that was full: its recipients go in the next one, at once."""
+    answers = tuple(answer._replace(verdict=Verdict.LATER, ruling=None) for answer in outcome.answers)
+    return outcome._replace(answers=answers, pause=None)
 
 
 def gravest(answers: Iterable[Answer]) -> Answer | None:
