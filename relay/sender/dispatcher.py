@@ -98,7 +98,6 @@ class Departures:
         while len(taken) < len(connections) and (queued := self._scheduler.next_ready(now_ns)) is not None:
             taken.append(queued)
         attempts: list[Attempt] = []
-        is_doubtful = False
         for queued, message, rewritten in await self._delivery.load(taken):
             left = queued.part.left(message.left)
             attempt = Attempt(queued, message, connections[-1], list(left), rewritten=rewritten)
@@ -112,11 +111,7 @@ class Departures:
                 attempts.append(attempt)
             elif (unfit := attempt.connection.unfit(attempt.shape)) is not None:
                 answer = self._offers.judged(unfit, attempt.shape.size_bytes)
-                is_doubtful = is_doubtful or answer.verdict is Verdict.DEFER
                 self._delivery.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
-        # Where connections are limited, mail needs them more: another one is opened when this one is old.
-        if is_doubtful and self._throttle.room_for_connections()[0] is None and self._offers.looks_again():
-            self._ready.retire(connections.pop())
         for connection in connections:
             self._ready.give_back(connection)
         self.tell_others()

@@ -122,12 +122,6 @@ class Pool(Generic[C]):
         connection.abort()
         self._serve()
 
-    def retire(self, connection: C) -> None:
-        """Give back a connection that works, and is to be used no more."""
-        del self._busy[connection]
-        self._retire(connection)
-        self._serve()
-
     def expect_most(self, messages: int) -> None:
         """Have connections end after so many messages, as the upstream does, for as long as one may last."""
         self._expected = (messages, self._clock.boottime_ns() + self._max_age_ns)
