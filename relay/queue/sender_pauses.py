@@ -37,6 +37,9 @@ class Rest:
     """When the first message went to prove that it is over; until proven it goes on, also past `until_ns`."""
 
     def span(self, now_ns: int) -> Paused:
+        """Return when the sender's mail did not age."""
+        if self.ages:
+            return self.since_ns, self.since_ns
         return self.since_ns, now_ns if self.over_ns is None else self.over_ns
 
 
@@ -101,7 +104,7 @@ class SenderPauses:
         """Return when a sender rested, and rests, and its mail did not age; ascending."""
         over, rest = self._over.get(sender), self._rests.get(sender)
         spans = () if over is None else over.spans
-        return spans if rest is None or rest.ages else (*spans, rest.span(FOREVER_NS))
+        return spans if rest is None else (*spans, rest.span(FOREVER_NS))
 
     def of(self, sender: str, now_ns: int) -> Rest | None:
         rest = self._rests.get(sender) if self._rests else None
@@ -125,8 +128,6 @@ class SenderPauses:
         return {sender: rest.until_ns for sender, rest in self._rests.items()}
 
     def _remember(self, sender: str, rest: Rest, now_ns: int) -> None:
-        if rest.ages:
-            return
         over = self._over.pop(sender, None) or Pauses()
         begin_ns, end_ns = rest.span(now_ns)
         over.begin(begin_ns, goes_on=False)

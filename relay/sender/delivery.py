@@ -40,7 +40,7 @@ from relay.upstream.pool import Pool
 from relay.upstream.transaction import Transaction
 from relay.verdicts.decision import REFUSALS_IN_PLACE, Decision, Standing, decide
 from relay.verdicts.operator_pause import OperatorPause
-from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, is_session_full, untried
+from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, of_full_session
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Judge, Rule, Scope, Verdict
 
@@ -377,9 +377,9 @@ class Delivery:
             is_over = outcome.is_over
             if is_any_relayed(outcome):
                 connection.relayed += 1
-            elif connection.relayed and is_session_full(outcome):
+            elif connection.relayed and (untried := of_full_session(outcome)) is not None:
                 self._pool.expect_most(connection.transactions - 1)
-                outcome = untried(outcome)
+                outcome = untried
         except asyncio.CancelledError:
             # Its grace is over, and perhaps only its upstream leaves the policy: others may go on with it.
             is_over = False

@@ -114,7 +114,7 @@ class Departures:
                 self._delivery.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
         for connection in connections:
             self._ready.give_back(connection)
-        self.tell_others()
+        self._wake_others()
         if self._must_not_begin:
             self._give_back(attempts, "")
             return []
@@ -172,7 +172,7 @@ class Departures:
         for attempt in reversed(list(attempts)):
             self._scheduler.give_back(attempt.queued.key, WaitReason(reason))
             self._ready.give_back(attempt.connection)
-        self.tell_others()
+        self._wake_others()
 
     def _park(self, attempt: Attempt, wait: Wait, place: Place) -> None:
         """Park a message that only its own key keeps back, so that others may go."""
@@ -180,7 +180,7 @@ class Departures:
         if self._scheduler.park(attempt.queued.key, place, wait.until_ns, WaitReason(reason)):
             self.wait(attempt.queued, reason, wait.until_ns)
         self._ready.give_back(attempt.connection)
-        self.tell_others()
+        self._wake_others()
 
     def wait(self, queued: Queued, reason: str, until_ns: int) -> int:
         """Note, and log once, that a message waits for room until an instant; return that."""
@@ -202,10 +202,6 @@ class Departures:
     def _must_not_begin(self) -> bool:
         """Whether a stop, or a refusal of another transaction, overtakes what this beat decided."""
         return self.is_over or bool(self._pausing.because)
-
-    def tell_others(self) -> None:
-        """Have it seen that mail came back which may stand elsewhere by now, or that a probe is over."""
-        self._wake_others()
 
 
 class Dispatcher:

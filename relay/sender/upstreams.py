@@ -333,7 +333,7 @@ class Upstreams:
 
         def freed() -> None:
             wake.set()
-            departures.tell_others()
+            came_back()
 
         def fail(error: BaseException) -> None:
             # What is sent from now on could not be settled, and would be sent again.

@@ -95,27 +95,19 @@ def is_any_relayed(outcome: Outcome) -> bool:
     return False
 
 
-def is_session_full(outcome: Outcome) -> bool:
-    """Whether MAIL was refused only because its session has had enough; it relayed mail before.
+def of_full_session(outcome: Outcome) -> Outcome | None:
+    """Return the outcome as it counts where MAIL was refused because its session is full.
 
-    Not so where the reply, or the rule that knows it, says for how long, or of which window; then it is us.
+    Assumes that the session relayed mail.  Its recipients go in the next session, at once.  None where the
+    reply, or the rule that knows it, says for how long or of which window: then the refusal is about us.
     """
-    answer = outcome.answers[0]
-    if answer.phase is not Phase.MAIL or answer.reply is None or answer.reply.code not in (421, 452):
-        return False
-    ruling = answer.ruling
-    return (
-        ruling is not None
-        and ruling.verdict in (Verdict.PAUSE, Verdict.DEFER)
-        and ruling.scope is not Scope.SENDER
-        and ruling.layer is not Layer.OPERATOR
-        and ruling.wait_ns is None
-        and ruling.span is None
-    )
-
-
-def untried(outcome: Outcome) -> Outcome:
-    """Return the outcome of a session that was full: its recipients go in the next one, at once."""
+    refusal, ruling = outcome.answers[0], outcome.answers[0].ruling
+    is_refused = refusal.reply is not None and refusal.reply.code in (421, 452)
+    if refusal.phase is not Phase.MAIL or not is_refused or ruling is None:
+        return None
+    is_about_us = ruling.wait_ns is not None or ruling.span is not None or ruling.layer is Layer.OPERATOR
+    if is_about_us or ruling.verdict not in (Verdict.PAUSE, Verdict.DEFER) or ruling.scope is Scope.SENDER:
+        return None
     answers = tuple(answer._replace(verdict=Verdict.LATER, ruling=None) for answer in outcome.answers)
     return outcome._replace(answers=answers, pause=None)
 
