@@ -8,10 +8,8 @@ Ids are checked before anything is asked.  Of each id stdout tells what was done
 the exit code is 75 if some message was busy, else 1 if some was absent or could not be changed.
 """
 
-import asyncio
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import sys
@@ -23,24 +21,22 @@ from typing import Any, TypeVar
 import click
 
 from relay.cli.filter_options import filter_options, taken
-from relay.cli.locate import Where, found_spool, locate, spool_option, where_options
-from relay.cli.options import Misconfigured, NotPermitted, TryLater, printable
+from relay.cli.locate import Where, answered, locate, spool_option, text_of, where_options
+from relay.cli.options import Misconfigured, TryLater, printable
 from relay.cli.render import (
     LinesOfContent,
     QueueTable,
-    console,
     detail_lines,
     limits_of,
     line_width,
+    page,
     queue_lines,
-    show_status,
+    status_lines,
     summary_lines,
     unread_words,
     what_holds,
 )
-from relay.cli.watch_status import watch_status
 from relay.clock import SystemClock
-from relay.control.client import ControlClient
 from relay.control.operations import (
     ABSENT,
     BUSY,
@@ -59,11 +55,10 @@ from relay.control.operations import (
 )
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.policy.document import read_document
-from relay.policy.faults import PolicyError
-from relay.policy.source import policy_bytes
 from relay.spool.interface import SpoolBusy
 from relay.status.filters import SORTS, By, Filters, Group, Wanted, group_to_json
 from relay.status.snapshot import (
+    Condition,
     MessageView,
     QueueState,
     Snapshot,
@@ -80,36 +75,28 @@ MOST_PREVIEWED = 20
 """Messages that a verb lists before it is confirmed."""
 FROM_STDIN = "-"
 SOME_NOT_DONE = 1
-QUICK_ANSWER_SECONDS = 5
-"""Of a relay that is only asked by the way."""
 _NOT_DONE = {ABSENT: "there is no such message in the queue", BUSY: "it is in a transaction, try again later"}
 
 
 @click.command()
 @where_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
-@click.option(
-    "--watch",
-    "every_seconds",
-    type=click.IntRange(1, 86_400),
-    is_flag=False,
-    flag_value=2,
-    metavar="[SECONDS]",
-    help="Again and again, of a relay that runs; default: every 2 seconds.",
-)
-def status(policy_path: Path, spool: Path | None, *, as_json: bool, every_seconds: int | None) -> None:
+def status(policy_path: Path, spool: Path | None, *, as_json: bool) -> int:
     """Show upstreams, limits and when their next slot opens, and the queue.
 
-    Works with the relay up or down; down, it reads the spool.
+    Works with the relay up or down; down, it reads the spool, and the exit code is 69.
     """
-    if every_seconds is not None:
-        watch_status(found_spool(Where(policy_path, spool)), every_seconds, as_json=as_json)
-        return
     snapshot = ask(Where(policy_path, spool), lambda session: session.snapshot())
+    is_down = snapshot.condition is Condition.DOWN
+    if is_down:
+        named = replace(snapshot.policy, path=str(policy_path.absolute()))
+        snapshot = replace(snapshot, policy=named)
     if as_json:
         click.echo(json.dumps(to_json(snapshot)))
     else:
-        show_status(snapshot, console())
+        for line in status_lines(snapshot, page()):
+            click.echo(line)
+    return os.EX_UNAVAILABLE if is_down else os.EX_OK
 
 
 @click.command()
@@ -284,11 +271,7 @@ def echo_content(where: Where, queue_id: QueueId) -> str:
     lines = LinesOfContent() if sys.stdout.isatty() else None
 
     async def write(chunk: bytes) -> None:
-        try:
-            click.echo(chunk if lines is None else lines.take(chunk), nl=False)
-        except BrokenPipeError:
-            # The reader has all that it wanted; nobody is told of the rest, at the exit neither.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        click.echo(chunk if lines is None else lines.take(chunk), nl=False)
 
     result = ask(where, lambda session: session.content(queue_id, write))
     if lines is not None:
@@ -343,10 +326,10 @@ for _each in VERBS:
 def _lines_of_routes(where: Where, snapshot: Snapshot) -> dict[int, str]:
     """Return where in the policy's file each route stands, if the file is still what is in force."""
     numbers = [number for route in snapshot.routes for number in route.numbers]
-    try:
-        content = policy_bytes(where.policy_path) if numbers and where.spool is None else b""
-    except PolicyError:
-        content = b""
+    content = text_of(where.policy_path) if numbers and where.spool is None else b""
+    # Imported only here: few verbs compare texts.
+    import hashlib  # noqa: PLC0415 - see above
+
     is_in_force = snapshot.policy.sha256 in ("", hashlib.sha256(content).hexdigest())
     if not content or not is_in_force:
         return {}
@@ -429,13 +412,9 @@ def told(results: Results) -> int:
 
 def ask(where: Where, question: Callable[[Session], Awaitable[Answer]]) -> Answer:
     try:
-        return asyncio.run(_ask(where, question))
+        return answered(_ask(where, question))
     except SpoolBusy as busy:
         raise TryLater(f"the spool is in use and no relay answers; try again later: {busy}") from busy
-    except Unreachable as unreachable:
-        raise TryLater(str(unreachable)) from unreachable
-    except PermissionError as error:
-        raise NotPermitted(f"{error}; run this as the user that the relay runs as") from error
 
 
 async def _ask(where: Where, question: Callable[[Session], Awaitable[Answer]]) -> Answer:
@@ -457,20 +436,3 @@ async def _open(where: Where) -> Session:
         return OfflineOperations(policy)
     except ValueError as error:
         raise Misconfigured(str(error)) from error
-
-
-def why_an_edit_waits(spool: Path) -> str:
-    """Empty where no relay answers."""
-
-    async def ask_it() -> str:
-        client = ControlClient(spool)
-        try:
-            async with asyncio.timeout(QUICK_ANSWER_SECONDS):
-                return (await client.snapshot()).policy.waiting_because if client.is_up() else ""
-        finally:
-            await client.close()
-
-    try:
-        return asyncio.run(ask_it())
-    except (OSError, Unreachable):
-        return ""

@@ -1,4 +1,4 @@
-"""The header section of a message, read leniently (RFC 5322, 2.2): fields, unfolded.  Pure."""
+"""The header section of a message, read leniently (RFC 5322, 2.2), and the first line of a content.  Pure."""
 
 import re
 from collections.abc import Iterator
@@ -9,6 +9,22 @@ LONGEST_MESSAGE_ID = 998
 """Characters that are kept of one: as many as a line may have (RFC 5322, 2.1.1)."""
 _MESSAGE_ID_NAME = b"\r\nmessage-id:"
 _MESSAGE_ID = re.compile(_MESSAGE_ID_NAME + rb"((?:[^\r]|\r\n[ \t])*)\r\n", re.IGNORECASE)
+MAILBOX_LINE = b"X-Mailbox-Line"
+_FROM_LINES = (b"From ", b">From ")
+"""How the line begins that an mbox has in front of a message."""
+DECIDING_BYTES = max(map(len, _FROM_LINES))
+"""So many first octets of content tell what `opened` makes of it."""
+
+
+def opened(content: bytes) -> bytes:
+    """Return content that can follow a field of ours, as Postfix makes it.
+
+    The line of an mbox becomes a field.  A line that begins with a blank would go on with our field: an empty
+    line keeps it out of the header.
+    """
+    if content.startswith(_FROM_LINES):
+        return MAILBOX_LINE + b": " + content
+    return b"\r\n" + content if content.startswith((b" ", b"\t")) else content
 
 
 def header_fields(head: bytes) -> Iterator[tuple[str, str]]:
