@@ -121,12 +121,11 @@ def explanation(
         yield f"source   {rule.source}"
     who = "this recipient" if ruling.scope is Scope.RECIPIENT else "the message"
     decided = answer if answer.phase in BEFORE_MAIL else _decided(answer, settings)
-    follows = _SENDER_RESTS if ruling.scope is Scope.SENDER else _FOLLOWS[decided.verdict].format(who)
+    follows = _SENDER_RESTS if decided.scope is Scope.SENDER else _FOLLOWS[decided.verdict].format(who)
     yield f"then     {follows}"
-    if settings is not None and ruling.verdict is Verdict.BOUNCE:
-        if decided.is_doubted:
-            yield "shield   doubts it: it fails if it is refused again after other mail went through"
-        yield f"shield   {settings.in_a_row} alike stop the upstream until somebody acts (docs/operating.md)"
+    if settings is not None and decided.is_doubted:
+        yield "shield   doubts it: it fails if it is refused again after other mail went through"
+        yield f"shield   {settings.in_a_row} alike of different senders stop the upstream (docs/operating.md)"
 
 
 def _hints(ruling: Ruling) -> Iterator[str]:
@@ -142,7 +141,7 @@ def _hints(ruling: Ruling) -> Iterator[str]:
 
 def _decided(answer: Answer, settings: ShieldSettings | None) -> Answer:
     """Return the answer as it counts: of the first message that the upstream refuses."""
-    shield = Shield(is_off=True) if settings is None else Shield(settings.in_a_row, settings.refused_percent)
+    shield = Shield(is_off=True) if settings is None else Shield(settings.in_a_row)
     standing = Standing(QueueId(""), recipients=("",), left=(0,), asked=(0,), tried=frozenset())
     decision = decide(Outcome((answer,), pause=gravest([answer])), standing, _TERMS, shield)
     return decision.outcome.answers[0]

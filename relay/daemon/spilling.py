@@ -10,7 +10,6 @@ Does not: move what is in a transaction, sits out a back-off, or may have been r
 """
 
 import asyncio
-from collections.abc import Callable
 
 from relay.clock import SECOND_NS, Clock
 from relay.sender.sender import Sender
@@ -28,7 +27,6 @@ class Spilling:
     def __init__(self, sender: Sender, watch: Watch, clock: Clock) -> None:
         self._queue = sender.queue
         self._tell = sender.reroute
-        self._wake: Callable[[str], None] = sender.upstreams.wake_one
         self._watch = watch
         self._clock = clock
         self.has_more = False
@@ -54,10 +52,7 @@ class Spilling:
         moved = 0
         for start in range(0, len(found), MOVED_AT_ONCE):
             now_ns = self._clock.boottime_ns()
-            its = [each for each in found[start : start + MOVED_AT_ONCE] if self._queue.spill(each, now_ns)]
-            for name in {each.to for each in its}:
-                self._wake(name)
-            moved += len(its)
+            moved += sum(self._queue.spill(each, now_ns) for each in found[start : start + MOVED_AT_ONCE])
             await asyncio.sleep(0)
         if self._queue.spill_looked(self._clock.boottime_ns()):
             self._tell()

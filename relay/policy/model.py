@@ -276,12 +276,10 @@ _PASSWORDS = ("password_file", "password_env", "oauth2")
 
 
 class ShieldSettings(Section):
-    """When permanent refusals are taken for one refusal of us, said many times (`relay.verdicts.shield`)."""
+    """When refusals that no rule knows are taken for one refusal of the account (`relay.verdicts.shield`)."""
 
-    in_a_row: PositiveInt = 10
-    """So many recipients refused alike with nothing relayed in between; in unknown words, of the last 100."""
-    refused_percent: Annotated[int, whole_number(1, 100)] = 50
-    """More than this share of the last 100 recipients refused; 100: never."""
+    in_a_row: Annotated[int, whole_number(1, 100)] = 10
+    """So many recipients refused alike, in words that no rule knows, with nothing relayed in between."""
 
 
 class Upstream(Section):
@@ -322,7 +320,7 @@ class Upstream(Section):
     adapt: Annotated[Literal["tighten"] | None, choice(["tighten"])] = None
     """tighten: a refusal for having sent too much lowers the limit in force; nothing ever raises it."""
     shield: ShieldSettings | None = ShieldSettings()
-    """Stops the upstream instead of bouncing a list; null: every permanent refusal is believed at once."""
+    """Waits instead of bouncing a list; null: every permanent refusal is believed at once."""
     history: PolicyPath | None = None
     """Default: `history/USER@HOST` beside the spool."""
     verdicts: Rules = ()

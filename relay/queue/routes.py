@@ -66,6 +66,8 @@ class Because(enum.StrEnum):
     """Every upstream of the route is down: mail waits for the first."""
     SPILL = "spill"
     """The wait for what is listed before it is longer than `spill_after`."""
+    UNFIT = "unfit"
+    """It can never go through what is listed before it."""
     PROBE = "probe"
     """One message shows whether an upstream is well again."""
     UNKNOWN = "unknown"
@@ -179,6 +181,8 @@ def words_of(choice: Choice) -> str:
             return f"failover: {choice.instead_of} is down"
         case Because.SPILL:
             return f"spill: the wait for {choice.instead_of} is too long"
+        case Because.UNFIT:
+            return f"unfit: it can never go through {choice.instead_of}"
         case Because.PROBE:
             return f"probe: it shows whether {choice.upstream} is well again"
         case Because.UNKNOWN:

@@ -23,7 +23,7 @@ clock moves a message; the caller converts once, when a message comes in.
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 from relay.mail.envelope import QueueId
@@ -58,6 +58,8 @@ MOST_SUSPECTS = 10_000
 class Scheduler:
     def __init__(self, pages: Pages | None = None) -> None:
         """`pages`: for what listings show of its messages; shared by all lines of a queue."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called where another message may go next, because one came, left, or was kept or released."""
         self._pages = pages or Pages()
         self._messages: dict[QueueId, Queued] = {}
         self._order = Order()
@@ -194,6 +196,7 @@ class Scheduler:
         self._leave_place(message)
         self._place(message)
         self.counts.note(message)
+        self.on_change()
 
     def go_ahead(self, queue_id: QueueId) -> None:
         """Put a message that waits ahead of its lane, behind those that are there already."""
@@ -206,7 +209,10 @@ class Scheduler:
         """Keep a message from being sent until `put_back`; return its state before, None if it is active."""
         message = self._messages.get(queue_id)
         before = None if message is None else message.state
-        return before if message is not None and self._become(message, Move.SEIZE) else None
+        if message is None or not self._become(message, Move.SEIZE):
+            return None
+        self.on_change()
+        return before
 
     def put_back(
         self, queue_id: QueueId, state: State, left: tuple[int, RecipientsLeft] | None = None
@@ -459,6 +465,7 @@ class Scheduler:
         if (message := self._messages.get(queue_id)) is not None:
             self._become(message, Move.HOLD)
             self._leave_order(message)
+            self.on_change()
 
     def release(self, queue_id: QueueId) -> None:
         """Put a held or deferred message at the end of the line, to be attempted at once."""
@@ -469,6 +476,7 @@ class Scheduler:
             message.ready_at_ns = self._now_ns
             self._leave_place(message)
             self._place(message)
+            self.on_change()
 
     def hold_new(self, hold: NewMailHold | None) -> bool:
         """Hold what a pause says, from now on; return whether that is new: then call `follow_hold`."""
@@ -518,6 +526,7 @@ class Scheduler:
         if (message := self._messages.pop(queue_id, None)) is not None:
             self._leave_order(message)
             self.counts.forget(message)
+            self.on_change()
 
     def _become(self, message: Queued, move: Move) -> bool:
         """Make a move by the table; False where the message's state does not allow it."""

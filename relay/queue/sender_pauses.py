@@ -1,6 +1,7 @@
 """Senders whose mail waits because the upstream refuses them: how long, and what proves it is over.  Pure.
 
 The time of a rest is not part of the age of the sender's mail: `rests_of` tells of it, also once it is over.
+It is part of the age where the shield began the rest: nothing shows then that the sender is refused.
 
 `sender` is what all spellings of its address share (`Queued.sender`).  All instants
 are nanoseconds of one boot.  Memory is bounded, and lost at a restart.
@@ -30,10 +31,15 @@ class Rest:
     in_a_row: int = 0
     alone: int = 0
     """Refusals in a row that others' mail was relayed in between."""
+    ages: bool = False
+    """Its time is part of the age of the sender's mail."""
     over_ns: int | None = None
     """When the first message went to prove that it is over; until proven it goes on, also past `until_ns`."""
 
     def span(self, now_ns: int) -> Paused:
+        """Return when the sender's mail did not age."""
+        if self.ages:
+            return self.since_ns, self.since_ns
         return self.since_ns, now_ns if self.over_ns is None else self.over_ns
 
 
@@ -43,13 +49,20 @@ class SenderPauses:
         self._over: dict[str, Pauses] = {}
 
     def begin(
-        self, sender: str, now_ns: int, reason: str, relayed_from_ns: int = 0, asked_ns: int = 0
+        self,
+        sender: str,
+        now_ns: int,
+        reason: str,
+        relayed_from_ns: int = 0,
+        asked_ns: int = 0,
+        *,
+        ages: bool = False,
     ) -> int:
         """Let a sender's mail wait, longer each time in a row; return until when.
 
-        Waiting mail is not attempted and does not age; then one message goes first, to prove that the
-        others may follow.  `relayed_from_ns` is when the latest transaction began that relayed something;
-        `asked_ns` is the least wait by the refusal.
+        Waiting mail is not attempted, and ages only where the rest `ages`; then one message goes first, to
+        prove that the others may follow.  `relayed_from_ns` is when the latest transaction began that
+        relayed something; `asked_ns` is the least wait by the refusal.
         """
         rest = self._rests.pop(sender, None)
         if rest is not None and rest.until_ns > now_ns + PROOF_NS:
@@ -66,7 +79,7 @@ class SenderPauses:
             # The oldest is asked about again: it costs one refusal.
             self.end(next(iter(self._rests)), now_ns)
         until_ns = now_ns + max(asked_ns, min(LONGEST_REST_NS, FIRST_REST_NS << min(in_a_row, 10)))
-        self._rests[sender] = Rest(until_ns, reason, now_ns, in_a_row, alone)
+        self._rests[sender] = Rest(until_ns, reason, now_ns, in_a_row, alone, ages)
         return until_ns
 
     def end(self, sender: str, now_ns: int) -> None:
@@ -88,7 +101,7 @@ class SenderPauses:
         return rest is not None and rest.alone + 1 >= EVIDENT and relayed_from_ns > rest.since_ns
 
     def rests_of(self, sender: str) -> tuple[Paused, ...]:
-        """Return when a sender rested, and rests; ascending."""
+        """Return when a sender rested, and rests, and its mail did not age; ascending."""
         over, rest = self._over.get(sender), self._rests.get(sender)
         spans = () if over is None else over.spans
         return spans if rest is None else (*spans, rest.span(FOREVER_NS))

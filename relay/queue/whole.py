@@ -8,6 +8,7 @@ time alone changes it.  Lines are independent, so what keeps one upstream's mail
 Guarantees:
 - a part that is active moves only once it is not (it may just be sent);
 - a part whose last transaction may still relay it stays with that upstream until the deadline;
+- a part that can never go through an upstream (`pass_on`) is not asked for there again until an edit;
 - the parts of a message are counted as one message;
 - what a pause holds (`hold_new`) goes nowhere else, as long as the pause holds it;
 - no call looks at more than `SLICE` messages, but for a copy of one line's list.
@@ -19,6 +20,7 @@ that it refuses goes ahead of the line that it was taken from.
 import heapq
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 
 from relay.mail.envelope import QueueId
@@ -60,6 +62,8 @@ class Queue:
         """Messages whose parts an edit changes, and which were active then."""
         self._unknown: list[tuple[int, QueueId]] = []
         """A heap, by when the last transaction of a part cannot relay it any more."""
+        self._unfit: dict[QueueId, frozenset[str]] = {}
+        """By part, the upstreams that can never take it, as the policy is."""
         self._is_stale = False
         self._choose_anew_at_ns: int | None = None
 
@@ -73,6 +77,7 @@ class Queue:
         self._default, self._routes = Route((upstreams[0],)), tuple(routes)
         self._standings = {name: self._standings.get(name, Availability()) for name in upstreams}
         self.diversions.use(self._routes)
+        self._unfit.clear()
         self._is_stale = True
 
     def note(self, upstream: str, standing: Availability) -> bool:
@@ -161,6 +166,7 @@ class Queue:
         if parts:
             self.owners.remove(parts[0])
         for part in parts:
+            self._unfit.pop(part.key, None)
             self._leave(part)
             self.line_of(part).remove(part.key)
             part.leave_page()
@@ -168,6 +174,7 @@ class Queue:
 
     def end_part(self, part: Queued) -> None:
         """Forget a part whose recipients are done; the message goes on with its others."""
+        self._unfit.pop(part.key, None)
         self._leave(part)
         self.line_of(part).remove(part.key)
         part.leave_page()
@@ -241,6 +248,19 @@ class Queue:
         heapq.heappush(self._unknown, (part.past.unknown_until_ns, part.key))
         self._late[part.key] = part
 
+    def pass_on(self, part: Queued, why: WaitReason, now_ns: int) -> bool:
+        """Have an active part go through another upstream of its route, as it can never go through this one.
+
+        Returns False, and changes nothing, where no other may take it, or this one may have taken it.
+        """
+        others = set(self._route(part).upstreams).intersection(self._standings) - {part.upstream}
+        if not others or part.past.unknown_until_ns > now_ns:
+            return False
+        self._unfit[part.key] = self._unfit.get(part.key, frozenset()) | {part.upstream}
+        self.line_of(part).give_back(part.key, why)
+        self._look_at(part, now_ns)
+        return True
+
     def put(self, part: Queued, now_ns: int) -> None:
         """Hear that a part is back from a transaction: it may stand elsewhere by now."""
         if self._choose(part, now_ns).upstream != part.upstream:
@@ -309,7 +329,7 @@ class Queue:
         )
         self._move(part, choice, now_ns)
         if not is_back:
-            self.diversions.spilled(route, choice, now_ns)
+            self.diversions.spilled(part.part.route or self._default, choice, now_ns)
         return True
 
     def spill_looked(self, now_ns: int) -> bool:
@@ -349,23 +369,21 @@ class Queue:
         dues = [] if self._choose_anew_at_ns is None else [self._choose_anew_at_ns]
         return min([*dues, *(until_ns for until_ns, _ in self._unknown[:1])], default=None)
 
-    def move_on(self, now_ns: int) -> set[str]:
-        """Move parts to the lines where they stand by now; return the upstreams that got mail."""
+    def move_on(self, now_ns: int) -> None:
+        """Move parts to the lines where they stand by now."""
         if self._is_stale or (self._choose_anew_at_ns is not None and now_ns >= self._choose_anew_at_ns):
             self._is_stale = False
             self._begin_walk(now_ns)
-        got: set[str] = set()
         for _ in range(min(SLICE, len(self._walk))):
-            self._look_at(self._walk.popleft(), now_ns, got)
+            self._look_at(self._walk.popleft(), now_ns)
         while self._unknown and self._unknown[0][0] <= now_ns:
             _, key = heapq.heappop(self._unknown)
             if (part := self._part(key)) is not None:
                 self._late[key] = part
         late, self._late = self._late, {}
         for part in late.values():
-            self._look_at(part, now_ns, got)
-        self._send_probes(now_ns, got)
-        return got
+            self._look_at(part, now_ns)
+        self._send_probes(now_ns)
 
     def choice(self, part: Queued, now_ns: int) -> Choice:
         """Return why a part stands where it does, for showing."""
@@ -397,7 +415,7 @@ class Queue:
     def _may_hold(self, route: Route) -> bool:
         return any(name in self._lines and self._lines[name].holds_new for name in route.upstreams)
 
-    def _look_at(self, part: Queued, now_ns: int, got: set[str]) -> None:
+    def _look_at(self, part: Queued, now_ns: int) -> None:
         line = self.line_of(part)
         if line.get(part.key) is not part:
             return  # it ended
@@ -408,7 +426,6 @@ class Queue:
             self._late[part.key] = part
         else:
             self._move(part, choice, now_ns)
-            got.add(choice.upstream)
 
     def _move(self, part: Queued, choice: Choice, now_ns: int) -> None:
         if self.line_of(part).leave(part.key) is None:
@@ -424,13 +441,12 @@ class Queue:
         if is_back:
             self.line(choice.upstream).go_ahead(part.key)
 
-    def _send_probes(self, now_ns: int, got: set[str]) -> None:
+    def _send_probes(self, now_ns: int) -> None:
         for name, standing in self._standings.items():
             if standing.is_proving and not self._has_candidate(name):
                 part = self._probe_for(name)
                 if part is not None:
                     self._move(part, Choice(name, Because.PROBE, part.upstream), now_ns)
-                    got.add(name)
 
     def _probe_for(self, name: str) -> Queued | None:
         """Return the first part that waits elsewhere and would rather go through an upstream."""
@@ -438,7 +454,8 @@ class Queue:
             if is_better(route or self._default, name, line, self._standings):
                 for part in islice(self._lines[line], SLICE):
                     is_free = part.state is State.WAITING and not part.past.unknown_until_ns
-                    if is_free and part.part.route == route and not self.line(name).holds(part):
+                    is_fit = part.part.route == route and name in self._route(part).upstreams
+                    if is_free and is_fit and not self.line(name).holds(part):
                         return part
         return None
 
@@ -462,6 +479,8 @@ class Queue:
                 is_wanted = standing.is_proving and is_better(route, name, choice.upstream, self._standings)
                 if is_wanted and not self._has_candidate(name) and not self.line(name).holds(part):
                     return Choice(name, Because.PROBE)
+        if choice.because is Because.PREFERRED and part.key in self._unfit:
+            return choice._replace(because=Because.UNFIT, instead_of=(part.part.route or route).upstreams[0])
         return choice
 
     def _held(self, part: Queued, route: Route, choice: Choice) -> Choice | None:
@@ -496,7 +515,11 @@ class Queue:
         return choice
 
     def _route(self, part: Queued) -> Route:
-        return part.part.route or self._default
+        """Return the route of a part, without the upstreams that can never take it."""
+        route, unfit = part.part.route or self._default, self._unfit.get(part.key)
+        if unfit is None:
+            return route
+        return replace(route, upstreams=tuple(name for name in route.upstreams if name not in unfit))
 
     def _enter(self, part: Queued, choice: Choice, since_ns: int) -> None:
         part.choice, part.stands_since_ns = choice, since_ns

@@ -10,7 +10,7 @@ When the state of an upstream, an edit or time alone has mail stand in another l
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from relay.mail.envelope import QueueId
@@ -51,19 +51,14 @@ class Arrivals:
         telemetry: Telemetry,
         *,
         guard: Guard,
-        wake: Callable[[str], None],
         on_full: Callable[[SpoolFull], None],
     ) -> None:
-        """`wake` is called with an upstream that has more to send.
-
-        `on_full` is called when there is no room to take any.
-        """
+        """`on_full` is called when there is no room to take any."""
         self._trigger = trigger
         self._queue, self._spool_thread, self._settling = backlog
         self._ages = ages
         self._events, self._clock = telemetry.events, telemetry.clock
         self._guard = guard
-        self._wake = wake
         self._on_full = on_full
         self._longest_wait_ns = policy.retry.max_ns
         self._sorter = sorter_of(policy.lanes, policy.routes)
@@ -126,14 +121,11 @@ class Arrivals:
             self._begin_sorting()
 
     async def _admit_all(self, entries: Sequence[Entry], on_step: Callable[[], None] = lambda: None) -> None:
-        got: set[str] = set()
         for entry in entries:
             self._boot_ids.add(entry.boot_id)
             await self._admit(entry)
             if not entry.recipients_left:
                 on_step()
-            got.update(part.upstream for part in self._queue.parts(entry.queue_id))
-        self._wake_all(got)
 
     def listen(self) -> None:
         """Look for new mail when the trigger is pulled, and at once."""
@@ -169,7 +161,7 @@ class Arrivals:
         """Move mail to the lines where it stands by now, whenever that may have changed."""
         while True:
             self._may_stand_elsewhere.clear()
-            self._wake_all(self._queue.move_on(self._clock.boottime_ns()))
+            self._queue.move_on(self._clock.boottime_ns())
             self._tell_turns()
             if ids := self._queue.sortable():
                 await self._sort(ids)
@@ -303,7 +295,6 @@ class Arrivals:
             for entry in found.values():
                 self._queue.sort_anew(self._parts(entry), now_ns)
             self._may_stand_elsewhere.set()
-        self._wake_all(self._queue.names)
 
     def _tell_turns(self) -> None:
         """Tell which routes' mail goes elsewhere since the last call, and which goes again as they prefer."""
@@ -317,7 +308,3 @@ class Arrivals:
                 self._events.route_diverted(
                     routes=numbers, upstream=its.upstream, instead_of=its.instead_of, because=its.because
                 )
-
-    def _wake_all(self, upstreams: Iterable[str]) -> None:
-        for name in upstreams:
-            self._wake(name)

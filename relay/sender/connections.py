@@ -194,10 +194,6 @@ class ReadyConnections:
         """Take back a connection on which nothing was begun."""
         self._pool.release(connection)
 
-    def retire(self, connection: Connection) -> None:
-        """Close a connection on which nothing was begun, to have it replaced."""
-        self._pool.retire(connection)
-
     def let_go(self) -> None:
         """Give back all unused connections."""
         while self._ready:

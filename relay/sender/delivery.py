@@ -40,7 +40,7 @@ from relay.upstream.pool import Pool
 from relay.upstream.transaction import Transaction
 from relay.verdicts.decision import REFUSALS_IN_PLACE, Decision, Standing, decide
 from relay.verdicts.operator_pause import OperatorPause
-from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
+from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, of_full_session
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Judge, Rule, Scope, Verdict
 
@@ -113,7 +113,6 @@ class KnownUpstream:
         self.shield.is_off = upstream.shield is None
         if upstream.shield is not None:
             self.shield.in_a_row = upstream.shield.in_a_row
-            self.shield.refused_percent = upstream.shield.refused_percent
         return self.lowered_limits.use(upstream, lanes)
 
     def resume(self) -> None:
@@ -194,6 +193,7 @@ class Consequences:
             tried=queued.past.tried,
             refusals=queued.past.refusals,
             singled_out=queued.past.singled_out,
+            sender=sender,
             late_ns=ended_ns - arrived_ns,
             paused_ns=paused_ns,
             resting_ns=pausing.paused_ns(arrived_ns, ended_ns, (*rests, *queued.past.rested))
@@ -227,6 +227,7 @@ class Consequences:
                 refusal.text,
                 self._pausing.relayed_from_ns,
                 asked_ns=decision.rest_ns,
+                ages=refusal.is_doubted,
             )
             self._pausing.tell_sender(queued.sent_reverse_path, refusal, until_ns - attempt.ended_ns)
         elif decision.is_relayed:
@@ -279,10 +280,14 @@ class Delivery:
         self.under_way[attempt.queued.key] = reservation.reserved_at_ns, attempt
         self._begin(attempt)
 
-    def refuse(self, attempt: Attempt, unfit: Answer) -> None:
-        """Begin to settle what its connection cannot carry, without asking the upstream or using a slot."""
-        attempt.ended_ns = self._clock.boottime_ns()
-        self._begin(attempt, Outcome((unfit,) * len(attempt.indices)))
+    def refuse(self, attempt: Attempt, unfit: Answer, *, is_for_ever: bool) -> None:
+        """Begin to settle what its connection cannot carry, without asking the upstream or using a slot.
+
+        What the upstream can never take goes on through the next one of its route instead, if there is one.
+        """
+        now_ns = attempt.ended_ns = self._clock.boottime_ns()
+        if not (is_for_ever and self._queue.pass_on(attempt.queued, WaitReason(unfit.text), now_ns)):
+            self._begin(attempt, Outcome((unfit,) * len(attempt.indices)))
 
     async def finish(self, grace_seconds: float) -> None:
         """Wait until all are settled; cut off transactions that take longer.
@@ -370,6 +375,11 @@ class Delivery:
         try:
             outcome = await self._speak(attempt, reservation)
             is_over = outcome.is_over
+            if is_any_relayed(outcome):
+                connection.relayed += 1
+            elif connection.relayed and (untried := of_full_session(outcome)) is not None:
+                self._pool.expect_most(connection.transactions - 1)
+                outcome = untried
         except asyncio.CancelledError:
             # Its grace is over, and perhaps only its upstream leaves the policy: others may go on with it.
             is_over = False

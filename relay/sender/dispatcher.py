@@ -82,16 +82,22 @@ class Departures:
         return most
 
     async def begin(self, connections: list[Connection], now_ns: int) -> int | None:
-        """Have as many messages as may go depart; return when what had no room may.  Raises HistoryError."""
+        """Have as many messages as may go depart; return when what had no room, or is not ready, may.
+
+        None where all had room.  Raises HistoryError.
+        """
         attempts = await self._take(connections, now_ns)
-        return await self._reserve_and_send(attempts) if attempts else None
+        if not attempts or (until_ns := await self._reserve_and_send(attempts)) is None:
+            return None
+        # What comes out of its back-off may need less room than what comes first now.
+        due_ns = self._scheduler.next_due_at_ns()
+        return until_ns if due_ns is None else min(until_ns, due_ns)
 
     async def _take(self, connections: list[Connection], now_ns: int) -> list[Attempt]:
         taken: list[Queued] = []
         while len(taken) < len(connections) and (queued := self._scheduler.next_ready(now_ns)) is not None:
             taken.append(queued)
         attempts: list[Attempt] = []
-        is_doubtful = False
         for queued, message, rewritten in await self._delivery.load(taken):
             left = queued.part.left(message.left)
             attempt = Attempt(queued, message, connections[-1], list(left), rewritten=rewritten)
@@ -105,14 +111,10 @@ class Departures:
                 attempts.append(attempt)
             elif (unfit := attempt.connection.unfit(attempt.shape)) is not None:
                 answer = self._offers.judged(unfit, attempt.shape.size_bytes)
-                is_doubtful = is_doubtful or answer.verdict is Verdict.DEFER
-                self._delivery.refuse(attempt, answer)
-        # Where connections are limited, mail needs them more: another one is opened when this one is old.
-        if is_doubtful and self._throttle.room_for_connections()[0] is None and self._offers.looks_again():
-            self._ready.retire(connections.pop())
+                self._delivery.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
         for connection in connections:
             self._ready.give_back(connection)
-        self.tell_others()
+        self._wake_others()
         if self._must_not_begin:
             self._give_back(attempts, "")
             return []
@@ -142,7 +144,7 @@ class Departures:
                     self._send(attempt, grant)
                 case TooLarge():
                     # Deferred, so that nobody waits for it, its sender is told, and an edit can still help.
-                    self._delivery.refuse(attempt, _too_large(attempt, grant))
+                    self._delivery.refuse(attempt, _too_large(attempt, grant), is_for_ever=True)
                     self._ready.give_back(attempt.connection)
                 case Wait(limit_label=label, place=Place("lane")):
                     # Another process took it; the next beat sees that the lane has no room.
@@ -170,7 +172,7 @@ class Departures:
         for attempt in reversed(list(attempts)):
             self._scheduler.give_back(attempt.queued.key, WaitReason(reason))
             self._ready.give_back(attempt.connection)
-        self.tell_others()
+        self._wake_others()
 
     def _park(self, attempt: Attempt, wait: Wait, place: Place) -> None:
         """Park a message that only its own key keeps back, so that others may go."""
@@ -178,7 +180,7 @@ class Departures:
         if self._scheduler.park(attempt.queued.key, place, wait.until_ns, WaitReason(reason)):
             self.wait(attempt.queued, reason, wait.until_ns)
         self._ready.give_back(attempt.connection)
-        self.tell_others()
+        self._wake_others()
 
     def wait(self, queued: Queued, reason: str, until_ns: int) -> int:
         """Note, and log once, that a message waits for room until an instant; return that."""
@@ -200,10 +202,6 @@ class Departures:
     def _must_not_begin(self) -> bool:
         """Whether a stop, or a refusal of another transaction, overtakes what this beat decided."""
         return self.is_over or bool(self._pausing.because)
-
-    def tell_others(self) -> None:
-        """Have it seen that mail came back which may stand elsewhere by now, or that a probe is over."""
-        self._wake_others()
 
 
 class Dispatcher:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from relay.clock import Clock
 from relay.policy.model import Upstream
 from relay.upstream.connection import Connection
-from relay.verdicts.offers import APART_NS, DISTRUST_DSN_NS, OFFERED, Offers, OffersRecord
+from relay.verdicts.offers import DISTRUST_DSN_NS, OFFERED, Offers, OffersRecord
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
@@ -27,7 +27,6 @@ class KnownOffers:
         self._clock = clock
         self._keep = keep
         self._offers = Offers()
-        self._looked_again_at_ns: int | None = None
         self._no_dsn_until_ns = 0
 
     def recall(self, record: OffersRecord) -> None:
@@ -39,7 +38,7 @@ class KnownOffers:
     def use(self, server: str) -> None:
         """Forget the offers if the server is another one."""
         if server != self._server:
-            self._server, self._offers, self._looked_again_at_ns = server, Offers(), None
+            self._server, self._offers = server, Offers()
             self._no_dsn_until_ns = 0
 
     def seen(self, server: str, connection: Connection) -> None:
@@ -78,14 +77,3 @@ class KnownOffers:
         if need is None or not self._offers.is_believed(need, size_bytes):
             return unfit._replace(text=f"{unfit.text}, by the word of this connection alone")
         return unfit._replace(verdict=Verdict.BOUNCE)
-
-    def looks_again(self) -> bool:
-        """Return whether to drop a connection that lacks something, for one that may have it.
-
-        Not more often than a look counts: each is a connection more by the upstream's count.
-        """
-        now_ns, before_ns = self._clock.boottime_ns(), self._looked_again_at_ns
-        if before_ns is not None and now_ns - before_ns < APART_NS:
-            return False
-        self._looked_again_at_ns = now_ns
-        return True

@@ -89,7 +89,6 @@ class Sender:
             ages,
             telemetry,
             guard=lambda chore: self.upstreams.guard(chore),  # noqa: PLW0108 - they are made later
-            wake=lambda name: self.upstreams.wake_one(name),  # noqa: PLW0108 - they are made later
             on_full=telemetry.spool_trouble,
         )
         self.upstreams = Upstreams(

@@ -294,10 +294,6 @@ class Upstreams:
     def pausing(self, name: str) -> Pausing | None:
         return None if (each := self.in_use.get(name)) is None else each.pausing
 
-    def wake_one(self, name: str) -> None:
-        if (each := self.in_use.get(name)) is not None:
-            each.wake()
-
     def wake_all(self) -> None:
         """Have every upstream look at the time again."""
         for each in self.in_use.values():
@@ -332,6 +328,7 @@ class Upstreams:
             clock=self._clock,
         )
         wake = asyncio.Event()
+        backlog.scheduler.on_change = wake.set
 
         def came_back() -> None:
             if departures.is_over:
@@ -341,7 +338,7 @@ class Upstreams:
 
         def freed() -> None:
             wake.set()
-            departures.tell_others()
+            came_back()
 
         def fail(error: BaseException) -> None:
             # What is sent from now on could not be settled, and would be sent again.

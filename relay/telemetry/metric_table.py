@@ -48,7 +48,7 @@ LABEL_VALUES: dict[tuple[str, str], tuple[str, ...]] = {
     ("relay_upstream_connects_total", "result"): ("ready", "failed"),
     ("relay_notices_total", "result"): ("sent", "dropped"),
     ("relay_token_requests_total", "result"): ("granted", "denied"),
-    ("relay_route_diverted_messages_total", "because"): ("failover", "spill", "unknown"),
+    ("relay_route_diverted_messages_total", "because"): ("failover", "spill", "unfit", "unknown"),
     ("relay_policy_reloads_total", "result"): ("ok", "refused"),
 }
 """The values of live labels, so that each series is there, at 0, before its first event."""

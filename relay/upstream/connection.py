@@ -87,6 +87,8 @@ class Connection:
         self.opened_at_ns = opened_at_ns
         """Boottime at which it became ready."""
         self.transactions = 0
+        self.relayed = 0
+        """Transactions that relayed something; its holder counts them."""
         self.tls = _tls_version(channel.protocol)
         """As the library names it, such as `TLSv1.3`, or `none`."""
         self.certificate_ends_at_ns = _ends_at_ns(channel.protocol)

@@ -57,6 +57,7 @@ class Pool(Generic[C]):
         self._max_age_ns = max_age_ns
         self._idle_ns = idle_ns
         self._clock = clock
+        self._expected = (max_messages, 0)  # how many messages a session takes, and until when that is known
         self._generation = 0  # of the opener
         self._idle: list[tuple[C, int]] = []  # with when it became idle; oldest first
         self._busy: dict[C, int] = {}  # with the generation it was opened in
@@ -121,11 +122,9 @@ class Pool(Generic[C]):
         connection.abort()
         self._serve()
 
-    def retire(self, connection: C) -> None:
-        """Give back a connection that works, and is to be used no more."""
-        del self._busy[connection]
-        self._retire(connection)
-        self._serve()
+    def expect_most(self, messages: int) -> None:
+        """Have connections end after so many messages, as the upstream does, for as long as one may last."""
+        self._expected = (messages, self._clock.boottime_ns() + self._max_age_ns)
 
     def reconfigure(
         self,
@@ -146,6 +145,7 @@ class Pool(Generic[C]):
         if opener is not None:
             self._opener = opener
             self._generation += 1
+            self._expected = (max_messages, 0)
         while self._idle and (opener is not None or self._count() > connections):
             self._retire(self._idle.pop(0)[0])
         self._set_timer()
@@ -171,9 +171,11 @@ class Pool(Generic[C]):
         return len(self._idle) + len(self._busy) + len(self._opening) + len(self._closing)
 
     def _may_stay(self, connection: C, now_ns: int) -> bool:
+        expected, until_ns = self._expected
+        most = self._max_messages if now_ns >= until_ns else min(self._max_messages, expected)
         return (
             connection.is_usable
-            and connection.transactions < self._max_messages
+            and connection.transactions < most
             and now_ns - connection.opened_at_ns < self._max_age_ns
         )
 

@@ -13,7 +13,8 @@
    - after `EVIDENT` more refusals, each where the upstream had just relayed others, such a refusal
      is the message's own: an attempt, with its back-off, until its lifetime;
    - where a sender's mail waits: after `EVIDENT` refusals in a row, each after others had been relayed, a
-     message of it that is older than its lifetime, the sender's rests included, is returned.
+     message of it that is older than its lifetime, the sender's rests included, is returned.  So is one for
+     which the shield has the sender wait.
    Where everybody is refused (a quota, a block) nothing is relayed in between, so nothing is evident.
    What is known of a message is lost at a restart: then its next refusals pause again.
 3. What becomes of each recipient (`Fate`)?  A transient refusal is an attempt; a refusal about us is
@@ -96,6 +97,8 @@ class Standing(NamedTuple):
     """In how many transactions of the message the upstream refused us."""
     singled_out: int = 0
     """How often it did so where it had just relayed others."""
+    sender: str = ""
+    """Its reverse-path, the same for all spellings of an address."""
     late_ns: int = 0
     """Since the message was accepted."""
     paused_ns: int = 0
@@ -144,7 +147,7 @@ class Decision(NamedTuple):
 def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -> Decision:
     """Decide what one outcome means.  Of the arguments only the shield's memory changes."""
     asked = [(index, standing.recipients[index]) for index in standing.asked]
-    outcome = shield.judge(outcome, standing.queue_id, asked)
+    outcome = shield.judge(outcome, standing.sender, standing.queue_id, asked)
     outcome, age_ns, singled_out = _blamed(outcome, standing, terms)
     fates = _fates(outcome, standing.asked, is_old=age_ns >= terms.lifetime_ns)
     is_relayed, is_attempted = is_any_relayed(outcome), {fate for fate, _ in fates.values()} != {Fate.WAITING}
@@ -202,7 +205,7 @@ def _blamed(outcome: Outcome, standing: Standing, terms: Terms) -> tuple[Outcome
     if pause.scope is Scope.UPSTREAM and not is_asked and is_often:
         singled_out += 1
         return _as_its_own(outcome) if singled_out >= EVIDENT else outcome, age_ns, singled_out
-    if pause.scope is Scope.SENDER and standing.is_sender_alone:
+    if pause.scope is Scope.SENDER and (standing.is_sender_alone or pause.is_doubted):
         # Its rests were no age for any other refusal, but to this one they are.
         with_rests_ns = standing.late_ns - standing.paused_ns
         if with_rests_ns >= terms.lifetime_ns:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.offers import Need
-from relay.verdicts.verdict import ABOUT_US, Ruling, Scope, Verdict
+from relay.verdicts.verdict import ABOUT_US, Layer, Ruling, Scope, Verdict
 
 
 class Answer(NamedTuple):
@@ -93,6 +93,23 @@ def is_any_relayed(outcome: Outcome) -> bool:
         if answer.verdict is Verdict.RELAYED:
             return True
     return False
+
+
+def of_full_session(outcome: Outcome) -> Outcome | None:
+    """Return the outcome as it counts where MAIL was refused because its session is full.
+
+    Assumes that the session relayed mail.  Its recipients go in the next session, at once.  None where the
+    reply, or the rule that knows it, says for how long or of which window: then the refusal is about us.
+    """
+    refusal, ruling = outcome.answers[0], outcome.answers[0].ruling
+    is_refused = refusal.reply is not None and refusal.reply.code in (421, 452)
+    if refusal.phase is not Phase.MAIL or not is_refused or ruling is None:
+        return None
+    is_about_us = ruling.wait_ns is not None or ruling.span is not None or ruling.layer is Layer.OPERATOR
+    if is_about_us or ruling.verdict not in (Verdict.PAUSE, Verdict.DEFER) or ruling.scope is Scope.SENDER:
+        return None
+    answers = tuple(answer._replace(verdict=Verdict.LATER, ruling=None) for answer in outcome.answers)
+    return outcome._replace(answers=answers, pause=None)
 
 
 def gravest(answers: Iterable[Answer]) -> Answer | None:

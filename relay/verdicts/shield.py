@@ -1,31 +1,24 @@
 """Which refusals are not believed yet: the bounce shield, and refusals that may answer another command.
 
-The shield.  An upstream that cuts an account off may say so in words that no rule knows, with a
-permanent code, to each recipient or to some of them only.  Believing it bounces a whole list.  So a
-permanent refusal of which nothing but the first digit is recognised (`Layer.DEFAULT`) is *unknown*, and:
+The shield is for one case: an upstream cuts an account off in words that no rule knows, with a permanent
+code.  Believing it bounces a whole list.  So a permanent refusal of which only the first digit is
+recognised (`Layer.DEFAULT`) is *unknown*.  The shield judges unknown refusals and nothing else: neither a
+refusal that a rule recognises, nor one that the relay makes itself, without a reply.
 
-- an unknown refusal is *doubted*: the recipient is deferred, however old its message is.  It bounces only
+- An unknown refusal is *doubted*: the recipient is deferred, however old its message is.  It bounces only
   if it is refused again after the upstream relayed something else meanwhile, which shows that the
-  upstream has nothing against us; or it expires by its age when it is refused again;
-- other mail that goes through proves nothing while `SEVERAL` others of the last `WINDOW` recipients
-  were told the same words, nor where a recipient that was told them was relayed later: those words
-  are not about recipients.  Then only age ends it, or the operator;
-- unknown words said to `in_a_row` different ones of the last `WINDOW` recipients *trip* the
-  shield, whatever was relayed in between.
+  upstream has nothing against us; or it expires by its age when it is refused again.
+- Other mail that goes through proves nothing while `SEVERAL` other recipients were told the same words, of
+  the last `WINDOW`; nor where a recipient that was told them was relayed later: those words are not
+  about recipients.  Then only age ends it, or the operator.
+- The same unknown words to `in_a_row` recipients, with nothing relayed in between, *trip* the shield.
+  Where they were said of different senders, the refusals become a STOP: the upstream stops, and the
+  operator says whether they are to be believed (`believe`, `clear`) or not (`clear`).  Until something is
+  relayed, each unknown refusal is a STOP then.  Where they were said of one sender only, its mail waits
+  (a PAUSE of the sender) and all other mail goes on.
 
-A refusal that a rule recognises is not doubted, or a list with many dead addresses would never be done.
-But any permanent refusals, recognised or not, trip the shield:
-
-- the same words to `in_a_row` different recipients with nothing relayed in between;
-- a share of more than `refused_percent` of the last `WINDOW` recipients, once there were so many.
-
-The refusal that trips it becomes a STOP: those recipients stay as they were, the upstream stops, and
-the operator says whether it is to be believed (`believe`, `clear`) or not (`clear`).  From
-then on every permanent refusal is a STOP, until something is relayed.
-
-The same words are the same text but for addresses, numbers and ids (`same_words`).  Different are
-recipients, where it was said to RCPT; messages, where it was said to MAIL, DATA or the content,
-since one such refusal is about all recipients at once.
+The same words are the same text but for addresses, numbers and ids (`same_words`).  What is refused at MAIL,
+DATA or the content is refused for all recipients at once, and counts as one.
 
 Unproven refusals.  An upstream that hangs up right behind a refusal leaves it open whether the refusal
 answered its own command (`relay.upstream.step`).  Believed at once, an unasked reply bounces a recipient
@@ -42,6 +35,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase
@@ -49,7 +43,7 @@ from relay.verdicts.outcome import Answer, Outcome, gravest
 from relay.verdicts.verdict import Layer, Ruling, Scope, Verdict
 
 WINDOW = 100
-"""How many recipients are looked back on."""
+"""How many recipients are looked back on; `in_a_row` is at most as many."""
 SEVERAL = 3
 """So many others who were told the same are no accident."""
 MOST_WORDS = 100
@@ -57,10 +51,15 @@ MOST_WORDS = 100
 MOST_KEPT = 10_000
 """Recipients remembered as doubted, and as refused without proof; then the oldest go."""
 
+_STOP = Ruling(Verdict.STOP, Scope.UPSTREAM)
+_SENDER_WAITS = Ruling(Verdict.PAUSE, Scope.SENDER)
+
 # Both begin where a word does, or a long one would be read again from each of its characters.
 _ADDRESS = re.compile(r"<[^<>]*>|(?<![^\s<>@])[^\s<>@]+@[^\s<>@]+")
 _ID = re.compile(r"(?<!\S)[^\s0-9]*[0-9]\S*")
 """A word with a digit in it: a number, or an id in whatever alphabet (Gmail, Postfix, Exim)."""
+
+_Key = tuple[QueueId, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,76 +70,83 @@ class Suspect:
     """The refusal as it came."""
 
 
-class Shield:
-    def __init__(self, in_a_row: int = 10, refused_percent: int = 50, *, is_off: bool = False) -> None:
-        """Begin with no doubts; the numbers may be changed while it is used."""
-        self.in_a_row = in_a_row
-        self.refused_percent = refused_percent
-        self.is_off = is_off
-        self._said = ""
-        """The words that are said in a row, without addresses and numbers."""
-        self._who: set[str] = set()
-        """The recipients they were said to."""
-        self._last: deque[tuple[str, str]] = deque(maxlen=WINDOW)
-        """What each of the last recipients was told, and the recipient; empty words where it was relayed.
+class _Told(NamedTuple):
+    """What a recipient was told last."""
 
-        Of a message that was refused as a whole all recipients are one.
-        """
-        self._tripped = ""
-        """Why it tripped, while nothing was relayed since."""
+    said: str
+    """Empty where it was relayed."""
+    who: str
+    """The recipient; the message, where all of its recipients are refused at once."""
+    sender: str
+
+
+class _Trip(NamedTuple):
+    ruling: Ruling
+    why: str
+
+
+class Shield:
+    def __init__(self, in_a_row: int = 10, *, is_off: bool = False) -> None:
+        """Begin with no doubts; both may be changed while it is used."""
+        self.in_a_row = in_a_row
+        self.is_off = is_off
+        self._last: deque[_Told] = deque(maxlen=WINDOW)
+        self._stopped_because = ""
+        """Why it stopped the upstream, while nothing was relayed since."""
         self._is_true: dict[str, bool] = {}
         """By words: believed by the operator, or false since a recipient told them was relayed later."""
-        self._suspects: dict[tuple[QueueId, int], tuple[Suspect, int]] = {}
+        self._suspects: dict[_Key, tuple[Suspect, int]] = {}
         """With how often the upstream had relayed at the first refusal."""
         self._relayed = 0
-        self._unproven: dict[tuple[QueueId, int], str] = {}
+        self._unproven: dict[_Key, str] = {}
         """The words each recipient was told last that may not have been about it."""
 
     @property
     def suspects(self) -> tuple[Suspect, ...]:
         return tuple(suspect for suspect, _ in self._suspects.values())
 
-    def judge(self, outcome: Outcome, queue_id: QueueId, asked: Sequence[tuple[int, str]]) -> Outcome:
-        """Return what may be believed of an outcome; a STOP in it says why the shield tripped.
+    def judge(
+        self, outcome: Outcome, sender: str, queue_id: QueueId, asked: Sequence[tuple[int, str]]
+    ) -> Outcome:
+        """Return what may be believed of an outcome; its pause says why the shield tripped.
 
-        `asked` names each recipient of the transaction, index and address, in the order
-        of the answers.
+        `sender` is the same for all spellings of an address.  `asked` names each recipient of the
+        transaction, index and address, in the order of the answers.
         """
-        is_judged = not self.is_off
-        trip: str | None = None
-        has_refusal = False
-        answers: list[Answer] = []
-        for (index, recipient), answer in zip(asked, outcome.answers, strict=True):
-            proven = (
-                self._proven(answer, (queue_id, index)) if answer.is_unproven or self._unproven else answer
-            )
-            answers.append(proven)
-            if is_judged and proven.verdict is Verdict.RELAYED:
-                self._relay((queue_id, index), recipient)
-            elif is_judged and _is_refusal(proven):
-                has_refusal = True
-                trip = self._count(proven, recipient, queue_id) or trip
-        if has_refusal:
-            answers = [
-                self._believed(Suspect(queue_id, index, answer), recipient, trip)
-                if _is_refusal(answer)
-                else answer
-                for (index, recipient), answer in zip(asked, answers, strict=True)
-            ]
+        answers = [
+            self._proven(answer, (queue_id, index)) if answer.is_unproven or self._unproven else answer
+            for (index, _), answer in zip(asked, outcome.answers, strict=True)
+        ]
+        trips: dict[str, _Trip] = {}
+        if not self.is_off:
+            told = {
+                place: _Told(same_words(answer), _whom(answer, asked[place][1], queue_id), sender)
+                for place, answer in enumerate(answers)
+                if _is_unknown(answer)
+            }
+            self._last.extend(dict.fromkeys(told.values()))
+            for (index, recipient), answer in zip(asked, answers, strict=True):
+                if answer.verdict is Verdict.RELAYED:
+                    self._relay((queue_id, index), recipient)
+            trips = self._trips({each.said: answers[place] for place, each in told.items()})
+            for place, each in told.items():
+                suspect = Suspect(queue_id, asked[place][0], answers[place])
+                answers[place] = self._believed(suspect, each, trips.get(each.said))
         if all(map(operator.is_, answers, outcome.answers)):
             return outcome  # as nearly always
         pause = gravest(answers)
-        if trip is not None and pause is not None:
-            pause = pause._replace(text=trip, is_doubted=True)
+        for trip in trips.values():
+            if pause is not None and pause.ruling is trip.ruling:
+                pause = pause._replace(text=trip.why, is_doubted=True)
         return outcome._replace(answers=tuple(answers), pause=pause)
 
     def recall(self, because: str) -> None:
-        """Be tripped as before a restart; empty where it was not."""
-        self._tripped = because
+        """Have the upstream stopped as before a restart; empty where it was not."""
+        self._stopped_because = because
 
     def clear(self) -> None:
         """Forget all doubts: the operator does not believe them, or has settled them."""
-        self._said, self._who, self._tripped = "", set(), ""
+        self._stopped_because = ""
         self._last.clear()
         self._suspects.clear()
 
@@ -155,7 +161,7 @@ class Shield:
         if len(self._is_true) > MOST_WORDS:
             del self._is_true[next(iter(self._is_true))]
 
-    def _proven(self, answer: Answer, key: tuple[QueueId, int]) -> Answer:
+    def _proven(self, answer: Answer, key: _Key) -> Answer:
         """Return a refusal for good where it said the same before; any other answer begins anew."""
         before = self._unproven.pop(key, None)
         if not answer.is_unproven:
@@ -168,74 +174,62 @@ class Shield:
             del self._unproven[next(iter(self._unproven))]
         return answer
 
-    def _relay(self, key: tuple[QueueId, int], recipient: str) -> None:
+    def _relay(self, key: _Key, recipient: str) -> None:
         """Count a recipient that was relayed; what it was told before was not true."""
         self._relayed += 1
-        if self._said:
-            self._said, self._who = "", set()
-        self._tripped = ""
-        self._last.append(("", recipient))
+        self._stopped_because = ""
+        self._last.append(_Told("", recipient, ""))
         if self._suspects and (known := self._suspects.pop(key, None)) is not None:
             self._learn(same_words(known[0].answer), is_true=False)
 
-    def _count(self, answer: Answer, recipient: str, queue_id: QueueId) -> str | None:
-        """Count a refusal; return why the shield is tripped, if it is."""
-        said, who = same_words(answer), _whom(answer, recipient, queue_id)
-        if said != self._said:
-            self._said, self._who = said, set()
-        self._who.add(who)
-        if not self._last or self._last[-1] != (said, who):
-            self._last.append((said, who))
-        self._tripped = self._why(answer, said) or self._tripped
-        return self._tripped or None
+    def _trips(self, refusals: dict[str, Answer]) -> dict[str, _Trip]:
+        """Return, by their words, what unknown refusals trip; nothing where they trip nothing."""
+        trips = {said: self._trip(said, answer) for said, answer in refusals.items()}
+        return {said: trip for said, trip in trips.items() if trip is not None}
 
-    def _why(self, answer: Answer, said: str) -> str:
-        what = "recipients" if answer.phase is Phase.RCPT else "messages"
-        if (count := len(self._who)) >= self.in_a_row:
-            return f"{count} {what} in a row were refused alike: {answer.text}"
-        if self._is_unknown(answer) and (count := len(self._told(said))) >= self.in_a_row:
-            return f"{count} of the last {WINDOW} {what} were refused alike: {answer.text}"
-        percent = 100 * sum(said != "" for said, _ in self._last) // WINDOW
-        if len(self._last) == WINDOW and percent > self.refused_percent:
-            return f"{percent} % of the last {WINDOW} recipients were refused, the last by: {answer.text}"
-        return ""
+    def _trip(self, said: str, answer: Answer) -> _Trip | None:
+        row: list[_Told] = []
+        for told in reversed(self._last):
+            if not told.said:
+                break  # relayed
+            if told.said == said:
+                row.append(told)
+        count = len({told.who for told in row})
+        if count >= self.in_a_row:
+            what = "recipients" if answer.phase is Phase.RCPT else "messages"
+            why = f"{count} {what} in a row were refused alike: {answer.text}"
+            if len({told.sender for told in row}) == 1 and not self._stopped_because:
+                return _Trip(_SENDER_WAITS, why)
+            self._stopped_because = why
+        return _Trip(_STOP, self._stopped_because) if self._stopped_because else None
 
-    def _told(self, said: str) -> set[str]:
-        return {who for words, who in self._last if words == said}
-
-    def _is_unknown(self, answer: Answer) -> bool:
-        """Whether neither a rule nor the operator knows what a refusal means."""
-        # What the upstream lacks is believed, or not, before it comes here.
-        is_known = answer.ruling is not None and answer.ruling.layer is not Layer.DEFAULT
-        is_recognised = is_known or answer.lack is not None
-        return not is_recognised and self._is_true.get(same_words(answer)) is not True
-
-    def _believed(self, suspect: Suspect, recipient: str, trip: str | None) -> Answer:
+    def _believed(self, suspect: Suspect, told: _Told, trip: _Trip | None) -> Answer:
         answer, key = suspect.answer, (suspect.queue_id, suspect.index)
         known = self._suspects.get(key)
-        if trip is None and (not self._is_unknown(answer) or self._is_proven(suspect, recipient)):
+        if trip is None and (self._is_true.get(told.said) or self._is_proven(told, known)):
             self._suspects.pop(key, None)
             return answer
         self._suspects[key] = (suspect, self._relayed if known is None else known[1])
         while len(self._suspects) > MOST_KEPT:
             del self._suspects[next(iter(self._suspects))]
+        is_first = known is None
         if trip is not None:
-            return answer._replace(verdict=Verdict.STOP, ruling=Ruling(Verdict.STOP, Scope.UPSTREAM))
-        return answer._replace(verdict=Verdict.DEFER, ruling=None, is_doubted=known is None)
+            return answer._replace(verdict=trip.ruling.verdict, ruling=trip.ruling, is_doubted=is_first)
+        return answer._replace(verdict=Verdict.DEFER, ruling=None, is_doubted=is_first)
 
-    def _is_proven(self, suspect: Suspect, recipient: str) -> bool:
+    def _is_proven(self, told: _Told, known: tuple[Suspect, int] | None) -> bool:
         """Whether an unknown refusal is about its recipient alone: others went through since its first."""
-        known = self._suspects.get((suspect.queue_id, suspect.index))
-        if known is None or self._relayed == known[1]:
+        if known is None or self._relayed == known[1] or told.said in self._is_true:
             return False
-        said = same_words(suspect.answer)
-        others = self._told(said) - {_whom(suspect.answer, recipient, suspect.queue_id)}
-        return len(others) < SEVERAL and said not in self._is_true
+        others = {each.who for each in self._last if each.said == told.said} - {told.who}
+        return len(others) < SEVERAL
 
 
-def _is_refusal(answer: Answer) -> bool:
-    """Whether the upstream refuses for good, in words or by what it does not offer; else it is our own."""
-    return answer.verdict is Verdict.BOUNCE and (answer.reply is not None or answer.lack is not None)
+def _is_unknown(answer: Answer) -> bool:
+    """Whether the upstream refuses for good in a reply that no rule knows."""
+    if answer.verdict is not Verdict.BOUNCE or answer.reply is None:
+        return False
+    return answer.ruling is None or answer.ruling.layer is Layer.DEFAULT
 
 
 def _whom(answer: Answer, recipient: str, queue_id: QueueId) -> str:

@@ -16,6 +16,8 @@ from relay.verdicts.offers import APART_AGAIN_NS, APART_NS
 from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Turn, turns
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
+from tests.unit.sender.test_routes import policy_of as route_policy_of
+from tests.unit.sender.test_routes import recipients
 
 EIGHT_BIT = CONTENT + b"gr\xc3\xbc\xc3\x9fe\r\n" * 40
 LACKS_EIGHT_BIT = b"250-fake.example\r\n250 SIZE 100000000\r\n"
@@ -68,6 +70,8 @@ async def test_one_odd_connection_bounces_nobody(tmp_path: Path, odd: Turn) -> N
         for number in range(20):
             relay.accept(f"r{number}@there.example", content=EIGHT_BIT)
         await relay.until(lambda: deferred(relay) or relay.dispatcher.pausing.because or host.relayed)
+        # Its connection is old by then.
+        clock.ahead_ns += relay.policy.upstreams["isp"].max_age_ns
         relay.dispatcher.pausing.end()
         relay.dispatcher.wake()
         await relay.until_empty()
@@ -196,18 +200,37 @@ async def test_what_another_server_lacked_is_not_believed(tmp_path: Path) -> Non
             await relay.until(lambda: deferred(relay))
 
 
-async def test_the_shield_counts_what_an_upstream_lacks(tmp_path: Path) -> None:
+async def test_what_we_refuse_ourselves_stops_no_mail(tmp_path: Path) -> None:
     clock = LeapingClock()
     async with Smarthost(extensions=["ENHANCEDSTATUSCODES"]) as host:
-        policy = policy_of(tmp_path, host.port, ", shield: {in_a_row: 5}", connections=1)
+        policy = policy_of(tmp_path, host.port, connections=1)
         await _believing(policy, clock)
         async with Relay(policy, clock=clock) as relay:
             for number in range(30):
                 # Null senders get no report, which would be relayed in between.
                 relay.accept(f"r{number}@there.example", sender="", content=EIGHT_BIT)
-            await relay.until(lambda: relay.dispatcher.pausing.is_refused and relay.dispatcher.in_flight == 0)
-            assert "5 messages in a row were refused alike" in relay.dispatcher.pausing.because
-            assert await bounced(relay) == 5
+            await relay.until_empty()
+            assert await bounced(relay) == 31
+            assert relay.dispatcher.pausing.because == ""
+            relay.accept()
+            await relay.until_empty()
+            assert host.relayed[-1].recipients == ["b@there.example"]
+
+
+async def test_what_one_upstream_can_never_carry_goes_at_once_through_the_next(tmp_path: Path) -> None:
+    clock = LeapingClock()
+    async with Smarthost(extensions=["ENHANCEDSTATUSCODES"]) as one, Smarthost() as two:
+        policy = route_policy_of(tmp_path, {"isp": one.port, "two": two.port}, "  - {upstreams: [isp, two]}")
+        async with Relay(policy, clock=clock) as relay:
+            relay.accept(content=EIGHT_BIT)
+            await relay.until(lambda: deferred(relay))
+            for _ in range(2):
+                await look_again(relay, clock)
+            relay.accept("plain@there.example")
+            await relay.until_empty()
+            assert await bounced(relay) == 0
+        assert recipients(one) == ["plain@there.example"]
+        assert recipients(two) == ["b@there.example"]
 
 
 @settings(max_examples=12, deadline=None)

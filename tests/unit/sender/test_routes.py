@@ -313,14 +313,14 @@ async def test_mail_spills_where_it_would_wait_too_long_and_goes_back(tmp_path: 
         assert len(one.relayed) == 2
 
 
-def policy_with_limit(policy: Policy, name: str, limit: str) -> Policy:
+def policy_with_limit(policy: Policy, name: str, limit: str, **others: int) -> Policy:
     text = f"""
 spool: /s
 listen: [{{address: '127.0.0.1:0', clients: [127.0.0.0/8]}}]
 upstreams: {{x: {{host: h, limits: [{limit}]}}}}
 """
     limits = parse_policy(text.encode(), policy.spool / "x.yaml").upstreams["x"].limits
-    changed = policy.upstreams[name].model_copy(update={"limits": limits})
+    changed = policy.upstreams[name].model_copy(update={"limits": limits, **others})
     return policy.model_copy(update={"upstreams": {**policy.upstreams, name: changed}})
 
 

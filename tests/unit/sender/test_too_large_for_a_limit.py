@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from relay.policy.model import Policy
 from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
+from tests.unit.sender.test_routes import policy_of as route_policy_of
+from tests.unit.sender.test_routes import policy_with_limit, recipients
 
 LARGE = CONTENT + b"x" * 5000 + b"\r\n"
 LIMIT = ", limits: [{bytes: 4500, per: 1h}]"
@@ -98,3 +101,32 @@ async def test_what_rewriting_adds_counts_and_is_told(tmp_path: Path) -> None:
         (waiting,) = relay.watch.listing().messages()
         assert f"lets no more than {len(CONTENT)} go" in waiting.reason
         assert f"the message has {len(CONTENT)} octets" not in waiting.reason
+
+
+def _two_upstreams(folder: Path, ports: dict[str, int], *limits: int) -> Policy:
+    policy = route_policy_of(folder, ports, "  - {upstreams: [one, two], spill_after: 1d}")
+    for name, count in zip(ports, limits, strict=True):
+        policy = policy_with_limit(policy, name, f"{{bytes: {count}, per: 1h}}")
+    return policy
+
+
+async def test_it_goes_at_once_through_the_next_upstream_that_can_take_it(tmp_path: Path) -> None:
+    async with Smarthost() as one, Smarthost() as two:
+        ports = {"one": one.port, "two": two.port}
+        async with Relay(_two_upstreams(tmp_path, ports, 4500, 9000)) as relay:
+            large = relay.accept("large@x.example", content=LARGE)
+            relay.accept("small@x.example")
+            await relay.until_empty()
+            assert _deferrals(relay, large) == 0
+        assert (recipients(one), recipients(two)) == (["small@x.example"], ["large@x.example"])
+
+
+async def test_where_no_upstream_of_its_route_can_take_it_an_edit_of_any_helps(tmp_path: Path) -> None:
+    async with Smarthost() as one, Smarthost() as two:
+        ports = {"one": one.port, "two": two.port}
+        async with Relay(_two_upstreams(tmp_path, ports, 4500, 4500)) as relay:
+            large = relay.accept("large@x.example", content=LARGE)
+            await relay.until(lambda: _deferrals(relay, large) > 1)
+            await relay.sender.apply(_two_upstreams(tmp_path, ports, 9000, 4500))
+            await relay.until_empty()
+        assert (recipients(one), recipients(two)) == (["large@x.example"], [])

@@ -160,21 +160,6 @@ async def test_a_connection_that_says_quit_still_counts() -> None:
     await pool.close()
 
 
-async def test_a_retired_connection_says_quit_and_makes_room() -> None:
-    pool, exchange, _ = make(caps(connections=1))
-    odd = await opened(pool, exchange)
-    waiting = asyncio.create_task(pool.acquire())
-    await settle()
-    pool.retire(odd)
-    await settle()
-
-    assert odd.closed.is_set()
-    assert not odd.is_aborted
-    exchange.grant()
-    assert await waiting is not odd
-    await pool.close()
-
-
 async def test_an_idle_connection_is_let_go_after_its_time() -> None:
     pool, exchange, clock = make(caps(idle_ns=1_000_000))
     line = await opened(pool, exchange)

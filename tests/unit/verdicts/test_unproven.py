@@ -15,7 +15,7 @@ def unproven(text: str = "5.1.1 no such user", *, is_unproven: bool = True) -> O
 
 
 def judged(memory: Shield, outcome: Outcome, queue_id: QueueId = ONE, index: int = 0) -> Verdict:
-    return memory.judge(outcome, queue_id, [(index, "a@there.example")]).answers[0].verdict
+    return memory.judge(outcome, "", queue_id, [(index, "a@there.example")]).answers[0].verdict
 
 
 def test_what_is_said_twice_to_one_recipient_is_believed() -> None:
@@ -43,7 +43,7 @@ def test_other_words_and_any_other_answer_in_between_begin_anew() -> None:
 def test_what_is_proven_is_left_as_it_is() -> None:
     proven = unproven(is_unproven=False).answers[0]._replace(verdict=Verdict.BOUNCE)
     outcome = Outcome((proven,))
-    assert Shield(is_off=True).judge(outcome, ONE, [(0, "a@there.example")]) is outcome
+    assert Shield(is_off=True).judge(outcome, "", ONE, [(0, "a@there.example")]) is outcome
 
 
 def test_of_too_many_the_oldest_is_forgotten() -> None:
