@@ -1,7 +1,7 @@
 """The wire: commands out, exactly one strict reply to each in, over aiosmtplib's protocol.
 
 Guarantees
-- a reply is believed only if it is well-formed (`relay.smtp.reply`) and was due: octets that
+- a reply is believed only if its code can be read (`relay.smtp.reply`) and it was due: octets that
   wait before a command, or follow the last reply unasked, end the connection.  Only 421 may
   come unasked (RFC 5321, 3.8); replies in front of it stand;
 - after any `Broken` the connection is of no more use, and says so;
@@ -34,6 +34,8 @@ from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
+_PROTOCOL_STATUS = "4.5.0"
+"""RFC 3463, 3.6: something is wrong with the protocol, and nobody knows what."""
 BLOCK_BYTES = 64 * 1024
 """Content is sent in blocks of at least this many octets; less goes with its dot in one write."""
 
@@ -45,10 +47,15 @@ class Broken(Exception):  # noqa: N818 - it is what became of the connection, an
     """The proper reply that said so, where there was one."""
     is_unasked = False
     """The connection had ended before the command was sent."""
+    status: str | None = None
+    """The enhanced code of a reply that came and cannot be read; None where there was none, or a proper one.
+
+    An answer with a code of its own expires a message that is old enough; silence does not.
+    """
 
     def answer(self, phase: Phase, verdict: Verdict) -> Answer:
         text = str(self.reply) if self.reply else f"waiting for the reply to {_named(phase)}: {self}"
-        return Answer(verdict, phase, self.reply, text)
+        return Answer(verdict, phase, self.reply, text, own_status=self.status)
 
 
 class Lost(Broken):
@@ -62,13 +69,19 @@ class Late(Broken):
 class Garbled(Broken):
     """What came is not a reply."""
 
+    status = _PROTOCOL_STATUS
+
 
 class Desynchronised(Broken):
     """Octets came that no command asked for: which reply belongs to which is unknown."""
 
+    status = _PROTOCOL_STATUS
+
 
 class Unexpected(Broken):
     """A well-formed reply that has no meaning here, such as 354 to MAIL."""
+
+    status = _PROTOCOL_STATUS
 
 
 class Farewell(Broken):
