@@ -22,7 +22,6 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import Value, described, postfix_delay, rfc3339, rfc3339_or_none, shown_as_text
 from relay.smtp.reply import Phase
 from relay.telemetry.event_table import KINDS, POSTFIX_LINES, TEXT_LINES, Kind, Level
-from relay.telemetry.redaction import Redaction
 from relay.telemetry.stderr import CallSoon, LineWriter, UnwaitingStream, is_journal, one_line
 from relay.throttle.limit_hints import Hint, Lowered
 from relay.verdicts.decision import Fate
@@ -80,7 +79,6 @@ class Events:
         style: LogStyle,
         clock: Clock,
         *,
-        redaction: Redaction | None = None,
         level: Level = Level.INFO,
         hostname: str | None = None,
     ) -> None:
@@ -94,7 +92,6 @@ class Events:
         """By where it was; boottime.  There is a handful of places."""
         self._style = style
         self._clock = clock
-        self._redaction = redaction or Redaction()
         self._level = level
         self._is_journal = is_journal(stream)
         self._hostname, self._pid = hostname or socket.gethostname(), os.getpid()
@@ -557,9 +554,8 @@ class Events:
         now = rfc3339(self._clock.wall_ns())
         priority = f"<{kind.level.value}>" if self._is_journal else ""
         if self._style == "json":
-            # JSON itself escapes whatever is not printable ASCII, all but DEL; secrets are left to hide.
-            hidden = {name: self._hidden(value) for name, value in fields.items()}
-            told = {"time": now, "event": kind.name, "level": _LEVEL_NAMES[kind.level], **hidden}
+            # JSON itself escapes whatever is not printable ASCII, all but DEL.
+            told = {"time": now, "event": kind.name, "level": _LEVEL_NAMES[kind.level], **fields}
             return [priority + json.dumps(told).replace("\x7f", "\\u007f")]
         shown = {
             name: value if isinstance(value, str) else shown_as_text(value)
@@ -570,7 +566,7 @@ class Events:
         return [
             self._beginning(now, priority, line.process)
             + _LEVEL_TEXT[kind.level]
-            + one_line(self._redaction.hide(line.template.format_map(shown)))
+            + one_line(line.template.format_map(shown))
             for line in _LINES[self._style][kind.name]
         ]
 
@@ -578,13 +574,6 @@ class Events:
         if process:
             return f"{priority}{now} {self._hostname} postfix/{process}[{self._pid}]: "
         return priority or f"{now} {self._hostname} relay[{self._pid}]: "
-
-    def _hidden(self, value: Value) -> Value:
-        if isinstance(value, str):
-            return self._redaction.hide(value)
-        if isinstance(value, list):
-            return [self._redaction.hide(part) if isinstance(part, str) else part for part in value]
-        return value
 
 
 def _as_sasl(user: str | None) -> str:

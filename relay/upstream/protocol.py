@@ -87,6 +87,8 @@ class Unexpected(Broken):
 class Farewell(Broken):
     """421: the upstream is closing the channel."""
 
+    reply: Reply
+
     def __init__(self, reply: Reply, *, is_unasked: bool) -> None:
         super().__init__(str(reply))
         self.reply = reply
@@ -249,7 +251,10 @@ class StrictProtocol(SMTPProtocol):
         except MalformedReply as error:
             if not self._due:
                 self._replies.clear()
-            self._fault = Garbled(str(error))
+                # Unasked, it may be the rest of what was said to AUTH.
+                self._fault = Garbled("the upstream sent more than the replies that were due")
+            else:
+                self._fault = Garbled(str(error))
         if self._replies or self._fault is not None:
             self._wake()
 
