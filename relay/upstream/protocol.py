@@ -406,7 +406,14 @@ class StrictProtocol(SMTPProtocol):
         if self._loop.time() < self._deadline:
             self._set_timer()
         else:
-            self._waiter.set_result(False)
+            # Whoever was stopped (SIGSTOP) finds the timer due and a reply in the socket.  The loops run what
+            # is due before what they read: twice put off, it comes behind a look into the socket.
+            self._loop.call_soon(self._loop.call_soon, _say_late, self._waiter)
+
+
+def _say_late(waiter: "asyncio.Future[bool]") -> None:
+    if not waiter.done():
+        waiter.set_result(False)
 
 
 def _named(phase: Phase) -> str:
