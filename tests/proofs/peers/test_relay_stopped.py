@@ -43,6 +43,7 @@ def _serve(server: socket.socket, taken: list[bytes], pid: int) -> None:
     connected.settimeout(10 * LONGEST_S)
     with connected, connected.makefile("rb") as lines:
         connected.sendall(b"220 stopping.example\r\n")
+        recipient = b""
         while line := lines.readline():
             if line.startswith(b"RCPT"):
                 recipient = line
