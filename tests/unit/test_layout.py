@@ -39,7 +39,7 @@ OF_THE_DISK = {"relay.spool.disk.durable", "relay.spool.disk.replacing", "relay.
 """All that `throttle` may know of `spool`."""
 MOST_ARROWS = 90
 MOST_FILES = 19
-LARGEST_SHARE = 0.175
+LARGEST_SHARE = 0.18
 MOST_PARAMETERS = 8
 """Of a function, `self` and `cls` not counted."""
 MOST_COLLABORATORS = 10
