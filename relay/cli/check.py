@@ -72,7 +72,11 @@ def _upstream_lines(policy: Policy, name: str, upstream: Upstream) -> Iterator[s
         yield f"          provider {upstream.provider}: {providers()[upstream.provider].note}"
     for limit in upstream.limits:
         yield f"          at most {plain_words(limit)}"
-    yield f"          history {policy.history_path(name)}"
+    history = policy.history_path(name)
+    yield f"          history {history}"
+    if others := [each for each in policy.upstreams if each != name and policy.history_path(each) == history]:
+        shared = "both count in one history, each by its own limits"
+        yield f"          note: the same account as {', '.join(others)}: {shared}"
     credential = None if upstream.auth is None else upstream.auth.password_credential
     if credential is not None and not has_credentials():
         yield (

@@ -33,7 +33,6 @@ from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.recent_past import RecentPast, past_folder
-from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.operator_pause import PauseAsked
 
@@ -47,13 +46,12 @@ class OfflineOperations(Rows):
         self._disk, self._clock = disk, clock
         events = Events(sys.stderr, "text", clock, level=Level.WARNING)
         hostname = policy.hostname or socket.getfqdn()
-        metrics, redaction = Metrics(clock), Redaction()
+        metrics = Metrics(clock)
         self._recent = RecentPast(
             past_folder(str(policy.spool)),
             policy.recent,
             disk,
             events=events,
-            redaction=redaction,
             clock=clock,
         )
         self._sender = Sender(
@@ -62,7 +60,7 @@ class OfflineOperations(Rows):
             policy=policy,
             hostname=hostname,
             disk=disk,
-            telemetry=Telemetry(events, metrics, redaction, clock),
+            telemetry=Telemetry(events, metrics, clock),
             on_fault=self._fail,
         )
         status = PolicyStatus("", clock.wall_ns())

@@ -26,7 +26,6 @@ from relay.sender.tls.client_certificates import ClientCertificates
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.throttle import Throttle
 from relay.verdicts.verdict import Judge
@@ -65,11 +64,10 @@ async def probe(
     except NotLoggedIn as error:
         raise SecretError(f"{error}: run `relay login {name}`") from None
     # What the log would say, the steps say.
-    telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), Redaction(), clock)
-    hide = telemetry.redaction.hide
+    telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
     hostname = policy.hostname or socket.getfqdn()
     tokens, certificates = AccountTokens(disk, telemetry), ClientCertificates(telemetry.events)
-    accounts = Accounts(hostname, telemetry.redaction, tokens, certificates)
+    accounts = Accounts(hostname, tokens, certificates)
     history = policy.history_path(name)
     exact = Throttle(
         history,
@@ -91,7 +89,7 @@ async def probe(
         accounts.logins(name, upstream, Judge(rules_of(name, upstream))),
         throttle,
         clock,
-        lambda step: tell(step._replace(text=hide(step.text))),
+        tell,
     )
     try:
         return await found.run(None if mail is None else TestMessage(*mail), hostname)
@@ -116,5 +114,5 @@ async def log_in(policy: Policy, name: str, shown: Shown) -> Path:
             await consent.in_browser(shown.link)
     except LoginFailed as failed:
         code = os.EX_TEMPFAIL if failed.may_pass else os.EX_NOPERM
-        raise ConsentFailed(consent.hide(str(failed)), code) from None
+        raise ConsentFailed(str(failed), code) from None
     return consent.path

@@ -50,7 +50,6 @@ from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.recent_past import RecentPast, past_folder
-from relay.telemetry.redaction import Redaction
 from relay.telemetry.stderr import drain
 from relay.telemetry.telemetry import Telemetry
 
@@ -120,12 +119,10 @@ class Daemon:
         self._on_ready = on_ready
         self._clock = SystemClock()
         self._disk = RealDisk()
-        self._redaction = Redaction()
         self._events = Events(
             sys.stderr,
             start.style,
             self._clock,
-            redaction=self._redaction,
             hostname=start.hostname,
             level=level,
         )
@@ -160,7 +157,6 @@ class Daemon:
                 policy.recent,
                 self._disk,
                 events=self._events,
-                redaction=self._redaction,
                 clock=self._clock,
             )
             sender = Sender(
@@ -183,7 +179,7 @@ class Daemon:
 
     @property
     def _telemetry(self) -> Telemetry:
-        return Telemetry(self._events, self._metrics, self._redaction, self._clock)
+        return Telemetry(self._events, self._metrics, self._clock)
 
     def _count_descriptors(self) -> Budget:
         """Raise the limit, and warn where the policy allows more clients than that."""

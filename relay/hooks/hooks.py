@@ -51,7 +51,7 @@ class Hooks:
         """Hears of events from now on."""
         self._hooks = {hook.key: hook for hook in policy.notify}
         self._host = host
-        self._events, self._metrics, self._redaction, self._clock = telemetry
+        self._events, self._metrics, self._clock = telemetry
         self._files = NoticeFiles(f"{policy.spool}.notices", disk)
         self._receiver = Receiver(self._clock)
         self._heard: list[EventHeard] = []
@@ -76,8 +76,7 @@ class Hooks:
         if not self._heard and self._is_started:
             # What else is told in this turn of the loop may belong to the same notice.
             asyncio.get_running_loop().call_soon(self._take)
-        hidden = {name: self._hidden(value) for name, value in fields.items()}
-        self._heard.append(EventHeard(event, hidden, rfc3339(self._clock.wall_ns())))
+        self._heard.append(EventHeard(event, fields, rfc3339(self._clock.wall_ns())))
         if not self._is_started:
             # A start that takes long must not hold more than may wait.
             del self._heard[:-MOST_NOTICES]
@@ -238,9 +237,6 @@ class Hooks:
 
     def _shown(self, key: str) -> str:
         return self._hooks[key].shown if key in self._hooks else AN_EARLIER
-
-    def _hidden(self, value: Value) -> Value:
-        return self._redaction.hide(value) if isinstance(value, str) else value
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:

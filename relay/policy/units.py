@@ -271,10 +271,12 @@ def source_address(value: object) -> str:
 
 
 def upstream_host(value: object) -> str:
+    """Take a host; a final dot goes, which certificates do not have and which names no other account."""
     if isinstance(value, str):
+        host = value.removesuffix(".")
         # A last label of digits is an IP address or a slip in one, never a domain (RFC 3696, 2).
-        if _HOST_NAME.match(value.removesuffix(".")) and not value.rpartition(".")[2].isdigit():
-            return value
+        if _HOST_NAME.match(host) and not host.rpartition(".")[2].isdigit():
+            return host
         try:
             return str(ip_address(value))
         except ValueError:

@@ -17,7 +17,6 @@ from relay.sender.oauth.account_tokens import AccountTokens
 from relay.sender.tls.client_certificates import ClientCertificates
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
-from relay.telemetry.redaction import Redaction
 from relay.upstream.connection import Account, UpstreamUnavailable
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
@@ -28,11 +27,8 @@ MOST_RESTS = 10
 
 
 class Accounts:
-    def __init__(
-        self, hostname: str, redaction: Redaction, tokens: AccountTokens, certificates: ClientCertificates
-    ) -> None:
+    def __init__(self, hostname: str, tokens: AccountTokens, certificates: ClientCertificates) -> None:
         self._hostname = hostname
-        self._redaction = redaction
         self._tokens = tokens
         self.certificates = certificates
         self._last: dict[str, bytes] = {}
@@ -52,8 +48,6 @@ class Accounts:
             elif upstream.auth is not None:
                 # Empty where a certificate logs in.
                 password = (await self._rested_secrets(name, upstream.auth)).password
-                if password:
-                    self._redaction.add(upstream.auth.user, password)
         except NotLoggedIn as error:
             # A look each second finds the file that `relay login` makes, as it finds a new password.
             self._last[name] = b""

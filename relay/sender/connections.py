@@ -141,7 +141,7 @@ class ReadyConnections:
         """
         self._upstream = upstream
         self._pool = pool
-        self._events, self._metrics, _, self._clock = telemetry
+        self._events, self._metrics, self._clock = telemetry
         self._on_change = on_change
         self._on_unavailable = on_unavailable
         self._opening: set[asyncio.Task[None]] = set()

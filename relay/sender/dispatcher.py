@@ -67,7 +67,7 @@ class Departures:
         self._ready = ready
         self._delivery = delivery
         self._pausing, self._offers = known.pausing, known.offers
-        self._events, self._metrics, _, self._clock = telemetry
+        self._events, self._metrics, self._clock = telemetry
         self._wake_others = wake_others
         self._told: dict[str, str] = {}
         """By lane: the message last logged as waiting for room."""
@@ -224,7 +224,7 @@ class Dispatcher:
         self._departures = departures
         self._scheduler, self._make_room = backlog.scheduler, backlog.spool_thread.make_room
         self._ready = ready
-        self._events, self._metrics, _, self._clock = telemetry
+        self._events, self._metrics, self._clock = telemetry
         self._wake = wake
         self._on_fault = on_fault
         self._has_ended = asyncio.Event()

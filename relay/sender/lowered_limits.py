@@ -36,7 +36,7 @@ class LoweredLimits:
     ) -> None:
         """`keep` is given what a restart has to know, each time that it changes."""
         self._upstream = upstream
-        self._events, self._metrics, _, self._clock = telemetry
+        self._events, self._metrics, self._clock = telemetry
         self._throttle = throttle
         self._keep = keep
         self._lessons = Lessons()

@@ -49,7 +49,7 @@ class OwedReports:
         telemetry: Telemetry,
     ) -> None:
         """Touch no disk before the first report."""
-        self._events, self._metrics, _, self._clock = telemetry
+        self._events, self._metrics, self._clock = telemetry
         throttle = Throttle(
             policy.reports_history, _limits(policy), 0, disk, self._clock, transaction_ns=PUBLISHING_NS
         )

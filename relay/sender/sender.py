@@ -95,7 +95,6 @@ class Sender:
             policy,
             Accounts(
                 hostname,
-                telemetry.redaction,
                 AccountTokens(disk, telemetry),
                 ClientCertificates(telemetry.events),
             ),
@@ -206,7 +205,7 @@ class Sender:
             self.queue.line(name).arrange(*arrangement_of(self._policy, name))
 
     async def _look_forever(self) -> None:
-        events, metrics, _, clock = self._telemetry
+        events, metrics, clock = self._telemetry
         steps = StepWatch(clock)
         drafts_at_ns = now_ns = clock.boottime_ns()
         while True:

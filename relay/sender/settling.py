@@ -154,7 +154,7 @@ class Settling:
         self.terms = terms
         self._queue = queue
         self._spool_thread = spool_thread
-        self._events, self._metrics, self._redaction, self._clock = telemetry
+        self._events, self._metrics, self._clock = telemetry
         self._owed = owed
         self._on_report = on_report
         self._locks: dict[QueueId, asyncio.Lock] = {}
@@ -306,7 +306,7 @@ class Settling:
         at_ns = self._clock.wall_ns()
         marks = dict.fromkeys(refusals, Status.BOUNCED)
         notes = tuple(
-            Note(index, answer.status, "bounced", self._redaction.hide(answer.text), None, at_ns)
+            Note(index, answer.status, "bounced", answer.text, None, at_ns)
             for index, answer in refusals.items()
         )
         after = _after(message, marks)
@@ -422,7 +422,7 @@ class Settling:
                 index,
                 _final(fate, answer).status,
                 _REASONS[fate],
-                self._redaction.hide(answer.text),
+                answer.text,
                 host,
                 at_ns,
             )
@@ -503,7 +503,7 @@ class Settling:
             singled_out=decision.singled_out,
             left=recipients_left(attempt.message, queued, decision.gone(), decision.tried),
         )
-        why = WaitReason(self._redaction.hide(decision.reason), WaitKind.REFUSAL, decision.status)
+        why = WaitReason(decision.reason, WaitKind.REFUSAL, decision.status)
         match decision.next:
             case Next.REFUSED:
                 line.refused(key, left, why)

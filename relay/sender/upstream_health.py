@@ -97,7 +97,7 @@ class Pausing:
         self.relayed_from_ns = 0
         """When the latest transaction began that relayed something."""
         self._upstream = upstream
-        self._events, self._metrics, self._redaction, self._clock = telemetry
+        self._events, self._metrics, self._clock = telemetry
         self._because = ""
         self._before = ""  # the last that was shown, until something went well
         self._keep = keep
@@ -207,7 +207,7 @@ class Pausing:
         now_ns = self._clock.boottime_ns()
         record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns(), self._here)
         left_ns = record.until_ns - now_ns
-        self.in_a_row, self._doubts = record.in_a_row, self._redaction.hide(record.doubts)
+        self.in_a_row, self._doubts = record.in_a_row, record.doubts
         self._doublings = record.in_a_row if record.doublings is None else record.doublings
         self._pauses = Pauses(record.spans)
         self.health, self.paused_until_ns = record.health, record.until_ns
@@ -284,7 +284,7 @@ class Pausing:
         self._events.sender_paused(
             upstream=self._upstream,
             reverse_path=reverse_path,
-            reason=self._redaction.hide(answer.text),
+            reason=answer.text,
             until_at_ns=self._clock.wall_ns() + length_ns,
         )
 
@@ -329,7 +329,7 @@ class Pausing:
         self._doublings += 1
 
     def _rest(self, heard: Heard) -> None:
-        self._because = self._shown(heard.text)
+        self._because = heard.text or "no reason given"
         now_ns = self._clock.boottime_ns()
         self.paused_until_ns = now_ns + heard.length_ns
         # Refused again before anything went well: it is one pause, the proving included.
@@ -348,7 +348,7 @@ class Pausing:
         self.paused_until_ns = self._clock.boottime_ns() + heard.length_ns
 
     def _doubt(self, heard: Heard) -> None:
-        self._doubts = self._redaction.hide(heard.text)
+        self._doubts = heard.text
 
     def _settle(self, _: Heard) -> None:
         self._doubts, self._put_off = "", None
@@ -423,7 +423,7 @@ class Pausing:
         if self._put_off is not None:
             heard, until_ns = self._put_off
             health = TABLE[Health.PROVING, heard.happening].health
-            because = self._shown(heard.text)
+            because = heard.text or "no reason given"
         is_kept = goes_on(health)
         self._keep(
             PauseRecord(
@@ -440,10 +440,6 @@ class Pausing:
                 operator=self.operator,
             )
         )
-
-    def _shown(self, text: str) -> str:
-        """Return a reason made fit to show: an upstream may echo what it was told."""
-        return self._redaction.hide(text) or "no reason given"
 
 
 def _restart(left_ns: int) -> Happening:

@@ -226,7 +226,7 @@ class Upstreams:
         self._backlog = backlog
         self._disk = disk
         self._telemetry = telemetry
-        self._events, self._metrics, _, self._clock = telemetry
+        self._events, self._metrics, self._clock = telemetry
         self._on_fault = on_fault
         self._here = here
         self._on_change = on_change

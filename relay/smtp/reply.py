@@ -1,11 +1,13 @@
 """Replies of an SMTP server, as values.  Pure.
 
-`ReplyParser` accepts the shape of RFC 5321, 4.2 and nothing looser: three digits, space or hyphen,
-text, CRLF; the same code on every line.  Peers that guess (`250ok` read as 250, a mixed multi-line
-reply read by its last line) have marked mail as relayed that was not.  Here any other reply is a
-`MalformedReply`, which the caller treats as "unknown": close, keep the slot charged, try again.
-Two things pass, since they change no meaning: a second digit above 5 (servers do send 571), and octets
-in the text that are not printable ASCII (`clean` takes them out).
+`ReplyParser` is strict where a code is read: three digits, then space, hyphen or the end of the line; the
+same code on every line.  Peers that guess (`250ok` read as 250, a mixed multi-line reply read by its last
+line) have marked mail as relayed that was not.  Any other reply is a `MalformedReply`, which the caller
+treats as "unknown": close, keep the slot charged, try again.
+The rest of a line decides nothing, and is taken as it comes: a line may be of any length (its first
+MAX_LINE_BYTES are kept) and end in LF alone, and its text may hold any octet (`clean` replaces those that
+are not printable ASCII).  An LF inside a reply's text therefore makes two replies of it.  The first code
+counts; the second reply was not due, by which the caller notices it.
 Does not: say what a reply means for us (`relay.verdicts.verdict`).
 """
 
@@ -62,13 +64,13 @@ class Reply(NamedTuple):
 
 
 class MalformedReply(Exception):  # noqa: N818 - it is what the upstream sent, and reads as such
-    """The bytes are not a reply by RFC 5321, 4.2.  The text says why; safe to log."""
+    """The bytes have no code that can be read.  The text says why; safe to log."""
 
 
 MAX_LINE_BYTES = 2048
-"""RFC 5321, 4.5.3.1.5 says 512 including CRLF; real servers send longer ones."""
-MAX_REPLY_BYTES = 32 * 1024
-"""One reply with all its lines; the longest real EHLO replies are a few KiB."""
+"""What is kept of a line; RFC 5321, 4.5.3.1.5 says 512 including CRLF, and real servers send longer ones."""
+MAX_REPLY_BYTES = 64 * 1024
+"""What is kept of a reply with all its lines; the longest real EHLO replies are a few KiB."""
 
 _LINE = re.compile(rb"([2-5][0-9][0-9])(?:([ -])(.*))?\Z", re.DOTALL)
 _BEGINNING = re.compile(rb"(?:[2-5](?:[0-9](?:[0-9](?:[ \-\r].*)?)?)?)?\Z", re.DOTALL)
@@ -80,7 +82,7 @@ class ReplyParser:
         self._buffer = b""
         self._lines: list[bytes] = []
         self._code = 0
-        self._taken_bytes = 0
+        self._kept_bytes = 0
 
     @property
     def is_empty(self) -> bool:
@@ -94,22 +96,15 @@ class ReplyParser:
     def next_reply(self) -> Reply | None:
         """Take the first whole reply out, or None while it is not all here.
 
-        Raises MalformedReply, also for what can no longer become a reply of bounded length; the parser is
-        of no use afterwards.
+        Raises MalformedReply, also for what can no longer become a reply; the parser is of no use afterwards.
         """
         while (end := self._buffer.find(b"\n")) >= 0:
-            line, self._buffer = self._buffer[: end + 1], self._buffer[end + 1 :]
-            self._taken_bytes += len(line)
-            if self._taken_bytes > MAX_REPLY_BYTES:
-                raise MalformedReply(f"a reply longer than {MAX_REPLY_BYTES} bytes")
-            if self._take_line(line):
-                lines, self._lines, self._taken_bytes = tuple(self._lines), [], 0
+            line, self._buffer = self._buffer[:end].removesuffix(b"\r"), self._buffer[end + 1 :]
+            if self._take_line(line[:MAX_LINE_BYTES]):
+                lines, self._lines, self._kept_bytes = tuple(self._lines), [], 0
                 # A new object for each reply: `telemetry.metrics` counts one that recipients share once.
                 return Reply(self._code, *_said(self._code, lines))
-        if not self._buffer:
-            return None
-        if len(self._buffer) > MAX_LINE_BYTES:
-            raise MalformedReply(f"a line longer than {MAX_LINE_BYTES} bytes")
+        self._buffer = self._buffer[:MAX_LINE_BYTES]  # the rest of the line is dropped as it comes
         if not _BEGINNING.match(self._buffer):
             # It would be refused at its end; a TLS alert, for one, has none to wait for.
             raise MalformedReply(f"not the beginning of a reply: {clean(self._buffer)!r}")
@@ -121,7 +116,9 @@ class ReplyParser:
         if self._lines and code != self._code:
             raise MalformedReply(f"a reply with two codes, {self._code} and {code}")
         self._code = code
-        self._lines.append(text)
+        if not self._lines or self._kept_bytes + len(line) <= MAX_REPLY_BYTES:
+            self._lines.append(text)
+            self._kept_bytes += len(line)
         return is_last
 
 
@@ -132,17 +129,10 @@ _LINES_KNOWN = 64
 @lru_cache(_LINES_KNOWN)
 def _read(line: bytes) -> tuple[int, bytes, bool]:
     """Return a line's code and text, and whether it is the last of its reply.  Raises MalformedReply."""
-    if len(line) > MAX_LINE_BYTES:
-        raise MalformedReply(f"a line longer than {MAX_LINE_BYTES} bytes")
-    if not line.endswith(b"\r\n"):
-        raise MalformedReply(f"a line that does not end in CRLF: {clean(line)!r}")
-    match = _LINE.match(line[:-2])
+    match = _LINE.match(line)
     if match is None:
-        raise MalformedReply(f"not a reply line: {clean(line[:-2])!r}")
-    text = match[3] or b""
-    if b"\r" in text or b"\0" in text:
-        raise MalformedReply(f"CR or NUL inside a reply line: {clean(text)!r}")
-    return int(match[1]), text, match[2] != b"-"
+        raise MalformedReply(f"not a reply line: {clean(line)!r}")
+    return int(match[1]), match[3] or b"", match[2] != b"-"
 
 
 @lru_cache(_LINES_KNOWN)

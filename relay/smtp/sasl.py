@@ -15,17 +15,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from relay.mail.text import clean
 from relay.smtp import replies
 from relay.smtp.commands import Refused
-
-HIDDEN = "***"
-SHORTEST_ECHO = 8
-"""Characters of an encoded secret that count as its beginning, where an echo is cut."""
-LONGEST_CHALLENGE = 8192
-"""Characters of a refused token's explanation that are read (RFC 7628, 3.2.2)."""
-LONGEST_WORD = 200
-"""Characters of one value in it that are shown."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -194,104 +185,63 @@ def decode_response(line: bytes) -> bytes:
 # The client's side.
 
 
+Respond = Callable[[str], bytes]
+"""From a challenge to its response, both in base64.  Raises ValueError for a challenge that is not."""
+
+
 class ClientResponses(NamedTuple):
-    initial: bytes | None
-    """In base64, in the line of AUTH; None where the server speaks first."""
-    later: tuple[Callable[[str], bytes], ...] = ()
-    """The response to each challenge, both in base64.  Raises ValueError for a challenge that is not."""
+    """What a client says, without the line of AUTH."""
+
+    due: tuple[Respond, ...]
+    """One after the other; all of them, or the login is none."""
+    is_server_first: bool = False
+    """The first needs its challenge; else it may go in the line of AUTH."""
+    to_refusal: bytes | None = None
+    """The answer to one more challenge, which explains why the server refuses a token (RFC 7628, 3.2.3)."""
 
 
-def responses(mechanism: str, credentials: Credentials) -> ClientResponses:
+def responses(mechanism: str, secret: Credentials | BearerToken) -> ClientResponses:
     """Return what a client says.  Raises ValueError where SASL cannot carry the credentials."""
-    name, password = credentials.name, credentials.password
+    if isinstance(secret, BearerToken):
+        return _token_responses(mechanism, secret)
+    name, password = secret.name, secret.password
     if "\0" in name or "\0" in password:
         raise ValueError("the user name or the password contains NUL, which SASL cannot carry (RFC 4616, 2)")
     match mechanism.upper():
         case "PLAIN":
-            return ClientResponses(_encode(f"\0{name}\0{password}"))
+            return ClientResponses((lambda _: _encode(f"\0{name}\0{password}"),))
         case "LOGIN":
             # Two questions, whatever they say.
-            return ClientResponses(None, (lambda _: _encode(name), lambda _: _encode(password)))
+            return ClientResponses(
+                (lambda _: _encode(name), lambda _: _encode(password)), is_server_first=True
+            )
         case "CRAM-MD5":
             return ClientResponses(
-                None, (lambda challenge: _encode(f"{name} {_keyed(password, challenge)}"),)
+                (lambda challenge: _encode(f"{name} {_keyed(password, challenge)}"),), is_server_first=True
             )
         case "EXTERNAL":
             # RFC 4422, A: who to act as; who it is the certificate has said.
-            return ClientResponses(_encode(name))
+            return ClientResponses((lambda _: _encode(name),))
         case _:
             raise ValueError(f"{mechanism} is not known")
 
 
-class TokenResponses(NamedTuple):
-    """What a client says with an access token, in base64."""
-
-    initial: bytes
-    to_refusal: bytes
-    """The answer to a challenge, which explains why the token is refused."""
-
-
-def token_responses(mechanism: str, token: BearerToken) -> TokenResponses:
-    """Return what a client says.  Raises ValueError where SASL cannot carry the name or the token."""
+def _token_responses(mechanism: str, token: BearerToken) -> ClientResponses:
     if "\1" in token.name or "\0" in token.name:
         raise ValueError("the user name contains NUL or SOH, which no token's mechanism can carry")
     if not token.token.isascii() or not token.token.isprintable() or " " in token.token:
         raise ValueError("the access token is not printable ASCII (RFC 6750, 2.1)")
     match mechanism.upper():
         case "XOAUTH2":
-            return TokenResponses(_encode(f"user={token.name}\1auth=Bearer {token.token}\1\1"), b"")
+            said = f"user={token.name}\1auth=Bearer {token.token}\1\1"
+            return ClientResponses((lambda _: _encode(said),), to_refusal=b"")
         case "OAUTHBEARER":
             name = token.name.replace("=", "=3D").replace(",", "=2C")
             server = f"host={token.host}\1port={token.port}"
             said = f"n,a={name},\1{server}\1auth=Bearer {token.token}\1\1"
-            return TokenResponses(_encode(said), _encode("\1"))
+            return ClientResponses((lambda _: _encode(said),), to_refusal=_encode("\1"))
         case _:
             raise ValueError(f"{mechanism} is not known")
-
-
-def explained(challenge: str) -> str:
-    """Return what a challenge says of a refused token, to show; empty where it says nothing.
-
-    It is JSON in base64, of any content: never raises.
-    """
-    if len(challenge) > LONGEST_CHALLENGE:
-        return ""
-    try:
-        said = json.loads(b64decode(challenge))
-    except (ValueError, RecursionError):
-        return ""
-    if not isinstance(said, dict):
-        return ""
-    words = ((key, said.get(key)) for key in ("status", "schemes", "scope"))
-    return ", ".join(
-        f"{key} {clean(str(value))[:LONGEST_WORD]}"
-        for key, value in words
-        if isinstance(value, str | int) and value
-    )
-
-
-def forms_of(secret: Credentials | BearerToken) -> tuple[str, ...]:
-    """Return every text that shows a secret, as it is and as it is sent, without the padding of base64."""
-    if isinstance(secret, BearerToken):
-        try:
-            sent = tuple(token_responses(mechanism, secret).initial for mechanism in TOKEN_EXCHANGES)
-        except ValueError:
-            sent = ()  # and so it is never sent
-        return (*(octets.decode("ascii").rstrip("=") for octets in sent), secret.token)
-    name, password = secret.name, secret.password
-    encoded = (_encode(f"\0{name}\0{password}"), _encode(f"{name}\0{name}\0{password}"), _encode(password))
-    return (*(octets.decode("ascii").rstrip("=") for octets in encoded), password)
-
-
-def without_secrets(text: str, credentials: Credentials | BearerToken) -> str:
-    """Return the text with an echo of the password or token, in any form it was sent in, hidden."""
-    for secret in forms_of(credentials):
-        # Longest first: servers cut what they echo.
-        for length in range(len(secret), min(SHORTEST_ECHO, len(secret)) - 1, -1):
-            if secret[:length] and secret[:length] in text:
-                text = text.replace(secret[:length], HIDDEN)
-                break
-    return text
 
 
 def _keyed(password: str, challenge: str) -> str:

@@ -1,4 +1,4 @@
-"""Events, metrics, redaction, and what became of messages lately: every room tells, none asks.
+"""Events, metrics, and what became of messages lately: every room tells, none asks.
 
 Stands below the rooms that send, so that they can tell; what looks at them is `relay.status`.
 """

@@ -8,7 +8,7 @@ Keys may be added: a version passes over those that it does not know.
 
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from relay.mail.formats import Value
@@ -49,11 +49,11 @@ _TYPES: dict[str, tuple[type, ...]] = dict.fromkeys(PastEnding._fields, (str,))
 _TYPES |= {"at_ns": (int,), "message_id": (str, type(None))}
 
 
-def ending_of(fields: Mapping[str, Value], at_ns: int, hide: Callable[[str], str]) -> PastEnding:
-    """Return the ending that an event is; `hide` takes secrets out of a text."""
+def ending_of(fields: Mapping[str, Value], at_ns: int) -> PastEnding:
+    """Return the ending that an event is."""
 
     def text(name: str) -> str:
-        return hide(str(fields.get(name) or ""))
+        return str(fields.get(name) or "")
 
     return PastEnding(
         at_ns,

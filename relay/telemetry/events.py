@@ -21,7 +21,6 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import Value, described, postfix_delay, rfc3339, rfc3339_or_none, shown_as_text
 from relay.smtp.reply import Phase
 from relay.telemetry.event_table import KINDS, Kind, Level
-from relay.telemetry.redaction import Redaction
 from relay.telemetry.stderr import UnwaitingStream, is_journal, one_line
 from relay.throttle.limit_hints import Hint, Lowered
 from relay.verdicts.decision import Fate
@@ -75,7 +74,6 @@ class Events:
         style: LogStyle,
         clock: Clock,
         *,
-        redaction: Redaction | None = None,
         level: Level = Level.INFO,
         hostname: str | None = None,
     ) -> None:
@@ -88,7 +86,6 @@ class Events:
         """By where it was; boottime.  There is a handful of places."""
         self._style = style
         self._clock = clock
-        self._redaction = redaction or Redaction()
         self._level = level
         self._is_journal = is_journal(stream)
         self._hostname, self._pid = hostname or socket.gethostname(), os.getpid()
@@ -554,9 +551,8 @@ class Events:
         now = rfc3339(self._clock.wall_ns())
         priority = f"<{kind.level.value}>" if self._is_journal else ""
         if self._style == "json":
-            # JSON itself escapes whatever is not printable ASCII, all but DEL; secrets are left to hide.
-            hidden = {name: self._hidden(value) for name, value in fields.items()}
-            told = {"time": now, "event": kind.name, "level": _LEVEL_NAMES[kind.level], **hidden}
+            # JSON itself escapes whatever is not printable ASCII, all but DEL.
+            told = {"time": now, "event": kind.name, "level": _LEVEL_NAMES[kind.level], **fields}
             return priority + json.dumps(told).replace("\x7f", "\\u007f")
         shown = {
             name: value if isinstance(value, str) else shown_as_text(value)
@@ -564,16 +560,9 @@ class Events:
             for value in (pieces[name] if name in pieces else fields[name],)
         }
         # The template is split before foreign text is in it, and the line cleaned with that text in it.
-        line = one_line(self._redaction.hide(kind.template.format_map(shown)))
+        line = one_line(kind.template.format_map(shown))
         beginning = priority or f"{now} {self._hostname} relay[{self._pid}]: "
         return f"{beginning}{_LEVEL_TEXT[kind.level]}{line} event={kind.name}"
-
-    def _hidden(self, value: Value) -> Value:
-        if isinstance(value, str):
-            return self._redaction.hide(value)
-        if isinstance(value, list):
-            return [self._redaction.hide(part) if isinstance(part, str) else part for part in value]
-        return value
 
 
 def _as_sasl(user: str | None) -> str:

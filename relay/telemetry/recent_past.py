@@ -18,7 +18,6 @@ from relay.spool.disk.durable import Disk
 from relay.telemetry.endings import ENDINGS, encode, ending_of
 from relay.telemetry.events import Events
 from relay.telemetry.past_files import Bounds, PastFiles
-from relay.telemetry.redaction import Redaction
 
 GATHER_SECONDS = 0.2
 """Between two writes: what is heard meanwhile is written together."""
@@ -40,14 +39,12 @@ class RecentPast:
         disk: Disk,
         *,
         events: Events,
-        redaction: Redaction,
         clock: Clock,
     ) -> None:
         """Hears of endings from now on; None: keeps none, and removes what was kept."""
         self._bounds = bounds
         self._files = PastFiles(folder, disk)
         self._events = events
-        self._redaction = redaction
         self._clock = clock
         self._heard: list[tuple[int, Mapping[str, Value]]] = []
         self._dropped = 0
@@ -116,8 +113,7 @@ class RecentPast:
             return
         now_ns = self._clock.wall_ns()
         if heard:
-            hide = self._redaction.hide
-            lines = [encode(ending_of(fields, at_ns, hide)) for at_ns, fields in heard]
+            lines = [encode(ending_of(fields, at_ns)) for at_ns, fields in heard]
             self._files.append(lines, bounds, now_ns)
         else:
             self._files.tidy(bounds, now_ns)

@@ -1,4 +1,4 @@
-"""The log, the numbers, what is hidden of them, and the clock by which they tell."""
+"""The log, the numbers, and the clock by which they tell."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,11 @@ from relay.clock import Clock
 from relay.spool.disk.os_errors import is_lack_of_means
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.redaction import Redaction
 
 
 class Telemetry(NamedTuple):
     events: Events
     metrics: Metrics
-    redaction: Redaction
     clock: Clock
 
     def spool_trouble(self, error: Exception) -> None:

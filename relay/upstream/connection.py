@@ -37,7 +37,7 @@ from relay.upstream.timeouts import Timeouts
 from relay.upstream.transaction import Channel, Exchange, Transaction, unfit
 from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, Outcome
-from relay.verdicts.verdict import Judge, Layer, Verdict
+from relay.verdicts.verdict import Judge, Layer, Ruling, Verdict
 
 EHLO_NOT_KNOWN = frozenset({500, 502, 504})
 """HELO may do after these, unless a rule says that they are about us; 501 is about our name, 550 about us."""
@@ -331,11 +331,9 @@ class _Opening:
             offered = " ".join(sorted(extensions.mechanisms)).upper() or "none"
             raise self._unavailable(f"no usable mechanism to log in with; the upstream offers {offered}")
         credentials = account.token or Credentials(account.user, account.password or "")
-        reply, explanation = await log_in(self._protocol, credentials, mechanism, self._timeouts.auth_s)
-        if reply.code != 235 and explanation:
-            refused = self._refused(reply).answer
-            raise UpstreamUnavailable(refused._replace(text=f"{refused.text} ({explanation})"))
-        self._expect(reply, 235)
+        refusal = await log_in(self._protocol, credentials, mechanism, self._timeouts.auth_s, self._ruling)
+        if refusal is not None:
+            raise UpstreamUnavailable(refusal)
         self._told("login", mechanism.value.upper)
 
     def _expect(self, reply: Reply, code: int) -> None:
@@ -343,9 +341,14 @@ class _Opening:
             raise self._refused(reply)
 
     def _refused(self, reply: Reply) -> UpstreamUnavailable:
-        phase = self._protocol.phase
-        ruling = self._account.judge.ruling(phase, reply, ClientWords(host=self._account.helo_name))
-        return UpstreamUnavailable(Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling))
+        ruling = self._ruling(reply)
+        return UpstreamUnavailable(
+            Answer(ruling.verdict, self._protocol.phase, reply, str(reply), ruling=ruling)
+        )
+
+    def _ruling(self, reply: Reply) -> Ruling:
+        words = ClientWords(host=self._account.helo_name)
+        return self._account.judge.ruling(self._protocol.phase, reply, words)
 
     def _unavailable(self, text: str) -> UpstreamUnavailable:
         return UpstreamUnavailable(
@@ -387,6 +390,10 @@ def _context(authorities: _Authorities | None, pair: KeyPair | None) -> ssl.SSLC
         else trusting(authorities.path, authorities.descriptor)
     )
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # By default Python 3.13 refuses authorities without key identifiers, and trusts any certificate of the
+    # owner's file, not only roots.  What is trusted must not depend on the version of Python.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if pair is not None:
         show(pair, context)
     return context

@@ -7,33 +7,31 @@ hides the password and CRAM-MD5 is often announced by servers that cannot verify
 makes the upstream store the password itself.  Without TLS (loopback only) CRAM-MD5 first, since it
 alone does not show the password.
 
-An access token is sent by OAUTHBEARER, else by XOAUTH2.  An upstream that refuses one explains that in a
-challenge first, as JSON; `LoginReply` has both.
+An access token is sent by OAUTHBEARER, else by XOAUTH2.  An upstream that refuses it sends a challenge first.
 
-No secret leaves this module but over the wire: not in a reply that echoes the command,
-not in an exception.
+What a server says to AUTH may repeat the password or the token, whole, cut or in lines.  So of such a reply
+nothing leaves this module but its reply code and its enhanced status code, and what the rules make of it.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import replace
 
 from relay.policy.model import Mechanism
 from relay.policy.oauth2 import TokenMechanism
 from relay.smtp.reply import Phase, Reply
-from relay.smtp.sasl import BearerToken, Credentials, explained, responses, token_responses, without_secrets
-from relay.upstream.protocol import Broken, StrictProtocol, Unexpected
+from relay.smtp.sasl import BearerToken, Credentials, responses
+from relay.upstream.protocol import Farewell, Garbled, StrictProtocol, Unexpected
+from relay.verdicts.outcome import Answer
+from relay.verdicts.verdict import Ruling
+
+LONGEST_LINE_BYTES = 512
+"""RFC 4954, 4: where the line of AUTH would be longer, the first response waits for its challenge."""
 
 UNDER_TLS = (Mechanism.PLAIN, Mechanism.LOGIN, Mechanism.CRAM_MD5)
 IN_THE_CLEAR = (Mechanism.CRAM_MD5, Mechanism.PLAIN, Mechanism.LOGIN)
 WITH_A_TOKEN = (TokenMechanism.OAUTHBEARER, TokenMechanism.XOAUTH2)
 
 AnyMechanism = Mechanism | TokenMechanism
-
-
-class LoginReply(NamedTuple):
-    reply: Reply
-    """That decided: 235, or a refusal."""
-    explanation: str = ""
-    """What the upstream said of a refused token, to show."""
 
 
 def choose(offered: frozenset[str], wanted: AnyMechanism, *, is_encrypted: bool) -> AnyMechanism | None:
@@ -51,61 +49,54 @@ async def log_in(
     credentials: Credentials | BearerToken,
     mechanism: AnyMechanism,
     timeout_s: float,
-) -> LoginReply:
-    """Log in once.  Raises Broken, Unexpected where the exchange is not the mechanism's."""
-    explanation = ""
-    try:
-        if isinstance(credentials, BearerToken):
-            reply, explanation = await _exchange_token(protocol, credentials, mechanism, timeout_s)
-        else:
-            reply = await _exchange(protocol, credentials, mechanism, timeout_s)
-    except Broken as broken:
-        broken.args = tuple(without_secrets(str(text), credentials) for text in broken.args)
-        if broken.reply is not None:
-            broken.reply = _cleared(broken.reply, credentials)
-        raise
-    return LoginReply(_cleared(reply, credentials), without_secrets(explanation, credentials))
+    ruling_of: Callable[[Reply], Ruling],
+) -> Answer | None:
+    """Log in once; return the refusal, or None where there was none.
 
-
-async def _exchange_token(
-    protocol: StrictProtocol, token: BearerToken, mechanism: AnyMechanism, timeout_s: float
-) -> LoginReply:
+    `ruling_of` is given the whole reply.  Raises Broken; Unexpected where the exchange is not the
+    mechanism's.
+    """
     try:
-        said = token_responses(mechanism.value, token)
-    except ValueError as error:
-        raise Unexpected(str(error)) from None
-    line = b"AUTH " + mechanism.value.upper().encode("ascii") + b" " + said.initial
-    reply = await protocol.command(line, Phase.AUTH, timeout_s)
-    if reply.code != 334:
-        return LoginReply(reply)
-    explanation = explained(reply.text)
-    reply = await protocol.command(said.to_refusal, Phase.AUTH, timeout_s)
-    if reply.is_positive:
-        raise Unexpected(f"the upstream explains why it refuses the token, and then says yes: {reply}")
-    return LoginReply(reply, explanation)
+        reply = await _exchange(protocol, credentials, mechanism.value, timeout_s)
+    except Farewell as farewell:
+        reply = farewell.reply
+    except Garbled:
+        raise Garbled("the upstream did not answer AUTH by a reply") from None
+    if reply.code == 235:
+        return None
+    ruling, codes = replace(ruling_of(reply), said=""), _codes(reply)
+    return Answer(
+        ruling.verdict, Phase.AUTH, codes, f"{codes} (reply to AUTH; its text is not shown)", ruling=ruling
+    )
 
 
 async def _exchange(
-    protocol: StrictProtocol, credentials: Credentials, mechanism: AnyMechanism, timeout_s: float
+    protocol: StrictProtocol, credentials: Credentials | BearerToken, mechanism: str, timeout_s: float
 ) -> Reply:
+    line = b"AUTH " + mechanism.upper().encode("ascii")
     try:
-        initial, later = responses(mechanism, credentials)
-        line = b"AUTH " + mechanism.value.upper().encode("ascii")
-        reply = await protocol.command(
-            line if initial is None else line + b" " + initial, Phase.AUTH, timeout_s
-        )
-        for response in later:
+        due, is_server_first, to_refusal = responses(mechanism, credentials)
+        if not is_server_first:
+            with_first = line + b" " + due[0]("")
+            if len(with_first) + len(b"\r\n") <= LONGEST_LINE_BYTES:
+                line, due = with_first, due[1:]
+        reply = await protocol.command(line, Phase.AUTH, timeout_s)
+        for respond in due:
             if reply.is_positive:
-                raise Unexpected(f"the upstream says yes before it was told the password: {reply}")
+                raise Unexpected(f"the upstream said {_codes(reply)} before it was told the password")
             if reply.code != 334:
                 return reply
-            reply = await protocol.command(response(reply.text), Phase.AUTH, timeout_s)
+            reply = await protocol.command(respond(reply.text), Phase.AUTH, timeout_s)
     except ValueError as error:
         # Of `responses`: the password cannot be carried, or the challenge is none.
         raise Unexpected(str(error)) from None
+    if reply.code == 334 and to_refusal is not None:
+        reply = await protocol.command(to_refusal, Phase.AUTH, timeout_s)
+        if reply.is_positive:
+            raise Unexpected(f"the upstream refused the token by a challenge, and then said {_codes(reply)}")
     return reply
 
 
-def _cleared(reply: Reply, credentials: Credentials | BearerToken) -> Reply:
-    lines = tuple(without_secrets(line, credentials) for line in reply.lines)
-    return reply._replace(text=without_secrets(reply.text, credentials), lines=lines)
+def _codes(reply: Reply) -> Reply:
+    shown = reply.enhanced or ""
+    return reply._replace(text=shown, lines=(shown,))

@@ -1,7 +1,7 @@
 """The wire: commands out, exactly one strict reply to each in, over aiosmtplib's protocol.
 
 Guarantees
-- a reply is believed only if it is well-formed (`relay.smtp.reply`) and was due: octets that
+- a reply is believed only if its code can be read (`relay.smtp.reply`) and it was due: octets that
   wait before a command, or follow the last reply unasked, end the connection.  Only 421 may
   come unasked (RFC 5321, 3.8); replies in front of it stand;
 - after any `Broken` the connection is of no more use, and says so;
@@ -34,6 +34,8 @@ from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
+_PROTOCOL_STATUS = "4.5.0"
+"""RFC 3463, 3.6: something is wrong with the protocol, and nobody knows what."""
 BLOCK_BYTES = 64 * 1024
 """Content is sent in blocks of at least this many octets; less goes with its dot in one write."""
 
@@ -45,10 +47,15 @@ class Broken(Exception):  # noqa: N818 - it is what became of the connection, an
     """The proper reply that said so, where there was one."""
     is_unasked = False
     """The connection had ended before the command was sent."""
+    status: str | None = None
+    """The enhanced code of a reply that came and cannot be read; None where there was none, or a proper one.
+
+    An answer with a code of its own expires a message that is old enough; silence does not.
+    """
 
     def answer(self, phase: Phase, verdict: Verdict) -> Answer:
         text = str(self.reply) if self.reply else f"waiting for the reply to {_named(phase)}: {self}"
-        return Answer(verdict, phase, self.reply, text)
+        return Answer(verdict, phase, self.reply, text, own_status=self.status)
 
 
 class Lost(Broken):
@@ -62,17 +69,25 @@ class Late(Broken):
 class Garbled(Broken):
     """What came is not a reply."""
 
+    status = _PROTOCOL_STATUS
+
 
 class Desynchronised(Broken):
     """Octets came that no command asked for: which reply belongs to which is unknown."""
+
+    status = _PROTOCOL_STATUS
 
 
 class Unexpected(Broken):
     """A well-formed reply that has no meaning here, such as 354 to MAIL."""
 
+    status = _PROTOCOL_STATUS
+
 
 class Farewell(Broken):
     """421: the upstream is closing the channel."""
+
+    reply: Reply
 
     def __init__(self, reply: Reply, *, is_unasked: bool) -> None:
         super().__init__(str(reply))
@@ -236,7 +251,10 @@ class StrictProtocol(SMTPProtocol):
         except MalformedReply as error:
             if not self._due:
                 self._replies.clear()
-            self._fault = Garbled(str(error))
+                # Unasked, it may be the rest of what was said to AUTH.
+                self._fault = Garbled("the upstream sent more than the replies that were due")
+            else:
+                self._fault = Garbled(str(error))
         if self._replies or self._fault is not None:
             self._wake()
 
@@ -388,7 +406,14 @@ class StrictProtocol(SMTPProtocol):
         if self._loop.time() < self._deadline:
             self._set_timer()
         else:
-            self._waiter.set_result(False)
+            # Whoever was stopped (SIGSTOP) finds the timer due and a reply in the socket.  The loops run what
+            # is due before what they read: twice put off, it comes behind a look into the socket.
+            self._loop.call_soon(self._loop.call_soon, _say_late, self._waiter)
+
+
+def _say_late(waiter: "asyncio.Future[bool]") -> None:
+    if not waiter.done():
+        waiter.set_result(False)
 
 
 def _named(phase: Phase) -> str:

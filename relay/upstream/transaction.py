@@ -452,8 +452,7 @@ class Exchange:
             if answer is None or answer.reply is None or index in self._proven:
                 continue
             if answer.verdict in refused:
-                # Doubted: it may not expire an old message either.
-                self._answers[index] = answer._replace(verdict=Verdict.DEFER, ruling=None, is_doubted=True)
+                self._answers[index] = answer._replace(verdict=Verdict.DEFER, ruling=None)
 
     def _settle_rest(self, answer: Answer, *, but: list[int] | None = None) -> None:
         kept = frozenset(but or ())

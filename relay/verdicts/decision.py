@@ -18,8 +18,8 @@
    Where everybody is refused (a quota, a block) nothing is relayed in between, so nothing is evident.
    What is known of a message is lost at a restart: then its next refusals pause again.
 3. What becomes of each recipient (`Fate`)?  A transient refusal is an attempt; a refusal about us is
-   none, and changes nothing.  Only a refusal can expire a recipient: neither waiting for room, nor a
-   lost reply, nor the first refusal of a recipient that is doubted.
+   none, and changes nothing.  A refusal can expire a recipient, and so can a reply that cannot be read;
+   neither waiting for room, nor silence, nor the first refusal of a recipient that is doubted.
 4. What becomes of the message (`Next`)?  Recipients that were not asked about (split by a limit, or by the
    upstream's maximum) go in the next transaction, at once; deferred ones wait until all were tried, and
    then as long as the message is old.
@@ -249,8 +249,8 @@ def _fate(answer: Answer, *, is_only_later: bool, is_old: bool) -> Fate:
             return Fate.WAITING
         case _:
             # Silence refuses nobody: after the final dot the message may even have been taken.  What
-            # we ourselves say of a message (too large for a limit) is an answer, unless it is of a
-            # connection that lacks something.
+            # we ourselves say of a message (too large for a limit, an unreadable reply to it) is an
+            # answer, unless it is of a connection that lacks something.
             is_told = answer.reply is not None or (answer.own_status is not None and answer.lack is None)
             is_last = is_old and is_told and not answer.is_doubted
             return Fate.EXPIRED if is_last else Fate.DEFERRED

@@ -22,14 +22,15 @@ class Answer(NamedTuple):
     text: str
     """What to show: the reply, or what went wrong; printable ASCII on one line."""
     own_status: str | None = None
-    """The enhanced code where we refuse without asking the upstream, such as 5.3.4."""
+    """The enhanced code where it is ours: we refuse without asking the upstream (5.3.4), or cannot read its
+    reply (4.5.0)."""
     lack: Need | None = None
     """What the connection does not offer and the message needs."""
     ruling: Ruling | None = None
     """How the verdict came about, and when to go on; None where no rule was asked."""
     is_doubted: bool = False
-    """A refusal that is not believed, and cannot be a message's last either: by the shield at its first time,
-    or because it may have been said to another command; or, of a pause, because the shield tripped."""
+    """A refusal that is not believed, and cannot be a message's last either: by the shield at its first time;
+    or, of a pause, because the shield tripped."""
     is_unproven: bool = False
     """A refusal for good, by its ruling, that is deferred since nobody knows whether it answered its own
     command: the upstream hung up behind it."""

@@ -22,7 +22,6 @@ from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.root.trigger import Trigger
 from relay.telemetry.recent_past import RecentPast, past_folder
-from relay.telemetry.redaction import Redaction
 from tests.bench.filling import accept, slices
 from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
@@ -83,7 +82,6 @@ async def _measure(folder: Path, port: int, messages: int, connections: int) -> 
             policy.recent,
             relay.disk,
             events=relay.events,
-            redaction=Redaction(),
             clock=relay.clock,
         )
         recent.start()

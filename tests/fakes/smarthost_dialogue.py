@@ -57,6 +57,10 @@ class _Envelope:
     recipients: list[str] = field(default_factory=list)
 
 
+LONGEST_COMMAND = 510
+"""RFC 5321, 4.5.3.1.4: 512 octets with CRLF."""
+
+
 class Ended(Exception):  # noqa: N818 - it ends a session, and is no error
     """The connection is over."""
 
@@ -97,6 +101,8 @@ class Dialogue:
             line = await self._read_line()
             self._session.commands.append(line)
             self._host.changed()
+            if len(line) > LONGEST_COMMAND:
+                self._host.faults.append(f"a command line of {len(line) + 2} octets")
             verb, _, argument = line.partition(" ")
             await self._answer(verb.upper(), argument)
 
@@ -155,8 +161,14 @@ class Dialogue:
         mechanism, _, initial = argument.partition(" ")
         match mechanism.upper():
             case "PLAIN":
-                _, user, password = base64.b64decode(initial).split(b"\0")
+                sent = base64.b64decode(initial) if initial else await self._ask(b"")
+                _, user, password = sent.split(b"\0")
                 is_right = self._is_right(user, password)
+            case "XOAUTH2" | "OAUTHBEARER":
+                sent = base64.b64decode(initial) if initial else await self._ask(b"")
+                token = sent.partition(b"auth=Bearer ")[2].rstrip(b"\1")
+                user = next(name for name in self._host.accounts or {}).encode()
+                is_right = self._is_right(user, token)
             case "LOGIN":
                 user, password = await self._ask(b"Username:"), await self._ask(b"Password:")
                 is_right = self._is_right(user, password)
@@ -171,6 +183,7 @@ class Dialogue:
                 is_right = hmac.new(secret, challenge, "md5").hexdigest().encode() == digest
         if is_right:
             self._session.user = user.decode()
+        argument = argument if initial else self._session.commands[-1]
         default = "235 2.7.0 welcome" if is_right else "535 5.7.8 wrong user or password"
         await self._say(self._host.script.auth, argument, default)
 

@@ -2,8 +2,8 @@
 
 A holder is made anew when the account's `auth` changes.
 
-Guarantees: all connections of an upstream share one token; every token and every secret is known to the
-redaction before it is used; what a person has to do is told with the upstream's name.
+Guarantees: all connections of an upstream share one token; what a person has to do is told with the
+upstream's name.
 Does not: decide when a token is fetched (`relay.upstream.oauth.tokens`), or how a refusal ends.
 """
 
@@ -88,7 +88,7 @@ class _HeldToken:
         self._name = name
         self._oauth2 = asked.oauth2
         self._disk = disk
-        self._events, self._metrics, self._redaction, self._clock = telemetry
+        self._events, self._metrics, self._clock = telemetry
         self._read: ReadSecrets | None = None
         self._sent = AccountSecrets()
         self._durable: frozenset[str] = frozenset()
@@ -103,9 +103,7 @@ class _HeldToken:
             text = await self.tokens.token()
         except TokenUnavailable as unavailable:
             raise self._unavailable(unavailable.denied) from None
-        token = BearerToken(self.auth.user, text, upstream.host, upstream.port)
-        self._redaction.add_token(token)
-        return token
+        return BearerToken(self.auth.user, text, upstream.host, upstream.port)
 
     # The `TokenOwner` of the holder.
 
@@ -120,7 +118,7 @@ class _HeldToken:
             self._events.token_late(upstream=self._name, reason=self._words(denied))
 
     def refresh_token_unrecorded(self, error: str) -> None:
-        self._events.refresh_token_unrecorded(upstream=self._name, error=self._redaction.hide(error))
+        self._events.refresh_token_unrecorded(upstream=self._name, error=error)
 
     async def secrets(self) -> AccountSecrets:
         if self._read is None:
@@ -131,12 +129,10 @@ class _HeldToken:
         ) is not None and secrets.refresh_token not in self._durable:
             await asyncio.to_thread(RefreshTokenFile(path, self._disk).make_durable)
             self._durable = frozenset({secrets.refresh_token})
-        self._redaction.add_secrets((secrets.client_secret, secrets.refresh_token))
         self._sent, self.got_with = secrets, frozenset({secrets.digest()})
         return secrets
 
     async def keep(self, old: str, new: str) -> str:
-        self._redaction.add_secrets((new,))
         path = self._oauth2.refresh_token_file
         if path is None:
             return "there is no refresh_token_file"
@@ -150,7 +146,7 @@ class _HeldToken:
 
     def _words(self, denied: Denied) -> str:
         is_service_account = self._oauth2.grant is GrantType.SERVICE_ACCOUNT
-        return self._redaction.hide(denied.advised(self._name, is_service_account=is_service_account))
+        return denied.advised(self._name, is_service_account=is_service_account)
 
     def _unavailable(self, denied: Denied) -> UpstreamUnavailable:
         verdict = Verdict.STOP if denied.is_final else Verdict.PAUSE

@@ -7,10 +7,8 @@ given is written, or the error says that it was not; nothing shown holds a secre
 import asyncio
 import errno
 import os
-import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from urllib.parse import unquote
 
 from relay.clock import Clock
 from relay.policy.model import Upstream
@@ -18,7 +16,6 @@ from relay.policy.oauth2 import GrantType, OAuth2
 from relay.policy.secrets import read_client_secret
 from relay.sender.oauth.refresh_token_file import RefreshTokenFile
 from relay.spool.disk.durable import Disk
-from relay.telemetry.redaction import Redaction
 from relay.upstream.oauth.answers import Granted
 from relay.upstream.oauth.login import (
     Ask,
@@ -33,9 +30,6 @@ from relay.upstream.oauth.login import (
 from relay.upstream.oauth.token_server import ask as ask_server
 
 __all__ = ["Consent", "LoginFailed", "NoConsentNeeded"]
-
-_GIVEN = re.compile(r"(?:code|state)=([^&#\s]+)")
-"""What of the address nobody else may know."""
 
 
 class NoConsentNeeded(ValueError):  # noqa: N818 - what the account is
@@ -56,15 +50,9 @@ class Consent:
         _refuse_unwritable(self.path)
         self._oauth2: OAuth2 = oauth2
         secret = read_client_secret(oauth2)
-        self._redaction = Redaction()
-        self._redaction.add_secrets((secret,))
         self._client = LoginClient(oauth2, secret, ask)
         self._file = RefreshTokenFile(self.path, disk)
         self._clock = clock
-
-    def hide(self, text: str) -> str:
-        """Return what a token server said, without the client's secret."""
-        return self._redaction.hide(text)
 
     @property
     def has_device_code(self) -> bool:
@@ -73,7 +61,6 @@ class Consent:
     async def by_code(self, show: Callable[[DeviceCode], None]) -> None:
         """Wait for a consent by a code.  Raises LoginFailed."""
         code = await begin(self._client, self._clock)
-        self._redaction.add_secrets((code.device_code,))
         show(code)
         await self._keep(await wait_for_consent(self._client, code, self._clock, asyncio.sleep))
 
@@ -84,9 +71,6 @@ class Consent:
         """
         login = begin_in_browser(self._oauth2, self.user)
         address = await show(login.url)
-        # The rest of it may stand in words that say what is wrong.
-        given = _GIVEN.findall(address)
-        self._redaction.add_secrets((*given, *map(unquote, given)))
         await self._keep(await finish_in_browser(self._client, login, address))
 
     async def _keep(self, granted: Granted) -> None:

@@ -2,9 +2,10 @@
 
 A refusal is for a person to mend.
 
-Guarantees: any octets give one of the two, never an exception; no text that is shown holds a token, and it
-says what to do where that is known.  A refusal is final only where the server says so in OAuth's words: what
-a proxy or a broken server says is trouble, and is asked again.
+Guarantees: any octets give one of the two, never an exception; no text that is shown holds a token or a
+secret, since a server's description, which may repeat what was sent, is only searched for the number of an
+error; it says what to do where that is known.  A refusal is final only where the server says so in OAuth's
+words: what a proxy or a broken server says is trouble, and is asked again.
 """
 
 import json
@@ -15,20 +16,19 @@ from typing import Any
 from oauthlib.oauth2 import OAuth2Error
 from oauthlib.oauth2.rfc6749.parameters import parse_token_response
 
-from relay.mail.text import clean
-
 LARGEST_ANSWER_BYTES = 64 * 1024
 LONGEST_TOKEN = 8192
 """Characters.  In base64 it has to fit into a line of AUTH of 12,288 octets (RFC 4954, 4)."""
-LONGEST_DESCRIPTION = 300
 DEFAULT_LIFE_SECONDS = 1800
 """Where the server does not say; an hour is usual."""
 LONGEST_LIFE_SECONDS = 86_400
 LONGEST_RETRY_AFTER_SECONDS = 3600
 
 _TOKEN = re.compile(r"[!-~]+\Z")
-_SECRET_LIKE = re.compile(r"[A-Za-z0-9_.~+/=-]{60,}")
-"""A word of a description that may be what was sent: a signed assertion, a code, a token."""
+_NUMBER = re.compile(r"\bAADSTS[0-9]{1,8}\b")
+"""Of an error of Entra's, in the description."""
+_WORD = re.compile(r"[a-z_]{1,40}\Z")
+"""As the errors of RFC 6749, 5.2 are written; no token or secret is."""
 
 TRANSIENT = frozenset({"temporarily_unavailable", "server_error", "slow_down", "authorization_pending"})
 """Errors after which the same request may succeed (RFC 6749, 4.1.2.1; RFC 8628, 3.5)."""
@@ -79,7 +79,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """No token; `words` may be shown once secrets are hidden in them."""
+    """No token; `words` may be shown: nothing of them is the server's but the name or number of an error."""
 
     words: str
     is_final: bool
@@ -102,7 +102,7 @@ TokenAnswer = Granted | Denied
 def read_token_answer(status: int, content: bytes, retry_after: str = "") -> TokenAnswer:
     """Return what an answer with an HTTP status means."""
     said = read_object(content)
-    error = _word(said.get("error"))
+    error = error_word(said.get("error"))
     if status == 200 and said and not error:
         return _granted(said, status)
     if not error:
@@ -110,8 +110,8 @@ def read_token_answer(status: int, content: bytes, retry_after: str = "") -> Tok
         hint = "; is token_url right?" if is_redirect or status in {200, 400, 401, 403, 404, 405} else ""
         words = f"the token server answered HTTP {status}, and not in OAuth's words{hint}"
         return Denied(words, is_final=False, retry_after_seconds=_seconds(retry_after))
-    described = _SECRET_LIKE.sub("***", clean(str(said.get("error_description") or "")))[:LONGEST_DESCRIPTION]
-    words = f"the token server says {error}" + (f": {described}" if described else "")
+    number = _NUMBER.search(str(said.get("error_description") or ""))
+    words = f"the token server says {error}" + (f" ({number[0]})" if number else "")
     is_final = status < 500 and status not in {408, 429} and error not in TRANSIENT
     return Denied(words, is_final, error, 0 if is_final else _seconds(retry_after))
 
@@ -146,7 +146,7 @@ def _granted(sent: dict[str, Any], status: int) -> TokenAnswer:
     try:
         said = parse_token_response(json.dumps({key: sent[key] for key in sent.keys() - times}))
     except OAuth2Error as missing:
-        return Denied(f"the token server's answer is not usable: {_word(missing.error)}", is_final=False)
+        return Denied(f"the token server's answer is not usable: {error_word(missing.error)}", is_final=False)
     except (ValueError, TypeError, AttributeError, OverflowError):
         return Denied(
             f"the token server answered HTTP {status}, and nothing that makes sense", is_final=False
@@ -161,13 +161,11 @@ def _granted(sent: dict[str, Any], status: int) -> TokenAnswer:
     return Granted(said["access_token"], life, refresh if is_token(refresh) else "")
 
 
-def _word(value: object) -> str:
+def error_word(value: object) -> str:
     """Return an error code as it may be shown: never a token that stands in its place."""
-    return (
-        clean(value)[:64]
-        if isinstance(value, str) and re.match(r"[A-Za-z0-9_.:-]{1,64}\Z", value)
-        else ("an error without a name" if value else "")
-    )
+    if isinstance(value, str) and _WORD.match(value):
+        return value
+    return "an error without a name" if value else ""
 
 
 def _seconds(retry_after: str) -> int:

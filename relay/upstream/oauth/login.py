@@ -21,6 +21,7 @@ from relay.policy.units import WEB_URL
 from relay.upstream.oauth.answers import (
     Denied,
     Granted,
+    error_word,
     is_token,
     read_object,
     read_token_answer,
@@ -48,7 +49,7 @@ Ask = Callable[[TokenRequest], Awaitable[tuple[int, bytes, str]]]
 
 
 class LoginFailed(Exception):  # noqa: N818 - what became of a login
-    """No refresh token; the text may be shown once secrets are hidden in it."""
+    """No refresh token; the text may be shown."""
 
     def __init__(self, words: str, *, may_pass: bool = False) -> None:
         """`may_pass`: it may succeed later."""
@@ -167,7 +168,7 @@ async def finish_in_browser(client: LoginClient, login: BrowserLogin, address: s
     except ValueError:
         said = {}
     if "error" in said:
-        raise LoginFailed(f"the consent was not given: {clean(said['error'][0])[:64]}")
+        raise LoginFailed(f"the consent was not given: {error_word(said['error'][0])}")
     code = said.get("code", [""])[0]
     if not is_token(code):
         raise LoginFailed("this address has no code: copy all of what the browser's address line shows")

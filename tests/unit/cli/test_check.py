@@ -324,3 +324,15 @@ def test_an_address_that_this_host_lacks_is_noted(check: Check, tmp_path: Path) 
         assert code == 0
         assert f"port 587, from {address}" in out
         assert (f"note: this host has no address {address}" in out) is is_noted
+
+
+def test_two_spellings_of_one_host_are_one_account_and_are_told(check: Check, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(with_upstream("host: Smtp.Example.net.") + "  two: {host: smtp.example.net}\n")
+
+    code, out, _ = check(str(path))
+
+    assert code == 0
+    assert out.count(f"history {tmp_path}/history/smtp.example.net\n") == 2
+    assert "note: the same account as two: both count in one history, each by its own limits" in out
+    assert "note: the same account as isp: both count in one history, each by its own limits" in out

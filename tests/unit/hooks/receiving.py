@@ -17,7 +17,6 @@ from relay.policy.source import parse_policy
 from relay.spool.disk.durable import Disk, RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
 from tests.fakes.clock import FakeClock
 
@@ -92,8 +91,7 @@ class Telling:
         self.clock = clock or FakeClock()
         self.events = Events(self.log, "text", self.clock)
         self.metrics = Metrics(self.clock)
-        self.redaction = Redaction()
-        telemetry = Telemetry(self.events, self.metrics, self.redaction, self.clock)
+        telemetry = Telemetry(self.events, self.metrics, self.clock)
         self.hooks = Hooks(policy, "relay.test", disk or RealDisk(), telemetry)
         self.folder = Path(f"{policy.spool}.notices")
 

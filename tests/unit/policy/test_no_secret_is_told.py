@@ -31,7 +31,6 @@ from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.recent_past import RecentPast, past_folder
-from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
@@ -245,7 +244,7 @@ def _told_by_a_relay(path: Path) -> str | None:
         events = Events(log, style, relay.clock)
         metrics = Metrics(relay.clock)
         collect(metrics, relay.watch.snapshot, ListenerCounts([]), events, relay.clock)
-        telemetry = Telemetry(events, metrics, Redaction(), relay.clock)
+        telemetry = Telemetry(events, metrics, relay.clock)
         Reload(
             path,
             relay.policy,
@@ -257,7 +256,6 @@ def _told_by_a_relay(path: Path) -> str | None:
                 None,
                 relay.disk,
                 events=events,
-                redaction=telemetry.redaction,
                 clock=relay.clock,
             ),
             telemetry=telemetry,

@@ -26,7 +26,6 @@ from relay.status.snapshot import PolicyStatus, Snapshot
 from relay.status.watch import Watch
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
 
 PATIENCE_SECONDS = 120.0
@@ -78,7 +77,7 @@ class Relay:
             policy=policy,
             hostname="relay.test",
             disk=self.disk,
-            telemetry=Telemetry(self.events, metrics, Redaction(), self.clock),
+            telemetry=Telemetry(self.events, metrics, self.clock),
             on_fault=self.faults.append,
         )
         self.watch = Watch(self.sender, policy, "relay.test", self.clock, PolicyStatus("", 0))

@@ -12,7 +12,6 @@ from relay.sender.connections import ReadyConnections
 from relay.smtp.reply import Phase
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
 from relay.upstream.connection import Connection, UpstreamUnavailable, open_connection
 from relay.upstream.pool import Pool
@@ -33,7 +32,7 @@ async def test_after_one_connection_too_many_the_one_that_works_must_do() -> Non
         ready = ReadyConnections(
             "isp",
             pool,
-            Telemetry(log, Metrics(clock), Redaction(), clock),
+            Telemetry(log, Metrics(clock), clock),
             on_change=changed.set,
             on_unavailable=refusals.append,
         )
@@ -76,7 +75,7 @@ async def test_a_lack_of_means_is_over_when_its_timer_says_so(monkeypatch: pytes
         ready = ReadyConnections(
             "isp",
             pool,
-            Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), Redaction(), clock),
+            Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock),
             on_change=changed.set,
             on_unavailable=lambda answer: pytest.fail(answer.text),
         )

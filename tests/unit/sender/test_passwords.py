@@ -16,7 +16,6 @@ from relay.sender.tls.client_certificates import ClientCertificates
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
 from relay.upstream.connection import UpstreamUnavailable
 
@@ -31,10 +30,10 @@ class Written:
         path.touch(0o600)
         path.write_text(OLD)
         self.upstream = Upstream(host="127.0.0.1", auth=Auth(user="u", password_file=path))
-        clock, redaction = SystemClock(), Redaction()
-        telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), redaction, clock)
+        clock = SystemClock()
+        telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
         tokens = AccountTokens(RealDisk(), telemetry)
-        self.accounts = Accounts("relay.test", redaction, tokens, ClientCertificates(telemetry.events))
+        self.accounts = Accounts("relay.test", tokens, ClientCertificates(telemetry.events))
         self.acts: list[Callable[[], object]] = []
         self.rests = 0
 

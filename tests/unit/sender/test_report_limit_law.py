@@ -15,7 +15,6 @@ from relay.queue.whole import Queue
 from relay.sender.report_limit import HOUR_NS, OwedReports
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
 from tests.fakes.clock import FakeClock
 from tests.unit.sender.in_process_relay import policy_of
@@ -56,7 +55,7 @@ class Cap:
         self.queue = Queue()
         self.log = io.StringIO()
         events = Events(self.log, "text", self.clock)
-        telemetry = Telemetry(events, Metrics(self.clock), Redaction(), self.clock)
+        telemetry = Telemetry(events, Metrics(self.clock), self.clock)
         return OwedReports(self.policy, self.queue, self.disk, telemetry)
 
     async def ask(self, *, is_warning: bool) -> None:

@@ -14,7 +14,6 @@ from relay.sender.upstream_health import NEVER_NS, Pausing
 from relay.smtp.reply import Phase
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Tally
 from relay.verdicts.health import RESTING, Effect, Happening, Health
@@ -61,7 +60,7 @@ class OneUpstream:
     def _new(self) -> Pausing:
         return Pausing(
             "isp",
-            Telemetry(self.events, self.metrics, Redaction(), self.clock),
+            Telemetry(self.events, self.metrics, self.clock),
             keep=self.kept.append,
             leaves_in_ns=lambda _: None,
             lessons=self,

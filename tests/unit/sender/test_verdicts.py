@@ -15,7 +15,6 @@ from relay.spool.interface import Totals
 from relay.status.snapshot import UpstreamState
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Tally
 from relay.verdicts.outcome import Answer
@@ -192,7 +191,7 @@ class World:
         self.kept: list[PauseRecord] = []
         self.pausing = Pausing(
             "isp",
-            Telemetry(events, metrics, Redaction(), self.clock),
+            Telemetry(events, metrics, self.clock),
             keep=self.kept.append,
             leaves_in_ns=lambda _: None,
             lessons=_Deaf(),

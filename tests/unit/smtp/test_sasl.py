@@ -16,7 +16,6 @@ from relay.smtp.sasl import (
     decode_response,
     encode_challenge,
     responses,
-    without_secrets,
 )
 
 MECHANISMS = sorted(EXCHANGES)
@@ -27,12 +26,11 @@ def proof_of(mechanism: str, client: Credentials) -> Proof:
     """Let a client log in at a server; return what the server heard."""
     exchange = EXCHANGES[mechanism]("1@host")
     challenge = next(exchange)
-    initial, later = responses(mechanism, client)
-    said = iter([lambda _: initial, *later] if initial is not None else later)
+    said = iter(responses(mechanism, client).due)
     while True:
         response = next(said)(encode_challenge(challenge).removeprefix("334 "))
         try:
-            challenge = exchange.send(decode_response(response or b"="))
+            challenge = exchange.send(decode_response(response))
         except StopIteration as end:
             proof: Proof = end.value
             return proof
@@ -72,7 +70,7 @@ def test_an_unknown_mechanism_says_nothing() -> None:
 
 
 def test_who_speaks_first_says_so_at_both_sides() -> None:
-    silent = {name for name in MECHANISMS if responses(name, Credentials("a", "b")).initial is None}
+    silent = {name for name in MECHANISMS if responses(name, Credentials("a", "b")).is_server_first}
 
     assert silent >= SERVER_FIRST
 
@@ -103,18 +101,8 @@ def test_a_message_of_no_mechanism_is_malformed(mechanism: str, message: bytes) 
         exchange.send(message)
 
 
-def test_an_echo_is_hidden_also_where_it_is_cut() -> None:
-    account = Credentials("mjd", "open sesame, please")
-    said = responses("PLAIN", account).initial
-    assert said is not None
-
-    assert without_secrets(f"500 {said.decode()[:-7]} what?", account) == "500 *** what?"
-    assert without_secrets("500 open sesame, ple", account) == "500 ***"
-    assert without_secrets("500 nothing of it", account) == "500 nothing of it"
-
-
 def test_a_challenge_that_is_not_base64_is_no_challenge() -> None:
-    (answer,) = responses("CRAM-MD5", Credentials("a", "b")).later
+    (answer,) = responses("CRAM-MD5", Credentials("a", "b")).due
 
     with pytest.raises(ValueError, match="challenge is not base64"):
         answer("x")

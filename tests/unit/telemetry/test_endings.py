@@ -74,14 +74,10 @@ def test_a_key_of_a_later_version_is_passed_over() -> None:
     assert decode(framed(json.dumps(ending._asdict() | {"later": [1]}).encode())) == ending
 
 
-def test_secrets_go_before_a_reply_is_cut_and_the_longest_line_is_bounded() -> None:
-    secret = "s3cr3t" * 3
-    reply = "\u20ac" * (LONGEST_REPLY - 3) + secret
+def test_a_reply_is_cut_and_the_longest_line_is_bounded() -> None:
     fields = dict.fromkeys(("message_id", "reverse_path", "recipient", "relay", "upstream"), "😀" * 998)
 
-    ending = ending_of(
-        fields | {"status": "bounced", "text": reply}, 1, lambda text: text.replace(secret, "***")
-    )
+    ending = ending_of(fields | {"status": "bounced", "text": "\u20ac" * 2 * LONGEST_REPLY}, 1)
 
-    assert ending.reply == "\u20ac" * (LONGEST_REPLY - 3) + "***"
+    assert ending.reply == "\u20ac" * LONGEST_REPLY
     assert len(encode(ending)) < LONGEST_LINE

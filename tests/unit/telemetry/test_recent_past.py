@@ -16,7 +16,6 @@ from relay.telemetry.endings import PastEnding
 from relay.telemetry.events import Delays, Events, Via
 from relay.telemetry.past_files import PastReader
 from relay.telemetry.recent_past import RecentPast, past_folder
-from relay.telemetry.redaction import Redaction
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
@@ -25,7 +24,6 @@ from tests.fakes.disk import Fault, ModelDisk
 
 FOLDER = past_folder("/spool")
 PATIENCE_SECONDS = 120.0
-SECRET = "T0PSECRET"
 
 
 @dataclass(frozen=True)
@@ -43,11 +41,7 @@ class Hearing:
         self.model.now_ns = self.clock.wall_ns()
         self.disk = disk or self.model
         self.events = Events(self.log, "text", self.clock)
-        redaction = Redaction()
-        redaction.add("mjd", SECRET)
-        self.past = RecentPast(
-            FOLDER, bounds, self.disk, events=self.events, redaction=redaction, clock=self.clock
-        )
+        self.past = RecentPast(FOLDER, bounds, self.disk, events=self.events, clock=self.clock)
 
     def end(self, recipient: str, fate: Fate = Fate.RELAYED, text: str = "250 2.0.0 Ok") -> None:
         self.events.delivery(
@@ -122,17 +116,6 @@ async def test_it_is_written_without_a_stop() -> None:
 
     await hearing.past.close()
     await hearing.past.close()
-
-
-async def test_no_secret_is_kept() -> None:
-    hearing = Hearing()
-    hearing.past.start()
-    hearing.end("b@x.example", Fate.BOUNCED, f"500 unknown: {SECRET}")
-    await hearing.past.close()
-
-    (name,) = hearing.model.names(FOLDER)
-    assert SECRET.encode() not in hearing.model.peek(f"{FOLDER}/{name}")
-    assert hearing.found()[0].reply == "500 unknown: ***"
 
 
 async def test_switched_off_it_keeps_nothing_and_removes_what_was_kept() -> None:

@@ -1,8 +1,5 @@
 """Authentication: which mechanism, only once, and no secret in anything that is shown."""
 
-import base64
-from collections.abc import Callable
-
 import pytest
 
 from relay.policy.model import Mechanism
@@ -16,11 +13,6 @@ from tests.unit.upstream.sessions import account, connected
 USER, PASSWORD = "mjd@example.com", "s3cret & p\xe4ss"
 MECHANISMS = [Mechanism.PLAIN, Mechanism.LOGIN, Mechanism.CRAM_MD5]
 EVERYTHING = frozenset({"plain", "login", "cram-md5", "xoauth2", "gssapi"})
-
-
-def secrets() -> list[str]:
-    plain = f"\0{USER}\0{PASSWORD}".encode()
-    return [PASSWORD, *(base64.b64encode(text).decode().rstrip("=") for text in (PASSWORD.encode(), plain))]
 
 
 @pytest.mark.parametrize(
@@ -79,36 +71,6 @@ async def test_without_the_mechanism_no_login_is_tried(offered: tuple[str, ...])
 
         assert caught.value.answer.phase is Phase.AUTH
         assert host.commands == ["EHLO client.example"]
-
-
-def echo(line: str) -> bytes:
-    return f"500 5.5.1 unknown: AUTH {line}; password {PASSWORD}\r\n".encode()
-
-
-def cut_echo(line: str) -> bytes:
-    return f"500 5.5.1 unknown: AUTH {line[: len(line) - 9]}\r\n".encode()
-
-
-def malformed_echo(line: str) -> bytes:
-    return f"AUTH {line}?\r\n".encode()
-
-
-def farewell_echo(line: str) -> bytes:
-    return f"421 4.7.0 no AUTH {line} here\r\n".encode()
-
-
-@pytest.mark.parametrize("said", [echo, cut_echo, malformed_echo, farewell_echo])
-async def test_a_host_that_echoes_shows_no_secret(said: Callable[[str], bytes]) -> None:
-    async with Smarthost(Script(auth=said), accounts={USER: PASSWORD}) as host:
-        with pytest.raises(UpstreamUnavailable) as caught:
-            async with connected(
-                account(host, user=USER, password=PASSWORD, mechanism=Mechanism.PLAIN)
-            ) as connection:
-                raise AssertionError(connection)
-
-        shown = repr(caught.value) + repr(caught.value.answer) + str(caught.value.__cause__)
-        assert "***" in shown
-        assert not [secret for secret in secrets() if secret in shown or secret[:8] in shown]
 
 
 def test_an_account_does_not_show_its_password() -> None:

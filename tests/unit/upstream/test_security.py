@@ -2,6 +2,7 @@
 
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,12 @@ from relay.upstream.timeouts import Timeouts
 from relay.verdicts.verdict import Verdict
 from tests.fakes.odd_files import ODD_FILES, remove
 from tests.fakes.smarthost import CLOSE, DEFAULT, RESET, SILENCE, Script, Smarthost, Turn
-from tests.unit.upstream.certificates import Certificates, outdated_context, server_context
+from tests.unit.upstream.certificates import (
+    Certificates,
+    outdated_context,
+    server_context,
+    without_key_identifiers,
+)
 from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
 
 BOTH = pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
@@ -103,6 +109,26 @@ def test_what_is_trusted_is_never_more_than_asked_for(has_ca_file: bool, certifi
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
     assert (len(context.get_ca_certs()) == 1) == has_ca_file
+
+
+@BOTH
+async def test_an_authority_without_key_identifiers_is_trusted_by_each_python(
+    tls: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = ssl.create_default_context
+
+    def as_python_3_13(*arguments: Any, **named: Any) -> ssl.SSLContext:
+        context = default(*arguments, **named)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", as_python_3_13)
+    ca, pem = without_key_identifiers(tmp_path)
+    async with (
+        Smarthost(tls=server_context(pem), is_implicit=tls is Tls.IMPLICIT) as host,
+        connected(account(host, tls=tls, name="localhost", ca_file=ca)) as connection,
+    ):
+        assert connection.is_usable
 
 
 async def test_a_ca_file_that_was_replaced_is_read_anew(certificates: Certificates, tmp_path: Path) -> None:

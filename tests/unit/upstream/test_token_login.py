@@ -1,7 +1,5 @@
-"""Logging in with an access token at a strict smarthost: both mechanisms, a refusal and its explanation."""
+"""Logging in with an access token at a strict smarthost: both mechanisms, and a refusal."""
 
-import base64
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -21,16 +19,12 @@ from relay.smtp.sasl import (
     TOKEN_EXCHANGES,
     BearerToken,
     decode_response,
-    explained,
-    forms_of,
-    token_responses,
-    without_secrets,
+    responses,
 )
-from relay.telemetry.redaction import Redaction
 from relay.upstream.connection import Account, UpstreamUnavailable, open_connection
 from relay.upstream.login import choose
 from relay.verdicts.verdict import Verdict
-from tests.fakes.smarthost import Script, Smarthost
+from tests.fakes.smarthost import Smarthost
 
 USER, TOKEN = "news,list=1@example.com", "eyJ0eXAiOiJKV1QiLCJhbGciOi.s3cret-token_~+/=="
 NAMES = st.text(st.characters(exclude_characters="\0\1", exclude_categories=["Cs"]), max_size=30)
@@ -78,48 +72,46 @@ def test_choice(
     assert choose(frozenset(offered), wanted, is_encrypted=True) is expected
 
 
+LONG = TOKEN + 1100 * "x"
+
+
+@pytest.mark.parametrize("token", [TOKEN, LONG], ids=["short", "long"])
 @pytest.mark.parametrize("mechanism", TokenMechanism)
-async def test_each_mechanism_logs_in(mechanism: TokenMechanism) -> None:
-    async with smarthost() as host:
-        connection = await open_connection(account(host.port, mechanism), SystemClock())
+async def test_each_mechanism_logs_in(mechanism: TokenMechanism, token: str) -> None:
+    async with smarthost(token) as host:
+        connection = await open_connection(account(host.port, mechanism, token), SystemClock())
         assert connection.is_usable
         await connection.close()
 
 
+@pytest.mark.parametrize("token", [TOKEN, LONG], ids=["short", "long"])
 @pytest.mark.parametrize("mechanism", TokenMechanism)
-async def test_a_refused_token_stops_and_is_explained(mechanism: TokenMechanism) -> None:
+async def test_a_refused_token_stops(mechanism: TokenMechanism, token: str) -> None:
     async with smarthost("another") as host:
         with pytest.raises(UpstreamUnavailable) as caught:
-            await open_connection(account(host.port, mechanism), SystemClock())
+            await open_connection(account(host.port, mechanism, token), SystemClock())
 
     answer = caught.value.answer
-    assert (answer.verdict, answer.phase) == (Verdict.STOP, Phase.AUTH)
-    assert answer.text.startswith("535 5.7.8 ")
-    assert answer.text.endswith("(status invalid_token, schemes bearer, scope smtp)")
+    assert (answer.verdict, answer.phase, str(answer.reply)) == (Verdict.STOP, Phase.AUTH, "535 5.7.8")
 
 
-@pytest.mark.parametrize("echo", [TOKEN, base64.b64encode(TOKEN.encode()).decode(), "{line}"])
-async def test_an_upstream_that_echoes_shows_no_token(echo: str) -> None:
-    sent = token_responses("XOAUTH2", BearerToken(USER, TOKEN)).initial.decode()
-    shown = echo.format(line=sent) if "{" in echo else echo
-    script = Script(auth=[f"535 5.7.8 no: {shown}"])
-    async with Smarthost(script, accounts={USER: "-"}, mechanisms=("XOAUTH2",)) as host:
-        with pytest.raises(UpstreamUnavailable) as caught:
-            await open_connection(account(host.port), SystemClock())
+@pytest.mark.parametrize("mechanism", ["XOAUTH2", "OAUTHBEARER"])
+async def test_a_long_token_waits_for_its_challenge(mechanism: str) -> None:
+    async with Smarthost(accounts={USER: LONG}, mechanisms=[mechanism]) as host:
+        await (await open_connection(account(host.port, token=LONG), SystemClock())).close()
 
-    assert sent.rstrip("=") not in caught.value.answer.text
-    if echo != base64.b64encode(TOKEN.encode()).decode():  # which nobody sends
-        assert "***" in caught.value.answer.text
+        assert host.sessions[0].user == USER
+        assert host.commands[1] == f"AUTH {mechanism}"
 
 
 @pytest.mark.parametrize("mechanism", sorted(TOKEN_EXCHANGES))
 @given(name=NAMES, token=TOKENS, port=st.integers(0, 65535))
 def test_a_server_hears_what_a_client_says(mechanism: str, name: str, token: str, port: int) -> None:
-    said = token_responses(mechanism, BearerToken(name, token, "mail.example", port))
+    said = responses(mechanism, BearerToken(name, token, "mail.example", port))
     exchange = TOKEN_EXCHANGES[mechanism]("")
     next(exchange)
     with pytest.raises(StopIteration) as end:
-        exchange.send(decode_response(said.initial))
+        exchange.send(decode_response(said.due[0]("")))
 
     heard = end.value.value
     assert (heard.name, heard.token) == (name, token)
@@ -127,40 +119,7 @@ def test_a_server_hears_what_a_client_says(mechanism: str, name: str, token: str
         assert (heard.host, heard.port) == ("mail.example", port)
 
 
-@given(st.text(max_size=200) | st.binary(max_size=200).map(lambda octets: base64.b64encode(octets).decode()))
-def test_any_challenge_is_read(challenge: str) -> None:
-    assert explained(challenge).isprintable()
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(["status", "schemes", "scope", "other"]),
-        st.none() | st.integers() | st.text() | st.lists(st.text()),
-    )
-)
-def test_any_explanation_is_one_line(said: dict[str, object]) -> None:
-    shown = explained(base64.b64encode(json.dumps(said).encode()).decode())
-
-    assert shown.isascii()
-    assert shown.isprintable()
-
-
-@given(name=NAMES, token=TOKENS.filter(lambda text: len(text) >= 8))
-def test_no_form_of_a_token_passes(name: str, token: str) -> None:
-    bearer, redaction = BearerToken(name, token, "mail.example", 587), Redaction()
-    redaction.add_token(bearer)
-
-    for form in forms_of(bearer):
-        assert form not in redaction.hide(f"500 unknown: AUTH {form} ...")
-        assert form not in without_secrets(f"500 unknown: AUTH {form} ...", bearer)
-    assert token not in repr(bearer)
+@given(token=TOKENS.filter(lambda text: len(text) >= 8))
+def test_no_repr_shows_a_token(token: str) -> None:
+    assert token not in repr(BearerToken("u", token, "mail.example", 587))
     assert token not in repr(account(587, token=token))
-
-
-def test_old_tokens_are_forgotten_in_time() -> None:
-    redaction = Redaction()
-    redaction.add("u", "the password")
-    for number in range(1000):
-        redaction.add_token(BearerToken("u", f"token-{number:04}"))
-
-    assert redaction.hide("token-0001 token-0999 the password") == "token-0001 *** ***"

@@ -13,7 +13,6 @@ from relay.sender.oauth.account_tokens import AccountTokens
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
 from relay.upstream.oauth.requests import TokenRequest
 
@@ -45,7 +44,7 @@ async def test_an_edit_waits_for_a_request_that_may_rotate(tmp_path: Path) -> No
         }
         return Upstream.model_validate({"host": "h", "auth": {"user": "u", "oauth2": oauth2}})
 
-    telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), Redaction(), clock)
+    telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
     tokens = AccountTokens(RealDisk(), telemetry, ask)
     before = asyncio.create_task(tokens.token("isp", upstream("a"), read))
     await is_asked.wait()

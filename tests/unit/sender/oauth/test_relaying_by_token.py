@@ -199,7 +199,7 @@ async def test_a_token_server_that_echoes_shows_nothing(server: TokenServer, tmp
         await relay.until(lambda: relay.dispatcher.pausing.health is Health.REFUSED)
 
         shown = relay.log.getvalue() + repr(relay.watch.snapshot())
-        assert "no: *** *** ***" in shown
+        assert "the token server says invalid_client; client_id or client secret is wrong" in shown
         assert not [text for text in (*sent, assertion) if text in shown]
 
 
