@@ -14,7 +14,17 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from relay.clock import SystemClock
-from relay.control.operations import ABSENT, OK, UNCHANGED, Found, Results, Rows, Verb, Write
+from relay.control.operations import (
+    ABSENT,
+    OK,
+    ONLY_WHILE_IT_RUNS,
+    UNCHANGED,
+    Found,
+    Results,
+    Rows,
+    Verb,
+    Write,
+)
 from relay.control.operator import Operator
 from relay.control.recorded import record_pause, record_resume, recorded_pause, recorded_upstreams
 from relay.mail.envelope import QueueId
@@ -104,6 +114,8 @@ class OfflineOperations(Rows):
     async def act(
         self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> Results:
+        if verb == "first":
+            return dict.fromkeys(queue_ids, ONLY_WHILE_IT_RUNS)
         return await (await self._read()).act(verb, queue_ids, states)
 
     async def pause(self, upstream: str, asked: PauseAsked) -> str:

@@ -113,6 +113,7 @@ class Operator(Rows):
         self._plans = asyncio.Semaphore(1)
         """Plans share the threads in which passwords are read and tokens synced: one at a time."""
         self._tell = {Deed.HOLD: events.held, Deed.RELEASE: events.released, Deed.RETRY: events.retried}
+        self._tell[Deed.FIRST] = events.put_first
 
     async def snapshot(self) -> Snapshot:
         await self._watch.look()
@@ -355,7 +356,9 @@ class Operator(Rows):
         before = self._queue.seize(queue_id)
         try:
             result = await (
-                self._end(queued, before, deed, refusals) if deed.reads_content else self._move(queued, deed)
+                self._end(queued, before, deed, refusals)
+                if deed.reads_content
+                else self._move(queued, deed, before)
             )
         except (Absent, Corrupt):
             self._settling.forget(queue_id)
@@ -369,12 +372,17 @@ class Operator(Rows):
             self._queue.put_back(queue_id, before)
         return result
 
-    async def _move(self, queued: Queued, deed: Deed) -> str:
-        # For RETRY too: while the relay is down, the hint in the file has the next start try it at once.
-        await self._spool_thread.change(queued.queue_id, Change[deed.name])
+    async def _move(self, queued: Queued, deed: Deed, before: Mapping[QueueId, State]) -> str:
+        if deed is not Deed.FIRST:
+            # For RETRY too: while the relay is down, the hint in the file has the next start try it at once.
+            await self._spool_thread.change(queued.queue_id, Change[deed.name])
         self._tell[deed](queue_id=queued.queue_id)
         if deed is Deed.HOLD:
             self._queue.hold(queued.queue_id, HELD_REASON)
+        elif deed is Deed.FIRST:
+            self._queue.put_back(queued.queue_id, before)
+            self._queue.release(queued.queue_id)
+            self._queue.go_first(queued.queue_id)
         else:
             state = State.HELD if deed is Deed.RELEASE else State.DEFERRED
             parts = self._queue.parts(queued.queue_id)

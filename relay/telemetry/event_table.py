@@ -284,6 +284,8 @@ _ROWS: tuple[tuple[str, Level, str, str, str], ...] = (
      "A held message goes on."),
     ("retried", _NOTICE, "queue_id", "{queue_id}: to be tried at once, by the operator",
      "A deferred message need not sit out its back-off."),
+    ("put_first", _NOTICE, "queue_id", "{queue_id}: to go next in its account, by the operator",
+     "A message goes before all others of its account; a restart forgets that."),
     ("deleted", _NOTICE, "queue_id message_id nrcpt",
      "{queue_id}: deleted by the operator, recipients left: {nrcpt}{_message_id}",
      "The message is gone and nobody is told."),
@@ -321,7 +323,8 @@ _PROCESSES = {
     "qmgr": "recovered waiting removed upstream_paused sender_paused upstream_stopped upstream_resumed "
     "operator_paused operator_pause_ended route_diverted route_down route_restored "
     "token_late refresh_token_unrecorded "
-    "cut_off limit_lowered history_begun history_failed corrupt held released retried deleted "
+    "cut_off limit_lowered history_begun history_failed corrupt held released retried put_first "
+    "deleted "
     "recipient_deleted",
 }
 _QUEUED_REPORT = LogLine("qmgr", "{report_id}: from=<>, size={size_bytes}, nrcpt=1 (queue active)")

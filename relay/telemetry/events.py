@@ -496,6 +496,9 @@ class Events:
     def retried(self, *, queue_id: QueueId) -> None:
         self._tell("retried", queue_id=queue_id)
 
+    def put_first(self, *, queue_id: QueueId) -> None:
+        self._tell("put_first", queue_id=queue_id)
+
     def deleted(self, *, queue_id: QueueId, message_id: str | None, nrcpt: int) -> None:
         pieces = {"_message_id": f", message-id={message_id}" if message_id else ""}
         self._tell("deleted", pieces, queue_id=queue_id, message_id=message_id, nrcpt=nrcpt)
