@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -30,7 +31,9 @@ from relay.status.snapshot import (
     UpstreamState,
     UpstreamStatus,
 )
-from relay.telemetry.endings import PastEnding
+
+if TYPE_CHECKING:
+    from relay.telemetry.outcomes import Outcome
 
 PIPE_COLUMNS = 100_000
 """Wider than any line: nothing is folded or cut where no person reads."""
@@ -337,14 +340,15 @@ def _recipient_lines(recipient: RecipientView, lines_of_routes: Mapping[int, str
         yield f"             {', '.join(parts)}"
 
 
-def ending_lines(ending: PastEnding, width: int | None = None) -> Iterator[str]:
+def outcome_lines(outcome: "Outcome", width: int | None = None) -> Iterator[str]:
     """Show what became of a recipient in one line, or where a person reads in a few that fit."""
-    head = f"{local_time(ending.at_ns)} {printable(ending.became):<8} {printable(ending.queue_id)}"
-    sender = printable(ending.reverse_path) or "MAILER-DAEMON"
-    who = f"{sender} -> {printable(ending.recipient)}"
-    via = ", ".join(filter(None, (ending.upstream, ending.relay if ending.upstream else "")))
-    said = ": ".join(filter(None, (printable(via), printable(ending.reply))))
-    parts = [part for part in (who, printable(ending.message_id or ""), said) if part]
+    head = f"{local_time(outcome.at_ns)} {printable(outcome.became):<8} {printable(outcome.queue_id)}"
+    sender = printable(outcome.reverse_path) or "MAILER-DAEMON"
+    who = f"{sender} -> {printable(outcome.recipient)}"
+    via = ", ".join(filter(None, (outcome.upstream, outcome.relay if outcome.upstream else "")))
+    said = ": ".join(filter(None, (printable(via), printable(outcome.reply))))
+    names = printable(outcome.message_id or ""), printable(outcome.subject)
+    parts = [part for part in (who, *names, said) if part]
     if width is None:
         yield " ".join([head, *parts])
         return

@@ -42,7 +42,7 @@ from relay.status.watch import Watch
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.recent_past import RecentPast, past_folder
+from relay.telemetry.outcomes import OutcomeStore, outcomes_folder
 from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.operator_pause import PauseAsked
@@ -58,8 +58,8 @@ class OfflineOperations(Rows):
         events = Events(sys.stderr, "text", clock, level=Level.WARNING)
         hostname = policy.hostname or socket.getfqdn()
         metrics, redaction = Metrics(clock), Redaction()
-        self._recent = RecentPast(
-            past_folder(str(policy.spool)),
+        self._outcomes = OutcomeStore(
+            outcomes_folder(str(policy.spool)),
             policy.recent,
             disk,
             events=events,
@@ -82,7 +82,7 @@ class OfflineOperations(Rows):
         self._is_read = False
 
     async def close(self) -> None:
-        await self._recent.close()
+        await self._outcomes.close()
         await self._sender.stop()
 
     async def snapshot(self) -> Snapshot:
@@ -136,7 +136,7 @@ class OfflineOperations(Rows):
     async def _read(self) -> Operator:
         if not self._is_read:
             await self._sender.read()
-            self._recent.start()
+            self._outcomes.start()
             await asyncio.to_thread(self._hold_new)
             self._is_read = True
         return self._operator

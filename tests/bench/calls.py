@@ -21,7 +21,7 @@ from relay.policy.model import Policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.root.trigger import Trigger
-from relay.telemetry.recent_past import RecentPast, past_folder
+from relay.telemetry.outcomes import OutcomeStore, outcomes_folder
 from relay.telemetry.redaction import Redaction
 from tests.bench.filling import accept, slices
 from tests.fakes.smarthost import Smarthost
@@ -78,15 +78,15 @@ async def _measure(folder: Path, port: int, messages: int, connections: int) -> 
     policy = policy_of(folder, port, LIMITS, connections=connections)
     async with Relay(policy) as relay:
         # As the daemon has it.
-        recent = RecentPast(
-            past_folder(str(policy.spool)),
+        outcomes = OutcomeStore(
+            outcomes_folder(str(policy.spool)),
             policy.recent,
             relay.disk,
             events=relay.events,
             redaction=Redaction(),
             clock=relay.clock,
         )
-        recent.start()
+        outcomes.start()
         # Connected, and every path taken once.
         await asyncio.to_thread(_accept, policy, 2 * connections)
         await relay.until_empty()
@@ -96,7 +96,7 @@ async def _measure(folder: Path, port: int, messages: int, connections: int) -> 
         while relay.sender.seen.totals.relayed < messages + 2 * connections:  # noqa: ASYNC110 - the sender has no event for it
             await asyncio.sleep(0.2)  # next to no calls
         profile.disable()
-        await recent.close()
+        await outcomes.close()
     return pstats.Stats(profile)
 
 

@@ -34,7 +34,9 @@ class FoundRelay:
             session.mail(SENDER)
             for recipient in recipients:
                 session.rcpt(recipient)
-            _, reply = session.data(f"Message-ID: {message_id}\r\n\r\n".encode() + content)
+            trace = "Received: by front.test (Postfix, from userid 7)\r\n\tid 4XYZ17abc; today\r\n"
+            names = f"Message-ID: {message_id}\r\nSubject: =?utf-8?q?Z=C3=BCrich?= weekly\r\n"
+            _, reply = session.data(f"{trace}{names}\r\n".encode() + content)
         return reply.decode().split()[-1]
 
     def run(self, *arguments: str, code: int = 0) -> str:
@@ -89,6 +91,8 @@ def test_a_message_is_found_before_while_and_after_it_is_relayed(found: FoundRel
             "OK@list.test",
             "@list.test",
             SENDER,
+            "weekly zürich",
+            "4xyz17ABC",
         ):
             (message,) = found.find(text)
             assert (message["found"], message["queue_id"]) == ("queue", queue_id)
@@ -115,6 +119,12 @@ def test_a_message_is_found_before_while_and_after_it_is_relayed(found: FoundRel
         assert by_recipient["ok@list.test"]["reply"].startswith("250 ")
         assert {each["upstream"] for each in by_recipient.values()} == {"isp"}
         assert {each["message_id"] for each in by_recipient.values()} == {"<one@Front.test>"}
+        names = {(each["subject"], each["client_queue_id"]) for each in by_recipient.values()}
+        assert names == {("Zürich weekly", "4XYZ17abc")}
+        for text in ("weekly zürich ok@list.test", "4xyz17ABC ok@list.test"):
+            assert [each["recipient"] for each in found.find(text) if each["found"] == "recent"] == [
+                "ok@list.test"
+            ]
         (waiting,) = (each for each in found.find("stay@list.test"))
         assert (waiting["found"], waiting["state"]) == ("queue", "deferred")
 
@@ -170,8 +180,7 @@ def test_it_is_switched_off_while_the_relay_runs(found: FoundRelay) -> None:
         found.hand_over("<one@front.test>", "ok@list.test")
         relay.wait_until_empty()
         assert found.ends("one@") == {"ok@list.test": "relayed"}
-        (piece,) = folder.iterdir()
-        assert piece.stat().st_mode & 0o777 == 0o600
+        assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
 
         relay.policy["recent"] = None
         relay.write_policy()

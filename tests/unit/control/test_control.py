@@ -327,7 +327,12 @@ async def test_a_shown_message_is_on_the_wire_as_before(tmp_path: Path) -> None:
     added |= {"notify": "", "orcpt": ""}
     before, message = AS_BEFORE["recipients"], _message_as_before()
     assert isinstance(before, list)
-    new: dict[str, object] = {"message_id": None, "is_held_by_pause": False}
+    new: dict[str, object] = {
+        "message_id": None,
+        "subject": "",
+        "client_queue_id": "",
+        "is_held_by_pause": False,
+    }
     new |= {"upstream_because": "", "further_upstreams": []}
     new |= {"upstream_choice": "preferred", "instead_of": "", "rewritten_as": ""}
     assert shown == AS_BEFORE | {

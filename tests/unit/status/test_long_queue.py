@@ -10,6 +10,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.control.operator import ROWS_AT_ONCE
 from relay.mail.envelope import QueueId
+from relay.mail.header import Names
 from relay.queue.lanes import Order
 from relay.queue.pages import ROWS
 from relay.queue.queued import ListedWords, RecipientsLeft, origin_of
@@ -235,7 +236,7 @@ async def test_a_listing_has_the_words_of_what_is_attempted_meanwhile(
         relay.sender.upstreams.halt()
         queue, now_ns = relay.sender.queue, relay.clock.boottime_ns()
         for number in range(ROWS + 8):
-            words = ListedWords(f"<{number}@x.example>", number + 1, (f"{number}@y.example",))
+            words = ListedWords(Names(f"<{number}@x.example>"), number + 1, (f"{number}@y.example",))
             queued = Queued(name_of(number), origin_of("a@x.example"), 1, now_ns, 1, listed=words)
             queue.add(queued, now_ns=now_ns)
         listing = relay.watch.listing()
