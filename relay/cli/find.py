@@ -7,9 +7,7 @@ and shown as it is found: a relay that runs takes no part in that.
 import asyncio
 import json
 import os
-import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import click
 from relay.cli.filter_options import checked
 from relay.cli.locate import Where, found_policy, where_options
 from relay.cli.operate import ask
-from relay.cli.options import NotPermitted, TryLater
+from relay.cli.past import opened_past
 from relay.cli.render import line_width, outcome_lines, queue_lines
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
@@ -28,7 +26,7 @@ from relay.mail.sought import Sought, sought
 from relay.policy.units import duration_ns
 from relay.status.filters import Filters, Wanted
 from relay.status.snapshot import MessageView, Snapshot, message_to_json
-from relay.telemetry.outcomes import GATHER_SECONDS, Outcome, PastOutcomes
+from relay.telemetry.outcomes import GATHER_SECONDS, Outcome, found, oldest_ns
 
 NOTHING_FOUND = 1
 
@@ -85,28 +83,16 @@ def find(
         asyncio.run(asyncio.sleep(2 * GATHER_SECONDS))
     left = None if limit is None else limit - len(messages)
     count = 0
-    with past_outcomes(policy.spool) as past:
-        since_ns = past.since_ns
-        found = past.found(wanted, 0 if since is None else now_ns - since)
-        for count, outcome in enumerate(islice(found, left), 1):  # noqa: B007 - counted as they come
+    with opened_past(policy.spool) as past:
+        since_ns = oldest_ns(past)
+        outcomes = found(past, wanted, 0 if since is None else now_ns - since)
+        for count, outcome in enumerate(islice(outcomes, left), 1):  # noqa: B007 - counted as they come
             click.echo("\n".join([_json_line(outcome)] if as_json else outcome_lines(outcome, width)))
     if messages or count:
         return os.EX_OK
     reaches = "" if since_ns is None else f" since {rfc3339(since_ns)}"
     click.echo(f"not in the queue, and not among what ended{reaches}", err=True)
     return NOTHING_FOUND
-
-
-@contextmanager
-def past_outcomes(spool: Path) -> Iterator[PastOutcomes]:
-    """Read what became of messages.  Raises NotPermitted, TryLater, also for what is read meanwhile."""
-    try:
-        with PastOutcomes(str(spool)) as past:
-            yield past
-    except PermissionError as error:
-        raise NotPermitted(f"{error}; run this as the user that the relay runs as") from error
-    except (OSError, sqlite3.Error) as error:
-        raise TryLater(f"what ended cannot be read: {error}") from error
 
 
 def _json_line(outcome: Outcome) -> str:

@@ -11,7 +11,6 @@ the exit code is 75 if some message was busy, else 1 if some was absent or could
 import asyncio
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import sys
@@ -34,6 +33,7 @@ from relay.cli.render import (
     line_width,
     queue_lines,
     show_status,
+    show_usage,
     summary_lines,
     unread_words,
     what_holds,
@@ -58,9 +58,6 @@ from relay.control.operations import (
     VerbRow,
 )
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
-from relay.policy.document import read_document
-from relay.policy.faults import PolicyError
-from relay.policy.source import policy_bytes
 from relay.spool.interface import SpoolBusy
 from relay.status.filters import SORTS, By, Filters, Group, Wanted, group_to_json
 from relay.status.snapshot import (
@@ -97,17 +94,31 @@ _NOT_DONE = {ABSENT: "there is no such message in the queue", BUSY: "it is in a 
     metavar="[SECONDS]",
     help="Again and again, of a relay that runs; default: every 2 seconds.",
 )
-def status(policy_path: Path, spool: Path | None, *, as_json: bool, every_seconds: int | None) -> None:
+@click.option("--by", type=click.Choice(["sender", "client", "lane"]), help="Who used each limit's window.")
+def status(
+    policy_path: Path, spool: Path | None, *, as_json: bool, every_seconds: int | None, by: str | None
+) -> None:
     """Show upstreams, limits and when their next slot opens, and the queue.
 
-    Works with the relay up or down; down, it reads the spool.
+    With --by, what was relayed within the length of each limit, as far as `recent` keeps it: a
+    window itself counts slots.  Works with the relay up or down; down, it reads the spool.
     """
     if every_seconds is not None:
+        if by is not None:
+            raise click.UsageError("--by looks once: leave out --watch")
         watch_status(found_spool(Where(policy_path, spool)), every_seconds, as_json=as_json)
         return
     snapshot = ask(Where(policy_path, spool), lambda session: session.snapshot())
+    usage: dict[str, Any] = {}
+    if by is not None:
+        # Imported only here: only who asks for it loads a database.
+        from relay.cli.past import usage_json  # noqa: PLC0415 - see above
+
+        usage = usage_json(Where(policy_path, spool), snapshot, by)
     if as_json:
-        click.echo(json.dumps(to_json(snapshot)))
+        click.echo(json.dumps(to_json(snapshot) | usage))
+    elif by is not None:
+        show_usage(snapshot, usage, by, console())
     else:
         show_status(snapshot, console())
 
@@ -257,14 +268,13 @@ def show(where: Where, ids: Sequence[str], *, as_json: bool) -> int:
 
     not_shown: dict[QueueId, str] = {}
     messages, snapshot = ask(where, question)
-    lines_of_routes = {} if snapshot is None else _lines_of_routes(where, snapshot)
     for queue_id, shown in messages.items():
         if isinstance(shown, str):
             not_shown[queue_id] = shown
         elif as_json:
             click.echo(json.dumps(detail_to_json(shown)))
         else:
-            for line in detail_lines(shown, limits_of(snapshot), lines_of_routes):
+            for line in detail_lines(shown, limits_of(snapshot)):
                 click.echo(line)
     return told(not_shown)
 
@@ -338,21 +348,6 @@ def _verb(verb: Verb) -> None:
 
 for _each in VERBS:
     _verb(_each)
-
-
-def _lines_of_routes(where: Where, snapshot: Snapshot) -> dict[int, str]:
-    """Return where in the policy's file each route stands, if the file is still what is in force."""
-    numbers = [number for route in snapshot.routes for number in route.numbers]
-    try:
-        content = policy_bytes(where.policy_path) if numbers and where.spool is None else b""
-    except PolicyError:
-        content = b""
-    is_in_force = snapshot.policy.sha256 in ("", hashlib.sha256(content).hexdigest())
-    if not content or not is_in_force:
-        return {}
-    document = read_document(content)
-    marks = {number: document.mark_of(("routes", number - 1)) for number in numbers}
-    return {number: f"{where.policy_path}:{mark.line}" for number, mark in marks.items()}
 
 
 def _done(row: VerbRow, result: str, holds: str) -> str:

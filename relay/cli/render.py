@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 PIPE_COLUMNS = 100_000
 """Wider than any line: nothing is folded or cut where no person reads."""
 WIDEST_SENDER = 40
-NOWHERE: Mapping[int, str] = {}
 TAB = "\t"
 
 _MARKS = {QueueState.ACTIVE: "*", QueueState.HELD: "!"}
@@ -269,10 +268,8 @@ def summary_lines(rows: Sequence[Group], by: str) -> Iterator[str]:
         yield f"{key:>{first}}  {numbers}"
 
 
-def detail_lines(
-    message: MessageView, limits: Sequence[LimitStatus] = (), lines_of_routes: Mapping[int, str] = NOWHERE
-) -> Iterator[str]:
-    """`limits` are written as people write them; `lines_of_routes`: where in its file the policy has each."""
+def detail_lines(message: MessageView, limits: Sequence[LimitStatus] = ()) -> Iterator[str]:
+    """`limits` are written as people write them."""
     user = f", user {message.user}" if message.user else ""
     yield f"{message.queue_id}: {message.state}"
     rewritten = f", rewritten as <{printable(message.rewritten_as)}>" if message.rewritten_as else ""
@@ -299,7 +296,7 @@ def detail_lines(
         yield f"  ETA         {local_time(message.eta_at_ns)}, by estimate"
     yield f"  recipients  {message.recipients_left} left of {len(message.recipient_statuses)}"
     for recipient in message.recipient_statuses:
-        yield from _recipient_lines(recipient, lines_of_routes)
+        yield from _recipient_lines(recipient)
     if message.header:
         yield "  header"
         for line in message.header.splitlines():
@@ -316,7 +313,7 @@ def _asked_lines(message: MessageView) -> Iterator[str]:
 _RETURNS = {"FULL": "the whole message", "HDRS": "the header"}
 
 
-def _recipient_lines(recipient: RecipientView, lines_of_routes: Mapping[int, str]) -> Iterator[str]:
+def _recipient_lines(recipient: RecipientView) -> Iterator[str]:
     text = f"  ({printable(recipient.text)})" if recipient.text else ""
     yield f"    {recipient.status:<8} <{printable(recipient.address)}>{text}"
     parts = []
@@ -329,8 +326,7 @@ def _recipient_lines(recipient: RecipientView, lines_of_routes: Mapping[int, str
     if recipient.reported:
         parts.append("its sender was told")
     if recipient.route is not None:
-        at = lines_of_routes.get(recipient.route, "")
-        parts.append(f"by route {recipient.route}{f' ({printable(at)})' if at else ''}")
+        parts.append(f"by route {recipient.route}")
         parts.append(f"stands with {printable(recipient.upstream)}")
     if recipient.notify:
         parts.append(f"notify {printable(recipient.notify.lower())}")
@@ -511,6 +507,22 @@ def _limits(snapshot: Snapshot) -> _Grid:
             )
             table.add(upstream.name, limit.words, used, opens)
     return table
+
+
+def show_usage(snapshot: Snapshot, usage: Mapping[str, Any], by: str, out: Console) -> None:
+    """Show who used the windows, by what `relay status --json` has."""
+    _limits(snapshot).show(out)
+    columns = "upstream", "limit", by, "messages", "recipients", "octets"
+    table = _Grid(*columns, numbers=columns[3:])
+    for row in usage["usage"]:
+        limit, counts = in_plain_words(row["limit"], limits_of(snapshot)), list(row.values())[-3:]
+        table.add(row["upstream"], limit, row["key"] or "<>", *counts)
+    table.show(out)
+    since = f"since {usage['usage_since']}" if usage["usage_since"] else "nothing so far"
+    out.print(_plain(f"what was relayed within the length of each limit, as `recent` keeps it, {since};"))
+    out.print(
+        _plain("a window counts slots: also of what is in flight, was refused, or whose reply was lost")
+    )
 
 
 def used_words(limit: LimitStatus) -> str:

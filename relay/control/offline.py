@@ -14,17 +14,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from relay.clock import SystemClock
-from relay.control.operations import (
-    ABSENT,
-    OK,
-    ONLY_WHILE_IT_RUNS,
-    UNCHANGED,
-    Found,
-    Results,
-    Rows,
-    Verb,
-    Write,
-)
+from relay.control.operations import ABSENT, IS_DOWN, OK, UNCHANGED, Found, Results, Rows, Verb, Write
 from relay.control.operator import Operator
 from relay.control.recorded import record_pause, record_resume, recorded_pause, recorded_upstreams
 from relay.mail.envelope import QueueId
@@ -42,7 +32,7 @@ from relay.status.watch import Watch
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.outcomes import OutcomeStore, outcomes_folder
+from relay.telemetry.outcomes import OutcomeStore
 from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.operator_pause import PauseAsked
@@ -57,22 +47,15 @@ class OfflineOperations(Rows):
         self._disk, self._clock = disk, clock
         events = Events(sys.stderr, "text", clock, level=Level.WARNING)
         hostname = policy.hostname or socket.getfqdn()
-        metrics, redaction = Metrics(clock), Redaction()
-        self._outcomes = OutcomeStore(
-            outcomes_folder(str(policy.spool)),
-            policy.recent,
-            disk,
-            events=events,
-            redaction=redaction,
-            clock=clock,
-        )
+        telemetry = Telemetry(events, Metrics(clock), Redaction(), clock)
+        self._outcomes = OutcomeStore(str(policy.spool), policy.recent, disk, telemetry)
         self._sender = Sender(
             open_spool(policy, disk, clock, lambda name, why: events.corrupt(queue_id=name, reason=why)),
             Trigger(str(policy.spool), disk),
             policy=policy,
             hostname=hostname,
             disk=disk,
-            telemetry=Telemetry(events, metrics, redaction, clock),
+            telemetry=telemetry,
             on_fault=self._fail,
         )
         status = PolicyStatus("", clock.wall_ns())
@@ -115,7 +98,7 @@ class OfflineOperations(Rows):
         self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> Results:
         if verb == "first":
-            return dict.fromkeys(queue_ids, ONLY_WHILE_IT_RUNS)
+            return dict.fromkeys(queue_ids, IS_DOWN)
         return await (await self._read()).act(verb, queue_ids, states)
 
     async def pause(self, upstream: str, asked: PauseAsked) -> str:

@@ -33,9 +33,7 @@ HELD_ALREADY = "held: release it first"
 HELD_BY_PAUSE = "held by the pause of its upstream: it goes on when that ends (relay resume)"
 CHANGED = "it is in another state by now; nothing changed"
 """Of a message that was listed by its state."""
-ONLY_WHILE_IT_RUNS = (
-    "the relay is down: what goes first is said to a relay that runs, and kept until it stops"
-)
+IS_DOWN = "the relay is down: what goes first is kept in memory, and can be said only while it runs"
 ONLY_REPORT_LEFT = "only its report is left, which waits for reports.per_hour: `delete` ends it without"
 
 Results = Mapping[QueueId, str]

@@ -49,7 +49,7 @@ from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.outcomes import OutcomeStore, outcomes_folder
+from relay.telemetry.outcomes import OutcomeStore
 from relay.telemetry.redaction import Redaction
 from relay.telemetry.stderr import drain
 from relay.telemetry.telemetry import Telemetry
@@ -154,14 +154,7 @@ class Daemon:
                 give_way()
             start_threads()
             hooks = Hooks(policy, hostname, self._disk, self._telemetry)
-            outcomes = OutcomeStore(
-                outcomes_folder(root),
-                policy.recent,
-                self._disk,
-                events=self._events,
-                redaction=self._redaction,
-                clock=self._clock,
-            )
+            outcomes = OutcomeStore(root, policy.recent, self._disk, self._telemetry)
             sender = Sender(
                 spool,
                 Trigger(root, self._disk),

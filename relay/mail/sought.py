@@ -31,11 +31,11 @@ class Sought:
 
 def words_of(names: Iterable[str | None], addresses: Iterable[str]) -> str:
     """Return what a message is found by: its ids and Subject, and its addresses."""
-    names, addresses = [name for name in names if name], list(addresses)
-    text = "\n".join([*names, *addresses])
+    known, addresses = [name for name in names if name], list(addresses)
+    text = "\n".join([*known, *addresses])
     if text.isascii() and not any(mark in (lowered := text.lower()) for mark in _SPELT_OTHERWISE):
         return lowered  # as nearly always: 100,000 of them are asked for by one question
-    found = list(map(folded, names))
+    found = list(map(folded, known))
     for address in addresses:
         found += (folded(address), comparable(address))
     return "\n".join(found)

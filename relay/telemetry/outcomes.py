@@ -1,36 +1,32 @@
 """What became of messages, kept for a while for `relay find` and `relay status --by`: an SQLite database.
 
-`SPOOL.recent/outcomes` has a row for each recipient that was relayed, bounced, expired or deleted.  It is
-for people: nothing depends on it.  A loss of power may lose what was written last.
-
 Guarantees: nothing here raises into a caller, waits on the event loop, or holds up a stop for longer than one
-write.  What is heard is written within GATHER_SECONDS while the disk keeps up, in a thread; secrets are taken
-out first.  What cannot be written is dropped.  A database that is damaged, of another version, or not to be
-written is removed and begun anew.  Both are told of once, until something is written again.  The database has
-at most `most_bytes`, its write-ahead log about 1 MiB more; what is older than `keep_ns` by the wall clock
-goes with the next write, or after TIDY_SECONDS.  New mail keeps its headroom.
-Assumes: one event loop; one writer, the holder of the spool's lock; any number of readers.
+write.  What is heard is written within GATHER_SECONDS while the disk keeps up, in a thread, without secrets.
+What cannot be written is dropped; a database that is damaged, of another version, or not to be written is
+removed and begun anew; both are told of once, until something is written again.  The database has at most
+`most_bytes`, its write-ahead log about 1 MiB more; what is older than `keep_ns` by the wall clock goes with
+the next write, or after TIDY_SECONDS.  New mail keeps its headroom.
+Assumes: one event loop; one writer, the holder of the spool's lock; any number of readers.  Nothing depends
+on what is kept, and a loss of power may lose what was written last.
 """
 
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import NamedTuple
 from urllib.parse import quote
 
-from relay.clock import Clock
 from relay.mail.formats import Value
-from relay.mail.header import NO_NAMES
 from relay.mail.sought import Sought, words_of
 from relay.mail.text import clean
+from relay.policy.model import RecentSettings
 from relay.queue.lanes import turn_of
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.interface import Message
 from relay.spool.root.headroom import leave_headroom
-from relay.telemetry.events import Events
-from relay.telemetry.redaction import Redaction
+from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.decision import Fate
 
 GATHER_SECONDS = 0.2
@@ -39,13 +35,12 @@ TIDY_SECONDS = 600.0
 """Between two looks for what is too old, while nothing ends."""
 MOST_HEARD = 20_000
 """Outcomes in memory; a disk that does not answer must not fill it."""
-LONGEST_REPLY = 500
-"""Characters of a reply that are kept."""
+LONGEST_TEXT = 1000
+"""Characters that are kept of a reply or an address."""
 _AT_ONCE = 500
 """Rows of one transaction, or of one answer: neither keeps the other side for long."""
 _ROW_BYTES = 1024
 """About the most that a row takes."""
-_WAL_PAGES = 256
 _BUSY_SECONDS = 10.0
 _ANEW = frozenset(
     {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
@@ -56,17 +51,17 @@ _EVENTS = {
     "recipient_deleted": frozenset({None}),
 }
 """The events that may tell of an outcome, and of which `status` they do."""
+_TEXTS = ("queue_id", "reverse_path", "recipient", "status", "upstream", "relay", "dsn", "text")
+"""What of such an event is kept, in the order of `Outcome`."""
 _OWN_FILES = ("outcomes", "outcomes-wal", "outcomes-shm", "outcomes-journal")
 
-By = Literal["sender", "client", "lane"]
-_BY: Mapping[By, str] = {"sender": "turn_of(reverse_path)", "client": "client", "lane": "lane"}
+_BY = {"sender": "turn_of(reverse_path)", "client": "client", "lane": "lane"}
 
 
 class Outcome(NamedTuple):
     at_ns: int
     """Wall clock."""
     queue_id: str
-    message_id: str | None
     reverse_path: str
     recipient: str
     became: str
@@ -78,9 +73,10 @@ class Outcome(NamedTuple):
     dsn: str = ""
     reply: str = ""
     """The upstream's, or what there is to say instead."""
+    message_id: str | None = None
     subject: str = ""
     client_queue_id: str = ""
-    """By which the client's own queue knew the message."""
+    """These three as `relay.mail.header.Names` has them."""
     client: str = ""
     lane: str = ""
     size_bytes: int = 0
@@ -97,7 +93,13 @@ class Usage(NamedTuple):
 
 
 _COLUMNS = ", ".join(Outcome._fields)
+# No reader keeps the writer waiting; only checkpoints are synced, so a power cut damages nothing.
 _SCHEMA = f"""
+PRAGMA auto_vacuum = FULL;
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+PRAGMA wal_autocheckpoint = 256;
+PRAGMA journal_size_limit = 1048576;
 CREATE TABLE IF NOT EXISTS outcome ({_COLUMNS});
 CREATE INDEX IF NOT EXISTS outcome_at ON outcome (at_ns);
 """
@@ -115,42 +117,25 @@ def outcomes_folder(spool: str) -> str:
     return f"{spool}.recent"
 
 
-class Bounds(Protocol):
-    @property
-    def keep_ns(self) -> int: ...
-
-    @property
-    def most_bytes(self) -> int: ...
-
-
 class OutcomeStore:
-    def __init__(
-        self,
-        folder: str,
-        bounds: Bounds | None,
-        disk: Disk,
-        *,
-        events: Events,
-        redaction: Redaction,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, spool: str, bounds: RecentSettings | None, disk: Disk, telemetry: Telemetry) -> None:
         """Hears of outcomes from now on; None: keeps none, and removes what was kept."""
-        self._folder, self._bounds, self._disk = folder, bounds, disk
-        self._events, self._redaction, self._clock = events, redaction, clock
+        self._folder, self._bounds, self._disk = outcomes_folder(spool), bounds, disk
+        self._events, _, self._redaction, self._clock = telemetry
         self._heard: list[Outcome] = []
         self._dropped = 0
         self._wake, self._closing = asyncio.Event(), asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._is_unrecorded = False
         self._database: sqlite3.Connection | None = None
-        events.watch(self._hear, _EVENTS)
+        self._events.watch(self._hear, _EVENTS)
 
     def start(self) -> None:
         """Write what was heard, and go on."""
         self._wake.set()
         self._running = asyncio.get_running_loop().create_task(self._run())
 
-    def use(self, bounds: Bounds | None) -> None:
+    def use(self, bounds: RecentSettings | None) -> None:
         """Go by other bounds."""
         if bounds != self._bounds:
             self._bounds = bounds
@@ -162,19 +147,21 @@ class OutcomeStore:
             self._closing.set()
             self._wake.set()
             await self._running
-            self._running = None
 
     def _hear(self, name: str, fields: Mapping[str, Value], message: Message | None) -> None:
         # Once for each recipient, on the loop: in few calls.
-        if self._bounds is None or fields.get("status") not in _EVENTS[name]:
+        if message is None or self._bounds is None or fields.get("status") not in _EVENTS[name]:
             return
         if len(self._heard) >= MOST_HEARD:
             self._dropped += 1
             return
         if not self._heard:
             self._wake.set()
+        texts = [str(fields.get(each) or "")[:LONGEST_TEXT] for each in _TEXTS]
+        texts[3] = texts[3] or "deleted"
         # Not the message itself, which may have content.
-        self._heard.append(_outcome(fields, message, self._clock.wall_ns()))
+        about = *message.names, message.envelope.client, message.lane, message.shape.size_bytes
+        self._heard.append(Outcome._make((self._clock.wall_ns(), *texts, *about)))
 
     async def _run(self) -> None:
         while not self._closing.is_set():
@@ -191,11 +178,8 @@ class OutcomeStore:
         dropped, self._dropped = self._dropped, 0
         try:
             damage = await asyncio.to_thread(self._keep, heard, self._bounds)
-        except (OSError, sqlite3.Error, RuntimeError) as error:  # RuntimeError: no thread can be started
-            self._tell(f"{clean(str(error))}; outcomes dropped: {len(heard) + dropped}")
-            return
         except Exception as error:  # noqa: BLE001 - whatever it is, mail and the next outcome go on
-            self._events.fault(where="the recent past", error=error)
+            self._tell(f"{clean(str(error))}; outcomes dropped: {len(heard) + dropped}")
             return
         if damage:
             self._tell(f"{clean(damage)}; the database is begun anew, and what it had is lost")
@@ -204,24 +188,23 @@ class OutcomeStore:
         elif heard:
             self._is_unrecorded = False
 
-    def _keep(self, heard: Sequence[Outcome], bounds: Bounds | None) -> str:
+    def _keep(self, heard: Sequence[Outcome], bounds: RecentSettings | None) -> str:
         """Write, and let go of what is too much; return why the database was begun anew, or nothing."""
         if bounds is None:
             self._remove()
             return ""
-        hidden = [_hidden(each, self._redaction.hide) for each in heard]
         try:
-            self._add(hidden, bounds)
+            self._add(heard, bounds)
         except sqlite3.DatabaseError as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _ANEW:
                 self._disconnect()
                 raise
             self._remove()
-            self._add(hidden, bounds)
+            self._add(heard, bounds)
             return str(error)
         return ""
 
-    def _add(self, outcomes: Sequence[Outcome], bounds: Bounds) -> None:
+    def _add(self, outcomes: Sequence[Outcome], bounds: RecentSettings) -> None:
         if self._database is None:
             self._database = self._open()
         database, now_ns = self._database, self._clock.wall_ns()
@@ -229,13 +212,21 @@ class OutcomeStore:
             leave_headroom(self._disk.free(self._folder), len(outcomes) * _ROW_BYTES)
         for start in range(0, max(1, len(outcomes)), _AT_ONCE):
             with database:
-                database.executemany(_INSERT, outcomes[start : start + _AT_ONCE])
+                database.executemany(_INSERT, map(self._as_row, outcomes[start : start + _AT_ONCE]))
                 # What a clock that was ahead wrote would else be young for as long as that was.
                 times = (now_ns - bounds.keep_ns, now_ns + bounds.keep_ns)
                 database.execute("DELETE FROM outcome WHERE at_ns < ? OR at_ns > ?", times)
                 while database.execute(_USED).fetchone()[0] > bounds.most_bytes:
                     if not database.execute(_DROP_OLDEST).rowcount:
                         break
+
+    def _as_row(self, outcome: Outcome) -> list[str | int | None]:
+        """Take out secrets, and what is no Unicode text, which a database does not take."""
+        hide = self._redaction.hide
+        return [
+            hide(value).encode("utf-8", "replace").decode() if isinstance(value, str) else value
+            for value in outcome
+        ]
 
     def _open(self) -> sqlite3.Connection:
         path = f"{self._folder}/outcomes"
@@ -244,11 +235,6 @@ class OutcomeStore:
             pass  # made with mode 0600, which SQLite gives to its other files
         database = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
         try:
-            # No reader keeps the writer waiting; only checkpoints are synced, so a power cut damages nothing.
-            for pragma in ("auto_vacuum = FULL", "journal_mode = WAL", "synchronous = NORMAL"):
-                database.execute(f"PRAGMA {pragma}")
-            database.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
-            database.execute(f"PRAGMA journal_size_limit = {_WAL_PAGES * 4096}")
             database.executescript(_SCHEMA)
         except sqlite3.Error:
             database.close()
@@ -273,112 +259,59 @@ class OutcomeStore:
             self._events.recent_unrecorded(error=error)
 
 
-class PastOutcomes:
-    """Reads what is kept, also while the relay writes; a context manager."""
-
-    def __init__(self, spool: str) -> None:
-        """Raise OSError and sqlite3.Error where it cannot be read."""
-        path = Path(outcomes_folder(spool), "outcomes").absolute()
-        self._database: sqlite3.Connection | None = None
+@contextlib.contextmanager
+def past_outcomes(spool: str) -> Iterator[sqlite3.Connection]:
+    """Open what is kept, for reading while the relay writes.  Raises OSError and sqlite3.Error."""
+    path = Path(outcomes_folder(spool), "outcomes").absolute()
+    with contextlib.ExitStack() as ends:
         with contextlib.suppress(FileNotFoundError):
             path.stat()
             uri = f"file:{quote(str(path))}?mode=ro"
-            self._database = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)
-            if not self._rows("SELECT 1 FROM sqlite_master WHERE name = 'outcome'"):
-                self.__exit__()  # it is just being made
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        database, self._database = self._database, None
-        if database is not None:
-            database.close()
-
-    @property
-    def since_ns(self) -> int | None:
-        """When the oldest outcome was, by the wall clock; None where there is none."""
-        for (at_ns,) in self._rows("SELECT min(at_ns) FROM outcome"):
-            return None if at_ns is None else int(at_ns)
-        return None
-
-    def found(self, wanted: Sought, since_ns: int) -> Iterator[Outcome]:
-        """Yield the outcomes of what is looked for, the newest first."""
-
-        def is_wanted(queue_id: str, message_id: str, subject: str, *others: str) -> bool:
-            client_queue_id, *addresses = others
-            return wanted.is_in(words_of((queue_id, message_id, subject, client_queue_id), addresses))
-
-        if self._database is not None:
-            self._database.create_function("is_wanted", 6, is_wanted, deterministic=True)
-        before = (1 << 63) - 1
-        while rows := self._rows(
-            f"SELECT rowid, {_COLUMNS} FROM outcome WHERE rowid < ? AND at_ns >= ?"  # noqa: S608
-            " AND is_wanted(queue_id, message_id, subject, client_queue_id, reverse_path, recipient)"
-            " ORDER BY rowid DESC LIMIT ?",
-            before,
-            since_ns,
-            _AT_ONCE,
-        ):
-            before = rows[-1][0]
-            yield from (Outcome(*row[1:]) for row in rows)
-
-    def usage(self, by: By, upstream: str, since_ns: int) -> list[Usage]:
-        """Return what an upstream took since an instant, the key with most messages first."""
-        if self._database is not None:
-            self._database.create_function("turn_of", 1, turn_of, deterministic=True)
-        return [
-            Usage(*row)
-            for row in self._rows(
-                "SELECT key, count(*), sum(recipients), sum(size_bytes) FROM"  # noqa: S608
-                f" (SELECT {_BY[by]} AS key, count(*) AS recipients, max(size_bytes) AS size_bytes"
-                " FROM outcome WHERE became = 'relayed' AND upstream = ? AND at_ns > ?"
-                " GROUP BY key, queue_id) GROUP BY key ORDER BY 2 DESC, 3 DESC, key",
-                upstream,
-                since_ns,
-            )
-        ]
-
-    def _rows(self, query: str, *values: str | int) -> Sequence[tuple]:  # type: ignore[type-arg]
-        return [] if self._database is None else self._database.execute(query, values).fetchall()
+            database = ends.enter_context(contextlib.closing(sqlite3.connect(uri, _BUSY_SECONDS, uri=True)))
+            if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'outcome'").fetchone():
+                yield database
+                return
+        # There is none, or it is just being made.
+        database = ends.enter_context(contextlib.closing(sqlite3.connect(":memory:")))
+        database.executescript(_SCHEMA)
+        yield database
 
 
-def _outcome(fields: Mapping[str, Value], message: Message | None, at_ns: int) -> Outcome:
-    def text(name: str) -> str:
-        return str(fields.get(name) or "")
+def oldest_ns(past: sqlite3.Connection) -> int | None:
+    """Return when the oldest outcome was, by the wall clock; None where there is none."""
+    at_ns: int | None = past.execute("SELECT min(at_ns) FROM outcome").fetchone()[0]
+    return at_ns
 
-    names = NO_NAMES if message is None else message.names
-    return Outcome(
-        at_ns,
-        text("queue_id"),
-        names.message_id,
-        text("reverse_path"),
-        text("recipient"),
-        text("status") or "deleted",
-        text("upstream"),
-        text("relay"),
-        text("dsn"),
-        text("text")[:LONGEST_REPLY],
-        names.subject,
-        names.client_queue_id,
-        *(
-            ("", "", 0)
-            if message is None
-            else (message.envelope.client, message.lane, message.shape.size_bytes)
-        ),
+
+def found(past: sqlite3.Connection, wanted: Sought, since_ns: int) -> Iterator[Outcome]:
+    """Yield the outcomes of what is looked for, the newest first."""
+    past.create_function(
+        "is_wanted", 6, lambda *words: wanted.is_in(words_of(words[:4], words[4:])), deterministic=True
     )
-
-
-def _hidden(outcome: Outcome, hide: Callable[[str], str]) -> Outcome:
-    """Return it without secrets, and without what is no Unicode text, which a database does not take."""
-    shown = (
-        hide(value).encode("utf-8", "replace").decode() if isinstance(value, str) else value
-        for value in outcome
+    query = (
+        f"SELECT rowid, {_COLUMNS} FROM outcome WHERE rowid < ? AND at_ns >= ? AND"  # noqa: S608
+        " is_wanted(queue_id, message_id, subject, client_queue_id, reverse_path, recipient)"
+        " ORDER BY rowid DESC LIMIT ?"
     )
-    return Outcome._make(shown)
+    before = (1 << 63) - 1
+    # No answer is kept open: it would keep the writer from reusing its write-ahead log.
+    while rows := past.execute(query, (before, since_ns, _AT_ONCE)).fetchall():
+        before = rows[-1][0]
+        yield from (Outcome._make(row[1:]) for row in rows)
+
+
+def usage(past: sqlite3.Connection, by: str, upstream: str, since_ns: int) -> list[Usage]:
+    """Return what an upstream took since an instant by sender, client or lane, the most messages first."""
+    past.create_function("turn_of", 1, turn_of, deterministic=True)
+    query = (
+        "SELECT key, count(*), sum(recipients), sum(size_bytes) FROM"  # noqa: S608
+        f" (SELECT {_BY[by]} AS key, count(*) AS recipients, max(size_bytes) AS size_bytes"
+        " FROM outcome WHERE became = 'relayed' AND upstream = ? AND at_ns > ?"
+        " GROUP BY key, queue_id) GROUP BY key ORDER BY 2 DESC, 3 DESC, key"
+    )
+    return [Usage._make(row) for row in past.execute(query, (upstream, since_ns))]
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
+        await asyncio.wait_for(event.wait(), seconds)

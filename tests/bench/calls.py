@@ -21,8 +21,9 @@ from relay.policy.model import Policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.root.trigger import Trigger
-from relay.telemetry.outcomes import OutcomeStore, outcomes_folder
+from relay.telemetry.outcomes import OutcomeStore
 from relay.telemetry.redaction import Redaction
+from relay.telemetry.telemetry import Telemetry
 from tests.bench.filling import accept, slices
 from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
@@ -79,12 +80,10 @@ async def _measure(folder: Path, port: int, messages: int, connections: int) -> 
     async with Relay(policy) as relay:
         # As the daemon has it.
         outcomes = OutcomeStore(
-            outcomes_folder(str(policy.spool)),
+            str(policy.spool),
             policy.recent,
             relay.disk,
-            events=relay.events,
-            redaction=Redaction(),
-            clock=relay.clock,
+            Telemetry(relay.events, relay.metrics, Redaction(), relay.clock),
         )
         outcomes.start()
         # Connected, and every path taken once.

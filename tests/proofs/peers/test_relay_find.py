@@ -158,6 +158,25 @@ def test_the_message_id_of_a_long_message_is_in_each_line_that_settles(found: Fo
     assert all(each["text"] for each in told)
 
 
+def test_who_used_a_window_is_told_while_the_relay_is_up_and_down(found: FoundRelay) -> None:
+    relay = found.relay
+    relay.policy["upstreams"]["isp"]["limits"] = [{"messages": 50, "per": "1d"}]
+    relay.write_policy()
+    with relay:
+        for number in range(3):
+            found.hand_over(f"<{number}@front.test>", "ok@list.test", "fine@list.test")
+        relay.wait_until_empty()
+        wait_until(lambda: found.ends("<2@front.test> fine@list.test"))
+        up = json.loads(found.run("status", "--by", "sender", "--json"))
+    down = json.loads(found.run("status", "--by", "sender", "--json"))
+    by_client = json.loads(found.run("status", "--by", "client", "--json"))["usage"]
+
+    (row,) = up["usage"]
+    assert (row["upstream"], row["key"], row["messages"], row["recipients"]) == ("isp", SENDER, 3, 6)
+    assert down["usage"] == up["usage"]
+    assert [(each["key"], each["messages"]) for each in by_client] == [("unknown[127.0.0.1]", 3)]
+
+
 def test_what_an_operator_ends_while_the_relay_is_down_is_found(found: FoundRelay) -> None:
     relay = found.relay
     with relay:

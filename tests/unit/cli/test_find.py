@@ -22,7 +22,6 @@ def ending(number: int, ago_ns: int = 0, **others: Any) -> Outcome:
     whole = Outcome(
         at_ns,
         f"{number:016}",
-        f"<{number}@here.example>",
         "Ann@here.example",
         f"r{number}@there.example",
         "relayed",
@@ -30,6 +29,7 @@ def ending(number: int, ago_ns: int = 0, **others: Any) -> Outcome:
         "smtp.test[192.0.2.1]:587",
         "2.0.0",
         "250 2.0.0 Ok: queued",
+        f"<{number}@here.example>",
     )
     return whole._replace(**others)
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,24 @@ from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.mail.header import Names
 from relay.mail.sought import sought
+from relay.policy.model import RecentSettings
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Message, Status
 from relay.telemetry import outcomes
 from relay.telemetry.events import Delays, Events, Via
-from relay.telemetry.outcomes import Outcome, OutcomeStore, PastOutcomes, Usage, outcomes_folder
+from relay.telemetry.metrics import Metrics
+from relay.telemetry.outcomes import (
+    Outcome,
+    OutcomeStore,
+    Usage,
+    found,
+    outcomes_folder,
+    past_outcomes,
+    usage,
+)
 from relay.telemetry.redaction import Redaction
+from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
@@ -35,10 +45,7 @@ SECRET = "T0PSECRET"
 DAY_NS = 86_400 * SECOND_NS
 
 
-@dataclass(frozen=True)
-class Limits:
-    keep_ns: int = 7 * DAY_NS
-    most_bytes: int = 1024 * 1024
+WEEK = RecentSettings.model_validate({"keep": "7d", "most": "1M"})
 
 
 def a_message(
@@ -59,7 +66,7 @@ class Hearing:
     """A store beside a spool, and the log that it hears."""
 
     def __init__(
-        self, folder: Path, bounds: Limits | None = Limits(), clock: FakeClock | None = None
+        self, folder: Path, bounds: RecentSettings | None = WEEK, clock: FakeClock | None = None
     ) -> None:
         self.spool = str(folder / "spool")
         self.folder = Path(outcomes_folder(self.spool))
@@ -67,9 +74,8 @@ class Hearing:
         self.events = Events(self.log, "text", self.clock)
         redaction = Redaction()
         redaction.add("mjd", SECRET)
-        self.store = OutcomeStore(
-            str(self.folder), bounds, RealDisk(), events=self.events, redaction=redaction, clock=self.clock
-        )
+        telemetry = Telemetry(self.events, Metrics(self.clock), redaction, self.clock)
+        self.store = OutcomeStore(self.spool, bounds, RealDisk(), telemetry)
 
     def end(
         self,
@@ -97,8 +103,8 @@ class Hearing:
         await self.store.close()
 
     def found(self, text: str = "example", since_ns: int = 0) -> list[Outcome]:
-        with PastOutcomes(self.spool) as past:
-            return list(past.found(sought(text), since_ns))
+        with past_outcomes(self.spool) as past:
+            return list(found(past, sought(text), since_ns))
 
     def recipients(self) -> list[str]:
         return [each.recipient for each in self.found()]
@@ -123,22 +129,24 @@ async def test_what_ended_is_kept_with_its_reply_and_what_did_not_is_not(tmp_pat
     hearing.end("later@x.example", Fate.DEFERRED)
     hearing.end("no@x.example", Fate.BOUNCED, "550 5.1.1 no")
     hearing.events.recipient_deleted(
-        queue_id=QueueId("0000000000000002"), message=None, reverse_path="", recipient="gone@x.example"
+        queue_id=QueueId("0000000000000002"),
+        message=a_message(2),
+        reverse_path="",
+        recipient="gone@x.example",
     )
     hearing.events.removed(queue_id=QueueId("0000000000000001"))
     await hearing.store.close()
 
-    found = hearing.found()
-    assert [(each.recipient, each.became, each.reply) for each in found] == [
+    kept = hearing.found()
+    assert [(each.recipient, each.became, each.reply) for each in kept] == [
         ("gone@x.example", "deleted", ""),
         ("no@x.example", "bounced", "550 5.1.1 no"),
         ("b@x.example", "relayed", "250 2.0.0 Ok"),
         ("before@the.start.example", "relayed", "250 2.0.0 Ok"),
     ]
-    assert found[2] == Outcome(
+    assert kept[2] == Outcome(
         hearing.clock.wall_ns(),
         "0000000000000001",
-        "<1@here.example>",
         "a@here.example",
         "b@x.example",
         "relayed",
@@ -146,6 +154,7 @@ async def test_what_ended_is_kept_with_its_reply_and_what_did_not_is_not(tmp_pat
         "smtp.test[192.0.2.1]:587",
         "2.0.0",
         "250 2.0.0 Ok",
+        "<1@here.example>",
         "Report 1",
         "4X1",
         "unknown[192.0.2.1]",
@@ -198,7 +207,7 @@ async def test_switched_off_it_keeps_nothing_and_removes_what_was_kept(tmp_path:
     hearing.store.use(None)
     hearing.end("c@x.example")
     await hearing.until(lambda: not any(hearing.folder.iterdir()))
-    hearing.store.use(Limits())
+    hearing.store.use(WEEK)
     hearing.end("d@x.example")
     await hearing.store.close()
 
@@ -277,7 +286,7 @@ async def test_what_cannot_be_written_is_told_of_once_and_what_comes_behind_it_i
 
 
 async def test_a_disk_that_does_not_answer_fills_no_memory(tmp_path: Path) -> None:
-    hearing = Hearing(tmp_path, Limits(most_bytes=64 * 1024 * 1024))
+    hearing = Hearing(tmp_path, RecentSettings())
     for number in range(outcomes.MOST_HEARD + 5):
         hearing.end(f"{number}@x.example")
     await hearing.write()
@@ -328,16 +337,16 @@ async def test_usage_is_what_an_upstream_took_by_sender_client_and_lane(tmp_path
     await hearing.write()
 
     since_ns = hearing.clock.wall_ns() - 3600 * SECOND_NS
-    with PastOutcomes(hearing.spool) as past:
-        assert past.usage("sender", "isp", since_ns) == [
+    with past_outcomes(hearing.spool) as past:
+        assert usage(past, "sender", "isp", since_ns) == [
             Usage("list-return-7@here.example", 3, 3, 3000),
             Usage("ann@here.example", 1, 2, 1000),
         ]
-        assert past.usage("client", "isp", since_ns) == [
+        assert usage(past, "client", "isp", since_ns) == [
             Usage("unknown[192.0.2.1]", 3, 3, 3000),
             Usage("unknown[192.0.2.9]", 1, 2, 1000),
         ]
-        assert past.usage("lane", "isp", since_ns) == [
+        assert usage(past, "lane", "isp", since_ns) == [
             Usage("lists", 3, 3, 3000),
             Usage("default", 1, 2, 1000),
         ]
