@@ -59,7 +59,7 @@ from relay.control.operations import (
 )
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.spool.interface import SpoolBusy
-from relay.status.filters import SORTS, By, Filters, Group, Wanted, group_to_json
+from relay.status.filters import SORTS, USAGE_KEYS, By, Filters, Group, Wanted, group_to_json
 from relay.status.snapshot import (
     MessageView,
     QueueState,
@@ -94,7 +94,7 @@ _NOT_DONE = {ABSENT: "there is no such message in the queue", BUSY: "it is in a 
     metavar="[SECONDS]",
     help="Again and again, of a relay that runs; default: every 2 seconds.",
 )
-@click.option("--by", type=click.Choice(["sender", "client", "lane"]), help="Who used each limit's window.")
+@click.option("--by", type=click.Choice(list(USAGE_KEYS)), help="Who used each limit's window.")
 def status(
     policy_path: Path, spool: Path | None, *, as_json: bool, every_seconds: int | None, by: str | None
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from relay.cli.locate import Where, found_policy
 from relay.cli.options import NotPermitted, TryLater
 from relay.mail.formats import rfc3339_or_none
+from relay.status.filters import USAGE_KEYS
 from relay.status.snapshot import LimitStatus, Snapshot
 from relay.telemetry.outcomes import oldest_ns, past_outcomes, usage
 
@@ -34,7 +35,7 @@ def usage_json(where: Where, snapshot: Snapshot, by: str) -> dict[str, Any]:
                 {"upstream": upstream.name, "limit": limit.label, "by": by, **each._asdict()}
                 for upstream in snapshot.upstreams
                 for limit in upstream.limits
-                for each in usage(past, by, upstream.name, _begins_at_ns(snapshot, limit))
+                for each in usage(past, USAGE_KEYS[by], upstream.name, _begins_at_ns(snapshot, limit))
             ],
         }
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 from relay.clock import SECOND_NS
 from relay.mail.address import comparable, comparable_domain
 from relay.mail.sought import sought, words_of
+from relay.queue.lanes import turn_of
 from relay.queue.queued import Queued
 from relay.queue.sorting import Network, is_address, is_client, is_domain, is_like
 from relay.spool.interface import MOST_RUNS
@@ -204,6 +205,14 @@ class By(enum.StrEnum):
     LANE = "lane"
     UPSTREAM = "upstream"
     REASON = "reason"
+
+
+USAGE_KEYS: Mapping[str, Callable[[str, str, str], str]] = {
+    "sender": lambda reverse_path, _client, _lane: turn_of(reverse_path),
+    "client": lambda _reverse_path, client, _lane: client,
+    "lane": lambda _reverse_path, _client, lane: lane,
+}
+"""By what the use of a window adds up; a list with VERP (`turn_of`) is one sender."""
 
 
 @dataclass(frozen=True, slots=True)

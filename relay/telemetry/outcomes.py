@@ -13,16 +13,14 @@ on what is kept, and a loss of power may lose what was written last.
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from urllib.parse import quote
 
 from relay.mail.formats import Value
 from relay.mail.sought import Sought, words_of
 from relay.mail.text import clean
-from relay.policy.model import RecentSettings
-from relay.queue.lanes import turn_of
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.interface import Message
 from relay.spool.root.headroom import leave_headroom
@@ -55,7 +53,8 @@ _TEXTS = ("queue_id", "reverse_path", "recipient", "status", "upstream", "relay"
 """What of such an event is kept, in the order of `Outcome`."""
 _OWN_FILES = ("outcomes", "outcomes-wal", "outcomes-shm", "outcomes-journal")
 
-_BY = {"sender": "turn_of(reverse_path)", "client": "client", "lane": "lane"}
+Key = Callable[[str, str, str], str]
+"""Of a sender, a client and a lane, what is summed up by."""
 
 
 class Outcome(NamedTuple):
@@ -103,7 +102,7 @@ PRAGMA journal_size_limit = 1048576;
 CREATE TABLE IF NOT EXISTS outcome ({_COLUMNS});
 CREATE INDEX IF NOT EXISTS outcome_at ON outcome (at_ns);
 """
-_INSERT = f"INSERT INTO outcome ({_COLUMNS}) VALUES ({', '.join('?' * len(Outcome._fields))})"  # noqa: S608
+_INSERT = f"INSERT INTO outcome ({_COLUMNS}) VALUES ({', '.join('?' * len(Outcome._fields))})"  # noqa: S608 - names of ours
 _USED = (
     "SELECT (page_count - freelist_count) * page_size"
     " FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
@@ -113,12 +112,20 @@ _DROP_OLDEST = (
 )
 
 
+class Bounds(Protocol):
+    @property
+    def keep_ns(self) -> int: ...
+
+    @property
+    def most_bytes(self) -> int: ...
+
+
 def outcomes_folder(spool: str) -> str:
     return f"{spool}.recent"
 
 
 class OutcomeStore:
-    def __init__(self, spool: str, bounds: RecentSettings | None, disk: Disk, telemetry: Telemetry) -> None:
+    def __init__(self, spool: str, bounds: Bounds | None, disk: Disk, telemetry: Telemetry) -> None:
         """Hears of outcomes from now on; None: keeps none, and removes what was kept."""
         self._folder, self._bounds, self._disk = outcomes_folder(spool), bounds, disk
         self._events, _, self._redaction, self._clock = telemetry
@@ -135,7 +142,7 @@ class OutcomeStore:
         self._wake.set()
         self._running = asyncio.get_running_loop().create_task(self._run())
 
-    def use(self, bounds: RecentSettings | None) -> None:
+    def use(self, bounds: Bounds | None) -> None:
         """Go by other bounds."""
         if bounds != self._bounds:
             self._bounds = bounds
@@ -188,7 +195,7 @@ class OutcomeStore:
         elif heard:
             self._is_unrecorded = False
 
-    def _keep(self, heard: Sequence[Outcome], bounds: RecentSettings | None) -> str:
+    def _keep(self, heard: Sequence[Outcome], bounds: Bounds | None) -> str:
         """Write, and let go of what is too much; return why the database was begun anew, or nothing."""
         if bounds is None:
             self._remove()
@@ -204,7 +211,7 @@ class OutcomeStore:
             return str(error)
         return ""
 
-    def _add(self, outcomes: Sequence[Outcome], bounds: RecentSettings) -> None:
+    def _add(self, outcomes: Sequence[Outcome], bounds: Bounds) -> None:
         if self._database is None:
             self._database = self._open()
         database, now_ns = self._database, self._clock.wall_ns()
@@ -289,7 +296,7 @@ def found(past: sqlite3.Connection, wanted: Sought, since_ns: int) -> Iterator[O
         "is_wanted", 6, lambda *words: wanted.is_in(words_of(words[:4], words[4:])), deterministic=True
     )
     query = (
-        f"SELECT rowid, {_COLUMNS} FROM outcome WHERE rowid < ? AND at_ns >= ? AND"  # noqa: S608
+        f"SELECT rowid, {_COLUMNS} FROM outcome WHERE rowid < ? AND at_ns >= ? AND"  # noqa: S608 - our names
         " is_wanted(queue_id, message_id, subject, client_queue_id, reverse_path, recipient)"
         " ORDER BY rowid DESC LIMIT ?"
     )
@@ -300,13 +307,13 @@ def found(past: sqlite3.Connection, wanted: Sought, since_ns: int) -> Iterator[O
         yield from (Outcome._make(row[1:]) for row in rows)
 
 
-def usage(past: sqlite3.Connection, by: str, upstream: str, since_ns: int) -> list[Usage]:
-    """Return what an upstream took since an instant by sender, client or lane, the most messages first."""
-    past.create_function("turn_of", 1, turn_of, deterministic=True)
+def usage(past: sqlite3.Connection, key: Key, upstream: str, since_ns: int) -> list[Usage]:
+    """Return what an upstream took since an instant by a key, the most messages first."""
+    past.create_function("key_of", 3, key, deterministic=True)
     query = (
-        "SELECT key, count(*), sum(recipients), sum(size_bytes) FROM"  # noqa: S608
-        f" (SELECT {_BY[by]} AS key, count(*) AS recipients, max(size_bytes) AS size_bytes"
-        " FROM outcome WHERE became = 'relayed' AND upstream = ? AND at_ns > ?"
+        "SELECT key, count(*), sum(recipients), sum(size_bytes) FROM"
+        " (SELECT key_of(reverse_path, client, lane) AS key, count(*) AS recipients,"
+        " max(size_bytes) AS size_bytes FROM outcome WHERE became = 'relayed' AND upstream = ? AND at_ns > ?"
         " GROUP BY key, queue_id) GROUP BY key ORDER BY 2 DESC, 3 DESC, key"
     )
     return [Usage._make(row) for row in past.execute(query, (upstream, since_ns))]

@@ -21,6 +21,7 @@ from relay.policy.model import RecentSettings
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Message, Status
+from relay.status.filters import USAGE_KEYS
 from relay.telemetry import outcomes
 from relay.telemetry.events import Delays, Events, Via
 from relay.telemetry.metrics import Metrics
@@ -118,7 +119,7 @@ class Hearing:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition():
                 self.events.flush()
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0)
 
 
 async def test_what_ended_is_kept_with_its_reply_and_what_did_not_is_not(tmp_path: Path) -> None:
@@ -267,22 +268,29 @@ async def test_a_database_of_another_version_is_begun_anew(tmp_path: Path) -> No
     assert hearing.recipients() == ["b@x.example"]
 
 
-async def test_what_cannot_be_written_is_told_of_once_and_what_comes_behind_it_is_kept(
-    tmp_path: Path,
-) -> None:
+async def test_what_cannot_be_written_is_told_of_once(tmp_path: Path) -> None:
     hearing = Hearing(tmp_path)
     hearing.folder.write_text("no folder")
     hearing.store.start()
-    for recipient in ("b@x.example", "c@x.example"):
-        hearing.end(recipient)
-        await hearing.until(lambda: not hearing.store._heard)
+    hearing.end("b@x.example")
     await hearing.until(lambda: "outcomes dropped: 1" in hearing.said)
-    hearing.folder.unlink()
-    hearing.end("d@x.example")
+    hearing.end("c@x.example")
     await hearing.store.close()
 
-    assert hearing.recipients() == ["d@x.example"]
     assert hearing.said.count("what became of messages is not kept for `relay find`") == 1
+
+
+async def test_what_comes_behind_what_was_not_written_is_kept(tmp_path: Path) -> None:
+    hearing = Hearing(tmp_path)
+    hearing.folder.write_text("no folder")
+    hearing.store.start()
+    hearing.end("b@x.example")
+    await hearing.until(lambda: "outcomes dropped: 1" in hearing.said)
+    hearing.folder.unlink()
+    hearing.end("c@x.example")
+    await hearing.store.close()
+
+    assert hearing.recipients() == ["c@x.example"]
 
 
 async def test_a_disk_that_does_not_answer_fills_no_memory(tmp_path: Path) -> None:
@@ -312,7 +320,7 @@ asyncio.run(main())
 
 
 async def test_a_kill_loses_nothing_that_was_written(tmp_path: Path) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)  # noqa: ASYNC221
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)  # noqa: ASYNC221 - it kills itself
     assert killed.returncode == -signal.SIGKILL
 
     hearing = Hearing(tmp_path)
@@ -338,15 +346,15 @@ async def test_usage_is_what_an_upstream_took_by_sender_client_and_lane(tmp_path
 
     since_ns = hearing.clock.wall_ns() - 3600 * SECOND_NS
     with past_outcomes(hearing.spool) as past:
-        assert usage(past, "sender", "isp", since_ns) == [
+        assert usage(past, USAGE_KEYS["sender"], "isp", since_ns) == [
             Usage("list-return-7@here.example", 3, 3, 3000),
             Usage("ann@here.example", 1, 2, 1000),
         ]
-        assert usage(past, "client", "isp", since_ns) == [
+        assert usage(past, USAGE_KEYS["client"], "isp", since_ns) == [
             Usage("unknown[192.0.2.1]", 3, 3, 3000),
             Usage("unknown[192.0.2.9]", 1, 2, 1000),
         ]
-        assert usage(past, "lane", "isp", since_ns) == [
+        assert usage(past, USAGE_KEYS["lane"], "isp", since_ns) == [
             Usage("lists", 3, 3, 3000),
             Usage("default", 1, 2, 1000),
         ]
