@@ -20,7 +20,7 @@ TEST_READY := $(VENV)/.ready-to-test
 PIP := "$(PYTHON)" -m pip --python $(RUN) --disable-pip-version-check
 TESTS := -m pytest -q -m 'not crash'
 CRASHES = -m pytest -q -m crash --hypothesis-seed='$(SEED)'
-TESTED := $(sort $(dir $(wildcard tests/unit/test_*.py tests/unit/*/test_*.py tests/proofs/*/test_*.py)))
+TESTED := $(sort $(dir $(wildcard tests/unit/test_*.py tests/unit/*/test_*.py tests/proofs/*/test_*.py tests/system/test_*.py)))
 # Of the throttle's tests one measures what killed senders still send.
 ALONE := tests/unit/throttle/test_many_processes.py
 # Of the peers these measure no time, and mostly wait.
@@ -44,7 +44,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 PROGRAM = $(DESTDIR)$(PREFIX)/lib/relay
 SHARE = $(DESTDIR)$(PREFIX)/share
 
-.PHONY: help run demo install test check lint coverage mutants crash bench fmt docs lock clean
+.PHONY: help run demo install test check lint coverage mutants corpus crash bench fmt docs lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -55,6 +55,7 @@ help:
 	@echo 'make check   format, lint, types and the fast tests (make lint: without the tests)'
 	@echo 'make coverage   that every branch of what must not lose mail is tested'
 	@echo 'make mutants that the tests notice whatever is left out or slips (docs/MUTANTS.md)'
+	@echo 'make corpus  send a folder of raw mail through a relay in every way, and compare bytes (DIR=)'
 	@echo 'make crash   the long crash runs (SEED=, BUDGET= in seconds)'
 	@echo 'make bench   compare with Postfix and other rate limiters here (OPTIONS=--help)'
 	@echo 'make fmt     format the code          make clean   remove what these commands made'
@@ -127,6 +128,10 @@ coverage: $(TEST_READY)
 # One thing at a time is left out of a copy, or slips, and the tests run until one fails.
 mutants: $(TEST_READY)
 	$(RUN) -m tests.proofs.mutants --sample 200 --seed 1 --page docs/MUTANTS.md
+
+# Without DIR the mail that Python's own test suite ships.
+corpus: $(READY)
+	@$(RUN) tests/system/corpus.py $(if $(DIR),"$(DIR)")
 
 # The seed is printed first, so that a failure can be had again: make crash SEED=…  What computes gives way
 # to what drives real relays, as in `make test`.

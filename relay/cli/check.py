@@ -13,7 +13,7 @@ from relay.policy.lane import lanes_of
 from relay.policy.loosening import RESTART_KEYS
 from relay.policy.model import Listen, Policy, SpoolEngine, Tls, Upstream
 from relay.policy.secrets import has_credentials
-from relay.policy.shipped import providers
+from relay.policy.shipped import provider_of, providers
 from relay.policy.source import read_policy, value_in
 from relay.policy.written_out import policy_text, written_key
 from relay.throttle.limit import plain_words
@@ -59,6 +59,7 @@ def summary(policy: Policy) -> Iterator[str]:
         yield from _upstream_lines(policy, name, upstream)
     yield from _lanes(policy)
     yield from _routes(policy)
+    yield from _reports(policy)
     if policy.practice is not None:
         yield f"practice  {policy.practice.address}: at most {plain_words(policy.practice.limit)}"
     given = [written_key(Policy, key) for key in RESTART_KEYS if key in policy.model_fields_set]
@@ -132,6 +133,20 @@ def _routes(policy: Policy) -> Iterator[str]:
         spill = "" if route.spill_after_ns is None else f", spills after {span(route.spill_after_ns)}"
         rewrite = "" if route.rewrite is None else f", sent by {route.rewrite}"
         yield f"route     {number}: by {what}, through {', '.join(route.upstreams)}{after}{spill}{rewrite}"
+
+
+def _reports(policy: Policy) -> Iterator[str]:
+    hostname = policy.hostname or socket.getfqdn()
+    through = policy.upstreams_of_reports
+    sender = policy.reports.sender or f"MAILER-DAEMON@{hostname}"
+    yield f"reports   through {', '.join(through)}, from {sender}"
+    for name in through:
+        upstream = policy.upstreams[name]
+        provider = provider_of(upstream.provider, upstream.host)
+        if provider is not None and providers()[provider].refuses_reports is not None:
+            yield f"          note: {provider} refuses reports: name another upstream in reports.upstreams"
+    if "." not in hostname:
+        yield f"          note: this host is called {hostname}, without a domain: write hostname"
 
 
 def _door(listen: Listen) -> str:

@@ -141,6 +141,8 @@ class Daemon:
         self._events.collect(asyncio.get_running_loop().call_soon)
         tell_unhandled(self._events)
         self._events.started(version=__version__, hostname=hostname, path=str(self._start.path))
+        if "." not in hostname:
+            self._events.hostname_without_domain(hostname=hostname)
         self._metrics.know_upstreams(policy.upstreams, policy.stand_ins)
         spool = open_spool(policy, self._disk, self._clock, self._set_aside())
         if (doubt := doubt_about(root)) is not None:

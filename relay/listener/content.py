@@ -16,7 +16,7 @@ from collections.abc import Callable
 from relay.listener.ports import DraftPort, IntakePort, NotAccepted
 from relay.listener.wire import ClientConnection, SessionEnd
 from relay.mail.envelope import Envelope
-from relay.mail.header import HEAD_BYTES, message_id_of
+from relay.mail.header import DECIDING_BYTES, HEAD_BYTES, message_id_of, opened
 from relay.smtp import replies
 from relay.smtp.dot_stuffing import DotUnstuffing, has_only_crlf
 
@@ -36,14 +36,12 @@ class Fault(enum.Enum):
     """Most decisive first."""
 
     TOO_BIG = enum.auto()
-    NUL = enum.auto()
     BARE_NEWLINE = enum.auto()
     LOOP = enum.auto()
 
 
 _REFUSALS = {
     Fault.TOO_BIG: replies.TOO_BIG,
-    Fault.NUL: replies.HAS_NUL,
     Fault.BARE_NEWLINE: replies.BARE_NEWLINE,
     Fault.LOOP: replies.LOOPING,
 }
@@ -58,13 +56,14 @@ class ContentDecoder:
         self._normalise = normalise
         self._wire_bytes = 0
         self._unstuffing = DotUnstuffing()
-        self._trace = TraceCounter()
-        self._head = MessageHead()
-        self._has_nul = False
+        self._header = HeaderScan()
+        self._head = b""
         self._has_bare_newline = False
         self._held = b""
+        self._first: bytes | None = b""
+        """The first octets, until they are enough for `opened`; then None."""
         self.size_bytes = 0
-        """Octets of content so far, without stuffing; goes on counting after a fault."""
+        """Octets of content as it is stored, so far; goes on counting after a fault."""
 
     @property
     def is_ended(self) -> bool:
@@ -75,23 +74,21 @@ class ContentDecoder:
         return self._unstuffing.rest
 
     @property
-    def hops(self) -> int:
-        return self._trace.count
+    def has_ascii_header(self) -> bool:
+        return self._header.is_ascii
 
     @property
     def message_id(self) -> str | None:
-        return self._head.message_id()
+        return message_id_of(self._head)
 
     @property
     def fault(self) -> Fault | None:
         """Return why this content cannot be accepted, as far as it is known."""
         if self.size_bytes > self._max_size_bytes:
             return Fault.TOO_BIG
-        if self._has_nul:
-            return Fault.NUL
         if self._has_bare_newline and not self._normalise:
             return Fault.BARE_NEWLINE
-        return Fault.LOOP if self.hops > self._max_hops else None
+        return Fault.LOOP if self._header.hops > self._max_hops else None
 
     @property
     def is_hopeless(self) -> bool:
@@ -107,17 +104,26 @@ class ContentDecoder:
         block = self._unstuffing.feed(received)
         if not block:
             return b""
-        self._has_nul = self._has_nul or b"\0" in block
         if not has_only_crlf(block):
             self._has_bare_newline = True
         if self._has_bare_newline and self._normalise:
             block = self._normalised(block)
+        if self._first is not None:
+            block = self._opened(block)
         self.size_bytes += len(block)
         if self.size_bytes > self._max_size_bytes:
             return b""
-        self._trace.feed(block)
-        self._head.feed(block)
+        self._header.feed(block)
+        self._head += block[: HEAD_BYTES - len(self._head)]
         return b"" if self.fault else block
+
+    def _opened(self, block: bytes) -> bytes:
+        first = (self._first or b"") + block
+        if len(first) < DECIDING_BYTES and not self.is_ended:
+            self._first = first
+            return b""
+        self._first = None
+        return opened(first)
 
     def _normalised(self, block: bytes) -> bytes:
         """Make every line end in CRLF.  The end was found before: no dot here can be taken for it."""
@@ -127,14 +133,15 @@ class ContentDecoder:
         return _ANY_NEWLINE.sub(b"\r\n", block[: len(block) - len(self._held)])
 
 
-class TraceCounter:
-    """Counts Received: lines in the header, however it is cut (RFC 5321, 6.3)."""
+class HeaderScan:
+    """Reads the header, however it is cut: counts hops (RFC 5321, 6.3), and tells if all of it is ASCII."""
 
     _LINE = b"\r\nreceived:"
     _HEADER_END = b"\r\n\r\n"
 
     def __init__(self) -> None:
-        self.count = 0
+        self.hops = 0
+        self.is_ascii = True
         self._carry = b"\r\n"
         self._is_past_header = False
 
@@ -146,23 +153,10 @@ class TraceCounter:
         if end >= 0:
             self._is_past_header = True
             text = text[: end + 2]
-        self.count += text.lower().count(self._LINE)
+        self.hops += text.lower().count(self._LINE)
+        self.is_ascii = self.is_ascii and text.isascii()
         # One octet less than the line, so that none is counted twice.
         self._carry = text[1 - len(self._LINE) :]
-
-
-class MessageHead:
-    """The first octets of a message, for its Message-ID."""
-
-    def __init__(self) -> None:
-        self._octets = b""
-
-    def feed(self, block: bytes) -> None:
-        if len(self._octets) < HEAD_BYTES:
-            self._octets += block[: HEAD_BYTES - len(self._octets)]
-
-    def message_id(self) -> str | None:
-        return message_id_of(self._octets)
 
 
 class Transfer:

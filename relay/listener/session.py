@@ -293,7 +293,7 @@ class ClientSession(ClientConnection):
             helo=helo,
             protocol=protocol,
             user=user,
-            smtputf8=transaction.smtputf8,
+            smtputf8=transaction.smtputf8 and not (transaction.is_ascii and decoder.has_ascii_header),
             dsn=transaction.dsn,
         )
         refusal = refusal or await transfer.accept(envelope)

@@ -1,18 +1,21 @@
 """The grammar of addresses, and of the path and parameters of MAIL and RCPT.  Pure.
 
-Bytes in, the same bytes out: an address is what the client sent, without its angle brackets, or it is
-refused; nothing is decoded, folded, unquoted or repaired.  Its second form, `comparable`, is never sent.
-The grammar is that of RFC 5321, 4.1.2 and 4.1.3, with UTF-8 where RFC 6531, 3.3 puts it, less
+Bytes in, the same bytes out: an address is what the client sent within its angle brackets, less blanks
+at its edges and a source route (RFC 5321, C and F.2), or it is refused; nothing is decoded, folded, unquoted
+or repaired.  Its second form, `comparable`, is never sent.
 
-- source routes (`<@a,@b:c@d>`), which RFC 5321, C deprecates;
-- `<Postmaster>` without a domain: this host has no mailboxes, and passed on it would
-  reach the upstream's postmaster instead of ours;
-- address literals other than IPv4 and IPv6 (no other tag is registered).
+The grammar takes what mail in use has, as Postfix does without `strict_rfc821_envelopes`: it is that of
+RFC 5321, 4.1.2 and 4.1.3, with UTF-8 where RFC 6531, 3.3 puts it, but
 
-Two things are looser, since printers and scripts send them: spaces between `FROM:` or `TO:` and the
-path are skipped, and an address may stand without its brackets, where it ends the line or a space
-follows.  Limits are those of RFC 5321, 4.5.3.1: local part 64 octets, domain 255, path 254 without
-its brackets.
+- dots stand anywhere in a local part, a final dot behind a domain, and `_` in a label;
+- nothing is too long before MAX_ADDRESS_BYTES (RFC 5321, 4.5.3.1: impose no limits on length), but for a label
+  that no DNS has;
+- blanks may stand around the path and a display name in front of it; an address may stand without its
+  brackets, where it ends the line or a space follows; several blanks may stand before a parameter.
+
+A name without a domain is refused, since nobody could complete it but this host, for which no mail is;
+only the recipient `Postmaster` has none (RFC 5321, 4.1.1.3).  Address literals are of IPv4 or IPv6.
+What is taken holds no control character, and `<`, `>` and blanks only in a quoted string.
 """
 
 import contextlib
@@ -23,22 +26,28 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 
-MAX_LOCAL_BYTES = 64
-MAX_LABEL_BYTES = 63
-MAX_PATH_BYTES = 254
+MAX_ADDRESS_BYTES = 986
+"""So that MAIL or RCPT, without its parameters, is no longer than 1,000 octets."""
 
-_ATEXT = rb"[A-Za-z0-9!#$%&'*+\-/=?^_`{|}~\x80-\xff]+"
-_DOT_STRING = _ATEXT + rb"(?:\." + _ATEXT + rb")*"
+_ATEXT = rb"A-Za-z0-9!#$%&'*+\-/=?^_`{|}~\x80-\xff"
 # qtextSMTP and quoted-pairSMTP: no control, and a quote or backslash only after a backslash.
 _QUOTED_STRING = rb'"(?:[ !#-\[\]-~\x80-\xff]|\\[ -~])*"'
-# What may stand in a domain or a literal at all; each is then looked at by itself.
-_DOMAIN = rb"[A-Za-z0-9.\-\x80-\xff]+"
-_LITERAL = rb"\[[A-Za-z0-9.:]+\]"
-_MAILBOX = re.compile(
-    rb"(?P<local>" + _DOT_STRING + rb"|" + _QUOTED_STRING + rb")"
-    rb"@(?:(?P<domain>" + _DOMAIN + rb")|(?P<literal>" + _LITERAL + rb"))"
+_LABEL = rb"(?!-)[A-Za-z0-9_\-\x80-\xff]{1,63}(?<!-)"
+_DOMAIN = _LABEL + rb"(?:\." + _LABEL + rb")*"
+_MAILBOX = (
+    rb"(?:[." + _ATEXT + rb"]+|" + _QUOTED_STRING + rb")"
+    rb"@(?:" + _DOMAIN + rb"\.?|\[(?P<literal>[A-Za-z0-9.:]+)\])|(?i:postmaster)"
+)
+_SOURCE_ROUTE = rb"@" + _DOMAIN + rb"(?:,@" + _DOMAIN + rb")*:"
+# A `<` that a blank or a quote does not part from what stands before is that of a parameter, `AUTH=<>`.
+_DISPLAY_NAME = rb'(?:"(?:[^"\\]|\\.)*"|[^<>"\x00-\x1f\x7f])*(?<=[ "])'
+_ADDRESS = re.compile(_MAILBOX)
+_BARE = re.compile(rb"(?P<address>" + _MAILBOX + rb")(?= |\Z)")
+_BRACKETED = re.compile(
+    rb"(?:" + _DISPLAY_NAME + rb")?< *(?:" + _SOURCE_ROUTE + rb")?(?P<address>" + _MAILBOX + rb")? *>"
 )
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+_NO_DOMAIN = "the address has no domain"
 _QUOTED_PAIR = re.compile(r"\\(.)", re.DOTALL)
 _ACE = "xn--"
 _IDNA_DOT = re.compile("[\u3002\uff0e\uff61]")
@@ -75,8 +84,9 @@ def parse_reverse_path(argument: bytes) -> Path:
     UTF-8 is allowed if SMTPUTF8 is among the parameters of this very command.
     Raises MalformedAddress, MalformedParameters or NonAsciiAddress.
     """
-    argument = argument.lstrip(b" ")
-    raw, rest = (b"", argument[2:]) if argument.startswith(b"<>") else _split_path(argument)
+    raw, rest = _split_path(argument)
+    if raw and b"@" not in raw:
+        raise MalformedAddress(_NO_DOMAIN)
     parameters = _parse_parameters(rest)
     return Path(_decode(raw, smtputf8="SMTPUTF8" in parameters), parameters)
 
@@ -86,7 +96,9 @@ def parse_forward_path(argument: bytes, *, smtputf8: bool) -> Path:
 
     Raises MalformedAddress (for `<>` too), MalformedParameters or NonAsciiAddress.
     """
-    raw, rest = _split_path(argument.lstrip(b" "))
+    raw, rest = _split_path(argument)
+    if not raw:
+        raise MalformedAddress("the recipient is empty")
     parameters = _parse_parameters(rest)
     return Path(_decode(raw, smtputf8=smtputf8), parameters)
 
@@ -96,10 +108,10 @@ def is_valid_address(text: str, *, smtputf8: bool) -> bool:
     """Check for the way out what was stored, by the grammar that let it in; False for `""`."""
     try:
         raw = text.encode("utf-8")
-        match = _MAILBOX.fullmatch(raw)
+        match = _ADDRESS.fullmatch(raw)
         if match is None:
             return False
-        _check(match)
+        _check(raw, match["literal"])
         _decode(raw, smtputf8=smtputf8)
     except ValueError:  # UnicodeEncodeError (a lone surrogate) is one
         return False
@@ -159,45 +171,32 @@ def _comparable_label(label: str) -> str:
 
 
 def _split_path(argument: bytes) -> tuple[bytes, bytes]:
-    begin, ends = (1, (b">",)) if argument.startswith(b"<") else (0, (b"", b" "))
-    if argument.startswith(b"<>"):
-        raise MalformedAddress("the recipient is empty")
-    match = _MAILBOX.match(argument, begin)
-    if match is None or argument[match.end() : match.end() + 1] not in ends:
+    """Return the address, empty for the null path, and what follows the path.  Raises MalformedAddress."""
+    argument = argument.lstrip(b" ")
+    match = _BARE.match(argument) or _BRACKETED.match(argument)
+    if match is None:
         raise MalformedAddress(_why_malformed(argument))
-    _check(match)
-    return match[0], argument[match.end() + begin :]
+    raw = match["address"] or b""
+    _check(raw, match["literal"])
+    return raw, argument[match.end() :]
 
 
 def _why_malformed(argument: bytes) -> str:
-    if not argument.startswith(b"<"):
-        return "the address has no domain" if b"@" not in argument else "nothing may stand beside the address"
-    inside = argument[1:].partition(b">")[0]
-    if _CONTROL.search(inside):
+    if _CONTROL.search(argument):
         return "control characters are not allowed in an address"
-    if inside.startswith(b"@"):
-        return "source routes are not accepted"
-    if b"@" not in inside:
-        return "the address has no domain"
-    if b">" not in argument:
+    if b"@" not in argument:
+        return _NO_DOMAIN
+    if b"<" in argument and b">" not in argument:
         return "the address does not end in an angle bracket"
     return "not an address by RFC 5321, 4.1.2"
 
 
-def _check(match: re.Match[bytes]) -> None:
-    """Check the parts of a mailbox: lengths, labels, literals.  Raises MalformedAddress."""
-    if len(match["local"]) > MAX_LOCAL_BYTES:
-        raise MalformedAddress(f"the local part is longer than {MAX_LOCAL_BYTES} octets")
-    if len(match[0]) > MAX_PATH_BYTES:
-        raise MalformedAddress(f"the address is longer than {MAX_PATH_BYTES} octets")
-    if match["domain"] is None:
-        _check_literal(match["literal"][1:-1])
-        return
-    for label in match["domain"].split(b"."):
-        if not label or label.startswith(b"-") or label.endswith(b"-"):
-            raise MalformedAddress("the domain has a label that is empty or begins or ends with a hyphen")
-        if len(label) > MAX_LABEL_BYTES:
-            raise MalformedAddress(f"the domain has a label longer than {MAX_LABEL_BYTES} octets")
+def _check(raw: bytes, literal: bytes | None) -> None:
+    """Check what the pattern does not.  Raises MalformedAddress."""
+    if len(raw) > MAX_ADDRESS_BYTES:
+        raise MalformedAddress(f"the address is longer than {MAX_ADDRESS_BYTES} octets")
+    if literal is not None:
+        _check_literal(literal)
 
 
 def _check_literal(inside: bytes) -> None:
@@ -228,14 +227,14 @@ def _decode(raw: bytes, *, smtputf8: bool) -> str:
 
 
 def _parse_parameters(rest: bytes) -> Mapping[str, str | None]:
-    """Take the parameters apart: one space before each, no keyword twice."""
+    """Take the parameters apart: spaces before each, no keyword twice."""
     parameters: dict[str, str | None] = {}
     rest = rest.rstrip(b" ")  # RFC 5321, 4.1.1: tolerate white space before the CRLF
     if not rest:
         return parameters
     if not rest.startswith(b" "):
         raise MalformedParameters("a space must follow the path")
-    for raw in rest[1:].split(b" "):
+    for raw in filter(None, rest.split(b" ")):
         match = _PARAMETER.match(raw)
         if match is None:
             raise MalformedParameters("a parameter is not KEYWORD or KEYWORD=VALUE")

@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 MAX_ENVID = 100
 """Characters of ENVID as sent (RFC 3461, 4.4)."""
-MAX_ORCPT = 500
-"""Octets of ORCPT as sent, its type included (RFC 3461, 4.2)."""
 
 # RFC 3461, 4: xtext; only capital letters are hexadecimal digits.
 _XTEXT = re.compile(r"(?:[!-*,-<>-~]|\+[0-9A-F]{2})+\Z")
@@ -177,9 +175,7 @@ def parse_envid(value: str) -> str:
 
 
 def parse_orcpt(value: str, *, smtputf8: bool) -> str:
-    """Return it as it is.  Raises MalformedDsn."""
-    if len(value.encode("utf-8", "surrogatepass")) > MAX_ORCPT:
-        raise MalformedDsn(f"ORCPT is longer than {MAX_ORCPT} octets")
+    """Return it as it is, of any length: Postfix makes it of the address.  Raises MalformedDsn."""
     kind, separator, address = value.partition(";")
     if not separator or not _ADDRESS_TYPE.match(kind):
         raise MalformedDsn("ORCPT does not begin with an address type and a semicolon")

@@ -1,7 +1,7 @@
 """The envelope, and what is known about a message apart from its content.  Pure.
 
 An address is a `str` that passed `relay.mail.address`: what the client sent between the angle
-brackets, byte for byte (UTF-8 only where SMTPUTF8 was asked for, RFC 6531).
+brackets, byte for byte but for a source route (UTF-8 only where SMTPUTF8 was asked for, RFC 6531).
 Does not: parse, fold case or compare domains.
 """
 
@@ -37,13 +37,13 @@ class Envelope:
     client: str
     """Who handed it over: `name[address]` or `unknown[address]`; `local` for reports."""
     helo: str
-    """The argument of HELO or EHLO as received; `""` for reports."""
+    """The argument of HELO or EHLO in printable ASCII; `""` for reports."""
     protocol: str
     """The `with` of the Received line: SMTP, ESMTP, ESMTPS, ESMTPA, ESMTPSA, UTF8SMTP… (RFC 3848, 6531)."""
     user: str | None = None
     """The authenticated user, where there is one."""
     smtputf8: bool = False
-    """MAIL carried SMTPUTF8 (RFC 6531, 3.4)."""
+    """The client asked for SMTPUTF8, and an address or the header is beyond ASCII (RFC 6531, 3.4, 3.6)."""
     boot_id: str = field(default="", compare=False)
     """The boot of its acceptance, as the intake found it; empty where its version kept none."""
     boottime_ns: int = field(default=0, compare=False)

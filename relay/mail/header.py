@@ -1,4 +1,4 @@
-"""The header section of a message, read leniently (RFC 5322, 2.2): fields, unfolded.  Pure."""
+"""The header section of a message, read leniently (RFC 5322, 2.2), and the first line of a content.  Pure."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,6 +16,11 @@ _MESSAGE_ID, _SUBJECT, _RECEIVED = b"\r\nmessage-id:", b"\r\nsubject:", b"\r\nre
 _VALUE = re.compile(rb"((?:[^\r]|\r\n[ \t])*)\r\n")
 _COMMENT = re.compile(r"\([^()]*\)")
 _ID = re.compile(r"(?:^|\s)id\s+([^\s;]+)", re.IGNORECASE)
+MAILBOX_LINE = b"X-Mailbox-Line"
+_FROM_LINES = (b"From ", b">From ")
+"""How the line begins that an mbox has in front of a message."""
+DECIDING_BYTES = max(map(len, _FROM_LINES))
+"""So many first octets of content tell what `opened` makes of it."""
 
 
 class Names(NamedTuple):
@@ -40,6 +45,17 @@ class Names(NamedTuple):
 
 
 NO_NAMES = Names()
+
+
+def opened(content: bytes) -> bytes:
+    """Return content that can follow a field of ours, as Postfix makes it.
+
+    The line of an mbox becomes a field.  A line that begins with a blank would go on with our field: an empty
+    line keeps it out of the header.
+    """
+    if content.startswith(_FROM_LINES):
+        return MAILBOX_LINE + b": " + content
+    return b"\r\n" + content if content.startswith((b" ", b"\t")) else content
 
 
 def header_fields(head: bytes) -> Iterator[tuple[str, str]]:

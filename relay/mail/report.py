@@ -1,14 +1,16 @@
 r"""Reports: what a sender is told when mail failed, is late, or went on (RFC 3464 in RFC 6522).  Pure.
 
 Guarantees: the same input gives the same bytes, so that a report published twice after a crash is one
-report; every line ends in CRLF and is at most 998 octets; all is 7-bit, but for the To: line of a
-sender whose address is not ASCII, who can only be reached by SMTPUTF8 anyway; no foreign text can
-begin a header field, end a part or reach a terminal as a control character; the cost is linear in the
-recipients.  Non-ASCII recipients stand as `utf-8; …\x{HEX}…` (utf-8-addr-xtext, RFC 6533, 3), right
-inside a 7-bit `message/delivery-status`.  Where all are such, the other parts are base64: Mailman's
-parser takes no such address, and guesses from whatever text it finds who else has failed.
-A report of failures returns the whole message where the sender asked for that (RET=FULL): one of plain
-lines as `message/rfc822`, which knows no encoding, any other as `message/global` (RFC 6532), in base64.
+report; every line ends in CRLF; no foreign text can begin a header field, end a part or reach a terminal
+as a control character; the cost is linear in the recipients.  Every line is at most 998 octets and 7-bit,
+but for the To: line of a sender whose address is not ASCII, who can only be reached by SMTPUTF8 anyway,
+and for a message that is returned whole.  Non-ASCII recipients stand as `utf-8; …\x{HEX}…`
+(utf-8-addr-xtext, RFC 6533, 3), right inside a 7-bit `message/delivery-status`.  Where all are such, the
+other parts are base64: Mailman's parser takes no such address, and guesses from whatever text it finds who
+else has failed.
+A report of failures returns the whole message where the sender asked for that (RET=FULL), octet for octet
+as `message/rfc822`, which knows no encoding (RFC 2046, 5.2.1).  The header comes instead where Mailman's
+parser would guess from the text, and of a message with NUL, which few servers take.
 Does not: decide what became of whom, whether a report is owed, or who is told.
 """
 
@@ -39,6 +41,7 @@ SPELLED_OUT = 100
 _LINE_CHARACTERS = 76
 _STATUS = re.compile(r"[245]\.[0-9]{1,3}\.[0-9]{1,3}\Z")
 _SMTP_REPLY = re.compile(r"[2-5][0-9][0-9](?: |\Z)")
+_EIGHT_BIT = "Content-Transfer-Encoding: 8bit"
 _PLAIN_LINES = re.compile(rb"(?:[\t\x20-\x7e]{0,998}\r\n)*\Z")
 
 
@@ -104,18 +107,28 @@ _TITLES = {
 
 
 def final_report(
-    message: ReportedMessage, endings: Sequence[Failure], *, hostname: str, at_ns: int, suffix: str = "r"
+    message: ReportedMessage,
+    endings: Sequence[Failure],
+    *,
+    hostname: str,
+    at_ns: int,
+    suffix: str = "r",
+    sender: str | None = None,
 ) -> bytes:
     """Return the whole content of a report of failures, or of successes, or of both.
 
-    `suffix` tells its Message-ID from those of other reports of the message.
+    `suffix` tells its Message-ID from those of other reports of the message.  `sender` is an address in
+    ASCII, or None for MAILER-DAEMON at the host.
     Raises ValueError for the null reverse-path (a report is never answered by another: RFC 5321, 4.5.5)
     and when there is nobody to report.
     """
     host = _word(hostname)
     is_failure = any(ending.action is Action.FAILED for ending in endings)
     # RFC 3461, 4.3: RET is about failures.
-    returns_all = is_failure and message.is_whole and message.envelope.dsn.ret is Ret.FULL
+    is_asked = is_failure and message.envelope.dsn.ret is Ret.FULL
+    returns_all = (
+        is_asked and message.is_whole and not _is_guessed_at(endings) and b"\0" not in message.header
+    )
     attached = "The message\nis attached." if returns_all else "The header\nof the message is attached."
     date = _date(message.envelope.arrival_at_ns)
     if is_failure:
@@ -135,7 +148,7 @@ def final_report(
         told += "For others\nit was passed on, as is said below.  "
     opening = f"This is the mail relay at {host}.\n\n{told}{attached}"
     kind = _Kind(subject, suffix, opening, host, at_ns, returns_all=returns_all, is_failure=is_failure)
-    return _report(message, endings, kind)
+    return _report(message, endings, kind, sender)
 
 
 def delay_warning(
@@ -145,6 +158,7 @@ def delay_warning(
     hostname: str,
     at_ns: int,
     will_retry_until_ns: int,
+    sender: str | None = None,
 ) -> bytes:
     """Return the whole content.  Raises ValueError as `final_report` does."""
     host = _word(hostname)
@@ -159,6 +173,7 @@ def delay_warning(
         message,
         failures,
         _Kind("Delayed Mail (still being retried)", "w", opening, host, at_ns, will_retry_until_ns),
+        sender,
     )
 
 
@@ -174,17 +189,17 @@ class _Kind:
     is_failure: bool = True
 
 
-def _report(message: ReportedMessage, failures: Sequence[Failure], kind: _Kind) -> bytes:
+def _report(message: ReportedMessage, failures: Sequence[Failure], kind: _Kind, sender: str | None) -> bytes:
     if message.envelope.is_null:
         raise ValueError("a message with the null reverse-path is never answered by a report")
     if not failures:
         raise ValueError("a report needs at least one recipient")
     queue_id = _word(message.queue_id)
-    is_guessed_at = not any(failure.recipient.isascii() for failure in failures)
+    is_guessed_at = _is_guessed_at(failures)
     parts = [
         _explanation(failures, kind, is_guessed_at=is_guessed_at),
         _delivery_status(message, failures, kind, queue_id),
-        _returned_message(message.header, is_guessed_at=is_guessed_at)
+        _returned_message(message.header)
         if kind.returns_all
         else _returned_header(message.header, kind, is_guessed_at=is_guessed_at),
     ]
@@ -192,13 +207,15 @@ def _report(message: ReportedMessage, failures: Sequence[Failure], kind: _Kind) 
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
     boundary = f"=_{digest}"
     fields = [
-        f"From: Mail Delivery System <MAILER-DAEMON@{kind.host}>",
+        f"From: Mail Delivery System <{sender or f'MAILER-DAEMON@{kind.host}'}>",
         f"To: <{_mailbox(message.envelope.reverse_path)}>",
         f"Subject: {kind.subject}",
         f"Date: {_date(kind.at_ns)}",
         f"Message-ID: <{queue_id}{kind.id_suffix}@{kind.host}>",
         "Auto-Submitted: auto-replied",
         "MIME-Version: 1.0",
+        # RFC 2045, 6.4: a part of 8 bits makes the whole one.
+        *([] if all(map(bytes.isascii, parts)) else [_EIGHT_BIT]),
         "Content-Type: multipart/report; report-type=delivery-status;",
         f' boundary="{boundary}"',
         "",
@@ -208,6 +225,10 @@ def _report(message: ReportedMessage, failures: Sequence[Failure], kind: _Kind) 
     delimiter = f"--{boundary}\r\n".encode("ascii")
     end = f"--{boundary}--\r\n".encode("ascii")
     return _crlf(fields) + b"".join(delimiter + part + b"\r\n" for part in parts) + end
+
+
+def _is_guessed_at(failures: Sequence[Failure]) -> bool:
+    return not any(failure.recipient.isascii() for failure in failures)
 
 
 def _explanation(failures: Sequence[Failure], kind: _Kind, *, is_guessed_at: bool) -> bytes:
@@ -300,12 +321,10 @@ def _returned_header(header: bytes, kind: _Kind, *, is_guessed_at: bool) -> byte
     return _encoded(fields, kept, is_guessed_at=is_guessed_at)
 
 
-def _returned_message(content: bytes, *, is_guessed_at: bool) -> bytes:
+def _returned_message(content: bytes) -> bytes:
     """Return the part with the original message (RFC 6522, 3)."""
-    fields = ["Content-Description: Undelivered Message"]
-    if _PLAIN_LINES.match(content) and not is_guessed_at:
-        return _crlf([*fields, "Content-Type: message/rfc822", ""]) + content
-    return _encoded([*fields, "Content-Type: message/global"], content, is_guessed_at=True)
+    fields = ["Content-Description: Undelivered Message", "Content-Type: message/rfc822"]
+    return _crlf([*fields, *([] if content.isascii() else [_EIGHT_BIT]), ""]) + content
 
 
 def _encoded(fields: Sequence[str], octets: bytes, *, is_guessed_at: bool) -> bytes:

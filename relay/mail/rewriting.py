@@ -90,7 +90,7 @@ class Rewriting:
         if not self.rule.startswith("@"):
             return original if comparable(original) == comparable(self.rule) else self.rule
         is_there = comparable_domain(domain) == comparable_domain(self.rule[1:])
-        return original if is_there else f"{local}{self.rule}"
+        return original if is_there else f"{local or original}{self.rule}"
 
     def rewritten(self, reverse_path: str, front: bytes) -> Rewritten:
         """Return what is sent of a message; `front` is its first FRONT_BYTES, or all of its content."""

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypedDict
 
 from pydantic import BeforeValidator, Field
 
-from relay.mail.address import MAX_LOCAL_BYTES, is_valid_address
+from relay.mail.address import is_valid_address
 from relay.mail.rewriting import Rewriting
 from relay.policy.limits import LimitRamp, LimitSettings
 from relay.policy.surroundings import UnusableSetting
@@ -39,6 +39,8 @@ DEFAULT_PATIENCE_NS = 86_400 * 1_000_000_000
 MOST_LANES = 64
 DEFAULT_FAILOVER_NS = 15 * 60 * 1_000_000_000
 MOST_ROUTES = 64
+OF_REPORTS = ("..", "reports", "upstreams")
+"""From the routes of a policy to this key."""
 """Each message asks all of them at worst, and each is a label of some metrics."""
 LONGEST_PATTERN = 300
 ALL_PERCENT = 100
@@ -60,13 +62,20 @@ def sender_pattern(value: object) -> str:
 
 
 def rewrite_rule(value: object) -> str:
-    """Take one address, or `@` and a domain: in ASCII, and so short that every name fits in front of it."""
-    words = "expected one address, or @ and a domain, that mail is sent by"
-    if isinstance(value, str):
-        tried = f"{'x' * MAX_LOCAL_BYTES}{value}" if value.startswith("@") else value
-        if "*" not in value and is_valid_address(tried, smtputf8=False):
+    """Take one address, or `@` and a domain, in ASCII."""
+    if isinstance(value, str) and "@" in value and "*" not in value:
+        tried = f"x{value}" if value.startswith("@") else value
+        if is_valid_address(tried, smtputf8=False):
             return value
-    raise unfit(words, value)
+    raise unfit("expected one address, or @ and a domain, that mail is sent by", value)
+
+
+def report_sender(value: object) -> str | None:
+    if value is None or (
+        isinstance(value, str) and len(value) <= LONGEST_PATTERN and is_valid_address(value, smtputf8=False)
+    ):
+        return value
+    raise unfit("expected one address, in ASCII", value)
 
 
 def domain_pattern(value: object) -> str:
@@ -276,12 +285,15 @@ Routes = Annotated[tuple[RouteSettings, ...], AnyOrder]
 
 
 def faults_of_routes(
-    routes: tuple[RouteSettings, ...], upstreams: Collection[str] | None
+    routes: tuple[RouteSettings, ...], of_reports: tuple[str, ...], upstreams: Collection[str] | None
 ) -> list[UnusableSetting]:
     """`upstreams`: those of the policy; None where they have faults of their own."""
-    found = []
+    found = _faults_of_names(OF_REPORTS, of_reports, upstreams)
     for index, route in enumerate(routes):
-        found += _faults_of_upstreams(index, route, upstreams)
+        found += _faults_of_names((index, "upstreams"), route.upstreams, upstreams)
+        # Not so `failover_after`: it has a default, which a policy that is written out states.
+        if len(route.upstreams) == 1 and route.spill_after_ns is not None:
+            found.append(UnusableSetting("spill_after needs a second upstream", (index, "spill_after")))
         is_last = index == len(routes) - 1
         if not route.asked() and not is_last:
             words = "a route without a condition takes all mail, so the routes behind it take none"
@@ -295,39 +307,58 @@ def faults_of_routes(
 
 
 def faults_of_shared_files(
-    routes: tuple[RouteSettings, ...], histories: Mapping[str, Path]
+    routes: tuple[RouteSettings, ...], of_reports: tuple[str, ...], histories: Mapping[str, Path]
 ) -> list[UnusableSetting]:
     """Say where routes name a second upstream of one history: their pauses are one file, which both write."""
     user_of: dict[Path, str] = {}
+    if of_reports and not routes:
+        default = next(iter(histories))
+        user_of[histories[default]] = default
     found = []
-    for index, route in enumerate(routes):
-        for number, name in enumerate(route.upstreams):
+    lists: list[tuple[tuple[str | int, ...], tuple[str, ...]]] = [(OF_REPORTS, of_reports)]
+    lists += [((index, "upstreams"), route.upstreams) for index, route in enumerate(routes)]
+    for at, names in lists:
+        for number, name in enumerate(names):
             if name in histories and (other := user_of.setdefault(histories[name], name)) != name:
                 words = (
                     "it shares its history, and the pauses beside that, with another upstream of the routes"
                 )
                 more = "give it a history of its own"
-                at = (index, "upstreams", number)
                 shown = f"{name} shares its history, and the pauses beside that, with {other}: {more}"
-                found.append(UnusableSetting(f"{words}: {more}", at, shown))
+                found.append(UnusableSetting(f"{words}: {more}", (*at, number), shown))
     return found
 
 
-def _faults_of_upstreams(
-    index: int, route: RouteSettings, upstreams: Collection[str] | None
+def _faults_of_names(
+    at: tuple[str | int, ...], names: tuple[str, ...], upstreams: Collection[str] | None
 ) -> list[UnusableSetting]:
     found = []
-    for number, name in enumerate(route.upstreams):
-        at = (index, "upstreams", number)
-        if name in route.upstreams[:number]:
-            found.append(UnusableSetting("it is listed before", at, f"{name} is listed before"))
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            found.append(UnusableSetting("it is listed before", (*at, number), f"{name} is listed before"))
         elif upstreams is not None and name not in upstreams:
             words = "the policy has no upstream of this name"
-            found.append(UnusableSetting(words, at, f"the policy has no upstream {name}"))
-    # Not so `failover_after`: it has a default, which a policy that is written out states.
-    if len(route.upstreams) == 1 and route.spill_after_ns is not None:
-        found.append(UnusableSetting("spill_after needs a second upstream", (index, "spill_after")))
+            found.append(UnusableSetting(words, (*at, number), f"the policy has no upstream {name}"))
     return found
+
+
+def with_reports(
+    routes: tuple[RouteSettings, ...], of_reports: tuple[str, ...], default: str
+) -> tuple[RouteSettings, ...]:
+    """Return the routes of a policy; those upstreams that reports go through are the first of them."""
+    if not of_reports:
+        return routes
+    first = RouteSettings(sender=(sorting.NULL_SENDER,), upstreams=of_reports)
+    return (first, *(routes or [RouteSettings(upstreams=(default,))]))
+
+
+def upstreams_of_reports(routes: tuple[RouteSettings, ...], default: str) -> tuple[str, ...]:
+    """Return the upstreams of the first route that takes the sender of reports and asks for nothing else."""
+    for route in routes:
+        is_open = route.asked() in ([], ["sender"])
+        if is_open and (route.sender is None or sorting.is_address(route.sender, "")):
+            return route.upstreams
+    return (default,)
 
 
 def routes_of(routes: tuple[RouteSettings, ...]) -> tuple[Route, ...]:

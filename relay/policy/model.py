@@ -25,8 +25,11 @@ from relay.policy.lane import (
     faults_of_routes,
     faults_of_shared_files,
     listed_upstreams,
+    report_sender,
     sender_pattern,
     stand_ins,
+    upstreams_of_reports,
+    with_reports,
 )
 from relay.policy.limits import Limits, LimitSettings
 from relay.policy.oauth2 import OAuth2
@@ -67,6 +70,7 @@ from relay.policy.units import (
     choose,
     each,
     is_loopback_host,
+    text,
     whole_number,
     whole_number_or,
 )
@@ -407,6 +411,10 @@ class Retry(Section):
 
 
 class Reports(Section):
+    upstreams: Annotated[tuple[str, ...], each(text)] | None = None
+    """Mail from `<>` goes through these, before any route is asked; default: as `routes` say."""
+    sender: Annotated[str | None, BeforeValidator(report_sender)] = Field(default=None, alias="from")
+    """The address in `From:` of reports and warnings; default: MAILER-DAEMON at our own name."""
     per_hour: PositiveInt | None = 60
     """The most reports and warnings in any hour; what is beyond waits.  null: any number."""
 
@@ -473,7 +481,7 @@ class Policy(Section):
     reports: Reports = Reports()
     lanes: dict[LaneName, LaneSettings] = Field(default_factory=dict)
     """The first that matches a message; without any, first come is first served."""
-    routes: Routes = ()
+    written_routes: Routes = Field(default=(), alias="routes", validate_default=True)
     """The first that matches a recipient; without any, the first upstream gets all mail."""
     notify: NotifySettings = ()
     """Who is told of bounces, pauses and stops, beside the log."""
@@ -488,16 +496,17 @@ class Policy(Section):
             raise broken_rules(rules)
         return lanes
 
-    @field_validator("routes")
+    @field_validator("written_routes")
     @classmethod
     def _routes_lead_somewhere(
         cls, routes: tuple[RouteSettings, ...], info: ValidationInfo
     ) -> tuple[RouteSettings, ...]:
         storage, upstreams = info.data.get("storage"), info.data.get("upstreams")
-        rules = faults_of_routes(routes, upstreams)
+        of_reports = info.data.get("reports", Reports()).upstreams or ()
+        rules = faults_of_routes(routes, of_reports, upstreams)
         if storage is not None and upstreams is not None:
             histories = {name: _history_of(storage.path, of) for name, of in upstreams.items()}
-            rules += faults_of_shared_files(routes, histories)
+            rules += faults_of_shared_files(routes, of_reports, histories)
         if rules:
             raise broken_rules(rules)
         return routes
@@ -544,6 +553,15 @@ class Policy(Section):
     @property
     def default_upstream(self) -> str:
         return next(iter(self.upstreams))
+
+    @property
+    def routes(self) -> tuple[RouteSettings, ...]:
+        """Return the routes, that of `reports.upstreams` first."""
+        return with_reports(self.written_routes, self.reports.upstreams or (), self.default_upstream)
+
+    @property
+    def upstreams_of_reports(self) -> tuple[str, ...]:
+        return upstreams_of_reports(self.routes, self.default_upstream)
 
     @property
     def listed_upstreams(self) -> frozenset[str]:

@@ -54,6 +54,8 @@ class Provider(Section):
     """The day on which the source said so."""
     preset: dict[str, object]
     """Keys of an upstream, as they would be written."""
+    refuses_reports: Text | None = None
+    """Who says that it takes no mail from `<>`, or from another address than the account's."""
     oauth2: ProviderOAuth2 | None = None
     verdicts: SourcedRules = ()
 

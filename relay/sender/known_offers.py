@@ -10,7 +10,7 @@ from collections.abc import Callable
 from relay.clock import Clock
 from relay.policy.model import Upstream
 from relay.upstream.connection import Connection
-from relay.verdicts.offers import APART_NS, DISTRUST_DSN_NS, Offers, OffersRecord
+from relay.verdicts.offers import APART_NS, DISTRUST_DSN_NS, OFFERED, Offers, OffersRecord
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
@@ -59,6 +59,11 @@ class KnownOffers:
             self._keep(
                 OffersRecord(self._clock.boot_id(), now_ns, self._clock.wall_ns(), self._server, offers)
             )
+
+    @property
+    def has_eight_bit(self) -> bool:
+        """Whether the last connection offered 8BITMIME."""
+        return self._offers.eight_bit == OFFERED
 
     def takes_dsn(self, connection: Connection) -> bool:
         """Return whether to pass on what senders want to be told (RFC 3461)."""

@@ -5,7 +5,7 @@ crash is the same message.  A recipient whose note was lost is reported all the 
 Does not: choose the recipients that it tells of (`relay.spool.interface.owed_report`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from relay.mail.envelope import Envelope
 from relay.mail.report import Action, Failure, Reason, ReportedMessage, delay_warning, final_report
@@ -17,8 +17,12 @@ _UNKNOWN = {Action.FAILED: "5.0.0", Action.RELAYED: "2.0.0"}
 
 
 class Reporter:
-    def __init__(self, hostname: str) -> None:
+    def __init__(self, hostname: str, takes_eight_bit: Callable[[], bool] = lambda: True) -> None:
+        """`takes_eight_bit` says whether the upstream that reports leave by is known to offer 8BITMIME."""
         self._hostname = hostname
+        self._takes_eight_bit = takes_eight_bit
+        self.sender: str | None = None
+        """The policy's `reports.from`, which may change."""
 
     def endings(
         self, message: Message, content: bytes, owed: OwedReport, notes: Mapping[int, Note], *, is_whole: bool
@@ -29,9 +33,13 @@ class Reporter:
             for index, status in zip(owed.indices, owed.statuses, strict=True)
         ]
         at_ns = max(ending.at_ns for ending in endings)
-        reported = ReportedMessage(message.queue_id, message.envelope, content, is_whole)
+        # Returned whole, 8 bits may not leave; the header is encoded.
+        may_return = is_whole and (content.isascii() or self._takes_eight_bit())
+        reported = ReportedMessage(message.queue_id, message.envelope, content, may_return)
         suffix = owed.report_id.removeprefix(message.queue_id)
-        report = final_report(reported, endings, hostname=self._hostname, at_ns=at_ns, suffix=suffix)
+        report = final_report(
+            reported, endings, hostname=self._hostname, at_ns=at_ns, suffix=suffix, sender=self.sender
+        )
         return self._envelope(message, at_ns), report
 
     def delays(
@@ -41,7 +49,12 @@ class Reporter:
         at_ns = max(each.at_ns for each in late)
         reported = ReportedMessage(message.queue_id, message.envelope, header)
         content = delay_warning(
-            reported, late, hostname=self._hostname, at_ns=at_ns, will_retry_until_ns=until_at_ns
+            reported,
+            late,
+            hostname=self._hostname,
+            at_ns=at_ns,
+            will_retry_until_ns=until_at_ns,
+            sender=self.sender,
         )
         return self._envelope(message, at_ns), content
 

@@ -58,7 +58,11 @@ class Sender:
     ) -> None:
         """`on_fault` is told of what must end the sender: a disk that cannot be trusted, a fault of ours."""
         self.queue = Queue()
-        self.spool_thread = SpoolThread(spool, Reporter(hostname), telemetry.spool_trouble)
+        self._reporter = Reporter(
+            hostname, lambda: self.upstreams.take_eight_bit(self._policy.upstreams_of_reports)
+        )
+        self._reporter.sender = policy.reports.sender
+        self.spool_thread = SpoolThread(spool, self._reporter, telemetry.spool_trouble)
         self.seen = NOT_SEEN
         self._policy = policy
         self._telemetry = telemetry
@@ -165,6 +169,7 @@ class Sender:
                 return
             self._policy = policy
             self.settling.terms = _terms(policy)
+            self._reporter.sender = policy.reports.sender
             await self.owed.use(policy)
             self._arrange()
             self._arrivals.use(policy)

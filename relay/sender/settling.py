@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from relay.mail.dsn import Notify
-from relay.mail.envelope import Envelope, QueueId, Shape
+from relay.mail.envelope import Envelope, QueueId, Shape, is_notice
 from relay.mail.rewriting import Rewritten
 from relay.queue.queued import RecipientsLeft, WaitKind, WaitReason
 from relay.queue.scheduler import Queued, Scheduler, State
@@ -478,7 +478,12 @@ class Settling:
         if not _FAILED.isdisjoint(statuses):
             tells_of = message.envelope.tells_of
             untold = [i for i, s in enumerate(statuses) if s in _FAILED and not tells_of(i, Notify.FAILURE)]
-            if untold:
+            if is_notice(message.queue_id):
+                self._metrics.report_dropped()
+                self._events.report_dropped(
+                    queue_id=message.queue_id, recipient=message.envelope.recipients[0]
+                )
+            elif untold:
                 self._events.report_omitted(queue_id=message.queue_id, nrcpt=len(untold))
         # What is worst for any of its recipients is what became of the message.
         self._metrics.removed(next((word for status, word in _WORST_FIRST if status in statuses), "relayed"))

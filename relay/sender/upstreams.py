@@ -7,7 +7,7 @@ own (`relay.queue.whole`), which hears here of every change of its state.
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -285,6 +285,11 @@ class Upstreams:
                 each.wake()
         if self._backlog.queue.wants_look:
             self._on_change()
+
+    def take_eight_bit(self, names: Iterable[str]) -> bool:
+        """Whether each offered 8BITMIME the last time.  May be called from any thread."""
+        in_use = [self.in_use.get(name) for name in names]
+        return all(each is not None and each.known.offers.has_eight_bit for each in in_use)
 
     def pausing(self, name: str) -> Pausing | None:
         return None if (each := self.in_use.get(name)) is None else each.pausing

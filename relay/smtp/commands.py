@@ -2,7 +2,7 @@
 
 Guarantees: what is read was checked to the last octet, and what is refused comes with the
 whole reply, in `Refused`.  What is written is one line.
-Strict as RFC 5321, but for what `relay.mail.address` says.
+Strict as RFC 5321, but for what `relay.mail.address` says, and the name in HELO and EHLO.
 """
 
 import enum
@@ -31,6 +31,7 @@ from relay.mail.dsn import (
     parse_orcpt,
     parse_ret,
 )
+from relay.mail.text import clean
 from relay.smtp import replies
 
 _Parsed = TypeVar("_Parsed")
@@ -41,11 +42,6 @@ MAX_LINE_BYTES = 2048
 # A tab may end a line (it is white space) and is refused by every grammar elsewhere.
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _LINE_END = re.compile(rb"[\r\n\0]")
-_HOST_NAME = re.compile(r"[!-~]{1,255}\Z")
-_FORWARD_UTF8 = partial(parse_forward_path, smtputf8=True)
-_FORWARD_ASCII = partial(parse_forward_path, smtputf8=False)
-# RFC 3461, 4: xtext; `<>` is one too.  More is taken here than in what is passed on.
-_XTEXT = re.compile(r"(?:[!-*,-<>-~]|\+[0-9A-Fa-f]{2})+\Z")
 _SIZE = re.compile(r"[0-9]{1,20}\Z")  # RFC 1870, 4
 
 
@@ -104,14 +100,14 @@ def split_command(line: bytes) -> tuple[str, str | None]:
     Octets outside UTF-8 become lone surrogates, so that `_path` has them back.
     """
     verb, _, argument = line.rstrip(b" \t").decode("utf-8", "surrogateescape").partition(" ")
-    return verb.upper(), argument or None
+    return verb.upper(), argument.lstrip(" ") or None
 
 
 def parse_host_name(argument: str | None) -> str:
-    """Return the argument of HELO or EHLO: any one word of printable ASCII; clients send what they like."""
-    if argument is None or not _HOST_NAME.match(argument):
+    """Return what the client calls itself, as printable ASCII on one line: Windows has any name."""
+    if argument is None:
         raise Refused(replies.HELO_NEEDS_NAME)
-    return argument
+    return clean(argument)
 
 
 def parse_mail(argument: str | None, *, has_dsn: bool = True) -> MailCommand:
@@ -135,8 +131,7 @@ def parse_mail(argument: str | None, *, has_dsn: bool = True) -> MailCommand:
             case "SMTPUTF8":
                 is_valid = value is None
             case "AUTH":
-                # RFC 4954, 5: must be accepted; we trust nobody's word for it, so it is dropped.
-                is_valid = value is not None and _XTEXT.match(value) is not None
+                pass  # RFC 4954, 5: must be accepted; we trust nobody's word for it, so it is dropped
             case "RET" if has_dsn:
                 ret = _of_dsn(parse_ret, value)
             case "ENVID" if has_dsn:
@@ -152,7 +147,7 @@ def parse_rcpt(argument: str | None, *, smtputf8: bool, has_dsn: bool = True) ->
     """Return what the argument of RCPT means (RFC 5321, 4.1.1.3).  Raises Refused as `parse_mail` does."""
     if argument is None or argument[:3].upper() != "TO:":
         raise Refused(replies.RCPT_SYNTAX)
-    parse = _FORWARD_UTF8 if smtputf8 else _FORWARD_ASCII
+    parse = partial(parse_forward_path, smtputf8=smtputf8)
     path = _path(argument[3:], parse, replies.malformed_recipient)
     notify: Notify | None = None
     orcpt = ""

@@ -55,7 +55,7 @@ LINE_TOO_LONG = "500 5.5.2 The command line is too long"
 UNKNOWN_COMMAND = "500 5.5.1 Command not recognized"
 NOT_IMPLEMENTED = "502 5.5.1 Command not implemented"
 NO_ARGUMENT_ALLOWED = "501 5.5.4 This command takes no argument"
-HELO_NEEDS_NAME = "501 Syntax: EHLO or HELO, then one host name"
+HELO_NEEDS_NAME = "501 Syntax: EHLO or HELO, then a host name"
 NEEDS_HELO = "503 5.5.1 Send EHLO or HELO first"
 NEEDS_EHLO = "503 5.5.1 Send EHLO first"
 NEEDS_MAIL = "503 5.5.1 Need MAIL first"
@@ -70,7 +70,6 @@ TOO_BIG = "552 5.3.4 The message exceeds the size limit"
 
 INTERNAL_FAULT = "451 4.3.0 Internal error, try again later"
 
-HAS_NUL = "550 5.6.0 The message contains a NUL octet (RFC 5322, 4)"
 BARE_NEWLINE = "550 5.6.0 A line ends in CR or LF alone instead of CRLF (RFC 5321, 2.3.8)"
 LOOPING = "554 5.4.6 Too many Received: lines, the message is looping"
 

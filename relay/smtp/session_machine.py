@@ -97,6 +97,7 @@ class SessionStep(NamedTuple):
 class MailTransaction:
     reverse_path: str
     smtputf8: bool
+    """MAIL carried SMTPUTF8 (RFC 6531, 3.4)."""
     eight_bit: bool = False
     recipients: list[str] = field(default_factory=list)
     named: dict[str, int] = field(default_factory=dict)
@@ -105,6 +106,10 @@ class MailTransaction:
     envid: str = ""
     asked: list[RecipientRequest] = field(default_factory=list)
     """For each recipient."""
+
+    @property
+    def is_ascii(self) -> bool:
+        return self.reverse_path.isascii() and all(map(str.isascii, self.recipients))
 
     @property
     def dsn(self) -> DsnRequest:

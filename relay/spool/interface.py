@@ -446,8 +446,12 @@ class Spool(Protocol):
     def load(self, queue_id: QueueId) -> Message:
         """Read a message.  Raises Corrupt after setting it aside."""
 
-    def content(self, queue_id: QueueId) -> Generator[bytes, None, None]:
-        """Stream the content; raises Corrupt *before* the last chunk if the checksum is wrong."""
+    def content(self, queue_id: QueueId, *, is_checked: bool = True) -> Generator[bytes, None, None]:
+        """Stream the content; raises Corrupt before the first octet if any is wrong.
+
+        All of it is read twice for that; an empty chunk comes for each that is checked.  What is not
+        checked is for a report to quote the beginning of, and for nothing else.
+        """
 
     def note(self, notes: Mapping[QueueId, Sequence[Note]]) -> None:
         """Keep notes, durably by `commit`."""

@@ -2,7 +2,7 @@
 
 Guarantees, as RFC 6409, 8 lets a submission program: lines end in CRLF;
 From, Date and Message-ID are added where they are missing; Bcc is removed, always; a `From ` line of an mbox
-on top goes; a text without a header gets one.  All else stays, octet for octet.
+on top becomes a field; a text without a header gets one.  All else stays, octet for octet.
 `delivered` does the same for the head of a file of a maildir, whose envelope is in the lines on top of it;
 it adds nothing to what came from a mail server.
 """
@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import format_datetime, formataddr
-from itertools import chain
+from itertools import chain, pairwise
 
 from relay.mail.dsn import Notify, Ret
-from relay.mail.header import header_fields
+from relay.mail.header import MAILBOX_LINE, header_fields, opened
 from relay.submission.addresses import NotAnAddress, addresses_in
 
 _NEWLINE = re.compile(rb"\r\n|\r|\n")
@@ -23,7 +23,7 @@ _FIELD = re.compile(rb"([!-9;-~]+)[ \t]*:")
 _TO, _RESENT = ("to", "cc", "bcc"), ("resent-to", "resent-cc", "resent-bcc")
 _NEVER_SENT = {b"bcc", b"resent-bcc"}
 _RETURN_PATH, _DELIVERED_TO = b"return-path", b"delivered-to"
-_ON_TOP = {_RETURN_PATH, _DELIVERED_TO, b"x-original-to", b"envelope-to"}
+_ON_TOP = {_RETURN_PATH, _DELIVERED_TO, b"x-original-to", b"envelope-to", MAILBOX_LINE.lower()}
 """What programs that deliver into a maildir write above the message."""
 
 
@@ -187,19 +187,17 @@ def _reverse_path(text: str, hostname: str) -> str:
 
 def _parted(content: bytes) -> tuple[list[bytes], bytes]:
     """Return the fields of the header, each with its folded lines, and what follows them."""
-    fields: list[bytes] = []
-    start = content.find(b"\r\n") + 2 if content.startswith((b"From ", b">From ")) else 0
-    while start < len(content):
-        end = content.find(b"\r\n", start) + 2
-        line = content[start:end]
-        if fields and line[:1] in {b" ", b"\t"}:
-            fields[-1] += line
-        elif _FIELD.match(line):
-            fields.append(line)
-        else:
-            break
-        start = end
-    return fields, content[start:]
+    content = opened(content)
+    starts: list[int] = []
+    at = 0
+    while at < len(content):
+        end = content.find(b"\r\n", at) + 2
+        if not (starts and content[at : at + 1] in {b" ", b"\t"}):
+            if not _FIELD.match(content, at, end):
+                break
+            starts.append(at)
+        at = end
+    return [content[start:end] for start, end in pairwise([*starts, at])], content[at:]
 
 
 def _name(field: bytes) -> bytes:

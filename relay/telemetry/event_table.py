@@ -115,6 +115,9 @@ _ROWS: tuple[tuple[str, Level, str, str, str], ...] = (
     ("started", _NOTICE, "version hostname path",
      "started: version {version}, host {hostname}, policy {path}",
      "The relay begins."),
+    ("hostname_without_domain", _WARNING, "hostname",
+     "this host is called {hostname}, without a domain: write hostname in the policy",
+     "Neither the policy nor the host says our full name."),
     ("recovered", _NOTICE, "counts duration_seconds", "recovered in {duration_seconds}s: {counts}",
      "The spool was read: what the start found."),
     ("listening", _NOTICE, "listener protocol", "listening on {listener} for {protocol}",
@@ -168,9 +171,12 @@ _ROWS: tuple[tuple[str, Level, str, str, str], ...] = (
      "The first report since has to wait; those behind it do too."),
     ("reports_uncounted", _ERROR, "error", "reports cannot be counted, and go without a limit: {error}",
      "The history of the reports failed; they are owed, so they go."),
+    ("report_dropped", _ERROR, "queue_id recipient",
+     "{queue_id}: a report to {recipient} could not be relayed, and is dropped: see reports.upstreams",
+     "The sender of a message does not know that it failed or is late: nobody is told but this log."),
     ("report_omitted", _WARNING, "queue_id nrcpt",
      "{queue_id}: no report of {nrcpt} failed recipients: it is from <>, wants none (NOTIFY), or is deleted",
-     "A report could not be relayed, or was deleted, or its sender wants none: nobody is told but this log."),
+     "A client's bounce could not be relayed, or a message was deleted, or its sender wants no report."),
     ("upstream_paused", _WARNING, "upstream until_at reason",
      "upstream {upstream} paused until {until_at}: {reason}",
      "A refusal that is about us: the upstream rests and its messages stay as they are."),
@@ -319,7 +325,7 @@ TEXT_LINES: dict[str, tuple[LogLine, ...]] = {
 _PROCESSES = {
     "smtpd": "connected disconnected refused refusals_untold",
     "smtp": "upstream_connected delivery",
-    "bounce": "report_waiting reports_capped reports_uncounted report_omitted",
+    "bounce": "report_waiting reports_capped reports_uncounted report_dropped report_omitted",
     "qmgr": "recovered waiting removed upstream_paused sender_paused upstream_stopped upstream_resumed "
     "operator_paused operator_pause_ended route_diverted route_down route_restored "
     "token_late refresh_token_unrecorded "

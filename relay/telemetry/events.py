@@ -128,6 +128,9 @@ class Events:
     def started(self, *, version: str, hostname: str, path: str) -> None:
         self._tell("started", version=version, hostname=hostname, path=path)
 
+    def hostname_without_domain(self, *, hostname: str) -> None:
+        self._tell("hostname_without_domain", hostname=hostname)
+
     def recovered(self, *, counts: Mapping[str, int], duration_ns: int) -> None:
         self._tell("recovered", counts=counts, duration_seconds=_seconds(duration_ns))
 
@@ -283,6 +286,9 @@ class Events:
 
     def report_omitted(self, *, queue_id: QueueId, nrcpt: int) -> None:
         self._tell("report_omitted", queue_id=queue_id, nrcpt=nrcpt)
+
+    def report_dropped(self, *, queue_id: QueueId, recipient: str) -> None:
+        self._tell("report_dropped", queue_id=queue_id, recipient=recipient)
 
     def report_waiting(self, *, queue_id: QueueId) -> None:
         self._tell("report_waiting", queue_id=queue_id)

@@ -138,6 +138,8 @@ _ROWS: tuple[tuple[str, Type, Source, str, str], ...] = (
     ("relay_delay_seconds", "histogram", "live", "part",
      "The delay of each transaction that was relayed, by part."),
     ("relay_reports_total", "counter", "live", "kind", "Reports and warnings queued for senders."),
+    ("relay_reports_dropped_total", "counter", "live", "",
+     "Reports and warnings that could not be relayed: their senders were not told."),
     ("relay_reports_capped_total", "counter", "live", "",
      "Reports that had to wait for `reports.per_hour`."),
     ("relay_notices_total", "counter", "live", "result",

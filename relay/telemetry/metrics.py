@@ -195,6 +195,9 @@ class Metrics(Collector):
     def report_published(self, kind: Literal["report", "warning", "success"]) -> None:
         self._counts["relay_reports_total"][kind,] += 1
 
+    def report_dropped(self) -> None:
+        self._counts["relay_reports_dropped_total"][()] += 1
+
     def report_capped(self) -> None:
         self._counts["relay_reports_capped_total"][()] += 1
 

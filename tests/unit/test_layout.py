@@ -564,7 +564,7 @@ def test_tests_mirror_the_rooms() -> None:
         f"tests/{folder}"
         for folder in folders
         if not (
-            folder.parts[0] in {"bench", "fakes"}
+            folder.parts[0] in {"bench", "fakes", "system"}
             or (folder.parts[0] == "unit" and set(folder.parts[1:2]) <= set(ROOMS))
             or (folder.parts[0] == "proofs" and set(folder.parts[1:2]) <= proofs)
         )
@@ -573,6 +573,17 @@ def test_tests_mirror_the_rooms() -> None:
         for folder in folders
         if not (ROOT / "tests" / folder / "__init__.py").exists()
     ])  # fmt: skip
+
+
+def test_the_system_is_tested_from_outside() -> None:
+    _none(
+        [
+            f"{module.name}:{line} imports {name}"
+            for module in _modules("tests/system")
+            for line, name in module.imports
+            if name.split(".")[0] == "relay"
+        ]
+    )
 
 
 def test_the_map_names_every_room() -> None:

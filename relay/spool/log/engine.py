@@ -282,8 +282,8 @@ class LogSpool:
         self._memory.remember(opened)
         return loaded
 
-    def content(self, queue_id: QueueId) -> Generator[bytes, None, None]:
-        yield from self._reader.stream(queue_id)
+    def content(self, queue_id: QueueId, *, is_checked: bool = True) -> Generator[bytes, None, None]:
+        yield from self._reader.stream(queue_id, is_checked=is_checked)
 
     def note(self, noted: Mapping[QueueId, Sequence[Note]]) -> None:
         for queue_id, its in noted.items():

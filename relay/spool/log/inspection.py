@@ -202,8 +202,7 @@ class LogInspector(RootInspector):
 
     def _check(self, path: str, queue_id: QueueId) -> None:
         try:
-            for _ in files.stream(self._disk, path, queue_id):
-                pass
+            files.check(self._disk, path, queue_id)
         except Corrupt as fault:
             becomes = "moved to corrupt/ when the relay next meets it, never sent, never deleted"
             self._find(path, "corrupt_message", str(fault), becomes, "see in corrupt/ what it is")

@@ -110,15 +110,16 @@ class MessageReader:
             path = self._layout.content(found.queue_id)
             return files.read(self._disk, path, found.queue_id, with_content=True, sorter=sorter)
 
-    def stream(self, queue_id: QueueId) -> Iterator[bytes]:
-        """Yield the content in chunks; Corrupt is raised before the last one."""
+    def stream(self, queue_id: QueueId, *, is_checked: bool) -> Iterator[bytes]:
+        """Yield the content in chunks, as `Spool.content` says."""
         found = self._record(queue_id)
         if found.kind in INLINE:
             yield message.decode(queue_id, found.payload).content or b""
             return
         try:
             with files.absence(queue_id):
-                yield from files.stream(self._disk, self._layout.content(queue_id), queue_id)
+                path = self._layout.content(queue_id)
+                yield from files.stream(self._disk, path, queue_id, is_checked=is_checked)
         except Corrupt as fault:
             self._damaged.set_aside(queue_id, str(fault), b"", found.number)
             raise

@@ -162,11 +162,11 @@ class MaildirSpool:
         known = self._memory.whole(queue_id)
         return None if known is None else known.message(is_held=queue_id in self._held)
 
-    def content(self, queue_id: QueueId) -> Generator[bytes, None, None]:
+    def content(self, queue_id: QueueId, *, is_checked: bool = True) -> Generator[bytes, None, None]:
         path = self._path(queue_id)
         try:
             with absence(queue_id):
-                yield from files.stream(self._disk, path, queue_id)
+                yield from files.stream(self._disk, path, queue_id, is_checked=is_checked)
         except Corrupt as fault:
             self._try_to_set_aside(path, str(fault))
             raise

@@ -118,8 +118,7 @@ class Inspector(RootInspector):
             if (why := self._why_a_strangers(path, os.lstat(path))) is not None:
                 raise Corrupt(why)
             message = files.read(self._disk, path, queue_id, with_content=False, is_shown_only=True)
-            for _ in files.stream(self._disk, path, queue_id):
-                pass
+            files.check(self._disk, path, queue_id)
             return message
 
         return read

@@ -1,12 +1,13 @@
 """Message files on the disk: read and listed; and what an error of the disk says of one.
 
-Guarantees: what is returned matched every length, checksum and id; any other file is `Corrupt`.
+Guarantees: what is returned matched every length, checksum and id; any other file is `Corrupt`.  The one
+exception is a stream that its caller asks to leave unchecked.
 OSError for a lack of our own (descriptors, memory) says nothing about the file.  Nor does Unreadable,
 where the disk gives no bytes: they may come the next time, so the message keeps its place.
 """
 
 import errno
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 
 from relay.mail.envelope import QueueId
 from relay.mail.header import names_of
@@ -21,6 +22,7 @@ from relay.spool.root.quarantine import Quarantine, describe, subject_name
 LISTED_BYTES = 64 * 1024
 """Content up to here is checked for a listing; `relay fsck` checks all of it."""
 _FIRST_READ_BYTES = 64 * 1024
+_WRONG = "the content does not match its checksum"
 
 
 class StillArriving(Exception):  # noqa: N818 - a state, not an error
@@ -86,21 +88,45 @@ def read_again(disk: Disk, path: str, known: Opened) -> None:
         known.header, known.content, known.modified_at_ns = header, content, status.modified_at_ns
 
 
-def stream(disk: Disk, path: str, queue_id: QueueId) -> Iterator[bytes]:
-    """Yield the content in chunks; raises Corrupt before the last one if any octet is wrong."""
+def stream(disk: Disk, path: str, queue_id: QueueId, *, is_checked: bool = True) -> Iterator[bytes]:
+    """Yield the content in chunks, as `Spool.content` says."""
     with _faults_of_the_file, opened(disk, disk.open_read(path)) as fd:
         header = read_open(disk, fd, disk.status(fd), queue_id).header
-        crc, held_back = 0, b""
-        for offset in range(0, header.content_bytes, INLINE_BYTES):
-            size = min(INLINE_BYTES, header.content_bytes - offset)
-            chunk = disk.pread(fd, size, message_file.HEADER_BYTES + offset)
-            crc = message_file.checksum(chunk, crc)
-            if held_back:
-                yield held_back
-            held_back = chunk
-        if crc != header.content_crc:
-            raise Corrupt("the content does not match its checksum")
-        yield held_back
+        checksums = (yield from _checked(disk, fd, header)) if is_checked else []
+        for number, (crc, chunk) in enumerate(_chunks(disk, fd, header), 1):
+            # The cache may have dropped what was checked, and the disk may read otherwise now.
+            if is_checked and crc != checksums[number]:
+                raise Corrupt(_WRONG)
+            yield chunk
+
+
+def check(disk: Disk, path: str, queue_id: QueueId) -> None:
+    """Read all of the content; raises Corrupt if any octet is wrong."""
+    with _faults_of_the_file, opened(disk, disk.open_read(path)) as fd:
+        header = read_open(disk, fd, disk.status(fd), queue_id).header
+        for _ in _checked(disk, fd, header):
+            pass
+
+
+def _checked(disk: Disk, fd: int, header: message_file.Header) -> Generator[bytes, None, list[int]]:
+    """Yield an empty chunk for each that was read; return 0 and the checksum up to the end of each."""
+    checksums = [0]
+    for crc, _ in _chunks(disk, fd, header):
+        checksums.append(crc)
+        yield b""
+    if checksums[-1] != header.content_crc:
+        raise Corrupt(_WRONG)
+    return checksums
+
+
+def _chunks(disk: Disk, fd: int, header: message_file.Header) -> Iterator[tuple[int, bytes]]:
+    """Yield each chunk behind the checksum of the content up to its end."""
+    crc = 0
+    for offset in range(0, header.content_bytes, INLINE_BYTES):
+        size = min(INLINE_BYTES, header.content_bytes - offset)
+        chunk = disk.pread(fd, size, message_file.HEADER_BYTES + offset)
+        crc = message_file.checksum(chunk, crc)
+        yield crc, chunk
 
 
 def set_aside_files(
@@ -119,8 +145,8 @@ def _listed(disk: Disk, path: str) -> SetAside:
         with opened(disk, disk.open_read(path)) as fd:
             size_bytes, modified_at_ns, _, _ = disk.status(fd)
         message = read(disk, path, subject_name(name), with_content=False, is_shown_only=True)
-        for _ in stream(disk, path, message.queue_id) if size_bytes <= LISTED_BYTES else ():
-            pass
+        if size_bytes <= LISTED_BYTES:
+            check(disk, path, message.queue_id)
     except (Corrupt, OSError) as fault:
         why = str(fault) if isinstance(fault, Corrupt) else f"cannot be read: {fault.strerror}"
         return SetAside(shown, size_bytes, modified_at_ns, "", 0, why)
@@ -203,7 +229,7 @@ def _content(disk: Disk, fd: int, first: bytes, header: message_file.Header) -> 
         return None
     content = _part(disk, fd, first, message_file.HEADER_BYTES, header.content_bytes)
     if message_file.checksum(content) != header.content_crc:
-        raise Corrupt("the content does not match its checksum")
+        raise Corrupt(_WRONG)
     return content
 
 

@@ -24,7 +24,6 @@ import json
 import re
 import zlib
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter
@@ -307,10 +306,7 @@ def _dsn_of(facts: dict[str, Any], recipients: int) -> DsnRequest:
 
 
 def shape_of(envelope: Envelope, size_bytes: int, *, eight_bit: bool) -> Shape:
-    """SMTPUTF8 that was asked for but not used (all ASCII) is not needed (RFC 6531, 3.6)."""
-    addresses: Sequence[str] = (envelope.reverse_path, *envelope.recipients)
-    is_used = eight_bit or not all(map(str.isascii, addresses))
-    return Shape(size_bytes, eight_bit, envelope.smtputf8 and is_used)
+    return Shape(size_bytes, eight_bit, envelope.smtputf8)
 
 
 def checksum(chunk: bytes, before: int = 0) -> int:

@@ -44,6 +44,7 @@ BIG = b"Subject: Message too big\r\n\r\n" + (b"a" * 899 + b"\r\n") * 1165
 
 OWN_HOST = "a password that does not leave the host is taken without TLS"
 NO_ATTEMPT = "a response that cannot be read is no wrong password: it counts as any refused command does"
+ANY_NAME = "a client may call itself anything that fits on a command line"
 UNREAD = "content is passed on as it is; a malformed header is not a relay's to judge"
 ENDS = "a browser is sent away at once, and 421 says that the connection is closed"
 
@@ -96,7 +97,7 @@ DIALOGUES = (
     ), content=HEADER + b"\r\nMuahahahaha\r\n\r\n.x\r\n\r\n.\r\n\r\nThis is stuffy.\r\n\r\n"),
     Dialogue("empty_helo", ((Turn("HELO", 501), Turn("EHLO", 501), HELO),)),
     Dialogue("helo", ((HELO, QUIT),)),
-    Dialogue("line_too_long", ((Turn(f"HELO {'aaaaaaaaa1' * 105}", 554),),)),
+    Dialogue("line_too_long", ((Turn(f"HELO {'aaaaaaaaa1' * 105}", 554, 2, ANY_NAME),),)),
     Dialogue("message_too_big", ((*TO_DATA, Turn(BIG + b"a" * 899 + b"\r\n.\r\n", 552), QUIT),)),
     Dialogue("sendmail", ((*TO_DATA, Turn(SMUGGLED + b"\r\n.\r\n", 250), QUIT),), content=SMUGGLED + b"\r\n"),
     Dialogue("unknown_command", ((EHLO, Turn("WHATISTHIS", 500)),)),

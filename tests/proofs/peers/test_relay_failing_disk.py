@@ -1,5 +1,6 @@
 """A whole relay whose disk fails a sync: it stops, says why, ends with 74; the next one reads the disk."""
 
+import asyncio
 import os
 import re
 import smtplib
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.smarthost import Smarthost
 from tests.proofs.peers import smtp_tools
 from tests.proofs.peers.demand import demand, find, missing_program
 from tests.proofs.peers.relay import RelayProcess
@@ -20,6 +22,8 @@ pytestmark = pytest.mark.slow
 
 ONE_MESSAGE = re.compile(rb"^reserved [0-9]+ [0-9]+ 1 1 0 [0-9]+$", re.MULTILINE)
 """The line of a reservation of one message to one recipient, without shares."""
+LONG = (b"x" * 70 + b"\r\n") * 8192
+"""Content that is streamed: above 256 KiB."""
 
 
 @contextmanager
@@ -85,3 +89,36 @@ def test_mail_that_cannot_be_synced_gets_451_and_is_given_up(
             sink.wait_for(1)
             relay.wait_until_empty()
         assert sink.count == 1
+
+
+@pytest.mark.parametrize("engine", ["maildir", "log"])
+async def test_a_damaged_sector_of_long_content_is_no_fault_of_the_sender(
+    tmp_path: Path, engine: str
+) -> None:
+    def act(host: Smarthost) -> None:
+        upstream = {"host": "127.0.0.1", "port": host.port, "tls": "none"}
+        relay = RelayProcess(
+            tmp_path, {"isp": upstream}, spool={"path": "./spool", "engine": engine}, hostname="relay.test"
+        )
+        with relay:
+            assert relay.command("pause", "isp").returncode == 0
+            with smtplib.SMTP("127.0.0.1", relay.port, timeout=HANG_S) as session:
+                session.sendmail("mjd@front.test", ["r@list.test"], b"Subject: long\r\n\r\n" + LONG)
+            relay.kill()
+        (path,) = (p for p in relay.spool.rglob("*") if p.is_file() and p.stat().st_size > len(LONG))
+        with path.open("r+b") as file:
+            file.seek(len(LONG) // 2)
+            file.write(b"\r" * 512)
+        with relay:
+            assert relay.command("resume", "isp").returncode == 0
+            relay.wait_for_log(lambda line: "does not match its checksum" in line or "status=" in line)
+            wait_until(lambda: relay.metrics()["relay_spool_corrupt_total"] == 1)
+            # Damaged mail is still there, for a human being.
+            assert relay.metrics()["relay_ledger_imbalance_recipients"] == 0
+            assert relay.command("fsck").returncode == os.EX_DATAERR
+        assert [line for line in relay.log() if "status=" in line] == []
+        assert host.relayed == []
+
+    host = Smarthost()
+    async with host:
+        await asyncio.to_thread(act, host)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from relay.practice.witness import Witnessed
-from tests.fakes.smarthost import Script, Smarthost
+from tests.fakes.smarthost import Script, Smarthost, Turn, turns
 from tests.proofs.peers.practice import Practice
 from tests.proofs.peers.relay import RelayProcess
 from tests.proofs.peers.waiting import wait_until
@@ -17,6 +18,7 @@ from tests.proofs.peers.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 CONTENT = "Subject: x\r\n\r\nx\r\n"
+README = Path(__file__).parents[3] / "README.md"
 SEED = 7
 
 
@@ -146,3 +148,46 @@ def test_a_limit_set_too_high_is_found_and_kept_to(tmp_path: Path, tell: Callabl
         tell(
             f"{found.partition('isp: ')[2]}: then {limit['count']}, {host.ledger.refused - refused} refusals"
         )
+
+
+@pytest.mark.parametrize("account", [0, 1], ids=["gmail", "m365"])
+async def test_reports_leave_as_the_accounts_of_readme_let_them(tmp_path: Path, account: int) -> None:
+    """The account sends only as itself; of Microsoft 365 not even from `<>`."""
+    example = yaml.safe_load(README.read_text().split("```yaml\n")[1 + account].partition("```")[0])
+    itself = example["upstreams"]["m365" if account else "gmail"]["auth"]["user"]
+
+    def mail(argument: str) -> Turn:
+        return "550 5.2.252 SendAsDenied" if account and argument.startswith("FROM:<>") else "250 ok"
+
+    def act(local: Smarthost) -> None:
+        ports = {name: local.port if name == "local" else host.port for name in example["upstreams"]}
+        upstreams = {
+            name: {"host": "127.0.0.1", "port": port, "tls": "none", "shield": None, "history": name}
+            for name, port in ports.items()
+        }
+        relay = RelayProcess(tmp_path, upstreams, reports=example["reports"])
+        with relay:
+            send(relay, "gone@there.test")
+            relay.wait_until_empty()
+            assert relay.metrics()["relay_reports_dropped_total"] == 0
+        ((report,), other) = (local.relayed, host.relayed) if account else (host.relayed, local.relayed)
+        assert (report.reverse_path, other) == ("", [])
+        assert f"<{example['reports']['from']}>" in report.content.decode().partition("\r\nTo:")[0]
+        assert account or example["reports"]["from"] == itself
+
+    host = Smarthost(Script(mail=mail, rcpt=lambda to: "550 5.1.1 who?" if "gone" in to else "250 ok"))
+    async with host:
+        await beside(Smarthost(), act)
+
+
+async def test_a_report_that_no_upstream_takes_is_an_error(tmp_path: Path) -> None:
+    def act(host: Smarthost) -> None:
+        upstream = {"host": "127.0.0.1", "port": host.port, "tls": "none", "shield": None}
+        with RelayProcess(tmp_path, {"isp": upstream}, hostname="inside") as relay:
+            relay.wait_for_log(lambda line: "this host is called inside, without a domain" in line)
+            send(relay, "gone@there.test")
+            relay.wait_until_empty()
+            assert relay.metrics()["relay_reports_dropped_total"] == 1
+            relay.wait_for_log(lambda line: "a report to mjd@front.test could not be relayed" in line)
+
+    await beside(Smarthost(Script(rcpt=turns(*["550 5.1.1 who?"] * 10))), act)

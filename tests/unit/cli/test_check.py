@@ -134,7 +134,10 @@ def test_an_unreadable_policy_is_one_fault(check: Check, tmp_path: Path) -> None
 
 def test_a_good_policy_is_summed_up(check: Check, tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
-    path.write_text(SMALL + "  two: {host: '::1', tls: none, port: 25, history: /h}\nhttp: 127.0.0.1:9725\n")
+    more = (
+        "  two: {host: '::1', tls: none, port: 25, history: /h}\nhttp: 127.0.0.1:9725\nhostname: a.example\n"
+    )
+    path.write_text(SMALL + more)
     assert check(str(path)) == (
         0,
         f"""\
@@ -149,10 +152,45 @@ upstream  two: ::1 port 25, no TLS, no auth, 4 connections
           history /h
           note: no limits, so mail goes as fast as it is taken
           note: gets no mail; all of it goes to the first, isp
-restart   needed after a change of spool, listen, http; all else is live
+reports   through isp, from MAILER-DAEMON@a.example
+restart   needed after a change of spool, listen, http, hostname; all else is live
 """,
         "",
     )
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        (
+            "",
+            [
+                "reports   through isp, from MAILER-DAEMON@inside",
+                "          note: microsoft365 refuses reports",
+            ],
+        ),
+        (
+            "routes: [{sender: '<>', upstreams: two}, {upstreams: isp}]",
+            ["reports   through two, from MAILER"],
+        ),
+        (
+            "reports: {upstreams: [two, isp], from: p@x.example}",
+            ["reports   through two, isp, from p@x.example", "          note: microsoft365 refuses reports"],
+        ),
+    ],
+)
+def test_reports_that_would_not_arrive_are_noted(
+    check: Check, tmp_path: Path, more: str, shown: list[str]
+) -> None:
+    path = tmp_path / "policy.yaml"
+    small = SMALL.replace("smtp.example.net", "smtp.office365.com")
+    path.write_text(f"{small}  two: {{host: '::1', tls: none, port: 25}}\nhostname: inside\n{more}\n")
+    code, out, _ = check(str(path))
+    lines = out[out.index("reports ") :].splitlines()[:-1]
+    assert code == 0
+    assert len(lines) == len(shown) + 1
+    assert all(line.startswith(words) for line, words in zip(lines, shown, strict=False))
+    assert lines[-1] == "          note: this host is called inside, without a domain: write hostname"
 
 
 def test_lanes_are_summed_up_with_their_shares(check: Check, tmp_path: Path) -> None:

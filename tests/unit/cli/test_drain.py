@@ -98,7 +98,6 @@ def test_the_caller_may_say_whose_it_is_and_for_whom(
         (ON_TOP.replace(b"list-c@d.test", b"root") + TEXT, [], "is not an address"),
         (ON_TOP + b"Subject: x\n\n", ["-t"], "names no recipient"),
         (ON_TOP + TEXT + b"x" * 2000, [], "552"),
-        (ON_TOP + b"\0", [], "the message: 5"),
         (ON_TOP + b"Received: x\n" * 3 + b"\n", [], "554"),
         (ON_TOP + b"X: " + b"y" * (1 << 20), [], "its header is longer"),
     ],
@@ -110,7 +109,6 @@ def test_the_caller_may_say_whose_it_is_and_for_whom(
         "bare-name",
         "nobody",
         "size",
-        "nul",
         "loop",
         "header",
     ],
@@ -183,7 +181,9 @@ def test_root_takes_only_what_is_the_maildirs_owners(maildir: Maildir, tmp_path:
 def test_many_that_are_refused_keep_no_good_one_from_going(maildir: Maildir) -> None:
     # More than a session may have errors: it ends, and another one begins.
     for number in range(60):
-        maildir.put(f"new/{number}.x", ON_TOP + TEXT if number % 10 == 9 else ON_TOP + b"\0")
+        maildir.put(
+            f"new/{number}.x", ON_TOP + TEXT if number % 10 == 9 else ON_TOP + b"Received: x\n" * 3 + b"\n"
+        )
 
     assert maildir.drain() == os.EX_DATAERR
     assert len(queued(maildir.policy)) == 6

@@ -63,6 +63,7 @@ def test_octets_are_a_client_or_no_header(octets: bytes, kept: int) -> None:
     [
         (b"EHLO client.example\r\n", "no PROXY header"),
         (b"PROXY TCP4 192.0.2.1 192.0.2.9 40000 25\r\n", "no PROXY header"),
+        (b"PROXY UNKNOWN\r\nQUIT\r\n", "no PROXY header"),
         (SIGNATURE + b"\x11\x11\0\x0c" + bytes(12), "version 1"),
         (SIGNATURE + b"\x22\x11\0\x0c" + bytes(12), "command 2"),
         (SIGNATURE + b"\x21\x12\0\x0c" + bytes(12), "transport 2"),
@@ -115,13 +116,19 @@ async def test_an_accepted_message_names_the_client() -> None:
         assert b"192.0.2.77" in accepted.trace
 
 
-async def test_a_health_check_is_the_balancers_own() -> None:
+@pytest.mark.parametrize(
+    "check",
+    [LOCAL, SIGNATURE + b"\x20\x11\0\x0c" + bytes(12), SIGNATURE + b"\x20\xff\0\x07\x20\0\x04abcd"],
+    ids=["bare", "with addresses", "with more"],
+)
+async def test_a_health_check_is_the_balancers_own(check: bytes) -> None:
     async with listening(PROXIES) as room:
         connection = await room.connect()
-        await connection.send(LOCAL)
-        assert codes(await connection.reply()) == [220]
+        await connection.send(check + b"QUIT\r\n")
+        assert codes(await connection.rest()) == [220, 221]
 
         assert opened(room) == ["unknown[127.0.0.1]"]
+        assert not room.observer.refusals
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,13 @@ LETTERS = "abcXYZ019"
 
 
 def _labels() -> st.SearchStrategy[str]:
-    inner = st.text(LETTERS + "-", max_size=10)
-    return st.builds(lambda a, b, c: a + b + c, st.sampled_from(LETTERS), inner, st.sampled_from(LETTERS))
+    inner, edge = st.text(LETTERS + "-_", max_size=10), st.sampled_from(LETTERS + "_")
+    return st.builds(lambda a, b, c: a + b + c, edge, inner, edge)
 
 
 def _domains() -> st.SearchStrategy[str]:
-    return st.lists(_labels(), min_size=1, max_size=5).map(".".join)
+    names = st.lists(_labels(), min_size=1, max_size=5).map(".".join)
+    return st.builds(str.__add__, names, st.sampled_from(["", "."]))
 
 
 def _quoted() -> st.SearchStrategy[str]:
@@ -36,8 +37,7 @@ def _quoted() -> st.SearchStrategy[str]:
 
 
 def _locals() -> st.SearchStrategy[str]:
-    atoms = st.text(ATEXT, min_size=1, max_size=8)
-    return st.one_of(st.lists(atoms, min_size=1, max_size=4).map(".".join), _quoted())
+    return st.one_of(st.text(ATEXT + ".", min_size=1, max_size=32), _quoted())
 
 
 def _literals() -> st.SearchStrategy[str]:
@@ -62,7 +62,7 @@ def test_address_of_the_grammar_comes_out_as_it_went_in(address: str) -> None:
 
 def _nearly_addresses() -> st.SearchStrategy[bytes]:
     """Generate an address with something put in somewhere: often refused, often just let in."""
-    foreign = st.binary(max_size=3) | st.lists(st.sampled_from(rb'<>@ab."\[]: =-,'), max_size=3).map(bytes)
+    foreign = st.binary(max_size=3) | st.lists(st.sampled_from(rb'<>@ab."\[]: =-,_'), max_size=3).map(bytes)
     return st.builds(
         lambda address, at, octets: address.encode()[:at] + octets + address.encode()[at:],
         _addresses(),
@@ -81,8 +81,11 @@ def test_whatever_is_let_in_is_the_octets_between_the_brackets(inside: bytes) ->
         return
     raw = path.address.encode()
 
-    assert argument.startswith(b"<" + raw + b">")
+    route = re.escape(raw).join([rb"< *(?:@[^<>@\x00-\x20]+,)*(?:@[^<>@\x00-\x20]+:)?", rb" *>"])
+    assert re.match(route, argument)
     assert not re.search(rb"[\x00-\x1f\x7f]", raw)
+    # What could end the path stands in a quoted string.
+    assert raw.startswith(b'"') or not re.search(rb"[<> ]", raw)
     assert path.address == "" or is_valid_address(path.address, smtputf8=True)
 
 
@@ -130,34 +133,28 @@ def test_validity_on_the_way_out_is_what_the_way_in_allows(text: str, smtputf8: 
         b"\x7f@b",
         b'"\x7f"@b',
         "\x85@b".encode(),
-        # Source routes, comments, spaces, missing parts.
-        b"@r1,@r2:a@b",
-        b"@r:a@b",
+        # Source routes that are none, comments, spaces, missing parts.
+        b"@r1@r2:a@b",
+        b"@r:@b",
+        b"@r,a@b",
         b"(c)a@b(d)",
         b"a@b(d)",
-        b" a@b ",
-        b"a@b ",
         b"a b@c",
         b"a",
         b"@b",
         b"a@",
-        b"Postmaster",
-        b"postmaster",
+        b"root",
         b"a@b@c",
         b"a@b,c@d",
         b"a@b>,<c@d",
         b"<a@b>",
-        # Dots and hyphens.
-        b".a@b",
-        b"a.@b",
-        b"a..b@c",
+        # Dots and hyphens of a domain.
         b"a@.b",
-        b"a@b.",
+        b"a@b..",
         b"a@b..c",
         b"a@-b",
         b"a@b-",
         b"a@b-.c",
-        b"a@b_c",
         b"a@b c",
         # Quoted strings.
         b'"a@b',
@@ -184,11 +181,9 @@ def test_validity_on_the_way_out_is_what_the_way_in_allows(text: str, smtputf8: 
         b"\xed\xa0\x80@b",
         b"a@\xff",
         # Lengths.
-        b"l" * 65 + b"@b",
-        b'"' + b"l" * 63 + b'"@b',
-        b"a@" + b"l" * 64,
-        b"a@" + b".".join([b"d" * 63] * 4) + b".d",
-        b"l" * 60 + b"@" + b".".join([b"d" * 60] * 3) + b"." + b"d" * 12,
+        b"l" * 985 + b"@b",
+        b"a@" + b".".join([b"d" * 63] * 16),
+        b"a@" + b"l" * 64 + b".test",
     ],
 )
 def test_attack_or_mistake_is_refused(inside: bytes) -> None:
@@ -215,12 +210,17 @@ def test_attack_or_mistake_is_refused(inside: bytes) -> None:
         b"a@[127.0.0.1]",
         b"a@[ipv6:::1]",
         b"a@[IPv6:::ffff:1.2.3.4]",
-        b"l" * 64 + b"@b",
-        b"a@" + b"l" * 63,
-        b"l" * 60 + b"@" + b".".join([b"d" * 60] * 3) + b"." + b"d" * 10,
+        b"l" * 984 + b"@b",
+        b"a@" + b".".join([b"d" * 63] * 15),
+        b".a@b",
+        b"a.@b",
+        b"a..b@c",
+        b"a@b.",
+        b"a@b_c",
+        b"a@_dmarc.b",
     ],
 )
-def test_what_the_rfc_allows_is_let_in_undecoded(inside: bytes) -> None:
+def test_what_mail_in_use_has_is_let_in_undecoded(inside: bytes) -> None:
     inside = b"" if inside == b"<>" else inside
 
     assert parse_reverse_path(b"<" + inside + b">").address.encode() == inside
@@ -229,11 +229,11 @@ def test_what_the_rfc_allows_is_let_in_undecoded(inside: bytes) -> None:
 @pytest.mark.parametrize(
     ("argument", "why"),
     [
-        (b"a@b>", "nothing may stand beside"),
+        (b"a@b>", "not an address"),
         (b"postmaster", "no domain"),
         (b"<a\t@b>", "control characters"),
-        (b"<@r:a@b>", "source routes"),
         (b"<postmaster>", "no domain"),
+        (b"<" + b"l" * 985 + b"@b>", "longer than 986 octets"),
         (b"<a@b", "does not end in an angle bracket"),
         (b"<a b@c>", "not an address"),
     ],
@@ -243,11 +243,13 @@ def test_a_refusal_says_what_is_wrong(argument: bytes, why: str) -> None:
         parse_reverse_path(argument)
 
 
-def test_spaces_before_the_path_are_skipped_and_only_there() -> None:
+def test_spaces_around_the_address_are_skipped_and_only_there() -> None:
+    assert parse_reverse_path(b"< a@b  >").address == "a@b"
+    assert parse_reverse_path(b"< >").address == ""
     assert parse_reverse_path(b"  <a@b>").address == "a@b"
     assert parse_reverse_path(b" <>").address == ""
     assert parse_forward_path(b" <a@b>", smtputf8=False).address == "a@b"
-    for argument in (b"\t<a@b>", b"\ta@b", b"< a@b>", b"", b" "):
+    for argument in (b"\t<a@b>", b"\ta@b", b"<a @b>", b"<a@ b>", b"", b" "):
         with pytest.raises(MalformedAddress):
             parse_reverse_path(argument)
 
@@ -270,7 +272,7 @@ def test_without_brackets_nothing_is_taken_that_is_not_within_them(octets: bytes
         return
     raw = path.address.encode()
 
-    assert octets.lstrip(b" ").startswith((raw, b"<" + raw + b">"))
+    assert raw in octets
     assert parse_forward_path(b"<" + raw + b">", smtputf8=True).address == path.address
 
 
@@ -282,17 +284,49 @@ def test_without_brackets_nothing_is_taken_that_is_not_within_them(octets: bytes
         b"a@b;",
         b"a@b\t",
         b"a@b\x00",
-        b"Ann <a@b>",
         b"@r:a@b",
         b"a b@c",
         b"a@b c@d",
-        b"a@b.",
         b"a",
     ],
 )
 def test_what_is_no_address_in_brackets_is_none_without(argument: bytes) -> None:
     with pytest.raises((MalformedAddress, MalformedParameters)):
         parse_forward_path(argument, smtputf8=True)
+
+
+@pytest.mark.parametrize(
+    ("argument", "address"),
+    [
+        (b"Ann <a@b>", "a@b"),
+        (b"J\xf6rg Ann <a@b> SIZE=1", "a@b"),
+        (b'"A, <x@y> \\" B" <a@b>', "a@b"),
+        (b'"A"<a@b>', "a@b"),
+        (b"<@r1,@r2.test:a@b>", "a@b"),
+        (b'<@r:"a:b"@c>', '"a:b"@c'),
+        (b"Mailer <>", ""),
+    ],
+)
+def test_a_display_name_and_a_source_route_are_left_out(argument: bytes, address: str) -> None:
+    assert parse_reverse_path(argument).address == address
+
+
+@pytest.mark.parametrize(
+    "argument", [b"a AUTH=<>", b"a AUTH=<x@y>", b"A\x00 <a@b>", b"a@b <c@d>", b'"A <a@b>', b"A> <a@b>"]
+)
+def test_what_may_be_something_else_is_no_display_name(argument: bytes) -> None:
+    with pytest.raises((MalformedAddress, MalformedParameters)):
+        parse_reverse_path(argument)
+
+
+@pytest.mark.parametrize("name", ["Postmaster", "postmaster", "POSTMASTER"])
+def test_the_postmaster_alone_needs_no_domain_and_is_no_sender(name: str) -> None:
+    path = f"<{name}>".encode()
+
+    assert parse_forward_path(path, smtputf8=False).address == name
+    assert is_valid_address(name, smtputf8=False)
+    with pytest.raises(MalformedAddress):
+        parse_reverse_path(path)
 
 
 def test_recipient_may_not_be_empty() -> None:
@@ -319,7 +353,7 @@ def test_lone_surrogate_is_not_valid_on_the_way_out() -> None:
 
 
 def test_parameters_keep_their_values_and_order() -> None:
-    path = parse_reverse_path(b"<a@b> size=10 BODY=8BITMIME Auth=<> X-y  ")
+    path = parse_reverse_path(b"<a@b>  size=10   BODY=8BITMIME Auth=<> X-y  ")
 
     assert list(path.parameters.items()) == [
         ("SIZE", "10"),
@@ -331,7 +365,7 @@ def test_parameters_keep_their_values_and_order() -> None:
 
 @pytest.mark.parametrize(
     "rest",
-    [b"x", b"SIZE=1", b"  SIZE=1", b" SIZE=1  BODY=7BIT", b" SIZE=1 size=2", b" SIZE=", b" =1", b" -X=1",
+    [b"x", b"SIZE=1", b" SIZE=1 size=2", b" SIZE=1  size=1", b" SIZE=", b" =1", b" -X=1",
      b" A=b=c", b" A_B", b"\tSIZE=1", b" SIZE=1\t", b" SIZE=\x00", b" SIZE=\xc3", b" >"],
 )  # fmt: skip
 def test_malformed_parameters_are_refused(rest: bytes) -> None:

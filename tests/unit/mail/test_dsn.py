@@ -101,10 +101,10 @@ def test_an_original_recipient_is_told_in_ascii(value: str, original: tuple[str,
     "value",
     [
         "", ";", "rfc822", "rfc822;", ";a@b", "rfc 822;a@b", "rfc822;a b", "rfc822;a=b", "rfc822;é@b",
-        "rfc822;a+0Ab", "rfc822;a+C3", "rfc822;a+C2+85", "rfc822;" + "x" * 494, "(x);a", "utf-8;",
+        "rfc822;a+0Ab", "rfc822;a+C3", "rfc822;a+C2+85", "(x);a", "utf-8;",
         "utf-8;a+b", "utf-8;a\\b", r"utf-8;\x{0A}",
         r"utf-8;\x{D800}", r"utf-8;\x{110000}", r"utf-8;\x{e9}", r"utf-8;\x{2028}", "utf-8;\u0085",
-        "utf-8;a\u202eb", "utf-8;" + "é" * 250, "utf-8;\ud800", "utf-8;a b", "x" * 41 + ";a",
+        "utf-8;a\u202eb", "utf-8;\ud800", "utf-8;a b", "x" * 41 + ";a",
     ],
 )  # fmt: skip
 def test_an_orcpt_that_is_none_is_refused(value: str) -> None:

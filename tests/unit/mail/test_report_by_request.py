@@ -1,6 +1,5 @@
 """Reports as a sender asked for them: of success, with the whole message, in its own words (RFC 3461)."""
 
-import email
 from dataclasses import replace
 
 import pytest
@@ -116,12 +115,12 @@ def test_any_content_returns_to_the_octet(octets: bytes, is_guessed_at: bool) ->
     about = asked(FULL, whole)
     report = bounce(failure("\u00e9@example.com" if is_guessed_at else "alice@example.com"), about=about)
 
-    assert report.isascii()
-    assert max(map(len, report.split(b"\r\n"))) <= 998
-    if b"Content-Type: message/rfc822" in report:
-        assert b"\r\n\r\n" + whole in report
+    if is_guessed_at or b"\0" in octets:
+        # Mailman's parser would guess from the text; and few servers take NUL.
+        assert report.isascii()
+        assert parts(report)[2].get_content_type() == "text/rfc822-headers"
         return
-    # The library parses whatever is called a message, and knows no encoded one.
-    (_, part) = report.split(b"Content-Type: message/global\r\n")
-    plain = email.message_from_bytes(b"Content-Type: text/plain\r\n" + part.partition(b"\r\n--=_")[0])
-    assert plain.get_payload(decode=True) == whole
+    head, _, returned = report.partition(b"Content-Type: message/rfc822\r\n")
+    assert b"\r\n\r\n" + whole + b"\r\n--=_" in b"\r\n" + returned
+    is_eight_bit = b"Content-Transfer-Encoding: 8bit\r\n"
+    assert (is_eight_bit in head, is_eight_bit in returned) == (not whole.isascii(),) * 2

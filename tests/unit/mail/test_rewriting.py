@@ -58,6 +58,11 @@ def test_a_fixed_address_keeps_the_name_and_the_author() -> None:
     ]
 
 
+def test_a_name_without_a_domain_gets_the_domain() -> None:
+    assert DOMAIN.address("Postmaster") == "Postmaster@example.com"
+    assert header(DOMAIN, "From: Postmaster")[0] == "From: Postmaster@example.com"
+
+
 def test_a_domain_takes_the_place_of_every_other() -> None:
     assert header(DOMAIN, "From: Ann <ann@home.lan> (work), bob@office.lan") == [
         "From: Ann <ann@example.com> (work), bob@example.com",

@@ -125,3 +125,30 @@ def test_routes_that_rewrite_otherwise_divide_a_message() -> None:
 
     assert [part.rewriting and part.rewriting.rule for part in parts] == ["a@x.example", "@x.example"]
     assert 'rewrite: "@x.example"' in policy_text(made, {})
+
+
+@pytest.mark.parametrize(
+    ("reports", "place", "words"),
+    [
+        ("{upstreams: [ses, gone]}", "7:28: reports.upstreams[1]", "the policy has no upstream of this name"),
+        ("{upstreams: [ses, ses]}", "7:28: reports.upstreams[1]", "it is listed before"),
+        ("{upstreams: twin}", "7:22: reports.upstreams[0]", "it shares its history"),
+        ("{upstreams: []}", "7:22: reports.upstreams", "expected at least one"),
+        ("{from: postmaster@ü.example}", "7:17: reports.from", "expected one address, in ASCII"),
+        ('{from: "<a@b.example>"}', "7:17: reports.from", "expected one address, in ASCII"),
+    ],
+)
+def test_reports_leave_by_known_upstreams_and_as_an_address(reports: str, place: str, words: str) -> None:
+    text = """spool: /spool
+listen: [{address: "127.0.0.1:0", clients: [127.0.0.0/8]}]
+upstreams:
+  isp: {host: isp.example}
+  ses: {host: ses.example}
+  twin: {host: isp.example}
+reports: %s
+"""
+    with pytest.raises(PolicyError) as refused:
+        parse_policy((text % reports).encode(), Path("/policy.yaml"))
+    assert str(refused.value).startswith(f"/policy.yaml:{place}: {words}")
+    good = parse_policy((text % "{upstreams: [ses], from: null}").encode(), Path("/policy.yaml"))
+    assert [route.upstreams for route in good.routes] == [("ses",), ("isp",)]

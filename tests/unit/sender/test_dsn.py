@@ -4,6 +4,7 @@ import email
 import email.policy
 from pathlib import Path
 
+import pytest
 from flufl.bounce import all_failures, scan_message
 
 from relay.clock import SECOND_NS
@@ -143,6 +144,34 @@ async def test_ret_says_how_much_of_the_message_returns(tmp_path: Path) -> None:
         for report in others:
             assert b"text/rfc822-headers" in report
             assert b".dotted" not in report
+
+
+LONG_LINE = CONTENT + b"x" * 2000 + b"\r\n"
+EIGHT_BIT = CONTENT + "ü\r\n".encode()
+
+
+@pytest.mark.parametrize("content", [LONG_LINE, EIGHT_BIT], ids=["long line", "8-bit"])
+@pytest.mark.parametrize("offers", [True, False], ids=["8BITMIME", "7-bit"])
+async def test_a_returned_message_is_found_by_a_parser(tmp_path: Path, content: bytes, offers: bool) -> None:
+    extensions = Smarthost.EXTENSIONS if offers else ("SIZE 100000000",)
+    async with Smarthost(Script(rcpt=nobody)) as isp, Smarthost(extensions=extensions) as local:
+        two = f"  local: {{host: 127.0.0.1, port: {local.port}, tls: none, history: ./local}}\n"
+        two += "reports: {upstreams: [local]}\n"
+        async with Relay(policy_of(tmp_path, isp.port, SHIELD_OFF, two)) as relay:
+            # The first is of ASCII, so that it is known what the upstream offers.
+            for each in (CONTENT, content):
+                relay.accept(GONE, content=each, dsn=asked(None, ret=Ret.FULL))
+                await relay.until_empty()
+
+        (_, report) = reports(local)
+        *_, part = email.message_from_bytes(report.content, policy=email.policy.SMTP).iter_parts()
+        if content.isascii() or offers:
+            assert part.get_content_type() == "message/rfc822"
+            assert report.content.count(b"\r\n\r\n" + content) == 1
+            (original,) = part.iter_parts()
+            assert original["Subject"] == "hello"
+        else:
+            assert part.get_content_type() == "text/rfc822-headers"
 
 
 async def test_a_success_is_told_once_though_its_report_waits_over_a_restart(tmp_path: Path) -> None:

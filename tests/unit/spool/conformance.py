@@ -278,7 +278,7 @@ class Conformance(HandingOver, ReadingOn):
         (entry,) = recover(spool).entries
         assert entry.is_held
         spool.mark({queue_id: {0: RELAYED, 1: BOUNCED, 2: RELAYED}})
-        assert list(spool.content(queue_id)) == [CONTENT]
+        assert b"".join(spool.content(queue_id)) == CONTENT
         spool.release(queue_id)
         spool.hold(queue_id)
         spool.finish([queue_id])

@@ -14,8 +14,6 @@ from relay.spool.interface import (
     Adopted,
     Corrupt,
     LedgerAccount,
-    Message,
-    Spool,
     SpoolBusy,
     Status,
     Totals,
@@ -105,6 +103,7 @@ class HandingOver:
 
         assert b"".join(chunks) == content
         assert all(len(piece) <= INLINE_BYTES for piece in chunks)
+        assert b"".join(spool.content(queue_id, is_checked=False)) == content
         assert spool.load(queue_id).content == (content if size <= INLINE_BYTES else None)
 
     def test_an_unknown_message_is_absent_and_the_others_are_marked(self, engine: Engine) -> None:
@@ -179,8 +178,9 @@ class HandingOver:
         # What was just taken may be in memory, where no damage reaches it.
         spool = again(engine, spool)
         engine.damage(damaged)
+        # Not one octet: an upstream could refuse it, and its sender would be blamed.
         with pytest.raises(Corrupt):
-            self._read_all(spool, damaged, size)
+            assert (spool.load(damaged).content, any(spool.content(damaged))) == (None, False)
         with pytest.raises(Absent):
             spool.load(damaged)
 
@@ -198,14 +198,15 @@ class HandingOver:
             # Those of the damaged one are counted as still there: it is in nobody's hands but ours.
             assert spool.totals() == Totals(accepted=6, relayed=3, queued=3)
 
-    @staticmethod
-    def _read_all(spool: Spool, queue_id: QueueId, size: int) -> Message:
-        message, read = spool.load(queue_id), 0
-        for chunk in spool.content(queue_id):
-            read += len(chunk)
-            # Never the whole of it: an upstream must not get a final dot.
-            assert read < size
-        return message
+    def test_content_that_is_damaged_while_it_is_read_stops_before_the_damage(self, engine: Engine) -> None:
+        spool, queue_id = recovered(engine), accept(engine.intake(), content=bytes(3 * INLINE_BYTES))
+        taken(spool)
+        chunks = spool.content(queue_id)
+        assert next(filter(None, chunks)) == bytes(INLINE_BYTES)
+        engine.damage(queue_id)
+        with pytest.raises(Corrupt):
+            b"".join(chunks)
+        assert spool.corrupt_count() == 1
 
     def test_a_message_of_another_spool_is_adopted_as_it_is(self, engine: Engine) -> None:
         other = on_the_model()

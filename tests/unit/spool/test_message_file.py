@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret, asked_of
-from relay.mail.envelope import Envelope, QueueId
+from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.spool.interface import Corrupt, Status
 from relay.spool.message import message_file
 
@@ -199,23 +199,12 @@ def test_what_could_not_be_read_back_is_never_written(recipients: tuple[str, ...
         message_file.encode_envelope(QUEUE_ID, replace(ENVELOPE, recipients=recipients))
 
 
-@pytest.mark.parametrize(
-    ("smtputf8", "eight_bit", "recipient", "needs"),
-    [
-        (False, False, "a@example.com", (False, False)),
-        (True, False, "a@example.com", (False, False)),
-        (True, True, "a@example.com", (True, True)),
-        (True, False, "ä@example.com", (False, True)),
-        (False, True, "a@example.com", (True, False)),
-    ],
-)
-def test_the_shape_tells_what_an_upstream_must_carry(
-    *, smtputf8: bool, eight_bit: bool, recipient: str, needs: tuple[bool, bool]
-) -> None:
-    envelope = replace(ENVELOPE, recipients=(recipient,), smtputf8=smtputf8)
-    shape = message_file.shape_of(envelope, 5, eight_bit=eight_bit)
+@pytest.mark.parametrize("smtputf8", [False, True])
+@pytest.mark.parametrize("eight_bit", [False, True])
+def test_the_shape_tells_what_an_upstream_must_carry(*, smtputf8: bool, eight_bit: bool) -> None:
+    shape = message_file.shape_of(replace(ENVELOPE, smtputf8=smtputf8), 5, eight_bit=eight_bit)
 
-    assert (shape.eight_bit, shape.smtputf8) == needs
+    assert shape == Shape(5, eight_bit, smtputf8)
     header = message_file.decode_header(message_file.encode_header(5, b"", 1, shape, 0))
     assert header.shape == shape
 

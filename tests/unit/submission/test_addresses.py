@@ -1,5 +1,7 @@
 """Addresses as people and programs write them."""
 
+from email.utils import getaddresses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +54,23 @@ def test_no_name_beside_an_address_hides_it(members: list[tuple[str, str]]) -> N
     text = ", ".join(f'"{name}" <{address}>' for name, (_, address) in zip(quoted, members, strict=True))
 
     assert addresses_in(text, HOST) == list(dict.fromkeys(address for _, address in members))
+
+
+_MEMBERS = st.one_of(
+    st.from_regex(r"[a-z.+]{1,8}@[a-z_]{1,8}\.test", fullmatch=True),
+    st.from_regex(r"[A-Z ]{0,5}<[a-z]{1,8}@\[192\.0\.2\.[1-9]\]>", fullmatch=True),
+    st.from_regex(r'"[a-z,<>@:; ]{0,8}(\\")?" <"[a-z ]{1,8}"@b\.test>', fullmatch=True),
+    st.from_regex(r"[a-z]{1,8}@b\.test \([a-z,<>@:; ]{0,8}(\([a-z]\))?\)", fullmatch=True),
+    st.from_regex(r"[A-Z]{1,5}: [a-z]{1,8}@c\.test, D <[a-z]{1,8}@c\.test>;", fullmatch=True),
+)
+
+
+@given(st.lists(_MEMBERS, max_size=6))
+def test_a_list_is_read_as_python_reads_it(members: list[str]) -> None:
+    text = ", ".join(members)
+    expected = [address for _, address in getaddresses([text]) if address]
+
+    assert addresses_in(text, HOST) == list(dict.fromkeys(expected))
 
 
 @given(st.text(max_size=40))

@@ -31,9 +31,15 @@ def test_a_whole_message_is_not_changed() -> None:
     assert compose(text, "a@b.test").content == text
 
 
-@pytest.mark.parametrize("head", [b"", b"From me Mon Nov 23\n", b">From me Mon Nov 23\n"])
-def test_a_text_without_a_header_gets_one(head: bytes) -> None:
-    assert compose(head + b"hello: \nyou", "a@b.test").content.endswith(b">\r\nhello: \r\n\r\nyou\r\n")
+def test_a_text_without_a_header_gets_one() -> None:
+    assert compose(b"hello: \nyou", "a@b.test").content.endswith(b">\r\nhello: \r\n\r\nyou\r\n")
+
+
+@pytest.mark.parametrize("line", [b"From me Mon Nov 23\n", b">From me Mon Nov 23\n"])
+def test_the_line_of_an_mbox_becomes_a_field(line: bytes) -> None:
+    field = b"X-Mailbox-Line: " + line.replace(b"\n", b"\r\n")
+
+    assert compose(line + WHOLE + b"\nhi\n", "a@b.test").content == field + WHOLE + b"\r\nhi\r\n"
 
 
 def test_bcc_goes_and_counts_only_where_the_header_is_asked() -> None:

@@ -20,6 +20,11 @@ def test_only_the_lines_on_top_are_the_envelope() -> None:
     assert (found.reverse_path, found.recipients) == ("a@b.test", ("c@d.test",))
     assert found.content == b"X-Original-To: x@y.test\r\n" + HEAD
 
+    found = delivered(b"From x Mon Nov 23\r\n" + ON_TOP + HEAD, AUTHOR, EnvelopeSource())
+
+    assert (found.reverse_path, found.recipients) == ("a@b.test", ("c@d.test",))
+    assert found.content.startswith(b"X-Mailbox-Line: From x Mon Nov 23\r\nX-Original-To: x@y.test\r\n")
+
 
 @pytest.mark.parametrize("head", [b"", b"no field\r\n\r\n", b"Subject: x\r\nno field\r\n", b"\r\n", HEAD])
 def test_what_came_from_a_mail_server_stays_as_it_is(head: bytes) -> None:

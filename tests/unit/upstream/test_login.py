@@ -126,6 +126,30 @@ async def test_a_challenge_that_is_none_ends_the_login() -> None:
         assert host.commands[1:] == ["AUTH CRAM-MD5"]
 
 
+@pytest.mark.parametrize(
+    "prompt", ["334", "334 ", "334 VXNlciBOYW1lAA==", "334 Username:", "334 2.0.0 go on"]
+)
+@pytest.mark.parametrize("welcome", [b"235\r\n", b"235 \r\n", b"235-2.7.0 a\r\n235 2.7.0 b\r\n"])
+async def test_a_login_is_asked_for_in_any_words(prompt: str, welcome: bytes) -> None:
+    script = Script(challenge=prompt, auth=welcome)
+    async with (
+        Smarthost(script, accounts={USER: PASSWORD}) as host,
+        connected(account(host, user=USER, password=PASSWORD, mechanism=Mechanism.LOGIN)),
+    ):
+        assert host.sessions[0].user == USER
+
+
+@pytest.mark.parametrize(
+    "offer", ["AUTH=LOGIN", "AUTH=LOGIN PLAIN", "auth login", "AUTH  LOGIN", "AUTH LOGIN "]
+)
+async def test_a_mechanism_is_offered_in_any_spelling(offer: str) -> None:
+    async with (
+        Smarthost(Script(ehlo=f"250-x\r\n250 {offer}"), accounts={USER: PASSWORD}) as host,
+        connected(account(host, user=USER, password=PASSWORD, mechanism=Mechanism.LOGIN)),
+    ):
+        assert host.sessions[0].user == USER
+
+
 async def test_a_password_with_nul_is_not_sent() -> None:
     async with Smarthost(accounts={USER: PASSWORD}) as host:
         with pytest.raises(UpstreamUnavailable, match="NUL"):

@@ -204,6 +204,20 @@ async def test_what_was_offered_before_tls_counts_for_nothing(certificates: Cert
             assert connection.unfit(transaction(smtputf8=True).shape) is not None
 
 
+@pytest.mark.parametrize("under_tls", [b"250-STARTTLS\r\n250 AUTH PLAIN\r\n", b"250 AUTH=PLAIN\r\n"])
+async def test_what_is_offered_under_tls_alone_counts(certificates: Certificates, under_tls: bytes) -> None:
+    def offers(_argument: str) -> Turn:
+        is_first = len(host.commands) == 1
+        return b"250-fake.example\r\n" + (b"250-AUTH GSSAPI\r\n250 STARTTLS\r\n" if is_first else under_tls)
+
+    tls = server_context(certificates.right)
+    async with Smarthost(Script(ehlo=offers), tls=tls, accounts={"u": "p"}) as host:
+        opened = account(host, tls=Tls.STARTTLS, ca_file=certificates.ca, user="u", password="p")
+        async with connected(opened):
+            assert [command.split()[0] for command in host.commands] == ["EHLO", "STARTTLS", "EHLO", "AUTH"]
+            assert host.sessions[0].user == "u"
+
+
 async def test_plain_speech_on_the_port_of_implicit_tls_ends_it(certificates: Certificates) -> None:
     async with Smarthost(Script(connect=[DEFAULT, SILENCE])) as host:
         text = await failure(account(host, tls=Tls.IMPLICIT, ca_file=certificates.ca))

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from relay.policy.limits import LimitSettings
 from relay.policy.units import HostPort
 from relay.practice.account import PracticeBehaviour
 from relay.practice.smarthost import PracticeSmarthost
+from relay.smtp.sasl import BearerToken
 from relay.verdicts.health import Health
 from tests.fakes.token_server import CLIENT, USER, TokenServer
 from tests.unit.sender.in_process_relay import Relay, policy_of
@@ -27,7 +28,11 @@ def server() -> Iterator[TokenServer]:
 
 @asynccontextmanager
 async def relaying(
-    server: TokenServer, folder: Path, more: str = "", connections: int = 2
+    server: TokenServer,
+    folder: Path,
+    more: str = "",
+    connections: int = 2,
+    is_token: Callable[[BearerToken], bool] | None = None,
 ) -> AsyncIterator[Relay]:
     """Run a relay with a consent of before, towards a smarthost that takes the server's tokens."""
     refresh, secret = folder / "refresh", folder / "secret"
@@ -35,7 +40,9 @@ async def relaying(
         path.touch(0o600)
         path.write_text(text + "\n")
     behaviour = PracticeBehaviour(LimitSettings.model_validate({"messages": 1000, "per": "1m"}), 1)
-    host = PracticeSmarthost(HostPort("127.0.0.1", 0), "u", "p", behaviour, is_token=server.is_good)
+    host = PracticeSmarthost(
+        HostPort("127.0.0.1", 0), "u", "p", behaviour, is_token=is_token or server.is_good
+    )
     await host.start()
     oauth2 = (
         f"grant: refresh_token, client_id: {CLIENT}, client_secret_file: secret, "
@@ -80,6 +87,22 @@ async def test_a_short_life_is_no_trouble(server: TokenServer, tmp_path: Path) -
             server.revoke_access()  # as if its time was over
         sent = [form["refresh_token"] for form in server.requests]
         assert len(sent) == len(set(sent))
+        assert "stopped" not in relay.log.getvalue()
+
+
+@pytest.mark.parametrize("life", [{}, {"expires_in": None}, *({"expires_in": n} for n in ("60", 1.5, 0, -1))])
+async def test_mail_goes_whatever_life_the_server_tells(
+    server: TokenServer, tmp_path: Path, life: dict[str, object]
+) -> None:
+    token = secrets.token_urlsafe(24)
+    said = {"access_token": token, "token_type": "bearer", **life}
+    server.failures.extend([(200, json.dumps(said).encode(), {})] * 3)
+    async with relaying(server, tmp_path, is_token=lambda shown: shown.token == token) as relay:
+        for _ in range(3):
+            relay.accept()
+        await relay.until_empty()
+
+        assert 1 <= len(server.requests) <= 3
         assert "stopped" not in relay.log.getvalue()
 
 

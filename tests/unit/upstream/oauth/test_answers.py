@@ -59,7 +59,8 @@ def test_a_giant_answer_is_no_trouble_of_ours(nesting: bytes) -> None:
     ("expires_in", "life"),
     [
         (3600, 3600), ("3599", 3599), (12.9, 12), (None, DEFAULT_LIFE_SECONDS),
-        ("soon", DEFAULT_LIFE_SECONDS), (-1, 0), (10**30, LONGEST_LIFE_SECONDS), (True, 1),
+        ("soon", DEFAULT_LIFE_SECONDS), ("", DEFAULT_LIFE_SECONDS), (0, 0), ("0", 0), (-1, 0),
+        (10**30, LONGEST_LIFE_SECONDS), (True, 1),
     ],
 )  # fmt: skip
 def test_a_life_is_what_the_server_says_within_reason(expires_in: object, life: int) -> None:
@@ -67,6 +68,13 @@ def test_a_life_is_what_the_server_says_within_reason(expires_in: object, life: 
 
     assert isinstance(found, Granted)
     assert found.life_seconds == life
+
+
+def test_a_life_that_the_server_does_not_tell_is_an_hour_at_most() -> None:
+    found = answer(access_token="a", token_type="Bearer")
+
+    assert isinstance(found, Granted)
+    assert found.life_seconds == DEFAULT_LIFE_SECONDS <= 3600
 
 
 @pytest.mark.parametrize("token", ["", "with space", "with\u00e9", "a\r\nb", "a\x01b", "x" * 8193, 7, None])
