@@ -1,13 +1,14 @@
 """`relay check`: all that is wrong with a policy, or what it comes to."""
 
-import contextlib
+import json
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from relay.cli.options import POLICY_VARIABLE, default_policy, printable
+from relay.cli.options import policy_option, printable
 from relay.mail.formats import span
 from relay.policy.lane import lanes_of
 from relay.policy.loosening import RESTART_KEYS
@@ -18,23 +19,22 @@ from relay.policy.source import read_policy, value_in
 from relay.policy.written_out import policy_text, written_key
 from relay.throttle.limit import plain_words
 
+QUICK_ANSWER_SECONDS = 5.0
+"""Of a relay that is only asked by the way."""
+
 
 @click.command()
-@click.argument(
-    "path",
-    metavar="[FILE]",
-    type=click.Path(path_type=Path),
-    envvar=POLICY_VARIABLE,
-    default=default_policy,
-)
+@click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
+@policy_option
 @click.option("--show", "is_shown", is_flag=True, help="Print the policy with all presets and defaults.")
-def check(path: Path, *, is_shown: bool) -> None:
+def check(policy_path: Path, file: Path | None, *, is_shown: bool) -> None:
     """Check a policy: print every fault, or a summary.
 
-    FILE is by default $RELAY_POLICY, then ./policy.yaml, then /etc/relay/policy.yaml.  Each
-    fault is a line FILE:LINE:COLUMN: KEY: MESSAGE on stderr; the exit code is then 78.  The
-    files that the policy names are checked too, so run this as the user that the relay runs as.
+    FILE is the policy, as with --policy.  Each fault is a line FILE:LINE:COLUMN: KEY: MESSAGE on stderr;
+    the exit code is then 78.  The files that the policy names are checked too, so run this as the user
+    that the relay runs as.
     """
+    path = file or policy_path
     policy = read_policy(path)
     if is_shown:
         click.echo(policy_text(policy, value_in(path)), nl=False)
@@ -76,7 +76,7 @@ def _upstream_lines(policy: Policy, name: str, upstream: Upstream) -> Iterator[s
     credential = None if upstream.auth is None else upstream.auth.password_credential
     if credential is not None and not has_credentials():
         yield (
-            f"          note: the credential {credential} was not checked: $CREDENTIALS_DIRECTORY is set "
+            "          note: the credential of its password was not checked: $CREDENTIALS_DIRECTORY is set "
             "where systemd runs the service"
         )
     oauth2 = None if upstream.auth is None else upstream.auth.oauth2
@@ -103,13 +103,21 @@ def _is_here(address: str) -> bool:
 
 def _why_an_edit_waits(spool: Path) -> str:
     """Why the running relay does not go by an edit yet; empty where none can be asked."""
-    with contextlib.suppress(PermissionError):
-        if (spool / "control.sock").is_socket():
-            # Imported only here: without a running relay no client is loaded.
-            from relay.cli.operate import why_an_edit_waits  # noqa: PLC0415 - see above
+    if not os.path.lexists(spool / "control.sock"):
+        return ""
+    # Imported only here: without a relay nothing is asked, and with one no more is loaded than that takes.
+    from http.client import HTTPException  # noqa: PLC0415 - see above
 
-            return why_an_edit_waits(spool)
-    return ""
+    from relay.control.connection import Connection  # noqa: PLC0415 - see above
+
+    connection = Connection(spool, QUICK_ANSWER_SECONDS)
+    try:
+        snapshot = json.load(connection.ask("GET", "/snapshot"))
+        return str(snapshot["policy"].get("waiting_because", ""))
+    except (OSError, HTTPException, ValueError, LookupError):
+        return ""
+    finally:
+        connection.break_off()
 
 
 def _lanes(policy: Policy) -> Iterator[str]:

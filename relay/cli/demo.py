@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiosmtplib
 import click
@@ -29,7 +30,6 @@ from rich.live import Live
 from rich.text import Text
 
 from relay.cli.options import printable
-from relay.cli.render import console
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.client import ControlClient
 from relay.control.operations import Unreachable
@@ -418,8 +418,6 @@ def demo(messages: int, count: int, per: str) -> int:
     plan = DemoPlan(messages, LimitSettings.model_validate({"messages": count, "per": per}), per)
     try:
         return asyncio.run(_until_told(plan))
-    except BrokenPipeError:
-        raise
     except OSError as error:
         click.echo(f"cannot show the demo: {error}", err=True)
         return os.EX_OSERR
@@ -447,10 +445,18 @@ async def _until_told(plan: DemoPlan) -> int:
         return 128 + told[0]
 
 
+def _console() -> Console:
+    """Take stdout for a terminal only if it is one; elsewhere nothing is folded."""
+    terminal: dict[str, Any] = {}
+    if not sys.stdout.isatty():
+        terminal = {"width": 100_000, "no_color": True, "force_terminal": False}
+    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False, **terminal)
+
+
 class Demo:
     def __init__(self, plan: DemoPlan) -> None:
         self._plan = plan
-        self._out = console()
+        self._out = _console()
         self._clock = SystemClock()
         self._began_ns = self._clock.boottime_ns()
         self._handed_in_ns: int | None = None

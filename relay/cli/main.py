@@ -6,15 +6,19 @@ bug of ours; a verb may return another code, such as 75 for "try later".
 """
 
 import importlib
+import io
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import click
 
 from relay.cli.options import error_text
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 LINKS = frozenset({"sendmail", "mailq", "newaliases"})
 """Names of a link to this program under which it acts as sendmail(1) does."""
@@ -73,17 +77,6 @@ class VerbGroup(click.Group):
             raise TypeError(f"{verb.module}.{verb.name} is not a click command")
         return command
 
-    def invoke(self, ctx: click.Context) -> object:
-        """Run the verb; a closed pipe, as in `relay queue | head`, is a success."""
-        try:
-            outcome = super().invoke(ctx)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # What is still buffered goes nowhere, without a complaint at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return os.EX_OK
-        return outcome
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         with formatter.section("Verbs"):
             formatter.write_dl([(name, verb.summary) for name, verb in COMMANDS.items()])
@@ -105,8 +98,32 @@ def _as_link(name: str) -> int:
     return as_link(name, sys.argv[1:])
 
 
+class _Stdout(io.FileIO):
+    """Ends the program, as a success, once its reader has seen enough, as in `relay queue | head`.
+
+    By SystemExit: for a verb an OSError is a failure of a disk or of a relay.
+    """
+
+    def write(self, content: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(content)
+        except BrokenPipeError:
+            # What is still buffered goes nowhere, without a complaint at the exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), self.fileno())
+            sys.exit(os.EX_OK)
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    sys.exit(_run(arguments))
+    if arguments is None and sys.stdout is not None:
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_Stdout(sys.stdout.fileno(), "w", closefd=False)),
+            encoding=sys.stdout.encoding,
+            errors=sys.stdout.errors,
+            line_buffering=bool(sys.stdout.line_buffering),
+        )
+    code = _run(arguments)
+    click.echo(nl=False)  # what is still buffered
+    sys.exit(code)
 
 
 def _run(arguments: Sequence[str] | None) -> int:

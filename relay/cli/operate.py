@@ -8,7 +8,6 @@ Ids are checked before anything is asked.  Of each id stdout tells what was done
 the exit code is 75 if some message was busy, else 1 if some was absent or could not be changed.
 """
 
-import asyncio
 import contextlib
 import functools
 import json
@@ -22,25 +21,23 @@ from typing import Any, TypeVar
 import click
 
 from relay.cli.filter_options import filter_options, taken
-from relay.cli.locate import Where, found_spool, locate, spool_option, where_options
-from relay.cli.options import Misconfigured, NotPermitted, TryLater, printable
+from relay.cli.locate import Where, answered, locate, spool_option, where_options
+from relay.cli.options import Misconfigured, TryLater, printable
 from relay.cli.render import (
     LinesOfContent,
     QueueTable,
-    console,
     detail_lines,
     limits_of,
     line_width,
+    page,
     queue_lines,
-    show_status,
-    show_usage,
+    status_lines,
     summary_lines,
     unread_words,
+    usage_lines,
     what_holds,
 )
-from relay.cli.watch_status import watch_status
 from relay.clock import SystemClock
-from relay.control.client import ControlClient
 from relay.control.operations import (
     ABSENT,
     BUSY,
@@ -61,6 +58,7 @@ from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.spool.interface import SpoolBusy
 from relay.status.filters import SORTS, USAGE_KEYS, By, Filters, Group, Wanted, group_to_json
 from relay.status.snapshot import (
+    Condition,
     MessageView,
     QueueState,
     Snapshot,
@@ -77,50 +75,38 @@ MOST_PREVIEWED = 20
 """Messages that a verb lists before it is confirmed."""
 FROM_STDIN = "-"
 SOME_NOT_DONE = 1
-QUICK_ANSWER_SECONDS = 5
-"""Of a relay that is only asked by the way."""
 _NOT_DONE = {ABSENT: "there is no such message in the queue", BUSY: "it is in a transaction, try again later"}
 
 
 @click.command()
 @where_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
-@click.option(
-    "--watch",
-    "every_seconds",
-    type=click.IntRange(1, 86_400),
-    is_flag=False,
-    flag_value=2,
-    metavar="[SECONDS]",
-    help="Again and again, of a relay that runs; default: every 2 seconds.",
-)
 @click.option("--by", type=click.Choice(list(USAGE_KEYS)), help="Who used each limit's window.")
-def status(
-    policy_path: Path, spool: Path | None, *, as_json: bool, every_seconds: int | None, by: str | None
-) -> None:
+def status(policy_path: Path, spool: Path | None, *, as_json: bool, by: str | None) -> int:
     """Show upstreams, limits and when their next slot opens, and the queue.
 
     With --by, what was relayed within the length of each limit, as far as `recent` keeps it: a
-    window itself counts slots.  Works with the relay up or down; down, it reads the spool.
+    window itself counts slots.  Works with the relay up or down; down, it reads the spool, and the
+    exit code is 69.
     """
-    if every_seconds is not None:
-        if by is not None:
-            raise click.UsageError("--by looks once: leave out --watch")
-        watch_status(found_spool(Where(policy_path, spool)), every_seconds, as_json=as_json)
-        return
-    snapshot = ask(Where(policy_path, spool), lambda session: session.snapshot())
-    usage: dict[str, Any] = {}
+    where, usage = Where(policy_path, spool), dict[str, Any]()
+    snapshot = ask(where, lambda session: session.snapshot())
+    is_down = snapshot.condition is Condition.DOWN
+    if is_down:
+        named = replace(snapshot.policy, path=str(policy_path.absolute()))
+        snapshot = replace(snapshot, policy=named)
     if by is not None:
         # Imported only here: only who asks for it loads a database.
         from relay.cli.past import usage_json  # noqa: PLC0415 - see above
 
-        usage = usage_json(Where(policy_path, spool), snapshot, by)
+        usage = usage_json(where, snapshot, by)
     if as_json:
         click.echo(json.dumps(to_json(snapshot) | usage))
-    elif by is not None:
-        show_usage(snapshot, usage, by, console())
     else:
-        show_status(snapshot, console())
+        shown = status_lines(snapshot, page()) if by is None else usage_lines(snapshot, usage, by, page())
+        for line in shown:
+            click.echo(line)
+    return os.EX_UNAVAILABLE if is_down else os.EX_OK
 
 
 @click.command()
@@ -294,11 +280,7 @@ def echo_content(where: Where, queue_id: QueueId) -> str:
     lines = LinesOfContent() if sys.stdout.isatty() else None
 
     async def write(chunk: bytes) -> None:
-        try:
-            click.echo(chunk if lines is None else lines.take(chunk), nl=False)
-        except BrokenPipeError:
-            # The reader has all that it wanted; nobody is told of the rest, at the exit neither.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        click.echo(chunk if lines is None else lines.take(chunk), nl=False)
 
     result = ask(where, lambda session: session.content(queue_id, write))
     if lines is not None:
@@ -424,13 +406,9 @@ def told(results: Results) -> int:
 
 def ask(where: Where, question: Callable[[Session], Awaitable[Answer]]) -> Answer:
     try:
-        return asyncio.run(_ask(where, question))
+        return answered(_ask(where, question))
     except SpoolBusy as busy:
         raise TryLater(f"the spool is in use and no relay answers; try again later: {busy}") from busy
-    except Unreachable as unreachable:
-        raise TryLater(str(unreachable)) from unreachable
-    except PermissionError as error:
-        raise NotPermitted(f"{error}; run this as the user that the relay runs as") from error
 
 
 async def _ask(where: Where, question: Callable[[Session], Awaitable[Answer]]) -> Answer:
@@ -452,20 +430,3 @@ async def _open(where: Where) -> Session:
         return OfflineOperations(policy)
     except ValueError as error:
         raise Misconfigured(str(error)) from error
-
-
-def why_an_edit_waits(spool: Path) -> str:
-    """Empty where no relay answers."""
-
-    async def ask_it() -> str:
-        client = ControlClient(spool)
-        try:
-            async with asyncio.timeout(QUICK_ANSWER_SECONDS):
-                return (await client.snapshot()).policy.waiting_because if client.is_up() else ""
-        finally:
-            await client.close()
-
-    try:
-        return asyncio.run(ask_it())
-    except (OSError, Unreachable):
-        return ""

@@ -48,11 +48,15 @@ def duration(_context: click.Context, _parameter: click.Parameter, text: str | N
     try:
         return duration_ns(text)
     except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+        raise click.BadParameter(getattr(error, "shown", str(error))) from None
 
 
 class TryLater(click.ClickException):
     exit_code = os.EX_TEMPFAIL
+
+
+class Unavailable(click.ClickException):
+    exit_code = os.EX_UNAVAILABLE
 
 
 class Misconfigured(click.ClickException):

@@ -54,8 +54,6 @@ def pause(
             return result, ""
         with contextlib.suppress(Unreachable):  # what was asked for is done
             snapshot = await session.snapshot()
-            if holds_new and not any(each.holds_new for each in snapshot.upstreams if each.name == upstream):
-                return "it is paused, but the relay that runs is older than --new, and holds nothing", ""
             return result, _until(snapshot, upstream)
         return result, ""
 

@@ -1,20 +1,18 @@
 """Snapshots and messages for people to read: columns on a terminal, the same without colours in a pipe.
 
 Not for programs, which have `--json`: what is here may change.  Texts from outside are
-shown as `printable` has them; nothing is read as markup.
+shown as `printable` has them.
 """
 
+import os
 import shutil
 import sys
 import textwrap
 import time
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relay.cli.options import printable
 from relay.clock import SECOND_NS
@@ -24,7 +22,6 @@ from relay.status.snapshot import (
     Condition,
     LimitStatus,
     MessageView,
-    PolicyStatus,
     QueueState,
     RecipientView,
     Snapshot,
@@ -35,8 +32,6 @@ from relay.status.snapshot import (
 if TYPE_CHECKING:
     from relay.telemetry.outcomes import Outcome
 
-PIPE_COLUMNS = 100_000
-"""Wider than any line: nothing is folded or cut where no person reads."""
 WIDEST_SENDER = 40
 TAB = "\t"
 
@@ -44,30 +39,50 @@ _MARKS = {QueueState.ACTIVE: "*", QueueState.HELD: "!"}
 """After a queue id, as mailq has them."""
 
 
-def console() -> Console:
+class Styled(NamedTuple):
+    text: str
+    style: str = ""
+    """Words of `_CODES`."""
+
+
+_CODES = {"bold": "1", "red": "31", "green": "32", "yellow": "33"}
+_GAP = "  "
+
+
+class Page(NamedTuple):
+    """What the reader has."""
+
+    width: int | None
+    """In columns of a terminal; None where no person reads."""
+    has_colours: bool
+
+    def shown(self, text: str, style: str) -> str:
+        codes = ";".join(_CODES[word] for word in style.split()) if self.has_colours else ""
+        return f"\x1b[{codes}m{text}\x1b[0m" if codes else text
+
+    def lines(self, text: str, style: str = "") -> Iterator[str]:
+        """Yield a text; words are broken only where they do not fit alone."""
+        text = printable(text)
+        parts = [text] if self.width is None else _folded(text, self.width)
+        yield from (self.shown(part, style) for part in parts)
+
+
+def page() -> Page:
     """Take stdout for a terminal only if it is one."""
-    is_terminal = sys.stdout.isatty()
-    return Console(
-        file=sys.stdout,
-        width=None if is_terminal else PIPE_COLUMNS,
-        no_color=None if is_terminal else True,
-        force_terminal=None if is_terminal else False,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
+    is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") in (None, "", "dumb")
+    return Page(line_width(), has_colours=sys.stdout.isatty() and not is_plain)
 
 
-def _show_unread(snapshot: Snapshot, out: Console) -> None:
-    if snapshot.recovering:
-        out.print(_plain(unread_words(snapshot), "yellow"))
+def _folded(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width, 1), break_on_hyphens=False)
 
 
-def _show_refused(policy: PolicyStatus, out: Console) -> None:
-    if not policy.last_reload_ok:
-        out.print(_plain(f"the last edit of the policy was refused: {policy.last_error}", "bold red"))
-    if policy.refused_file:
-        out.print(_plain(f"the last good file stays in use: {policy.refused_file}", "bold red"))
+def _cells(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(each) in "WF" for each in text)
+    return len(text) + wide - sum(unicodedata.combining(each) > 0 for each in text)
 
 
 def line_width() -> int | None:
@@ -75,45 +90,52 @@ def line_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def show_status(snapshot: Snapshot, out: Console) -> None:
+def status_lines(snapshot: Snapshot, on: Page) -> Iterator[str]:
     up = "" if snapshot.started_at_ns is None else f" for {span(snapshot.at_ns - snapshot.started_at_ns)}"
     said = f"relay {snapshot.version} on {snapshot.hostname}: {snapshot.condition}{up}"
     if snapshot.refusing_because and snapshot.condition is not Condition.DOWN:
         said += f"; refusing mail: {snapshot.refusing_because}"
-    out.print(_plain(said))
-    _show_unread(snapshot, out)
-    _show_refused(snapshot.policy, out)
-    if snapshot.policy.waiting_because:
-        until_ns = snapshot.policy.waiting_until_ns
-        until = "" if until_ns is None else f" until {local_time(until_ns)}"
-        out.print(
-            _plain(f"the last edit of the policy waits{until}: {snapshot.policy.waiting_because}", "yellow")
-        )
-    out.print()
-    _upstreams(snapshot).show(out)
+    said += f"; policy {snapshot.policy.path}" if snapshot.policy.path else ""
+    yield from on.lines(said)
+    yield from _wrong_lines(snapshot, on)
+    yield ""
+    yield from _upstreams(snapshot).lines(on)
     if any(upstream.limits for upstream in snapshot.upstreams):
-        _limits(snapshot).show(out)
+        yield from _limits(snapshot).lines(on)
     for upstream in snapshot.upstreams:
         for finding in upstream.findings:
-            out.print(_plain(f"{upstream.name}: {finding} ({local_time(finding.at_ns)})", "yellow"))
+            yield from on.lines(f"{upstream.name}: {finding} ({local_time(finding.at_ns)})", "yellow")
         if upstream.findings:
-            out.print()
+            yield ""
     if snapshot.routes:
-        _routes(snapshot).show(out)
+        yield from _routes(snapshot).lines(on)
     if snapshot.lanes:
-        _lanes(snapshot).show(out)
-    _queue(snapshot).show(out)
+        yield from _lanes(snapshot).lines(on)
+    yield from _queue(snapshot).lines(on)
     ledger = snapshot.ledger
-    out.print(
-        _plain(
-            f"recipients: {ledger.accepted} accepted = {ledger.relayed} relayed + {ledger.bounced} bounced + "
-            f"{ledger.expired} expired + {ledger.deleted} deleted + {ledger.queued} queued"
-        )
+    yield from on.lines(
+        f"recipients: {ledger.accepted} accepted = {ledger.relayed} relayed + {ledger.bounced} bounced + "
+        f"{ledger.expired} expired + {ledger.deleted} deleted + {ledger.queued} queued"
     )
     if ledger.imbalance:
-        out.print(_plain(f"{ledger.imbalance} recipients are unaccounted for: please report it", "bold red"))
+        yield from on.lines(
+            f"{ledger.imbalance} recipients are unaccounted for: please report it", "bold red"
+        )
     inodes = "" if snapshot.disk.free_inodes is None else f", {snapshot.disk.free_inodes} inodes"
-    out.print(_plain(f"disk: {snapshot.disk.free_bytes // 2**20} MiB free{inodes}"))
+    yield from on.lines(f"disk: {snapshot.disk.free_bytes // 2**20} MiB free{inodes}")
+
+
+def _wrong_lines(snapshot: Snapshot, on: Page) -> Iterator[str]:
+    policy = snapshot.policy
+    if snapshot.recovering:
+        yield from on.lines(unread_words(snapshot), "yellow")
+    if not policy.last_reload_ok:
+        yield from on.lines(f"the last edit of the policy was refused: {policy.last_error}", "bold red")
+    if policy.refused_file:
+        yield from on.lines(f"the last good file stays in use: {policy.refused_file}", "bold red")
+    if policy.waiting_because:
+        until = "" if policy.waiting_until_ns is None else f" until {local_time(policy.waiting_until_ns)}"
+        yield from on.lines(f"the last edit of the policy waits{until}: {policy.waiting_because}", "yellow")
 
 
 def what_holds(snapshot: Snapshot, name: str = "") -> str:
@@ -413,44 +435,44 @@ def local_time(at_ns: int) -> str:
         return f"{'never':<19}"
 
 
-def _plain(text: str, style: str = "") -> Text:
-    return Text(printable(text), style=style)
-
-
 class _Grid:
     """Rows under columns; where those do not fit beside each other, a block of lines for each row."""
 
     def __init__(self, *columns: str, numbers: Sequence[str] = ()) -> None:
         self._columns = columns
         self._numbers = numbers
-        self._rows: list[list[Text]] = []
+        self._rows: list[list[Styled]] = []
 
     def add(self, *cells: object, style: str = "") -> None:
-        self._rows.append([cell if isinstance(cell, Text) else _plain(str(cell), style) for cell in cells])
+        styled = (cell if isinstance(cell, Styled) else Styled(str(cell), style) for cell in cells)
+        self._rows.append([Styled(printable(cell.text), cell.style) for cell in styled])
 
-    def show(self, out: Console) -> None:
-        """Print it, and an empty line."""
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for column in self._columns:
-            table.add_column(column, justify="right" if column in self._numbers else "left")
-        for row in self._rows:
-            table.add_row(*row)
-        if Measurement.get(out, out.options.update(max_width=PIPE_COLUMNS), table).maximum <= out.width:
-            out.print(table)
-            out.print()
+    def lines(self, on: Page) -> Iterator[str]:
+        """Lay it out, and an empty line behind it."""
+        rows = [[Styled(column, "bold") for column in self._columns], *self._rows]
+        wide = [max(_cells(cell.text) for cell in column) for column in zip(*rows, strict=True)]
+        if on.width is not None and sum(wide) + len(_GAP) * (len(wide) - 1) > on.width:
+            for row in self._rows:
+                yield from self._block(row, on)
             return
-        for row in self._rows:
-            self._show_block(row, out)
+        for row in rows:
+            cells = zip(row, wide, self._columns, strict=True)
+            yield _GAP.join(self._cell(cell, on, width, column) for cell, width, column in cells).rstrip()
+        yield ""
 
-    def _show_block(self, row: Sequence[Text], out: Console) -> None:
-        block = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-        block.add_column(style="bold", no_wrap=True)
-        # A word that is longer than the terminal is broken rather than cut.
-        block.add_column(overflow="fold")
+    def _cell(self, cell: Styled, on: Page, width: int, column: str) -> str:
+        pad, shown = " " * (width - _cells(cell.text)), on.shown(*cell)
+        return pad + shown if column in self._numbers else shown + pad
+
+    def _block(self, row: Sequence[Styled], on: Page) -> Iterator[str]:
+        label_width = max(map(len, self._columns))
+        room = (on.width or 0) - label_width - len(_GAP)
         for column, cell in zip(self._columns, row, strict=True):
-            block.add_row(column, cell)
-        out.print(block)
-        out.print()
+            # A word that is longer than the terminal is broken rather than cut.
+            for label, part in zip_longest([column], _folded(cell.text, room), fillvalue=""):
+                bold = on.shown(label.ljust(label_width), "bold") if label else " " * label_width
+                yield f"{bold}{_GAP}{on.shown(part, cell.style)}"
+        yield ""
 
 
 def _upstreams(snapshot: Snapshot) -> _Grid:
@@ -459,7 +481,7 @@ def _upstreams(snapshot: Snapshot) -> _Grid:
         table.add(
             upstream.name,
             f"{upstream.host}:{upstream.port}",
-            _plain(state_words(upstream, snapshot.at_ns) + _because(upstream), state_style(upstream)),
+            Styled(state_words(upstream, snapshot.at_ns) + _because(upstream), state_style(upstream)),
             f"{upstream.connections_open} open, {upstream.connections_idle} idle",
             upstream.in_flight,
             f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients",
@@ -501,7 +523,7 @@ def _limits(snapshot: Snapshot) -> _Grid:
     for upstream in snapshot.upstreams:
         for limit in upstream.limits:
             opens_ns = limit.opens_at_ns
-            used = _plain(used_words(limit), "" if opens_ns is None else "yellow")
+            used = Styled(used_words(limit), "" if opens_ns is None else "yellow")
             opens = (
                 "now" if opens_ns is None else limit.opening_words(snapshot.at_ns).removeprefix("next slot ")
             )
@@ -509,19 +531,19 @@ def _limits(snapshot: Snapshot) -> _Grid:
     return table
 
 
-def show_usage(snapshot: Snapshot, usage: Mapping[str, Any], by: str, out: Console) -> None:
+def usage_lines(snapshot: Snapshot, usage: Mapping[str, Any], by: str, on: Page) -> Iterator[str]:
     """Show who used the windows, by what `relay status --json` has."""
-    _limits(snapshot).show(out)
+    yield from _limits(snapshot).lines(on)
     columns = "upstream", "limit", by, "messages", "recipients", "octets"
     table = _Grid(*columns, numbers=columns[3:])
     for row in usage["usage"]:
         limit, counts = in_plain_words(row["limit"], limits_of(snapshot)), list(row.values())[-3:]
         table.add(row["upstream"], limit, row["key"] or "<>", *counts)
-    table.show(out)
+    yield from table.lines(on)
     since = f"since {usage['usage_since']}" if usage["usage_since"] else "nothing so far"
-    out.print(_plain(f"what was relayed within the length of each limit, as `recent` keeps it, {since};"))
-    out.print(
-        _plain("a window counts slots: also of what is in flight, was refused, or whose reply was lost")
+    yield from on.lines(f"what was relayed within the length of each limit, as `recent` keeps it, {since};")
+    yield from on.lines(
+        "a window counts slots: also of what is in flight, was refused, or whose reply was lost"
     )
 
 
@@ -539,7 +561,7 @@ def _routes(snapshot: Snapshot) -> _Grid:
             route.numbers_words,
             route.takes_words,
             ", ".join(route.upstreams),
-            _plain(route.upstream or "-", "yellow" if route.is_diverted else ""),
+            Styled(route.upstream or "-", "yellow" if route.is_diverted else ""),
             route.why(snapshot.at_ns) or "-",
             stands or "-",
         )

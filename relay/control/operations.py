@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from relay.mail.envelope import QueueId
-from relay.queue.scheduler import Queued, State
+from relay.queue.queued import Queued, State
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
 from relay.status.snapshot import MessageView, QueueState, Snapshot
-from relay.verdicts.operator_pause import PauseAsked
 
 if TYPE_CHECKING:
     # With a plan comes the whole sender, which takes 0.5 s to load: no verb but `relay plan` needs it.
     from relay.status.breakdown import Breakdown
     from relay.status.estimate.plan import Plan
+    from relay.verdicts.operator_pause import PauseAsked
 
 OK = "ok"
 UNCHANGED = "unchanged"
@@ -235,7 +235,7 @@ class Operations(Rows, Protocol):
         """With `states`, leave alone and tell of what is in none of them by now."""
         ...
 
-    async def pause(self, upstream: str, asked: PauseAsked) -> str:
+    async def pause(self, upstream: str, asked: "PauseAsked") -> str:
         """Begin no transaction; OK once that is durable, ABSENT, or what is in the way."""
         ...
 

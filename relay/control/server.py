@@ -9,33 +9,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from aiohttp import web
-from pydantic import TypeAdapter, ValidationError
 
+from relay.control.connection import SOCKET_NAME, short_path
 from relay.control.operations import ABSENT, OK, TABLE, Found, Operations, Verb
-from relay.control.wire import (
-    BREAKDOWN,
-    GROUPS,
-    PAUSE,
-    POLICY,
-    RESULTS,
-    SNAPSHOT,
-    SOCKET_NAME,
-    SUMMARY_OF,
-    VIEW,
-    WANTED,
-    PolicyInForce,
-    plans,
-    short_path,
-    to_wire,
-)
+from relay.control.wire import PolicyInForce, SummaryWanted, decode, encode
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.policy.document import MAX_BYTES
 from relay.policy.faults import PolicyError
 from relay.spool.disk.durable import RealDisk
 from relay.spool.root.quarantine import set_aside
+from relay.status.filters import Wanted
 from relay.status.snapshot import MessageView, QueueState
 from relay.status.visitors import Visitors
 from relay.telemetry.events import Events
+from relay.verdicts.operator_pause import PauseAsked
 
 LONGEST_QUESTION_BYTES = 64 * 1024
 LINES_AT_ONCE = 200
@@ -44,9 +31,6 @@ LONGEST_ANSWER_SECONDS = 600.0
 """Enough for a thousand messages on a slow disk; a stuck reader holds a listing in memory for so long."""
 MOST_AT_ONCE = 16
 """Connections."""
-
-_IDS = TypeAdapter(list[str])
-_STATES = TypeAdapter(list[QueueState])
 
 Question = TypeVar("Question")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -97,7 +81,6 @@ class ControlServer:
                 web.get("/snapshot", self._snapshot),
                 web.get("/breakdown", self._breakdown),
                 web.get("/policy", self._policy_in_force),
-                web.get("/queue", self._queue),
                 web.get("/queue/{id}", self._show),
                 web.get("/queue/{id}/content", self._content),
                 web.post("/listing", self._listing),
@@ -125,25 +108,22 @@ class ControlServer:
             return web.Response(status=500, text="A fault of the relay; see its log.")
 
     async def _snapshot(self, _request: web.Request) -> web.Response:
-        return _json(SNAPSHOT.dump_json(await self._operations.snapshot()))
+        return _json(await self._operations.snapshot())
 
     async def _breakdown(self, _request: web.Request) -> web.Response:
-        return _json(BREAKDOWN.dump_json(await self._operations.breakdown()))
+        return _json(await self._operations.breakdown())
 
     async def _policy_in_force(self, _request: web.Request) -> web.Response:
-        return _json(POLICY.dump_json(self._policy()))
-
-    async def _queue(self, request: web.Request) -> web.StreamResponse:
-        return await self._stream(request, self._operations.rows())
+        return _json(self._policy())
 
     async def _listing(self, request: web.Request) -> web.StreamResponse:
-        wanted = _asked(WANTED, await request.read())
+        wanted = _asked(Wanted, await request.read())
         return await self._stream(request, self._operations.rows(wanted))
 
     async def _summary(self, request: web.Request) -> web.Response:
-        of_what = _asked(SUMMARY_OF, await request.read())
+        of_what = _asked(SummaryWanted, await request.read())
         rows = await self._operations.summary(of_what.filters, of_what.by, of_what.limit)
-        return _json(GROUPS.dump_json(list(rows)))
+        return _json(rows)
 
     async def _plan(self, request: web.Request) -> web.Response:
         path = Path(request.query.get("path", ""))
@@ -155,7 +135,7 @@ class ControlServer:
             raise web.HTTPBadRequest(text=f"this relay cannot read that policy: {error}") from None
         if isinstance(planned, str):
             return web.Response(status=409, text=planned)
-        return _json(plans().dump_json(planned))
+        return _json(planned)
 
     async def _stream(self, request: web.Request, rows: Found) -> web.StreamResponse:
         """Write a line a message as it is found; a reader that is slow stops the listing meanwhile."""
@@ -182,7 +162,7 @@ class ControlServer:
     async def _write_lines(response: web.StreamResponse, messages: Sequence[MessageView]) -> None:
         for start in range(0, len(messages), LINES_AT_ONCE):
             some = messages[start : start + LINES_AT_ONCE]
-            lines = [VIEW.dump_json(message, exclude_defaults=True) + b"\n" for message in some]
+            lines = [encode(message) + b"\n" for message in some]
             await response.write(b"".join(lines))
             await asyncio.sleep(0)
 
@@ -191,7 +171,7 @@ class ControlServer:
         shown = await self._operations.show(queue_id)
         if isinstance(shown, str):
             return web.Response(status=404 if shown == ABSENT else 409, text=shown)
-        return _json(to_wire(shown))
+        return _json(shown)
 
     async def _content(self, request: web.Request) -> web.StreamResponse:
         (queue_id,) = _checked([request.match_info["id"]])
@@ -215,18 +195,18 @@ class ControlServer:
     async def _act(self, request: web.Request) -> web.Response:
         verb = _verb(request, needs_upstream=False)
         try:
-            queue_ids = _checked(_IDS.validate_json(await request.read()))
-            states = _STATES.validate_python(request.query.getall("state", []))
-        except ValidationError:
+            queue_ids = _checked(decode(list[str], await request.read()))
+            states = [QueueState(state) for state in request.query.getall("state", [])]
+        except ValueError:
             raise web.HTTPBadRequest(text="expected a list of queue ids, and states") from None
-        return _json(RESULTS.dump_json(dict(await self._operations.act(verb, queue_ids, states))))
+        return _json(await self._operations.act(verb, queue_ids, states))
 
     async def _upstream(self, request: web.Request) -> web.Response:
         verb, name = _verb(request, needs_upstream=True), request.match_info["name"]
         if verb == "pause":
             try:
-                asked = PAUSE.validate_json(await request.read())
-            except ValidationError:
+                asked = decode(PauseAsked, await request.read())
+            except ValueError:
                 raise web.HTTPBadRequest(text="expected how long, and by whom") from None
             return web.Response(text=await self._operations.pause(name, asked))
         return web.Response(text=await self._operations.resume(name, believes=verb == "believe"))
@@ -239,11 +219,11 @@ def _verb(request: web.Request, *, needs_upstream: bool) -> Verb:
     raise web.HTTPNotFound(text="no such verb")
 
 
-def _asked(kind: TypeAdapter[Question], content: bytes) -> Question:
+def _asked(kind: type[Question], content: bytes) -> Question:
     """Return what was asked.  Raises HTTPBadRequest, also for a filter that this version does not know."""
     try:
-        return kind.validate_json(content)
-    except ValidationError:
+        return decode(kind, content, is_exact=True)
+    except ValueError:
         raise web.HTTPBadRequest(text="this relay does not know a filter that was asked for") from None
 
 
@@ -254,5 +234,5 @@ def _checked(queue_ids: Sequence[str]) -> list[QueueId]:
     return [QueueId(queue_id) for queue_id in queue_ids]
 
 
-def _json(dumped: bytes) -> web.Response:
-    return web.Response(body=dumped, content_type="application/json")
+def _json(value: object) -> web.Response:
+    return web.Response(body=encode(value), content_type="application/json")

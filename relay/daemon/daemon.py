@@ -166,7 +166,8 @@ class Daemon:
                 telemetry=self._telemetry,
                 on_fault=self._stop.fail,
             )
-            status = PolicyStatus(digest(self._start.text), self._clock.wall_ns())
+            path = str(self._start.path.absolute())
+            status = PolicyStatus(digest(self._start.text), self._clock.wall_ns(), path=path)
             watch = Watch(sender, policy, hostname, self._clock, status)
             collect(self._metrics, watch.snapshot, self._counts, self._events, self._clock)
             await self._serve(sender, watch, hooks, outcomes, listening)

@@ -47,7 +47,9 @@ class Reload:
         if not await self._go_on_by(policy, keys):
             return
         refused_file = self._watch.policy_status.refused_file
-        self._watch.policy_status = PolicyStatus(sha256, self._clock.wall_ns(), refused_file=refused_file)
+        self._watch.policy_status = PolicyStatus(
+            sha256, self._clock.wall_ns(), refused_file=refused_file, path=self._watch.policy_status.path
+        )
         self._metrics.policy_reloaded(is_ok=True)
         self._events.policy_loaded(path=str(self._path), sha256=sha256)
         if keys:
@@ -97,6 +99,7 @@ class Reload:
             last_reload_ok=False,
             last_error=faults[0] if faults else "",
             refused_file=old.refused_file,
+            path=old.path,
         )
         self._metrics.policy_reloaded(is_ok=False)
         self._events.policy_refused(path=str(self._path), faults=faults)

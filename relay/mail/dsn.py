@@ -24,7 +24,7 @@ _XCHAR = re.compile(r"[!-*,-<>-~]")
 _ADDRESS_TYPE = re.compile(r"[A-Za-z0-9!#$%&'*/?^_`{|}~-]{1,40}\Z")
 _PRINTABLE = re.compile(r"[ -~]+\Z")
 # RFC 6533, 3: QCHAR, EmbeddedUnicodeChar and, in utf-8-addr-unitext, UTF-8.
-_UTF8_ADDRESS = re.compile(r"(?:[!-*,-<>-\[\]-~\x80-\U0010ffff]|\\x\{[0-9A-F]{2,6}\})+\Z")
+_UTF8_ADDRESS = re.compile(r"(?:[^\x00-\x20+=\\\x7f]|\\x\{[0-9A-F]{2,6}\})+\Z")
 _EMBEDDED = re.compile(r"\\x\{([0-9A-F]{2,6})\}")
 _NO_QCHAR = re.compile(r"[+=\\ ]")
 _UTF8_TYPE = "utf-8"

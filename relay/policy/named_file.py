@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from relay.policy.units import Unfit
+from relay.policy.document import Unfit
 
 LONGEST_PEM_BYTES = 8 << 20
 """Of a certificate, a key, or all authorities of a system; those of Debian have 220 KiB."""

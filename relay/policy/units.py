@@ -16,6 +16,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from relay.clock import LONGEST_DURATION_NS
+from relay.policy.document import Unfit as Unfit  # noqa: PLC0414 - part of the door
 
 _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?(ms|s|m|h|d|w)\Z")
 _DURATION_UNIT_NS = {
@@ -55,17 +56,10 @@ AnyOrder = Field(strict=False)
 class Section(BaseModel):
     """What every part of a policy is: frozen, strict, and closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
-
-
-class Unfit(ValueError):  # noqa: N818 - said of a value, and reads as such
-    """A value that is not fit.  Its text holds nothing of the value, which may be a misplaced password."""
-
-    def __init__(self, plain: str, shown: str) -> None:
-        """`shown` says the same with the value in it: for a terminal only."""
-        super().__init__(plain)
-        self.plain = plain
-        self.shown = shown
+    # Compiled as a part of the whole, when a policy is read: each by itself would take as long again.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, populate_by_name=True, defer_build=True
+    )
 
 
 def unfit(words: str, value: object) -> Unfit:

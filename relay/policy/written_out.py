@@ -1,7 +1,8 @@
 """A policy as a policy file would say all of it: presets and defaults written out, paths absolute.  Pure.
 
 What it returns is a policy file itself, which means the same; but of a hook's URL it shows no path, since
-that may be secret, and such a file is refused where the URL stands.
+that may be secret, and such a file is refused where the URL stands.  Nor does it show the name of a
+credential, where a password may stand by mistake.
 """
 
 import enum
@@ -85,8 +86,19 @@ def written_key(section: type[Section], name: str) -> str:
     return section.model_fields[name].alias or name
 
 
+class _Unshown(str):
+    """Compares as what it is, and is printed as an ellipsis."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "…"
+
+
 def written_value(name: str, value: object) -> object:
-    """Return a duration as text, and any other value of a field as it is."""
+    """Return a duration as text, a credential's name as what is not shown, and any other value as it is."""
+    if isinstance(value, str) and name.endswith("_credential"):
+        return _Unshown(value)
     # A limit's `per` is a duration, or a period's name.
     if isinstance(value, int) and (name.endswith("_ns") or name == "per"):
         return duration_text(value)

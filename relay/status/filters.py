@@ -14,7 +14,7 @@ from functools import lru_cache
 from heapq import nsmallest
 from ipaddress import ip_network
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.mail.address import comparable, comparable_domain
@@ -24,7 +24,7 @@ from relay.queue.queued import Queued
 from relay.queue.sorting import Network, is_address, is_client, is_domain, is_like
 from relay.spool.interface import MOST_RUNS
 from relay.status.snapshot import MessageView, QueueState
-from relay.throttle.history_format import LONGEST_KEY
+from relay.throttle.limit import LONGEST_KEY
 
 _MINUTE_NS = 60 * SECOND_NS
 AGES = tuple(5 * 2**doubled for doubled in range(9))
@@ -58,9 +58,6 @@ def domains_in_memory(runs: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int
 @dataclass(frozen=True, slots=True)
 class Filters:
     """Empty ones match anything.  Patterns are those of lanes (`relay.queue.sorting`)."""
-
-    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
-    """A relay that does not know a filter has to refuse it: it would take messages that are not meant."""
 
     senders: tuple[str, ...] = ()
     recipients: tuple[str, ...] = ()
@@ -218,8 +215,6 @@ USAGE_KEYS: Mapping[str, Callable[[str, str, str], str]] = {
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What to list."""
-
-    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
 
     filters: Filters = EVERYTHING
     sort: str = ""

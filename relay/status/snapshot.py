@@ -19,8 +19,8 @@ from relay.mail.envelope import QueueId
 from relay.mail.formats import rfc3339, rfc3339_or_none, span
 from relay.queue.routes import Because, Choice, words_of
 from relay.spool.interface import Totals
-from relay.throttle.limit_hints import Hint, finding_to_json
-from relay.verdicts.health import Health
+from relay.throttle.hint import Hint, finding_to_json
+from relay.verdicts.health_states import Health
 
 
 class Condition(enum.StrEnum):
@@ -263,6 +263,8 @@ class PolicyStatus:
     """Why an edit is not in force yet; empty where none waits."""
     waiting_until_ns: int | None = None
     """Wall clock: when it will be, if the file stays as it is; None where that is not all it waits for."""
+    path: str = ""
+    """Its file, absolute."""
 
     @property
     def is_good(self) -> bool:
@@ -486,7 +488,7 @@ def to_json(snapshot: Snapshot) -> dict[str, Any]:
         **as_json(
             snapshot, "upstreams", "queue", "ledger", "policy", "disk", "lanes", "certificates", "routes"
         ),
-        "upstreams": [_upstream_json(upstream, snapshot.at_ns) for upstream in snapshot.upstreams],
+        "upstreams": [_upstream_json(upstream, snapshot) for upstream in snapshot.upstreams],
         "lanes": [
             {**as_json(each), "share_percent": round(each.share_percent, 3)} for each in snapshot.lanes
         ],
@@ -499,10 +501,13 @@ def to_json(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def _upstream_json(upstream: UpstreamStatus, at_ns: int) -> dict[str, Any]:
-    drained_ns = upstream.drained_at_ns
+def _upstream_json(upstream: UpstreamStatus, snapshot: Snapshot) -> dict[str, Any]:
+    drained_ns, at_ns = upstream.drained_at_ns, snapshot.at_ns
+    is_down = snapshot.condition is Condition.DOWN and upstream.state is UpstreamState.OPEN
     return {
         **as_json(upstream, "limits", "findings"),
+        # No mail goes while the relay is down, whatever the upstream would allow.
+        "state": Condition.DOWN.value if is_down else upstream.state.value,
         "drain_seconds": None if drained_ns is None else (drained_ns - at_ns) / SECOND_NS,
         "limits": [_limit_json(limit, at_ns) for limit in upstream.limits],
         "findings": [{"at": rfc3339(each.at_ns), **finding_to_json(each)} for each in upstream.findings],

@@ -83,8 +83,10 @@ class MaildirDrain:
 
     def drain(self, open_session: Open) -> Drained:
         """Raise Refusal where nobody takes mail or another drain is at work, NotRemoved, and OSError."""
-        for folder in FOLDERS:
-            path = Path(self._maildir, folder)
+        for path in (Path(self._maildir), *(Path(self._maildir, folder) for folder in FOLDERS)):
+            if path.is_symlink():
+                # Whoever made it may have root hand over another user's mail, and remove it.
+                raise Refusal(f"{path} is a symbolic link, which is not followed", os.EX_NOINPUT)
             if not path.is_dir():
                 raise Refusal(f"{path} is not there: {self._maildir} is no maildir", os.EX_NOINPUT)
             # Found out before the relay has a message: what cannot be removed would go each time.

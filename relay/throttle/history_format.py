@@ -66,14 +66,13 @@ from typing import NamedTuple, cast, get_args
 from relay.clock import SECOND_NS
 from relay.mail.address import comparable, comparable_domain, folded
 from relay.mail.text import clean
+from relay.throttle.limit import LONGEST_KEY as LONGEST_KEY  # noqa: PLC0414 - part of the door
 from relay.throttle.limit import ForEach, Unit
 
 UNKNOWN = "%"
 """Stands in a share for keys that are no longer told apart; `key_of` makes no such key."""
 ALIKE_NS = SECOND_NS
 """Readings of the wall clock that differ by no more are one."""
-LONGEST_KEY = 96
-"""Characters of a key as written.  Longer ones are cut in front, and may then be one."""
 
 
 class HistoryError(Exception):

@@ -9,6 +9,8 @@ from relay.mail.formats import period, size
 
 Unit = Literal["messages", "recipients", "connections", "bytes"]
 ForEach = Literal["sender", "sender_domain", "recipient_domain", "client", "user", "lane"]
+LONGEST_KEY = 96
+"""Characters of a key of `ForEach` as written.  Longer ones are cut in front, and may then be one."""
 
 
 class Calendar(Protocol):

@@ -12,27 +12,9 @@ import enum
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from relay.verdicts.health_states import Health as Health  # noqa: PLC0414 - part of the door
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
-
-
-class Health(enum.StrEnum):
-    UNTRIED = "untried"
-    """Used, and since the start no transaction and no refusal has shown whether it works."""
-    USED = "used"
-    PROVING = "proving"
-    """One transaction at a time, until one has gone well."""
-    PAUSED = "paused"
-    """Refused us; used again at an instant."""
-    REFUSED = "refused"
-    """Refused the account; one transaction looks into it at an instant, unless an operator acts before."""
-    BARRED = "barred"
-    """Refused the account, and each attempt makes it worse: until an operator acts."""
-    DOUBTED = "doubted"
-    """Its refusals look like one of us, and the shield asks the operator; else as REFUSED."""
-    UNCOUNTED = "uncounted"
-    """Our own history of it cannot be trusted, so nothing may be sent; it is read anew at an instant."""
-
 
 USED = frozenset({Health.UNTRIED, Health.USED})
 """Mail goes, by connections and limits."""

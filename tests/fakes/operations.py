@@ -39,8 +39,6 @@ class FakeOperations(Rows):
         self.planned: list[tuple[bytes, Path]] = []
         self.foretold: Plan = a_plan()
         self.shown: Snapshot = a_snapshot()
-        self.can_hold = True
-        """It is not of a version without `relay pause --new`."""
         self.is_closed = False
         self.raises: Exception | None = None
         self.is_refused_again = False
@@ -114,9 +112,7 @@ class FakeOperations(Rows):
             return ABSENT
         until_ns = None if asked.length_ns is None else self.shown.at_ns + asked.length_ns
         paused = an_upstream(state=UpstreamState.PAUSED, because="by anna", paused_until_ns=until_ns)
-        self.shown = a_snapshot(
-            upstream=replace(paused, paused_by=asked.by, holds_new=asked.holds_new and self.can_hold)
-        )
+        self.shown = a_snapshot(upstream=replace(paused, paused_by=asked.by, holds_new=asked.holds_new))
         return OK
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:

@@ -26,9 +26,9 @@ def top(policy_path: Path, spool: Path | None) -> int:
     """
     # All three: the picture goes to standard error, which is the terminal where the others are redirected.
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
-        raise click.UsageError("`relay top` needs a terminal; `relay status --watch` prints to anything")
+        raise click.UsageError("`relay top` needs a terminal; `relay status` prints to anything")
     if os.environ.get("TERM", "dumb") == "dumb":
-        raise click.UsageError("this terminal cannot move its cursor (TERM); use `relay status --watch`")
+        raise click.UsageError("this terminal cannot move its cursor (TERM); use `relay status`")
     return asyncio.run(_watch(found_spool(Where(policy_path, spool))))
 
 

@@ -1,6 +1,7 @@
 """An operator pauses the upstream of a real relay: up, down, through SIGKILL, and until its own end."""
 
 import json
+import os
 import smtplib
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +48,9 @@ def states(relay: RelayProcess) -> dict[str, str]:
 
 
 def shown(relay: RelayProcess) -> dict[str, Any]:
-    (upstream,) = json.loads(said(relay, "status", "--json"))["upstreams"]
+    done = relay.command("status", "--json")
+    assert done.returncode in (os.EX_OK, os.EX_UNAVAILABLE), done.stderr
+    (upstream,) = json.loads(done.stdout)["upstreams"]
     return dict(upstream)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli.main import main
+from relay.policy.differences import differences
 from relay.policy.faults import PolicyError
 from relay.policy.source import inspected_policy, parse_policy
 from tests.unit.policy.examples import INTERFACE, SMALL, with_listen, with_upstream
@@ -86,7 +87,7 @@ def test_a_secret_that_others_can_read_is_a_fault(check: Check, tmp_path: Path) 
     assert "hunter2" not in out
 
 
-CREDENTIAL = ("host: smtp.example.net", "auth: {user: mjd, password_credential: isp}")
+CREDENTIAL = ("host: smtp.example.net", "auth: {user: mjd, password_credential: hunter2}")
 
 
 def test_before_the_first_start_a_credential_is_a_note(tmp_path: Path) -> None:
@@ -97,7 +98,28 @@ def test_before_the_first_start_a_credential_is_a_note(tmp_path: Path) -> None:
     ran = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
 
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert "note: the credential isp was not checked" in ran.stdout
+    assert "note: the credential of its password was not checked" in ran.stdout
+    # Whoever takes the key for the password's own place writes the password there.
+    assert "hunter2" not in ran.stdout
+
+
+def test_a_password_in_place_of_a_credentials_name_is_not_shown_in_full_either(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    path = tmp_path / "policy.yaml"
+    path.write_text(with_upstream(*CREDENTIAL))
+    code, out, _ = check("--show", str(path))
+    assert code == 0
+    assert 'password_credential: "…"' in out
+    assert "hunter2" not in out
+
+    old, new = (
+        parse_policy(with_upstream(CREDENTIAL[0], auth).encode(), path)
+        for auth in (CREDENTIAL[1], CREDENTIAL[1].replace("hunter2", "hunter3"))
+    )
+    (difference,) = differences(old, new)
+    assert difference.words == "isp.auth.password_credential: … → …"
 
 
 def test_where_there_are_credentials_a_missing_one_is_a_fault(
@@ -108,8 +130,8 @@ def test_where_there_are_credentials_a_missing_one_is_a_fault(
     path.write_text(with_upstream(*CREDENTIAL))
     assert check(str(path))[0] == 78
 
-    (tmp_path / "isp").write_text("hunter2\n")
-    (tmp_path / "isp").chmod(0o600)
+    (tmp_path / "hunter2").write_text("secret\n")
+    (tmp_path / "hunter2").chmod(0o600)
     code, out, _ = check(str(path))
     assert code == 0
     assert "note: the credential" not in out
@@ -266,6 +288,7 @@ def test_the_policy_is_of_the_environment_then_of_the_folder(
     monkeypatch.setenv("RELAY_POLICY", "other.yaml")
     assert check()[2].startswith("other.yaml:1:1: policy: cannot read it")
     assert check("policy.yaml")[0] == 0
+    assert check("--policy", "policy.yaml")[0] == 0
 
 
 def test_what_steers_a_terminal_is_not_printed(check: Check, tmp_path: Path) -> None:

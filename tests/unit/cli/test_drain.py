@@ -163,18 +163,16 @@ def test_another_users_file_is_left(maildir: Maildir, capsys: pytest.CaptureFixt
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a maildir away")
 def test_root_takes_only_what_is_the_maildirs_owners(maildir: Maildir, tmp_path: Path) -> None:
-    """Its owner may link to any file of root's, and make new/ lead to another user's mail."""
+    """Its owner may link to any file of root's."""
     (tmp_path / "elsewhere").mkdir()
     for owner, name in ((0, "of-root"), (23456, "of-another"), (12345, "of-the-owner")):
         (file := tmp_path / "elsewhere" / name).write_bytes(ON_TOP + TEXT)
         os.chown(file, owner, owner)
-    os.link(tmp_path / "elsewhere/of-root", maildir.path / "cur/linked")
-    (maildir.path / "new").rmdir()
-    (maildir.path / "new").symlink_to(tmp_path / "elsewhere")
+        os.link(file, maildir.path / "new" / name)
     os.chown(maildir.path, 12345, 12345)
 
     assert maildir.drain() == os.EX_DATAERR
-    assert maildir.left >= {"cur/linked", "new/of-root", "new/of-another"}
+    assert maildir.left == {"new/of-root", "new/of-another"}
     assert len(queued(maildir.policy)) == 1
 
 
@@ -270,3 +268,21 @@ def most_memory(maildir: Maildir) -> int:
     said, most_kib = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     assert said == "1 taken, 0 left"
     return int(most_kib) * 1024
+
+
+@pytest.mark.parametrize("name", [".", "new", "cur"])
+def test_a_symbolic_link_in_place_of_the_maildir_is_refused(
+    maildir: Maildir, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who may make one there may make it lead to another user's mail."""
+    for folder in ("", "new", "cur"):
+        (tmp_path / "elsewhere" / folder).mkdir(exist_ok=True)
+    (tmp_path / "elsewhere/1.x").write_bytes(ON_TOP + TEXT)
+    (tmp_path / "elsewhere/new/1.x").write_bytes(ON_TOP + TEXT)
+    link = Path(os.path.normpath(maildir.path / name))
+    link.rename(tmp_path / "aside")
+    link.symlink_to(tmp_path / "elsewhere")
+
+    assert maildir.drain() == os.EX_NOINPUT
+    assert queued(maildir.policy) == []
+    assert f"{link} is a symbolic link" in capsys.readouterr().err

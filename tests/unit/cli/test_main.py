@@ -5,11 +5,16 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import click
 import pytest
 
 from relay.cli.main import COMMANDS, main
+from tests.fakes.operations import FakeOperations
+from tests.fakes.snapshots import FIRST, a_message
+from tests.unit.cli.control import POLICY, relay_up, write_policy
+from tests.unit.cli.test_find import ending, keep
 
 
 def code_of(*arguments: str) -> object:
@@ -55,31 +60,97 @@ def test_python_m_relay_is_relay() -> None:
     assert "Traceback" not in ran.stderr
 
 
-def test_a_reader_who_has_seen_enough_is_no_error() -> None:
+@pytest.mark.parametrize(
+    "verb", [["hash-password", "ann"], ["find", "here.example"], ["status"], ["queue"], ["check"]]
+)
+def test_a_reader_who_has_seen_enough_is_no_error(verb: list[str], tmp_path: Path) -> None:
+    policy = write_policy(tmp_path, POLICY.replace("    auth: {user: mjd, password_file: not-there}\n", ""))
+    keep(policy, ending(1))
     read_end, write_end = os.pipe()
     os.close(read_end)
-    # The verb must have something to print: a hash is one line.
     with subprocess.Popen(
-        [sys.executable, "-m", "relay", "hash-password", "ann"],
+        [sys.executable, "-m", "relay", *verb],
         stdin=subprocess.PIPE,
         stdout=write_end,
         stderr=subprocess.PIPE,
+        env=os.environ | {"RELAY_POLICY": str(policy)},
     ) as ran:
         os.close(write_end)
         _, err = ran.communicate(b"hunter2\n")
     assert (ran.returncode, err) == (0, b"")
 
 
+HEAVY = {"pydantic", "aiohttp", "rich", "textual", "jinja2", "prometheus_client", "aiosmtpd", "aiosmtplib"}
+HEAVY |= {"oauthlib", "argon2", "uvloop", "watchfiles"}
+OF_A_POLICY = {"relay.policy.model"}
+OF_A_RELAY = {"relay.sender.sender", "relay.upstream.connection", "relay.queue.scheduler"}
+RELAY_SCRIPT = """
+import sys
+from relay.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    print("loaded:", *sys.modules, "exit:", end.code)
+"""
+
+
+def loaded_by(*verb: str) -> set[str]:
+    """Return the modules that a verb has loaded at its end, having done its work."""
+    command = [sys.executable, "-c", RELAY_SCRIPT, *verb]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True)
+    modules, _, code = ran.stdout.splitlines()[-1].removeprefix("loaded: ").partition(" exit: ")
+    assert code in ("0", "None"), ran
+    return set(modules.split())
+
+
 @pytest.mark.parametrize(
-    ("loads", "never"),
+    "verb",
     [
-        ("relay.cli.main", ("pydantic", "aiohttp", "rich", "relay.policy")),
-        ("relay.cli.operate", ("relay.sender", "relay.upstream", "aiohttp", "oauthlib", "prometheus_client")),
-        ("relay.cli.pause", ("relay.sender", "relay.upstream", "aiohttp", "oauthlib", "prometheus_client")),
+        ["status"],
+        ["status", "--json"],
+        ["queue"],
+        ["queue", "--lane", "bulk"],
+        ["queue", "show", FIRST],
+        ["queue", "hold", FIRST],
+        ["pause", "isp"],
+        ["resume", "isp"],
     ],
 )
-def test_a_verb_loads_only_what_it_needs(loads: str, never: tuple[str, ...]) -> None:
-    asked = f"import sys, {loads}; print(*sys.modules, sep='\\n')"
-    loaded = subprocess.run([sys.executable, "-c", asked], check=True, capture_output=True, text=True)
+def test_a_verb_that_asks_a_relay_loads_neither_a_policy_nor_a_sender(
+    verb: list[str], tmp_path: Path
+) -> None:
+    policy = write_policy(tmp_path)
+    with relay_up(tmp_path / "spool", FakeOperations([a_message()])):
+        loaded = loaded_by(*verb, "--policy", str(policy))
 
-    assert [name for name in loaded.stdout.splitlines() if name.startswith(never)] == []
+    assert not loaded & (HEAVY | OF_A_POLICY | OF_A_RELAY)
+
+
+def test_a_check_beside_a_relay_loads_no_more_than_a_policy_needs(tmp_path: Path) -> None:
+    policy = write_policy(tmp_path, POLICY.replace("    auth: {user: mjd, password_file: not-there}\n", ""))
+    with relay_up(tmp_path / "spool", FakeOperations()):
+        loaded = loaded_by("check", "--policy", str(policy))
+
+    assert not loaded & (HEAVY - {"pydantic"} | OF_A_RELAY | {"asyncio"})
+
+
+def test_help_loads_no_verb() -> None:
+    assert not loaded_by("--help") & (HEAVY | OF_A_POLICY | OF_A_RELAY | {"yaml", "asyncio"})
+
+
+def _leaves(command: click.Command) -> list[click.Command]:
+    if not isinstance(command, click.Group):
+        return [command]
+    inner = [leaf for each in command.commands.values() for leaf in _leaves(each)]
+    return [*inner, command] if command.invoke_without_command else inner
+
+
+WITHOUT_A_POLICY = {"demo", "hash-password"}
+READS_ITS_CALL_ITSELF = {"sendmail"}  # as sendmail(1) does; it takes --policy too
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - WITHOUT_A_POLICY - READS_ITS_CALL_ITSELF))
+def test_every_verb_takes_the_policy_in_the_same_way(name: str) -> None:
+    verb = COMMANDS[name]
+    for command in _leaves(getattr(importlib.import_module(verb.module), verb.name)):
+        assert "--policy" in {word for option in command.params for word in option.opts}

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.sender.state_file import LESSONS_FORMAT
+from relay.throttle.hint import finding_to_json
 from relay.throttle.limit import Unit
 from relay.throttle.limit_hints import (
     MOST_KEPT,
@@ -17,7 +18,6 @@ from relay.throttle.limit_hints import (
     Tally,
     Untaken,
     compare,
-    finding_to_json,
     in_force,
     suggest,
     tighten,
