@@ -14,7 +14,7 @@ throttle/   never more than N in any T
 listener/   SMTP in
 upstream/   SMTP out
 practice/   an upstream to practise on, which cuts off whoever exceeds its limit
-telemetry/  events, metrics, the recent past
+telemetry/  events, metrics, outcomes (the recent past)
 hooks/      who is told of bounces and pauses
 sender/     where queue, spool, throttle and upstream meet
 status/     what can be seen

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import click
 
 from relay.cli.filter_options import filter_options, taken
-from relay.cli.locate import Where, answered, locate, spool_option, text_of, where_options
+from relay.cli.locate import Where, answered, locate, spool_option, where_options
 from relay.cli.options import Misconfigured, TryLater, printable
 from relay.cli.render import (
     LinesOfContent,
@@ -34,6 +34,7 @@ from relay.cli.render import (
     status_lines,
     summary_lines,
     unread_words,
+    usage_lines,
     what_holds,
 )
 from relay.clock import SystemClock
@@ -54,9 +55,8 @@ from relay.control.operations import (
     VerbRow,
 )
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
-from relay.policy.document import read_document
 from relay.spool.interface import SpoolBusy
-from relay.status.filters import SORTS, By, Filters, Group, Wanted, group_to_json
+from relay.status.filters import SORTS, USAGE_KEYS, By, Filters, Group, Wanted, group_to_json
 from relay.status.snapshot import (
     Condition,
     MessageView,
@@ -81,20 +81,30 @@ _NOT_DONE = {ABSENT: "there is no such message in the queue", BUSY: "it is in a 
 @click.command()
 @where_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
-def status(policy_path: Path, spool: Path | None, *, as_json: bool) -> int:
+@click.option("--by", type=click.Choice(list(USAGE_KEYS)), help="Who used each limit's window.")
+def status(policy_path: Path, spool: Path | None, *, as_json: bool, by: str | None) -> int:
     """Show upstreams, limits and when their next slot opens, and the queue.
 
-    Works with the relay up or down; down, it reads the spool, and the exit code is 69.
+    With --by, what was relayed within the length of each limit, as far as `recent` keeps it: a
+    window itself counts slots.  Works with the relay up or down; down, it reads the spool, and the
+    exit code is 69.
     """
-    snapshot = ask(Where(policy_path, spool), lambda session: session.snapshot())
+    where, usage = Where(policy_path, spool), dict[str, Any]()
+    snapshot = ask(where, lambda session: session.snapshot())
     is_down = snapshot.condition is Condition.DOWN
     if is_down:
         named = replace(snapshot.policy, path=str(policy_path.absolute()))
         snapshot = replace(snapshot, policy=named)
+    if by is not None:
+        # Imported only here: only who asks for it loads a database.
+        from relay.cli.past import usage_json  # noqa: PLC0415 - see above
+
+        usage = usage_json(where, snapshot, by)
     if as_json:
-        click.echo(json.dumps(to_json(snapshot)))
+        click.echo(json.dumps(to_json(snapshot) | usage))
     else:
-        for line in status_lines(snapshot, page()):
+        shown = status_lines(snapshot, page()) if by is None else usage_lines(snapshot, usage, by, page())
+        for line in shown:
             click.echo(line)
     return os.EX_UNAVAILABLE if is_down else os.EX_OK
 
@@ -244,14 +254,13 @@ def show(where: Where, ids: Sequence[str], *, as_json: bool) -> int:
 
     not_shown: dict[QueueId, str] = {}
     messages, snapshot = ask(where, question)
-    lines_of_routes = {} if snapshot is None else _lines_of_routes(where, snapshot)
     for queue_id, shown in messages.items():
         if isinstance(shown, str):
             not_shown[queue_id] = shown
         elif as_json:
             click.echo(json.dumps(detail_to_json(shown)))
         else:
-            for line in detail_lines(shown, limits_of(snapshot), lines_of_routes):
+            for line in detail_lines(shown, limits_of(snapshot)):
                 click.echo(line)
     return told(not_shown)
 
@@ -321,21 +330,6 @@ def _verb(verb: Verb) -> None:
 
 for _each in VERBS:
     _verb(_each)
-
-
-def _lines_of_routes(where: Where, snapshot: Snapshot) -> dict[int, str]:
-    """Return where in the policy's file each route stands, if the file is still what is in force."""
-    numbers = [number for route in snapshot.routes for number in route.numbers]
-    content = text_of(where.policy_path) if numbers and where.spool is None else b""
-    # Imported only here: few verbs compare texts.
-    import hashlib  # noqa: PLC0415 - see above
-
-    is_in_force = snapshot.policy.sha256 in ("", hashlib.sha256(content).hexdigest())
-    if not content or not is_in_force:
-        return {}
-    document = read_document(content)
-    marks = {number: document.mark_of(("routes", number - 1)) for number in numbers}
-    return {number: f"{where.policy_path}:{mark.line}" for number, mark in marks.items()}
 
 
 def _done(row: VerbRow, result: str, holds: str) -> str:

@@ -11,7 +11,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relay.cli.options import printable
 from relay.mail.formats import span, utc
@@ -28,10 +28,9 @@ from relay.status.snapshot import (
 )
 
 if TYPE_CHECKING:
-    from relay.telemetry.endings import PastEnding
+    from relay.telemetry.outcomes import Outcome
 
 WIDEST_SENDER = 40
-NOWHERE: Mapping[int, str] = {}
 TAB = "\t"
 
 _MARKS = {QueueState.ACTIVE: "*", QueueState.HELD: "!"}
@@ -289,10 +288,8 @@ def summary_lines(rows: Sequence[Group], by: str) -> Iterator[str]:
         yield f"{key:>{first}}  {numbers}"
 
 
-def detail_lines(
-    message: MessageView, limits: Sequence[LimitStatus] = (), lines_of_routes: Mapping[int, str] = NOWHERE
-) -> Iterator[str]:
-    """`limits` are written as people write them; `lines_of_routes`: where in its file the policy has each."""
+def detail_lines(message: MessageView, limits: Sequence[LimitStatus] = ()) -> Iterator[str]:
+    """`limits` are written as people write them."""
     user = f", user {message.user}" if message.user else ""
     yield f"{message.queue_id}: {message.state}"
     rewritten = f", rewritten as <{printable(message.rewritten_as)}>" if message.rewritten_as else ""
@@ -319,7 +316,7 @@ def detail_lines(
         yield f"  ETA         {utc(message.eta_at_ns)}, by estimate"
     yield f"  recipients  {message.recipients_left} left of {len(message.recipient_statuses)}"
     for recipient in message.recipient_statuses:
-        yield from _recipient_lines(recipient, lines_of_routes)
+        yield from _recipient_lines(recipient)
     if message.header:
         yield "  header"
         for line in message.header.splitlines():
@@ -336,7 +333,7 @@ def _asked_lines(message: MessageView) -> Iterator[str]:
 _RETURNS = {"FULL": "the whole message", "HDRS": "the header"}
 
 
-def _recipient_lines(recipient: RecipientView, lines_of_routes: Mapping[int, str]) -> Iterator[str]:
+def _recipient_lines(recipient: RecipientView) -> Iterator[str]:
     text = f"  ({printable(recipient.text)})" if recipient.text else ""
     yield f"    {recipient.status:<8} <{printable(recipient.address)}>{text}"
     parts = []
@@ -349,8 +346,7 @@ def _recipient_lines(recipient: RecipientView, lines_of_routes: Mapping[int, str
     if recipient.reported:
         parts.append("its sender was told")
     if recipient.route is not None:
-        at = lines_of_routes.get(recipient.route, "")
-        parts.append(f"by route {recipient.route}{f' ({printable(at)})' if at else ''}")
+        parts.append(f"by route {recipient.route}")
         parts.append(f"stands with {printable(recipient.upstream)}")
     if recipient.notify:
         parts.append(f"notify {printable(recipient.notify.lower())}")
@@ -360,14 +356,15 @@ def _recipient_lines(recipient: RecipientView, lines_of_routes: Mapping[int, str
         yield f"             {', '.join(parts)}"
 
 
-def ending_lines(ending: "PastEnding", width: int | None = None) -> Iterator[str]:
+def outcome_lines(outcome: "Outcome", width: int | None = None) -> Iterator[str]:
     """Show what became of a recipient in one line, or where a person reads in a few that fit."""
-    head = f"{utc(ending.at_ns)} {printable(ending.became):<8} {printable(ending.queue_id)}"
-    sender = printable(ending.reverse_path) or "MAILER-DAEMON"
-    who = f"{sender} -> {printable(ending.recipient)}"
-    via = ", ".join(filter(None, (ending.upstream, ending.relay if ending.upstream else "")))
-    said = ": ".join(filter(None, (printable(via), printable(ending.reply))))
-    parts = [part for part in (who, printable(ending.message_id or ""), said) if part]
+    head = f"{utc(outcome.at_ns)} {printable(outcome.became):<8} {printable(outcome.queue_id)}"
+    sender = printable(outcome.reverse_path) or "MAILER-DAEMON"
+    who = f"{sender} -> {printable(outcome.recipient)}"
+    via = ", ".join(filter(None, (outcome.upstream, outcome.relay if outcome.upstream else "")))
+    said = ": ".join(filter(None, (printable(via), printable(outcome.reply))))
+    names = printable(outcome.message_id or ""), printable(outcome.subject)
+    parts = [part for part in (who, *names, said) if part]
     if width is None:
         yield " ".join([head, *parts])
         return
@@ -522,6 +519,22 @@ def _limits(snapshot: Snapshot) -> _Grid:
             )
             table.add(upstream.name, limit.words, used, opens)
     return table
+
+
+def usage_lines(snapshot: Snapshot, usage: Mapping[str, Any], by: str, on: Page) -> Iterator[str]:
+    """Show who used the windows, by what `relay status --json` has."""
+    yield from _limits(snapshot).lines(on)
+    columns = "upstream", "limit", by, "messages", "recipients", "octets"
+    table = _Grid(*columns, numbers=columns[3:])
+    for row in usage["usage"]:
+        limit, counts = in_plain_words(row["limit"], limits_of(snapshot)), list(row.values())[-3:]
+        table.add(row["upstream"], limit, row["key"] or "<>", *counts)
+    yield from table.lines(on)
+    since = f"since {usage['usage_since']}" if usage["usage_since"] else "nothing so far"
+    yield from on.lines(f"what was relayed within the length of each limit, as `recent` keeps it, {since};")
+    yield from on.lines(
+        "a window counts slots: also of what is in flight, was refused, or whose reply was lost"
+    )
 
 
 def used_words(limit: LimitStatus) -> str:

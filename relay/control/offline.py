@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from relay.clock import SystemClock
-from relay.control.operations import ABSENT, OK, UNCHANGED, Found, Results, Rows, Verb, Write
+from relay.control.operations import ABSENT, IS_DOWN, OK, UNCHANGED, Found, Results, Rows, Verb, Write
 from relay.control.operator import Operator
 from relay.control.recorded import record_pause, record_resume, recorded_pause, recorded_upstreams
 from relay.mail.envelope import QueueId
@@ -32,7 +32,7 @@ from relay.status.watch import Watch
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.recent_past import RecentPast, past_folder
+from relay.telemetry.outcomes import OutcomeStore
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.operator_pause import PauseAsked
 
@@ -46,21 +46,15 @@ class OfflineOperations(Rows):
         self._disk, self._clock = disk, clock
         events = Events(sys.stderr, "text", clock, level=Level.WARNING)
         hostname = policy.hostname or socket.getfqdn()
-        metrics = Metrics(clock)
-        self._recent = RecentPast(
-            past_folder(str(policy.spool)),
-            policy.recent,
-            disk,
-            events=events,
-            clock=clock,
-        )
+        telemetry = Telemetry(events, Metrics(clock), clock)
+        self._outcomes = OutcomeStore(str(policy.spool), policy.recent, disk, telemetry)
         self._sender = Sender(
             open_spool(policy, disk, clock, lambda name, why: events.corrupt(queue_id=name, reason=why)),
             Trigger(str(policy.spool), disk),
             policy=policy,
             hostname=hostname,
             disk=disk,
-            telemetry=Telemetry(events, metrics, clock),
+            telemetry=telemetry,
             on_fault=self._fail,
         )
         status = PolicyStatus("", clock.wall_ns())
@@ -70,7 +64,7 @@ class OfflineOperations(Rows):
         self._is_read = False
 
     async def close(self) -> None:
-        await self._recent.close()
+        await self._outcomes.close()
         await self._sender.stop()
 
     async def snapshot(self) -> Snapshot:
@@ -102,6 +96,8 @@ class OfflineOperations(Rows):
     async def act(
         self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> Results:
+        if verb == "first":
+            return dict.fromkeys(queue_ids, IS_DOWN)
         return await (await self._read()).act(verb, queue_ids, states)
 
     async def pause(self, upstream: str, asked: PauseAsked) -> str:
@@ -122,7 +118,7 @@ class OfflineOperations(Rows):
     async def _read(self) -> Operator:
         if not self._is_read:
             await self._sender.read()
-            self._recent.start()
+            self._outcomes.start()
             await asyncio.to_thread(self._hold_new)
             self._is_read = True
         return self._operator

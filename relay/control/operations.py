@@ -33,12 +33,13 @@ HELD_ALREADY = "held: release it first"
 HELD_BY_PAUSE = "held by the pause of its upstream: it goes on when that ends (relay resume)"
 CHANGED = "it is in another state by now; nothing changed"
 """Of a message that was listed by its state."""
+IS_DOWN = "the relay is down: what goes first is kept in memory, and can be said only while it runs"
 ONLY_REPORT_LEFT = "only its report is left, which waits for reports.per_hour: `delete` ends it without"
 
 Results = Mapping[QueueId, str]
 """For each id: OK, UNCHANGED, ABSENT, BUSY, UNREAD, or the text of what went wrong."""
 
-Verb = Literal["hold", "release", "retry", "bounce", "delete", "pause", "resume", "believe"]
+Verb = Literal["hold", "release", "retry", "first", "bounce", "delete", "pause", "resume", "believe"]
 
 
 class Deed(enum.Enum):
@@ -47,6 +48,8 @@ class Deed(enum.Enum):
     HOLD = "hold"
     RELEASE = "release"
     RETRY = "retry"
+    FIRST = "first"
+    """As RETRY, and ahead of everything else in its account."""
     BOUNCE = "bounce"
     BELIEVE = "believe"
     """Bounce the recipients whose refusals the shield doubts; the others go on."""
@@ -129,6 +132,13 @@ TABLE: Mapping[Verb, VerbRow] = {
         "has no back-off; nothing changed",
         "its back-off is over",
         HELD_BY_PAUSE,
+    ),
+    "first": VerbRow(
+        "goes next in its account",
+        "Let messages go before all others of their account, while this relay runs; limits still hold.",
+        _deeds(Deed.FIRST, held=HELD_ALREADY),
+        done_but_waits="goes next in its account",
+        held_by_pause=HELD_BY_PAUSE,
     ),
     "bounce": VerbRow(
         "bounced",

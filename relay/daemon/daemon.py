@@ -49,7 +49,7 @@ from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.recent_past import RecentPast, past_folder
+from relay.telemetry.outcomes import OutcomeStore
 from relay.telemetry.stderr import drain
 from relay.telemetry.telemetry import Telemetry
 
@@ -152,13 +152,7 @@ class Daemon:
                 give_way()
             start_threads()
             hooks = Hooks(policy, hostname, self._disk, self._telemetry)
-            recent = RecentPast(
-                past_folder(root),
-                policy.recent,
-                self._disk,
-                events=self._events,
-                clock=self._clock,
-            )
+            outcomes = OutcomeStore(root, policy.recent, self._disk, self._telemetry)
             sender = Sender(
                 spool,
                 Trigger(root, self._disk),
@@ -172,7 +166,7 @@ class Daemon:
             status = PolicyStatus(digest(self._start.text), self._clock.wall_ns(), path=path)
             watch = Watch(sender, policy, hostname, self._clock, status)
             collect(self._metrics, watch.snapshot, self._counts, self._events, self._clock)
-            await self._serve(sender, watch, hooks, recent, listening)
+            await self._serve(sender, watch, hooks, outcomes, listening)
         finally:
             self._events.flush()
         return self._stop.exit_code
@@ -198,7 +192,7 @@ class Daemon:
         return ours
 
     async def _serve(
-        self, sender: Sender, watch: Watch, hooks: Hooks, recent: RecentPast, listening: Listening
+        self, sender: Sender, watch: Watch, hooks: Hooks, outcomes: OutcomeStore, listening: Listening
     ) -> None:
         policy = self._start.policy
         async with contextlib.AsyncExitStack() as ends:
@@ -214,7 +208,7 @@ class Daemon:
             ends.callback(sender.close)
             # After the last event of the sender, and while nobody else may have the notices.
             ends.push_async_callback(hooks.close)
-            ends.push_async_callback(recent.close)
+            ends.push_async_callback(outcomes.close)
             ends.push_async_callback(sender.finish)
             files = ListenerFilesWatch(listening.use, watch, self._events, self._metrics)
             await files.begin(policy.listen)
@@ -229,8 +223,8 @@ class Daemon:
                 self._stop.fail(fault)
             else:
                 await hooks.start()
-                recent.start()
-                await self._run(sender, watch, hooks, recent, (listening, files))
+                outcomes.start()
+                await self._run(sender, watch, hooks, outcomes, (listening, files))
         self._events.stopped(queued=sender.queued)
 
     async def _run(
@@ -238,7 +232,7 @@ class Daemon:
         sender: Sender,
         watch: Watch,
         hooks: Hooks,
-        recent: RecentPast,
+        outcomes: OutcomeStore,
         taking: tuple[Listening, ListenerFilesWatch],
     ) -> None:
         """Take mail and relay; on return nothing is in flight."""
@@ -256,7 +250,7 @@ class Daemon:
             sender=sender,
             watch=watch,
             hooks=hooks,
-            recent=recent,
+            outcomes=outcomes,
             telemetry=self._telemetry,
         )
         file = PolicyWatch(start.path, start.policy, start.text, edits, self._clock)

@@ -21,7 +21,7 @@ from relay.policy.written_out import written_key
 from relay.sender.sender import Sender
 from relay.status.snapshot import PolicyStatus
 from relay.status.watch import Watch
-from relay.telemetry.recent_past import RecentPast
+from relay.telemetry.outcomes import OutcomeStore
 from relay.telemetry.telemetry import Telemetry
 
 MOST_CHANGES = 20
@@ -38,7 +38,7 @@ class Reload:
         sender: Sender,
         watch: Watch,
         hooks: Hooks,
-        recent: RecentPast,
+        outcomes: OutcomeStore,
         telemetry: Telemetry,
     ) -> None:
         self._path = path
@@ -46,7 +46,7 @@ class Reload:
         self._sender = sender
         self._watch = watch
         self._hooks = hooks
-        self._recent = recent
+        self._outcomes = outcomes
         self._events, self._metrics, self._clock = telemetry.events, telemetry.metrics, telemetry.clock
 
     async def apply(self, policy: Policy, sha256: str) -> None:
@@ -75,7 +75,7 @@ class Reload:
         try:
             await self._sender.apply(live)
             await self._hooks.use(live)
-            self._recent.use(live.recent)
+            self._outcomes.use(live.recent)
         except Exception as error:  # noqa: BLE001 - half an edit is in force: only a restart makes it whole
             self._sender.fail(error)
             return False

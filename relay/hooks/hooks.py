@@ -68,7 +68,7 @@ class Hooks:
         self._is_started = False
         self._events.watch(self.hear, HEARD)
 
-    def hear(self, name: str, fields: Mapping[str, Value]) -> None:
+    def hear(self, name: str, fields: Mapping[str, Value], _: object = None) -> None:
         """Take an event of the log.  Never raises and never waits."""
         event = event_of(name, fields)
         if event is None or not any(event in hook.events for hook in self._hooks.values()):

@@ -1,19 +1,50 @@
 """The header section of a message, read leniently (RFC 5322, 2.2), and the first line of a content.  Pure."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from email.errors import MessageError
+from email.header import decode_header
+from typing import NamedTuple
 
 HEAD_BYTES = 32 * 1024
-"""In which a Message-ID is looked for."""
+"""In which the names of a message are looked for."""
 LONGEST_MESSAGE_ID = 998
 """Characters that are kept of one: as many as a line may have (RFC 5322, 2.1.1)."""
-_MESSAGE_ID_NAME = b"\r\nmessage-id:"
-_MESSAGE_ID = re.compile(_MESSAGE_ID_NAME + rb"((?:[^\r]|\r\n[ \t])*)\r\n", re.IGNORECASE)
+LONGEST_SUBJECT = 200
+LONGEST_CLIENT_QUEUE_ID = 100
+_MESSAGE_ID, _SUBJECT, _RECEIVED = b"\r\nmessage-id:", b"\r\nsubject:", b"\r\nreceived:"
+_VALUE = re.compile(rb"((?:[^\r]|\r\n[ \t])*)\r\n")
+_COMMENT = re.compile(r"\([^()]*\)")
+_ID = re.compile(r"(?:^|\s)id\s+([^\s;]+)", re.IGNORECASE)
 MAILBOX_LINE = b"X-Mailbox-Line"
 _FROM_LINES = (b"From ", b">From ")
 """How the line begins that an mbox has in front of a message."""
 DECIDING_BYTES = max(map(len, _FROM_LINES))
 """So many first octets of content tell what `opened` makes of it."""
+
+
+class Names(NamedTuple):
+    """By what people and other mail servers know a message; none of them has an end of line in it."""
+
+    message_id: str | None = None
+    """The first Message-ID, with its brackets."""
+    subject: str = ""
+    """The first Subject, decoded (RFC 2047)."""
+    client_queue_id: str = ""
+    """The `id` of the Received field below ours: that of the client's own queue."""
+
+    def text(self) -> str:
+        """Return them as three lines."""
+        return "\n".join((self.message_id or "", self.subject, self.client_queue_id))
+
+    @classmethod
+    def of(cls, lines: Sequence[str]) -> "Names":
+        """Return what `text` has; also of fewer lines."""
+        message_id, subject, client_queue_id = (*lines, "", "", "")[:3]
+        return cls(message_id or None, subject, client_queue_id)
+
+
+NO_NAMES = Names()
 
 
 def opened(content: bytes) -> bytes:
@@ -47,12 +78,50 @@ def header_fields(head: bytes) -> Iterator[tuple[str, str]]:
 
 def message_id_of(content: bytes) -> str | None:
     """Return the first Message-ID in the first HEAD_BYTES, unfolded, and cut; anything may be in it."""
-    head = b"\r\n" + content[:HEAD_BYTES]
-    if (end := head.find(b"\r\n\r\n")) >= 0:
-        head = head[: end + 2]
+    head = _head(content)
+    return _value(head, head.lower(), _MESSAGE_ID)[:LONGEST_MESSAGE_ID] or None
+
+
+def names_of(content: bytes) -> Names:
+    """Return the names in the first HEAD_BYTES of content as it is stored, with our Received field on top."""
+    head = _head(content)
     # A search without regard to case takes far longer than this.
-    at = head.lower().find(_MESSAGE_ID_NAME)
-    found = _MESSAGE_ID.search(head, at) if at >= 0 else None
-    return (
-        " ".join(found[1].decode("utf-8", "replace").split())[:LONGEST_MESSAGE_ID] or None if found else None
+    lowered = head.lower()
+    theirs = lowered.find(_RECEIVED, lowered.find(_RECEIVED) + 1)
+    trace = _value(head, lowered, _RECEIVED, theirs) if theirs > 0 else ""
+    # Comments may be nested: two deep is what is in use.
+    ids = _ID.findall(_COMMENT.sub(" ", _COMMENT.sub(" ", trace)))
+    return Names(
+        _value(head, lowered, _MESSAGE_ID)[:LONGEST_MESSAGE_ID] or None,
+        _decoded(_value(head, lowered, _SUBJECT)[: 10 * LONGEST_SUBJECT])[:LONGEST_SUBJECT],
+        ids[-1][:LONGEST_CLIENT_QUEUE_ID] if ids else "",
     )
+
+
+def _head(content: bytes) -> bytes:
+    """Return the header section, with an end of line before and behind each field."""
+    head = b"\r\n" + content[:HEAD_BYTES]
+    end = head.find(b"\r\n\r\n")
+    return head if end < 0 else head[: end + 2]
+
+
+def _value(head: bytes, lowered: bytes, name: bytes, start: int = 0) -> str:
+    """Return the value of the first field of a name, with single blanks; empty where there is none."""
+    at = lowered.find(name, start)
+    found = _VALUE.match(head, at + len(name)) if at >= 0 else None
+    return " ".join(found[1].decode("utf-8", "replace").split()) if found else ""
+
+
+def _decoded(value: str) -> str:
+    """Return a text without its encoded words; one that cannot be decoded as it is."""
+    if "=?" not in value:
+        return value
+    try:
+        text = "".join(
+            part if isinstance(part, str) else part.decode(charset or "ascii", "replace")
+            for part, charset in decode_header(value)
+        )
+    except (MessageError, LookupError, ValueError):
+        return value
+    # A charset may give half of a pair of surrogates, or an end of line.
+    return " ".join(text.encode("utf-8", "replace").decode().split())

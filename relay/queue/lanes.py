@@ -99,6 +99,8 @@ def smallest(heap: Sequence[Ordered], most: int) -> list[Ordered]:
     return found
 
 
+MOST_FIRST = 64
+"""Messages that are to go before all others (`Order.firsts`) and are looked at."""
 SPARE_AGES = 1024
 """Entries of gone messages that a heap may hold beyond as many as are ready."""
 
@@ -271,6 +273,8 @@ class Order:
         self._found: tuple[int, tuple[_Flow, _Line, QueueId] | None] | None = None
         """What goes next, and as of when; None after a change."""
         self._preferred: QueueId | None = None
+        self.firsts: dict[QueueId, None] = {}
+        """Messages that go before those of all lanes, in this order; `charge` ends that."""
 
     def __len__(self) -> int:
         return len(self._spots)
@@ -383,6 +387,7 @@ class Order:
         """Correct the charge of a taken message to its final cost."""
         if (charged := self._charged.pop(queue_id, None)) is not None:
             self._found = None
+            self.firsts.pop(queue_id, None)
             charged.flow.tag += (cost - charged.cost) * charged.flow.step
 
     def refund(self, queue_id: QueueId) -> bool:
@@ -460,7 +465,7 @@ class Order:
             queue_id: each._replace(flow=flows.get(id(each.flow), twin._overdue), line=flows[id(each.line)])
             for queue_id, each in self._charged.items()
         }
-        twin._preferred = self._preferred
+        twin._preferred, twin.firsts = self._preferred, self.firsts.copy()
         twin._numbers = count(next(self._numbers))
         return twin
 
@@ -474,10 +479,11 @@ class Order:
         lines = [line for line in self._lines.values() if line.length and line.room != 0]
         if not lines:
             return None
-        if self._preferred is not None and (spot := self._spots.get(self._preferred)) is not None:
-            line = self._lines[spot.lane]
-            if line.room != 0:
-                return line, line, self._preferred
+        preferred = () if self._preferred is None else (self._preferred,)
+        for queue_id in chain(preferred, islice(self.firsts, MOST_FIRST)):
+            spot = self._spots.get(queue_id)
+            if spot is not None and (line := self._lines[spot.lane]).room != 0:
+                return line, line, queue_id
         line = min(lines, key=self._rank)
         if late := [age for each in lines if (age := _overdue(each, now_ns)) is not None]:
             queue_id = min(late)[1]

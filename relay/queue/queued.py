@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from relay.mail.address import comparable
 from relay.mail.envelope import QueueId, is_notice
+from relay.mail.header import NO_NAMES, Names
 from relay.mail.rewriting import Rewriting
 from relay.queue.groups import Counted
 from relay.queue.lanes import DEFAULT_LANE
@@ -173,8 +174,8 @@ class RecipientsLeft(NamedTuple):
 class ListedWords(NamedTuple):
     """What only listings show of a message."""
 
-    message_id: str | None = None
-    """That of its header, for who looks for it."""
+    names: Names = NO_NAMES
+    """Those of its header, for who looks for it."""
     arrival_at_ns: int | None = None
     """Wall clock, as the envelope has it; None of a message that left the queue."""
     recipients: tuple[str, ...] = ()
@@ -183,12 +184,13 @@ class ListedWords(NamedTuple):
     def text(self) -> str:
         """Return it as one text of a line each: none of them has an end of line in it."""
         arrival = "" if self.arrival_at_ns is None else str(self.arrival_at_ns)
-        return "\n".join((arrival, self.message_id or "", *self.recipients))
+        return "\n".join((arrival, self.names.text(), *self.recipients))
 
 
 def shown_of(text: str) -> ListedWords:
-    arrival, message_id, *recipients = text.split("\n")
-    return ListedWords(message_id or None, int(arrival) if arrival else None, tuple(recipients))
+    # Of a row that was dropped it is less.
+    arrival, *lines = text.split("\n")
+    return ListedWords(Names.of(lines[:3]), int(arrival) if arrival else None, tuple(lines[3:]))
 
 
 _NOT_SHOWN = ListedWords()

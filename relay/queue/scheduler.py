@@ -51,6 +51,8 @@ SLICE = 1000
 """Messages in one slice of an edit, or one look at what goes next: some ten milliseconds."""
 MOST_PASSED_OVER = 64
 """Messages of suspect senders, in each lane, that another sender's may overtake."""
+LATEST_TURN = 1 << 62
+"""More than the turns that are given."""
 MOST_SUSPECTS = 10_000
 """Suspect senders that are remembered."""
 
@@ -205,6 +207,23 @@ class Scheduler:
             self._coming.pop(queue_id, None)
             self._order.add_ahead(queue_id, message.lane, message.since_ns, is_first=False)
 
+    def go_first(self, queue_id: QueueId) -> None:
+        """Have a message that waits go before all others, behind those that were put first already.
+
+        It stays first until a transaction of it begins, or it leaves this line; a lane's ceiling still holds.
+        """
+        message = self._messages.get(queue_id)
+        if message is None or message.state is not State.WAITING:
+            return
+        self._leave_place(message)
+        self._coming.pop(queue_id, None)
+        self._suspects.pop(queue_id, None)
+        self._last_turn += 1
+        # Where a limit of its own keeps it back, it is the first of its place.
+        message.turn = self._last_turn - LATEST_TURN
+        self._order.add_ahead(queue_id, message.lane, message.since_ns, is_first=False)
+        self._order.firsts[queue_id] = None
+
     def seize(self, queue_id: QueueId) -> State | None:
         """Keep a message from being sent until `put_back`; return its state before, None if it is active."""
         message = self._messages.get(queue_id)
@@ -265,6 +284,7 @@ class Scheduler:
             return
         # Also for another price alone: what was charged so far is in another unit.
         old, self._order = self._order, Order(lanes)
+        self._order.firsts = old.firsts
         self._taken_before.update(old.taken())
         self._has_lanes = bool(lanes)
         self._with_ceiling = tuple(lane.name for lane in lanes if lane.has_ceiling)
@@ -573,6 +593,7 @@ class Scheduler:
     def _leave_order(self, message: Queued) -> None:
         self._refund(message.key)
         self._order.remove(message.key)
+        self._order.firsts.pop(message.key, None)
         self._suspects.pop(message.key, None)
         if self._sitting_out:
             self._sit_out_no_more(message)

@@ -242,6 +242,11 @@ class Queue:
         for part in self.parts(queue_id):
             self.line_of(part).release(part.key)
 
+    def go_first(self, queue_id: QueueId) -> None:
+        """Have a message that waits go before all others of the lines where it stands."""
+        for part in self.parts(queue_id):
+            self.line_of(part).go_first(part.key)
+
     def stay_unknown(self, part: Queued, until_ns: int) -> None:
         """Keep a part with its upstream, which may still relay it until an instant."""
         part.past = part.past.but(unknown_until_ns=max(part.past.unknown_until_ns, until_ns))

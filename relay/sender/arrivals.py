@@ -271,7 +271,7 @@ class Arrivals:
             now_ns + wait_ns if is_deferred else 0,
             WaitReason("deferred before the last start") if is_deferred else NO_REASON,
             is_warned=entry.is_warned or not entry.warns,
-            listed=ListedWords(entry.message_id, entry.arrival_at_ns, entry.recipients_shown),
+            listed=ListedWords(entry.names, entry.arrival_at_ns, entry.recipients_shown),
             domains=runs_of(entry.domains),
             part=entry.whole,
         )

@@ -324,11 +324,11 @@ class Settling:
     async def delete(self, message: Message) -> None:
         """Drop all recipients that are left, by an operator's word; no one is told."""
         await self._end(message, dict.fromkeys(message.left, Status.DELETED), ())
-        queue_id, message_id, envelope = message.queue_id, message.message_id, message.envelope
+        queue_id, message_id, envelope = message.queue_id, message.names.message_id, message.envelope
         for index in message.left:
             self._events.recipient_deleted(
                 queue_id=queue_id,
-                message_id=message_id,
+                message=message,
                 reverse_path=envelope.reverse_path,
                 recipient=envelope.recipients[index],
             )
@@ -447,7 +447,7 @@ class Settling:
                     answer=_final(fate, answer),
                     delays=delays,
                     via=via,
-                    message_id=attempt.message.message_id,
+                    message=attempt.message,
                 )
         if decision.is_relayed:
             self._metrics.relayed_after(delays)
@@ -460,7 +460,7 @@ class Settling:
             fate=Fate.BOUNCED,
             answer=answer,
             delays=Delays(queued_ns=max(0, at_ns - message.envelope.arrival_at_ns)),
-            message_id=message.message_id,
+            message=message,
         )
 
     def _tell_report(self, message: Message, written: Written) -> None:

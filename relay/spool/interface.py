@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 from relay.mail.draft import Draft
 from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId, Shape
+from relay.mail.header import NO_NAMES, Names
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.queued import RecipientsLeft
 from relay.queue.routes import WHOLE, Part
@@ -102,8 +103,8 @@ class Entry(NamedTuple):
     """Of some recipient left the sender wants to be told that it is late."""
     user: str = ""
     """Who had logged in to hand it over, or nobody."""
-    message_id: str | None = None
-    """As `Message` has it."""
+    names: Names = NO_NAMES
+    """As `Message` has them."""
     parts: tuple["PartEntry", ...] = ()
     """Of a message whose recipients left go by several routes; none of them is empty."""
     whole: Part = WHOLE
@@ -182,8 +183,8 @@ class Message(NamedTuple):
     lane: str = DEFAULT_LANE
     reported: frozenset[int] = frozenset()
     """Recipients whose sender was told what became of them, while others were left."""
-    message_id: str | None = None
-    """Of its header, as `message_id_of` finds it there; also of a message whose content is not in memory."""
+    names: Names = NO_NAMES
+    """Of its header, as `names_of` finds them there; also of a message whose content is not in memory."""
     parts: tuple[Part, ...] = (WHOLE,)
     """By the sorter that was given when it was read."""
 
@@ -218,7 +219,7 @@ class Message(NamedTuple):
             owes_report=self.owed_report is not None,
             warns=_is_any_told_of_delay(envelope, left),
             user=envelope.user or "",
-            message_id=self.message_id,
+            names=self.names,
             parts=() if len(parts) < 2 else tuple([self._part_entry(part, its) for part, its in parts]),
             whole=parts[0][0].whole if len(parts) == 1 else WHOLE,
         )

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.mail.address import comparable, comparable_domain
-from relay.mail.sought import sought
+from relay.mail.sought import sought, words_of
+from relay.queue.lanes import turn_of
 from relay.queue.queued import Queued
 from relay.queue.sorting import Network, is_address, is_client, is_domain, is_like
 from relay.spool.interface import MOST_RUNS
@@ -75,7 +76,7 @@ class Filters:
     reason: str = ""
     """A part of why it waits, or of what holds it: for showing only, no verb goes by it."""
     text: str = ""
-    """A part of its id, its Message-ID, its sender or a recipient: for showing only, as `reason`."""
+    """Words of its ids, its Subject, its sender or a recipient: for showing only, as `reason`."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a text in which there is nothing to look for."""
@@ -142,12 +143,8 @@ class Filters:
     def _has_text(self, view: MessageView, recipients: Sequence[str]) -> bool:
         if not self.text:
             return True
-        wanted = sought(self.text)
-        return (
-            wanted.is_in(view.queue_id)
-            or wanted.is_in(view.message_id)
-            or wanted.is_in_address((view.reverse_path, *recipients))
-        )
+        names = view.queue_id, view.message_id, view.subject, view.client_queue_id
+        return sought(self.text).is_in(words_of(names, (view.reverse_path, *recipients)))
 
     def _has_recipient(self, recipients: Iterable[str]) -> bool:
         return not self.recipients or any(is_address(self.recipients, each) for each in recipients)
@@ -205,6 +202,14 @@ class By(enum.StrEnum):
     LANE = "lane"
     UPSTREAM = "upstream"
     REASON = "reason"
+
+
+USAGE_KEYS: Mapping[str, Callable[[str, str, str], str]] = {
+    "sender": lambda reverse_path, _client, _lane: turn_of(reverse_path),
+    "client": lambda _reverse_path, client, _lane: client,
+    "lane": lambda _reverse_path, _client, lane: lane,
+}
+"""By what the use of a window adds up; a list with VERP (`turn_of`) is one sender."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -377,6 +377,10 @@ class MessageView:
     user: str | None = None
     message_id: str | None = None
     """Of its header, with its brackets; None where it has none."""
+    subject: str = ""
+    """Of its header, decoded."""
+    client_queue_id: str = ""
+    """By which the client's own queue knows it."""
     helo: str = ""
     """From here on only of a message that was read for `relay queue show`: a listing reads none."""
     protocol: str = ""
@@ -442,6 +446,8 @@ def public_coming(coming: Coming) -> Coming:
             rewritten_as="",
             recipients=(),
             message_id=None,
+            subject="",
+            client_queue_id="",
             reason=_ADDRESS.sub("<address>", message.reason),
             held_by=_ADDRESS.sub("<address>", message.held_by),
         )

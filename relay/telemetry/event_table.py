@@ -145,6 +145,7 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
     ("held", _NOTICE, "queue_id", "{queue_id}: held by the operator"),
     ("released", _NOTICE, "queue_id", "{queue_id}: released by the operator"),
     ("retried", _NOTICE, "queue_id", "{queue_id}: to be tried at once, by the operator"),
+    ("put_first", _NOTICE, "queue_id", "{queue_id}: to go next in its account, by the operator"),
     ("deleted", _NOTICE, "queue_id message_id nrcpt",
      "{queue_id}: deleted by the operator, recipients left: {nrcpt}{_message_id}"),
     ("recipient_deleted", _DEBUG, "queue_id message_id reverse_path recipient",

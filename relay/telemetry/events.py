@@ -20,6 +20,7 @@ from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import Value, described, postfix_delay, rfc3339, rfc3339_or_none, shown_as_text
 from relay.smtp.reply import Phase
+from relay.spool.interface import Message
 from relay.telemetry.event_table import KINDS, Kind, Level
 from relay.telemetry.stderr import UnwaitingStream, is_journal, one_line
 from relay.throttle.limit_hints import Hint, Lowered
@@ -43,7 +44,7 @@ LONGEST_NAME = 100
 """Characters of a user who may be nobody, as Postfix logs him."""
 
 NO_PIECES: Mapping[str, str] = {}
-Watcher = Callable[[str, Mapping[str, Value]], None]
+Watcher = Callable[[str, Mapping[str, Value], Message | None], None]
 
 
 class Via(NamedTuple):
@@ -99,7 +100,10 @@ class Events:
         return self._unwritten + dropped
 
     def watch(self, watcher: Watcher, names: Iterable[str]) -> None:
-        """Call a watcher with name and fields of each of these events, logged or not; secrets are in them."""
+        """Call a watcher with each of these events, logged or not: its name, its fields, and the message.
+
+        Secrets are in them; the message is there where an event tells of one recipient.
+        """
         for name in names:
             if name not in KINDS:
                 raise ValueError(f"there is no event {name}")
@@ -218,8 +222,9 @@ class Events:
         answer: Answer,
         delays: Delays,
         via: Via = NO_TRANSACTION,
-        message_id: str | None = None,
+        message: Message | None = None,
     ) -> None:
+        message_id = None if message is None else message.names.message_id
         # Each style has delays of its own: only those that are written are made.
         seconds: list[str | float] = []
         pieces = NO_PIECES
@@ -237,6 +242,7 @@ class Events:
         self._tell(
             "delivery",
             pieces,
+            message,
             queue_id=queue_id,
             upstream=via.upstream,
             message_id=message_id,
@@ -492,17 +498,22 @@ class Events:
     def retried(self, *, queue_id: QueueId) -> None:
         self._tell("retried", queue_id=queue_id)
 
+    def put_first(self, *, queue_id: QueueId) -> None:
+        self._tell("put_first", queue_id=queue_id)
+
     def deleted(self, *, queue_id: QueueId, message_id: str | None, nrcpt: int) -> None:
         pieces = {"_message_id": f", message-id={message_id}" if message_id else ""}
         self._tell("deleted", pieces, queue_id=queue_id, message_id=message_id, nrcpt=nrcpt)
 
     def recipient_deleted(
-        self, *, queue_id: QueueId, message_id: str | None, reverse_path: str, recipient: str
+        self, *, queue_id: QueueId, message: Message | None, reverse_path: str, recipient: str
     ) -> None:
         self._tell(
             "recipient_deleted",
+            NO_PIECES,
+            message,
             queue_id=queue_id,
-            message_id=message_id,
+            message_id=None if message is None else message.names.message_id,
             reverse_path=reverse_path,
             recipient=recipient,
         )
@@ -534,12 +545,19 @@ class Events:
         """Stand for dropped lines.  Called in any thread."""
         return self._told(KINDS["log_lines_dropped"], {"lines": count}, {})
 
-    def _tell(self, name: str, pieces: Mapping[str, str] = NO_PIECES, /, **fields: Value) -> None:
+    def _tell(
+        self,
+        name: str,
+        pieces: Mapping[str, str] = NO_PIECES,
+        message: Message | None = None,
+        /,
+        **fields: Value,
+    ) -> None:
         kind = KINDS[name]
         try:
             if name in self._watchers:
                 for watcher in self._watchers[name]:
-                    watcher(name, fields)
+                    watcher(name, fields, message)
             if kind.level > self._level:
                 return
             self._stream.write(self._told(kind, fields, pieces) + "\n")

@@ -21,7 +21,8 @@ from relay.policy.model import Policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.root.trigger import Trigger
-from relay.telemetry.recent_past import RecentPast, past_folder
+from relay.telemetry.outcomes import OutcomeStore
+from relay.telemetry.telemetry import Telemetry
 from tests.bench.filling import accept, slices
 from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
@@ -77,14 +78,13 @@ async def _measure(folder: Path, port: int, messages: int, connections: int) -> 
     policy = policy_of(folder, port, LIMITS, connections=connections)
     async with Relay(policy) as relay:
         # As the daemon has it.
-        recent = RecentPast(
-            past_folder(str(policy.spool)),
+        outcomes = OutcomeStore(
+            str(policy.spool),
             policy.recent,
             relay.disk,
-            events=relay.events,
-            clock=relay.clock,
+            Telemetry(relay.events, relay.metrics, relay.clock),
         )
-        recent.start()
+        outcomes.start()
         # Connected, and every path taken once.
         await asyncio.to_thread(_accept, policy, 2 * connections)
         await relay.until_empty()
@@ -94,7 +94,7 @@ async def _measure(folder: Path, port: int, messages: int, connections: int) -> 
         while relay.sender.seen.totals.relayed < messages + 2 * connections:  # noqa: ASYNC110 - the sender has no event for it
             await asyncio.sleep(0.2)  # next to no calls
         profile.disable()
-        await recent.close()
+        await outcomes.close()
     return pstats.Stats(profile)
 
 

@@ -22,6 +22,7 @@ from relay.control.wire import PolicyInForce
 from relay.daemon.loops import run, spare_queue
 from relay.daemon.spilling import Spilling
 from relay.mail.envelope import QueueId
+from relay.mail.header import NO_NAMES
 from relay.policy.lane import routes_of
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
@@ -76,7 +77,7 @@ async def _fill(relay: Relay, count: int) -> None:
             4096,
             now_ns + number,
             1,
-            listed=ListedWords(None, wall_ns + number, (f"b{number}@there.example",)),
+            listed=ListedWords(NO_NAMES, wall_ns + number, (f"b{number}@there.example",)),
             domains=(("there.example", 1),),
             part=part,
         )

@@ -27,6 +27,7 @@ from typing import TypeVar
 
 from relay.clock import SystemClock
 from relay.mail.envelope import Envelope, QueueId, Shape
+from relay.mail.header import Names
 from relay.queue.lanes import Lane, Price
 from relay.queue.queued import NO_REASON, Queued, origin_of
 from relay.queue.whole import Queue
@@ -137,7 +138,7 @@ def _bytes_each_without_files(folder: Path, count: int) -> float:
                 is_warned=False,
                 content=None,
                 lane=lane,
-                message_id=message_id,
+                names=Names(message_id, f"Report {number} of this week", f"4{number:010X}"),
             )
             relay.spool._ledger.count_in([(queue_id, 1)])
             await relay.sender._arrivals._admit(message.entry)

@@ -9,7 +9,7 @@ start removes.  Raises Corrupt for what does not match its checksums, Absent for
 import contextlib
 
 from relay.mail.envelope import QueueId
-from relay.mail.header import message_id_of
+from relay.mail.header import names_of
 from relay.queue.sorting import Sorter
 from relay.spool.disk.durable import Disk
 from relay.spool.interface import INLINE_BYTES, Adopted, Corrupt
@@ -30,7 +30,7 @@ def decode(queue_id: QueueId, payload: bytes, *, sorter: Sorter | None = None) -
     message = message_file.decode_envelope(queue_id, header, payload[header.envelope_offset :])
     content = payload[HEADER_BYTES : header.envelope_offset]
     front = content[:_FRONT_BYTES]
-    message.message_id = message_id_of(front)
+    message.names = names_of(front)
     if sorter is not None:
         message.sorted = sorter.sort(message.envelope, lambda: front)
     message.content = content if len(content) <= INLINE_BYTES else None

@@ -2,7 +2,7 @@ r"""What a start needs of a segment, beside it: so that it reads neither the seg
 
     relay-log-summary 1 STREAM NUMBER COVERS ROWS INDEX_BYTES CRC\n
     index, compressed: of each row the id, offset and length of its record, and how many recipients
-    chunks of rows, each compressed: kind of record, Message-ID, header and envelope of the message file
+    chunks of rows, each compressed: kind of record, header and envelope of the message file, its names
 
 A row is a message of the segment; of one that had ended, or was copied forward, when the summary was made
 the chunks have no header.  COVERS is how much of the segment it tells of:
@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
-from relay.mail.header import message_id_of
+from relay.mail.header import NO_NAMES, Names, names_of
 from relay.spool.disk.durable import opened
 from relay.spool.disk.replacing import put_in_place
 from relay.spool.interface import Corrupt
@@ -71,7 +71,7 @@ class Told(NamedTuple):
     kind: bytes
     head: bytes
     """Header and envelope of the message file; nothing where that has a file of its own, or is not needed."""
-    message_id: str | None
+    names: Names
 
 
 class SegmentSummary(NamedTuple):
@@ -93,20 +93,18 @@ class SegmentSummary(NamedTuple):
             yield from zip(rows, told, strict=True)
 
 
-def told_of(found: Record, message_id: str | None) -> Told:
+def told_of(found: Record, names: Names) -> Told:
     if found.kind not in INLINE:
-        return Told(found.kind, b"", message_id)
+        return Told(found.kind, b"", names)
     header = message_file.decode_header(found.payload[:HEADER_BYTES])
-    return Told(
-        found.kind, found.payload[:HEADER_BYTES] + found.payload[header.envelope_offset :], message_id
-    )
+    return Told(found.kind, found.payload[:HEADER_BYTES] + found.payload[header.envelope_offset :], names)
 
 
 def message_of(queue_id: QueueId, told: Told) -> Opened:
     """Return a message without its content.  Raises Corrupt."""
     header = message_file.decode_header(told.head[:HEADER_BYTES])
     message = message_file.decode_envelope(queue_id, header, told.head[HEADER_BYTES:])
-    message.message_id = told.message_id
+    message.names = told.names
     return message
 
 
@@ -161,18 +159,18 @@ def _decoded(covers: int, count: int, rest: memoryview, index_bytes: int) -> Seg
 
 
 def _packed(told: Told) -> bytes:
-    message_id = (told.message_id or "").encode("utf-8", "replace")[:0xFFFF]
-    return _ROW.pack(told.kind, len(told.head), len(message_id)) + told.head + message_id
+    names = told.names.text().encode("utf-8", "replace")[:0xFFFF]
+    return _ROW.pack(told.kind, len(told.head), len(names)) + told.head + names
 
 
 def _unpacked(raw: bytes) -> Iterator[Told]:
     at = 0
     while at < len(raw):
-        kind, head_bytes, id_bytes = _ROW.unpack_from(raw, at)
+        kind, head_bytes, names_bytes = _ROW.unpack_from(raw, at)
         at += _ROW.size
-        message_id = raw[at + head_bytes : at + head_bytes + id_bytes]
-        yield Told(kind, raw[at : at + head_bytes], message_id.decode("utf-8", "replace") or None)
-        at += head_bytes + id_bytes
+        names = raw[at + head_bytes : at + head_bytes + names_bytes].decode("utf-8", "replace")
+        yield Told(kind, raw[at : at + head_bytes], Names.of(names.split("\n")))
+        at += head_bytes + names_bytes
 
 
 class Summaries:
@@ -236,10 +234,10 @@ class Summaries:
             size = each.record_bytes
             is_here = self._queued.durable_place(each.queue_id) == place_of(handle, each.at, size)
             # Also what ended: a start has to know that its end is needed as long as this segment is there.
-            told = _told(each) if is_here else Told(each.kind, b"", None)
+            told = _told(each) if is_here else Told(each.kind, b"", NO_NAMES)
             yield SummaryRow(each.queue_id, each.at, size, each.number), told
 
 
 def _told(each: Record) -> Told:
     front = front_of(each.payload) if each.kind in INLINE else b""
-    return told_of(each, message_id_of(front))
+    return told_of(each, names_of(front))

@@ -10,7 +10,7 @@ import errno
 from collections.abc import Collection, Generator, Iterator
 
 from relay.mail.envelope import QueueId
-from relay.mail.header import message_id_of
+from relay.mail.header import names_of
 from relay.queue.sorting import Sorter
 from relay.spool.disk.durable import Disk, FileStatus, opened, why_of_its_status
 from relay.spool.disk.os_errors import is_not_now, is_our_own_lack
@@ -209,7 +209,7 @@ def read_open(
         message.content = _content(disk, fd, first, header)
     # Read already: it costs no call, and no memory longer than this.
     front = first[message_file.HEADER_BYTES : header.envelope_offset]
-    message.message_id = message_id_of(front)
+    message.names = names_of(front)
     if sorter is not None:
         message.sorted = sorter.sort(message.envelope, lambda: front)
     message.modified_at_ns = status.modified_at_ns

@@ -39,6 +39,7 @@ from relay.mail.dsn import (
     parse_ret,
 )
 from relay.mail.envelope import Envelope, QueueId, Shape
+from relay.mail.header import NO_NAMES, Names
 from relay.queue.sorting import UNSORTED, Sorted
 from relay.spool.interface import Corrupt, Entry, Message, OwedReport, Status, owed_report
 
@@ -129,7 +130,7 @@ class Opened:
     """By the sorter that was given when it was read."""
     reported: set[int] = field(default_factory=set)
     """Recipients whose sender was told; changes with the file too."""
-    message_id: str | None = None
+    names: Names = NO_NAMES
     """From the front of the content, which every reading of the file reads."""
 
     @property
@@ -159,7 +160,7 @@ class Opened:
             self.next_attempt_at_ns,
             self.sorted.lane,
             frozenset(self.reported),
-            self.message_id,
+            self.names,
             self.sorted.parts,
         )
 

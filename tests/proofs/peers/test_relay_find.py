@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import smtplib
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,9 @@ class FoundRelay:
             session.mail(SENDER)
             for recipient in recipients:
                 session.rcpt(recipient)
-            _, reply = session.data(f"Message-ID: {message_id}\r\n\r\n".encode() + content)
+            trace = "Received: by front.test (Postfix, from userid 7)\r\n\tid 4XYZ17abc; today\r\n"
+            names = f"Message-ID: {message_id}\r\nSubject: =?utf-8?q?Z=C3=BCrich?= weekly\r\n"
+            _, reply = session.data(f"{trace}{names}\r\n".encode() + content)
         return reply.decode().split()[-1]
 
     def run(self, *arguments: str, code: int = 0) -> str:
@@ -89,6 +92,8 @@ def test_a_message_is_found_before_while_and_after_it_is_relayed(found: FoundRel
             "OK@list.test",
             "@list.test",
             SENDER,
+            "weekly zürich",
+            "4xyz17ABC",
         ):
             (message,) = found.find(text)
             assert (message["found"], message["queue_id"]) == ("queue", queue_id)
@@ -115,6 +120,12 @@ def test_a_message_is_found_before_while_and_after_it_is_relayed(found: FoundRel
         assert by_recipient["ok@list.test"]["reply"].startswith("250 ")
         assert {each["upstream"] for each in by_recipient.values()} == {"isp"}
         assert {each["message_id"] for each in by_recipient.values()} == {"<one@Front.test>"}
+        names = {(each["subject"], each["client_queue_id"]) for each in by_recipient.values()}
+        assert names == {("Zürich weekly", "4XYZ17abc")}
+        for text in ("weekly zürich ok@list.test", "4xyz17ABC ok@list.test"):
+            assert [each["recipient"] for each in found.find(text) if each["found"] == "recent"] == [
+                "ok@list.test"
+            ]
         (waiting,) = (each for each in found.find("stay@list.test"))
         assert (waiting["found"], waiting["state"]) == ("queue", "deferred")
 
@@ -148,6 +159,25 @@ def test_the_message_id_of_a_long_message_is_in_each_line_that_settles(found: Fo
     assert all(each["text"] for each in told)
 
 
+def test_who_used_a_window_is_told_while_the_relay_is_up_and_down(found: FoundRelay) -> None:
+    relay = found.relay
+    relay.policy["upstreams"]["isp"]["limits"] = [{"messages": 50, "per": "1d"}]
+    relay.write_policy()
+    with relay:
+        for number in range(3):
+            found.hand_over(f"<{number}@front.test>", "ok@list.test", "fine@list.test")
+        relay.wait_until_empty()
+        wait_until(lambda: found.ends("<2@front.test> fine@list.test"))
+        up = json.loads(found.run("status", "--by", "sender", "--json"))
+    down = json.loads(found.run("status", "--by", "sender", "--json", code=os.EX_UNAVAILABLE))
+    by_client = json.loads(found.run("status", "--by", "client", "--json", code=os.EX_UNAVAILABLE))["usage"]
+
+    (row,) = up["usage"]
+    assert (row["upstream"], row["key"], row["messages"], row["recipients"]) == ("isp", SENDER, 3, 6)
+    assert down["usage"] == up["usage"]
+    assert [(each["key"], each["messages"]) for each in by_client] == [("unknown[127.0.0.1]", 3)]
+
+
 def test_what_an_operator_ends_while_the_relay_is_down_is_found(found: FoundRelay) -> None:
     relay = found.relay
     with relay:
@@ -170,8 +200,7 @@ def test_it_is_switched_off_while_the_relay_runs(found: FoundRelay) -> None:
         found.hand_over("<one@front.test>", "ok@list.test")
         relay.wait_until_empty()
         assert found.ends("one@") == {"ok@list.test": "relayed"}
-        (piece,) = folder.iterdir()
-        assert piece.stat().st_mode & 0o777 == 0o600
+        assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
 
         relay.policy["recent"] = None
         relay.write_policy()

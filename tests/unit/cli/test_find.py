@@ -2,29 +2,26 @@
 
 import json
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relay.cli.render import ending_lines
+from relay.cli.render import outcome_lines
 from relay.clock import SECOND_NS, SystemClock
-from relay.spool.disk.durable import RealDisk
-from relay.telemetry.endings import PastEnding, encode
-from relay.telemetry.past_files import PastFiles
-from relay.telemetry.recent_past import past_folder
+from relay.telemetry.outcomes import Outcome, outcomes_folder
 from tests.unit.cli.control import POLICY, code_of, write_policy
-from tests.unit.telemetry.test_past_files import Limits
 
 HOUR_NS = 3600 * SECOND_NS
 
 
-def ending(number: int, ago_ns: int = 0, **others: Any) -> PastEnding:
+def ending(number: int, ago_ns: int = 0, **others: Any) -> Outcome:
     at_ns = SystemClock().wall_ns() - ago_ns
-    whole = PastEnding(
+    whole = Outcome(
         at_ns,
         f"{number:016}",
-        f"<{number}@here.example>",
         "Ann@here.example",
         f"r{number}@there.example",
         "relayed",
@@ -32,6 +29,7 @@ def ending(number: int, ago_ns: int = 0, **others: Any) -> PastEnding:
         "smtp.test[192.0.2.1]:587",
         "2.0.0",
         "250 2.0.0 Ok: queued",
+        f"<{number}@here.example>",
     )
     return whole._replace(**others)
 
@@ -41,11 +39,15 @@ def policy_path(tmp_path: Path) -> Path:
     return write_policy(tmp_path)
 
 
-def keep(policy_path: Path, *endings: PastEnding) -> Path:
-    folder = past_folder(str(policy_path.parent / "spool"))
-    lines = [encode(each) for each in endings]
-    PastFiles(folder, RealDisk()).append(lines, Limits(), SystemClock().wall_ns())
-    return Path(folder)
+def keep(policy_path: Path, *outcomes: Outcome) -> Path:
+    """Write a database as the relay does; return its path."""
+    path = Path(outcomes_folder(str(policy_path.parent / "spool")), "outcomes")
+    path.parent.mkdir(exist_ok=True)
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(f"CREATE TABLE IF NOT EXISTS outcome ({', '.join(Outcome._fields)})")
+        marks = ", ".join("?" * len(Outcome._fields))
+        database.executemany(f"INSERT INTO outcome VALUES ({marks})", outcomes)
+    return path
 
 
 def test_what_ended_is_shown_with_its_reply(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +65,7 @@ def test_what_ended_is_shown_with_its_reply(policy_path: Path, capsys: pytest.Ca
 
 def test_on_a_terminal_it_fits() -> None:
     long = ending(1, reply="250 2.0.0 " + "a word of it " * 30, reverse_path="")
-    lines = list(ending_lines(long, 80))
+    lines = list(outcome_lines(long, 80))
 
     assert max(map(len, lines)) <= 80
     assert lines[1] == "    MAILER-DAEMON -> r1@there.example"
@@ -89,6 +91,11 @@ def test_for_programs_it_is_an_object_a_line(policy_path: Path, capsys: pytest.C
         "relay": "smtp.test[192.0.2.1]:587",
         "dsn": "2.0.0",
         "reply": "250 2.0.0 Ok: queued",
+        "subject": "",
+        "client_queue_id": "",
+        "client": "",
+        "lane": "",
+        "size_bytes": 0,
     }
 
 
@@ -114,23 +121,24 @@ def test_what_is_not_there_is_exit_code_1(policy_path: Path, capsys: pytest.Capt
     assert told.err.startswith("not in the queue, and not among what ended since 20")
 
 
-def test_damage_is_told_of_and_hides_nothing_else(
+def test_a_damaged_database_is_told_of_and_begun_anew(
     policy_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = keep(policy_path, ending(1), ending(2))
-    (piece,) = folder.iterdir()
-    piece.write_bytes(piece.read_bytes().replace(b"r2@", b"r3@"))
-    (folder / "0000000000").write_text("relay-recent 9 1\n")
+    keep(policy_path, ending(1)).write_bytes(b"no database")
 
-    assert code_of("find", "there", "--policy", str(policy_path)) == 0
+    assert code_of("find", "there", "--policy", str(policy_path)) == 1
 
-    told = capsys.readouterr()
-    assert "0000000000000001" in told.out
-    assert "0000000000000002" not in told.out
-    assert told.err.splitlines() == [
-        "what ended cannot all be read: 0000000000: not of this version",
-        "lines of what ended that are damaged: 1",
-    ]
+    assert "file is not a database; the database is begun anew" in capsys.readouterr().err
+
+
+def test_of_several_words_all_are_looked_for(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mays: dict[str, Any] = {"subject": "Invoice 17 of May", "client_queue_id": "4XYZ"}
+    keep(policy_path, ending(1, **mays), ending(2, subject="Invoice 18 of May"))
+
+    for words in (["may", "invoice", "17"], ["4xyz"], ["invoice 17", "r1@there.example"]):
+        assert code_of("find", *words, "--json", "--policy", str(policy_path)) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        assert json.loads(line)["queue_id"] == "0000000000000001"
 
 
 def test_where_nothing_is_kept_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,13 +156,16 @@ def test_a_text_of_nothing_is_a_wrong_call(
 ) -> None:
     assert code_of("find", text, "--policy", str(policy_path)) == os.EX_USAGE
 
-    assert "expected an address, a Message-ID or a queue id, or a part of one" in capsys.readouterr().err
+    assert (
+        "expected an address, a Message-ID, a queue id or words of a Subject, or a part of one"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_recent_past_that_is_no_folder_is_told_in_a_line(
     policy_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path(past_folder(str(policy_path.parent / "spool"))).touch()
+    Path(outcomes_folder(str(policy_path.parent / "spool"))).touch()
 
     assert code_of("find", "ann", "--policy", str(policy_path)) == os.EX_TEMPFAIL
     assert "what ended cannot be read: [Errno 20] Not a directory" in capsys.readouterr().err

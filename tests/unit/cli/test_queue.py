@@ -1,6 +1,5 @@
 """`relay queue`, over a real control socket."""
 
-import hashlib
 import io
 import json
 import os
@@ -44,6 +43,7 @@ DONE = {
     "hold": ("held", "was held already"),
     "release": (f"released{NO_ROOM}", "was not held; nothing changed"),
     "retry": (f"its back-off is over{NO_ROOM}", "has no back-off; nothing changed"),
+    "first": (f"goes next in its account{NO_ROOM}", f"goes next in its account{NO_ROOM}"),
     "bounce": ("bounced", "bounced"),
     "delete": ("deleted", "deleted"),
 }
@@ -249,11 +249,10 @@ routes:
 )
 
 
-def with_routes(operations: FakeOperations, text: str) -> None:
-    """Have the relay go by a policy's text with routes."""
+def with_routes(operations: FakeOperations) -> None:
+    """Have the relay go by routes."""
     one, two = (RouteStatus((number,), ("user",), ("ses", "isp"), "ses") for number in (1, 2))
-    policy = replace(operations.shown.policy, sha256=hashlib.sha256(text.encode()).hexdigest())
-    operations.shown = replace(operations.shown, policy=policy, routes=(one, two))
+    operations.shown = replace(operations.shown, routes=(one, two))
     first = a_detail(operations.messages[FIRST])
     statuses = [replace(each, route=2, upstream="ses") for each in first.recipient_statuses]
     operations.messages[FIRST] = replace(first, upstream="ses", recipient_statuses=tuple(statuses))
@@ -263,15 +262,10 @@ def test_with_routes_each_message_says_its_upstream(
     tmp_path: Path, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_policy(tmp_path, WITH_ROUTES)
-    with_routes(operations, WITH_ROUTES)
+    with_routes(operations)
     with relay_up(tmp_path / "spool", operations):
         assert code_of("queue", "--policy", str(path)) == 0
         assert "through ses; ETA" in capsys.readouterr().out
-        assert code_of("queue", "show", FIRST, "--policy", str(path)) == 0
-        assert f"by route 2 ({path}:12), stands with ses" in capsys.readouterr().out
-
-        # The file is another one by now: its lines say nothing of the policy in force.
-        path.write_text(f"# edited\n{WITH_ROUTES}")
         assert code_of("queue", "show", FIRST, "--policy", str(path)) == 0
         assert "by route 2, stands with ses" in capsys.readouterr().out
 
@@ -628,3 +622,11 @@ def test_content_that_ends_too_early_is_not_taken_for_whole(operations: FakeOper
     operations.chunks, operations.content_ends = [b"Subject: half\r\n"], "its checksum is wrong"
 
     assert code_of("queue", "content", FIRST) == os.EX_TEMPFAIL
+
+
+def test_what_goes_first_is_refused_while_the_relay_is_down(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of("queue", "first", FIRST, "--policy", str(write_policy(tmp_path))) == 1
+
+    assert f"{FIRST}: the relay is down: " in capsys.readouterr().err

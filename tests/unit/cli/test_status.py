@@ -8,16 +8,19 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
+from relay.mail.formats import rfc3339
 from relay.policy.model import Policy
 from relay.spool.interface import SpoolBusy, Totals
 from relay.status import snapshot as snapshots
 from relay.status.snapshot import Condition, LaneStatus, PolicyStatus, UpstreamState
+from relay.telemetry.outcomes import Outcome
 from relay.throttle.limit_hints import Hint
 from relay.verdicts.health import Health
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream, routes
 from tests.unit.cli.control import POLICY, code_of, relay_up, write_policy
 from tests.unit.cli.terminal import on_a_terminal
+from tests.unit.cli.test_find import keep
 
 
 @pytest.fixture
@@ -402,3 +405,36 @@ def test_of_a_relay_that_is_down_no_route_goes_anywhere(
     assert code_of("status", "--json", "--policy", str(path)) == os.EX_UNAVAILABLE
     (route,) = json.loads(capsys.readouterr().out)["routes"]
     assert (route["upstream"], route["because"], route["stands"]) == (None, "preferred", {})
+
+
+def test_who_used_a_window_is_told_by_sender_client_and_lane(
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ago = (0, 30, 59, 61)
+    outcomes = [
+        Outcome(AT_NS - seconds * SECOND_NS, f"{seconds:016}", sender, "b@x.example", "relayed", "isp")
+        for seconds, sender in zip(ago, ("list@here.example", "", "LIST@here.example", "old@x"), strict=True)
+    ]
+    outcomes = [each._replace(client="mx[192.0.2.1]", lane="lists", size_bytes=100) for each in outcomes]
+    refused = outcomes[0]._replace(became="bounced", queue_id="1")
+    keep(policy_path, *outcomes, refused, outcomes[0]._replace(recipient="c@x.example"))
+    with relay_up(policy_path.parent / "spool", FakeOperations()):
+        assert code_of("status", "--by", "sender", "--json", "--policy", str(policy_path)) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert code_of("status", "--by", "sender", "--policy", str(policy_path)) == 0
+        by_sender = said(capsys)
+        assert code_of("status", "--by", "client", "--policy", str(policy_path)) == 0
+        by_client = said(capsys)
+
+    limit = {"upstream": "isp", "limit": "8 messages per 60s", "by": "sender"}
+    assert told.pop("usage") == [
+        limit | {"key": "list@here.example", "messages": 2, "recipients": 3, "size_bytes": 200},
+        limit | {"key": "", "messages": 1, "recipients": 1, "size_bytes": 100},
+    ]
+    assert told.pop("usage_since") == rfc3339(AT_NS - 61 * SECOND_NS)
+    assert told == snapshots.to_json(a_snapshot())
+    assert by_sender[1] == "isp 8 messages per 60s 8/8 in 20s"
+    assert "isp 8 messages per 60s list@here.example 2 3 200" in by_sender
+    assert "isp 8 messages per 60s <> 1 1 100" in by_sender
+    assert "isp 8 messages per 60s mx[192.0.2.1] 3 4 300" in by_client
+    assert by_client[-1].startswith("a window counts slots")

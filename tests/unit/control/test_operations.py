@@ -10,6 +10,7 @@ CELLS: dict[Verb, tuple[Deed | str, ...]] = {
     "hold": (Deed.HOLD, Deed.HOLD, Deed.NOTHING, ONLY_REPORT_LEFT),
     "release": (Deed.NOTHING, Deed.NOTHING, Deed.RELEASE, ONLY_REPORT_LEFT),
     "retry": (Deed.NOTHING, Deed.RETRY, HELD_ALREADY, ONLY_REPORT_LEFT),
+    "first": (Deed.FIRST, Deed.FIRST, HELD_ALREADY, ONLY_REPORT_LEFT),
     "bounce": (Deed.BOUNCE, Deed.BOUNCE, Deed.BOUNCE, ONLY_REPORT_LEFT),
     "delete": (Deed.DELETE, Deed.DELETE, Deed.DELETE, Deed.END_REPORT),
     "resume": (Deed.RETRY, Deed.RETRY, Deed.NOTHING, Deed.NOTHING),
@@ -34,8 +35,8 @@ def test_a_message_in_a_transaction_is_left_alone(verb: Verb) -> None:
     assert TABLE[verb].deeds[State.ACTIVE] == BUSY
 
 
-def test_five_verbs_name_messages_and_three_an_upstream() -> None:
-    assert VERBS == ("hold", "release", "retry", "bounce", "delete")
+def test_six_verbs_name_messages_and_three_an_upstream() -> None:
+    assert VERBS == ("hold", "release", "retry", "first", "bounce", "delete")
     assert {verb for verb, row in TABLE.items() if row.needs_upstream} == {"pause", "resume", "believe"}
     assert TABLE["pause"].deeds == {}
 

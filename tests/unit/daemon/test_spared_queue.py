@@ -12,6 +12,7 @@ import pytest
 from relay.daemon import daemon, loops
 from relay.daemon.loops import SPARED_AT_ONCE, spare_queue
 from relay.mail.envelope import QueueId
+from relay.mail.header import NO_NAMES
 from relay.queue.queued import ListedWords, Queued, origin_of
 from relay.queue.whole import Queue
 from tests.proofs.peers.waiting import free_port
@@ -43,7 +44,7 @@ def a_queue(count: int) -> Queue:
                 4096,
                 number,
                 1,
-                listed=ListedWords(None, number, ("b@there.example",)),
+                listed=ListedWords(NO_NAMES, number, ("b@there.example",)),
                 domains=(("there.example", 1),),
             ),
             now_ns=number,

@@ -11,6 +11,7 @@ from relay.clock import SECOND_NS
 from relay.daemon import spilling
 from relay.daemon.spilling import Spilling
 from relay.mail.envelope import QueueId
+from relay.mail.header import NO_NAMES
 from relay.policy.lane import routes_of
 from relay.queue.queued import ListedWords, Queued, origin_of
 from relay.queue.routes import Because, Part
@@ -57,7 +58,7 @@ def queue_up(relay: Relay, numbers: range, route: int = 1) -> None:
                 4096,
                 now_ns,
                 1,
-                listed=ListedWords(None, wall_ns, ("b@x.example",)),
+                listed=ListedWords(NO_NAMES, wall_ns, ("b@x.example",)),
                 domains=(("x.example", 1),),
                 part=part,
             ),

@@ -30,7 +30,7 @@ from relay.status.snapshot import to_json
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.recent_past import RecentPast, past_folder
+from relay.telemetry.outcomes import OutcomeStore
 from relay.telemetry.telemetry import Telemetry
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
@@ -251,13 +251,7 @@ def _told_by_a_relay(path: Path) -> str | None:
             sender=relay.sender,
             watch=relay.watch,
             hooks=Hooks(relay.policy, "relay.test", relay.disk, telemetry),
-            recent=RecentPast(
-                past_folder(str(relay.policy.spool)),
-                None,
-                relay.disk,
-                events=events,
-                clock=relay.clock,
-            ),
+            outcomes=OutcomeStore(str(relay.policy.spool), None, relay.disk, telemetry),
             telemetry=telemetry,
         ).refuse(refused)
         events.flush()

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
+from relay.mail.header import Names
 from relay.queue.pages import DROPPED, ROWS, YOUNG, Page, Pages
 from relay.queue.queued import ListedWords, Queued, RecipientsLeft, origin_of
 from relay.queue.whole import Queue
@@ -63,7 +64,7 @@ def test_a_queue_gives_back_the_rows_of_what_leaves_it() -> None:
     queue, page = Queue(), None
     queue.use(["isp"], [])
     for number in range(ROWS):
-        shown = ListedWords(f"<{number}@x>", number, (f"b{number}@there.example",))
+        shown = ListedWords(Names(f"<{number}@x>"), number, (f"b{number}@there.example",))
         queue.add(Queued(QueueId(f"{number:03d}"), origin_of("s"), 1, 0, 1, listed=shown), now_ns=0)
     for number in range(ROWS - 1):
         (part,) = queue.parts(QueueId(f"{number:03d}"))
@@ -71,7 +72,7 @@ def test_a_queue_gives_back_the_rows_of_what_leaves_it() -> None:
         queue.remove(part.queue_id)
 
     (last,) = queue.parts(QueueId(f"{ROWS - 1:03d}"))
-    assert (last.shown.message_id, last.listed is page) == (f"<{ROWS - 1}@x>", True)
+    assert (last.shown.names.message_id, last.listed is page) == (f"<{ROWS - 1}@x>", True)
     assert isinstance(page, Page)
     assert page.text(0) == DROPPED
 
@@ -80,12 +81,12 @@ def test_what_is_left_of_an_attempted_message_is_listed() -> None:
     queue = Queue()
     queue.use(["isp"], [])
     for number in range(ROWS):
-        shown = ListedWords(f"<{number}@x>", number, ("b@there.example", "c@there.example"))
+        shown = ListedWords(Names(f"<{number}@x>"), number, ("b@there.example", "c@there.example"))
         queue.add(Queued(QueueId(f"{number:03d}"), origin_of("s"), 1, 0, 2, listed=shown), now_ns=0)
     (part,) = queue.parts(QueueId("005"))
     left = RecipientsLeft((("there.example", 1),), ("c@there.example",))
     queue.line("isp").attempted(part.key, tried=frozenset(), refusals=0, singled_out=0, left=left)
 
-    assert part.shown == ListedWords("<5@x>", 5, ("c@there.example",))
+    assert part.shown == ListedWords(Names("<5@x>"), 5, ("c@there.example",))
     (other,) = queue.parts(QueueId("006"))
-    assert other.shown == ListedWords("<6@x>", 6, ("b@there.example", "c@there.example"))
+    assert other.shown == ListedWords(Names("<6@x>"), 6, ("b@there.example", "c@there.example"))

@@ -3,6 +3,7 @@
 import pytest
 
 from relay.mail.envelope import QueueId
+from relay.mail.header import NO_NAMES, Names
 from relay.queue.pages import Pages
 from relay.queue.queued import (
     AFTER,
@@ -84,15 +85,15 @@ def test_a_refusal_is_told_apart_from_what_else_keeps_a_message() -> None:
 
 
 def test_what_a_listing_shows_follows_what_is_left() -> None:
-    shown = ListedWords("<1@x>", 7, ("b@x", "c@x"))
+    shown = ListedWords(Names("<1@x>"), 7, ("b@x", "c@x"))
     queued = Queued(QueueId("a"), origin_of("s"), 1, 0, 2, listed=shown)
     assert queued.shown == shown
     queued.note_left(RecipientsLeft((), ("c@x",)), Pages())
-    assert queued.shown == ListedWords("<1@x>", 7, ("c@x",))
+    assert queued.shown == ListedWords(Names("<1@x>"), 7, ("c@x",))
 
-    queued = Queued(QueueId("b"), origin_of("s"), 1, 0, 1, listed=ListedWords(None, 0, ("b@x",)))
+    queued = Queued(QueueId("b"), origin_of("s"), 1, 0, 1, listed=ListedWords(NO_NAMES, 0, ("b@x",)))
     queued.enter_page(Pages())
-    assert queued.shown == ListedWords(None, 0, ("b@x",))
+    assert queued.shown == ListedWords(NO_NAMES, 0, ("b@x",))
     assert Queued(QueueId("c"), origin_of("s"), 1, 0, 1).shown == ListedWords()
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relay.clock import SECOND_NS, SystemClock
+from relay.control.operations import HELD_ALREADY, OK
 from relay.mail.envelope import Envelope, QueueId
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
@@ -106,6 +107,36 @@ async def test_a_password_reset_behind_5000_list_messages_has_the_next_slot_and_
             waiting = {lane.name: lane.waiting_messages for lane in relay.watch.snapshot().lanes}
             assert sum(waiting.values()) == 4939
             assert waiting["list"] == 4899 - went.count("l")
+
+
+async def test_a_message_that_the_operator_puts_first_has_the_next_slot_before_every_lane(
+    tmp_path: Path,
+) -> None:
+    clock, host = FakeClock(), Smarthost()
+    upstream = ", max_messages: 100000, max_age: 300d, idle: 300d, guard: 1ms"
+    limits = ", limits: [{messages: 1, per: 1h}, {messages: 1, per: 3h, for_each: sender}]"
+    async with host:
+        policy = policy_of(tmp_path, host.port, upstream + limits, LANES, 1)
+        async with Relay(policy, clock=clock) as relay:
+            _hand_over(relay, 1, "list@here.example", LISTED)
+            await relay.until(lambda: len(host.relayed) == 1 and not len(relay.sender.queue))
+            _hand_over(relay, 20, "noreply@here.example", CONTENT)
+            _hand_over(relay, 20, "list@here.example", LISTED)
+            wanted = relay.accept("wanted@x.example", sender="list@here.example", content=LISTED)
+            other = relay.accept("other@x.example", sender="else@here.example")
+            await relay.until(lambda: len(relay.sender.queue) == 42)
+
+            assert await relay.operator.act("first", [wanted, other]) == {wanted: OK, other: OK}
+
+            for _ in range(3):
+                await _next_slot(relay, clock, host)
+            # Its sender has no room at first: that limit holds, and keeps back nobody else.
+            assert _senders(host.relayed[1:]) == "enl"
+            assert host.relayed[3].recipients == ["wanted@x.example"]
+            held = relay.accept()
+            await relay.until(lambda: held in relay.sender.queue)
+            await relay.operator.act("hold", [held])
+            assert await relay.operator.act("first", [held]) == {held: HELD_ALREADY}
 
 
 async def test_senders_take_turns_within_a_lane_and_in_its_own_lane_a_large_message_keeps_back_nobody(

@@ -11,6 +11,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
+from relay.mail.header import NO_NAMES, Names
 from relay.spool.identity import report_id, warning_id
 from relay.spool.interface import (
     DEFERRED,
@@ -71,21 +72,25 @@ class Conformance(HandingOver, ReadingOn):
         assert message.entry.recipients_left == len(message.left)
 
     @pytest.mark.parametrize("size_bytes", [0, 300_000])
-    def test_the_message_id_of_each_message_is_known(self, engine: Engine, size_bytes: int) -> None:
-        content = b"Received: x\r\nmessage-id:\r\n <1@x>\r\n\r\n" + b"y" * size_bytes
+    def test_the_names_of_each_message_are_known(self, engine: Engine, size_bytes: int) -> None:
+        content = (
+            b"Received: by us id 1x\r\nReceived: by them (Postfix) id 4XYZ; today\r\n"
+            b"message-id:\r\n <1@x>\r\nSubject: =?utf-8?q?Z=C3=BCrich?= list\r\n\r\n"
+        ) + b"y" * size_bytes
+        names = Names("<1@x>", "Zürich list", "4XYZ")
         spool = recovered(engine)
         queue_id = accept(engine.intake(), content=content)
         without = accept(engine.intake(), content=b"\r\nMessage-ID: <2@x>\r\n")
 
-        entries = {entry.queue_id: entry.message_id for entry in spool.take(2)}
-        assert entries == {queue_id: "<1@x>", without: None}
-        assert spool.load(queue_id).message_id == "<1@x>"
+        entries = {entry.queue_id: entry.names for entry in spool.take(2)}
+        assert entries == {queue_id: names, without: NO_NAMES}
+        assert spool.load(queue_id).names == names
         spool.hold(queue_id)
         spool = again(engine, spool)
-        assert spool.load(queue_id).message_id == "<1@x>"
-        assert spool.load(without).message_id is None
-        entries = {entry.queue_id: entry.message_id for entry in recover(spool).entries}
-        assert entries == {queue_id: "<1@x>", without: None}
+        assert spool.load(queue_id).names == names
+        assert spool.load(without).names == NO_NAMES
+        entries = {entry.queue_id: entry.names for entry in recover(spool).entries}
+        assert entries == {queue_id: names, without: NO_NAMES}
 
     def test_every_status_survives_a_start_and_is_counted(self, engine: Engine) -> None:
         everybody = tuple(f"r{number}@example.com" for number in range(5))

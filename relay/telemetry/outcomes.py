@@ -1,0 +1,324 @@
+"""What became of messages, kept for a while for `relay find` and `relay status --by`: an SQLite database.
+
+Guarantees: nothing here raises into a caller, waits on the event loop, or holds up a stop for longer than one
+write.  What is heard is written within GATHER_SECONDS while the disk keeps up, in a thread, without secrets.
+What cannot be written is dropped; a database that is damaged, of another version, or not to be written is
+removed and begun anew; both are told of once, until something is written again.  The database has at most
+`most_bytes`, its write-ahead log about 1 MiB more; what is older than `keep_ns` by the wall clock goes with
+the next write, or after TIDY_SECONDS.  New mail keeps its headroom.
+Assumes: one event loop; one writer, the holder of the spool's lock; any number of readers.  Nothing depends
+on what is kept, and a loss of power may lose what was written last.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+from urllib.parse import quote
+
+from relay.mail.formats import Value
+from relay.mail.sought import Sought, words_of
+from relay.mail.text import clean
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.interface import Message
+from relay.spool.root.headroom import leave_headroom
+from relay.telemetry.telemetry import Telemetry
+from relay.verdicts.decision import Fate
+
+GATHER_SECONDS = 0.2
+"""Between two writes: what is heard meanwhile is written together."""
+TIDY_SECONDS = 600.0
+"""Between two looks for what is too old, while nothing ends."""
+MOST_HEARD = 20_000
+"""Outcomes in memory; a disk that does not answer must not fill it."""
+LONGEST_TEXT = 1000
+"""Characters that are kept of a reply or an address."""
+_AT_ONCE = 500
+"""Rows of one transaction, or of one answer: neither keeps the other side for long."""
+_ROW_BYTES = 1024
+"""About the most that a row takes."""
+_BUSY_SECONDS = 10.0
+_ANEW = frozenset(
+    {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+)
+"""Errors that the next write would meet again: damage, another version, a file that is not ours to write."""
+_EVENTS = {
+    "delivery": frozenset({Fate.RELAYED.value, Fate.BOUNCED.value, Fate.EXPIRED.value}),
+    "recipient_deleted": frozenset({None}),
+}
+"""The events that may tell of an outcome, and of which `status` they do."""
+_TEXTS = ("queue_id", "reverse_path", "recipient", "status", "upstream", "relay", "dsn", "text")
+"""What of such an event is kept, in the order of `Outcome`."""
+_OWN_FILES = ("outcomes", "outcomes-wal", "outcomes-shm", "outcomes-journal")
+
+Key = Callable[[str, str, str], str]
+"""Of a sender, a client and a lane, what is summed up by."""
+
+
+class Outcome(NamedTuple):
+    at_ns: int
+    """Wall clock."""
+    queue_id: str
+    reverse_path: str
+    recipient: str
+    became: str
+    """relayed, bounced, expired or deleted."""
+    upstream: str = ""
+    """By its name in the policy; empty where none was asked."""
+    relay: str = ""
+    """`host[address]:port`, or `none`."""
+    dsn: str = ""
+    reply: str = ""
+    """The upstream's, or what there is to say instead."""
+    message_id: str | None = None
+    subject: str = ""
+    client_queue_id: str = ""
+    """These three as `relay.mail.header.Names` has them."""
+    client: str = ""
+    lane: str = ""
+    size_bytes: int = 0
+    """Of the content."""
+
+
+class Usage(NamedTuple):
+    """What of one sender, client or lane was relayed."""
+
+    key: str
+    messages: int
+    recipients: int
+    size_bytes: int
+
+
+_COLUMNS = ", ".join(Outcome._fields)
+# No reader keeps the writer waiting; only checkpoints are synced, so a power cut damages nothing.
+_SCHEMA = f"""
+PRAGMA auto_vacuum = FULL;
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+PRAGMA wal_autocheckpoint = 256;
+PRAGMA journal_size_limit = 1048576;
+CREATE TABLE IF NOT EXISTS outcome ({_COLUMNS});
+CREATE INDEX IF NOT EXISTS outcome_at ON outcome (at_ns);
+"""
+_INSERT = f"INSERT INTO outcome ({_COLUMNS}) VALUES ({', '.join('?' * len(Outcome._fields))})"  # noqa: S608 - names of ours
+_USED = (
+    "SELECT (page_count - freelist_count) * page_size"
+    " FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+)
+_DROP_OLDEST = (
+    "DELETE FROM outcome WHERE rowid <= (SELECT min(rowid) + (max(rowid) - min(rowid)) / 8 FROM outcome)"
+)
+
+
+class Bounds(Protocol):
+    @property
+    def keep_ns(self) -> int: ...
+
+    @property
+    def most_bytes(self) -> int: ...
+
+
+def outcomes_folder(spool: str) -> str:
+    return f"{spool}.recent"
+
+
+class OutcomeStore:
+    def __init__(self, spool: str, bounds: Bounds | None, disk: Disk, telemetry: Telemetry) -> None:
+        """Hears of outcomes from now on; None: keeps none, and removes what was kept."""
+        self._folder, self._bounds, self._disk = outcomes_folder(spool), bounds, disk
+        self._events, _, self._redaction, self._clock = telemetry
+        self._heard: list[Outcome] = []
+        self._dropped = 0
+        self._wake, self._closing = asyncio.Event(), asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._is_unrecorded = False
+        self._database: sqlite3.Connection | None = None
+        self._events.watch(self._hear, _EVENTS)
+
+    def start(self) -> None:
+        """Write what was heard, and go on."""
+        self._wake.set()
+        self._running = asyncio.get_running_loop().create_task(self._run())
+
+    def use(self, bounds: Bounds | None) -> None:
+        """Go by other bounds."""
+        if bounds != self._bounds:
+            self._bounds = bounds
+            self._wake.set()
+
+    async def close(self) -> None:
+        """Write what was heard, and stop."""
+        if self._running is not None:
+            self._closing.set()
+            self._wake.set()
+            await self._running
+
+    def _hear(self, name: str, fields: Mapping[str, Value], message: Message | None) -> None:
+        # Once for each recipient, on the loop: in few calls.
+        if message is None or self._bounds is None or fields.get("status") not in _EVENTS[name]:
+            return
+        if len(self._heard) >= MOST_HEARD:
+            self._dropped += 1
+            return
+        if not self._heard:
+            self._wake.set()
+        texts = [str(fields.get(each) or "")[:LONGEST_TEXT] for each in _TEXTS]
+        texts[3] = texts[3] or "deleted"
+        # Not the message itself, which may have content.
+        about = *message.names, message.envelope.client, message.lane, message.shape.size_bytes
+        self._heard.append(Outcome._make((self._clock.wall_ns(), *texts, *about)))
+
+    async def _run(self) -> None:
+        while not self._closing.is_set():
+            await _set_within(self._wake, TIDY_SECONDS)
+            self._wake.clear()
+            await self._write()
+            await _set_within(self._closing, GATHER_SECONDS)
+        await self._write()
+        with contextlib.suppress(RuntimeError, sqlite3.Error):
+            await asyncio.to_thread(self._disconnect)
+
+    async def _write(self) -> None:
+        heard, self._heard = self._heard, []
+        dropped, self._dropped = self._dropped, 0
+        try:
+            damage = await asyncio.to_thread(self._keep, heard, self._bounds)
+        except Exception as error:  # noqa: BLE001 - whatever it is, mail and the next outcome go on
+            self._tell(f"{clean(str(error))}; outcomes dropped: {len(heard) + dropped}")
+            return
+        if damage:
+            self._tell(f"{clean(damage)}; the database is begun anew, and what it had is lost")
+        if dropped:
+            self._tell(f"the disk is too slow; outcomes dropped: {dropped}")
+        elif heard:
+            self._is_unrecorded = False
+
+    def _keep(self, heard: Sequence[Outcome], bounds: Bounds | None) -> str:
+        """Write, and let go of what is too much; return why the database was begun anew, or nothing."""
+        if bounds is None:
+            self._remove()
+            return ""
+        try:
+            self._add(heard, bounds)
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _ANEW:
+                self._disconnect()
+                raise
+            self._remove()
+            self._add(heard, bounds)
+            return str(error)
+        return ""
+
+    def _add(self, outcomes: Sequence[Outcome], bounds: Bounds) -> None:
+        if self._database is None:
+            self._database = self._open()
+        database, now_ns = self._database, self._clock.wall_ns()
+        if outcomes:
+            leave_headroom(self._disk.free(self._folder), len(outcomes) * _ROW_BYTES)
+        for start in range(0, max(1, len(outcomes)), _AT_ONCE):
+            with database:
+                database.executemany(_INSERT, map(self._as_row, outcomes[start : start + _AT_ONCE]))
+                # What a clock that was ahead wrote would else be young for as long as that was.
+                times = (now_ns - bounds.keep_ns, now_ns + bounds.keep_ns)
+                database.execute("DELETE FROM outcome WHERE at_ns < ? OR at_ns > ?", times)
+                while database.execute(_USED).fetchone()[0] > bounds.most_bytes:
+                    if not database.execute(_DROP_OLDEST).rowcount:
+                        break
+
+    def _as_row(self, outcome: Outcome) -> list[str | int | None]:
+        """Take out secrets, and what is no Unicode text, which a database does not take."""
+        hide = self._redaction.hide
+        return [
+            hide(value).encode("utf-8", "replace").decode() if isinstance(value, str) else value
+            for value in outcome
+        ]
+
+    def _open(self) -> sqlite3.Connection:
+        path = f"{self._folder}/outcomes"
+        self._disk.make_directory(self._folder)
+        with opened(self._disk, self._disk.open_append(path)):
+            pass  # made with mode 0600, which SQLite gives to its other files
+        database = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
+        try:
+            database.executescript(_SCHEMA)
+        except sqlite3.Error:
+            database.close()
+            raise
+        return database
+
+    def _disconnect(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
+    def _remove(self) -> None:
+        """Remove the database; fine if there is none."""
+        self._disconnect()
+        for name in _OWN_FILES:
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(f"{self._folder}/{name}")
+
+    def _tell(self, error: str) -> None:
+        if not self._is_unrecorded:
+            self._is_unrecorded = True
+            self._events.recent_unrecorded(error=error)
+
+
+@contextlib.contextmanager
+def past_outcomes(spool: str) -> Iterator[sqlite3.Connection]:
+    """Open what is kept, for reading while the relay writes.  Raises OSError and sqlite3.Error."""
+    path = Path(outcomes_folder(spool), "outcomes").absolute()
+    with contextlib.ExitStack() as ends:
+        with contextlib.suppress(FileNotFoundError):
+            path.stat()
+            uri = f"file:{quote(str(path))}?mode=ro"
+            database = ends.enter_context(contextlib.closing(sqlite3.connect(uri, _BUSY_SECONDS, uri=True)))
+            if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'outcome'").fetchone():
+                yield database
+                return
+        # There is none, or it is just being made.
+        database = ends.enter_context(contextlib.closing(sqlite3.connect(":memory:")))
+        database.executescript(_SCHEMA)
+        yield database
+
+
+def oldest_ns(past: sqlite3.Connection) -> int | None:
+    """Return when the oldest outcome was, by the wall clock; None where there is none."""
+    at_ns: int | None = past.execute("SELECT min(at_ns) FROM outcome").fetchone()[0]
+    return at_ns
+
+
+def found(past: sqlite3.Connection, wanted: Sought, since_ns: int) -> Iterator[Outcome]:
+    """Yield the outcomes of what is looked for, the newest first."""
+    past.create_function(
+        "is_wanted", 6, lambda *words: wanted.is_in(words_of(words[:4], words[4:])), deterministic=True
+    )
+    query = (
+        f"SELECT rowid, {_COLUMNS} FROM outcome WHERE rowid < ? AND at_ns >= ? AND"  # noqa: S608 - our names
+        " is_wanted(queue_id, message_id, subject, client_queue_id, reverse_path, recipient)"
+        " ORDER BY rowid DESC LIMIT ?"
+    )
+    before = (1 << 63) - 1
+    # No answer is kept open: it would keep the writer from reusing its write-ahead log.
+    while rows := past.execute(query, (before, since_ns, _AT_ONCE)).fetchall():
+        before = rows[-1][0]
+        yield from (Outcome._make(row[1:]) for row in rows)
+
+
+def usage(past: sqlite3.Connection, key: Key, upstream: str, since_ns: int) -> list[Usage]:
+    """Return what an upstream took since an instant by a key, the most messages first."""
+    past.create_function("key_of", 3, key, deterministic=True)
+    query = (
+        "SELECT key, count(*), sum(recipients), sum(size_bytes) FROM"
+        " (SELECT key_of(reverse_path, client, lane) AS key, count(*) AS recipients,"
+        " max(size_bytes) AS size_bytes FROM outcome WHERE became = 'relayed' AND upstream = ? AND at_ns > ?"
+        " GROUP BY key, queue_id) GROUP BY key ORDER BY 2 DESC, 3 DESC, key"
+    )
+    return [Usage._make(row) for row in past.execute(query, (upstream, since_ns))]
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)

@@ -1,0 +1,68 @@
+"""The names of a message, read from its header as it is stored: with our Received field on top."""
+
+import pytest
+
+from relay.mail.header import NO_NAMES, Names, names_of
+
+OURS = (
+    b"Received: from here (unknown [192.0.2.1])\r\n"
+    b"\tby relay.test with ESMTP id 2k1w8f76a7t98pwk;\r\n\ttoday\r\n"
+)
+POSTFIX = (
+    b"Received: from app.test (app.test [192.0.2.2])\r\n"
+    b"\tby mx.test (Postfix) with ESMTPS id 4ZJ1qk2Xs9z3R8t\r\n\tfor <b@x.test>; today\r\n"
+)
+PICKUP = b"Received: by mx.test (Postfix, from userid 1000)\r\n\tid 4ZJ1qk; today\r\n"
+EXIM = (
+    b"Received: from [192.0.2.2] (helo=id)\r\n\tby mx.test with esmtp (Exim 4.96 (id 7))\r\n"
+    b"\t(envelope-from <id a@b>)\r\n\tid 1pXYZa-0001AB-2C\r\n\tfor b@x.test; today\r\n"
+)
+ELSEWHERE = b"Received: by far.test id FAR1; before\r\n"
+
+
+@pytest.mark.parametrize(
+    ("received", "queue_id"),
+    [
+        (POSTFIX, "4ZJ1qk2Xs9z3R8t"),
+        (PICKUP, "4ZJ1qk"),
+        (EXIM, "1pXYZa-0001AB-2C"),
+        (b"received: from qmail (invoked by uid 7); today\r\n", ""),
+        (b"", ""),
+        (b"Received: id %s\r\n" % (b"x" * 500), "x" * 100),
+    ],
+)
+def test_the_clients_own_queue_id_is_that_of_the_field_below_ours(received: bytes, queue_id: str) -> None:
+    content = OURS + received + (ELSEWHERE if received else b"") + b"Subject: x\r\n\r\nReceived: id no\r\n"
+
+    assert names_of(content) == Names(None, "x", queue_id)
+
+
+@pytest.mark.parametrize(
+    ("field", "subject"),
+    [
+        (b"subject:\r\n  Hello,\r\n\tworld ", "Hello, world"),
+        (b"Subject: =?utf-8?B?WsO8cmljaA==?= =?iso-8859-1?q?_=FCber?= all", "Zürich über all"),
+        (b"Subject: =?utf-8?q?a=0Ab?=", "a b"),
+        (b"Subject: =?unknown-8bit-x?q?a?=", "=?unknown-8bit-x?q?a?="),
+        (b"Subject: =?utf-8?b?x?=", "=?utf-8?b?x?="),
+        (b"Subject: =?utf-7?q?+2AA-?=", "?"),
+        (b"Subject: \xff", "\ufffd"),
+        (b"Subject: " + b"y" * 900, "y" * 200),
+        (b"X-Subject: no", ""),
+    ],
+)
+def test_the_subject_is_read_decoded_and_in_one_line(field: bytes, subject: str) -> None:
+    assert names_of(OURS + field + b"\r\n\r\nSubject: not this\r\n").subject == subject
+
+
+def test_names_are_the_same_as_lines() -> None:
+    for names in (NO_NAMES, Names("<1@x>", "a subject", "4XYZ"), Names(None, "", "4XYZ")):
+        assert Names.of(names.text().split("\n")) == names
+    assert Names.of(["<1@x>"]) == Names("<1@x>")
+
+
+def test_a_hostile_header_takes_no_time() -> None:
+    received = b"Received: " + b"(" * 30_000
+    subject = b"Subject: " + b"=?utf-8?q?" * 3_000
+    assert names_of(OURS + received + b"\r\n\r\n") == NO_NAMES
+    assert names_of(OURS + subject + b"\r\n\r\n").subject

@@ -1,0 +1,361 @@
+"""What is kept of what became of messages: bounded, for a while, and none of it is anybody's trouble."""
+
+import asyncio
+import io
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from relay.telemetry.redaction import Redaction
+
+from relay.clock import SECOND_NS
+from relay.mail.envelope import Envelope, QueueId, Shape
+from relay.mail.header import Names
+from relay.mail.sought import sought
+from relay.policy.model import RecentSettings
+from relay.smtp.reply import Phase
+from relay.spool.disk.durable import RealDisk
+from relay.spool.interface import Message, Status
+from relay.status.filters import USAGE_KEYS
+from relay.telemetry import outcomes
+from relay.telemetry.events import Delays, Events, Via
+from relay.telemetry.metrics import Metrics
+from relay.telemetry.outcomes import (
+    Outcome,
+    OutcomeStore,
+    Usage,
+    found,
+    outcomes_folder,
+    past_outcomes,
+    usage,
+)
+from relay.telemetry.telemetry import Telemetry
+from relay.verdicts.decision import Fate
+from relay.verdicts.outcome import Answer
+from relay.verdicts.verdict import Verdict
+from tests.fakes.clock import FakeClock
+
+PATIENCE_SECONDS = 120.0
+SECRET = "T0PSECRET"
+DAY_NS = 86_400 * SECOND_NS
+
+
+WEEK = RecentSettings.model_validate({"keep": "7d", "most": "1M"})
+
+
+def a_message(
+    number: int = 1,
+    *,
+    sender: str = "a@here.example",
+    client: str = "unknown[192.0.2.1]",
+    lane: str = "lists",
+) -> Message:
+    names = Names(f"<{number}@here.example>", f"Report {number}", f"4X{number}")
+    envelope = Envelope(sender, ("b@x.example",), 1, client, "here", "ESMTP")
+    queue_id, shape = QueueId(f"{number:016}"), Shape(1000, eight_bit=False, smtputf8=False)
+    content = b"not kept"
+    return Message(queue_id, envelope, shape, (Status.TODO,), False, False, content, lane=lane, names=names)
+
+
+class Hearing:
+    """A store beside a spool, and the log that it hears."""
+
+    def __init__(
+        self, folder: Path, bounds: RecentSettings | None = WEEK, clock: FakeClock | None = None
+    ) -> None:
+        self.spool = str(folder / "spool")
+        self.folder = Path(outcomes_folder(self.spool))
+        self.log, self.clock = io.StringIO(), clock or FakeClock()
+        self.events = Events(self.log, "text", self.clock)
+        redaction = Redaction()
+        redaction.add("mjd", SECRET)
+        telemetry = Telemetry(self.events, Metrics(self.clock), redaction, self.clock)
+        self.store = OutcomeStore(self.spool, bounds, RealDisk(), telemetry)
+
+    def end(
+        self,
+        recipient: str,
+        fate: Fate = Fate.RELAYED,
+        text: str = "250 2.0.0 Ok",
+        message: Message | None = None,
+        upstream: str = "isp",
+    ) -> None:
+        message = message or a_message()
+        self.events.delivery(
+            queue_id=message.queue_id,
+            reverse_path=message.envelope.reverse_path,
+            recipient=recipient,
+            fate=fate,
+            answer=Answer(Verdict.RELAYED, Phase.EOD, None, text, own_status="2.0.0"),
+            delays=Delays(),
+            via=Via(upstream, "smtp.test[192.0.2.1]:587", 1, None),
+            message=message,
+        )
+
+    async def write(self) -> None:
+        """Write what was heard, and stop."""
+        self.store.start()
+        await self.store.close()
+
+    def found(self, text: str = "example", since_ns: int = 0) -> list[Outcome]:
+        with past_outcomes(self.spool) as past:
+            return list(found(past, sought(text), since_ns))
+
+    def recipients(self) -> list[str]:
+        return [each.recipient for each in self.found()]
+
+    @property
+    def said(self) -> str:
+        self.events.flush()
+        return self.log.getvalue()
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not condition():
+                self.events.flush()
+                await asyncio.sleep(0)
+
+
+async def test_what_ended_is_kept_with_its_reply_and_what_did_not_is_not(tmp_path: Path) -> None:
+    hearing = Hearing(tmp_path)
+    hearing.end("before@the.start.example")
+    hearing.store.start()
+    hearing.end("b@x.example")
+    hearing.end("later@x.example", Fate.DEFERRED)
+    hearing.end("no@x.example", Fate.BOUNCED, "550 5.1.1 no")
+    hearing.events.recipient_deleted(
+        queue_id=QueueId("0000000000000002"),
+        message=a_message(2),
+        reverse_path="",
+        recipient="gone@x.example",
+    )
+    hearing.events.removed(queue_id=QueueId("0000000000000001"))
+    await hearing.store.close()
+
+    kept = hearing.found()
+    assert [(each.recipient, each.became, each.reply) for each in kept] == [
+        ("gone@x.example", "deleted", ""),
+        ("no@x.example", "bounced", "550 5.1.1 no"),
+        ("b@x.example", "relayed", "250 2.0.0 Ok"),
+        ("before@the.start.example", "relayed", "250 2.0.0 Ok"),
+    ]
+    assert kept[2] == Outcome(
+        hearing.clock.wall_ns(),
+        "0000000000000001",
+        "a@here.example",
+        "b@x.example",
+        "relayed",
+        "isp",
+        "smtp.test[192.0.2.1]:587",
+        "2.0.0",
+        "250 2.0.0 Ok",
+        "<1@here.example>",
+        "Report 1",
+        "4X1",
+        "unknown[192.0.2.1]",
+        "lists",
+        1000,
+    )
+    assert hearing.events.lines_lost == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["report 1", "4x1", "<1@HERE.example>", "B@X.example 4X1", "0000000000000001"]
+)
+async def test_it_is_found_by_each_of_its_names(tmp_path: Path, text: str) -> None:
+    hearing = Hearing(tmp_path)
+    hearing.end("b@x.example")
+    hearing.end("c@y.example", message=a_message(2, sender="else@here.example"))
+    await hearing.write()
+
+    assert [each.recipient for each in hearing.found(text)] == ["b@x.example"]
+
+
+async def test_it_is_written_without_a_stop(tmp_path: Path) -> None:
+    hearing = Hearing(tmp_path)
+    hearing.store.start()
+    hearing.end("b@x.example")
+
+    await hearing.until(hearing.found)
+    hearing.end("c@x.example")
+    await hearing.until(lambda: len(hearing.found()) == 2)
+
+    await hearing.store.close()
+    await hearing.store.close()
+
+
+async def test_no_secret_is_kept(tmp_path: Path) -> None:
+    hearing = Hearing(tmp_path)
+    hearing.end("b@x.example", Fate.BOUNCED, f"500 unknown: {SECRET}")
+    await hearing.write()
+
+    assert not any(SECRET.encode() in path.read_bytes() for path in hearing.folder.iterdir())
+    assert hearing.found()[0].reply == "500 unknown: ***"
+
+
+async def test_switched_off_it_keeps_nothing_and_removes_what_was_kept(tmp_path: Path) -> None:
+    hearing = Hearing(tmp_path)
+    hearing.store.start()
+    hearing.end("b@x.example")
+    await hearing.until(hearing.found)
+
+    hearing.store.use(None)
+    hearing.end("c@x.example")
+    await hearing.until(lambda: not any(hearing.folder.iterdir()))
+    hearing.store.use(WEEK)
+    hearing.end("d@x.example")
+    await hearing.store.close()
+
+    assert hearing.recipients() == ["d@x.example"]
+
+
+async def test_it_has_so_many_octets_at_most_and_the_oldest_goes_first(tmp_path: Path) -> None:
+    hearing = Hearing(tmp_path)
+    for number in range(6000):
+        hearing.end(f"{number}@x.example")
+    await hearing.write()
+
+    kept = hearing.recipients()
+    assert 1000 < len(kept) < 6000
+    assert kept == [f"{number}@x.example" for number in range(5999, 5999 - len(kept), -1)]
+    assert sum(path.stat().st_size for path in hearing.folder.iterdir()) <= 1024 * 1024
+
+
+async def test_what_is_too_old_goes_and_so_does_what_a_clock_that_was_ahead_wrote(tmp_path: Path) -> None:
+    clock = FakeClock()
+    ahead = FakeClock()
+    ahead.step_wall(365 * DAY_NS)
+    for each in (Hearing(tmp_path, clock=ahead), Hearing(tmp_path, clock=clock)):
+        each.end("old@x.example")
+        await each.write()
+    clock.advance(7 * DAY_NS + 1)
+    hearing = Hearing(tmp_path, clock=clock)
+    hearing.end("b@x.example")
+    await hearing.write()
+
+    assert hearing.recipients() == ["b@x.example"]
+
+
+@pytest.mark.parametrize("damage", [b"x" * 20_000, b"SQLite format 3\0" + b"\1" * 9000])
+async def test_a_damaged_database_is_told_of_once_and_begun_anew(tmp_path: Path, damage: bytes) -> None:
+    hearing = Hearing(tmp_path)
+    hearing.folder.mkdir()
+    (hearing.folder / "outcomes").write_bytes(damage)
+    hearing.store.start()
+    hearing.end("b@x.example")
+    await hearing.until(lambda: "begun anew" in hearing.said)
+    hearing.end("c@x.example")
+    await hearing.store.close()
+
+    assert hearing.recipients() == ["c@x.example", "b@x.example"]
+    assert hearing.said.count("what became of messages is not kept") == 1
+
+
+async def test_a_database_of_another_version_is_begun_anew(tmp_path: Path) -> None:
+    hearing = Hearing(tmp_path)
+    hearing.folder.mkdir()
+    with closing(sqlite3.connect(hearing.folder / "outcomes")) as database:
+        database.execute("CREATE TABLE outcome (at_ns, something)")
+    hearing.end("b@x.example")
+    await hearing.write()
+
+    assert hearing.recipients() == ["b@x.example"]
+
+
+async def test_what_cannot_be_written_is_told_of_once(tmp_path: Path) -> None:
+    hearing = Hearing(tmp_path)
+    hearing.folder.write_text("no folder")
+    hearing.store.start()
+    hearing.end("b@x.example")
+    await hearing.until(lambda: "outcomes dropped: 1" in hearing.said)
+    hearing.end("c@x.example")
+    await hearing.store.close()
+
+    assert hearing.said.count("what became of messages is not kept for `relay find`") == 1
+
+
+async def test_what_comes_behind_what_was_not_written_is_kept(tmp_path: Path) -> None:
+    hearing = Hearing(tmp_path)
+    hearing.folder.write_text("no folder")
+    hearing.store.start()
+    hearing.end("b@x.example")
+    await hearing.until(lambda: "outcomes dropped: 1" in hearing.said)
+    hearing.folder.unlink()
+    hearing.end("c@x.example")
+    await hearing.store.close()
+
+    assert hearing.recipients() == ["c@x.example"]
+
+
+async def test_a_disk_that_does_not_answer_fills_no_memory(tmp_path: Path) -> None:
+    hearing = Hearing(tmp_path, RecentSettings())
+    for number in range(outcomes.MOST_HEARD + 5):
+        hearing.end(f"{number}@x.example")
+    await hearing.write()
+
+    assert hearing.recipients()[0] == f"{outcomes.MOST_HEARD - 1}@x.example"
+    assert "the disk is too slow; outcomes dropped: 5" in hearing.said
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from tests.unit.telemetry.test_outcomes import Hearing
+
+async def main():
+    hearing = Hearing(Path(sys.argv[1]))
+    hearing.store.start()
+    hearing.end("b@x.example")
+    await hearing.until(hearing.found)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_kill_loses_nothing_that_was_written(tmp_path: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)  # noqa: ASYNC221 - it kills itself
+    assert killed.returncode == -signal.SIGKILL
+
+    hearing = Hearing(tmp_path)
+    assert hearing.recipients() == ["b@x.example"]
+    hearing.end("c@x.example")
+    await hearing.write()
+    assert hearing.recipients() == ["c@x.example", "b@x.example"]
+
+
+async def test_usage_is_what_an_upstream_took_by_sender_client_and_lane(tmp_path: Path) -> None:
+    hearing = Hearing(tmp_path)
+    hearing.end("old@x.example")
+    hearing.clock.advance(3600 * SECOND_NS)
+    for number in range(3):
+        verp = f"list-return-7-b{number}=x.example@here.example"
+        hearing.end(f"b{number}@x.example", message=a_message(10 + number, sender=verp))
+    alone = a_message(20, sender="Ann@here.example", client="unknown[192.0.2.9]", lane="default")
+    for recipient in ("c@x.example", "d@x.example"):
+        hearing.end(recipient, message=alone)
+    hearing.end("e@x.example", Fate.BOUNCED, message=alone)
+    hearing.end("f@x.example", message=alone, upstream="other")
+    await hearing.write()
+
+    since_ns = hearing.clock.wall_ns() - 3600 * SECOND_NS
+    with past_outcomes(hearing.spool) as past:
+        assert usage(past, USAGE_KEYS["sender"], "isp", since_ns) == [
+            Usage("list-return-7@here.example", 3, 3, 3000),
+            Usage("ann@here.example", 1, 2, 1000),
+        ]
+        assert usage(past, USAGE_KEYS["client"], "isp", since_ns) == [
+            Usage("unknown[192.0.2.1]", 3, 3, 3000),
+            Usage("unknown[192.0.2.9]", 1, 2, 1000),
+        ]
+        assert usage(past, USAGE_KEYS["lane"], "isp", since_ns) == [
+            Usage("lists", 3, 3, 3000),
+            Usage("default", 1, 2, 1000),
+        ]
+    assert (hearing.folder / "outcomes").stat().st_mode & 0o777 == 0o600
