@@ -128,7 +128,7 @@ class OutcomeStore:
     def __init__(self, spool: str, bounds: Bounds | None, disk: Disk, telemetry: Telemetry) -> None:
         """Hears of outcomes from now on; None: keeps none, and removes what was kept."""
         self._folder, self._bounds, self._disk = outcomes_folder(spool), bounds, disk
-        self._events, _, self._redaction, self._clock = telemetry
+        self._events, self._clock = telemetry.events, telemetry.clock
         self._heard: list[Outcome] = []
         self._dropped = 0
         self._wake, self._closing = asyncio.Event(), asyncio.Event()
@@ -219,21 +219,13 @@ class OutcomeStore:
             leave_headroom(self._disk.free(self._folder), len(outcomes) * _ROW_BYTES)
         for start in range(0, max(1, len(outcomes)), _AT_ONCE):
             with database:
-                database.executemany(_INSERT, map(self._as_row, outcomes[start : start + _AT_ONCE]))
+                database.executemany(_INSERT, map(_as_row, outcomes[start : start + _AT_ONCE]))
                 # What a clock that was ahead wrote would else be young for as long as that was.
                 times = (now_ns - bounds.keep_ns, now_ns + bounds.keep_ns)
                 database.execute("DELETE FROM outcome WHERE at_ns < ? OR at_ns > ?", times)
                 while database.execute(_USED).fetchone()[0] > bounds.most_bytes:
                     if not database.execute(_DROP_OLDEST).rowcount:
                         break
-
-    def _as_row(self, outcome: Outcome) -> list[str | int | None]:
-        """Take out secrets, and what is no Unicode text, which a database does not take."""
-        hide = self._redaction.hide
-        return [
-            hide(value).encode("utf-8", "replace").decode() if isinstance(value, str) else value
-            for value in outcome
-        ]
 
     def _open(self) -> sqlite3.Connection:
         path = f"{self._folder}/outcomes"
@@ -322,3 +314,10 @@ def usage(past: sqlite3.Connection, key: Key, upstream: str, since_ns: int) -> l
 async def _set_within(event: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
+
+
+def _as_row(outcome: Outcome) -> list[str | int | None]:
+    """Replace what is no Unicode text, which a database does not take."""
+    return [
+        value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for value in outcome
+    ]
