@@ -1,0 +1,92 @@
+"""Clients of a story: they hand a message over as an MTA does, and try again until it is taken.
+
+Each try is a message of its own (`Copy`), which its content names: a client that saw no `250` cannot know.
+"""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+from tests.simulation.loop import SimulatedLoop
+from tests.simulation.script import Send
+
+PORT = 2525
+AGAIN_S = 15.0
+
+
+@dataclass
+class Copy:
+    key: str
+    sender: str
+    recipients: tuple[str, ...]
+    content: bytes
+    is_sent: bool = False
+    """The final dot left: the relay may have it."""
+    is_accepted: bool = False
+    """The client saw 250."""
+    refused: str = ""
+    """A reply 5yz, which no client here deserves."""
+
+
+class Client:
+    def __init__(self, loop: SimulatedLoop, send: Send, port: int) -> None:
+        self._loop = loop
+        self._send = send
+        self._port = port
+        self.copies: list[Copy] = []
+
+    async def run(self) -> None:
+        while True:
+            copy = self._copy()
+            self.copies.append(copy)
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+                await self._hand_over(copy)
+            if copy.is_accepted or copy.refused:
+                return
+            await asyncio.sleep(AGAIN_S)
+
+    def _copy(self) -> Copy:
+        send, key = self._send, f"{self._send.number}.{len(self.copies)}"
+        head = f"Subject: {send.number}\r\nX-Copy: {key}\r\n\r\n".encode()
+        line = b"..a line with dots, \xc3\xa9\r\n" if send.is_8bit else b"..a line with dots, and no more\r\n"
+        return Copy(key, send.sender, send.recipients, head + line * send.lines)
+
+    async def _hand_over(self, copy: Copy) -> None:
+        reader = asyncio.StreamReader(loop=self._loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
+        transport = self._loop.network.connect(self._port, protocol)
+        if transport is None:
+            raise ConnectionRefusedError
+        writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
+        try:
+            async with asyncio.timeout(300):
+                await self._talk(copy, reader, writer)
+        finally:
+            writer.close()
+
+    async def _talk(self, copy: Copy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        body = " BODY=8BITMIME" if self._send.is_8bit else ""
+        for line, expected in (
+            ("", "220"),
+            ("EHLO client.test", "250"),
+            (f"MAIL FROM:<{copy.sender}>{body}", "250"),
+            *((f"RCPT TO:<{recipient}>", "250") for recipient in copy.recipients),
+            ("DATA", "354"),
+        ):
+            writer.write(f"{line}\r\n".encode() if line else b"")
+            if not await self._says(copy, reader, expected):
+                return
+        copy.is_sent = True
+        writer.write(copy.content.replace(b"\r\n.", b"\r\n..") + b".\r\n")
+        copy.is_accepted = await self._says(copy, reader, "250")
+        writer.write(b"QUIT\r\n")
+        await reader.read()
+
+    async def _says(self, copy: Copy, reader: asyncio.StreamReader, expected: str) -> bool:
+        while True:
+            line = (await reader.readuntil(b"\r\n")).decode()
+            if line[3] != "-":
+                break
+        if line.startswith("5"):
+            copy.refused = line
+        return line.startswith(expected)

@@ -1,0 +1,232 @@
+"""An event loop in virtual time, in which a process of the simulation can be killed.
+
+Guarantees: time passes only when nothing else can happen, and then to the next timer.  What other threads
+do takes drawn time and happens in one piece, in this thread.  A *life* is one process: whatever runs in its
+context ends at `end`, at once and without another step, as by SIGKILL; what is under way elsewhere goes on.
+
+Assumes: nothing waits for a real descriptor.  `add_reader` serves the simulation's own numbers (`wake`).
+"""
+
+import asyncio
+import contextvars
+import random
+import selectors
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from relay.clock import SECOND_NS
+from tests.fakes.clock import FakeClock
+from tests.simulation.network import Network
+
+Returned = TypeVar("Returned")
+GRAIN_NS = 1_000
+"""Timers fire at whole microseconds: the loop counts in floating point."""
+THREAD_DELAYS_S = (0.0, 0.0, 0.0001, 0.003, 0.02)
+FIRST_READER = 1 << 20
+"""Above every descriptor of the kernel."""
+
+
+class Stuck(Exception):  # noqa: N818 - a state, not an error of the loop
+    """Nothing will ever happen again."""
+
+
+class SimulatedClock(FakeClock):
+    """Also knows the loop's time, which stands still while the host is suspended, and the world's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.monotonic_ns = self._boottime_ns
+        self.true_ns = 0
+        """By the upstreams' clock, which nobody sets."""
+
+    def advance(self, by_ns: int) -> None:
+        super().advance(by_ns)
+        self.monotonic_ns += by_ns
+        self.true_ns += by_ns
+
+    def suspend(self, by_ns: int) -> None:
+        """Pass time that CLOCK_MONOTONIC does not count."""
+        super().advance(by_ns)
+        self.true_ns += by_ns
+
+    def reboot(self, down_ns: int = 0, *, boottime_ns: int = 5 * SECOND_NS) -> None:
+        super().reboot(down_ns, boottime_ns=boottime_ns)
+        self.monotonic_ns += down_ns + boottime_ns
+        self.true_ns += down_ns + boottime_ns
+
+
+class Life:
+    """One process; `with life.context()` makes whatever is begun inside a part of it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_over = False
+
+    def run(self, function: Callable[..., Returned], *args: object) -> Returned:
+        context = contextvars.copy_context()
+        context.run(LIFE.set, self)
+        return context.run(function, *args)
+
+
+LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("LIFE", default=None)
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    def __init__(self, clock: SimulatedClock, rng: random.Random) -> None:
+        self.clock = clock
+        self.rng = rng
+        self.network = Network(self, rng)
+        self._readers: dict[int, tuple[Callable[..., object], tuple[object, ...], contextvars.Context]] = {}
+        super().__init__(_Selector(clock))
+        self._clock_resolution = 1e-6
+
+    def time(self) -> float:
+        return self.clock.monotonic_ns / SECOND_NS
+
+    # Lives.
+
+    def end(self, life: Life) -> None:
+        """Let no step of this process happen any more."""
+        life.is_over = True
+        for handle in [*self._ready, *self._scheduled]:  # type: ignore[attr-defined]  # asyncio's own queues
+            if handle._context.get(LIFE) is life:
+                handle.cancel()
+        self.network.lose(life)
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]  # types are not ours to check
+        handle = super().call_soon(callback, *args, context=context)
+        _unless_over(handle)
+        return handle
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]  # as above
+        handle = super().call_at(when, callback, *args, context=context)
+        _unless_over(handle)
+        return handle
+
+    # Threads.
+
+    def thread_delay_s(self) -> float:
+        return self.rng.choice(THREAD_DELAYS_S)
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]  # more than the base class says
+        del executor
+        return SimulatedThread().call(lambda: func(*args))
+
+    # Descriptors, none of which the kernel has.
+
+    def new_reader(self) -> int:
+        return FIRST_READER + len(self._readers) + self.rng.randrange(1 << 20) * 1024
+
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]  # as above
+        if isinstance(fd, int) and fd >= FIRST_READER:
+            self._readers[fd] = callback, args, contextvars.copy_context()
+        else:
+            super().add_reader(fd, callback, *args)
+
+    def remove_reader(self, fd: Any) -> bool:
+        if isinstance(fd, int) and fd >= FIRST_READER:
+            return self._readers.pop(fd, None) is not None
+        return super().remove_reader(fd)
+
+    def wake(self, fd: int) -> None:
+        """Have the reader of this number called, if there is one."""
+        if (reader := self._readers.get(fd)) is not None:
+            callback, args, context = reader
+            self.call_soon(callback, *args, context=context)
+
+    # The network.
+
+    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
+        await self.network.reach(sock.fileno(), address[1])
+
+    async def create_connection(
+        self, protocol_factory: Any, *args: Any, sock: Any = None, **more: Any
+    ) -> Any:
+        assert not args
+        assert more.get("ssl") is None
+        port = self.network.reached(sock.fileno())
+        sock.close()
+        protocol = protocol_factory()
+        transport = self.network.connect(port, protocol)
+        if transport is None:
+            raise ConnectionResetError(104, "the server went away")
+        return transport, protocol
+
+
+class SimulatedThread:
+    """`relay.sender.group_commit.CallThread`: calls in their order, each after a drawn time, in one piece."""
+
+    def __init__(self, name: str = "") -> None:
+        del name
+        self._waiting: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
+        self._free_at = 0.0
+        self._is_closed = False
+
+    def call(self, function: Callable[[], Returned]) -> "asyncio.Future[Returned]":
+        if self._is_closed:
+            raise RuntimeError("the thread is closed")
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulatedLoop)
+        done: asyncio.Future[Returned] = loop.create_future()
+        self._waiting.append((done, function))
+        self._free_at = max(loop.time(), self._free_at) + loop.thread_delay_s()
+        loop.call_at(self._free_at, self._next)
+        return done
+
+    def close(self) -> None:
+        self._is_closed = True
+        while self._waiting:
+            self._next()
+
+    def _next(self) -> None:
+        if not self._waiting:
+            return
+        done, function = self._waiting.popleft()
+        if done.cancelled():
+            return
+        value, error = None, None
+        try:
+            value = function()
+        except Exception as raised:  # noqa: BLE001 - it is its caller's
+            error = raised
+        if done.done():
+            return
+        if error is None:
+            done.set_result(value)
+        else:
+            done.set_exception(error)
+
+
+class _Selector(selectors.DefaultSelector):
+    """Lets time pass instead of waiting."""
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise Stuck
+        if timeout > 0:
+            now_ns = self._clock.monotonic_ns
+            until_ns = -(-(now_ns + round(timeout * SECOND_NS)) // GRAIN_NS) * GRAIN_NS
+            self._clock.advance(max(GRAIN_NS, until_ns - now_ns))
+        return []
+
+
+def _unless_over(handle: Any) -> None:
+    life = handle._context.get(LIFE)
+    if life is not None and life.is_over:
+        handle.cancel()
+
+
+async def sleep_until(true_ns: int) -> None:
+    """Let all else happen until the world's clock says so."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimulatedLoop)
+    while (left_ns := true_ns - loop.clock.true_ns) > 0:
+        is_over = loop.create_future()
+        loop.call_later(left_ns / SECOND_NS, is_over.set_result, None)
+        await is_over

@@ -1,0 +1,421 @@
+"""One run of a script: the world, its relays under a supervisor, the clients, and what is noted of it.
+
+After the last event everything is made well (moods, disks, connections, pauses, held mail); then all mail
+has to be gone within the world's `calm_s`, or the story is stuck.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import errno
+import gc
+import hashlib
+import random
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+
+from relay.clock import SECOND_NS
+from relay.mail.envelope import QueueId
+from relay.spool.interface import SpoolFault
+from relay.verdicts.operator_pause import PauseAsked
+from tests.fakes.disk import Fault, ModelDisk
+from tests.fakes.platter import Model, Platter
+from tests.simulation import oracle
+from tests.simulation.client import PORT, Client
+from tests.simulation.loop import Life, SimulatedClock, SimulatedLoop, Stuck, sleep_until
+from tests.simulation.oracle import Broken, Past, Regime
+from tests.simulation.relay import SimulatedDisk, SimulatedRelay, parsed, simulated_threads
+from tests.simulation.script import Act, Crash, Disturb, Edit, Event, Feel, Script, Send, SetClock
+from tests.simulation.upstream import Ledger, Upstream
+from tests.simulation.worlds import PORTS, WORLDS
+
+MAX_TRANSACTION_NS = 180 * SECOND_NS
+MAY_END_A_RELAY = (OSError, SpoolFault)
+"""It exits, and its supervisor starts it again.  Anything else is a fault of ours."""
+LOOK_S = 5.0
+
+
+@dataclass
+class Outcome:
+    lines: list[str] = field(default_factory=list)
+    """What happened, for people."""
+    log: str = ""
+    digest: str = ""
+    virtual_s: float = 0.0
+    accepted: int = 0
+    taken: int = 0
+    crashes: int = 0
+
+
+@dataclass
+class _Process:
+    """A place for a relay, which a supervisor keeps filled."""
+
+    number: int
+    life: Life | None = None
+    relay: SimulatedRelay | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self.life is not None and not self.life.is_over and self.relay is not None and self.relay.is_up
+
+
+class Story:
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._world = WORLDS[script.world]
+        self._rng = random.Random(f"run/{script.seed}")
+        self._clock = SimulatedClock()
+        self._loop = SimulatedLoop(self._clock, self._rng)
+        self._platter = Platter(self._rng.choice(list(Model)))
+        self._policy = self._world.policies[0]
+        self._ledgers = {name: Ledger() for name in self._world.upstreams}
+        self._upstreams: dict[str, Upstream] = {}
+        self._processes = [_Process(number) for number in range(self._world.relays)]
+        self._clients: list[Client] = []
+        self._crashes_ns: list[int] = []
+        self._faults: list[BaseException] = []
+        self._regimes: dict[str, list[Regime]] = {name: [] for name in self._world.upstreams}
+        self._regime_since_ns = 0
+        self._disturbed_until_ns = 0
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        """Raise Broken where a promise was not kept; `outcome` is then as far as it came."""
+        with _quietly(), simulated_threads():
+            # Of processes that were killed nobody hears.
+            self._loop.set_exception_handler(lambda _loop, _context: None)
+            try:
+                self._loop.run_until_complete(self._live())
+            except Stuck:
+                raise Broken("mail that may go, goes", "nothing will ever happen again") from None
+            finally:
+                self._finish()
+        copies = [copy for client in self._clients for copy in client.copies]
+        oracle.judge(Past(copies, self._ledgers, self._regimes, self._crashes_ns))
+        return self.outcome
+
+    async def _live(self) -> None:
+        for name, ledger in self._ledgers.items():
+            self._upstreams[name] = Upstream(name, PORTS[name], self._loop, self._rng, ledger)
+        ModelDisk(self._platter).make_directory("/var/history")
+        for process in self._processes:
+            self._start(process)
+        sending: list[asyncio.Task[None]] = []
+        for event in self._script.events:
+            await sleep_until(int(event.at_s * SECOND_NS))
+            self._note(str(event))
+            if isinstance(event, Send):
+                sending.append(asyncio.create_task(self._send(event)))
+            else:
+                await self._happen(event)
+        await self._calm(sending)
+
+    async def _send(self, event: Send) -> None:
+        client = Client(self._loop, event, PORT + event.number % self._world.relays)
+        self._clients.append(client)
+        await client.run()
+        copy = client.copies[-1]
+        self._note(f"the relay took {copy.key}" if copy.is_accepted else f"the relay refused {copy.key}")
+
+    # Events.
+
+    async def _happen(self, event: Event) -> None:
+        match event:
+            case Act():
+                await self._act(event)
+            case Feel():
+                self._upstreams[event.upstream].feel(event.mood, event.seconds)
+                self._disturbed(event.seconds)
+            case Edit():
+                self._edit(self._world.policies[event.variant])
+            case SetClock():
+                self._set_clock(event)
+            case Disturb():
+                self._disturb(event)
+            case Crash():
+                self._arm(event)
+
+    async def _act(self, event: Act) -> None:
+        process = self._rng.choice(self._processes)
+        if not process.is_up:
+            return
+        relay = process.relay
+        assert relay is not None
+
+        async def act() -> None:
+            if event.verb == "pause":
+                await relay.operator.pause(event.upstream, PauseAsked("anna", event.seconds * SECOND_NS))
+            elif event.verb == "resume":
+                await relay.operator.resume(event.upstream)
+            else:
+                ids = _queued(relay)
+                some = self._rng.sample(ids, min(len(ids), 3))
+                if some:
+                    await relay.operator.act(event.verb, some)
+
+        await self._within(process, act)
+
+    def _edit(self, policy: str) -> None:
+        now_ns = self._clock.true_ns
+        self._end_regime(now_ns)
+        # What was granted before the edit may still be under way.
+        self._policy, self._regime_since_ns = policy, now_ns + MAX_TRANSACTION_NS
+        for process in self._processes:
+            relay, life = process.relay, process.life
+            if process.is_up and relay is not None and life is not None:
+                life.run(self._loop.create_task, relay.edit(self._text(process.number)))
+
+    def _set_clock(self, event: SetClock) -> None:
+        by_ns = event.seconds * SECOND_NS
+        match event.how:
+            case "step":
+                self._clock.step_wall(by_ns)
+            case "step back":
+                self._clock.step_wall(-by_ns)
+            case "suspend":
+                self._clock.suspend(by_ns)
+            case _:
+                self._clock.advance(by_ns)
+
+    def _disturb(self, event: Disturb) -> None:
+        if event.how.startswith("connections"):
+            self._crashes_ns.append(self._clock.true_ns)
+            self._loop.network.cut(is_silent=event.how.endswith("silent"))
+            return
+        self._disturbed(event.seconds)
+        disks = [disk for process in self._processes if process.relay for disk in process.relay.disks]
+        for disk in disks:
+            if event.how == "disk full":
+                disk.is_full = True
+                disk.fail(Fault(1, errno.ENOSPC, forever=True, kinds=frozenset({"write", "open_new"})))
+            elif event.how == "sync fails":
+                kinds = frozenset({"sync", "sync_content", "sync_directory"})
+                disk.fail(Fault(event.nth, errno.EIO, kinds=kinds, drops_pages=event.nth % 2 == 0))
+            else:
+                disk.fail(Fault(event.nth, errno.EIO, kinds=frozenset({"read", "open"})))
+
+        def heal() -> None:
+            # What could not be settled meanwhile waits for the disk.
+            self._crashes_ns.append(self._clock.true_ns)
+            for disk in disks:
+                _heal(disk)
+
+        self._loop.call_later(event.seconds, heal)
+
+    def _disturbed(self, seconds: float) -> None:
+        until_ns = self._clock.true_ns + int(seconds * SECOND_NS)
+        self._disturbed_until_ns = max(self._disturbed_until_ns, until_ns)
+
+    # Processes.
+
+    def _start(self, process: _Process) -> None:
+        process.life = life = Life(f"relay {process.number}")
+        process.relay = None
+        self._note(f"{life.name} starts")
+        life.run(self._begin, process, life)
+
+    def _begin(self, process: _Process, life: Life) -> None:
+        def on_fault(error: BaseException) -> None:
+            self._exit(process, life, error)
+
+        try:
+            text, port = self._text(process.number), PORT + process.number
+            process.relay = SimulatedRelay(self._loop, text, self._platter, port, on_fault)
+        except Exception as error:  # noqa: BLE001 - the daemon ends, whatever it was
+            on_fault(error)
+            return
+        self._loop.create_task(process.relay.run())
+
+    def _exit(self, process: _Process, life: Life, error: BaseException) -> None:
+        if life.is_over:
+            return
+        self._note(f"{life.name} exits: {type(error).__name__}: {error}")
+        if not isinstance(error, MAY_END_A_RELAY):
+            self._faults.append(error)
+        self._kill(process)
+        self._start_later(process, self._rng.choice((0.5, 5.0)))
+
+    def _arm(self, event: Crash) -> None:
+        process = self._rng.choice(self._processes)
+        relay, life = process.relay, process.life
+        if relay is None or life is None or life.is_over:
+            return
+        left = event.steps
+
+        def after() -> None:
+            nonlocal left
+            left -= 1
+            if left <= 0 and not life.is_over:
+                self._crash(process, event)
+
+        for disk in relay.disks:
+            disk.after = after
+
+    def _crash(self, process: _Process, event: Crash) -> None:
+        """Happen behind a change of the disk, in the middle of whatever the process does."""
+        self._note(event.kind)
+        self.outcome.crashes += 1
+        if event.kind == "kill":
+            self._kill(process)
+            self._start_later(process, event.down_s)
+            return
+        self._platter = self._rng.choice(list(ModelDisk(self._platter).cuts(self._rng, 6))).platter
+        for each in self._processes:
+            self._kill(each)
+        self._loop.network.cut(is_silent=False)
+        self._clock.reboot(int(event.down_s * SECOND_NS))
+        for each in self._processes:
+            self._start_later(each, 0.5)
+
+    def _kill(self, process: _Process) -> None:
+        life, relay = process.life, process.relay
+        if life is None or life.is_over:
+            return
+        self._crashes_ns.append(self._clock.true_ns)
+        if relay is not None:
+            self._keep_log(relay)
+            for disk in relay.disks:
+                disk.detach()
+        self._loop.end(life)
+
+    def _start_later(self, process: _Process, seconds: float) -> None:
+        before = process.life
+
+        def start() -> None:
+            if process.life is before:
+                self._start(process)
+
+        # Not a part of the life that ended, in which nothing happens any more.
+        self._loop.call_later(seconds, start, context=contextvars.Context())
+
+    async def _within(self, process: _Process, act: Callable[[], Awaitable[None]]) -> bool:
+        """Have a process do something; return whether it did, and did not die, fail or hang meanwhile."""
+        over: asyncio.Future[bool] = self._loop.create_future()
+
+        async def run() -> None:
+            did = True
+            try:
+                await act()
+            except MAY_END_A_RELAY as error:
+                self._note(f"the operator is told: {error}")
+                did = False
+            if not over.done():
+                over.set_result(did)
+
+        assert process.life is not None
+        running = process.life.run(self._loop.create_task, run())
+        await asyncio.wait([over, running], timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        if running.done() and not running.cancelled() and running.exception() is not None:
+            running.result()
+        return over.done() and over.result()
+
+    def _text(self, number: int) -> str:
+        text = self._policy.replace("{ENGINE}", self._script.engine)
+        return text if number == 0 else text.replace("/var/spool", f"/var/spool{number}")
+
+    # The end.
+
+    async def _calm(self, sending: list[asyncio.Task[None]]) -> None:
+        await sleep_until(self._disturbed_until_ns)
+        for upstream in self._upstreams.values():
+            upstream.calm()
+        for process in self._processes:
+            for disk in process.relay.disks if process.relay else ():
+                _heal(disk)
+                disk.after = None
+        self._note("from here on all is well")
+        began_ns = self._clock.true_ns
+        while True:
+            await asyncio.sleep(LOOK_S)
+            are_empty = [await self._is_empty(process) for process in self._processes]
+            if all(are_empty) and all(task.done() for task in sending):
+                break
+            if self._clock.true_ns - began_ns > self._world.calm_s * SECOND_NS:
+                raise Broken("mail that may go, goes", self._what_is_left())
+        for task in sending:
+            task.result()
+        if self._faults:
+            raise Broken("no fault of ours", repr(self._faults[0])) from self._faults[0]
+        self._end_regime(self._clock.true_ns)
+
+    async def _is_empty(self, process: _Process) -> bool:
+        if not process.is_up:
+            return False
+        relay = process.relay
+        assert relay is not None
+        is_empty = False
+
+        async def look() -> None:
+            nonlocal is_empty
+            ids = _queued(relay)
+            if ids:
+                await relay.operator.act("release", ids)
+            for name in relay.policy.upstreams:
+                await relay.operator.resume(name)
+            await relay.sender.look()
+            is_empty = not ids and relay.sender.queued == 0
+
+        return await self._within(process, look) and is_empty
+
+    def _end_regime(self, now_ns: int) -> None:
+        for name, upstream in parsed(self._text(0)).upstreams.items():
+            self._regimes[name].append(Regime(self._regime_since_ns, now_ns, upstream.limits or ()))
+
+    def _what_is_left(self) -> str:
+        left = [
+            f"{view.queue_id} is {view.state}"
+            for process in self._processes
+            if process.relay is not None
+            for view in process.relay.watch.listing().messages()
+        ]
+        return f"after {self._world.calm_s:g} s {len(left)} are left, such as {left[:5]}"
+
+    def _finish(self) -> None:
+        for process in self._processes:
+            if process.relay is not None:
+                self._keep_log(process.relay)
+        outcome = self.outcome
+        outcome.virtual_s = self._clock.true_ns / SECOND_NS
+        outcome.accepted = sum(copy.is_accepted for client in self._clients for copy in client.copies)
+        outcome.taken = sum(len(ledger.taken) for ledger in self._ledgers.values())
+        seen = [ledger.seen for ledger in self._ledgers.values()]
+        outcome.digest = hashlib.sha256(repr((seen, outcome.lines)).encode()).hexdigest()[:16]
+        for task in asyncio.all_tasks(self._loop):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coroutine = task.get_coro()
+            with contextlib.suppress(Exception):
+                # What it would still do at its end, it does here, where nobody sees it.
+                coroutine.close()
+        self._loop.close()
+
+    def _keep_log(self, relay: SimulatedRelay) -> None:
+        relay.events.flush()
+        self.outcome.log += relay.log.getvalue()
+        relay.log.seek(0)
+        relay.log.truncate()
+
+    def _note(self, what: str) -> None:
+        self.outcome.lines.append(f"{self._clock.true_ns / SECOND_NS:10.3f} s  {what}")
+
+
+def _queued(relay: SimulatedRelay) -> list[QueueId]:
+    return sorted({view.queue_id for view in relay.watch.listing().messages()})
+
+
+def _heal(disk: SimulatedDisk) -> None:
+    disk.is_full = False
+    disk.heal()
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Say nothing of coroutines that end where their process was killed."""
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        yield
+        gc.collect()
+    finally:
+        sys.unraisablehook = before

@@ -1,0 +1,288 @@
+"""The upstreams of a story: they count by their own clock, and do anything at all.
+
+Each notes what it saw, and when (`Ledger`).  What it counts of a message when is drawn for each sender: at
+MAIL, or when it has replied to the dot, or where the connection was lost long behind the dot.  A *mood* is
+what it does for a while, to everybody.  Beside that a recipient's name says what becomes of it:
+`bad…` is refused for good, `later…` is deferred at first, all others are taken.
+"""
+
+import asyncio
+import enum
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tests.simulation.loop import SimulatedLoop
+from tests.simulation.network import Transport
+
+LOST_REPLY_S = 60.0
+"""How long behind the dot a message is still taken whose reply is lost: a third of `max_transaction`."""
+
+
+class Mood(enum.StrEnum):
+    QUOTA_AT_MAIL = "refuses at MAIL: too much was sent"
+    QUOTA_AT_DOT = "refuses at the dot: too much was sent"
+    BLOCKED = "refuses the account in words that nobody knows"
+    GREYLIST = "defers every recipient"
+    BUSY = "says 421 to whoever connects"
+    GOES = "says 421 at the second MAIL of a session"
+    HANGS = "says nothing more behind the dot"
+    DEAF = "says nothing more behind MAIL"
+    HANGS_UP = "hangs up behind the dot, and took the message"
+    DROPS = "hangs up at RCPT"
+    ODD = "replies in lines that no RFC knows"
+    UNASKED = "says what nobody asked"
+    DOWN = "takes no connection"
+
+
+class Seen(NamedTuple):
+    true_ns: int
+    what: str
+    """`connect`, `mail`, `rcpt`, `dot` or `counted`."""
+    sender: str = ""
+    recipient: str = ""
+    size_bytes: int = 0
+    recipients: int = 0
+
+
+@dataclass
+class Taken:
+    """A message for which the upstream took responsibility."""
+
+    true_ns: int
+    upstream: str
+    sender: str
+    recipients: tuple[str, ...]
+    content: bytes
+    is_told: bool = False
+    """The whole reply was sent to a connection that was open."""
+
+
+@dataclass
+class Ledger:
+    seen: list[Seen] = field(default_factory=list)
+    taken: list[Taken] = field(default_factory=list)
+
+
+class Upstream:
+    def __init__(self, name: str, port: int, loop: SimulatedLoop, rng: random.Random, ledger: Ledger) -> None:
+        self.name = name
+        self.port = port
+        self.loop = loop
+        self.rng = rng
+        self.ledger = ledger
+        self.extensions: Sequence[str] = ("8BITMIME", "SMTPUTF8", "SIZE 1000000", "DSN", "PIPELINING")
+        self.mood: Mood | None = None
+        self._mood_number = 0
+        self._deferred: Counter[str] = Counter()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.serve()
+
+    def serve(self) -> None:
+        self.loop.network.serve(self.port, self._protocol)
+
+    def feel(self, mood: Mood, seconds: float) -> None:
+        """Be so for a while; a later mood takes its place."""
+        self.calm()
+        self.mood = mood
+        if mood is Mood.DOWN:
+            self.loop.network.stop_serving(self.port)
+        if mood in (Mood.UNASKED, Mood.DOWN):
+            for writer in self._writers:
+                if mood is Mood.DOWN:
+                    writer.close()
+                else:
+                    writer.write(self.rng.choice((b"421 4.3.2 good bye\r\n", b"250 ok\r\n", b"\r\n")))
+        number = self._mood_number
+        self.loop.call_later(seconds, lambda: self.calm() if number == self._mood_number else None)
+
+    def calm(self) -> None:
+        self._mood_number += 1
+        self.mood = None
+        self.serve()
+
+    def note(
+        self, what: str, sender: str = "", recipient: str = "", size: int = 0, recipients: int = 0
+    ) -> None:
+        self.ledger.seen.append(Seen(self.loop.clock.true_ns, what, sender, recipient, size, recipients))
+
+    def defers(self, recipient: str) -> bool:
+        """Whether a `later…` recipient is to come again: the first times it is tried."""
+        if recipient.startswith("later") and self._deferred[recipient] < 2:
+            self._deferred[recipient] += 1
+            return True
+        return False
+
+    def _protocol(self) -> asyncio.Protocol:
+        reader = asyncio.StreamReader(limit=1 << 22, loop=self.loop)
+        return asyncio.StreamReaderProtocol(reader, self._connected, loop=self.loop)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            await _Session(self, reader, writer).run()
+        except (ConnectionError, asyncio.IncompleteReadError, _Over):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+
+class _Over(Exception):  # noqa: N818 - how a session ends
+    pass
+
+
+class _Session:
+    def __init__(
+        self, upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._upstream = upstream
+        self._rng = upstream.rng
+        self._reader = reader
+        self._writer = writer
+        self._sender: str | None = None
+        self._asked = ""
+        """Of the last MAIL, refused or not."""
+        self._recipients: list[str] = []
+        self._mails = 0
+
+    @property
+    def _mood(self) -> Mood | None:
+        return self._upstream.mood
+
+    async def run(self) -> None:
+        self._upstream.note("connect")
+        if self._mood is Mood.BUSY:
+            await self._say("421 4.3.2 too busy, come again")
+            raise _Over
+        await self._say("220 upstream.test ESMTP")
+        while line := await self._reader.readuntil(b"\r\n"):
+            await self._command(line.decode("utf-8", "surrogateescape").rstrip("\r\n"))
+
+    async def _command(self, line: str) -> None:
+        verb = line[:4].upper()
+        match verb:
+            case "EHLO":
+                lines = ["upstream.test", *self._upstream.extensions]
+                marks = ["-"] * (len(lines) - 1) + [" "]
+                await self._say(*(f"250{mark}{each}" for mark, each in zip(marks, lines, strict=True)))
+            case "MAIL":
+                await self._mail(_path(line), line)
+            case "RCPT":
+                await self._rcpt(_path(line))
+            case "DATA" if self._sender is not None and self._recipients:
+                await self._say("354 go ahead")
+                await self._content()
+            case "DATA":
+                await self._say("554 5.5.1 no valid recipients")
+            case "RSET":
+                self._sender, self._recipients = None, []
+                await self._say("250 2.0.0 ok")
+            case "QUIT":
+                await self._say("221 2.0.0 bye")
+                raise _Over
+            case _:
+                await self._say("502 5.5.1 what?")
+
+    async def _mail(self, sender: str, line: str) -> None:
+        self._mails, self._asked = self._mails + 1, sender
+        size = next((int(word[5:]) for word in line.split() if word.startswith("SIZE=")), 0)
+        self._upstream.note("mail", sender, size=size)
+        if counts_at_mail(sender):
+            self._upstream.note("counted", sender, size=size)
+        match self._mood:
+            case Mood.QUOTA_AT_MAIL:
+                return await self._say("550 5.7.1 You have exceeded your sending limit")
+            case Mood.BLOCKED:
+                return await self._say("554 5.0.0 rpd-7 zone closed")
+            case Mood.GOES if self._mails > 1:
+                await self._say("421 4.7.0 too many messages in this session")
+                raise _Over
+            case Mood.DEAF:
+                await self._reader.read()
+                raise _Over
+        self._sender, self._recipients = sender, []
+        await self._say("250 2.1.0 ok")
+        return None
+
+    async def _rcpt(self, recipient: str) -> None:
+        self._upstream.note("rcpt", self._asked, recipient)
+        if self._mood is Mood.DROPS:
+            raise _Over
+        if self._sender is None:
+            return await self._say("503 5.5.1 MAIL first")
+        if recipient.startswith("bad"):
+            return await self._say("550 5.1.1 nobody of that name")
+        if self._mood is Mood.GREYLIST or self._upstream.defers(recipient):
+            return await self._say("451 4.7.1 come again")
+        self._recipients.append(recipient)
+        await self._say("250 2.1.5 ok")
+        return None
+
+    async def _content(self) -> None:
+        lines = bytearray()
+        while (line := await self._reader.readuntil(b"\r\n")) != b".\r\n":
+            lines += line[1:] if line.startswith(b".") else line
+        sender, recipients = self._sender or "", tuple(self._recipients)
+        self._sender, self._recipients = None, []
+        upstream, mood = self._upstream, self._mood
+        upstream.note("dot", sender, size=len(lines), recipients=len(recipients))
+        if mood is Mood.QUOTA_AT_DOT:
+            self._count_late(sender, len(lines))
+            return await self._say("554 5.7.1 Daily sending quota exceeded")
+        is_lost = mood in (Mood.HANGS, Mood.HANGS_UP)
+        if is_lost:
+            # It may decide, and count, when nobody listens any more.
+            upstream.loop.call_later(self._rng.uniform(0, LOST_REPLY_S), self._count_late, sender, len(lines))
+        else:
+            await asyncio.sleep(self._rng.choice((0.0, 0.01, 0.4, 2.0)))
+        taken = Taken(upstream.loop.clock.true_ns, upstream.name, sender, recipients, bytes(lines))
+        upstream.ledger.taken.append(taken)
+        if mood is Mood.HANGS:
+            await self._reader.read()
+        if is_lost:
+            raise _Over
+        self._count_late(sender, len(lines))
+        await self._say("250 2.0.0 taken")
+        taken.is_told = self._is_connected
+        return None
+
+    @property
+    def _is_connected(self) -> bool:
+        transport = self._writer.transport
+        assert isinstance(transport, Transport)
+        return not (transport.peer.is_lost or transport.is_closing() or transport.is_cut)
+
+    def _count_late(self, sender: str, size: int) -> None:
+        if not counts_at_mail(sender):
+            self._upstream.note("counted", sender, size=size)
+
+    async def _say(self, *lines: str) -> None:
+        await asyncio.sleep(self._rng.choice((0.0, 0.0, 0.001, 0.05)))
+        octets = "".join(line + "\r\n" for line in lines).encode()
+        if self._mood is Mood.ODD and not octets.startswith((b"354", b"220")):
+            octets = self._rng.choice((_with_long_line, _without_cr, _with_octets))(octets)
+        self._writer.write(octets)
+        await self._writer.drain()
+
+
+def counts_at_mail(sender: str) -> bool:
+    return sum(sender.encode(errors="replace")) % 2 == 0
+
+
+def _path(line: str) -> str:
+    return line.partition("<")[2].partition(">")[0]
+
+
+def _with_long_line(octets: bytes) -> bytes:
+    return octets[:-2] + b" " + b"x" * 3_000 + b"\r\n"
+
+
+def _without_cr(octets: bytes) -> bytes:
+    return octets.replace(b"\r\n", b"\n")
+
+
+def _with_octets(octets: bytes) -> bytes:
+    return octets[:-2] + b" \xb2\xe2\xca\xd4 \x00\x1b[31m\r\n"
