@@ -77,7 +77,9 @@ class Upstream:
         self.mood: Mood | None = None
         self._mood_number = 0
         self._deferred: Counter[str] = Counter()
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._writers: dict[asyncio.StreamWriter, None] = {}
+        self.muddled: set[asyncio.StreamWriter] = set()
+        """To whom something unasked was said: whether a reply was understood, nobody can know."""
         self.serve()
 
     def serve(self) -> None:
@@ -94,6 +96,7 @@ class Upstream:
                 if mood is Mood.DOWN:
                     writer.close()
                 else:
+                    self.muddled.add(writer)
                     writer.write(self.rng.choice((b"421 4.3.2 good bye\r\n", b"250 ok\r\n", b"\r\n")))
         number = self._mood_number
         self.loop.call_later(seconds, lambda: self.calm() if number == self._mood_number else None)
@@ -120,13 +123,13 @@ class Upstream:
         return asyncio.StreamReaderProtocol(reader, self._connected, loop=self.loop)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
+        self._writers[writer] = None
         try:
             await _Session(self, reader, writer).run()
         except (ConnectionError, asyncio.IncompleteReadError, _Over):
             pass
         finally:
-            self._writers.discard(writer)
+            del self._writers[writer]
             writer.close()
 
 
@@ -253,7 +256,8 @@ class _Session:
     def _is_connected(self) -> bool:
         transport = self._writer.transport
         assert isinstance(transport, Transport)
-        return not (transport.peer.is_lost or transport.is_closing() or transport.is_cut)
+        is_lost = transport.peer.is_lost or transport.is_closing() or transport.is_cut
+        return not is_lost and self._writer not in self._upstream.muddled
 
     def _count_late(self, sender: str, size: int) -> None:
         if not counts_at_mail(sender):
