@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from relay.clock import SECOND_NS
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Transport
 
@@ -91,6 +92,10 @@ class Upstream:
         self.mood = mood
         if mood is Mood.DOWN:
             self.loop.network.stop_serving(self.port)
+        if mood is Mood.UNASKED:
+            # Nor may the reply before be.
+            for taken in self.ledger.taken:
+                taken.is_told &= taken.true_ns < self.loop.clock.true_ns - SECOND_NS
         if mood in (Mood.UNASKED, Mood.DOWN):
             for writer in self._writers:
                 if mood is Mood.DOWN:
