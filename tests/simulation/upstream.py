@@ -57,6 +57,8 @@ class Taken:
     sender: str
     recipients: tuple[str, ...]
     content: bytes
+    begun_ns: int
+    """When MAIL came."""
     is_told: bool = False
     """The whole reply was sent to a connection that was open."""
 
@@ -154,6 +156,7 @@ class _Session:
         self._asked = ""
         """Of the last MAIL, refused or not."""
         self._recipients: list[str] = []
+        self._begun_ns = 0
         self._mails = 0
 
     @property
@@ -195,7 +198,7 @@ class _Session:
                 await self._say("502 5.5.1 what?")
 
     async def _mail(self, sender: str, line: str) -> None:
-        self._mails, self._asked = self._mails + 1, sender
+        self._mails, self._asked, self._begun_ns = self._mails + 1, sender, self._upstream.loop.clock.true_ns
         size = next((int(word[5:]) for word in line.split() if word.startswith("SIZE=")), 0)
         self._upstream.note("mail", sender, size=size)
         if counts_at_mail(sender):
@@ -246,7 +249,8 @@ class _Session:
             upstream.loop.call_later(self._rng.uniform(0, LOST_REPLY_S), self._count_late, sender, len(lines))
         else:
             await asyncio.sleep(self._rng.choice((0.0, 0.01, 0.4, 2.0)))
-        taken = Taken(upstream.loop.clock.true_ns, upstream.name, sender, recipients, bytes(lines))
+        now_ns = upstream.loop.clock.true_ns
+        taken = Taken(now_ns, upstream.name, sender, recipients, bytes(lines), self._begun_ns)
         upstream.ledger.taken.append(taken)
         if mood is Mood.HANGS:
             await self._reader.read()
