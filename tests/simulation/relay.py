@@ -27,7 +27,6 @@ from relay.status.watch import Watch
 from relay.telemetry.events import Events
 from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
 from relay.telemetry.metrics import Metrics
-from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Platter
@@ -136,7 +135,7 @@ class SimulatedRelay:
             policy=policy,
             hostname="relay.test",
             disk=self.disk,
-            telemetry=Telemetry(events, metrics, Redaction(), clock),
+            telemetry=Telemetry(events, metrics, clock),
             on_fault=on_fault,
         )
         self.watch = Watch(self.sender, policy, "relay.test", clock, PolicyStatus("", 0))
