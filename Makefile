@@ -20,7 +20,7 @@ TEST_READY := $(VENV)/.ready-to-test
 PIP := "$(PYTHON)" -m pip --python $(RUN) --disable-pip-version-check
 TESTS := -m pytest -q -m 'not crash'
 CRASHES = -m pytest -q -m crash --hypothesis-seed='$(SEED)'
-TESTED := $(sort $(dir $(wildcard tests/unit/test_*.py tests/unit/*/test_*.py tests/proofs/*/test_*.py tests/system/test_*.py)))
+TESTED := $(sort $(dir $(wildcard tests/unit/test_*.py tests/unit/*/test_*.py tests/proofs/*/test_*.py tests/simulation/test_*.py tests/system/test_*.py)))
 # Of the throttle's tests one measures what killed senders still send.
 ALONE := tests/unit/throttle/test_many_processes.py
 # Of the peers these measure no time, and mostly wait.
@@ -141,7 +141,7 @@ crash: $(TEST_READY)
 	@export RELAY_CRASH_SEED='$(SEED)' RELAY_CRASH_BUDGET='$(BUDGET)'; \
 	  nice $(RUN) $(CRASHES) tests/unit/ --ignore=$(ALONE) >var/crash-units.log 2>&1 & units=$$!; \
 	  trap 'kill $$units' INT TERM; \
-	  $(RUN) $(CRASHES) tests/proofs/ $(ALONE); first=$$?; \
+	  $(RUN) $(CRASHES) tests/proofs/ tests/simulation/ $(ALONE); first=$$?; \
 	  wait $$units; second=$$?; \
 	  cat var/crash-units.log; exit $$((first || second))
 

@@ -383,7 +383,7 @@ class Story:
         seen = [ledger.seen for ledger in self._ledgers.values()]
         outcome.digest = hashlib.sha256(repr((seen, outcome.lines)).encode()).hexdigest()[:16]
         for task in asyncio.all_tasks(self._loop):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own, for processes killed on purpose
             coroutine = task.get_coro()
             with contextlib.suppress(Exception):
                 # What it would still do at its end, it does here, where nobody sees it.

@@ -564,7 +564,7 @@ def test_tests_mirror_the_rooms() -> None:
         f"tests/{folder}"
         for folder in folders
         if not (
-            folder.parts[0] in {"bench", "fakes", "system"}
+            folder.parts[0] in {"bench", "fakes", "simulation", "system"}
             or (folder.parts[0] == "unit" and set(folder.parts[1:2]) <= set(ROOMS))
             or (folder.parts[0] == "proofs" and set(folder.parts[1:2]) <= proofs)
         )
