@@ -1,7 +1,7 @@
 """What every test shares: how Hypothesis draws, and the seed and budget of the crash runs.
 
-`make test` draws the same examples every time, so that it passes or fails for what
-changed.  `make crash` draws from its seed, which it prints.
+`make test` and `make test-all` draw the same examples every time, few and many, so that
+they pass or fail for what changed.  `make crash` draws from its seed, which it prints.
 """
 
 import os
@@ -20,10 +20,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # No deadline and no health check of time: a slow machine is no fault of the code.
 settings.register_profile(
-    "test", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "full", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("crash", settings.get_profile("test"), derandomize=False, print_blob=True)
-settings.load_profile("crash" if "RELAY_CRASH_SEED" in os.environ else "test")
+settings.register_profile("test", settings.get_profile("full"), max_examples=25)
+settings.register_profile("crash", settings.get_profile("full"), derandomize=False, print_blob=True)
+settings.load_profile("crash" if "RELAY_CRASH_SEED" in os.environ else os.environ.get("RELAY_TESTS", "test"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
