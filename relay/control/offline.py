@@ -19,11 +19,11 @@ from relay.control.operator import Operator
 from relay.control.recorded import record_pause, record_resume, recorded_pause, recorded_upstreams
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
+from relay.sender.host import Host
 from relay.sender.sender import Sender
 from relay.sender.upstreams import new_mail_hold
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
-from relay.spool.root.trigger import Trigger
 from relay.status.breakdown import Breakdown
 from relay.status.estimate.plan import Plan
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
@@ -50,10 +50,9 @@ class OfflineOperations(Rows):
         self._outcomes = OutcomeStore(str(policy.spool), policy.recent, disk, telemetry)
         self._sender = Sender(
             open_spool(policy, disk, clock, lambda name, why: events.corrupt(queue_id=name, reason=why)),
-            Trigger(str(policy.spool), disk),
+            Host(clock, disk),
             policy=policy,
             hostname=hostname,
-            disk=disk,
             telemetry=telemetry,
             on_fault=self._fail,
         )

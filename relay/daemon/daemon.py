@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relay import __version__
-from relay.clock import SystemClock
-from relay.control.operator import Operator
+from relay.clock import Clock, SystemClock
 from relay.control.server import ControlServer
 from relay.control.wire import PolicyInForce
+from relay.daemon.assembly import Assembly
 from relay.daemon.descriptors import Budget, listener_budget, most_visitors, raise_limit, sender_budget
 from relay.daemon.listener_files_watch import ListenerFilesWatch
 from relay.daemon.listening import Listening, Start, spool_intake
@@ -27,7 +27,6 @@ from relay.daemon.notify import Recovering, notify, reloading, stopping, watchdo
 from relay.daemon.policy_watch import PolicyWatch, digest
 from relay.daemon.processes import listener_processes
 from relay.daemon.reload import Reload
-from relay.daemon.spilling import Spilling
 from relay.hooks.hooks import Hooks
 from relay.policy.model import Policy
 from relay.policy.secrets import read_password_file
@@ -35,12 +34,10 @@ from relay.policy.source import inspected_policy, policy_bytes
 from relay.policy.written_out import policy_text
 from relay.practice.account import PracticeBehaviour
 from relay.practice.smarthost import PracticeSmarthost
-from relay.sender.late_mail import LateMail
-from relay.sender.sender import Sender
+from relay.sender.host import Host
 from relay.spool.disk.durable import RealDisk, doubt_about
 from relay.spool.engines import open_spool
 from relay.spool.interface import SpoolFault
-from relay.spool.root.trigger import Trigger
 from relay.status.collector import collect
 from relay.status.http import StatusServer
 from relay.status.snapshot import Condition, PolicyStatus
@@ -110,15 +107,14 @@ async def serve(
     text = policy_bytes(path)
     policy = inspected_policy(text, path)
     start = Start(path, text, policy, policy.hostname or socket.getfqdn(), style)
-    return await Daemon(start, on_ready, level).run()
+    return await Daemon(start, Host(SystemClock(), RealDisk()), on_ready, level).run()
 
 
 class Daemon:
-    def __init__(self, start: Start, on_ready: Callable[[Policy], None], level: Level) -> None:
+    def __init__(self, start: Start, host: Host, on_ready: Callable[[Policy], None], level: Level) -> None:
         self._start = start
         self._on_ready = on_ready
-        self._clock = SystemClock()
-        self._disk = RealDisk()
+        self._host, self._clock = host, host.clock
         self._events = Events(
             sys.stderr,
             start.style,
@@ -140,10 +136,10 @@ class Daemon:
         if "." not in hostname:
             self._events.hostname_without_domain(hostname=hostname)
         self._metrics.know_upstreams(policy.upstreams, policy.stand_ins)
-        spool = open_spool(policy, self._disk, self._clock, self._set_aside())
+        spool = open_spool(policy, self._host.disk, self._clock, self._set_aside())
         if (doubt := doubt_about(root)) is not None:
             self._events.spool_failed(error=f"messages may not survive a loss of power: {doubt}")
-        intake = spool_intake(policy, self._disk, self._clock, self._events)
+        intake = spool_intake(policy, self._host, self._events)
         listening = Listening(self._start, intake, self._events, self._counts, self._count_descriptors())
         try:
             await listening.bind()
@@ -151,22 +147,21 @@ class Daemon:
                 # Before the sender's threads are there, which have the priority of this one.
                 give_way()
             start_threads()
-            hooks = Hooks(policy, hostname, self._disk, self._telemetry)
-            outcomes = OutcomeStore(root, policy.recent, self._disk, self._telemetry)
-            sender = Sender(
-                spool,
-                Trigger(root, self._disk),
-                policy=policy,
-                hostname=hostname,
-                disk=self._disk,
-                telemetry=self._telemetry,
-                on_fault=self._stop.fail,
-            )
+            hooks = Hooks(policy, hostname, self._host.disk, self._telemetry)
+            outcomes = OutcomeStore(root, policy.recent, self._host.disk, self._telemetry)
             path = str(self._start.path.absolute())
             status = PolicyStatus(digest(self._start.text), self._clock.wall_ns(), path=path)
-            watch = Watch(sender, policy, hostname, self._clock, status)
-            collect(self._metrics, watch.snapshot, self._counts, self._events, self._clock)
-            await self._serve(sender, watch, hooks, outcomes, listening)
+            relay = Assembly(
+                spool,
+                self._host,
+                policy=policy,
+                hostname=hostname,
+                telemetry=self._telemetry,
+                status=status,
+                on_fault=self._stop.fail,
+            )
+            collect(self._metrics, relay.watch.snapshot, self._counts, self._events, self._clock)
+            await self._serve(relay, hooks, outcomes, listening)
         finally:
             self._events.flush()
         return self._stop.exit_code
@@ -192,9 +187,9 @@ class Daemon:
         return ours
 
     async def _serve(
-        self, sender: Sender, watch: Watch, hooks: Hooks, outcomes: OutcomeStore, listening: Listening
+        self, relay: Assembly, hooks: Hooks, outcomes: OutcomeStore, listening: Listening
     ) -> None:
-        policy = self._start.policy
+        policy, sender, watch = self._start.policy, relay.sender, relay.watch
         async with contextlib.AsyncExitStack() as ends:
             practice = await _practise(policy, self._clock)
             if practice is not None:
@@ -224,23 +219,23 @@ class Daemon:
             else:
                 await hooks.start()
                 outcomes.start()
-                await self._run(sender, watch, hooks, outcomes, (listening, files))
+                await self._run(relay, hooks, outcomes, (listening, files))
         self._events.stopped(queued=sender.queued)
 
     async def _run(
         self,
-        sender: Sender,
-        watch: Watch,
+        relay: Assembly,
         hooks: Hooks,
         outcomes: OutcomeStore,
         taking: tuple[Listening, ListenerFilesWatch],
     ) -> None:
         """Take mail and relay; on return nothing is in flight."""
-        start, guard = self._start, sender.upstreams.guard
+        start, sender, watch = self._start, relay.sender, relay.watch
+        guard = sender.upstreams.guard
         listening, files = taking
         control = ControlServer(
             start.policy.spool,
-            Operator(sender, watch, self._events),
+            relay.operator,
             self._events,
             lambda: PolicyInForce(start.path.absolute(), policy_text(watch.policy, {})),
         )
@@ -254,21 +249,12 @@ class Daemon:
             telemetry=self._telemetry,
         )
         file = PolicyWatch(start.path, start.policy, start.text, edits, self._clock)
-        late = LateMail(
-            sender.queue,
-            sender.settling,
-            self._clock,
-            foresee=lambda: watch.listing().messages,
-            pausing=sender.upstreams.pausing,
-        )
-        spilling = Spilling(sender, watch, self._clock)
         chores = [
             asyncio.create_task(chore)
             for chore in (
                 guard(file.watch),
                 _keep_watchdog(),
-                guard(late.run),
-                guard(spilling.run),
+                *relay.chores(),
                 guard(lambda: spare_queue(sender.queue.__len__)),
             )
         ]
@@ -348,7 +334,7 @@ def _listen_for_edits(file: PolicyWatch, files: ListenerFilesWatch) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, look)
 
 
-async def _practise(policy: Policy, clock: SystemClock) -> PracticeSmarthost | None:
+async def _practise(policy: Policy, clock: Clock) -> PracticeSmarthost | None:
     practice = policy.practice
     if practice is None:
         return None

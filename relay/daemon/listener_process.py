@@ -24,6 +24,7 @@ from relay.listener.listener_files import ListenerFiles
 from relay.listener.quotas import Owner
 from relay.listener.server import Listener
 from relay.policy.source import parse_policy
+from relay.sender.host import Host
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
@@ -43,7 +44,7 @@ async def take_mail(orders: dict[str, Any], begun: bytes) -> None:
     tell_unhandled(events)
     start_threads()
     counts = ListenerCounts([str(listen.address)])
-    intake = spool_intake(policy, RealDisk(), clock, events)
+    intake = spool_intake(policy, Host(clock, RealDisk()), events)
     budget = listener_budget(listen, raise_limit())
     listener = Listener(
         budget.fitted(listen),

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from relay.clock import Clock
 from relay.daemon.child import Child, Starter
 from relay.daemon.descriptors import Budget
 from relay.daemon.processes import listener_processes
@@ -25,9 +24,8 @@ from relay.listener.listener_files import ListenerFiles
 from relay.listener.quotas import Quotas
 from relay.listener.server import Listener, bind
 from relay.policy.model import Listen, Policy, Tls
-from relay.spool.disk.durable import Disk
+from relay.sender.host import Host
 from relay.spool.engines import open_intake
-from relay.spool.root.trigger import Trigger
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
 
@@ -44,11 +42,12 @@ TELL_SECONDS = 1.0
 """How often listeners with quotas are told who has how much in the queue."""
 
 
-def spool_intake(policy: Policy, disk: Disk, clock: Clock, events: Events) -> SpoolIntake:
+def spool_intake(policy: Policy, host: Host, events: Events) -> SpoolIntake:
     return SpoolIntake(
-        open_intake(policy, disk, clock),
-        Trigger(str(policy.spool), disk),
+        open_intake(policy, host.disk, host.clock),
+        host.trigger(str(policy.spool), host.disk),
         lambda error: events.spool_failed(error=f"accept: {error.strerror or error}"),
+        host.workers,
     )
 
 

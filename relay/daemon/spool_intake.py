@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from relay.listener.ports import NotAccepted
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
-from relay.sender.group_commit import Batch, CallThread
+from relay.sender.group_commit import Batch
+from relay.sender.host import THREADS, Workers
 from relay.spool.disk.os_errors import is_lack_of_room
-from relay.spool.disk.threads import started
 from relay.spool.interface import Intake
 from relay.spool.root.headroom import HEADROOM_BYTES, NoHeadroom, why_no_room
-from relay.spool.root.trigger import Trigger
+from relay.spool.root.trigger import TriggerPort
 
 NO_ROOM = "452 4.3.1 Insufficient system storage, try again later"
 NO_LUCK = "451 4.3.0 Local error, try again later"
@@ -28,15 +28,16 @@ class SpoolIntake:
     def __init__(
         self,
         intake: Intake,
-        trigger: Trigger,
+        trigger: TriggerPort,
         on_error: Callable[[OSError], None] = lambda _error: None,
+        workers: Workers = THREADS,
     ) -> None:
         """Tell `on_error` what went wrong with the disk, which the client is not told."""
         self._intake = intake
         self._trigger = trigger
         self._on_error = on_error
-        self._commits = CallThread("commit")
-        self._spills = started(_SPILLS_AT_ONCE, "spill")
+        self._commits = workers.one("commit")
+        self._spills = workers.several(_SPILLS_AT_ONCE, "spill")
         self._batch: Batch[tuple[Draft, Envelope], None] = Batch(self._commit, self._commits)
         self._under_way: dict[QueueId, asyncio.Future[None]] = {}
         """What threads do with drafts just now."""

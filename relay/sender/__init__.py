@@ -3,6 +3,7 @@
 dispatcher        look what may go; departures: take messages, reserve their slots durably
 delivery          send on a ready connection; consequences: what came of it, judged and settled
 settling          what an attempt came to: written down, told, moved on in the queue
+host              clock, disk, threads and trigger, as ports
 sender            the holder of the spool's lock, the queue, a dispatcher for each upstream
 arrivals          mail into the queue: at a start, then as listeners accept it; and from line to line
 upstreams         a dispatcher for each upstream of the policy: made, edited, seen, retired

@@ -24,7 +24,7 @@ from relay.sender.settling import Backlog
 from relay.sender.spool_thread import Reading, seconds
 from relay.sender.state_file import Ages
 from relay.spool.interface import Absent, Corrupt, Entry, Message, Recovery, SpoolFull, Unreadable
-from relay.spool.root.trigger import Trigger
+from relay.spool.root.trigger import TriggerPort
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import runs_of
 
@@ -44,7 +44,7 @@ Guard = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 class Arrivals:
     def __init__(
         self,
-        trigger: Trigger,
+        trigger: TriggerPort,
         backlog: Backlog,
         policy: Policy,
         ages: Ages,

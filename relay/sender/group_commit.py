@@ -13,13 +13,28 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")
 
 MOST_AT_ONCE = 256
 """Values in one call, so that the last of a flood need not wait for all of it."""
+
+
+class Worker(Protocol):
+    """Makes one call after the other, in the order they were asked for."""
+
+    def call(self, function: Callable[[], Result]) -> "asyncio.Future[Result]":
+        """Have a function called; one whose future is cancelled before its turn is not.
+
+        Raises RuntimeError once the worker is closed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Return once everything asked for so far was done."""
+        ...
 
 
 class CallThread:
@@ -37,10 +52,6 @@ class CallThread:
         self._thread.start()
 
     def call(self, function: Callable[[], Result]) -> "asyncio.Future[Result]":
-        """Have a function called; one whose future is cancelled before its turn is not.
-
-        Raises RuntimeError once the thread is closed.
-        """
         if self._is_closed:
             raise RuntimeError("the thread is closed")
         returned: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
@@ -48,7 +59,6 @@ class CallThread:
         return returned
 
     def close(self) -> None:
-        """Return once everything asked for so far was done."""
         self._is_closed = True
         self._calls.put(None)
         self._thread.join()
@@ -82,7 +92,7 @@ class Batch(Generic[Value, Result]):
     def __init__(
         self,
         commit: Callable[[Sequence[Value]], Sequence[Result | BaseException]],
-        thread: CallThread,
+        thread: Worker,
         gathers_s: float = 0.0,
     ) -> None:
         """`gathers_s` is how long after a call of several values more are collected: for what can wait.

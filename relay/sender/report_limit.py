@@ -22,6 +22,7 @@ from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.queue.queued import Queued, WaitReason
 from relay.queue.whole import Queue
+from relay.sender.host import THREADS, Workers
 from relay.sender.spool_thread import seconds
 from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.disk.durable import Disk
@@ -47,13 +48,14 @@ class OwedReports:
         queue: Queue,
         disk: Disk,
         telemetry: Telemetry,
+        workers: Workers = THREADS,
     ) -> None:
         """Touch no disk before the first report."""
         self._events, self._metrics, self._clock = telemetry
         throttle = Throttle(
             policy.reports_history, _limits(policy), 0, disk, self._clock, transaction_ns=PUBLISHING_NS
         )
-        self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted)
+        self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted, workers=workers)
         self._queue = queue
         self._waiting: dict[QueueId, None] = {}
         self._wake = asyncio.Event()

@@ -15,6 +15,7 @@ from relay.queue.lanes import Arrangement
 from relay.queue.whole import Queue
 from relay.sender.accounts import Accounts
 from relay.sender.arrivals import Arrivals
+from relay.sender.host import Host
 from relay.sender.oauth.account_tokens import AccountTokens
 from relay.sender.report_limit import OwedReports
 from relay.sender.reports import Reporter
@@ -23,10 +24,8 @@ from relay.sender.spool_thread import NOT_SEEN, SpoolThread
 from relay.sender.state_file import Ages
 from relay.sender.tls.client_certificates import ClientCertificates
 from relay.sender.upstreams import Upstreams
-from relay.spool.disk.durable import Disk
 from relay.spool.disk.os_errors import is_lack_of_means
 from relay.spool.interface import Spool, SpoolFull
-from relay.spool.root.trigger import Trigger
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.decision import Terms
 
@@ -48,11 +47,10 @@ class Sender:
     def __init__(
         self,
         spool: Spool,
-        trigger: Trigger,
+        host: Host,
         *,
         policy: Policy,
         hostname: str,
-        disk: Disk,
         telemetry: Telemetry,
         on_fault: Callable[[BaseException], None],
     ) -> None:
@@ -62,7 +60,7 @@ class Sender:
             hostname, lambda: self.upstreams.take_eight_bit(self._policy.upstreams_of_reports)
         )
         self._reporter.sender = policy.reports.sender
-        self.spool_thread = SpoolThread(spool, self._reporter, telemetry.spool_trouble)
+        self.spool_thread = SpoolThread(spool, self._reporter, telemetry.spool_trouble, host.workers)
         self.seen = NOT_SEEN
         self._policy = policy
         self._telemetry = telemetry
@@ -70,7 +68,7 @@ class Sender:
         self._chores: list[asyncio.Task[None]] = []
         self._finishing = asyncio.Lock()
         self._is_finished = False
-        self.owed = OwedReports(policy, self.queue, disk, telemetry)
+        self.owed = OwedReports(policy, self.queue, host.disk, telemetry, host.workers)
         self.settling = Settling(
             self.queue,
             self.spool_thread,
@@ -81,9 +79,9 @@ class Sender:
         )
         self._arrange()
         backlog = Backlog(self.queue, self.spool_thread, self.settling)
-        ages = Ages(policy, disk, telemetry)
+        ages = Ages(policy, host.disk, telemetry)
         self._arrivals = Arrivals(
-            trigger,
+            host.trigger(str(policy.spool), host.disk),
             backlog,
             policy,
             ages,
@@ -95,11 +93,11 @@ class Sender:
             policy,
             Accounts(
                 hostname,
-                AccountTokens(disk, telemetry),
+                AccountTokens(host.disk, telemetry),
                 ClientCertificates(telemetry.events),
             ),
             backlog,
-            disk,
+            host,
             telemetry,
             on_fault=self.fail,
             here=ages.here,

@@ -17,7 +17,8 @@ from typing import NamedTuple, TypeVar
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.queue.sorting import Sorter
-from relay.sender.group_commit import Batch, CallThread
+from relay.sender.group_commit import Batch
+from relay.sender.host import THREADS, Workers
 from relay.sender.reports import Reporter
 from relay.spool.identity import warning_id
 from relay.spool.interface import (
@@ -128,12 +129,18 @@ class _Settlement:
 
 
 class SpoolThread:
-    def __init__(self, spool: Spool, reporter: Reporter, on_full: Callable[[SpoolFull], None]) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        reporter: Reporter,
+        on_full: Callable[[SpoolFull], None],
+        workers: Workers = THREADS,
+    ) -> None:
         """`on_full` is told when something could not be written for lack of room."""
         self.spool = spool
         self._reporter = reporter
         self._on_full = on_full
-        self._thread = CallThread("spool")
+        self._thread = workers.one("spool")
         self._tells_full_again_at = 0.0
         """By the clock of the event loop."""
         self._lacks_commit = False

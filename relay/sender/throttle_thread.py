@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from relay.clock import Clock
-from relay.sender.group_commit import CallThread
+from relay.sender.host import THREADS, Workers
 from relay.throttle.admission import Request, TooLarge, Wait
 from relay.throttle.history_format import HistoryError
 from relay.throttle.limit import Limit
@@ -33,13 +33,14 @@ class ThrottleThread(View):
         clock: Clock,
         on_error: Callable[[HistoryError], None],
         on_begun: Callable[[], None] = lambda: None,
+        workers: Workers = THREADS,
     ) -> None:
         """`on_error` is told when an end could not be written, `on_begun` when an empty history was begun."""
         super().__init__(throttle.slots, clock)
         self._throttle = throttle
         self._on_error = on_error
         self._on_begun = on_begun
-        self._thread = CallThread("history")
+        self._thread = workers.one("history")
         self.counted: dict[str, int] = {}
         """By the label of each limit, the most slots that were occupied at one instant, as of `audit`."""
         self._crowded: set[str] = set()

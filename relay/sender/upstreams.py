@@ -22,13 +22,13 @@ from relay.sender.accounts import Accounts
 from relay.sender.connections import ReadyConnections, account_of, open_with_slot
 from relay.sender.delivery import Carried, Consequences, Delivery, KnownUpstream
 from relay.sender.dispatcher import Departures, Dispatcher
+from relay.sender.host import Host
 from relay.sender.known_offers import KnownOffers, server_of
 from relay.sender.lowered_limits import LoweredLimits
 from relay.sender.settling import Attempt, Backlog
 from relay.sender.state_file import kept_state
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.upstream_health import Pausing
-from relay.spool.disk.durable import Disk
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Hint, Lessons, Tally
 from relay.throttle.throttle import Throttle, View
@@ -209,7 +209,7 @@ class Upstreams:
         policy: Policy,
         accounts: Accounts,
         backlog: Backlog,
-        disk: Disk,
+        host: Host,
         telemetry: Telemetry,
         *,
         on_fault: Callable[[BaseException], None],
@@ -224,7 +224,7 @@ class Upstreams:
         self._policy = policy
         self._accounts = accounts
         self._backlog = backlog
-        self._disk = disk
+        self._disk, self._workers = host.disk, host.workers
         self._telemetry = telemetry
         self._events, self._metrics, self._clock = telemetry
         self._on_fault = on_fault
@@ -399,6 +399,7 @@ class Upstreams:
             self._clock,
             lambda error: self._fail_history(name, str(error)),
             lambda: self._events.history_begun(upstream=name, path=str(history)),
+            self._workers,
         )
 
     def _known(self, name: str, upstream: Upstream, throttle: ThrottleThread) -> KnownUpstream:

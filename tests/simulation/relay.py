@@ -1,29 +1,23 @@
 """One relay of a story: all of it but processes, signals and HTTP, on the simulation's ports."""
 
 import asyncio
-import contextlib
 import io
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import patch
 
-from relay.control.operator import Operator
-from relay.daemon import spool_intake as spool_intake_module
-from relay.daemon.spilling import Spilling
-from relay.daemon.spool_intake import SpoolIntake
+from relay.daemon.assembly import Assembly
+from relay.daemon.listening import look_for_room, spool_intake
 from relay.listener.session import ClientSession
 from relay.listener.shared import Reception
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
-from relay.sender import spool_thread as spool_thread_module
-from relay.sender import throttle_thread as throttle_thread_module
-from relay.sender.late_mail import LateMail
-from relay.sender.sender import Sender
-from relay.spool.engines import open_intake, open_spool
-from relay.spool.root.trigger import Trigger
+from relay.sender.host import Host
+from relay.spool.disk.durable import Disk
+from relay.spool.engines import open_spool
 from relay.status.snapshot import PolicyStatus
-from relay.status.watch import Watch
 from relay.telemetry.events import Events
 from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
 from relay.telemetry.metrics import Metrics
@@ -63,7 +57,7 @@ class SimulatedDisk(ModelDisk):
         self.heal()
 
 
-class SimulatedTrigger(Trigger):
+class SimulatedTrigger:
     """A pull that the loop hears of."""
 
     def __init__(self, loop: SimulatedLoop, number: int) -> None:
@@ -83,20 +77,14 @@ class SimulatedTrigger(Trigger):
         pass
 
 
-@contextlib.contextmanager
-def simulated_threads() -> Iterator[None]:
-    """Have the relay's threads be those of the loop."""
-    modules = (spool_intake_module, spool_thread_module, throttle_thread_module)
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            stack.enter_context(patch.object(module, "CallThread", SimulatedThread))
-        stack.enter_context(patch.object(spool_intake_module, "started", lambda *_: _NoPool()))
-        yield
+class SimulatedWorkers:
+    def one(self, name: str) -> SimulatedThread:
+        return SimulatedThread(name)
 
-
-class _NoPool:
-    def shutdown(self) -> None:
-        pass
+    def several(self, count: int, name: str) -> Executor:
+        """Return an executor that the simulated loop does not use: it has threads enough."""
+        del count, name
+        return ThreadPoolExecutor(1)
 
 
 class SimulatedRelay:
@@ -124,30 +112,26 @@ class SimulatedRelay:
         spool = open_spool(
             policy, self.disk, clock, lambda name, why: self.set_aside.append(f"{name}: {why}")
         )
-        chance = random.Random(loop.rng.random())
         number = loop.new_reader()
+
+        def trigger(_root: str, _disk: Disk) -> SimulatedTrigger:
+            return SimulatedTrigger(loop, number)
+
+        workers = SimulatedWorkers()
+        chance = random.Random(loop.rng.random())
         with patch("os.urandom", chance.randbytes):
-            intake = open_intake(policy, self.listener_disk, clock)
-        self.intake = SpoolIntake(intake, SimulatedTrigger(loop, number))
-        self.sender = Sender(
+            self.intake = spool_intake(policy, Host(clock, self.listener_disk, workers, trigger), events)
+        self._parts = Assembly(
             spool,
-            SimulatedTrigger(loop, number),
+            Host(clock, self.disk, workers, trigger),
             policy=policy,
             hostname="relay.test",
-            disk=self.disk,
             telemetry=Telemetry(events, metrics, clock),
+            status=PolicyStatus("", 0),
             on_fault=on_fault,
         )
-        self.watch = Watch(self.sender, policy, "relay.test", clock, PolicyStatus("", 0))
-        self.operator = Operator(self.sender, self.watch, events)
-        late = LateMail(
-            self.sender.queue,
-            self.sender.settling,
-            clock,
-            foresee=lambda: self.watch.listing().messages,
-            pausing=self.sender.upstreams.pausing,
-        )
-        self._chores = (late.run, Spilling(self.sender, self.watch, clock).run, self._look_for_room)
+        self.sender, self.watch = self._parts.sender, self._parts.watch
+        self.operator = self._parts.operator
         counts = ListenerCounts([str(listen.address) for listen in policy.listen])
         observer = ListenerObserver(events, counts)
         self._reception = Reception(policy.listen[0], "relay.test", self.intake, observer, clock)
@@ -168,18 +152,13 @@ class SimulatedRelay:
             self._on_fault(error)
             return
         self.is_up = True
-        for chore in self._chores:
-            self._tasks.append(asyncio.create_task(self.sender.upstreams.guard(chore)))
+        for chore in (*self._parts.chores(), look_for_room(self.intake)):
+            self._tasks.append(asyncio.create_task(chore))
 
     async def edit(self, policy_text: str) -> None:
         policy = parsed(policy_text)
         await self.sender.apply(policy)
         self.watch.policy = self.policy = policy
-
-    async def _look_for_room(self) -> None:
-        while True:
-            await self.intake.look_for_room()
-            await asyncio.sleep(2)
 
 
 def parsed(policy_text: str) -> Policy:

@@ -25,7 +25,7 @@ from tests.simulation import oracle
 from tests.simulation.client import PORT, Client
 from tests.simulation.loop import Life, SimulatedClock, SimulatedLoop, Stuck, sleep_until
 from tests.simulation.oracle import Broken, Past, Regime
-from tests.simulation.relay import SimulatedDisk, SimulatedRelay, parsed, simulated_threads
+from tests.simulation.relay import SimulatedDisk, SimulatedRelay, parsed
 from tests.simulation.script import Act, Crash, Disturb, Edit, Event, Feel, Script, Send, SetClock
 from tests.simulation.upstream import Ledger, Upstream
 from tests.simulation.worlds import PORTS, WORLDS
@@ -83,7 +83,7 @@ class Story:
 
     def run(self) -> Outcome:
         """Raise Broken where a promise was not kept; `outcome` is then as far as it came."""
-        with _quietly(), simulated_threads():
+        with _quietly():
             # Of processes that were killed nobody hears.
             self._loop.set_exception_handler(lambda _loop, _context: None)
             try:

@@ -9,8 +9,25 @@ import contextlib
 import errno
 import os
 import stat
+from typing import Protocol
 
 from relay.spool.disk.durable import Disk
+
+
+class TriggerPort(Protocol):
+    def pull(self) -> None:
+        """Wake the sender if there is one.  Never blocks, never raises."""
+        ...
+
+    def listen(self) -> int:
+        """Return a descriptor that becomes readable when somebody pulls.  Raises OSError."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all pulls so far; what they announced must be looked for afterwards."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Trigger:
@@ -23,7 +40,6 @@ class Trigger:
         self._read_fd: int | None = None
 
     def pull(self) -> None:
-        """Wake the sender if there is one.  Never blocks, never raises."""
         if self._write_fd is None:
             # ENXIO: nobody reads; the sender will look when it starts.
             with contextlib.suppress(OSError):
@@ -37,14 +53,12 @@ class Trigger:
                 self.close()
 
     def listen(self) -> int:
-        """Return a descriptor that becomes readable when somebody pulls.  Raises OSError."""
         if self._read_fd is None:
             # O_RDWR (Linux, fifo(7)): never at end of file, however many writers come and go.
             self._read_fd = self._open(os.O_RDWR)
         return self._read_fd
 
     def clear(self) -> None:
-        """Forget all pulls so far; what they announced must be looked for afterwards."""
         if self._read_fd is not None:
             with contextlib.suppress(BlockingIOError):
                 while len(os.read(self._read_fd, 65536)) == 65536:

@@ -20,6 +20,7 @@ from relay.mail.envelope import Envelope
 from relay.policy.faults import PolicyError
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
+from relay.sender.host import Host
 from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import prepare
@@ -124,7 +125,7 @@ async def test_a_listener_process_that_cannot_start_is_tried_again(
     relay = Relay(policy)
     listening = Listening(
         Start(tmp_path / "policy.yaml", b"", policy, "relay.test", "text"),
-        spool_intake(policy, RealDisk(), SystemClock(), relay.events),
+        spool_intake(policy, Host(SystemClock(), RealDisk()), relay.events),
         relay.events,
         ListenerCounts([]),
         sender_budget(policy, 1024),

@@ -15,6 +15,7 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.queue.scheduler import Queued, Scheduler
+from relay.sender.host import Host
 from relay.sender.late_mail import LateMail
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamInUse
@@ -73,10 +74,9 @@ class Relay:
         self.trigger = Trigger(root, RealDisk())
         self.sender = Sender(
             self.spool,
-            Trigger(root, RealDisk()),
+            Host(self.clock, self.disk),
             policy=policy,
             hostname="relay.test",
-            disk=self.disk,
             telemetry=Telemetry(self.events, metrics, self.clock),
             on_fault=self.faults.append,
         )

@@ -1,0 +1,46 @@
+"""What a relay asks of the host it runs on, as ports: time, the disk, threads, and how it is woken.
+
+The network is the running event loop's.  A simulation has a loop and ports of its own: calls that take
+drawn time and run in the loop's own thread, in turn.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol
+
+from relay.clock import Clock
+from relay.sender.group_commit import CallThread, Worker
+from relay.spool.disk.durable import Disk
+from relay.spool.disk.threads import started
+from relay.spool.root.trigger import Trigger, TriggerPort
+
+
+class Workers(Protocol):
+    def one(self, name: str) -> Worker: ...
+
+    def several(self, count: int, name: str) -> Executor:
+        """Return an executor for calls that may overlap, `count` at most."""
+        ...
+
+
+class Threads:
+    """Threads that run from the start.  Both raise RuntimeError where the kernel gives none."""
+
+    def one(self, name: str) -> Worker:
+        return CallThread(name)
+
+    def several(self, count: int, name: str) -> Executor:
+        return started(count, name)
+
+
+THREADS = Threads()
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    clock: Clock
+    disk: Disk
+    workers: Workers = THREADS
+    trigger: Callable[[str, Disk], TriggerPort] = Trigger
+    """Of the spool's folder."""
