@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 from email.errors import MessageError
 from email.header import decode_header
+from encodings import normalize_encoding
+from encodings.aliases import aliases
 from typing import NamedTuple
 
 HEAD_BYTES = 32 * 1024
@@ -16,6 +18,8 @@ _MESSAGE_ID, _SUBJECT, _RECEIVED = b"\r\nmessage-id:", b"\r\nsubject:", b"\r\nre
 _VALUE = re.compile(rb"((?:[^\r]|\r\n[ \t])*)\r\n")
 _COMMENT = re.compile(r"\([^()]*\)")
 _ID = re.compile(r"(?:^|\s)id\s+([^\s;]+)", re.IGNORECASE)
+# No other is asked for: Python remembers, for good, each name that it does not know.
+_CHARSETS = frozenset({*aliases, *aliases.values(), "koi8_u"})
 MAILBOX_LINE = b"X-Mailbox-Line"
 _FROM_LINES = (b"From ", b">From ")
 """How the line begins that an mbox has in front of a message."""
@@ -118,10 +122,18 @@ def _decoded(value: str) -> str:
         return value
     try:
         text = "".join(
-            part if isinstance(part, str) else part.decode(charset or "ascii", "replace")
+            part if isinstance(part, str) else part.decode(_codec(charset or "ascii"), "replace")
             for part, charset in decode_header(value)
         )
     except (MessageError, LookupError, ValueError):
         return value
     # A charset may give half of a pair of surrogates, or an end of line.
     return " ".join(text.encode("utf-8", "replace").decode().split())
+
+
+def _codec(charset: str) -> str:
+    """Raise LookupError."""
+    name = normalize_encoding(charset.lower())
+    if name not in _CHARSETS:
+        raise LookupError(charset)
+    return name
