@@ -97,7 +97,7 @@ def names_of(content: bytes) -> Names:
     ids = _ID.findall(_COMMENT.sub(" ", _COMMENT.sub(" ", trace)))
     return Names(
         _value(head, lowered, _MESSAGE_ID)[:LONGEST_MESSAGE_ID] or None,
-        _decoded(_value(head, lowered, _SUBJECT)[: 10 * LONGEST_SUBJECT])[:LONGEST_SUBJECT],
+        decoded(_value(head, lowered, _SUBJECT)[: 10 * LONGEST_SUBJECT])[:LONGEST_SUBJECT],
         ids[-1][:LONGEST_CLIENT_QUEUE_ID] if ids else "",
     )
 
@@ -116,8 +116,8 @@ def _value(head: bytes, lowered: bytes, name: bytes, start: int = 0) -> str:
     return " ".join(found[1].decode("utf-8", "replace").split()) if found else ""
 
 
-def _decoded(value: str) -> str:
-    """Return a text without its encoded words; one that cannot be decoded as it is."""
+def decoded(value: str) -> str:
+    """Return a field's value without its encoded words (RFC 2047); one that cannot be decoded as it is."""
     if "=?" not in value:
         return value
     try:
