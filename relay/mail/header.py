@@ -118,17 +118,19 @@ def _value(head: bytes, lowered: bytes, name: bytes, start: int = 0) -> str:
 
 def decoded(value: str) -> str:
     """Return a field's value without its encoded words (RFC 2047); one that cannot be decoded as it is."""
-    if "=?" not in value:
+    # Behind the last one no word ends: Python would look for its end from each beginning there.
+    end = value.rfind("?=") + len("?=")
+    if end < len("?="):
         return value
     try:
         text = "".join(
             part if isinstance(part, str) else part.decode(_codec(charset or "ascii"), "replace")
-            for part, charset in decode_header(value)
+            for part, charset in decode_header(value[:end])
         )
     except (MessageError, LookupError, ValueError):
         return value
     # A charset may give half of a pair of surrogates, or an end of line.
-    return " ".join(text.encode("utf-8", "replace").decode().split())
+    return " ".join((text + value[end:]).encode("utf-8", "replace").decode().split())
 
 
 def _codec(charset: str) -> str:

@@ -1,5 +1,6 @@
 """Whatever a client says, a reply that prints it means what it means of somebody harmless."""
 
+import time
 import tracemalloc
 from collections.abc import Callable
 from urllib.parse import quote
@@ -280,6 +281,14 @@ def test_memory_does_not_grow_by_the_charsets_that_strangers_name() -> None:
     finally:
         tracemalloc.stop()
     assert after - before < 20_000
+
+
+def test_words_of_a_header_that_have_no_end_take_no_time() -> None:
+    words = ClientWords(header=b"Received: x\r\nSubject: " + b"=?a?q?x" * 2300 + b"\r\n\r\n")
+    before = time.process_time()
+    for _ in range(10):
+        without_echo(["no"], words)
+    assert time.process_time() - before < 0.6
 
 
 def test_a_long_reply_is_read_as_far_as_the_log_shows_it() -> None:
