@@ -147,7 +147,7 @@ class Past(NamedTuple):
     tried: frozenset[int] = frozenset()
     """Recipients deferred in this round, waiting for the others to be tried."""
     refusals: int = 0
-    """In how many of its transactions the upstream refused us."""
+    """In how many of its transactions the upstream refused us, or its sender."""
     singled_out: int = 0
     """How often it did so where it had just relayed others."""
     unknown_until_ns: int = 0

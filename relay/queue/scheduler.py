@@ -683,7 +683,12 @@ class Scheduler:
             self._suspects[message.key] = None
         else:
             self._become(message, Move.SIT_OUT)
-            message.due_at_ns, message.why = rest.until_ns, WaitReason(rest.reason, WaitKind.SENDER_PAUSE)
+            message.due_at_ns = rest.until_ns
+            if rest.in_a_row % 2 == 0:
+                # What was refused least often goes first: else one message could keep all others of its
+                # sender.  Each other time the oldest does: else it would never be old enough to be returned.
+                message.due_at_ns += message.past.refusals
+            message.why = WaitReason(rest.reason, WaitKind.SENDER_PAUSE)
             self._sitting_out.setdefault(message.sender, {})[message.key] = None
             heapq.heappush(self._deferred, (message.due_at_ns, message.key))
         return False

@@ -484,8 +484,10 @@ class Queue:
                 is_wanted = standing.is_proving and is_better(route, name, choice.upstream, self._standings)
                 if is_wanted and not self._has_candidate(name) and not self.line(name).holds(part):
                     return Choice(name, Because.PROBE)
-        if choice.because is Because.PREFERRED and part.key in self._unfit:
-            return choice._replace(because=Because.UNFIT, instead_of=(part.part.route or route).upstreams[0])
+        preferred = (part.part.route or self._default).upstreams[0]
+        is_diverted = choice.because is Because.PREFERRED and choice.upstream != preferred
+        if is_diverted and part.key in self._unfit:
+            return choice._replace(because=Because.UNFIT, instead_of=preferred)
         return choice
 
     def _held(self, part: Queued, route: Route, choice: Choice) -> Choice | None:

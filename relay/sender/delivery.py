@@ -373,13 +373,8 @@ class Delivery:
         queued, connection = attempt.queued, attempt.connection
         is_over = True
         try:
-            outcome = await self._speak(attempt, reservation)
+            outcome = self._by_session(connection, await self._speak(attempt, reservation))
             is_over = outcome.is_over
-            if is_any_relayed(outcome):
-                connection.relayed += 1
-            elif connection.relayed and (untried := of_full_session(outcome)) is not None:
-                self._pool.expect_most(connection.transactions - 1)
-                outcome = untried
         except asyncio.CancelledError:
             # Its grace is over, and perhaps only its upstream leaves the policy: others may go on with it.
             is_over = False
@@ -411,6 +406,18 @@ class Delivery:
             self.transaction_ns = (
                 known_ns + (attempt.took_ns - known_ns) // 8 if known_ns else attempt.took_ns
             )
+        return outcome
+
+    def _by_session(self, connection: Connection, outcome: Outcome) -> Outcome:
+        """Return an outcome as it counts where its session is full; learn how many messages one takes."""
+        if is_any_relayed(outcome):
+            connection.relayed += 1
+        elif (untried := of_full_session(outcome)) is not None:
+            if connection.relayed:
+                self._pool.expect_most(connection.transactions - 1)
+                return untried
+            # The first message of a session is refused so too: no session was full.
+            self._pool.expect_any()
         return outcome
 
     async def _speak(self, attempt: Attempt, reservation: Reservation) -> Outcome:

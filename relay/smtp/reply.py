@@ -6,8 +6,8 @@ line) have marked mail as relayed that was not.  Any other reply is a `Malformed
 treats as "unknown": close, keep the slot charged, try again.
 The rest of a line decides nothing, and is taken as it comes: a line may be of any length (its first
 MAX_LINE_BYTES are kept) and end in LF alone, and its text may hold any octet (`clean` replaces those that
-are not printable ASCII).  An LF inside a reply's text therefore makes two replies of it.  The first code
-counts; the second reply was not due, by which the caller notices it.
+are not printable ASCII).  An LF inside a reply's text therefore ends the reply; the caller notices that what
+follows was not due, and believes neither.
 Does not: say what a reply means for us (`relay.verdicts.verdict`).
 """
 
@@ -70,7 +70,7 @@ class MalformedReply(Exception):  # noqa: N818 - it is what the upstream sent, a
 MAX_LINE_BYTES = 2048
 """What is kept of a line; RFC 5321, 4.5.3.1.5 says 512 including CRLF, and real servers send longer ones."""
 MAX_REPLY_BYTES = 64 * 1024
-"""What is kept of a reply with all its lines; the longest real EHLO replies are a few KiB."""
+"""Of a reply with what is kept of its lines; the longest real EHLO replies are a few KiB."""
 
 _LINE = re.compile(rb"([2-5][0-9][0-9])(?:([ -])(.*))?\Z", re.DOTALL)
 _BEGINNING = re.compile(rb"(?:[2-5](?:[0-9](?:[0-9](?:[ \-\r].*)?)?)?)?\Z", re.DOTALL)
@@ -116,9 +116,11 @@ class ReplyParser:
         if self._lines and code != self._code:
             raise MalformedReply(f"a reply with two codes, {self._code} and {code}")
         self._code = code
-        if not self._lines or self._kept_bytes + len(line) <= MAX_REPLY_BYTES:
-            self._lines.append(text)
-            self._kept_bytes += len(line)
+        self._lines.append(text)
+        self._kept_bytes += len(line)
+        if self._kept_bytes > MAX_REPLY_BYTES:
+            # Lines without end would keep the loop busy, and with it all other upstreams, until the timeout.
+            raise MalformedReply(f"a reply longer than {MAX_REPLY_BYTES} bytes")
         return is_last
 
 

@@ -126,6 +126,10 @@ class Pool(Generic[C]):
         """Have connections end after so many messages, as the upstream does, for as long as one may last."""
         self._expected = (messages, self._clock.boottime_ns() + self._max_age_ns)
 
+    def expect_any(self) -> None:
+        """Undo `expect_most`."""
+        self._expected = (self._max_messages, 0)
+
     def reconfigure(
         self,
         *,
@@ -145,7 +149,7 @@ class Pool(Generic[C]):
         if opener is not None:
             self._opener = opener
             self._generation += 1
-            self._expected = (max_messages, 0)
+            self.expect_any()
         while self._idle and (opener is not None or self._count() > connections):
             self._retire(self._idle.pop(0)[0])
         self._set_timer()

@@ -94,7 +94,7 @@ class Standing(NamedTuple):
     tried: Collection[int] = ()
     """Deferred recipients that wait for the others to be tried."""
     refusals: int = 0
-    """In how many transactions of the message the upstream refused us."""
+    """In how many transactions of the message the upstream refused us, or its sender."""
     singled_out: int = 0
     """How often it did so where it had just relayed others."""
     sender: str = ""
@@ -153,7 +153,7 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
     is_relayed, is_attempted = is_any_relayed(outcome), {fate for fate, _ in fates.values()} != {Fate.WAITING}
     about_upstream, about_sender = _paused(outcome, Scope.UPSTREAM), _paused(outcome, Scope.SENDER)
     refusals = 0 if is_relayed else standing.refusals
-    if about_upstream is not None and not is_attempted:
+    if outcome.pause is not None and not is_attempted:
         refusals += 1
     deferring = {index: answer for index, (fate, answer) in fates.items() if fate is Fate.DEFERRED}
     still = [index for index in standing.left if index not in fates or fates[index][0] not in FINAL]

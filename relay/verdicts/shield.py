@@ -15,7 +15,8 @@ refusal that a rule recognises, nor one that the relay makes itself, without a r
   Where they were said of different senders, the refusals become a STOP: the upstream stops, and the
   operator says whether they are to be believed (`believe`, `clear`) or not (`clear`).  Until something is
   relayed, each unknown refusal is a STOP then.  Where they were said of one sender only, its mail waits
-  (a PAUSE of the sender) and all other mail goes on.
+  (a PAUSE of the sender) and all other mail goes on.  A recipient that was doubted before, and something
+  relayed since, makes nobody wait again: it is deferred.
 
 The same words are the same text but for addresses, numbers and ids (`same_words`).  What is refused at MAIL,
 DATA or the content is refused for all recipients at once, and counts as one.
@@ -206,7 +207,10 @@ class Shield:
     def _believed(self, suspect: Suspect, told: _Told, trip: _Trip | None) -> Answer:
         answer, key = suspect.answer, (suspect.queue_id, suspect.index)
         known = self._suspects.get(key)
-        if trip is None and (self._is_true.get(told.said) or self._is_proven(told, known)):
+        went_on = known is not None and self._relayed != known[1]
+        if went_on and trip is not None and trip.ruling is _SENDER_WAITS:
+            trip = None
+        if trip is None and (self._is_true.get(told.said) or (went_on and self._is_proven(told))):
             self._suspects.pop(key, None)
             return answer
         self._suspects[key] = (suspect, self._relayed if known is None else known[1])
@@ -217,9 +221,9 @@ class Shield:
             return answer._replace(verdict=trip.ruling.verdict, ruling=trip.ruling, is_doubted=is_first)
         return answer._replace(verdict=Verdict.DEFER, ruling=None, is_doubted=is_first)
 
-    def _is_proven(self, told: _Told, known: tuple[Suspect, int] | None) -> bool:
-        """Whether an unknown refusal is about its recipient alone: others went through since its first."""
-        if known is None or self._relayed == known[1] or told.said in self._is_true:
+    def _is_proven(self, told: _Told) -> bool:
+        """Whether it is about its recipient alone, if others went through since it was told so first."""
+        if told.said in self._is_true:
             return False
         others = {each.who for each in self._last if each.said == told.said} - {told.who}
         return len(others) < SEVERAL

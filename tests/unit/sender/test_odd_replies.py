@@ -55,8 +55,14 @@ async def test_a_refusal_in_an_odd_line_bounces(tmp_path: Path, phase: str, said
 
 @pytest.mark.parametrize(
     "octets",
-    [b"2500 ok\r\n", b"250-ok\r\n550 no\r\n", b"554 5.6.0 no\r\n250 ok\r\n", b"354 go\r\n"],
-    ids=["no code", "two codes", "two replies", "of another command"],
+    [
+        b"2500 ok\r\n",
+        b"250-ok\r\n550 no\r\n",
+        b"554 5.6.0 no\r\n250 ok\r\n",
+        b"354 go\r\n",
+        b"250-\n" * 50_000,
+    ],
+    ids=["no code", "two codes", "two replies", "of another command", "no last line"],
 )
 async def test_a_message_whose_reply_cannot_be_read_is_backed_off_and_expires(
     tmp_path: Path, octets: bytes

@@ -108,6 +108,49 @@ async def test_mail_that_waits_for_its_sender_is_returned_at_the_end_of_its_life
         assert sum(relayed.reverse_path == "" for relayed in host.relayed) == 12
 
 
+async def test_one_message_keeps_its_sender_waiting_once(tmp_path: Path) -> None:
+    clock = LeapingClock()
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, rest=PATIENT), clock=clock) as relay:
+        host.script = Script(rcpt=lambda said: CUT_OFF if "bad" in said else "250 ok")
+        bad = relay.accept(*[f"bad{number}@there.example" for number in range(12)])
+        await _sits_out(relay)
+        for number in range(3):
+            relay.accept(f"good{number}@there.example")
+        await relay.until(lambda: len(relay.sender.queue) == 4)
+        await _sits_out(relay)
+        clock.ahead_ns += HOUR_NS // 2
+        relay.sender.wake()
+        # Other mail of the sender proves it, and then the message is deferred alone.
+        await relay.until(lambda: len(relay.sender.queue) == 1 and _is_tried(relay.queued(bad)))
+
+        assert len(host.relayed) == 3
+        assert relay.line.sender_pauses.senders() == {}
+        assert await _bounced(relay) == 0
+
+
+async def test_new_mail_of_a_refused_sender_keeps_no_older_mail_from_being_returned(tmp_path: Path) -> None:
+    clock = LeapingClock()
+    policy = "retry: {min: 50ms, max: 100ms, lifetime: 1d, warn_after: null}"
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, rest=policy), clock=clock) as relay:
+        host.script = _refusing(host, "cron@here.example", "eod")
+        oldest = [relay.accept(sender="cron@here.example") for _ in range(12)]
+        await _sits_out(relay)
+        steps = 0
+
+        def is_returned_though_mail_comes_each_hour() -> bool:
+            nonlocal steps
+            steps += 1
+            if steps % 12 == 0:
+                relay.accept(sender="cron@here.example")
+            clock.ahead_ns += HOUR_NS // 12
+            relay.sender.wake()
+            return not any(map(relay.queued, oldest))
+
+        await relay.until(is_returned_though_mail_comes_each_hour)
+
+        assert steps < 48 * 12
+
+
 async def test_different_senders_refused_alike_stop_the_upstream_and_bounce_nobody(tmp_path: Path) -> None:
     # Not ten turns: the eleventh transaction may have begun before the tenth refusal is heard.
     says = [CUT_OFF]

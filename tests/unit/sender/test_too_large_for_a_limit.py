@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from relay.policy.model import Policy
-from tests.fakes.smarthost import Smarthost
+from tests.fakes.smarthost import Script, Smarthost, turns
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
+from tests.unit.sender.test_routes import pausing, policy_with_limit, recipients
 from tests.unit.sender.test_routes import policy_of as route_policy_of
-from tests.unit.sender.test_routes import policy_with_limit, recipients
+from tests.unit.sender.test_routes_told import counted
 
 LARGE = CONTENT + b"x" * 5000 + b"\r\n"
 LIMIT = ", limits: [{bytes: 4500, per: 1h}]"
@@ -119,6 +120,24 @@ async def test_it_goes_at_once_through_the_next_upstream_that_can_take_it(tmp_pa
             await relay.until_empty()
             assert _deferrals(relay, large) == 0
         assert (recipients(one), recipients(two)) == (["small@x.example"], ["large@x.example"])
+
+
+async def test_mail_that_only_its_first_upstream_can_take_waits_there_and_is_not_told_as_diverted(
+    tmp_path: Path,
+) -> None:
+    routes = "  - {upstreams: [one, two], failover_after: 1ms}"
+    async with Smarthost(Script(connect=turns("421 4.3.2 not now"))) as one, Smarthost() as two:
+        policy = route_policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
+        async with Relay(policy_with_limit(policy, "two", "{bytes: 4500, per: 1h}")) as relay:
+            relay.accept("small@x.example")
+            await relay.until(lambda: two.relayed)
+            large = relay.accept("large@x.example", content=LARGE)
+            await relay.until(lambda: (queued := relay.queued(large)) and queued.upstream == "one")
+            pausing(relay, "one").end()
+            await relay.until(lambda: one.relayed)
+            await relay.until_empty()
+            assert counted(relay, "one", "one", "unfit") is None
+        assert (recipients(one), recipients(two)) == (["large@x.example"], ["small@x.example"])
 
 
 async def test_where_no_upstream_of_its_route_can_take_it_an_edit_of_any_helps(tmp_path: Path) -> None:

@@ -113,20 +113,19 @@ def test_what_is_not_exactly_a_reply_is_malformed(octets: bytes) -> None:
     assert str(caught.value).isascii()
 
 
-@pytest.mark.parametrize("piece", [b"250-" + b"x" * 1000 + b"\r\n", b"x" * 1000], ids=["lines", "a line"])
-def test_of_a_reply_without_end_a_part_is_kept(piece: bytes) -> None:
+def test_of_a_line_without_end_a_part_is_kept() -> None:
     parser = ReplyParser()
     parser.feed(b"250-5 o'clock ")
-    for _ in range(3 * MAX_REPLY_BYTES // len(piece)):
-        parser.feed(piece)
+    for _ in range(200):
+        parser.feed(b"x" * 1000)
         assert parser.next_reply() is None
-    parser.feed(b"\r\n250 ok\r\n" if piece.startswith(b"x") else b"250 ok\r\n")
+    parser.feed(b"\r\n250 ok\r\n")
     reply = parser.next_reply()
 
     assert reply is not None
     assert reply.code == 250
     assert reply.text.startswith("5 o'clock")
-    assert sum(map(len, reply.lines)) <= MAX_REPLY_BYTES
+    assert sum(map(len, reply.lines)) <= MAX_LINE_BYTES
     assert parser.is_empty
 
 

@@ -330,11 +330,19 @@ class Meaning(NamedTuple):
             SINGLED_OUT,
             Meaning(Fate.DEFERRED, Next.POSTPONE, refusals=9, singled_out=3),
         ),
-        (OF_SENDER, NEW, Meaning(Fate.WAITING, Next.GIVE_BACK, rests=True)),
+        (OF_SENDER, NEW, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1, rests=True)),
         # Its rests are no age, but where its sender alone is refused.
-        (OF_SENDER, ALONE._replace(is_sender_alone=False), Meaning(Fate.WAITING, Next.GIVE_BACK, rests=True)),
+        (
+            OF_SENDER,
+            ALONE._replace(is_sender_alone=False),
+            Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1, rests=True),
+        ),
         (OF_SENDER, ALONE, Meaning(Fate.EXPIRED, Next.FINISH)),
-        (OF_SENDER, ALONE._replace(paused_ns=2 * HOUR_NS), Meaning(Fate.WAITING, Next.GIVE_BACK, rests=True)),
+        (
+            OF_SENDER,
+            ALONE._replace(paused_ns=2 * HOUR_NS),
+            Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1, rests=True),
+        ),
     ],
 )
 def test_one_recipient_one_answer(outcome: Outcome, standing: Standing, meaning: Meaning) -> None:
