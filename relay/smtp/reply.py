@@ -7,7 +7,7 @@ treats as "unknown": close, keep the slot charged, try again.
 The rest of a line decides nothing, and is taken as it comes: a line may be of any length (its first
 MAX_LINE_BYTES are kept) and end in LF alone, and its text may hold any octet (`clean` replaces those that
 are not printable ASCII).  An LF inside a reply's text therefore ends the reply; the caller notices that what
-follows was not due, and believes neither.
+follows was not due, and ends the connection.
 Does not: say what a reply means for us (`relay.verdicts.verdict`).
 """
 

@@ -250,8 +250,10 @@ class StrictProtocol(SMTPProtocol):
                 self._take_unasked()
         except MalformedReply as error:
             if not self._due:
-                self._replies.clear()
-                # Unasked, it may be the rest of what was said to AUTH.
+                if self.phase is not Phase.EOD:
+                    # What the upstream made of the dot is not asked again for noise behind its reply.
+                    self._replies.clear()
+                # The noise may be the rest of what was said to AUTH, and is not shown.
                 self._fault = Garbled("the upstream sent more than the replies that were due")
             else:
                 self._fault = Garbled(str(error))

@@ -24,8 +24,9 @@ ENDLESS = b"x" * 200_000
         b"250 ok\n",
         b"250-ok\n250 ok\r\n",
         b"250 o\rk\r\n",
+        b"250 ok\nqueued as 1\r\n",
     ],
-    ids=["long", "endless", "LF", "LF and CRLF", "CR inside"],
+    ids=["long", "endless", "LF", "LF and CRLF", "CR inside", "LF inside"],
 )
 async def test_a_message_taken_in_an_odd_line_leaves_once(tmp_path: Path, octets: bytes) -> None:
     async with (
