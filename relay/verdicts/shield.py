@@ -131,7 +131,7 @@ class Shield:
                     self._relay((queue_id, index), recipient)
             trips = self._trips({each.said: answers[place] for place, each in told.items()})
             for place, each in told.items():
-                suspect = Suspect(queue_id, asked[place][0], answers[place])
+                suspect = Suspect(queue_id, asked[place][0], _without_lines(answers[place]))
                 answers[place] = self._believed(suspect, each, trips.get(each.said))
         if all(map(operator.is_, answers, outcome.answers)):
             return outcome  # as nearly always
@@ -234,6 +234,11 @@ def _is_unknown(answer: Answer) -> bool:
     if answer.verdict is not Verdict.BOUNCE or answer.reply is None:
         return False
     return answer.ruling is None or answer.ruling.layer is Layer.DEFAULT
+
+
+def _without_lines(answer: Answer) -> Answer:
+    """Return what may be kept for days of an answer, whose reply may be long."""
+    return answer if answer.reply is None else answer._replace(reply=answer.reply._replace(lines=()))
 
 
 def _whom(answer: Answer, recipient: str, queue_id: QueueId) -> str:

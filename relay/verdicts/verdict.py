@@ -105,6 +105,8 @@ BEFORE_MAIL = frozenset({Phase.CONNECT, Phase.EHLO, Phase.STARTTLS, Phase.AUTH, 
 FROM_MAIL = frozenset(Phase) - BEFORE_MAIL
 ABOUT_US = frozenset({Verdict.PAUSE, Verdict.STOP})
 """Verdicts that leave the message as it was: no attempt, no age."""
+MOST_WORDS_COMPARED = 2000
+"""Characters of a refusal by which it is compared with others, and which are kept meanwhile."""
 
 _CODE_INSIDE = re.compile(r"#([245]\.[0-9]{1,3}\.[0-9]{1,3})\b")
 """qmail and its kin write the enhanced code at the end: `no mailbox here by that name. (#5.1.1)`."""
@@ -253,15 +255,15 @@ class Judge:
         return Ruling(Verdict.DEFER, scope, said=other.said, is_in_doubt=True)
 
     def _ruling(self, said: Said) -> Ruling:
-        text = said.text
+        text, words = said.text, said.text[:MOST_WORDS_COMPARED]
         for rule in self._rules:
             if rule.matches(said):
                 if rule.verdict not in ABOUT_US:
-                    return Ruling(rule.verdict, rule.scope, rule, said=text)
+                    return Ruling(rule.verdict, rule.scope, rule, said=words)
                 wait_ns, span = retry_after_ns(text), span_of(text)
                 excess, named = excess_of(text), named_of(text)
-                return Ruling(rule.verdict, rule.scope, rule, wait_ns, span, excess, named, text)
-        return replace(_REST if said.phase in BEFORE_MAIL else _UNCLEAR, said=text)
+                return Ruling(rule.verdict, rule.scope, rule, wait_ns, span, excess, named, words)
+        return replace(_REST if said.phase in BEFORE_MAIL else _UNCLEAR, said=words)
 
 
 def verdict_of_silence(phase: Phase) -> Verdict:

@@ -284,3 +284,15 @@ def test_what_an_upstream_writes_without_end_is_told_apart_in_no_time(piece: str
         same_words(answer)
     # A hundred recipients of one transaction are compared several times each, on the loop.
     assert time.process_time() - began < 0.1
+
+
+def test_of_a_long_refusal_little_is_remembered() -> None:
+    lines = tuple(f"{number} and {UNKNOWN}" for number in range(2000))
+    reply = Reply(550, None, " ".join(lines)[:2000], lines)
+    shield = Shield()
+    _judge(
+        shield, Answer(Verdict.BOUNCE, Phase.RCPT, reply, str(reply), ruling=JUDGE.ruling(Phase.RCPT, reply))
+    )
+
+    (suspect,) = shield.suspects
+    assert len(repr(suspect)) < 10_000
