@@ -390,9 +390,10 @@ class Delivery:
             self._postpone_unread(queued, error)
             return None
         finally:
-            if is_over:
+            if is_over or self._clock.boottime_ns() > reservation.deadline_ns:
                 self._throttle.ended(reservation)
-            # Else the upstream may count it yet: its slot ends by itself, at the deadline.
+            # Else the upstream may count it yet: its slot ends by itself, at the deadline.  Behind that, as on
+            # a host that was suspended, it may have been counted up to now.
             attempt.conn_use = max(1, connection.transactions)
             if connection.is_usable:
                 self._pool.release(connection)
