@@ -99,18 +99,21 @@ def _as_link(name: str) -> int:
 
 
 class _Stdout(io.FileIO):
-    """Ends the program, as a success, once its reader has seen enough, as in `relay queue | head`.
+    """Ends the program where it cannot be written: as a success once its reader has seen enough (`| head`).
 
-    By SystemExit: for a verb an OSError is a failure of a disk or of a relay.
+    By SystemExit: for a verb an OSError is a failure of a disk of the relay, or of the relay.
     """
 
     def write(self, content: "ReadableBuffer", /) -> int:
         try:
             return super().write(content)
-        except BrokenPipeError:
+        except OSError as error:
             # What is still buffered goes nowhere, without a complaint at the exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), self.fileno())
-            sys.exit(os.EX_OK)
+            if isinstance(error, BrokenPipeError):
+                sys.exit(os.EX_OK)
+            click.echo(f"the output cannot be written: {error.strerror}", err=True)
+            sys.exit(os.EX_IOERR)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 from email.errors import MessageError
 from email.header import decode_header
+from encodings import normalize_encoding
+from encodings.aliases import aliases
 from typing import NamedTuple
 
 HEAD_BYTES = 32 * 1024
@@ -16,6 +18,8 @@ _MESSAGE_ID, _SUBJECT, _RECEIVED = b"\r\nmessage-id:", b"\r\nsubject:", b"\r\nre
 _VALUE = re.compile(rb"((?:[^\r]|\r\n[ \t])*)\r\n")
 _COMMENT = re.compile(r"\([^()]*\)")
 _ID = re.compile(r"(?:^|\s)id\s+([^\s;]+)", re.IGNORECASE)
+# No other is asked for: Python remembers, for good, each name that it does not know.
+_CHARSETS = frozenset({*aliases, *aliases.values(), "koi8_u"})
 MAILBOX_LINE = b"X-Mailbox-Line"
 _FROM_LINES = (b"From ", b">From ")
 """How the line begins that an mbox has in front of a message."""
@@ -93,7 +97,7 @@ def names_of(content: bytes) -> Names:
     ids = _ID.findall(_COMMENT.sub(" ", _COMMENT.sub(" ", trace)))
     return Names(
         _value(head, lowered, _MESSAGE_ID)[:LONGEST_MESSAGE_ID] or None,
-        _decoded(_value(head, lowered, _SUBJECT)[: 10 * LONGEST_SUBJECT])[:LONGEST_SUBJECT],
+        decoded(_value(head, lowered, _SUBJECT)[: 10 * LONGEST_SUBJECT])[:LONGEST_SUBJECT],
         ids[-1][:LONGEST_CLIENT_QUEUE_ID] if ids else "",
     )
 
@@ -112,16 +116,26 @@ def _value(head: bytes, lowered: bytes, name: bytes, start: int = 0) -> str:
     return " ".join(found[1].decode("utf-8", "replace").split()) if found else ""
 
 
-def _decoded(value: str) -> str:
-    """Return a text without its encoded words; one that cannot be decoded as it is."""
-    if "=?" not in value:
+def decoded(value: str) -> str:
+    """Return a field's value without its encoded words (RFC 2047); one that cannot be decoded as it is."""
+    # Behind the last one no word ends: Python would look for its end from each beginning there.
+    end = value.rfind("?=") + len("?=")
+    if end < len("?="):
         return value
     try:
         text = "".join(
-            part if isinstance(part, str) else part.decode(charset or "ascii", "replace")
-            for part, charset in decode_header(value)
+            part if isinstance(part, str) else part.decode(_codec(charset or "ascii"), "replace")
+            for part, charset in decode_header(value[:end])
         )
     except (MessageError, LookupError, ValueError):
         return value
     # A charset may give half of a pair of surrogates, or an end of line.
-    return " ".join(text.encode("utf-8", "replace").decode().split())
+    return " ".join((text + value[end:]).encode("utf-8", "replace").decode().split())
+
+
+def _codec(charset: str) -> str:
+    """Raise LookupError."""
+    name = normalize_encoding(charset.lower())
+    if name not in _CHARSETS:
+        raise LookupError(charset)
+    return name

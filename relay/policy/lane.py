@@ -71,8 +71,12 @@ def rewrite_rule(value: object) -> str:
 
 
 def report_sender(value: object) -> str | None:
+    # Only the recipient `Postmaster` needs no domain.
     if value is None or (
-        isinstance(value, str) and len(value) <= LONGEST_PATTERN and is_valid_address(value, smtputf8=False)
+        isinstance(value, str)
+        and "@" in value
+        and len(value) <= LONGEST_PATTERN
+        and is_valid_address(value, smtputf8=False)
     ):
         return value
     raise unfit("expected one address, in ASCII", value)

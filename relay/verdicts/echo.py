@@ -35,12 +35,10 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from email.errors import MessageError
-from email.header import decode_header, make_header
 from itertools import islice
 from typing import Literal, NamedTuple, TypeVar
 
-from relay.mail.header import header_fields
+from relay.mail.header import decoded, header_fields
 from relay.mail.text import MAX_TEXT_CHARACTERS, clean
 
 HEADER_BYTES = 16 * 1024
@@ -511,16 +509,8 @@ def _printed(beginning: bytes) -> Iterator[tuple[str, bool]]:
             if is_top and place == 0 and name == "received" and (helo := _HELO.match(value)):
                 yield f"@{helo[1]}", True
             if name in _PRINTED_FIELDS:
-                for text in {value, _decoded(value)}:
+                for text in {value, decoded(value)}:
                     yield text, is_top
                     if name_shown := _DISPLAY_NAME.match(text):
                         yield name_shown[1], is_top
         is_top = False
-
-
-def _decoded(value: str) -> str:
-    """Return a field's value without encoded words (RFC 2047), or as it is."""
-    try:
-        return str(make_header(decode_header(value)))
-    except (MessageError, LookupError, ValueError):
-        return value

@@ -59,6 +59,8 @@ class _Envelope:
 
 LONGEST_COMMAND = 510
 """RFC 5321, 4.5.3.1.4: 512 octets with CRLF."""
+LONGEST_WITH_PATH = 998
+"""Of MAIL and RCPT: paths in use are longer than RFC 5321 says, and it asks to impose no limit."""
 
 
 class Ended(Exception):  # noqa: N818 - it ends a session, and is no error
@@ -101,9 +103,9 @@ class Dialogue:
             line = await self._read_line()
             self._session.commands.append(line)
             self._host.changed()
-            if len(line) > LONGEST_COMMAND:
-                self._host.faults.append(f"a command line of {len(line) + 2} octets")
             verb, _, argument = line.partition(" ")
+            if len(line) > (LONGEST_WITH_PATH if verb.upper() in {"MAIL", "RCPT"} else LONGEST_COMMAND):
+                self._host.faults.append(f"a command line of {len(line) + 2} octets")
             await self._answer(verb.upper(), argument)
 
     async def _answer(self, verb: str, argument: str) -> None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 HOUR = "2s"
 SUBSCRIBERS = [f"r{number}@list.test" for number in range(500)]
 BEFORE, AFTER = ({"recipients": count, "per": HOUR} for count in (100, 50))
-NAMED = "the upstream says 50; suggested 50$"
+NAMED = "the upstream says 50; suggested 50 event="
 # The upstream says nothing of how long; an owner may.
 WAIT = {"phase": "eod", "text": "exceeded your sending limit", "verdict": "pause", "wait": HOUR}
 

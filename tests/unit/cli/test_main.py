@@ -63,21 +63,26 @@ def test_python_m_relay_is_relay() -> None:
 @pytest.mark.parametrize(
     "verb", [["hash-password", "ann"], ["find", "here.example"], ["status"], ["queue"], ["check"]]
 )
-def test_a_reader_who_has_seen_enough_is_no_error(verb: list[str], tmp_path: Path) -> None:
+def test_a_reader_who_has_seen_enough_is_no_error_and_a_full_disk_is_one(
+    verb: list[str], tmp_path: Path
+) -> None:
     policy = write_policy(tmp_path, POLICY.replace("    auth: {user: mjd, password_file: not-there}\n", ""))
     keep(policy, ending(1))
     read_end, write_end = os.pipe()
     os.close(read_end)
-    with subprocess.Popen(
-        [sys.executable, "-m", "relay", *verb],
-        stdin=subprocess.PIPE,
-        stdout=write_end,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"RELAY_POLICY": str(policy)},
-    ) as ran:
-        os.close(write_end)
-        _, err = ran.communicate(b"hunter2\n")
-    assert (ran.returncode, err) == (0, b"")
+    full = os.open("/dev/full", os.O_WRONLY)
+    told = b"the output cannot be written: No space left on device\n"
+    for stdout, outcome in ((write_end, (0, b"")), (full, (os.EX_IOERR, told))):
+        with subprocess.Popen(
+            [sys.executable, "-m", "relay", *verb],
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"RELAY_POLICY": str(policy)},
+        ) as ran:
+            os.close(stdout)
+            _, err = ran.communicate(b"hunter2\n")
+        assert (ran.returncode, err) == outcome
 
 
 HEAVY = {"pydantic", "aiohttp", "rich", "textual", "jinja2", "prometheus_client", "aiosmtpd", "aiosmtplib"}

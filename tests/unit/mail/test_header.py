@@ -1,5 +1,7 @@
 """The names of a message, read from its header as it is stored: with our Received field on top."""
 
+import tracemalloc
+
 import pytest
 
 from relay.mail.header import NO_NAMES, Names, names_of
@@ -44,6 +46,7 @@ def test_the_clients_own_queue_id_is_that_of_the_field_below_ours(received: byte
         (b"Subject: =?utf-8?B?WsO8cmljaA==?= =?iso-8859-1?q?_=FCber?= all", "Zürich über all"),
         (b"Subject: =?utf-8?q?a=0Ab?=", "a b"),
         (b"Subject: =?unknown-8bit-x?q?a?=", "=?unknown-8bit-x?q?a?="),
+        (b"Subject: =?KOI8-U?q?=C1?=", "\u0430"),
         (b"Subject: =?utf-8?b?x?=", "=?utf-8?b?x?="),
         (b"Subject: =?utf-7?q?+2AA-?=", "?"),
         (b"Subject: \xff", "\ufffd"),
@@ -66,3 +69,19 @@ def test_a_hostile_header_takes_no_time() -> None:
     subject = b"Subject: " + b"=?utf-8?q?" * 3_000
     assert names_of(OURS + received + b"\r\n\r\n") == NO_NAMES
     assert names_of(OURS + subject + b"\r\n\r\n").subject
+
+
+def test_memory_does_not_grow_by_the_charsets_that_strangers_name() -> None:
+    def read(count: int) -> None:
+        for number in range(count):
+            names_of(OURS + b"Subject: =?x-%d-of-strangers?q?a?=\r\n\r\n" % number)
+
+    read(10)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        read(500)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 20_000

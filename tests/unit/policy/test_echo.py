@@ -1,5 +1,7 @@
 """Whatever a client says, a reply that prints it means what it means of somebody harmless."""
 
+import time
+import tracemalloc
 from collections.abc import Callable
 from urllib.parse import quote
 
@@ -262,6 +264,31 @@ def test_of_many_recipients_only_those_in_the_reply_are_read() -> None:
     with pytest.raises(TooMuchWork), bounded(len(recipients) // 2):
         without_echo(["5.7.1 message refused by policy"], words)
     assert reading.text == "5.7.1 message refused by policy, joe4711 is not ours"
+
+
+def test_memory_does_not_grow_by_the_charsets_that_strangers_name() -> None:
+    def read(count: int) -> None:
+        for number in range(count):
+            header = b"Received: x\r\nSubject: =?x-%d-of-strangers?q?a?=\r\n\r\n" % number
+            without_echo(["no"], ClientWords(header=header))
+
+    read(10)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        read(500)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 20_000
+
+
+def test_words_of_a_header_that_have_no_end_take_no_time() -> None:
+    words = ClientWords(header=b"Received: x\r\nSubject: " + b"=?a?q?x" * 2300 + b"\r\n\r\n")
+    before = time.process_time()
+    for _ in range(10):
+        without_echo(["no"], words)
+    assert time.process_time() - before < 0.6
 
 
 def test_a_long_reply_is_read_as_far_as_the_log_shows_it() -> None:

@@ -135,6 +135,7 @@ def test_routes_that_rewrite_otherwise_divide_a_message() -> None:
         ("{upstreams: twin}", "7:22: reports.upstreams[0]", "it shares its history"),
         ("{upstreams: []}", "7:22: reports.upstreams", "expected at least one"),
         ("{from: postmaster@ü.example}", "7:17: reports.from", "expected one address, in ASCII"),
+        ("{from: postmaster}", "7:17: reports.from", "expected one address, in ASCII"),
         ('{from: "<a@b.example>"}', "7:17: reports.from", "expected one address, in ASCII"),
     ],
 )
