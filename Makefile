@@ -14,27 +14,11 @@ BUDGET ?= 300
 
 VENV := .venv
 RUN := $(VENV)/bin/python
-COVER := -m coverage run -p -m pytest -q -m 'not slow and not crash'
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-to-test
 PIP := "$(PYTHON)" -m pip --python $(RUN) --disable-pip-version-check
-TESTS := -m pytest -q -m 'not crash'
-CRASHES = -m pytest -q -m crash --hypothesis-seed='$(SEED)'
-TESTED := $(sort $(dir $(wildcard tests/unit/test_*.py tests/unit/*/test_*.py tests/proofs/*/test_*.py tests/simulation/test_*.py tests/system/test_*.py)))
-# Of the throttle's tests one measures what killed senders still send.
-ALONE := tests/unit/throttle/test_many_processes.py
-# Of the peers these measure no time, and mostly wait.
-PATIENT := $(patsubst %,tests/proofs/peers/test_%.py,relay_edits relay_hostile_upstream relay_without_descriptors \
-    relay_unread_log upstream_in_step relay_reports relay_restarts relay_many_recipients relay_kills_exactly \
-    relay_told_truly relay_operator_pause relay_find relay_top relay_sendmail relay_drain relay_notices relay_renewed_files \
-    relay_cli relay_runaway relay_page relay_dovecot relay_kills_between_postfixes relay_between_postfixes)
-# Nor these; they are run behind those that do, so that the streams end about together.
-BEHIND := $(patsubst %,tests/proofs/peers/test_%.py,relay_clients relay_container relay_installed relay_three_accounts)
-MEASURING := $(filter-out $(PATIENT) $(BEHIND),$(wildcard tests/proofs/peers/test_*.py)) $(ALONE)
-# What computes, in two halves: that of the disks, and all else.
-DISKS := $(patsubst %,tests/unit/%/,sender spool) tests/proofs/lab/
-OTHERS := $(filter-out tests/unit/ tests/unit/throttle/ tests/proofs/peers/ $(DISKS),$(TESTED)) \
-    $(filter-out $(ALONE),$(wildcard tests/unit/throttle/test_*.py tests/unit/test_*.py))
+STREAMS ?= 4
+FILES_AT_ONCE = -m pytest -q -n $(STREAMS) --dist loadfile
 PRACTICE_PASSWORD := var/practice-password
 
 # Where `make install` puts it; DESTDIR goes before each of them, as packagers expect.
@@ -44,16 +28,17 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 PROGRAM = $(DESTDIR)$(PREFIX)/lib/relay
 SHARE = $(DESTDIR)$(PREFIX)/share
 
-.PHONY: help run demo install test check lint coverage mutants corpus crash bench fmt docs lock clean
+.PHONY: help run demo install test test-all check lint coverage mutants corpus crash bench fmt docs lock clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make run     run the relay on policy.yaml (POLICY=FILE for another)'
 	@echo 'make demo    watch it pace mail through an upstream that cuts off whoever is too fast'
 	@echo 'make install for all users (DESTDIR=, PREFIX=/usr, PYTHON=/usr/bin/python3)'
-	@echo 'make test    every test but the long crash runs'
-	@echo 'make check   format, lint, types and the fast tests (make lint: without the tests)'
-	@echo 'make coverage   that every branch of what must not lose mail is tested'
+	@echo 'make test    the tests that notice most, in two minutes and a half'
+	@echo 'make test-all   every test but the long crash runs, with the real peers that are there'
+	@echo 'make check   format, lint, types, and the tests of make test (make lint: without them)'
+	@echo 'make coverage   which branches the tests of rooms and the simulation reach'
 	@echo 'make mutants that the tests notice whatever is left out or slips (docs/MUTANTS.md)'
 	@echo 'make corpus  send a folder of raw mail through a relay in every way, and compare bytes (DIR=)'
 	@echo 'make crash   the long crash runs (SEED=, BUDGET= in seconds)'
@@ -91,37 +76,28 @@ install:
 	  cp -R README.md CHANGELOG.md UPGRADING.md LICENSE docs deploy/prometheus deploy/grafana "$(SHARE)/doc/relay"; \
 	  [ -e "$(DESTDIR)$(SYSCONFDIR)/relay/policy.yaml" ] || install -m 644 deploy/policy.yaml "$(DESTDIR)$(SYSCONFDIR)/relay"
 
-# Four at a time, of which one measures time.  The processors are two: those that compute share them, and
-# give way (nice) to those that mostly wait.
+# Files of tests, so many at a time: those that compute share the processors with those that wait.
 test: $(TEST_READY)
-	@mkdir -p var
-	@nice $(RUN) $(TESTS) $(DISKS) >var/test-disks.log 2>&1 & disks=$$!; \
-	  nice $(RUN) $(TESTS) $(OTHERS) >var/test-others.log 2>&1 & others=$$!; \
-	  $(RUN) $(TESTS) $(PATIENT) >var/test-patient.log 2>&1 & patient=$$!; \
-	  trap 'kill $$disks $$others $$patient' INT TERM; \
-	  $(RUN) $(TESTS) $(MEASURING) $(BEHIND); first=$$?; \
-	  wait $$disks; second=$$?; wait $$others; third=$$?; wait $$patient; fourth=$$?; \
-	  cat var/test-disks.log var/test-others.log var/test-patient.log; \
-	  exit $$((first || second || third || fourth))
+	$(RUN) $(FILES_AT_ONCE) -m 'not full and not measures and not crash'
+
+# What measures runs alone, and last.
+test-all: test
+	RELAY_TESTS=full $(RUN) $(FILES_AT_ONCE) -m '(full or hypothesis) and not measures and not crash'
+	$(RUN) -m pytest -q -m 'measures and not crash'
 
 check: lint
-	$(RUN) -m pytest -q -m 'not slow and not crash'
+	$(RUN) $(FILES_AT_ONCE) -m 'not full and not measures and not crash'
 
 lint: $(TEST_READY)
 	$(RUN) -m ruff format --check relay tests
 	$(RUN) -m ruff check relay tests
 	$(RUN) -m mypy
 
-# Which modules: pyproject.toml.  Tests that cut and kill by the thousand add no branch, only time.
+# Reported, without a bound.
 coverage: $(TEST_READY)
 	@rm -rf .coverage && mkdir .coverage
-	$(RUN) $(COVER) tests/unit/spool --deselect tests/unit/spool/test_crash.py \
-	    --deselect tests/unit/spool/test_small_scenarios.py & spool=$$!; \
-	  $(RUN) $(COVER) tests/unit/throttle tests/unit/mail/test_address.py tests/unit/mail/test_dsn.py tests/unit/mail/test_text.py tests/unit/smtp/test_reply.py tests/unit/mail/test_report*.py \
-	    tests/unit/cli/test_fsck.py tests/unit/cli/test_spool_convert.py tests/unit/cli/test_audit.py tests/unit/status/test_quarantine_counts.py tests/unit/status/test_eta.py tests/unit/sender/test_limits.py \
-	    --deselect tests/unit/throttle/test_never_over_at_length.py --deselect tests/unit/throttle/test_crash.py \
-	    --deselect tests/unit/throttle/test_never_over.py --deselect tests/unit/throttle/test_many_processes.py; \
-	  others=$$?; wait $$spool && exit $$others
+	$(RUN) -m coverage run -p -m pytest -q -m 'not measures and not crash' tests/unit & units=$$!; \
+	  $(RUN) -m coverage run -p -m pytest -q -m 'not crash' tests/simulation; wait $$units
 	$(RUN) -m coverage combine -q
 	$(RUN) -m coverage report
 
@@ -133,17 +109,11 @@ mutants: $(TEST_READY)
 corpus: $(READY)
 	@$(RUN) tests/system/corpus.py $(if $(DIR),"$(DIR)")
 
-# The seed is printed first, so that a failure can be had again: make crash SEED=…  What computes gives way
-# to what drives real relays, as in `make test`.
+# The seed is printed first, so that a failure can be had again: make crash SEED=…
 crash: $(TEST_READY)
 	@echo 'make crash SEED=$(SEED) BUDGET=$(BUDGET)'
-	@mkdir -p var
-	@export RELAY_CRASH_SEED='$(SEED)' RELAY_CRASH_BUDGET='$(BUDGET)'; \
-	  nice $(RUN) $(CRASHES) tests/unit/ --ignore=$(ALONE) >var/crash-units.log 2>&1 & units=$$!; \
-	  trap 'kill $$units' INT TERM; \
-	  $(RUN) $(CRASHES) tests/proofs/ tests/simulation/ $(ALONE); first=$$?; \
-	  wait $$units; second=$$?; \
-	  cat var/crash-units.log; exit $$((first || second))
+	@RELAY_CRASH_SEED='$(SEED)' RELAY_CRASH_BUDGET='$(BUDGET)' \
+	  $(RUN) -m pytest -q -n 2 --dist loadfile -m crash --hypothesis-seed='$(SEED)'
 
 # Its rivals are fetched on the first run; where that fails, they are left out, and it says so.
 bench: $(TEST_READY)

@@ -6,7 +6,7 @@ they pass or fail for what changed.  `make crash` draws from its seed, which it 
 
 import os
 import signal
-import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -27,10 +27,35 @@ settings.register_profile("crash", settings.get_profile("full"), derandomize=Fal
 settings.load_profile("crash" if "RELAY_CRASH_SEED" in os.environ else os.environ.get("RELAY_TESTS", "test"))
 
 
+_TOLD: list[str] = []
+_COUNTED: Counter[str] = Counter()
+"""Of all tests, in whatever process they ran."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "teardown":
+        for kind, value in report.user_properties:
+            if kind == "told":
+                _TOLD.append(str(value))
+            elif kind == "counted" and isinstance(value, dict):
+                _COUNTED.update(value)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what was counted."""
-    for figure, count in sorted(FIGURES.items()):
+    """Print what was told and counted."""
+    for figures in _TOLD:
+        terminalreporter.write_line(figures)
+    for figure, count in sorted(_COUNTED.items()):
         terminalreporter.write_line(f"{count:,} {figure}")
+
+
+@pytest.fixture(autouse=True)
+def counts_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Report what a test counted, which may run in another process than the one that prints."""
+    FIGURES.clear()
+    yield
+    if FIGURES:
+        request.node.user_properties.append(("counted", dict(FIGURES)))
 
 
 @pytest.fixture(autouse=True)
@@ -55,11 +80,10 @@ def crash_budget_s() -> float:
 
 
 @pytest.fixture
-def tell(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Return what shows figures to whoever runs the tests, also when all went well."""
 
     def show(figures: str) -> None:
-        with capsys.disabled():
-            sys.stdout.write(f"\n{figures}\n")
+        request.node.user_properties.append(("told", figures))
 
     return show
