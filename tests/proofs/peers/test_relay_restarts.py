@@ -128,7 +128,7 @@ def test_a_relay_starts_while_an_orphan_listener_has_the_address(tmp_path: Path,
             relay.wait_for_log(lambda line: " started: " in line and f"relay[{killed}]" not in line)
             with pytest.raises(subprocess.TimeoutExpired):
                 relay.wait(within_s=1.0)
-        assert idle.noop()[0] == 421
+        assert idle.getreply()[0] == 421
         idle.close()
     wait_until(lambda: not is_alive(orphan))
     relay.wait_for_log(lambda line: " listening on " in line and f"relay[{relay.pid}]" in line)

@@ -200,8 +200,9 @@ def _serve(orders: socket.socket) -> None:
 
 
 def _become(order: dict[str, Any], fds: list[int], told: socket.socket) -> None:
-    # Ahead of the pid: who knows it may kill the group.
-    os.setpgid(0, 0)
+    # Ahead of the pid: who knows it may kill the group.  A session, since the kernel continues what is
+    # stopped in a group whose leader dies within one.
+    os.setsid()
     os.environ.clear()
     os.environ.update(order["environment"])
     for number, fd in enumerate(fds):
