@@ -14,15 +14,9 @@ measure        one round, and what the rounds say together
 disk           an ext4 of their own
 __main__       the command and its tables
 
-Each alone, by `python -m tests.bench.` and its name:
+Alone, by `python -m tests.bench.restart`:
 
-amplification  what a spool writes for each byte that it took
-calls          what a message costs the sender's loop, in calls
-latency        what the relay adds to a message below the limit
-long_queue     how long the loop stands still in edits and verbs on a long queue
-looks          what looks at a long queue cost
-memory         what a queued message costs in memory, and in time
 restart        how soon a relay with a long queue takes mail and relays again
 
-For all: `filling` (mail in the spool), `stalls` (how long the loop stood still).
+`flooding` and `waits` are of floods, `filling` of restart.
 """

@@ -8,9 +8,9 @@ from typing import Any
 
 from argon2 import PasswordHasher
 
+from tests.bench.flooding import KINDS, flood
+from tests.bench.waits import TIMES, Waits, compared, greeting, medians, message, page
 from tests.fakes.certificates import make_certificates
-from tests.proofs.peers.floods import KINDS, flood
-from tests.proofs.peers.latency import TIMES, Waits, compared, greeting, medians, message, page
 from tests.proofs.peers.relay import RelayProcess
 from tests.proofs.peers.waiting import free_port
 

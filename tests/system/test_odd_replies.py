@@ -48,7 +48,7 @@ def is_clean(text: str) -> bool:
     return all(each.isprintable() or each in "\r\n\t" for each in text)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 async def test_a_reply_in_any_octets_is_told_cleaned_and_understood(tmp_path: Path) -> None:
     async with relaying(tmp_path) as (relay, upstream, url):
         await asyncio.to_thread(hand_over, relay)

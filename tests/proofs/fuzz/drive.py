@@ -1,18 +1,14 @@
 """Search for bytes that break a target's law: `python -m tests.proofs.fuzz.drive NAME SEED SECONDS FOLDER`.
 
-Guided by coverage where atheris is installed: libFuzzer keeps every input that reached a new
+Guided by coverage, with atheris: libFuzzer keeps every input that reached a new
 branch of ours, and goes on from it.  Prints the input of the first broken law, and ends
-with a status other than 0; else the number of inputs.  `blind` is what there is without it.
+with a status other than 0; else the number of inputs.
 """
 
-import random
 import sys
-import time
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
-
-from tests.proofs.fuzz.choices import Choices
 
 if TYPE_CHECKING:
     from tests.proofs.fuzz.targets import Target
@@ -26,28 +22,6 @@ def known(name: str) -> list[bytes]:
     """Return where the search begins."""
     regressions = import_module("tests.proofs.fuzz.regressions").REGRESSIONS
     return [*_target(name).SEEDS, *regressions.get(name, {}).values()]
-
-
-def blind(name: str, seed: str, seconds: float) -> int:
-    """Spoil what is known, over and over; return how many inputs kept the law.
-
-    Raises AssertionError with the input that did not.
-    """
-    law, tokens = _target(name).target, list(_target(name).TOKENS)
-    begin = [each for each in known(name) if len(each) <= LONGEST_BYTES]
-    until = time.monotonic() + seconds
-    count = 0
-    while time.monotonic() < until:
-        rng = random.Random(f"{seed}/{name}/{count}")
-        raw = rng.randbytes(rng.randrange(300))
-        if rng.random() < 0.7:
-            raw = Choices(b"\4" + raw).spoiled(rng.choice(begin), tokens)
-        try:
-            law(raw)
-        except BaseException as broken:
-            raise AssertionError(f"{name}, seed {seed}, input {count}: {raw!r}") from broken
-        count += 1
-    return count
 
 
 def guided(name: str, seed: int, seconds: int, folder: Path) -> None:

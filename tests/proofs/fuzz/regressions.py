@@ -6,9 +6,7 @@ from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.spool.message import message_file
 from relay.throttle.history_format import At, Charged, group, header
-from tests.proofs.fuzz import history, ledger, spool_record
-
-ONE = ledger.IDS[1]
+from tests.proofs.fuzz import history, spool_record
 
 
 def _note(**changed: object) -> bytes:
@@ -49,15 +47,6 @@ REGRESSIONS: dict[str, dict[str, bytes]] = {
         "beginnings of groups that are all looked at to the end": _history(
             b"".join(b"group %d 00000000\n" % (18 * left) for left in range(1000, 0, -1))
         ),
-    },
-    "ledger": {
-        "a count that is no number, which stopped the start": b"\0" + ledger.line(f"in {ONE} many"),
-        "a total behind lines that it took back": b"\0"
-        + ledger.line(f"in {ONE} 2")
-        + ledger.line("total 0 0 0 0 0"),
-        "an entry behind its end, open and closed at once": b"\0"
-        + ledger.line(f"out {ONE} 1 0 0 0")
-        + ledger.line(f"in {ONE} 1"),
     },
     "listener_session": {
         "a control character ahead of too much, judged by the cut": b"\0\x10\0"

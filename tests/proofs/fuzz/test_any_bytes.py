@@ -1,14 +1,11 @@
 """Whatever the bytes are: the law of every target, on seeds, on what once broke it, on what is drawn."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.proofs.fuzz.regressions import REGRESSIONS
 from tests.proofs.fuzz.targets import TARGETS
-
-# So that each takes two or three seconds.
-EXAMPLES = {"listener_session": 300, "policy": 250, "spool_folder": 150, "upstream_session": 400}
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -34,7 +31,6 @@ def test_any_bytes_keep_the_law(name: str) -> None:
         min_size=20, max_size=300
     ).map(lambda raw: b"\1" + raw)
 
-    @settings(max_examples=EXAMPLES.get(name, 800))
     @given(inputs)
     def keeps_the_law(raw: bytes) -> None:
         TARGETS[name].target(raw)

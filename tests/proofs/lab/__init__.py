@@ -13,7 +13,7 @@ blocks       the log of writes and flushes, and the images that it makes possibl
 filesystems  ext4, xfs and btrfs: made, mounted, checked
 observations what those outside know, and since which place in the log of blocks
 upstream     an upstream that refuses, defers, hangs up and keeps observations
-workload     the relay at work: clients, an operator, a kill
+workload     the relay at work: clients, a kill
 judge        what must hold of each image, by the observations alone
 experiment   one play recorded, and its images judged
 careless     a relay that leaves out a sync, to show that the laboratory sees it

@@ -32,7 +32,6 @@ DAY_S = 86_400
 LETTER_ID_CHARACTERS = 16
 """Reports and warnings have one more."""
 _RECEIVED = re.compile(rb"Received: .*\r\n(?:[ \t].*\r\n)*")
-_ENDED = (b"550 5.1.1", b"554 5.6.0")
 
 
 @dataclass
@@ -150,18 +149,14 @@ class _Case:
             self._wrong.append(f"{queue_id}: another envelope than that of letter {letter.number}")
         if not is_as_handed_over(self._content(queue_id, message), letter, queue_id):
             self._wrong.append(f"{queue_id}: other content than that of letter {letter.number}")
-        orders = [order for _, order in self._observed.orders if order.queue_id == queue_id]
         owed = message.owed_report
         own = {f"{queue_id}r", *([owed.report_id] if owed is not None else [])}
         if any(self._observed.is_told(each, letter.reverse_path) for each in own):
             self._wrong.append(
                 f"{queue_id} is back, though the report about it had its end: a second one follows"
             )
-        moves = [order for order in orders if order.verb in ("hold", "release")]
-        if all(order.done is not None for order in moves):
-            is_held = bool(moves) and moves[-1].verb == "hold"
-            if message.is_held != is_held:
-                self._wrong.append(f"{queue_id} is {'not ' * is_held}held")
+        if message.is_held:
+            self._wrong.append(f"{queue_id} is held")
 
     def _look_at_report(self, queue_id: QueueId, message: Message) -> None:
         letter = self._by_sender.get(message.envelope.recipients[0])
@@ -174,18 +169,12 @@ class _Case:
             self._wrong.append(f"{queue_id}: not a whole report about its message")
         for recipient, action in _told_of(content):
             # A warning tells of what only waits too: for its turn, on a machine that is slow.
-            is_possible = action == "delayed" or self._may_have_failed(subject, recipient)
+            is_possible = action == "delayed" or recipient in self._observed.refused
             if recipient not in letter.recipients or not is_possible:
                 self._wrong.append(f"{queue_id}: reports {recipient}, which never failed")
 
     def _look_at_statuses(self, queue_id: QueueId, message: Message) -> None:
         noted = {note.index for note in self._spool.notes(queue_id)}
-        ordered = {order.verb for _, order in self._observed.orders if order.queue_id == queue_id}
-        done = {
-            order.verb
-            for _, order in self._observed.orders
-            if order.queue_id == queue_id and order.done is not None
-        }
         for index, (recipient, status) in enumerate(
             zip(message.envelope.recipients, message.statuses, strict=True)
         ):
@@ -193,16 +182,11 @@ class _Case:
             match status:
                 case Status.TODO:
                     self.seen.repeats += is_taken
-                    is_possible = not self._observed.is_told(queue_id, recipient) and not done & {
-                        "delete",
-                        "bounce",
-                    }
+                    is_possible = not self._observed.is_told(queue_id, recipient)
                 case Status.RELAYED:
                     is_possible = is_taken
-                case Status.DELETED:
-                    is_possible = "delete" in ordered
                 case _:
-                    is_possible = index in noted and self._may_have_failed(queue_id, recipient)
+                    is_possible = index in noted and recipient in self._observed.refused
             if not is_possible:
                 told = self._observed.told.get((queue_id, recipient))
                 self._wrong.append(f"{queue_id}: {recipient} is {status.name}; told {told}, taken {is_taken}")
@@ -210,9 +194,7 @@ class _Case:
     def _is_accounted_for(self, queue_id: str, letter: Letter, recipient: str) -> bool:
         if recipient in self._observed.taken:
             return True
-        if any(order.verb == "delete" and order.queue_id == queue_id for _, order in self._observed.orders):
-            return True
-        if not self._may_have_failed(queue_id, recipient):
+        if recipient not in self._observed.refused:
             return False
         reports = [content for _, content in self._observed.taken.get(letter.reverse_path, [])]
         reports += [
@@ -221,11 +203,6 @@ class _Case:
         # The report itself may have been refused: then its own account is at its end.
         return letter.reverse_path in self._observed.refused or any(
             (recipient, "failed") in _told_of(each) for each in reports
-        )
-
-    def _may_have_failed(self, queue_id: str, recipient: str) -> bool:
-        return recipient in self._observed.refused or any(
-            order.verb == "bounce" and order.queue_id == queue_id for _, order in self._observed.orders
         )
 
     def _content(self, queue_id: QueueId, message: Message) -> bytes:

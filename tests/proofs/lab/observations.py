@@ -1,10 +1,10 @@
 """What those outside know of the relay, and since which place in the log of blocks.
 
-Clients, the upstream, an operator and the reader of the log write it while the relay works,
+Clients, the upstream and the reader of the log write it while the relay works,
 from threads of their own.  A place is read *after* something was seen that obliges the
 relay (a 250, a MAIL, a line of its log): whatever it promises must have been on the disk
-by then.  It is read *before* something is said that frees the relay (a reply of the upstream,
-an order): what it does because of that comes later.  So no verdict rests on a race.
+by then.  It is read *before* something is said that frees the relay (a reply of the upstream):
+what it does because of that comes later.  So no verdict rests on a race.
 """
 
 import os
@@ -23,17 +23,6 @@ class Letter:
     content: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What an operator asked for about one message."""
-
-    verb: str
-    queue_id: str
-    begun: int
-    done: int | None
-    """None: not answered."""
-
-
 @dataclass
 class Observations:
     """Facts and their places.  A recipient's address belongs to one message, a sender's too."""
@@ -50,7 +39,6 @@ class Observations:
     """By recipient: each reply that refused it, for good or for now."""
     told: dict[tuple[str, str], list[tuple[int, str]]] = field(default_factory=dict)
     """By queue id and recipient: what the relay's log said became of it."""
-    orders: list[tuple[int, Order]] = field(default_factory=list)
 
     def until(self, place: int) -> "Observations":
         """Return what was known at a place."""
@@ -64,10 +52,6 @@ class Observations:
             else:
                 kept = {key: [fact for fact in facts if fact[0] <= place] for key, facts in mine.items()}
                 theirs.update({key: facts for key, facts in kept.items() if facts})
-        known.orders = [
-            (at, order if order.done is not None and order.done <= place else _unanswered(order))
-            for at, order in known.orders
-        ]
         return known
 
     def obligations(self) -> list[int]:
@@ -77,8 +61,7 @@ class Observations:
             *self.mails,
             *(fact for each in self.told.values() for fact in each),
         ]
-        done = [order.done for _, order in self.orders if order.done is not None]
-        return sorted([place for place, _ in facts] + done)
+        return sorted(place for place, _ in facts)
 
     def at_the_beginning(self) -> "Observations":
         """Return the same facts, all of them known before another log begins."""
@@ -90,20 +73,12 @@ class Observations:
             {key: [(0, fact) for _, fact in facts] for key, facts in self.taken.items()},
             {key: [(0, fact) for _, fact in facts] for key, facts in self.refused.items()},
             {key: [(0, fact) for _, fact in facts] for key, facts in self.told.items()},
-            [
-                (0, Order(order.verb, order.queue_id, 0, None if order.done is None else 0))
-                for _, order in self.orders
-            ],
         )
 
     def is_told(self, queue_id: str, recipient: str) -> bool:
         """Whether the log said of a recipient that it is done with."""
         ends = {"sent", "bounced", "expired"}
         return any(status in ends for _, status in self.told.get((queue_id, recipient), []))
-
-
-def _unanswered(order: Order) -> Order:
-    return Order(order.verb, order.queue_id, order.begun, None)
 
 
 class Scribe:
@@ -154,22 +129,6 @@ class Scribe:
         """Note that the relay's log said what became of a recipient."""
         with self._mutex:
             self.observed.told.setdefault((queue_id, recipient), []).append((self.place(), status))
-
-    def order(self, verb: str, queue_id: str) -> Order:
-        """Note that an operator is about to ask for something."""
-        with self._mutex:
-            order = Order(verb, queue_id, self.place(), None)
-            self.observed.orders.append((order.begun, order))
-            return order
-
-    def answered(self, order: Order) -> None:
-        """Note that the operator was told that it is done."""
-        with self._mutex:
-            at = self.observed.orders.index((order.begun, order))
-            self.observed.orders[at] = (
-                order.begun,
-                Order(order.verb, order.queue_id, order.begun, self.place()),
-            )
 
     def fault(self, text: str) -> None:
         """Note down what should never be seen."""

@@ -2,8 +2,6 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
-import pytest
-
 from tests.proofs.lab.blocks import SECTOR_BYTES, Cut, Epoch, Platter, cuts, read_log
 from tests.proofs.lab.recorder import FLUSH_OFFSET, RECORD
 
@@ -67,22 +65,3 @@ def test_an_unflushed_write_is_there_absent_or_torn_by_sectors(tmp_path: Path) -
             assert image[start : start + SECTOR_BYTES] in (bytes(SECTOR_BYTES), octet * SECTOR_BYTES)
     assert {bytes(2 * PAGE), b"a" * PAGE + b"b" * PAGE, bytes(PAGE) + b"b" * PAGE} <= seen
     assert any(0 < image[:PAGE].count(0) < PAGE for image in seen), "nothing is torn"
-
-
-def test_the_later_of_two_writes_to_one_place_wins(tmp_path: Path) -> None:
-    epochs = _log(tmp_path / "log", (0, b"old" + bytes(509)), (0, b"new" + bytes(509)), FLUSH, (512, b"x"))
-
-    images = _images(tmp_path, epochs, cuts(epochs, random.Random(3), 9))
-
-    assert {image[:3] for cut, image in images if cut.epoch == 1} == {b"new"}
-    assert {image[:3] for cut, image in images if cut.epoch == 0} == {b"new", b"old", bytes(3)}
-
-
-@pytest.mark.parametrize("torn_bytes", [1, RECORD.size, RECORD.size + 5])
-def test_a_record_that_is_not_whole_did_not_happen(tmp_path: Path, torn_bytes: int) -> None:
-    path = tmp_path / "log"
-    whole = _log(path, (0, b"a" * 512), FLUSH)
-    with path.open("ab") as log:
-        log.write((RECORD.pack(512, 512) + b"b" * 512)[:torn_bytes])
-
-    assert read_log(path) == whole

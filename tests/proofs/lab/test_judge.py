@@ -1,23 +1,18 @@
 """The judge sees each kind of broken promise, on a spool in a plain folder."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from relay.listener.received import received_line
-from relay.mail.envelope import Envelope, QueueId
-from relay.mail.report import Action, Failure, Reason, ReportedMessage, delay_warning, final_report
+from relay.mail.envelope import Envelope
 from relay.spool.disk.durable import RealDisk
-from relay.spool.identity import report_id, warning_id
-from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import prepare
 from tests.fakes.clock import START_WALL_NS, FakeClock
 from tests.proofs.lab.judge import judge
-from tests.proofs.lab.observations import Letter, Observations, Order
-from tests.unit.spool.recovering import recover
+from tests.proofs.lab.observations import Letter, Observations
 from tests.unit.spool.world import Violation
 
 SENDER, RECIPIENT = "front0@front.test", "ok0-0@list.test"
@@ -83,14 +78,6 @@ def _reported(observed: Observations) -> None:
     observed.told[f"{_id(observed)}r", SENDER] = [(PLACE, "sent")]
 
 
-def _held(observed: Observations) -> None:
-    observed.orders.append((PLACE, Order("hold", _id(observed), PLACE, PLACE)))
-
-
-def _deleted(observed: Observations) -> None:
-    observed.orders.append((PLACE, Order("delete", _id(observed), PLACE, PLACE)))
-
-
 def _counted_upstream(observed: Observations) -> None:
     observed.mails.append((PLACE, None))
 
@@ -104,8 +91,6 @@ def _counted_upstream(observed: Observations) -> None:
         (_never_offered, "nobody handed over"),
         (_told_relayed, "is TODO; told"),
         (_reported, "is back"),
-        (_held, "is not held"),
-        (_deleted, "is TODO"),
         (_counted_upstream, "charged"),
     ],
 )
@@ -120,68 +105,6 @@ def test_each_broken_promise_is_seen(
 
 def test_what_was_learned_later_obliges_nobody_earlier(tmp_path: Path, observed: Observations) -> None:
     _told_relayed(observed)
-    _held(observed)
     _counted_upstream(observed)
 
     judge(tmp_path, observed.until(PLACE - 1), RealDisk())
-
-
-def test_an_order_that_was_not_answered_yet_may_be_done_or_not(
-    tmp_path: Path, observed: Observations
-) -> None:
-    observed.orders.append((PLACE, Order("hold", _id(observed), PLACE, PLACE + 1)))
-
-    assert observed.until(PLACE).obligations() == [PLACE]
-    judge(tmp_path, observed.until(PLACE), RealDisk())
-
-
-def test_what_was_known_at_a_cut_is_known_to_the_next_run(tmp_path: Path, observed: Observations) -> None:
-    _lost(observed)
-    known = observed.until(PLACE).at_the_beginning()
-
-    assert known.until(0) == known
-    with pytest.raises(Violation, match="accepted, and lost"):
-        judge(tmp_path, known, RealDisk())
-
-
-def _publish(folder: Path, queue_id: QueueId, content: bytes) -> None:
-    spool = MaildirSpool(str(folder / "spool"), RealDisk(), FakeClock())
-    envelope = Envelope("", (SENDER,), START_WALL_NS, "local", "h", "local")
-    recover(spool)
-    assert spool.publish_report(queue_id, envelope, content)
-    spool.close()
-
-
-def _warning(observed: Observations) -> bytes:
-    message, waits = _reported_as(observed, Action.DELAYED)
-    return delay_warning(message, waits, hostname="h", at_ns=START_WALL_NS, will_retry_until_ns=START_WALL_NS)
-
-
-def _reported_as(observed: Observations, action: Action) -> tuple[ReportedMessage, list[Failure]]:
-    envelope = Envelope(SENDER, LETTER.recipients, START_WALL_NS, "unknown[127.0.0.1]", "c", "ESMTP")
-    message = ReportedMessage(QueueId(_id(observed)), envelope, b"Subject: 0\r\n")
-    return message, [Failure(RECIPIENT, "4.4.7", action, None, None, START_WALL_NS, Reason.EXPIRED)]
-
-
-def test_who_only_waits_may_be_warned_of(tmp_path: Path, observed: Observations) -> None:
-    _publish(tmp_path, warning_id(QueueId(_id(observed))), _warning(observed))
-
-    assert judge(tmp_path, observed, RealDisk()).found == 2
-
-
-def test_who_was_never_refused_may_not_be_reported(tmp_path: Path, observed: Observations) -> None:
-    message, fails = _reported_as(observed, Action.FAILED)
-    report = final_report(message, fails, hostname="h", at_ns=START_WALL_NS)
-    _publish(tmp_path, report_id(message.queue_id), report)
-
-    with pytest.raises(Violation, match="never failed"):
-        judge(tmp_path, observed, RealDisk())
-
-
-def test_a_warning_is_no_report(tmp_path: Path, observed: Observations) -> None:
-    observed.taken[SENDER] = [(PLACE, _warning(observed))]
-    observed.refused[RECIPIENT] = [(PLACE, "550 5.1.1 nobody")]
-    shutil.rmtree(tmp_path / "spool" / "new")
-
-    with pytest.raises(Violation, match="accepted, and lost"):
-        judge(tmp_path, observed, RealDisk())

@@ -6,7 +6,6 @@ the one with a careless relay, which shows that the laboratory can see a promise
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,12 +19,10 @@ from relay.policy.model import SpoolEngine
 from tests.proofs.lab import kernel
 from tests.proofs.lab.filesystems import FILE_SYSTEMS
 from tests.proofs.peers.demand import demand
-from tests.proofs.peers.processes import children_of, is_alive
 from tests.proofs.peers.relay import PROJECT
-from tests.proofs.peers.waiting import wait_until
 
 IMAGES = 63
-"""Of each file system, in every `make test`."""
+"""Of each file system, in every `make test-all`."""
 MOST_UNMOUNTABLE = 1 / 20
 """Of the images.  btrfs refuses a superblock of which some octets came and others not: once in some 900."""
 HANG_S = 600.0
@@ -79,7 +76,7 @@ def experiments(
         yield running
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", FILE_SYSTEMS)
 def test_no_power_cut_of_a_real_disk_breaks_a_promise(name: str, experiments: Experiments) -> None:
     _demand(name)
@@ -95,7 +92,7 @@ def test_no_power_cut_of_a_real_disk_breaks_a_promise(name: str, experiments: Ex
     assert {"TODO", "RELAYED", "BOUNCED"} <= set(figures["seen"]["statuses"])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["ext4", *(pytest.param(name, marks=pytest.mark.crash) for name in ("xfs", "btrfs"))]
 )
@@ -110,35 +107,6 @@ def test_a_relay_that_leaves_out_a_folder_sync_is_caught(name: str, tmp_path: Pa
     assert kept[: len(figures["first_violations"])] == figures["first_violations"]
     assert len(kept) == figures["violations"]
     assert any("accepted, and lost" in violation for violation in figures["first_violations"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGINT])
-def test_an_ended_experiment_leaves_no_loop_device_and_no_child(
-    tmp_path: Path, signal_number: signal.Signals
-) -> None:
-    _demand("ext4")
-    with _experiment(tmp_path, "ext4", "--images", 10) as experiment:
-        # The recorder and the relay.
-        wait_until(lambda: _loop_devices(tmp_path) and len(children_of(experiment.pid)) == 2)
-        children = children_of(experiment.pid)
-        experiment.send_signal(signal_number)
-        experiment.communicate(timeout=HANG_S)
-
-    wait_until(lambda: not _loop_devices(tmp_path))
-    wait_until(lambda: not any(map(is_alive, children)))
-
-
-def _loop_devices(folder: Path) -> list[Path]:
-    """Return the loop devices over files in a folder, whoever sees its mounts."""
-    return [path for path in Path("/sys/block").glob("loop*/loop/backing_file") if _is_over(path, folder)]
-
-
-def _is_over(path: Path, folder: Path) -> bool:
-    try:
-        return path.read_text().startswith(f"{folder}/")
-    except OSError:  # it was cleared just now
-        return False
 
 
 @pytest.mark.crash

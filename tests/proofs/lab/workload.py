@@ -1,11 +1,9 @@
-"""The relay at work while its disk is recorded: clients, an operator, a kill, and every kind of end.
+"""The relay at work while its disk is recorded: clients, a kill, and every kind of end but an operator's.
 
-All that a message can come to happens to some: relayed, deferred, bounced, expired, warned
-of, held, released, deleted, bounced by an operator, its report refused.
+What a message can come to happens to some: relayed, deferred, bounced, expired, warned of, its report
+refused.
 """
 
-import asyncio
-import itertools
 import os
 import random
 import re
@@ -17,9 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from relay.control.client import ControlClient
-from relay.control.operations import OK, Verb
-from relay.mail.envelope import QueueId
 from tests.proofs.lab import kernel
 from tests.proofs.lab.observations import Letter, Scribe
 from tests.proofs.lab.upstream import Upstream
@@ -28,13 +23,6 @@ from tests.proofs.peers.waiting import HANG_S, wait_until
 
 CLIENTS = 3
 KINDS = ("ok", "ok", "ok", "ok", "no", "later", "lost", "unloved", "never")
-ORDERS: tuple[tuple[Verb, ...], ...] = (
-    ("hold",),
-    ("hold", "release"),
-    ("delete",),
-    ("bounce",),
-    ("hold", "delete"),
-)
 LIMITS = [{"messages": 1_000_000, "per": "24h"}, {"recipients": 1_000_000, "per": "24h"}]
 RETRY = {"min": "1s", "max": "2s", "lifetime": "2s", "warn_after": "1s"}
 LONG_BYTES = 300_000
@@ -149,7 +137,7 @@ def work(
     engine: str,
     careless: str | None = None,
 ) -> None:
-    """Have a relay whose spool is on `disk` do all it can; at the end it is killed, mail still queued.
+    """Have a relay whose spool is on `disk` do all it can; at the end it is killed.
 
     `folder` is for its policy and its log.
     """
@@ -177,14 +165,14 @@ def work(
         )
         try:
             relay.start()
-            _let_work(relay, plan, scribe, rng)
+            _let_work(relay, plan, scribe)
         except TimeoutError as error:
             raise TimeoutError(f"{error}, after:\n" + "\n".join(relay.log()[-40:])) from None
         finally:
             relay.kill()
 
 
-def _let_work(relay: RelayAtWork, plan: Sequence[Letter], scribe: Scribe, rng: random.Random) -> None:
+def _let_work(relay: RelayAtWork, plan: Sequence[Letter], scribe: Scribe) -> None:
     clients = _Clients(relay.port, plan, scribe)
     for thread in clients.threads:
         thread.start()
@@ -197,33 +185,4 @@ def _let_work(relay: RelayAtWork, plan: Sequence[Letter], scribe: Scribe, rng: r
         clients.may_go_on.set()
     for thread in clients.threads:
         thread.join()
-    by_number = {letter.number: letter for letter in plan}
-    mine = {n: QueueId(queue_id) for n, (_, queue_id) in scribe.observed.accepted.items() if n in by_number}
-    ordered = [queue_id for n, queue_id in sorted(mine.items()) if n % 8 == 3]
-    spool = relay.spool
-    asyncio.run(_give_orders(spool, ordered, scribe, rng.sample(ORDERS, len(ORDERS))))
-    wait_until(lambda: asyncio.run(_held(spool)) == relay.stored())
-
-
-async def _held(spool: Path) -> int:
-    """Return how many messages are held."""
-    operator = ControlClient(spool)
-    try:
-        return sum(message.state == "held" for message in await operator.queue())
-    finally:
-        await operator.close()
-
-
-async def _give_orders(
-    spool: Path, queue_ids: Sequence[QueueId], scribe: Scribe, orders: Sequence[Sequence[Verb]]
-) -> None:
-    operator = ControlClient(spool)
-    try:
-        for queue_id, verbs in zip(queue_ids, itertools.cycle(orders), strict=False):
-            for verb in verbs:
-                order = scribe.order(verb, queue_id)
-                results = await operator.act(verb, [queue_id])
-                if results[queue_id] == OK:
-                    scribe.answered(order)
-    finally:
-        await operator.close()
+    wait_until(lambda: relay.stored() == 0)

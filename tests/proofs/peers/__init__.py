@@ -1,8 +1,7 @@
 """Real peers, started privately: what the relay has to live with, and not our idea of it.
 
 apart        a layer of its own over this machine, for a package that conflicts with Postfix
-exim         Debian's Exim in there
-fronts       OpenSMTPD, sendmail, nullmailer and dma, each in one of its own; msmtp and esmtp
+fronts       Exim, OpenSMTPD, sendmail, nullmailer and dma, each in one of its own; msmtp and esmtp
 libraries    Django, PHPMailer and nodemailer, in programs that send with them
 snippets     the settings of docs/clients.md, as the tests use them
 postfix      an MTA in front of the relay, or an upstream behind it (SASL, TLS, a mailbox)
@@ -15,7 +14,8 @@ prometheus   a Prometheus that scrapes, and promtool that judges
 relay        the relay itself, as an operator runs it
 practice     the practice smarthost, beside the test, with every transaction on record
 feeder       clients that keep handing mail over, whatever happens to the relay
-hostile      an upstream whose manners are drawn, with its own judge: a search for promises broken
+hostile      a line to an upstream on which replies are lost, changed or unasked
+warm         relays and verbs, forked from an interpreter that has imported them already
 processes    other people's processes: halted, counted, measured
 container    the image, built from a Debian of our own, and run as its configuration says
 certificate  a certificate for loopback, made by openssl

@@ -1,7 +1,6 @@
 """A browser without a screen, driven by the Chrome DevTools Protocol."""
 
 import asyncio
-import base64
 import contextlib
 import json
 import os
@@ -117,11 +116,6 @@ class Browser:
             await self.call(
                 "Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9
             )
-
-    async def picture(self) -> bytes:
-        """Return a PNG of the whole page."""
-        told = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        return base64.b64decode(told["data"])
 
 
 @contextlib.asynccontextmanager

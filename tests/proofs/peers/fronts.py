@@ -15,6 +15,7 @@ NULLMAILER = ("nullmailer",)
 DMA = ("dma",)
 MSMTP = ("msmtp",)
 ESMTP = ("esmtp",)
+EXIM = ("exim4-daemon-light",)
 
 
 class Front:
@@ -85,6 +86,16 @@ def sendmail(smarthost_port: int) -> Iterator[Front]:
         with _running(machine, port, "/usr/libexec/sendmail/sendmail", "-bD", door):
             queued = "find /var/spool/mqueue -name '[qQ]f*' | wc -l"
             yield Front(machine, "/usr/libexec/sendmail/sendmail -q -Am", queued, port)
+
+
+@contextmanager
+def exim(smarthost_port: int) -> Iterator[Front]:
+    """Run an Exim.  Messages that it has given up stay, and are counted."""
+    port = free_port()
+    with apart(*EXIM) as machine:
+        machine.run("sh", "-e", stdin=snippet("exim", port=smarthost_port).encode())
+        with _running(machine, port, "exim4", "-bdf", "-oX", f"<; [127.0.0.1]:{port}"):
+            yield Front(machine, "exim4 -qff", "exim4 -bpc", port)
 
 
 @contextmanager

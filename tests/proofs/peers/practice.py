@@ -99,6 +99,8 @@ class Practice:
             ),
             rng=self._instants,
         )
+        self.refusals = dict(REFUSALS)
+        """How a name begins that it does not take, and what it says; tests may change it."""
         self.tried: list[tuple[str, int]] = []
         """Each recipient that it did not take, and when RCPT came, by its clock."""
         self.stalls_ns: list[int] = []
@@ -107,14 +109,14 @@ class Practice:
         self._thread = threading.Thread(target=self._loop.run_forever, name="practice", daemon=True)
 
     @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._host.port
+
+    @property
     def ledger(self) -> Witness:
         """What it counted."""
         return self._host.ledger
-
-    @property
-    def stalled_ns(self) -> int:
-        """Return for how long in all this machine did not run even us."""
-        return sum(self.stalls_ns)
 
     @property
     def unanswered(self) -> int:
@@ -174,7 +176,7 @@ class Practice:
         self._loop.close()
 
     def _why_refused(self, recipient: str) -> str | None:
-        for name, reply in REFUSALS.items():
+        for name, reply in self.refusals.items():
             if recipient.startswith(name):
                 self.tried.append((recipient, time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
                 return reply

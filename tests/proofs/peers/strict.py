@@ -5,26 +5,17 @@ reply, replies late, and sometimes not at all: a line is cut between the dot and
 the message is taken, and counted, all the same.  Meanwhile the policy is edited, and the
 relay gets SIGKILL about once a second.
 
-Where edits tighten, the relay is told a lower N, a longer T or both, and then what the upstream
-allows again.  The upstream goes on to refuse by what it allows.  That the rule of the moment held is
-judged afterwards: whatever began while one was in force for certain (from when the relay said that it
-had taken the edit over, and a longest transaction more, until the next edit was written) may not be the
-last that began of too many in any window of that rule.  What share was used is then not told.
-
 What share of the limit was used.  The yardstick is N / (T + guard + mean transaction): each slot is
 used once in a round of a period, its guard and a transaction.  The rounds are timed slot by slot, the
 mean of the last N starts less that of the first N: that the first N cannot start at one
-instant, over so many connections only, is no waste.  There are two shares.
-- The *raw* one takes a transaction to be as long as the upstream knows it, from MAIL to its decision.
-- The *fair* one takes it to be as long as anybody can know on our side.  Where the end reached nobody,
-  because the line was cut or the relay died, the upstream may count until the transaction's
-  deadline for all that a safe scheduler can tell: such a one is as long as `max_transaction`.  And
-  a slot that opens while no relay runs (from SIGKILL to READY=1), or while the machine does not run
-  even the upstream, waits for the end of that: on the average for sum(length^2) / 2 / span.
+instant, over so many connections only, is no waste.  A transaction is as long as anybody can know on our
+side: where the end reached nobody, because the line was cut or the relay died, the upstream may count
+until the transaction's deadline for all that a safe scheduler can tell.  And a slot that opens while no
+relay runs (from SIGKILL to READY=1), or while the machine does not run even the upstream, waits for the
+end of that: on the average for sum(length^2) / 2 / span.
 """
 
 import contextlib
-import hashlib
 import random
 import subprocess
 import time
@@ -33,12 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relay.clock import SECOND_NS, SystemClock
+from relay.clock import SECOND_NS
 from tests.proofs.peers.feeder import Feeder
 from tests.proofs.peers.kills import Kills, judge, told_relayed_twice
 from tests.proofs.peers.practice import Practice, Seen
 from tests.proofs.peers.waiting import free_port, wait_until
-from tests.proofs.peers.warm import Warm, WarmRelay
+from tests.proofs.peers.warm import WarmRelay
 
 CONNECTIONS = 40
 BACKLOG_WINDOWS = 1.5
@@ -50,8 +41,6 @@ NEXT_TO_CUT_S = 0.003
 LOOK_S = 0.25
 """How often it is seen to that mail waits."""
 NAMES = ("isp", "provider")
-CLOCK = SystemClock()
-"""The upstream's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +74,6 @@ class Terms(Allowance):
     """On the average, between two kills, or two edits."""
     cut_each_s: float = 0.5
     """On the average, between two lost replies."""
-    tightens: bool = False
-    """Whether edits change N and T, to what is stricter and back."""
-
-
-@dataclass(slots=True)
-class Rule:
-    """What the relay was told, and while what was begun it was in force for certain.  Boottime."""
-
-    count: int
-    period_s: float
-    from_ns: int
-    until_ns: int = 1 << 62
 
 
 @dataclass(slots=True)
@@ -114,28 +91,21 @@ class Strictness:
     edits: int
     cuts: int
     took_s: float
-    raw_share: float
-    fair_share: float
+    share: float
     down_s: float
     """While no relay ran."""
     stalled_s: float
     """While this machine did not run even the upstream."""
-    judged_by_stricter: int
-    """Transactions that were begun under a rule that is stricter than what the upstream allows."""
-    over_the_rule: list[str]
-    """Those that were too many by the rule of the moment."""
 
     def __str__(self) -> str:
         terms = self.terms
-        share = f"share of N / (T + guard + mean): {self.fair_share:.3f} (fair), raw {self.raw_share:.3f}"
-        if terms.tightens:
-            share = f"{self.judged_by_stricter} under a stricter rule, {len(self.over_the_rule)} over it"
         return (
             f"seed {terms.seed}: {self.transactions} transactions in {self.took_s:.1f} s, "
             f"{self.kills} SIGKILLs, {self.edits} edits, {self.cuts} lines cut behind a dot: "
             f"at most {self.most_in_any_window} of {terms.count} in any {terms.period_s:g} s, "
             f"{self.refused} refused, {self.duplicates} recipients twice; {self.unheard} ends unheard, "
-            f"{self.down_s:.1f} s without a relay, {self.stalled_s:.1f} s of stalls; {share}"
+            f"{self.down_s:.1f} s without a relay, {self.stalled_s:.1f} s of stalls; "
+            f"share of N / (T + guard + mean): {self.share:.3f}"
         )
 
 
@@ -157,8 +127,6 @@ class Ordeal:
     cut_at_ns: set[int] = field(default_factory=set)
     """When MAIL came of each transaction whose line was cut behind its dot."""
     counts: dict[str, int] = field(default_factory=lambda: {"kill": 0, "edit": 0, "cut": 0})
-    rules: list[Rule] = field(default_factory=list)
-    """What the relay was told, one after the other."""
     _granted: int = 0
     _name: str = NAMES[0]
 
@@ -242,40 +210,15 @@ class Ordeal:
             return
         (isp,) = self.relay.policy["upstreams"].values()
         isp["connections"] = self.dice.randint(CONNECTIONS - 10, CONNECTIONS)
-        count, period_s = self._rule()
         isp["limits"] = [
-            as_limit(count, period_s),
+            as_limit(self.terms.count, self.terms.period_s),
             *self.dice.choice([[], [{"recipients": 1_000_000, "per": "1h"}]]),
         ]
         self.dice.shuffle(isp["limits"])
         if self.dice.random() < RENAMED:
             self._name = next(name for name in NAMES if name != self._name)
         self.relay.policy["upstreams"] = {self._name: isp}
-        if not self.terms.tightens:
-            self.relay.write_policy()
-            return
-        if self.rules:
-            self.rules[-1].until_ns = CLOCK.boottime_ns()
-        self._write_and_wait()
-        longest_ns = int(self.terms.max_transaction_s * SECOND_NS)
-        self.rules.append(Rule(count, period_s, CLOCK.boottime_ns() + longest_ns))
-
-    def _rule(self) -> tuple[int, float]:
-        """Return another N and T: what the upstream allows, or stricter."""
-        if not self.terms.tightens:
-            return self.terms.count, self.terms.period_s
-        # By turns, or a short run might see only one of them.
-        tighter = len(self.rules) % 4
-        count = self.terms.count * 3 // 5 if tighter in (0, 1) else self.terms.count
-        return count, self.terms.period_s * (1.5 if tighter in (1, 2) else 1.0)
-
-    def _write_and_wait(self) -> None:
-        """Have the relay take over a policy that differs from the one before."""
-        # How long a connection may be kept matters to nobody here, and makes each one different.
-        self.relay.policy["upstreams"][self._name]["max_age"] = f"{3600 + len(self.rules)}s"
         self.relay.write_policy()
-        digest = hashlib.sha256(self.relay.policy_path.read_bytes()).hexdigest()
-        self.relay.wait_for_log(lambda line: f"sha256 {digest} event=policy_loaded" in line)
 
 
 def as_limit(count: int, period_s: float) -> dict[str, Any]:
@@ -283,31 +226,7 @@ def as_limit(count: int, period_s: float) -> dict[str, Any]:
     return {"messages": count, "per": f"{round(period_s * 1000)}ms"}
 
 
-def over_the_rules(rules: Sequence[Rule], seen: Sequence[Seen]) -> list[str]:
-    """Return what was begun though the rule of that moment left no room for it.
-
-    Of all that began no later, some window of T that it was counted in holds more than N.
-    """
-    found: list[str] = []
-    in_order = sorted(seen, key=lambda each: each.mail_at_ns)
-    for rule in rules:
-        period_ns = round(rule.period_s * SECOND_NS)
-        for index, last in enumerate(in_order):
-            if rule.from_ns <= last.mail_at_ns < rule.until_ns:
-                counted_ns = [each.entry.counted_at_ns for each in in_order[: index + 1]]
-                most = most_around(counted_ns, last.entry.counted_at_ns, period_ns)
-                if most > rule.count:
-                    found.append(f"{most} of {rule.count} in {rule.period_s:g} s")
-    return found
-
-
-def most_around(instants_ns: Sequence[int], at_ns: int, period_ns: int) -> int:
-    """Return the most instants that a half-open window with one of them in it holds."""
-    ends_ns = [end_ns for end_ns in instants_ns if at_ns <= end_ns < at_ns + period_ns]
-    return max(sum(end_ns - period_ns < each <= end_ns for each in instants_ns) for end_ns in ends_ns)
-
-
-def undergo(folder: Path, warm: Warm, terms: Terms) -> Strictness:
+def undergo(folder: Path, terms: Terms) -> Strictness:
     """Put one relay through it, see that no mail was hurt, and say what came of it."""
     dice = random.Random(terms.seed)
     keep = folder / "kept"
@@ -320,7 +239,7 @@ def undergo(folder: Path, warm: Warm, terms: Terms) -> Strictness:
             max_transaction=f"{round(terms.max_transaction_s * 1000)}ms",
         )
         # Mail waits before the first slot is asked for: at first nobody is where the upstream should be.
-        relay = WarmRelay(warm, folder, {NAMES[0]: isp | {"port": free_port()}})
+        relay = WarmRelay(folder, {NAMES[0]: isp | {"port": free_port()}})
         relay.start()
         with Feeder(relay.port, ahead=0) as feeder:
             ordeal = Ordeal(terms, host, relay, feeder, dice)
@@ -337,12 +256,12 @@ def undergo(folder: Path, warm: Warm, terms: Terms) -> Strictness:
     seen = sorted(host.seen(), key=lambda each: each.mail_at_ns)[: terms.transactions]
     unheard = {each.mail_at_ns for each in seen if ordeal.is_unheard(each)}
     span_ns = seen[-1].mail_at_ns - seen[0].mail_at_ns
-    mean_ns = sum(each.ended_at_ns - each.mail_at_ns for each in seen) / len(seen)
     longest_ns = int(terms.max_transaction_s * SECOND_NS)
     known_ns = sum(
         longest_ns if each.mail_at_ns in unheard else each.ended_at_ns - each.mail_at_ns for each in seen
     ) / len(seen)
-    late_ns = sum(each**2 for each in (*ordeal.down_ns, *stalls_ns)) / 2 / span_ns
+    shortest_ns = terms.period_s * SECOND_NS + terms.guard_ns + known_ns
+    shortest_ns += sum(each**2 for each in (*ordeal.down_ns, *stalls_ns)) / 2 / span_ns
     return Strictness(
         terms=terms,
         most_in_any_window=host.ledger.most_in_any_window(),
@@ -354,22 +273,10 @@ def undergo(folder: Path, warm: Warm, terms: Terms) -> Strictness:
         edits=ordeal.counts["edit"],
         cuts=len(ordeal.cut_at_ns),
         took_s=span_ns / SECOND_NS,
-        raw_share=_share(terms, seen, mean_ns),
-        fair_share=_share(terms, seen, known_ns + late_ns),
+        share=share_of(terms.count, shortest_ns, seen),
         down_s=sum(ordeal.down_ns) / SECOND_NS,
         stalled_s=sum(stalls_ns) / SECOND_NS,
-        judged_by_stricter=sum(
-            rule.from_ns <= each.mail_at_ns < rule.until_ns
-            for rule in ordeal.rules
-            if (rule.count, rule.period_s) != (terms.count, terms.period_s)
-            for each in host.seen()
-        ),
-        over_the_rule=over_the_rules(ordeal.rules, host.seen()),
     )
-
-
-def _share(terms: Terms, seen: Sequence[Seen], mean_ns: float) -> float:
-    return share_of(terms.count, terms.period_s * SECOND_NS + terms.guard_ns + mean_ns, seen)
 
 
 def share_of(count: int, shortest_ns: float, seen: Sequence[Seen]) -> float:

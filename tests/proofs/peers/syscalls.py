@@ -28,47 +28,18 @@ _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _NUMBERS: dict[str, dict[int, str]] = {
     "x86_64": {
-        1: "write",
-        18: "pwrite64",
-        20: "writev",
-        44: "sendto",
-        74: "fsync",
-        75: "fdatasync",
-        77: "ftruncate",
-        82: "rename",
-        83: "mkdir",
-        86: "link",
-        87: "unlink",
-        133: "mknod",
-        209: "io_submit",
-        257: "openat",
-        258: "mkdirat",
-        259: "mknodat",
-        263: "unlinkat",
-        264: "renameat",
-        265: "linkat",
-        280: "utimensat",
+        1: "write", 18: "pwrite64", 20: "writev", 44: "sendto", 74: "fsync", 75: "fdatasync",
+        77: "ftruncate", 82: "rename", 83: "mkdir", 86: "link", 87: "unlink", 133: "mknod",
+        209: "io_submit", 257: "openat",
+        258: "mkdirat", 259: "mknodat", 263: "unlinkat", 264: "renameat", 265: "linkat", 280: "utimensat",
         316: "renameat2",
     },
     "aarch64": {
-        2: "io_submit",
-        33: "mknodat",
-        34: "mkdirat",
-        35: "unlinkat",
-        37: "linkat",
-        38: "renameat",
-        46: "ftruncate",
-        56: "openat",
-        64: "write",
-        66: "writev",
-        68: "pwrite64",
-        82: "fsync",
-        83: "fdatasync",
-        88: "utimensat",
-        206: "sendto",
-        276: "renameat2",
+        2: "io_submit", 33: "mknodat", 34: "mkdirat", 35: "unlinkat", 37: "linkat", 38: "renameat",
+        46: "ftruncate", 56: "openat", 64: "write", 66: "writev", 68: "pwrite64", 82: "fsync",
+        83: "fdatasync", 88: "utimensat", 206: "sendto", 276: "renameat2",
     },
-}
+}  # fmt: skip
 _PR_SET_NO_NEW_PRIVS = 38
 _SET_MODE_FILTER, _NEW_LISTENER = 1, 8
 _RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1
@@ -78,15 +49,9 @@ _OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_THIRD_ARGUMENT = 0, 4, 32
 _NOTIFICATION = struct.Struct("=QIIiIQ6Q")
 _RESPONSE = struct.Struct("=QqiI")
 _PATHS = {
-    "rename": (0, 1),
-    "link": (0, 1),
-    "unlink": (0,),
-    "mkdir": (0,),
-    "mknod": (0,),
-    "renameat": (1, 3),
-    "renameat2": (1, 3),
-    "linkat": (1, 3),
-}
+    "rename": (0, 1), "link": (0, 1), "unlink": (0,), "mkdir": (0,), "mknod": (0,), "renameat": (1, 3),
+    "renameat2": (1, 3), "linkat": (1, 3),
+}  # fmt: skip
 """Which arguments are paths; of all others, the second."""
 _PATH_MAX = 4096
 _ON_DESCRIPTORS = frozenset({"write", "pwrite64", "writev", "sendto", "fsync", "fdatasync", "ftruncate"})

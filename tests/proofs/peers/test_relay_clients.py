@@ -16,17 +16,18 @@ from typing import TypeVar
 
 import pytest
 
-from tests.proofs.peers import apart, exim, fronts, libraries, postfix
+from tests.proofs.peers import apart, fronts, libraries, postfix
 from tests.proofs.peers.demand import demand
 from tests.proofs.peers.fronts import Front
 from tests.proofs.peers.libraries import LIBRARIES, Library
 from tests.proofs.peers.practice import Practice
-from tests.proofs.peers.relay import PROJECT, RelayProcess
+from tests.proofs.peers.relay import PROJECT
 from tests.proofs.peers.shapes import shape, without_traces
 from tests.proofs.peers.snippets import names, snippet
 from tests.proofs.peers.waiting import wait_for_change
+from tests.proofs.peers.warm import WarmRelay
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 Message = TypeVar("Message")
 
@@ -70,6 +71,7 @@ class WayIn:
 
 
 WAYS_IN = [
+    WayIn("exim", fronts.EXIM, fronts.exim, speaks_smtp=True),
     WayIn("opensmtpd", fronts.OPENSMTPD, fronts.opensmtpd, speaks_smtp=True),
     WayIn("sendmail", fronts.SENDMAIL, fronts.sendmail, speaks_smtp=True),
     WayIn("nullmailer", fronts.NULLMAILER, fronts.nullmailer),
@@ -99,8 +101,8 @@ def upstream(tmp_path: Path) -> Iterator[Practice]:
 
 
 @pytest.fixture
-def relay(tmp_path: Path, upstream: Practice) -> Iterator[RelayProcess]:
-    relay = RelayProcess(tmp_path, {"isp": upstream.upstream()})
+def relay(tmp_path: Path, upstream: Practice) -> Iterator[WarmRelay]:
+    relay = WarmRelay(tmp_path, {"isp": upstream.upstream()})
     relay.policy["listen"][0]["normalise_from"] = [LF_FROM]
     relay.write_policy()
     with relay:
@@ -108,7 +110,7 @@ def relay(tmp_path: Path, upstream: Practice) -> Iterator[RelayProcess]:
 
 
 def _through_a_stop(
-    relay: RelayProcess, messages: dict[str, Message], hand_over: Callable[[str, Message], bool]
+    relay: WarmRelay, messages: dict[str, Message], hand_over: Callable[[str, Message], bool]
 ) -> dict[str, Message]:
     """Hand everything over, a quarter of it while there is no relay; return what was not taken."""
     kept = {}
@@ -122,7 +124,7 @@ def _through_a_stop(
     return kept
 
 
-def _over_smtp(front: smtplib.SMTP, relay: RelayProcess) -> None:
+def _over_smtp(front: smtplib.SMTP, relay: WarmRelay) -> None:
     """Have a mail server take everything."""
 
     def send(recipient: str, message: tuple[str, bytes]) -> bool:
@@ -133,7 +135,7 @@ def _over_smtp(front: smtplib.SMTP, relay: RelayProcess) -> None:
     _through_a_stop(relay, SENT, send)
 
 
-def _arrived(relay: RelayProcess, upstream: Practice, *, traces: int) -> dict[str, tuple[str, bytes]]:
+def _arrived(relay: WarmRelay, upstream: Practice, *, traces: int) -> dict[str, tuple[str, bytes]]:
     """Return sender and content, less the lines on top, of what the upstream took, for each recipient."""
     relay.wait_until_empty()
     arrived = {
@@ -147,12 +149,12 @@ def _arrived(relay: RelayProcess, upstream: Practice, *, traces: int) -> dict[st
 
 def test_no_snippet_has_a_name_and_no_test() -> None:
     tested = [way.name for way in WAYS_IN] + [*WITHOUT_QUEUE] + [library.name for library in LIBRARIES]
-    assert sorted(names()) == sorted(["postfix", "exim", "php", "python", *tested])
+    assert sorted(names()) == sorted(["postfix", "php", "python", *tested])
 
 
 @pytest.mark.parametrize("way", WAYS_IN, ids=lambda way: way.name)
 def test_a_mail_server_hands_over_everything_through_a_restart(
-    way: WayIn, relay: RelayProcess, upstream: Practice
+    way: WayIn, relay: WarmRelay, upstream: Practice
 ) -> None:
     demand(apart.why_missing(*way.packages))
     with way.run(relay.port) as front:
@@ -172,7 +174,7 @@ def test_a_mail_server_hands_over_everything_through_a_restart(
 
 @pytest.mark.parametrize(("name", "status"), [(name, status) for name, (_, status) in WITHOUT_QUEUE.items()])
 def test_a_client_without_a_queue_says_what_it_did_not_hand_over(
-    name: str, status: int, programs: apart.Apart, relay: RelayProcess, upstream: Practice
+    name: str, status: int, programs: apart.Apart, relay: WarmRelay, upstream: Practice
 ) -> None:
     client = fronts.without_queue(programs, name, relay.port)
 
@@ -189,7 +191,7 @@ def test_a_client_without_a_queue_says_what_it_did_not_hand_over(
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
 def test_a_library_sends_what_it_says_it_sent(
-    library: Library, programs: apart.Apart, relay: RelayProcess, upstream: Practice
+    library: Library, programs: apart.Apart, relay: WarmRelay, upstream: Practice
 ) -> None:
     with libraries.using(programs, library, relay.port) as program:
 
@@ -209,7 +211,7 @@ def test_a_library_sends_what_it_says_it_sent(
 
 
 def test_mail_of_php_goes_by_relay_sendmail_or_not_at_all(
-    programs: apart.Apart, relay: RelayProcess, upstream: Practice
+    programs: apart.Apart, relay: WarmRelay, upstream: Practice
 ) -> None:
     # Of a spool that is not the caller's own: else its mail would go there, relay or none.
     policy = json.dumps(relay.policy | {"spool": "/var/spool/relay"})
@@ -240,23 +242,7 @@ def _read(content: bytes) -> tuple[str, str]:
     return message["Subject"], message.get_content().replace("\r\n", "\n").rstrip()
 
 
-def test_exim_hands_over_everything_through_a_restart(relay: RelayProcess, upstream: Practice) -> None:
-    demand(exim.why_missing())
-    with exim.exim(relay.port) as front:
-        with front.connect() as session:
-            _over_smtp(session, relay)
-        front.submit(b"Subject: cron\n\n.\nit ran\n", "root")
-        assert front.frozen() == [], front.log()
-        front.wait_until_empty()
-
-    arrived = _arrived(relay, upstream, traces=2)
-    # Of a local program's message Exim makes a whole one: From, Date, Message-Id.
-    _, cron = arrived.pop("root@example.org")
-    assert cron.endswith(b"\r\n\r\n.\r\nit ran\r\n")
-    assert arrived == SENT
-
-
-def test_postfix_hands_over_everything_through_a_restart(relay: RelayProcess, upstream: Practice) -> None:
+def test_postfix_hands_over_everything_through_a_restart(relay: WarmRelay, upstream: Practice) -> None:
     demand(postfix.why_missing())
     lines = snippet("postfix", port=relay.port).splitlines()
     settings = dict(line.split(" = ") for line in lines)
@@ -269,7 +255,7 @@ def test_postfix_hands_over_everything_through_a_restart(relay: RelayProcess, up
     assert _arrived(relay, upstream, traces=2) == SENT
 
 
-def test_the_python_of_the_page_sends_its_message(relay: RelayProcess, upstream: Practice) -> None:
+def test_the_python_of_the_page_sends_its_message(relay: WarmRelay, upstream: Practice) -> None:
     subprocess.run([sys.executable, "-c", snippet("python", port=relay.port)], check=True)
 
     sender, content = _arrived(relay, upstream, traces=1)["you@example.net"]
@@ -277,7 +263,7 @@ def test_the_python_of_the_page_sends_its_message(relay: RelayProcess, upstream:
     assert content.endswith(b"\r\n\r\nhello\r\n")
 
 
-def test_a_script_that_sends_lf_is_served_where_it_is_named(relay: RelayProcess, upstream: Practice) -> None:
+def test_a_script_that_sends_lf_is_served_where_it_is_named(relay: WarmRelay, upstream: Practice) -> None:
     message = EmailMessage()
     message["Subject"] = "dots"
     message.set_content("one\n.two\n.\n..\nlast\n")

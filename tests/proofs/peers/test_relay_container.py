@@ -99,7 +99,7 @@ class Pod:
         return count
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_pod_relays_takes_edits_and_stops_without_loss(image: Image, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with smtp_sink() as sink:
@@ -131,7 +131,7 @@ def test_a_pod_relays_takes_edits_and_stops_without_loss(image: Image, tmp_path:
     assert status_json["ledger"]["queued"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_image_holds_the_relay_and_nothing_of_the_checkout(image: Image) -> None:
     config = image.config
 
@@ -158,41 +158,19 @@ def test_policies_of_container_and_kubernetes_are_valid() -> None:
         assert str(policy.http) == "0.0.0.0:9725"
 
 
-def test_compose_and_kubernetes_run_it_confined_and_let_it_finish() -> None:
+def test_compose_and_kubernetes_run_it_confined_and_alone() -> None:
     relay = yaml.safe_load((DEPLOY / "container" / "compose.yaml").read_text())["services"]["relay"]
-    _, _, stateful = _kubernetes()
+    config, _, stateful = _kubernetes()
     pod = stateful["spec"]["template"]["spec"]
     (ours,) = pod["containers"]
 
     assert (relay["read_only"], relay["cap_drop"], relay["stop_grace_period"]) == (True, ["ALL"], "5m")
-    assert stateful["spec"]["replicas"] == 1
-    assert pod["terminationGracePeriodSeconds"] == 300
+    assert (stateful["spec"]["replicas"], pod["terminationGracePeriodSeconds"]) == (1, 300)
     assert {pod["securityContext"][key] for key in ("runAsUser", "runAsGroup", "fsGroup")} == {UID}
-    assert ours["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert all("subPath" not in mount for mount in ours["volumeMounts"]), (
-        "a file mounted alone is never renewed"
-    )
-
-
-def test_parts_of_the_manifest_name_each_other() -> None:
-    config, service, stateful = _kubernetes()
-    pod = stateful["spec"]["template"]["spec"]
-    (ours,) = pod["containers"]
-    volumes = {volume["name"] for volume in pod["volumes"]}
-    volumes |= {claim["metadata"]["name"] for claim in stateful["spec"]["volumeClaimTemplates"]}
-
-    assert {mount["name"] for mount in ours["volumeMounts"]} == volumes
+    assert ours["securityContext"]["readOnlyRootFilesystem"]
+    assert ours["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert all("subPath" not in mount for mount in ours["volumeMounts"]), "a file alone is never renewed"
     assert pod["volumes"][0]["configMap"]["name"] == config["metadata"]["name"]
-    assert stateful["spec"]["serviceName"] == service["metadata"]["name"]
-    labels = stateful["spec"]["template"]["metadata"]["labels"]
-    assert labels == stateful["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
-    assert {port["targetPort"] for port in service["spec"]["ports"]} == {
-        port["name"] for port in ours["ports"]
-    }
 
 
 def _kubernetes() -> list[dict[str, Any]]:

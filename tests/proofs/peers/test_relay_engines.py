@@ -9,28 +9,28 @@ from pathlib import Path
 import pytest
 
 from tests.proofs.peers.practice import Practice
-from tests.proofs.peers.relay import RelayProcess
 from tests.proofs.peers.waiting import free_port, wait_until
+from tests.proofs.peers.warm import WarmRelay
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 LONG = "Subject: long\r\n\r\n" + ("x" * 70 + "\r\n") * 6_000
 SEED = 7
 
 
-def hand_over(relay: RelayProcess, contents: Sequence[str]) -> None:
+def hand_over(relay: WarmRelay, contents: Sequence[str]) -> None:
     with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as session:
         for content in contents:
             session.sendmail("mjd@front.test", ["r@list.test", "s@list.test"], content)
 
 
-def listed(relay: RelayProcess) -> list[tuple[str, str]]:
+def listed(relay: WarmRelay) -> list[tuple[str, str]]:
     """Return each message's id and state."""
     lines = relay.command("queue", "--json").stdout.splitlines()
     return sorted((each["queue_id"], each["state"]) for each in map(json.loads, lines))
 
 
-def use(relay: RelayProcess, engine: str) -> None:
+def use(relay: WarmRelay, engine: str) -> None:
     """Convert the spool, and let the policy say so."""
     converted = relay.command("spool", "convert", "--to", engine)
     assert converted.returncode == os.EX_OK, converted.stderr
@@ -42,7 +42,7 @@ def test_mail_goes_on_through_kills_and_conversions(tmp_path: Path) -> None:
     limit = {"messages": 1000, "per": "1s"}
     nowhere = {"host": "127.0.0.1", "port": free_port(), "tls": "none"}
     with Practice(tmp_path, limit, seed=SEED) as host:
-        relay = RelayProcess(tmp_path, {"isp": nowhere}, spool={"path": "./spool", "engine": "log"})
+        relay = WarmRelay(tmp_path, {"isp": nowhere}, spool={"path": "./spool", "engine": "log"})
         relay.start()
         hand_over(relay, ["Subject: x\r\n\r\nx\r\n"] * 5 + [LONG])
         (held, _), *_ = listed(relay)

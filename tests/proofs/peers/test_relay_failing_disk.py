@@ -14,11 +14,9 @@ import pytest
 from tests.fakes.smarthost import Smarthost
 from tests.proofs.peers import smtp_tools
 from tests.proofs.peers.demand import demand, find, missing_program
-from tests.proofs.peers.relay import RelayProcess
 from tests.proofs.peers.smtp_tools import smtp_sink
 from tests.proofs.peers.waiting import HANG_S, wait_until
-
-pytestmark = pytest.mark.slow
+from tests.proofs.peers.warm import WarmRelay
 
 ONE_MESSAGE = re.compile(rb"^reserved [0-9]+ [0-9]+ 1 1 0 [0-9]+$", re.MULTILINE)
 """The line of a reservation of one message to one recipient, without shares."""
@@ -55,7 +53,7 @@ def test_a_failed_sync_of_marks_exits_74_and_a_restart_goes_on(tmp_path: Path) -
     with smtp_sink("-w", "3") as sink:
         history = tmp_path / "history"
         isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "history": str(history)}
-        relay = RelayProcess(tmp_path, {"isp": isp})
+        relay = WarmRelay(tmp_path, {"isp": isp})
         relay.start()
         assert _hand_over(relay.port).startswith(b"250")
         wait_until(lambda: history.exists() and ONE_MESSAGE.search(history.read_bytes()))
@@ -76,7 +74,7 @@ def test_mail_that_cannot_be_synced_gets_451_and_is_given_up(
     with smtp_sink() as sink:
         history = tmp_path / "history"
         isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "history": str(history)}
-        relay = RelayProcess(tmp_path, {"isp": isp})
+        relay = WarmRelay(tmp_path, {"isp": isp})
         with relay:
             # Its start has looked for the history by then, and has nothing more to sync.
             wait_until(history.with_suffix(".lock").exists)
@@ -97,7 +95,7 @@ async def test_a_damaged_sector_of_long_content_is_no_fault_of_the_sender(
 ) -> None:
     def act(host: Smarthost) -> None:
         upstream = {"host": "127.0.0.1", "port": host.port, "tls": "none"}
-        relay = RelayProcess(
+        relay = WarmRelay(
             tmp_path, {"isp": upstream}, spool={"path": "./spool", "engine": engine}, hostname="relay.test"
         )
         with relay:

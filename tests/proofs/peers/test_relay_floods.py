@@ -2,11 +2,11 @@
 
 import pytest
 
+from tests.bench.flooding import KINDS
 from tests.bench.floods import flooded_relay, measure
-from tests.proofs.peers.floods import KINDS
-from tests.proofs.peers.latency import MOST
+from tests.bench.waits import MOST
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.measures
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,12 +16,12 @@ from tests.proofs.figures import FIGURES
 from tests.proofs.peers import small_disk, smtp_tools
 from tests.proofs.peers.demand import demand
 from tests.proofs.peers.processes import halted
-from tests.proofs.peers.relay import RelayProcess
 from tests.proofs.peers.small_disk import MEGABYTE, SmallDisk, ext4
 from tests.proofs.peers.smtp_tools import SmtpSink, smtp_sink
 from tests.proofs.peers.waiting import HANG_S, wait_until
+from tests.proofs.peers.warm import WarmRelay
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 LEVELS = [number * 4096 for number in range(24)] + [number * MEGABYTE // 2 for number in range(1, 41)]
 """Bytes that are free: densely where the last blocks are, then up to above the headroom."""
@@ -58,7 +58,7 @@ def test_64_levels_of_a_full_disk_lose_nothing_and_relaying_goes_on(tmp_path: Pa
     with ext4(tmp_path / "small", size_bytes=DISK_BYTES) as disk, smtp_sink() as sink:
         upstream = {"host": "127.0.0.1", "port": sink.port, "tls": "none"}
         limits = [{"messages": 100_000, "per": "1h"}]
-        relay = RelayProcess(tmp_path, {"isp": upstream | {"limits": limits}}, spool="./small/spool")
+        relay = WarmRelay(tmp_path, {"isp": upstream | {"limits": limits}}, spool="./small/spool")
         client = Sending(relay.port)
         with relay:
             for number, level in enumerate(LEVELS):
@@ -73,7 +73,7 @@ def test_64_levels_of_a_full_disk_lose_nothing_and_relaying_goes_on(tmp_path: Pa
 
 
 def _fill_and_go_on(
-    relay: RelayProcess, disk: SmallDisk, sink: SmtpSink, client: Sending, level: int, *, restarts: bool
+    relay: WarmRelay, disk: SmallDisk, sink: SmtpSink, client: Sending, level: int, *, restarts: bool
 ) -> None:
     disk.empty()
     if restarts:
@@ -94,7 +94,7 @@ def _fill_and_go_on(
     sink.wait_for(client.accepted)
 
 
-def _check_ready(relay: RelayProcess, disk: SmallDisk) -> None:
+def _check_ready(relay: WarmRelay, disk: SmallDisk) -> None:
     """See that monitoring is told of a full disk, and that it is over."""
     disk.fill_to(0)
     wait_until(lambda: _ready(relay).startswith("503 no room on the disk"))
@@ -102,7 +102,7 @@ def _check_ready(relay: RelayProcess, disk: SmallDisk) -> None:
     wait_until(lambda: _ready(relay) == "ready\n")
 
 
-def _ready(relay: RelayProcess) -> str:
+def _ready(relay: WarmRelay) -> str:
     try:
         return relay.get("/readyz")
     except urllib.error.HTTPError as error:

@@ -21,7 +21,7 @@ from tests.proofs.peers.smtp_tools import smtp_sink, smtp_source
 from tests.proofs.peers.waiting import free_port
 from tests.unit.spool.recovering import recover
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.measures
 
 CLIENTS = 20
 CONTENT_BYTES = 50_000_000

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.proofs.peers.processes import halted
-from tests.proofs.peers.relay import RelayProcess
 from tests.proofs.peers.waiting import wait_until
+from tests.proofs.peers.warm import WarmRelay
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 ROUNDS = 4
 LONGEST_S = 3.0
@@ -25,7 +25,7 @@ def test_a_250_that_came_while_the_relay_was_stopped_is_read_before_its_deadline
         upstream = {"host": "127.0.0.1", "port": server.getsockname()[1], "tls": "none", "connections": 1}
         upstream["max_transaction"] = f"{LONGEST_S:g}s"
         server.settimeout(1.0)
-        with RelayProcess(tmp_path, {"isp": upstream}) as relay:
+        with WarmRelay(tmp_path, {"isp": upstream}) as relay:
             with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as session:
                 for number in range(ROUNDS):
                     session.sendmail("mjd@front.test", [f"r{number}@list.test"], "Subject: x\r\n\r\nx\r\n")

@@ -11,7 +11,6 @@ from tests.proofs.peers import accounts, dovecot, postfix
 from tests.proofs.peers.demand import demand
 from tests.proofs.peers.feeder import SENDER
 from tests.proofs.peers.three_accounts import CONNECTIONS, NAMES, STRANGER, Found, Terms, undergo
-from tests.proofs.peers.warm import Warm
 
 SMALLEST_SHARE = 0.95
 """Of the sum of N / (T + guard + mean transaction), where all have mail and none is paused or stopped."""
@@ -33,13 +32,12 @@ def assert_all_went_well(found: Found) -> None:
     assert found.logins["token"] == {("OAUTHBEARER", USER)}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_three_accounts_under_all_of_it_lose_and_exceed_nothing(
     tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     demand(postfix.why_missing(), dovecot.why_missing())
-    with Warm() as warm:
-        found = undergo(tmp_path, warm, SMALL)
+    found = undergo(tmp_path, SMALL)
     tell(str(found))
     assert_all_went_well(found)
 
@@ -50,8 +48,7 @@ def test_three_accounts_are_used_to_the_full_while_all_have_mail(
 ) -> None:
     demand(postfix.why_missing(), dovecot.why_missing())
     deeds = max(20, int(crash_budget_s / 3))
-    with Warm() as warm:
-        found = undergo(tmp_path, warm, replace(CALM, seed=crash_seed, deeds=deeds))
+    found = undergo(tmp_path, replace(CALM, seed=crash_seed, deeds=deeds))
     tell(str(found))
     assert_all_went_well(found)
     assert found.verdict.duplicates == 0
@@ -64,7 +61,6 @@ def test_three_accounts_at_length_lose_and_exceed_nothing(
 ) -> None:
     demand(postfix.why_missing(), dovecot.why_missing())
     deeds = max(20, int(crash_budget_s / 2))
-    with Warm() as warm:
-        found = undergo(tmp_path, warm, replace(WILD, seed=crash_seed, deeds=deeds))
+    found = undergo(tmp_path, replace(WILD, seed=crash_seed, deeds=deeds))
     tell(str(found))
     assert_all_went_well(found)

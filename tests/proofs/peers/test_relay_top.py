@@ -23,12 +23,13 @@ from relay.cli.top.looking import Looking
 from relay.cli.top.screen import Top
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
-from relay.status.snapshot import QueueState, Snapshot
+from relay.status.snapshot import Snapshot
 from tests.proofs.peers.practice import Practice
-from tests.proofs.peers.relay import PROJECT, RelayProcess
+from tests.proofs.peers.relay import PROJECT
 from tests.proofs.peers.waiting import HANG_S
+from tests.proofs.peers.warm import WarmRelay
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 LIMITS = [{"messages": 1, "per": "1h"}]
 SENDER = "list@lists.test"
@@ -41,11 +42,11 @@ def practice(tmp_path: Path) -> Iterator[Practice]:
 
 
 @pytest.fixture
-def relay(tmp_path: Path, practice: Practice) -> RelayProcess:
-    return RelayProcess(tmp_path, {"isp": practice.upstream(limits=LIMITS)})
+def relay(tmp_path: Path, practice: Practice) -> WarmRelay:
+    return WarmRelay(tmp_path, {"isp": practice.upstream(limits=LIMITS)})
 
 
-def hand_over(relay: RelayProcess, *recipients: str, sender: str = SENDER) -> None:
+def hand_over(relay: WarmRelay, *recipients: str, sender: str = SENDER) -> None:
     with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as session:
         for recipient in recipients:
             session.sendmail(sender, [recipient], "Subject: x\r\n\r\nx\r\n")
@@ -54,7 +55,7 @@ def hand_over(relay: RelayProcess, *recipients: str, sender: str = SENDER) -> No
 class Watching:
     """A `relay top` whose keys are pressed, and which is read, by a test."""
 
-    def __init__(self, relay: RelayProcess, pilot: Pilot[None]) -> None:
+    def __init__(self, relay: WarmRelay, pilot: Pilot[None]) -> None:
         self._relay = relay
         self._pilot = pilot
 
@@ -85,9 +86,6 @@ class Watching:
             await self._pilot.pause()
             assert self.picture != before, f"no row with {word}:\n{before}"
 
-    async def resize(self, columns: int, lines: int) -> None:
-        await self._pilot.resize_terminal(columns, lines)
-
     async def asked(self) -> Snapshot:
         client = ControlClient(self._relay.folder / "spool")
         try:
@@ -102,18 +100,17 @@ class Watching:
             await self._pilot.pause()
 
 
-def watch(relay: RelayProcess, story: Callable[[Watching], Any], columns: int = 80, lines: int = 24) -> Top:
+def watch(relay: WarmRelay, story: Callable[[Watching], Any]) -> None:
     app = Top(Looking(relay.folder / "spool", SystemClock()), "anna", every_seconds=0.2)
 
     async def tell() -> None:
-        async with app.run_test(size=(columns, lines)) as pilot:
+        async with app.run_test(size=(80, 24)) as pilot:
             await story(Watching(relay, pilot))
 
     asyncio.run(tell())
-    return app
 
 
-def test_an_upstream_is_paused_and_used_again_by_keys(relay: RelayProcess) -> None:
+def test_an_upstream_is_paused_and_used_again_by_keys(relay: WarmRelay) -> None:
     async def story(top: Watching) -> None:
         await top.choose("isp")
         await top.press("p")
@@ -138,52 +135,7 @@ def test_an_upstream_is_paused_and_used_again_by_keys(relay: RelayProcess) -> No
         watch(relay, story)
 
 
-def test_a_senders_mail_is_held_only_once_that_is_confirmed(relay: RelayProcess, practice: Practice) -> None:
-    async def story(top: Watching) -> None:
-        await top.shows("queue: 3 waiting", "2 messages, 2 recipients list@lists.test")
-        await top.choose(SENDER)
-        await top.press("h")
-        await top.shows("hold 2 messages, 2 recipients, of sender list@lists.test")
-        await top.press("escape")
-        await top.shows("nothing was done")
-        assert (await top.asked()).counts(QueueState.HELD).messages == 0
-        await top.press("h")
-        await top.shows("y: do it")
-        await top.press("y")
-        await top.shows("2 messages: held", "queue: 1 waiting, 2 held")
-        assert (await top.asked()).counts(QueueState.HELD).messages == 2
-        await top.choose("held")
-        await top.press("h")
-        await top.shows("no verb goes by a reason")
-
-    with relay:
-        hand_over(relay, "first@x.test")
-        practice.wait_until(lambda ledger: ledger.relayed == 1)
-        hand_over(relay, "ann@x.test", "bob@x.test")
-        hand_over(relay, "eve@x.test", sender="other@lists.test")
-        watch(relay, story)
-
-
-def test_deferred_mail_is_retried_at_once(relay: RelayProcess, practice: Practice) -> None:
-    async def story(top: Watching) -> None:
-        await top.shows("queue: 1 deferred", "450 4.2.0 come again")
-        await top.choose("isp")
-        await top.press("r")
-        await top.shows("retry 1 messages, 1 recipients, of upstream isp (deferred now): to be tried at once")
-        await top.press("y")
-        await top.shows("1 messages: to be tried at once")
-
-    relay.policy["upstreams"]["isp"]["limits"] = [{"messages": 50, "per": "1h"}]
-    relay.policy["retry"] = {"min": "10h", "max": "20h", "lifetime": "5d"}
-    relay.write_policy()
-    with relay:
-        hand_over(relay, "stay@x.test")
-        practice.wait_until(lambda _: len(practice.tried) == 1)
-        watch(relay, story)
-        practice.wait_until(lambda _: len(practice.tried) == 2)
-
-
-def test_it_says_that_the_relay_is_down_and_sees_it_again(relay: RelayProcess) -> None:
+def test_it_says_that_the_relay_is_down_and_sees_it_again(relay: WarmRelay) -> None:
     async def story(top: Watching) -> None:
         await top.shows("running for", "queue: 1 waiting")
         await asyncio.to_thread(relay.kill)
@@ -206,31 +158,14 @@ def test_it_says_that_the_relay_is_down_and_sees_it_again(relay: RelayProcess) -
         watch(relay, story)
 
 
-def test_it_fits_a_terminal_that_is_resized(relay: RelayProcess) -> None:
-    async def story(top: Watching) -> None:
-        for columns, lines in ((80, 24), (200, 60), (40, 12), (80, 24)):
-            await top.resize(columns, lines)
-            await top._until(lambda size=(columns, lines): _fits(top.picture, *size))  # type: ignore[misc]  # a default of a lambda
-            await top.shows("isp", "q quit" if columns > 60 else "p pause")
-
-    with relay:
-        watch(relay, story)
-
-
-def _fits(picture: str, columns: int, lines: int) -> bool:
-    drawn = picture.split("\n")
-    # The last line is that of the keys, and is as wide as the terminal.
-    return len(drawn) == lines and max(map(len, drawn)) <= columns and "p pause" in drawn[-1]
-
-
 class Terminal:
     """A `relay top` in a pseudo-terminal, as a person has it."""
 
-    def __init__(self, relay: RelayProcess, **environment: str) -> None:
+    def __init__(self, relay: WarmRelay, **environment: str) -> None:
         self._ours, theirs = os.openpty()
         self.before = termios.tcgetattr(theirs)
         self._theirs = theirs
-        self.resize(80, 24)
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         command = [sys.executable, "-m", "relay", "top", "--policy", str(relay.policy_path)]
         surroundings = {
             key: value for key, value in os.environ.items() if key not in {"NO_COLOR", "COLORTERM"}
@@ -246,9 +181,6 @@ class Terminal:
             start_new_session=True,
         )
         self.written = b""
-
-    def resize(self, columns: int, lines: int) -> None:
-        fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def press(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
@@ -295,30 +227,28 @@ def terminals() -> Iterator[list[Terminal]]:
 
 LEFT = b"\x1b[?1049l"
 """The screen from before is there again."""
-OF_16_COLOURS = re.compile(rb"(?:[013457]|22|24|27|3[0-79]|4[0-79]|9[0-7]|10[0-7]|)\Z")
+COLOURED = re.compile(rb"\x1b\[(?:[0-9]+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")
 
 
-def parts_of_styles(written: bytes) -> list[bytes]:
-    return [part for style in re.findall(rb"\x1b\[([0-9;]*)m", written) for part in style.split(b";")]
-
-
-@pytest.mark.parametrize("key", ["q", "\x03"])
+@pytest.mark.parametrize(("environment", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_a_key_ends_it_with_the_terminal_as_it_was(
-    key: str, relay: RelayProcess, terminals: list[Terminal]
+    relay: WarmRelay, terminals: list[Terminal], environment: dict[str, str], *, is_coloured: bool
 ) -> None:
+    """Started before the relay, it waits for it."""
+    (relay.folder / "spool").mkdir(mode=0o700)
+    terminals.append(top := Terminal(relay, **environment))
+    top.read_until(b"no relay runs on")
     with relay:
-        terminals.append(top := Terminal(relay))
-        top.read_until(b"isp")
-        top.press(key)
+        top.read_until(b"running for")
+        top.press("q")
         assert top.end() == os.EX_OK
 
     assert LEFT in top.written
     assert top.is_as_before()
-    assert all(OF_16_COLOURS.match(part) for part in parts_of_styles(top.written))
-    assert any(part.startswith(b"3") for part in parts_of_styles(top.written))
+    assert bool(COLOURED.search(top.written)) is is_coloured
 
 
-def test_a_signal_ends_it_with_the_terminal_as_it_was(relay: RelayProcess, terminals: list[Terminal]) -> None:
+def test_a_signal_ends_it_with_the_terminal_as_it_was(relay: WarmRelay, terminals: list[Terminal]) -> None:
     with relay:
         terminals.append(top := Terminal(relay))
         top.read_until(b"isp")
@@ -327,24 +257,3 @@ def test_a_signal_ends_it_with_the_terminal_as_it_was(relay: RelayProcess, termi
 
     assert LEFT in top.written
     assert top.is_as_before()
-
-
-def test_no_color_is_heeded(relay: RelayProcess, terminals: list[Terminal]) -> None:
-    with relay:
-        terminals.append(top := Terminal(relay, NO_COLOR="1"))
-        top.read_until(b"isp")
-        top.press("q")
-        assert top.end() == os.EX_OK
-
-    parts = parts_of_styles(top.written)
-    assert not [part for part in parts if re.match(rb"(?:3[0-8]|4[0-8]|9\d|10\d)\Z", part)]
-
-
-def test_a_relay_that_was_never_up_is_waited_for(relay: RelayProcess, terminals: list[Terminal]) -> None:
-    (relay.folder / "spool").mkdir(mode=0o700)
-    terminals.append(top := Terminal(relay))
-    top.read_until(b"no relay runs on")
-    with relay:
-        top.read_until(b"running for")
-        top.press("q")
-        assert top.end() == os.EX_OK

@@ -36,7 +36,7 @@ from tests.proofs.peers.postfix import Postfix
 from tests.proofs.peers.practice import Practice, Seen
 from tests.proofs.peers.strict import Allowance, as_limit, share_of
 from tests.proofs.peers.waiting import wait_for_change, wait_until
-from tests.proofs.peers.warm import Warm, WarmRelay
+from tests.proofs.peers.warm import WarmRelay
 
 NAMES = ("password", "token", "practice")
 STRANGER = "news@lists.test"
@@ -92,25 +92,18 @@ class Found:
     told_twice: list[str]
     counts: dict[str, int]
     taken: dict[str, int]
-    shares: dict[str, float]
-    """Of what each account allows, whatever happened to the relay."""
     share: float
-    """Of the sum of that."""
-    down_s: float
-    paused_s: float
-    took_s: float
+    """Of the sum of what all accounts allow, whatever happened to the relay."""
     unexpected: list[str]
     """Upstreams that stopped, as the log tells it."""
 
     def __str__(self) -> str:
         deeds = ", ".join(f"{count} {deed}" for deed, count in sorted(self.counts.items()))
-        taken = ", ".join(f"{name} {count} ({self.shares[name]:.3f})" for name, count in self.taken.items())
         return (
-            f"seed {self.terms.seed}: {deeds} in {self.took_s:.1f} s; "
-            f"taken (share): {taken}; at most {max(self.most.values())} of {self.terms.count} in any "
+            f"seed {self.terms.seed}: {deeds}; taken: {self.taken}; "
+            f"at most {max(self.most.values())} of {self.terms.count} in any "
             f"{self.terms.period_s:g} s, {self.refused} refused; {self.verdict.duplicates} recipients twice; "
-            f"{self.share:.3f} of the sum of all budgets, with {self.down_s:.1f} s without a relay and "
-            f"{self.paused_s:.1f} s of pauses in it"
+            f"{self.share:.3f} of the sum of all budgets"
         )
 
 
@@ -205,10 +198,8 @@ class Ordeal:
     dice: random.Random
     kills: Kills = field(default_factory=Kills)
     counts: dict[str, int] = field(default_factory=dict)
-    down_ns: int = 0
-    paused_at_ns: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Of each account that is paused, since when, and how many deeds ago."""
-    paused_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(NAMES, 0))
+    paused: dict[str, int] = field(default_factory=dict)
+    """Of each account that is paused, the number of that deed."""
     revoked_at_s: float = 0.0
     _granted: int = 0
 
@@ -242,7 +233,7 @@ class Ordeal:
 
     def end(self) -> None:
         """Have all three go on."""
-        for name in list(self.paused_at_ns):
+        for name in list(self.paused):
             self._resumed(name)
 
     def feed(self) -> None:
@@ -285,21 +276,20 @@ class Ordeal:
     def _pause(self) -> None:
         name = self.dice.choice(NAMES)
         self._ask(lambda client: client.pause(name, PauseAsked("the test")))
-        self.paused_at_ns.setdefault(name, (time.monotonic_ns(), sum(self.counts.values())))
+        self.paused.setdefault(name, sum(self.counts.values()))
 
     def _resume(self) -> None:
-        for name in list(self.paused_at_ns)[:1]:
+        for name in list(self.paused)[:1]:
             self._resumed(name)
 
     def _end_long_pauses(self) -> None:
-        for name, (_, deed) in list(self.paused_at_ns.items()):
+        for name, deed in list(self.paused.items()):
             if sum(self.counts.values()) - deed > LONGEST_PAUSE_DEEDS:
                 self._resumed(name)
 
     def _resumed(self, name: str) -> None:
         self._ask(lambda client: client.resume(name))
-        since_ns, _ = self.paused_at_ns.pop(name)
-        self.paused_ns[name] += time.monotonic_ns() - since_ns
+        del self.paused[name]
 
     def _revoke(self) -> None:
         """End all tokens, but not the one in their place before it is used: that stops an account."""
@@ -312,17 +302,13 @@ class Ordeal:
         # A client that waits for us reads no 421, and is waited for.
         self.feeder.allow(BEFORE_A_STOP)
         self._granted += BEFORE_A_STOP
-        began_ns = time.monotonic_ns()
         assert self.relay.stop() == 0
         self.relay.start()
-        self.down_ns += time.monotonic_ns() - began_ns
 
     def _kill(self) -> None:
-        began_ns = time.monotonic_ns()
         with self.kills.one():
             self.relay.kill_all()
         self.relay.start()
-        self.down_ns += time.monotonic_ns() - began_ns
 
 
 def routes(dice: random.Random) -> list[dict[str, Any]]:
@@ -336,11 +322,11 @@ def routes(dice: random.Random) -> list[dict[str, Any]]:
     return [route | {"failover_after": "1s"} for route in found] + [{"upstreams": [dice.choice(NAMES)]}]
 
 
-def undergo(folder: Path, warm: Warm, terms: Terms) -> Found:
+def undergo(folder: Path, terms: Terms) -> Found:
     """Put one relay through it, and say what came of it."""
     dice = random.Random(terms.seed)
     with house(terms, folder) as three:
-        relay = WarmRelay(warm, folder, three.sections(terms, folder), routes=routes(dice))
+        relay = WarmRelay(folder, three.sections(terms, folder), routes=routes(dice))
         relay.start()
         with Feeder(relay.port, ahead=0, letter=letter) as feeder:
             ordeal = Ordeal(terms, three, relay, feeder, dice)
@@ -385,11 +371,7 @@ def undergo(folder: Path, warm: Warm, terms: Terms) -> Found:
         told_twice=told_relayed_twice(relay.log()),
         counts=ordeal.counts,
         taken={name: len(its) for name, its in seen.items()},
-        shares=shares,
         share=sum(shares[name] * possible[name] for name in NAMES) / sum(possible.values()),
-        down_s=ordeal.down_ns / SECOND_NS,
-        paused_s=sum(ordeal.paused_ns.values()) / SECOND_NS,
-        took_s=(ended_ns - began_ns) / SECOND_NS,
         unexpected=[line for line in relay.log() if " stopped: " in line],
     )
 
