@@ -1,13 +1,10 @@
 """`relay top` as a command: what it needs, and what it costs the others."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from relay.cli.main import COMMANDS
 from relay.cli.top.looking import Looking
 from relay.clock import SECOND_NS
 from tests.fakes.clock import FakeClock
@@ -26,13 +23,6 @@ def test_top_needs_a_terminal_and_says_what_does_not(
 ) -> None:
     assert code_of("top", "--policy", str(policy_path)) == os.EX_USAGE
     assert "`relay status` prints to anything" in capsys.readouterr().err
-
-
-def test_no_command_waits_for_the_library_of_terminals() -> None:
-    modules = ", ".join(dict.fromkeys(command.module for command in COMMANDS.values()))
-    program = f"import sys, {modules}; sys.exit('textual' in sys.modules)"
-
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 async def test_a_look_knows_the_relay_and_how_long_ago(tmp_path: Path) -> None:
@@ -58,20 +48,4 @@ async def test_a_look_knows_the_relay_and_how_long_ago(tmp_path: Path) -> None:
     await looking.look()
     assert looking.seen().trouble == f"no relay runs on {tmp_path}"
     assert looking.seen().snapshot == a_snapshot()
-    await looking.close()
-
-
-async def test_a_spool_that_is_made_anew_is_found_again(tmp_path: Path) -> None:
-    spool = tmp_path / "spool"
-    spool.mkdir()
-    looking = Looking(spool, FakeClock())
-    with relay_up(spool, FakeOperations()):
-        await looking.look()
-    spool.rename(tmp_path / "old")
-    await looking.look()
-    assert looking.seen().trouble == f"no relay runs on {spool}"
-    spool.mkdir()
-    with relay_up(spool, FakeOperations()):
-        await looking.look()
-        assert looking.seen().trouble == ""
     await looking.close()
