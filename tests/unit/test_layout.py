@@ -6,7 +6,7 @@ Each law is one test, and a broken one lists every offender.
 import ast
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ READS_FILES = {
     *("relay/policy/provider_names.py", "relay/policy/named_file.py", "relay/policy/secrets.py"),
 }
 """In pure rooms: the boot id, the policy, the rules and providers beside it, and what a policy names."""
-LEASES_ONLY = "relay/policy/named_file.py"
+LEASES_ONLY = ("relay/policy/named_file.py", "fcntl.fcntl")
 """Asks by fcntl(2) for a lease, to see whether a file is being written; makes nothing durable."""
 FILE_METHODS = _words(
     "chmod exists hardlink_to is_dir is_file iterdir lstat mkdir open read_bytes read_text rename rglob "
@@ -63,21 +63,11 @@ DURABLE_CALLS = _words(
 WALL_CLOCK = re.compile(
     r"(.*\.)?(time\.time|time\.time_ns|datetime\.now|datetime\.utcnow|datetime\.today|date\.today)"
 )
-BETTER = {
-    "asyncio.get_event_loop": "asyncio.get_running_loop",
-    "eval": "a parser",
-    "exec": "a parser",
-    "fcntl.lockf": "relay.spool.disk.durable: a POSIX lock is lost when any descriptor of the file closes",
-    "logging.getLogger": "relay.telemetry.events",
-    "os.popen": "subprocess.run with a list",
-    "os.system": "subprocess.run with a list",
-    "pickle.loads": "relay.spool.message.message_file, or JSON",
-    "print": "click.echo in cli, relay.telemetry.events elsewhere",
-    "tempfile.mktemp": "tempfile.mkstemp",
-    "time.sleep": "waiting for what is waited for",
-    "yaml.load": "relay.policy.document",
-    "yaml.unsafe_load": "relay.policy.document",
-}
+BETTER = _words(
+    "asyncio.get_event_loop eval exec logging.getLogger os.popen os.system pickle.loads print "
+    "tempfile.mktemp time.sleep yaml.load yaml.unsafe_load"
+)
+"""For each there is a safer one, in the standard library or in relay."""
 
 
 class Module:
@@ -134,85 +124,65 @@ def _room_of(name: str) -> str:
     return parts[1] if len(parts) > 1 and parts[1] in ROOMS else ""
 
 
-def _arrows() -> Iterator[tuple[Module, str, str]]:
-    """Yield each import of another room, with its place."""
-    for module in _relay():
-        for line, name in module.imports:
-            if name.startswith("relay.") and _room_of(name) not in {module.room, ""}:
-                yield module, name, f"{module.name}:{line} imports {name}"
+def _imported(is_banned: Callable[[Module, str], bool]) -> list[str]:
+    return [
+        f"{module.name}:{line} imports {name}"
+        for module in _relay()
+        for line, name in module.imports
+        if is_banned(module, f"{name}.")
+    ]
 
 
-def test_every_folder_is_a_room() -> None:
-    assert {module.room for module in _relay()} == {*ROOMS, ""}
+def _called(is_banned: Callable[[Module, ast.Call, str], object]) -> list[str]:
+    return [
+        f"{module.name}:{call.lineno} calls {ast.unparse(call.func)}"
+        for module in _relay()
+        for call, name in module.calls
+        if is_banned(module, call, name)
+    ]
 
 
 def test_imports_between_rooms_point_down() -> None:
-    def may(room: str, name: str) -> bool:
-        other = _room_of(name)
-        if room == "" or ROOMS.index(other) > ROOMS.index(room) or other in NEVER_SEES.get(room, ()):
+    def points_up(module: Module, name: str) -> bool:
+        room, other = module.room, _room_of(name)
+        if module.name == "relay/__main__.py" or other in {room, ""}:
             return False
-        return (room, other) != ("throttle", "spool") or f"{name}.".startswith(OF_THE_DISK)
+        if room == "" or ROOMS.index(other) > ROOMS.index(room) or other in NEVER_SEES.get(room, ()):
+            return True
+        return (room, other) == ("throttle", "spool") and not name.startswith(OF_THE_DISK)
 
-    _none(
-        [
-            place
-            for module, name, place in _arrows()
-            if not may(module.room, name)
-            if module.name != "relay/__main__.py"
-        ]
-    )
+    assert {module.room for module in _relay()} == {*ROOMS, ""}
+    _none(_imported(points_up))
 
 
-def test_only_engines_py_knows_an_engine_and_no_engine_another() -> None:
+def test_only_engines_py_knows_an_engine_no_engine_another_and_the_disk_nothing_of_them() -> None:
     engines = {path.parent.name for path in (PACKAGE / "spool").glob("*/engine.py")}
     assert engines == {"log", "maildir"}
 
-    _none(
-        [
-            f"{module.name}:{line} imports {name}"
-            for module in _relay()
-            if module.name != "relay/spool/engines.py"
-            for line, name in module.imports
+    def knows(module: Module, name: str) -> bool:
+        if module.name.startswith("relay/spool/disk/"):
+            return name.startswith("relay.") and not name.startswith(("relay.spool.disk.", "relay.clock."))
+        return module.name != "relay/spool/engines.py" and any(
+            name.startswith(f"relay.spool.{engine}.") and not module.name.startswith(f"relay/spool/{engine}/")
             for engine in engines
-            if f"{name}.".startswith(f"relay.spool.{engine}.")
-            if not module.name.startswith(f"relay/spool/{engine}/")
-        ]
-    )
+        )
 
-
-def test_the_disk_knows_nothing_of_the_spool() -> None:
-    _none(
-        [
-            f"{module.name}:{line} imports {name}"
-            for module in _relay()
-            if module.name.startswith("relay/spool/disk/")
-            for line, name in module.imports
-            if name.startswith("relay.") and not f"{name}.".startswith(("relay.spool.disk.", "relay.clock."))
-        ]
-    )
+    _none(_imported(knows))
 
 
 def test_pure_rooms_do_no_input_and_no_output_and_the_disk_knows_no_network() -> None:
-    core = [module for module in _relay() if module.room in PURE and module.name not in READS_FILES]
-    banned = [(module, NEVER_PURE) for module in core]
-    banned += [(module, NEVER_ON_DISK) for module in _relay() if module.room in DISK]
+    def is_core(module: Module) -> bool:
+        return module.room in PURE and module.name not in READS_FILES
 
-    _none(
-        [
-            f"{module.name}:{line} imports {name}"
-            for module, never in banned
-            for line, name in module.imports
-            if name.split(".")[0] in never
-        ]
-    )
-    _none(
-        [
-            f"{module.name}:{call.lineno} calls {ast.unparse(call.func)}"
-            for module in core
-            for call, name in module.calls
-            if name == "open" or (isinstance(call.func, ast.Attribute) and call.func.attr in FILE_METHODS)
-        ]
-    )
+    def sees(module: Module, name: str) -> bool:
+        top = name.split(".", maxsplit=1)[0]
+        return (is_core(module) and top in NEVER_PURE) or (module.room in DISK and top in NEVER_ON_DISK)
+
+    def reads(module: Module, call: ast.Call, name: str) -> bool:
+        is_method = isinstance(call.func, ast.Attribute) and call.func.attr in FILE_METHODS
+        return is_core(module) and (name == "open" or is_method)
+
+    _none(_imported(sees) + _called(reads))
 
 
 def test_only_durable_makes_anything_durable() -> None:
@@ -223,31 +193,19 @@ def test_only_durable_makes_anything_durable() -> None:
         one = len(call.args) == 1 and not call.keywords
         return call.func.attr in {"rename", "hardlink_to"} or (call.func.attr == "replace" and one)
 
-    _none(
-        [
-            f"{module.name}:{call.lineno} calls {name}: use relay.spool.disk.durable"
-            for module in _relay()
-            if module.name != "relay/spool/disk/durable.py"
-            for call, name in module.calls
-            if name in DURABLE_CALLS or renames(call, name)
-            if (module.name, name) != (LEASES_ONLY, "fcntl.fcntl")
-        ]
-    )
+    def makes_durable(module: Module, call: ast.Call, name: str) -> bool:
+        is_ours = module.name == "relay/spool/disk/durable.py" or (module.name, name) == LEASES_ONLY
+        return not is_ours and (name in DURABLE_CALLS or renames(call, name))
+
+    _none(_called(makes_durable))
 
 
 def test_no_call_is_made_that_has_a_better() -> None:
-    def better(module: Module, name: str) -> str | None:
+    def has_better(module: Module, _: ast.Call, name: str) -> bool:
         is_clock = WALL_CLOCK.fullmatch(name) or (module.room in PURE | DISK and name.startswith("time."))
-        return "relay.clock" if is_clock and module.name != "relay/clock.py" else BETTER.get(name)
+        return name in BETTER or (bool(is_clock) and module.name != "relay/clock.py")
 
-    _none(
-        [
-            f"{module.name}:{call.lineno} calls {name}: use {better(module, name)}"
-            for module in _relay()
-            for call, name in module.calls
-            if better(module, name)
-        ]
-    )
+    _none(_called(has_better))
 
 
 def test_a_function_has_few_parameters() -> None:
