@@ -10,6 +10,7 @@ from relay.mail.address import (
     MalformedAddress,
     MalformedParameters,
     NonAsciiAddress,
+    comparable_domain,
     is_valid_address,
     parse_forward_path,
     parse_reverse_path,
@@ -317,3 +318,13 @@ def test_malformed_parameters_are_refused(rest: bytes) -> None:
     for path in (b"<a@b>", b"<>"):
         with pytest.raises(MalformedParameters):
             parse_reverse_path(path + rest)
+
+
+@pytest.mark.parametrize("label", ["xn--xn--a-", "xn--a.b-", "xn--\u0080"])
+def test_a_label_that_no_resolver_finds_is_compared_as_written(label: str) -> None:
+    assert comparable_domain(f"{label}.example") == f"{label}.example"
+
+
+@pytest.mark.parametrize("domain", ["[::ffff:192.0.2.1", "::ffff:192.0.2.1]"])
+def test_half_a_literal_is_none(domain: str) -> None:
+    assert comparable_domain(domain) == domain

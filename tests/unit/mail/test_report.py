@@ -340,3 +340,11 @@ def test_nothing_from_outside_breaks_a_report(
     assert [block["Action"] for block in of_recipients] == [f.action.value for f in failures]
     assert all(block.get_all("Final-Recipient", []) for block in of_recipients)
     assert not any(block.defects for block in [of_message, *of_recipients])
+
+
+@pytest.mark.parametrize(
+    ("remote", "literal"),
+    [("192.0.2.7", "dns; [192.0.2.7]"), ("2001:db8::7", "dns; [IPv6:2001:db8::7]")],
+)
+def test_an_upstream_that_has_no_name_is_told_as_an_address_literal(remote: str, literal: str) -> None:
+    assert fields(blocks(bounce(replace(failure(), remote=remote)))[1])["Remote-MTA"] == literal
