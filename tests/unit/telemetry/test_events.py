@@ -180,7 +180,7 @@ def test_json_is_one_object_with_the_documented_keys() -> None:
     told = json.loads(line)
 
     assert (told["time"], told["event"], told["level"]) == (NOW, "delivery", "info")
-    assert told["delays_seconds"] == [0.05, 0.0, 0.03, 1.04]
+    assert (told["delay_seconds"], told["delays_seconds"]) == (1.12, [0.05, 0.0, 0.03, 1.04])
     assert (told["status"], told["command"], told["code"], told["dsn"]) == ("relayed", ".", 250, "2.0.0")
 
 
