@@ -134,3 +134,19 @@ async def test_a_new_opener_ends_the_connections_of_the_old_one() -> None:
     await settle()
     assert pool.idle == 1
     await pool.close()
+
+
+async def test_a_lower_cap_closes_what_is_too_many() -> None:
+    pool, exchange, _ = make(caps(connections=3))
+    lines = [await opened(pool, exchange) for _ in range(3)]
+    pool.release(lines[0])
+    pool.reconfigure(**caps(connections=1))
+    await settle()
+    assert lines[0].is_gone
+    pool.release(lines[1])
+    await settle()
+    assert lines[1].is_gone
+    pool.release(lines[2])
+
+    assert pool.try_acquire() is lines[2]
+    await pool.close()
