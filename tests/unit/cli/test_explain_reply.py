@@ -90,35 +90,6 @@ def test_what_is_no_phase_or_no_reply_is_a_wrong_call(explain: Explain, argument
     assert err
 
 
-WITH_ROUTES = """
-spool: /s
-listen: [{address: '127.0.0.1:0', clients: [127.0.0.0/8]}]
-upstreams:
-  idle: {host: idle.example.net, history: a, limits: []}
-  isp: {host: smtp.example.net, history: b, limits: []}
-  two: {host: two.example.net, history: c, limits: [], verdicts: [{code: "550", verdict: pause}]}
-  three: {host: three.example.net, history: d, limits: []}
-routes:
-  - {sender: "@x.example", upstreams: [two, isp]}
-  - {upstreams: [isp, three]}
-"""
-
-
-def test_with_routes_each_upstream_that_judges_otherwise_is_told(explain: Explain, tmp_path: Path) -> None:
-    (tmp_path / "policy.yaml").write_text(WITH_ROUTES)
-
-    _, out, _ = explain("rcpt", "550 5.1.1 no such user")
-    one, two = out.split("\n\n")
-    assert one.startswith("of isp, three:\nverdict  bounce recipient\n")
-    assert two.startswith("of two:\nverdict  pause\nby       your rule\n")
-
-    # Where all say the same it is said once, without a name.
-    _, out, _ = explain("rcpt", "450 4.2.1 not yet")
-    assert out.startswith("verdict  defer")
-    _, out, _ = explain("rcpt", "550 5.1.1 no such user", "--upstream", "idle")
-    assert out.startswith("verdict  bounce")
-
-
 def test_the_page_of_verdicts_is_made_of_the_rules_as_they_are(explain: Explain) -> None:
     """If not: make docs."""
     code, out, _ = explain("--table")

@@ -5,7 +5,6 @@ import tracemalloc
 from collections.abc import Callable
 from urllib.parse import quote
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -236,32 +235,3 @@ def test_no_word_of_a_client_makes_a_refusal_of_us_a_bounce(
         assert ruling.verdict in ABOUT_US | {Verdict.DEFER}
     else:
         assert ruling.verdict is not Verdict.BOUNCE or before.verdict is Verdict.BOUNCE
-
-
-ACCOUNT = "550 your account has been suspended"
-
-
-@pytest.mark.parametrize(
-    ("phase", "reply", "words", "verdict"),
-    [
-        (Phase.RCPT, "550 no such user throttl", ClientWords("", ("throttl@x.example",)), "defer recipient"),
-        (Phase.RCPT, "550 throttled", ClientWords("", ("throttled@x.example",)), "pause"),
-        (Phase.RCPT, ACCOUNT, ClientWords("account@x.example", ("joe@x.example",)), "pause sender"),
-        (Phase.RCPT, ACCOUNT, ClientWords("", ("account@x.example",)), "defer recipient"),
-        (Phase.EOD, ACCOUNT, ClientWords("", ("account@x.example", "joe@x.example")), "stop"),
-        (Phase.EOD, ACCOUNT, ClientWords(header=b"Subject: account\r\n\r\n"), "defer message"),
-        (Phase.EOD, ACCOUNT, ClientWords(header=b"From: x\r\n\r\nSubject: account\r\n"), "stop"),
-        (
-            Phase.RCPT,
-            "550 Ratelimit exceeded for mailbox list@x.example. Try later",
-            ClientWords("", ('"ratelimit exceeded for mailbox list"@x.example',)),
-            "defer recipient",
-        ),
-        (Phase.RCPT, "550 5.1.1 Sending limit exceeded", ClientWords(), "defer recipient"),
-        (Phase.RCPT, "550 5.1.0 Sending limit exceeded", ClientWords(), "pause"),
-    ],
-)
-def test_where_the_words_may_be_the_clients_nobody_is_harmed(
-    phase: Phase, reply: str, words: ClientWords, verdict: str
-) -> None:
-    assert JUDGES[None].ruling(phase, on_the_wire(reply), words).words == verdict

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from relay.upstream.connection import UpstreamUnavailable
 from tests.fakes.smarthost import PATIENCE_S
 from tests.unit.upstream.lines import Exchange, HandClock, Line, caps, make, opened, settle
 
@@ -22,23 +21,6 @@ async def test_an_idle_connection_is_used_again_the_last_one_first() -> None:
     assert pool.try_acquire() is first
     assert pool.try_acquire() is None
     assert len(exchange.lines) == 2
-    await pool.close()
-
-
-async def test_who_waits_is_told_when_the_last_opening_fails() -> None:
-    pool, exchange, _ = make(caps())
-    waiting = [asyncio.create_task(pool.acquire()) for _ in range(3)]
-    await settle()
-    exchange.refuse("first")
-    await settle()
-    assert not any(task.done() for task in waiting)  # the other may still come
-    exchange.refuse("second")
-    await settle()
-
-    for task in waiting:
-        with pytest.raises(UpstreamUnavailable, match="second"):
-            await task
-    assert len(exchange.asked) == 2
     await pool.close()
 
 

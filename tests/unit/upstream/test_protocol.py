@@ -57,15 +57,6 @@ async def test_a_line_that_would_be_two_is_not_sent_and_not_shown(line: bytes) -
         assert host.commands == ["RSET"]
 
 
-async def test_a_short_timeout_after_a_long_one_still_holds() -> None:
-    # The timer of the first is still set, and far away.
-    async with Smarthost(at("quit", SILENCE)) as host, speaking(host) as protocol:
-        await protocol.reply(3600.0)
-        await protocol.command(b"RSET", Phase.RSET, 3600.0)
-        with pytest.raises(Late):
-            await protocol.command(b"QUIT", Phase.QUIT, SOON_S)
-
-
 def test_a_long_timeout_after_a_short_one_is_not_cut() -> None:
     async def act() -> int:
         ring = asyncio.Event()
