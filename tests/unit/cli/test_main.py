@@ -51,7 +51,9 @@ def test_python_m_relay_is_relay() -> None:
 
 
 @pytest.mark.parametrize("verb", [["find", "here.example"], ["check"]])
-def test_a_reader_who_has_seen_enough_is_no_error(verb: list[str], tmp_path: Path) -> None:
+def test_a_reader_who_has_seen_enough_is_no_error_and_a_full_disk_is_one(
+    verb: list[str], tmp_path: Path
+) -> None:
     policy = write_policy(tmp_path, POLICY.replace("    auth: {user: mjd, password_file: not-there}\n", ""))
     keep(policy, ending(1))
     read_end, write_end = os.pipe()

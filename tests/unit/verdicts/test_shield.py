@@ -177,3 +177,15 @@ def test_addresses_numbers_and_ids_make_no_difference() -> None:
     one = _answer("<a@x.example>: 5.7.1 refused, see 4f2a-99, 192.0.2.7")
     two = _answer("<b.c@y.example>: 5.7.1 refused, see 77ab-01, 192.0.2.99")
     assert same_words(one) == same_words(two) != same_words(_answer("refused"))
+
+
+def test_of_a_long_refusal_little_is_remembered() -> None:
+    lines = tuple(f"{number} and {UNKNOWN}" for number in range(2000))
+    reply = Reply(550, None, " ".join(lines)[:2000], lines)
+    shield = Shield()
+    _judge(
+        shield, Answer(Verdict.BOUNCE, Phase.RCPT, reply, str(reply), ruling=JUDGE.ruling(Phase.RCPT, reply))
+    )
+
+    (suspect,) = shield.suspects
+    assert len(repr(suspect)) < 10_000
