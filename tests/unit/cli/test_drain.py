@@ -2,9 +2,6 @@
 
 import fcntl
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,15 +99,7 @@ def test_the_caller_may_say_whose_it_is_and_for_whom(
         (ON_TOP + b"X: " + b"y" * (1 << 20), [], "its header is longer"),
     ],
     ids=[
-        "prefix",
-        "sender",
-        "recipient",
-        "bad-sender",
-        "bare-name",
-        "nobody",
-        "size",
-        "loop",
-        "header",
+        *("prefix", "sender", "recipient", "bad-sender", "bare-name", "nobody", "size", "loop", "header"),
     ],
 )
 def test_what_is_refused_stays_and_is_told_and_others_go(
@@ -131,36 +120,6 @@ def test_what_is_refused_stays_and_is_told_and_others_go(
     assert why in err
 
 
-def test_what_is_no_message_of_the_maildir_is_left(
-    maildir: Maildir, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (maildir.path / "new/1.link").symlink_to(maildir.put("tmp/other"))
-    os.mkfifo(maildir.path / "new/2.fifo")
-    (maildir.path / "cur/3.folder").mkdir()
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(maildir.path / "new/4.socket"))
-    maildir.put("new/.hidden")
-    maildir.put("cur/5.x:2,DS")
-    maildir.put("cur/6.x:2,ST")
-
-    assert maildir.drain() == os.EX_DATAERR
-    assert queued(maildir.policy) == []
-    assert len(maildir.left) == 8
-    told = capsys.readouterr().err.splitlines()
-    assert len([line for line in told if line.endswith("left, it is no regular file")]) == 4
-    assert "drain: cur/5.x:2,DS: left, it is a draft" in told
-    assert "drain: cur/6.x:2,ST: left, it is trash" in told
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
-def test_another_users_file_is_left(maildir: Maildir, capsys: pytest.CaptureFixture[str]) -> None:
-    os.chown(maildir.put("new/1.x"), 12345, 12345)
-
-    assert maildir.drain() == os.EX_DATAERR
-    assert queued(maildir.policy) == []
-    assert "belongs to user 12345" in capsys.readouterr().err
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a maildir away")
 def test_root_takes_only_what_is_the_maildirs_owners(maildir: Maildir, tmp_path: Path) -> None:
     """Its owner may link to any file of root's."""
@@ -176,18 +135,6 @@ def test_root_takes_only_what_is_the_maildirs_owners(maildir: Maildir, tmp_path:
     assert len(queued(maildir.policy)) == 1
 
 
-def test_many_that_are_refused_keep_no_good_one_from_going(maildir: Maildir) -> None:
-    # More than a session may have errors: it ends, and another one begins.
-    for number in range(60):
-        maildir.put(
-            f"new/{number}.x", ON_TOP + TEXT if number % 10 == 9 else ON_TOP + b"Received: x\n" * 3 + b"\n"
-        )
-
-    assert maildir.drain() == os.EX_DATAERR
-    assert len(queued(maildir.policy)) == 6
-    assert len(maildir.left) == 54
-
-
 def test_one_drain_at_a_time_takes_from_a_maildir(
     maildir: Maildir, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,15 +144,6 @@ def test_one_drain_at_a_time_takes_from_a_maildir(
         assert maildir.drain() == os.EX_TEMPFAIL
     assert "another drain is at work" in capsys.readouterr().err
     assert maildir.drain() == os.EX_OK
-
-
-def test_where_nobody_takes_mail_all_stays(maildir: Maildir, capsys: pytest.CaptureFixture[str]) -> None:
-    maildir.put("new/1.x")
-    maildir.policy.write_text(maildir.policy.read_text().replace("./spool", "./not/mine"))
-
-    assert maildir.drain() == os.EX_TEMPFAIL
-    assert maildir.left == {"new/1.x"}
-    assert "does not answer on 127.0.0.1:1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--prefix", "x", "-t"], ["--prefix", "x", "--to", "a@b.test"]])
@@ -238,51 +176,3 @@ def test_any_maildir_goes_byte_by_byte(
         )
         expected.append(text if text.endswith(b"\r\n") else text + b"\r\n")
     assert sorted(map(content_of, queued(maildir.policy))) == sorted(expected)
-
-
-def test_a_long_message_needs_little_memory(maildir: Maildir) -> None:
-    maildir.policy.write_text(maildir.policy.read_text().replace("max_size: 1K", "max_size: 200M"))
-    line = b"0123456789" * 7 + b"\n"
-    with maildir.put("new/1.x", ON_TOP + b"Subject: long\n\n").open("ab") as file:
-        for _ in range(50):
-            file.write(line * (1 << 20 >> 6))
-    size_bytes = (maildir.path / "new/1.x").stat().st_size
-
-    short = maildir.put("tmp/short", ON_TOP + b"Subject: short\n\n")
-    most_bytes = most_memory(maildir)
-    short.rename(maildir.path / "new/short")
-    # Long content is written to the disk as it comes.
-    assert most_bytes - most_memory(maildir) < size_bytes / 2
-    long, _ = sorted(queued(maildir.policy), key=lambda message: -message.shape.size_bytes)
-    assert long.shape.size_bytes > size_bytes
-
-
-def most_memory(maildir: Maildir) -> int:
-    """Drain one message in a process of its own; return the most bytes that it had."""
-    measured = (
-        "import resource, runpy, sys\n"
-        "try: runpy.run_module('relay', run_name='__main__')\n"
-        "finally: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    )
-    command = [sys.executable, "-c", measured, "drain", str(maildir.path), "--policy", str(maildir.policy)]
-    said, most_kib = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    assert said == "1 taken, 0 left"
-    return int(most_kib) * 1024
-
-
-@pytest.mark.parametrize("name", [".", "new", "cur"])
-def test_a_symbolic_link_in_place_of_the_maildir_is_refused(
-    maildir: Maildir, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Who may make one there may make it lead to another user's mail."""
-    for folder in ("", "new", "cur"):
-        (tmp_path / "elsewhere" / folder).mkdir(exist_ok=True)
-    (tmp_path / "elsewhere/1.x").write_bytes(ON_TOP + TEXT)
-    (tmp_path / "elsewhere/new/1.x").write_bytes(ON_TOP + TEXT)
-    link = Path(os.path.normpath(maildir.path / name))
-    link.rename(tmp_path / "aside")
-    link.symlink_to(tmp_path / "elsewhere")
-
-    assert maildir.drain() == os.EX_NOINPUT
-    assert queued(maildir.policy) == []
-    assert f"{link} is a symbolic link" in capsys.readouterr().err

@@ -54,35 +54,6 @@ def test_a_refusal_that_the_shield_doubts_is_told_as_the_relay_takes_it(explain:
     assert "\nshield   10 alike of different senders stop the upstream" in out
 
 
-@pytest.mark.parametrize(
-    ("settings", "is_doubted"),
-    [("shield: null", False), ("shield: {in_a_row: 3}", True), ("shield: {in_a_row: 1}", None)],
-)
-def test_the_shield_of_the_policy_decides(
-    explain: Explain, tmp_path: Path, settings: str, is_doubted: bool | None
-) -> None:
-    (tmp_path / "policy.yaml").write_text(f"{SMALL}    {settings}\n")
-
-    out = explain("rcpt", UNKNOWN)[1]
-
-    assert ("tried again after a back-off" in out) is (is_doubted is True)
-    assert ("this recipient has failed" in out) is (is_doubted is False)
-    assert ("mail from this sender waits" in out) is (is_doubted is None)
-    assert ("3 alike of different senders" in out) is (is_doubted is True)
-
-
-def test_a_refusal_that_a_rule_knows_has_failed_at_once(explain: Explain) -> None:
-    out = explain("rcpt", "550 5.1.1 no such user")[1]
-
-    assert "\nthen     this recipient has failed, and the sender gets a report\n" in out
-    assert "shield" not in out
-
-
-def test_what_no_shield_is_asked_about_says_nothing_of_it(explain: Explain) -> None:
-    for phase, text in (("rcpt", "450 later"), ("eod", "250 ok"), ("mail", "421 no"), ("connect", "554 no")):
-        assert "shield" not in explain(phase, text)[1]
-
-
 def test_an_owners_rule_is_told_with_file_and_line(explain: Explain, tmp_path: Path) -> None:
     text = (
         SMALL
@@ -97,51 +68,6 @@ def test_an_owners_rule_is_told_with_file_and_line(explain: Explain, tmp_path: P
     code, out, _ = explain("eod", "450 4.2.1 Peak SMTP relay limit exceeded", "--upstream", "two")
     assert "rule     providers.yaml:" in out
     assert "wait     10m at least, as the rule says" in out
-
-
-def test_a_host_stands_for_a_policy(explain: Explain) -> None:
-    _, out, _ = explain("rcpt", "550 Policy Rejection- Quota Exceeded", "--host", "smtp.dreamhost.com")
-
-    assert "by       the provider's rule" in out
-    assert "probe    none: each attempt makes it worse" in out
-
-
-def test_a_reply_of_several_lines_is_one(explain: Explain) -> None:
-    for text in (
-        r"450-4.2.1 receiving mail at a\n450 4.2.1 rate that",
-        r"450 4.2.1 receiving mail at a\n4.2.1 rate that",
-    ):
-        assert explain("rcpt", text)[1].startswith("verdict  defer recipient\n")
-
-
-def test_the_name_of_a_recipient_decides_nothing(explain: Explain) -> None:
-    reply = "550 no such user throttl"
-
-    assert explain("rcpt", reply)[1].startswith("verdict  pause\n")
-    told = explain("rcpt", reply, "--recipient", "throttl@b.example")[1]
-    assert told.startswith("verdict  defer recipient\nby       nothing: the deciding words")
-
-
-def test_the_sender_counts_where_it_is_given(explain: Explain) -> None:
-    reply = "550 5.7.1 <a@b.example> no"
-
-    assert explain("mail", reply)[1].startswith("verdict  pause\n")
-    assert explain("mail", reply, "--sender", "a@b.example")[1].startswith("verdict  pause sender\n")
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["250 ok", "250", "354 go on", "220 hello", "421 x", "550 5.1.1 no", "451 4.3.0 later", "552 5.5.3 no"],
-)
-@pytest.mark.parametrize(
-    "phase", ["connect", "ehlo", "starttls", "auth", "mail", "rcpt", "data", "eod", "rset", "quit"]
-)
-def test_any_reply_in_any_phase_is_explained(explain: Explain, phase: str, text: str) -> None:
-    code, out, err = explain(phase, text)
-
-    assert (code, err) == (0, "")
-    assert out.startswith("verdict  ")
-    assert "\nthen     " in out
 
 
 @pytest.mark.parametrize(
@@ -162,44 +88,6 @@ def test_what_is_no_phase_or_no_reply_is_a_wrong_call(explain: Explain, argument
     assert code in (os.EX_USAGE, os.EX_CONFIG)
     assert out == ""
     assert err
-
-
-WITH_ROUTES = """
-spool: /s
-listen: [{address: '127.0.0.1:0', clients: [127.0.0.0/8]}]
-upstreams:
-  idle: {host: idle.example.net, history: a, limits: []}
-  isp: {host: smtp.example.net, history: b, limits: []}
-  two: {host: two.example.net, history: c, limits: [], verdicts: [{code: "550", verdict: pause}]}
-  three: {host: three.example.net, history: d, limits: []}
-routes:
-  - {sender: "@x.example", upstreams: [two, isp]}
-  - {upstreams: [isp, three]}
-"""
-
-
-def test_with_routes_each_upstream_that_judges_otherwise_is_told(explain: Explain, tmp_path: Path) -> None:
-    (tmp_path / "policy.yaml").write_text(WITH_ROUTES)
-
-    _, out, _ = explain("rcpt", "550 5.1.1 no such user")
-    one, two = out.split("\n\n")
-    assert one.startswith("of isp, three:\nverdict  bounce recipient\n")
-    assert two.startswith("of two:\nverdict  pause\nby       your rule\n")
-
-    # Where all say the same it is said once, without a name.
-    _, out, _ = explain("rcpt", "450 4.2.1 not yet")
-    assert out.startswith("verdict  defer")
-    _, out, _ = explain("rcpt", "550 5.1.1 no such user", "--upstream", "idle")
-    assert out.startswith("verdict  bounce")
-
-
-def test_an_unknown_upstream_is_named_with_those_that_are_known(explain: Explain, tmp_path: Path) -> None:
-    (tmp_path / "policy.yaml").write_text(SMALL)
-
-    code, _, err = explain("mail", "550 no", "--upstream", "ips")
-
-    assert code == os.EX_USAGE
-    assert "there is no upstream ips in policy.yaml; known: isp" in err
 
 
 def test_the_page_of_verdicts_is_made_of_the_rules_as_they_are(explain: Explain) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from relay.cli.render import outcome_lines
 from relay.clock import SECOND_NS, SystemClock
 from relay.telemetry.outcomes import Outcome, outcomes_folder
-from tests.unit.cli.control import POLICY, code_of, write_policy
+from tests.unit.cli.control import code_of, write_policy
 
 HOUR_NS = 3600 * SECOND_NS
 
@@ -63,15 +62,6 @@ def test_what_ended_is_shown_with_its_reply(policy_path: Path, capsys: pytest.Ca
     assert second.endswith("r2@there.example isp, smtp.test[192.0.2.1]:587: 550 5.1.1 no\\x1b[2J")
 
 
-def test_on_a_terminal_it_fits() -> None:
-    long = ending(1, reply="250 2.0.0 " + "a word of it " * 30, reverse_path="")
-    lines = list(outcome_lines(long, 80))
-
-    assert max(map(len, lines)) <= 80
-    assert lines[1] == "    MAILER-DAEMON -> r1@there.example"
-    assert lines[2] == "    <1@here.example>"
-
-
 def test_for_programs_it_is_an_object_a_line(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep(policy_path, ending(1), ending(2, 3 * HOUR_NS))
 
@@ -99,17 +89,6 @@ def test_for_programs_it_is_an_object_a_line(policy_path: Path, capsys: pytest.C
     }
 
 
-def test_only_the_newest_are_shown_up_to_a_limit(
-    policy_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    keep(policy_path, *map(ending, range(5)))
-
-    assert code_of("find", "there", "--limit", "2", "--json", "--policy", str(policy_path)) == 0
-
-    found = [json.loads(line)["queue_id"] for line in capsys.readouterr().out.splitlines()]
-    assert found == ["0000000000000004", "0000000000000003"]
-
-
 def test_what_is_not_there_is_exit_code_1(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("find", "eve@", "--policy", str(policy_path)) == 1
     assert capsys.readouterr().err == "not in the queue, and not among what ended\n"
@@ -119,16 +98,6 @@ def test_what_is_not_there_is_exit_code_1(policy_path: Path, capsys: pytest.Capt
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.startswith("not in the queue, and not among what ended since 20")
-
-
-def test_a_damaged_database_is_told_of_and_begun_anew(
-    policy_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    keep(policy_path, ending(1)).write_bytes(b"no database")
-
-    assert code_of("find", "there", "--policy", str(policy_path)) == 1
-
-    assert "file is not a database; the database is begun anew" in capsys.readouterr().err
 
 
 def test_of_several_words_all_are_looked_for(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,15 +110,6 @@ def test_of_several_words_all_are_looked_for(policy_path: Path, capsys: pytest.C
         assert json.loads(line)["queue_id"] == "0000000000000001"
 
 
-def test_where_nothing_is_kept_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    policy_path = write_policy(tmp_path, POLICY + "recent: null\n")
-    keep(policy_path, ending(1))
-
-    assert code_of("find", "there", "--policy", str(policy_path)) == 1
-
-    assert capsys.readouterr().err == "what ended is not kept: `recent: null` in the policy\n"
-
-
 @pytest.mark.parametrize("text", ["", "<>", "  "])
 def test_a_text_of_nothing_is_a_wrong_call(
     text: str, policy_path: Path, capsys: pytest.CaptureFixture[str]
@@ -160,12 +120,3 @@ def test_a_text_of_nothing_is_a_wrong_call(
         "expected an address, a Message-ID, a queue id or words of a Subject, or a part of one"
         in capsys.readouterr().err
     )
-
-
-def test_a_recent_past_that_is_no_folder_is_told_in_a_line(
-    policy_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path(outcomes_folder(str(policy_path.parent / "spool"))).touch()
-
-    assert code_of("find", "ann", "--policy", str(policy_path)) == os.EX_TEMPFAIL
-    assert "what ended cannot be read: [Errno 20] Not a directory" in capsys.readouterr().err

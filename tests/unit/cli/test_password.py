@@ -9,11 +9,11 @@ import pytest
 from argon2 import PasswordHasher
 
 from relay.policy.secrets import read_users
+from tests.unit.cli.terminal import forked
 
 
 def hash_password(password: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "relay", "hash-password", *arguments]
-    return subprocess.run(command, input=password, capture_output=True, check=False)
+    return forked("hash-password", *arguments, given=password)
 
 
 def test_the_line_is_a_user_of_a_users_file(tmp_path: Path) -> None:

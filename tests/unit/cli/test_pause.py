@@ -2,12 +2,10 @@
 
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
 
-from relay.clock import SystemClock
 from relay.policy.source import parse_policy
 from relay.sender.state_file import PAUSE_FORMAT, pause_path
 from relay.verdicts.operator_pause import PauseAsked, Word
@@ -73,40 +71,6 @@ def test_a_relay_that_is_down_finds_the_pause_at_its_start(
     assert shown["paused_because"] == f"by anna, since {shown['paused_since_at'][:19]}Z"
 
 
-def test_every_instant_is_in_utc_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    policy = write_policy(tmp_path)
-    assert code_of("pause", "isp", "--for", "2h", "--policy", str(policy)) == 0
-    assert code_of("status", "--policy", str(policy)) == os.EX_UNAVAILABLE
-
-    said = capsys.readouterr().out
-    instants = re.findall(r"\S*\d\d:\d\d:\d\d\S*", said)
-    assert "paused for 2h: by anna, since 20" in said
-    assert len(instants) == 2
-    for instant in instants:
-        assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ,?", instant), said
-
-
-def test_another_word_changes_its_end_and_resume_ends_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    policy, clock = write_policy(tmp_path), SystemClock()
-    assert code_of("pause", "isp", "--policy", str(policy)) == 0
-    began = recorded(policy)
-
-    assert code_of("pause", "isp", "--for", "1h", "--policy", str(policy)) == 0
-    pause = recorded(policy).operator
-    assert pause is not None
-    assert 0 < pause.until_ns - clock.boottime_ns() <= HOUR_NS
-    assert recorded(policy).spans == began.spans
-    assert code_of("resume", "isp", "--policy", str(policy)) == 0
-    resumed = recorded(policy)
-    assert resumed.operator is None
-    assert resumed.spans == ((began.spans[0][0], resumed.until_ns),)
-    assert capsys.readouterr().out.endswith("isp: used again, one message first; the relay is down\n")
-    assert code_of("resume", "isp", "--policy", str(policy)) == 0
-    assert capsys.readouterr().out == "isp: neither paused nor stopped; nothing changed\n"
-
-
 def test_an_unknown_upstream_of_a_relay_that_is_down_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,18 +86,3 @@ def test_new_mail_is_held_where_that_is_asked_for(tmp_path: Path, capsys: pytest
     assert operations.paused == [("isp", PauseAsked("anna", holds_new=True))]
     out = capsys.readouterr().out
     assert out == "isp: paused until `relay resume isp`; 2 in flight finish; what comes in for it is held\n"
-
-
-def test_a_relay_that_is_down_finds_what_to_hold_at_its_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    policy = write_policy(tmp_path)
-
-    assert code_of("pause", "isp", "--for", "2h", "--new", "--policy", str(policy)) == 0
-    assert capsys.readouterr().out.endswith("; what comes in for it is held\n")
-    pause = recorded(policy).operator
-    assert pause is not None
-    assert pause.new_since_ns == pause.until_ns - 2 * HOUR_NS
-    assert code_of("status", "--json", "--policy", str(policy)) == os.EX_UNAVAILABLE
-    (shown,) = json.loads(capsys.readouterr().out)["upstreams"]
-    assert shown["holds_new"] is True

@@ -6,7 +6,7 @@ import io
 import re
 import ssl
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -14,21 +14,17 @@ from unittest.mock import patch
 import pytest
 
 from relay.cli.main import _run
-from relay.clock import SECOND_NS, SystemClock
+from relay.clock import SystemClock
 from relay.policy.limits import LimitSettings
-from relay.policy.secrets import read_key_pair
 from relay.policy.source import parse_policy
 from relay.policy.units import HostPort
 from relay.practice.account import PracticeBehaviour
 from relay.practice.smarthost import PracticeSmarthost
 from relay.practice.witness import Witness
-from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.disk.durable import RealDisk
-from relay.throttle.admission import Request, TooLarge, Wait
 from relay.throttle.history_check import slots_in_file
-from relay.throttle.throttle import Reservation, View
+from relay.throttle.throttle import View
 from tests.fakes.certificates import make_certificates
-from tests.fakes.clock import LeapingClock
 from tests.fakes.token_server import CLIENT, USER, TokenServer
 
 
@@ -129,51 +125,6 @@ def test_a_probe_tells_each_step_and_sends_nothing(practised: Practised) -> None
     assert practised.used() == [0, 1]
 
 
-def test_a_test_message_is_charged_like_any_other(practised: Practised) -> None:
-    practised.consent()
-    code, output = practised.run("probe", "isp", "--to", "you@example.org")
-
-    assert (code, _steps(output)) == (0, [*FIRST_STEPS, "message", "quit"])
-    assert [(e.envelope.reverse_path, e.envelope.recipients) for e in practised.ledger.entries] == [
-        (USER, ("you@example.org",))
-    ]
-    assert practised.used() == [1, 1]
-
-    code, output = practised.run("probe", "isp", "--to", "you@example.org")
-    assert (code, _steps(output)) == (75, [*STEPS, "slot", "quit"])
-    assert "no room in 1 messages per 3600s" in output
-    assert practised.ledger.relayed == 1
-
-
-def test_no_test_message_goes_after_its_slots_deadline(
-    practised: Practised, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = LeapingClock()
-
-    class Suspended(ThrottleThread):
-        """Of a host that is suspended as soon as the slot is on disk."""
-
-        async def reserve(self, requests: Sequence[Request]) -> list[Reservation | Wait | TooLarge]:
-            reserved = await super().reserve(requests)
-            clock.ahead_ns += 3600 * SECOND_NS
-            return reserved
-
-    monkeypatch.setattr("relay.control.probe.SystemClock", lambda: clock)
-    monkeypatch.setattr("relay.control.probe.ThrottleThread", Suspended)
-    practised.consent()
-    code, output = practised.run("probe", "isp", "--to", "you@example.org")
-
-    assert (code, "was suspended" in output) == (75, True)
-    assert practised.ledger.relayed == 0
-    assert practised.used()[0] == 1
-
-
-def test_a_probe_without_room_opens_nothing(practised: Practised) -> None:
-    practised.consent()
-    assert [practised.run("probe", "isp")[0] for _ in range(4)] == [0, 0, 0, 75]
-    assert practised.used() == [0, 3]
-
-
 def test_a_probe_says_what_is_wrong(practised: Practised) -> None:
     code, output = practised.run("probe", "isp")
     assert (code, "run `relay login isp`" in output) == (78, True)
@@ -243,16 +194,6 @@ def test_a_refused_login_keeps_what_there_was(practised: Practised, monkeypatch:
     assert (practised.folder / "refresh").read_text() == before
 
 
-def test_a_folder_of_another_user_is_told_first(
-    practised: Practised, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.geteuid", lambda: 12345)
-    code, output = practised.run("login", "isp")
-
-    assert (code, "belongs to user 0; run this as that user" in output) == (77, True)
-    assert practised.server.devices == {}
-
-
 def test_a_link_is_for_who_has_no_code(practised: Practised) -> None:
     path = practised.folder / "policy.yaml"
     path.write_text(path.read_text().replace('device_url: "http', 'login_url: "https'))
@@ -261,37 +202,3 @@ def test_a_link_is_for_who_has_no_code(practised: Practised) -> None:
     assert code == 77
     assert "response_type=code" in output
     assert practised.server.requests == []
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        ("?error=access_denied&state=s", "the consent was not given: access_denied"),
-        ("?state=s&code=", "this address has no code: copy all"),
-        ("?code=1%2F0secret&state=state-secret", "this address is of another login: begin again"),
-    ],
-)
-def test_why_a_link_came_to_nothing_is_told(practised: Practised, said: str, words: str) -> None:
-    path = practised.folder / "policy.yaml"
-    path.write_text(path.read_text().replace('device_url: "http', 'login_url: "https'))
-    code, output = practised.run("login", "isp", stdin=f"http://127.0.0.1:1/{said}\n")
-
-    assert (code, words in output) == (77, True)
-    assert "0secret" not in output
-
-
-def test_a_probe_shows_our_certificate_and_where_it_comes_from(practised: Practised) -> None:
-    path = practised.folder / "policy.yaml"
-    for name in ("cert.pem", "key.pem"):
-        (practised.folder / name).chmod(0o600)
-    plain = "ca_file: ca.pem, tls_certificate: cert.pem, tls_key: key.pem, source_address: 127.0.0.3}"
-    text = path.read_text()
-    at = text.index("  plain:")
-    path.write_text(text[:at] + text[at:].replace("ca_file: ca.pem}", plain))
-    pair = read_key_pair(practised.folder / "cert.pem", practised.folder / "key.pem")
-    code, output = practised.run("probe", "plain")
-
-    assert code == 0
-    assert re.search(r"connect .* localhost\[127\.0\.0\.1\]:\d+ from 127\.0\.0\.3\n", output)
-    assert re.search(rf"; shown: ours with SHA-256 {pair.fingerprint}, [89] days left\n", output)
-    assert "PRIVATE" not in output

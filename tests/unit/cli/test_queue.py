@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +10,10 @@ from pathlib import Path
 import pytest
 
 from relay.cli.operate import LAID_OUT_BY
-from relay.clock import SECOND_NS
 from relay.control.operations import VERBS
 from relay.mail.envelope import QueueId
 from relay.status.snapshot import (
-    MessageView,
     QueueState,
-    RecipientView,
-    RouteStatus,
-    UpstreamState,
     detail_to_json,
     message_to_json,
 )
@@ -30,12 +24,9 @@ from tests.fakes.snapshots import (
     REPORT,
     SECOND,
     a_detail,
-    a_limit,
     a_message,
-    a_snapshot,
-    an_upstream,
 )
-from tests.unit.cli.control import POLICY, code_of, relay_up, write_policy
+from tests.unit.cli.control import code_of, relay_up, write_policy
 from tests.unit.cli.terminal import on_a_terminal
 
 NO_ROOM = "; no room in 8 messages per 60s until 2025-10-09T08:53:40Z"
@@ -105,42 +96,6 @@ def test_the_listing_is_a_line_a_message_as_mailq_has_it(
 
 
 @pytest.mark.usefixtures("up")
-def test_at_80_columns_a_long_line_stands_below_its_message(operations: FakeOperations) -> None:
-    address = f"{'very-long-' * 8}list@example.org"
-    reason = "450 4.2.1 the mailbox of this user receives mail too fast; no room in 8 messages per 60s"
-    operations.messages = {FIRST: replace(a_message(reverse_path=address, reason=reason), eta_at_ns=None)}
-    operations.shown = a_snapshot(upstream=an_upstream(limits=(replace(a_limit(), plain="8 per minute"),)))
-
-    head, message, *below, last = on_a_terminal(80, "queue")
-    assert head == "----Queue ID------ --Size-- ----Arrival Time---- --State-- -Left-"
-    assert message == "0000000000000001       1500 2025-10-09T08:51:50Z waiting        2"
-    assert [line for line in below if len(line) > 80] == [f"    {address}"]
-    assert "no room in 8 per minute" in " ".join(" ".join(below).split())
-    assert last == "-- 2 Kbytes in 1 Request."
-    assert len(on_a_terminal(400, "queue")) == 3
-
-
-@pytest.mark.usefixtures("up")
-def test_an_empty_queue_is_said_in_mailqs_words_and_no_json(
-    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
-) -> None:
-    operations.messages.clear()
-
-    assert code_of("queue") == 0
-    assert capsys.readouterr().out == "Mail queue is empty\n"
-    assert code_of("queue", "--json") == 0
-    assert capsys.readouterr().out == ""
-
-
-@pytest.mark.usefixtures("up")
-def test_one_message_is_one_request(operations: FakeOperations, capsys: pytest.CaptureFixture[str]) -> None:
-    operations.messages = {FIRST: a_message(size_bytes=1024)}
-
-    assert code_of("queue") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "-- 1 Kbytes in 1 Request."
-
-
-@pytest.mark.usefixtures("up")
 def test_json_is_an_object_a_line(operations: FakeOperations, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("queue", "--json") == 0
 
@@ -162,112 +117,6 @@ def test_nothing_foreign_steers_the_terminal_or_makes_a_line(
     out = capsys.readouterr().out
     assert len(out.splitlines()) == 3
     assert all(line.isprintable() for line in out.splitlines())
-
-
-@pytest.mark.usefixtures("up")
-def test_what_the_sender_asked_to_be_told_is_shown(
-    monkeypatch: pytest.MonkeyPatch, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = RecipientView("ann@example.net", "to do", notify="SUCCESS,DELAY", orcpt="rfc822;a+2Bb@x")
-    detail = replace(a_detail(a_message()), ret="FULL", envid="batch 7", recipient_statuses=(asked,))
-
-    async def show(_queue_id: QueueId) -> MessageView:
-        return detail
-
-    monkeypatch.setattr(operations, "show", show)
-    assert code_of("queue", "show", FIRST) == 0
-    out = capsys.readouterr().out
-    assert "  asked       envelope id batch 7, reports return the whole message\n" in out
-    assert "             notify success,delay, originally rfc822;a+2Bb@x\n" in out
-
-    assert code_of("queue", "show", "--json", FIRST) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["ret"], told["envid"]) == ("FULL", "batch 7")
-    assert told["recipient_statuses"][0]["notify"] == "SUCCESS,DELAY"
-
-
-@pytest.mark.usefixtures("up")
-def test_each_recipient_is_shown_with_its_attempts_and_last_reply(
-    monkeypatch: pytest.MonkeyPatch, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tried = RecipientView("ann@example.net", "to do", "452 Mailbox full", 2, AT_NS, AT_NS + 300 * SECOND_NS)
-    others = [
-        RecipientView("bob@example.com", "relayed", attempts=1),
-        RecipientView("cat@example.com", "relayed", attempts=3),
-        RecipientView("eve@example.com", "bounced", "550 no", 1, AT_NS, reported=True),
-        RecipientView("joe@example.com", "to do"),
-    ]
-    detail = replace(a_detail(a_message()), recipient_statuses=(tried, *others))
-
-    async def show(_queue_id: QueueId) -> MessageView:
-        return detail
-
-    monkeypatch.setattr(operations, "show", show)
-    assert code_of("queue", "show", FIRST) == 0
-    out = capsys.readouterr().out
-    for pattern in (
-        r"to do    <ann@example.net>  \(452 Mailbox full\)\n +2 attempts, the last .*, the next .*\n",
-        r"relayed  <bob@example.com>\n    relayed  <cat@example.com>\n +3 attempts\n",
-        r"bounced  <eve@example.com>  \(550 no\)\n +1 attempt, the last .*, its sender was told\n",
-        r"to do    <joe@example.com>\n  header",
-    ):
-        assert re.search(pattern, out), out
-
-    assert code_of("queue", "show", "--json", FIRST) == 0
-    told = json.loads(capsys.readouterr().out)["recipient_statuses"]
-    assert told[0]["text"] == "452 Mailbox full"
-    assert (told[0]["attempts"], told[0]["next_attempt_at"]) == (2, "2025-10-09T08:58:20.000Z")
-    assert (told[3]["last_attempt_at"], told[3]["reported"]) == ("2025-10-09T08:53:20.000Z", True)
-    assert told[4]["last_attempt_at"] is told[4]["next_attempt_at"] is None
-
-
-@pytest.mark.usefixtures("up")
-def test_a_message_is_shown_with_all_its_recipients(capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of("queue", "show", FIRST) == 0
-
-    out = capsys.readouterr().out
-    for shown in (
-        f"{FIRST}: waiting",
-        "<list@example.org>",
-        "mail.example.org[192.0.2.1]",
-        "to do    <bob@example.com>",
-        "bounced  <eve@example.com>  (550 5.1.1 no such user)",
-        "Subject: hello",
-        "     folded",
-        "X-Trick: \\x1b[2J",
-    ):
-        assert shown in out
-
-
-WITH_ROUTES = (
-    POLICY
-    + """  ses: {host: ses.example.net}
-routes:
-  - {user: ann, upstreams: [ses, isp]}
-  - {upstreams: [isp]}
-"""
-)
-
-
-def with_routes(operations: FakeOperations) -> None:
-    """Have the relay go by routes."""
-    one, two = (RouteStatus((number,), ("user",), ("ses", "isp"), "ses") for number in (1, 2))
-    operations.shown = replace(operations.shown, routes=(one, two))
-    first = a_detail(operations.messages[FIRST])
-    statuses = [replace(each, route=2, upstream="ses") for each in first.recipient_statuses]
-    operations.messages[FIRST] = replace(first, upstream="ses", recipient_statuses=tuple(statuses))
-
-
-def test_with_routes_each_message_says_its_upstream(
-    tmp_path: Path, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_policy(tmp_path, WITH_ROUTES)
-    with_routes(operations)
-    with relay_up(tmp_path / "spool", operations):
-        assert code_of("queue", "--policy", str(path)) == 0
-        assert "through ses; ETA" in capsys.readouterr().out
-        assert code_of("queue", "show", FIRST, "--policy", str(path)) == 0
-        assert "by route 2, stands with ses" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("up")
@@ -307,38 +156,6 @@ def test_a_list_that_ends_too_early_says_so_and_exits_75(
 
 
 @pytest.mark.usefixtures("up")
-def test_a_long_list_keeps_its_columns_and_its_total(
-    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
-) -> None:
-    count = 2 * LAID_OUT_BY
-    names = [QueueId(f"{number:016d}") for number in range(count)]
-    operations.messages = {name: a_message(name, size_bytes=1024) for name in names}
-
-    assert code_of("queue") == 0
-
-    head, *lines, total = capsys.readouterr().out.splitlines()
-    assert head.startswith("----Queue ID")
-    assert [line.split()[0] for line in lines] == names
-    assert len({line.index("waiting") for line in lines}) == 1
-    assert total == f"-- {count} Kbytes in {count} Requests."
-
-
-@pytest.mark.usefixtures("up")
-def test_people_read_of_a_limit_as_a_policy_has_it(
-    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
-) -> None:
-    limit = replace(a_limit(), plain="8 messages per 1m")
-    operations.shown = a_snapshot(upstream=an_upstream(limits=(limit,)))
-    assert code_of("queue", "show", FIRST) == 0
-    assert code_of("queue") == 0
-
-    out = capsys.readouterr().out
-    assert "  why         no room in 8 messages per 1m\n" in out
-    assert "  held by     limit 8 messages per 1m\n" in out
-    assert "60s" not in out
-
-
-@pytest.mark.usefixtures("up")
 def test_shown_as_json_is_an_object_a_message(
     operations: FakeOperations, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -362,41 +179,6 @@ def test_a_verb_acts_on_those_named_and_says_what_was_as_wanted(
 
     assert operations.asked == [(verb, (REPORT, FIRST))]
     assert capsys.readouterr().out == f"{REPORT}: {done}\n{FIRST}: {already}\n"
-
-
-@pytest.mark.usefixtures("up")
-@pytest.mark.parametrize(
-    ("state", "until_ns", "words"),
-    [
-        (UpstreamState.PAUSED, AT_NS, "isp is paused until 2025-10-09T08:53:20Z: 421 no"),
-        (UpstreamState.STOPPED, None, "isp is stopped: 421 no"),
-    ],
-)
-def test_a_retry_within_a_pause_says_until_when_it_waits(
-    state: UpstreamState,
-    until_ns: int | None,
-    words: str,
-    operations: FakeOperations,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    operations.messages[FIRST] = a_message(FIRST, state=QueueState.DEFERRED)
-    resting = an_upstream(state=state, because="421 no", paused_until_ns=until_ns)
-    operations.shown = a_snapshot(upstream=resting)
-
-    assert code_of("queue", "retry", FIRST) == 0
-    assert capsys.readouterr().out == f"{FIRST}: its back-off is over; {words}\n"
-
-
-@pytest.mark.usefixtures("up")
-def test_a_retry_that_nothing_holds_goes_at_once(
-    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
-) -> None:
-    operations.messages[FIRST] = a_message(FIRST, state=QueueState.DEFERRED)
-    keyed = replace(a_limit(), for_each="sender", key="other@example.org")
-    operations.shown = a_snapshot(upstream=an_upstream(limits=(keyed,)))
-
-    assert code_of("queue", "retry", FIRST) == 0
-    assert capsys.readouterr().out == f"{FIRST}: to be tried at once\n"
 
 
 @pytest.mark.usefixtures("up")
@@ -439,76 +221,26 @@ def test_a_minus_reads_ids_from_stdin(operations: FakeOperations, monkeypatch: p
 
 
 @pytest.mark.usefixtures("up")
-def test_all_is_everything_that_can_be_acted_on(operations: FakeOperations) -> None:
-    operations.messages[SECOND] = a_message(SECOND, state=QueueState.CORRUPT)
-
-    assert code_of("queue", "delete", "ALL", "--yes") == 0
-
-    assert operations.asked == [("delete", (FIRST, REPORT))]
-    assert list(operations.messages) == [SECOND]
-
-
-@pytest.mark.usefixtures("up")
-def test_all_of_an_empty_queue_is_done(operations: FakeOperations) -> None:
-    operations.messages.clear()
-
-    assert code_of("queue", "bounce", "ALL", "--yes") == 0
-    assert operations.asked == []
-
-
-@pytest.mark.usefixtures("up")
 @pytest.mark.parametrize(
-    "arguments",
+    "words",
     [
-        ["delete"],
-        ["delete", "ALL"],
-        ["delete", "--yes", "ALL", FIRST],
-        ["delete", "../../etc/passwd"],
-        ["hold", FIRST, FIRST + "x"],
-        ["hold", FIRST + "\n"],
-        ["hold", FIRST.upper().replace("0", "A")],
-        ["show", "ALL"],
-        ["show"],
-        ["--json", "hold", FIRST],
-        ["--sender", "@example.org", "hold"],
-        ["hold", "--sender", "@example.org", FIRST],
-        ["delete", "--sender", "@example.org", "ALL", "--yes"],
-        ["delete", "--yes"],
-        ["delete", "--reason", "limit", "--yes"],
-        ["--sender", "list"],
-        ["--domain", "a@example.org"],
-        ["--older", "2"],
-        ["--size", "much"],
-        ["--client", "192.0.2.1/8"],
-        ["--state", "incoming"],
-        ["--by", "sender", "--sort", "size"],
-        ["--limit", "0"],
-        ["frobnicate", FIRST],
+        *("delete", "delete ALL", f"delete --yes ALL {FIRST}", "delete ../../etc/passwd", "delete --yes"),
+        *(f"hold {FIRST} {FIRST}x", f"hold {FIRST.upper().replace('0', 'A')}", "show ALL", "show"),
+        *(f"--json hold {FIRST}", "--sender @example.org hold", f"hold --sender @example.org {FIRST}"),
+        *("delete --sender @example.org ALL --yes", "delete --reason limit --yes", "--sender list"),
+        *("--domain a@example.org", "--older 2", "--size much", "--client 192.0.2.1/8", "--state incoming"),
+        *(
+            "--by sender --sort size",
+            "--limit 0",
+            f"frobnicate {FIRST}",
+            "content",
+            f"content {FIRST} {SECOND}",
+        ),
     ],
 )
-def test_a_wrong_call_exits_64_and_asks_nothing(arguments: list[str], operations: FakeOperations) -> None:
-    assert code_of("queue", *arguments) == os.EX_USAGE
+def test_a_wrong_call_exits_64_and_asks_nothing(words: str, operations: FakeOperations) -> None:
+    assert code_of("queue", *words.split()) == os.EX_USAGE
     assert operations.asked == []
-
-
-@pytest.mark.usefixtures("up")
-def test_the_policy_may_stand_before_or_behind_the_verb(
-    operations: FakeOperations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("RELAY_POLICY")
-    policy = str(tmp_path / "policy.yaml")
-
-    assert code_of("queue", "--policy", policy, "hold", FIRST) == 0
-    assert code_of("queue", "hold", "--policy", policy, FIRST) == 0
-    assert len(operations.asked) == 2
-
-
-@pytest.mark.usefixtures("up")
-def test_help_explains_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["queue", "--help"], *(["queue", verb, "--help"] for verb in VERBS)):
-        assert code_of(*arguments) == 0
-    out = capsys.readouterr().out
-    assert all(verb in out for verb in [*VERBS, "show", "--yes"])
 
 
 @pytest.mark.usefixtures("up")
@@ -571,21 +303,6 @@ def test_with_yes_a_verb_acts_on_what_its_filters_list(
     assert len(operations.asked) == 1
 
 
-@pytest.mark.usefixtures("up")
-def test_a_long_preview_is_cut_and_counts_all(
-    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
-) -> None:
-    many = [QueueId(f"{number:016d}") for number in range(25)]
-    operations.messages = {queue_id: a_message(queue_id) for queue_id in many}
-
-    assert code_of("queue", "hold", "--state", "waiting") == 0
-
-    lines = capsys.readouterr().out.splitlines()
-    assert "and 5 more: `relay queue` with these filters lists them" in lines
-    assert lines[-1] == "  25 messages, 50 recipients: held"
-    assert len(lines) == 1 + 20 + 1 + 3
-
-
 STEERING = b"Subject: \x1b[2Jhi\r\n\r\n\xff\tend\r\n.\r\nlast"
 
 
@@ -609,24 +326,7 @@ def test_content_steers_no_terminal(operations: FakeOperations) -> None:
 
 
 @pytest.mark.usefixtures("up")
-def test_content_of_none_or_of_two_messages_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of("queue", "content", "zzzzzzzzzzzzzzzz") == 1
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "zzzzzzzzzzzzzzzz: there is no such message in the queue\n")
-    assert code_of("queue", "content") == os.EX_USAGE
-    assert code_of("queue", "content", FIRST, SECOND) == os.EX_USAGE
-
-
-@pytest.mark.usefixtures("up")
 def test_content_that_ends_too_early_is_not_taken_for_whole(operations: FakeOperations) -> None:
     operations.chunks, operations.content_ends = [b"Subject: half\r\n"], "its checksum is wrong"
 
     assert code_of("queue", "content", FIRST) == os.EX_TEMPFAIL
-
-
-def test_what_goes_first_is_refused_while_the_relay_is_down(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert code_of("queue", "first", FIRST, "--policy", str(write_policy(tmp_path))) == 1
-
-    assert f"{FIRST}: the relay is down: " in capsys.readouterr().err

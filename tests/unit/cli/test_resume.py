@@ -60,6 +60,8 @@ def test_a_relay_that_is_down_ends_its_pause(tmp_path: Path, capsys: pytest.Capt
     assert resumed.health is Health.PROVING
     # Its time is still no age of what waits.
     assert resumed.spans == ((now_ns, resumed.until_ns),)
+    assert code_of("resume", "isp", "--policy", str(policy)) == 0
+    assert capsys.readouterr().out == "isp: neither paused nor stopped; nothing changed\n"
     assert code_of("resume", "isp", "--bounce", "--policy", str(policy)) == 1
     assert "is known while it runs" in capsys.readouterr().err
     assert code_of("resume", "nobody", "--policy", str(policy)) == 1

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from relay.policy.source import parse_policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
 from relay.spool.interface import Message
+from tests.unit.cli.terminal import forked
 from tests.unit.spool.recovering import recover
 
 POLICY = """
@@ -38,17 +38,8 @@ def written(folder: Path, spool: str) -> Path:
     return path
 
 
-def call(
-    policy: Path, *words: str, text: bytes = TEXT, program: str = ""
-) -> subprocess.CompletedProcess[bytes]:
-    command = [program] if program else [sys.executable, "-m", "relay", "sendmail"]
-    return subprocess.run(
-        [*command, *words],
-        check=False,
-        input=text,
-        capture_output=True,
-        env=os.environ | {"RELAY_POLICY": str(policy)},
-    )
+def call(policy: Path, *words: str, text: bytes = TEXT) -> subprocess.CompletedProcess[bytes]:
+    return forked("sendmail", *words, given=text, RELAY_POLICY=str(policy))
 
 
 def queued(policy: Path) -> list[Message]:
@@ -161,20 +152,11 @@ def test_bs_without_its_final_dot_queues_nothing(policy: Path) -> None:
 
 
 def test_links_act_by_their_names(policy: Path) -> None:
-    program = Path(sys.executable).with_name("relay")
-    for name in ("sendmail", "mailq", "newaliases"):
-        (policy.parent / name).symlink_to(program)
-    sendmail, mailq, newaliases = (str(policy.parent / each) for each in ("sendmail", "mailq", "newaliases"))
+    def called(name: str, *words: str) -> subprocess.CompletedProcess[bytes]:
+        return forked(*words, called=f"/usr/sbin/{name}", given=TEXT, RELAY_POLICY=str(policy))
 
-    assert call(policy, program=newaliases).returncode == os.EX_OK
-    assert call(policy, program=mailq).stdout == b"Mail queue is empty\n"
-    assert call(policy, "-t", program=sendmail).returncode == os.EX_OK
-    listed = call(policy, program=mailq).stdout.decode().splitlines()
+    assert called("newaliases").returncode == os.EX_OK
+    assert called("mailq").stdout == b"Mail queue is empty\n"
+    assert called("sendmail", "-t").returncode == os.EX_OK
+    listed = called("mailq").stdout.decode().splitlines()
     assert listed[2:] == [" " * 47 + "c@d.test", "", "-- 1 Kbytes in 1 Request."]
-
-
-def test_q_ends_no_hold_and_exits_0(policy: Path) -> None:
-    assert call(policy, "-t").returncode == os.EX_OK
-
-    assert call(policy, "-q").returncode == os.EX_OK
-    assert len(queued(policy)) == 1

@@ -12,7 +12,7 @@ from relay.mail.formats import rfc3339
 from relay.policy.model import Policy
 from relay.spool.interface import SpoolBusy, Totals
 from relay.status import snapshot as snapshots
-from relay.status.snapshot import Condition, LaneStatus, PolicyStatus, UpstreamState
+from relay.status.snapshot import LaneStatus, PolicyStatus, Snapshot, UpstreamState
 from relay.telemetry.outcomes import Outcome
 from relay.throttle.limit_hints import Hint
 from relay.verdicts.health import Health
@@ -41,142 +41,101 @@ def test_json_is_the_snapshot_on_one_line(policy_path: Path, capsys: pytest.Capt
     assert json.loads(line) == snapshots.to_json(a_snapshot())
 
 
-def test_people_see_upstreams_limits_queue_and_ledger(
-    policy_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    operations = FakeOperations()
-    limits = (a_limit(), a_limit(used=7, count=10_000, opens_in_s=None))
-    operations.shown = a_snapshot(upstream=an_upstream(limits=limits))
-    with relay_up(policy_path.parent / "spool", operations):
-        assert code_of("status", "--policy", str(policy_path)) == 0
-
-    lines = said(capsys)
-
-    assert "relay 0.1.0 on relay.example.org: running for 1h 2m" in lines
-    upstream = "isp smtp.example.net:587 open 3 open, 1 idle 2 400 messages, 800 recipients"
-    assert f"{upstream} limit 8 messages per 60s in 50m" in lines
-    assert "isp 8 messages per 60s 8/8 in 20s" in lines
-    assert "isp 10000 messages per 60s 7/10000 now" in lines
-    assert "waiting 400 800 1000000 1m 30s" in lines
-    assert "held 0 0 0 -" in lines
-    assert "recipients: 1000 accepted = 190 relayed + 4 bounced + 1 expired + 1 deleted + 804 queued" in lines
+FULL, FREE = a_limit(opens_in_s=3 * 3600), a_limit(used=1, opens_in_s=None)
+RESETS = replace(FULL, resets_at_ns=AT_NS + 3 * 3600 * SECOND_NS)
+SHUT = replace(a_limit(used=0, opens_in_s=9 * 3600), is_closed=True)
+HINTED = replace(a_limit(used=90, count=90), policy_count=100, is_crowded=True)
+HINT = Hint(AT_NS, "recipients", 3600 * SECOND_NS, 97, 57 * 60 * SECOND_NS, 100, 90)
+BY_KEY = tuple(
+    replace(a_limit(used=5), for_each="sender", key=key) for key in ("list@here.example", "", None)
+)
+LANES = (LaneStatus("resets", 50.0, None, 1, 2, 3 * SECOND_NS), LaneStatus("lists", 100 / 3, 80))
+PAUSED = an_upstream(
+    state=UpstreamState.PAUSED,
+    because="535 5.7.8 [bold]no\x1b[2J",
+    paused_until_ns=AT_NS + 60 * SECOND_NS,
+)
+REFUSED_EDIT = PolicyStatus("ab", AT_NS, last_reload_ok=False, last_error="p.yaml:3:1: spoool: unknown")
 
 
-def test_a_limit_of_the_calendar_says_when_it_resets_or_for_how_long_it_is_closed(
-    policy_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    operations = FakeOperations()
-    full = replace(a_limit(opens_in_s=3 * 3600), resets_at_ns=AT_NS + 3 * 3600 * SECOND_NS)
-    closed = replace(a_limit(used=0, opens_in_s=9 * 3600), is_closed=True)
-    free = replace(a_limit(used=1, opens_in_s=None), resets_at_ns=AT_NS + 3600 * SECOND_NS)
-    operations.shown = a_snapshot(upstream=an_upstream(limits=(full, closed, free)))
-    with relay_up(policy_path.parent / "spool", operations):
-        assert code_of("status", "--policy", str(policy_path)) == 0
-
-    lines = said(capsys)
-    assert "isp 8 messages per 60s 8/8 resets in 3h" in lines
-    assert "isp 8 messages per 60s 0/8 closed for 9h" in lines
-    assert "isp 8 messages per 60s 1/8 now" in lines
-
-
-def test_a_proving_upstream_shows_what_it_said_before(
-    policy_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    operations = FakeOperations()
-    proving = replace(an_upstream(), health=Health.PROVING, proving_after="no answer within 30 s")
-    operations.shown = a_snapshot(upstream=proving)
-    with relay_up(policy_path.parent / "spool", operations):
-        assert code_of("status", "--policy", str(policy_path)) == 0
-
-    shown = "isp smtp.example.net:587 proving, one message first; before: no answer within 30 s 3 open"
-    assert any(line.startswith(shown) for line in said(capsys))
-
-
-def test_a_standby_that_was_never_tried_is_not_called_open(
-    policy_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    operations = FakeOperations()
-    operations.shown = a_snapshot(upstream=replace(an_upstream(), health=Health.UNTRIED))
-    with relay_up(policy_path.parent / "spool", operations):
-        assert code_of("status", "--policy", str(policy_path)) == 0
-
-    assert any(line.startswith("isp smtp.example.net:587 not tried yet 3 open") for line in said(capsys))
-
-
-def test_what_a_refusal_taught_is_told_with_its_limit(
-    policy_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    operations = FakeOperations()
-    finding = Hint(AT_NS, "recipients", 3600 * SECOND_NS, 97, 57 * 60 * SECOND_NS, 100, 90)
-    limit = replace(a_limit(used=90, count=90), policy_count=100, is_crowded=True)
-    upstream = replace(an_upstream(limits=(limit,)), findings=(finding,))
-    operations.shown = a_snapshot(upstream=upstream)
-
-    with relay_up(policy_path.parent / "spool", operations):
-        assert code_of("status", "--policy", str(policy_path)) == 0
-
-    text = "\n".join(said(capsys))
-    assert "90/90, effective 90 of 100, more keys" in text
-    assert "isp: cut off after 97 recipients in 57 min; policy says 100 per 1h; suggested 90" in text
-
-
-def test_people_see_where_the_mail_of_each_route_goes_and_why(
-    policy_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    operations = FakeOperations()
-    operations.shown = replace(a_snapshot(), routes=routes())
-    with relay_up(policy_path.parent / "spool", operations):
-        assert code_of("status", "--policy", str(policy_path)) == 0
-
-    lines = said(capsys)
-
-    assert "route by prefers goes through why stands with" in lines
-    assert "1, 3 user or sender, header isp, ses ses failover: isp is down, for 13m ses 1200" in lines
-    assert "2 client ses, isp ses all upstreams of its route are down, for 13m -" in lines
-    assert "4 recipient_domain m365, isp m365 m365 is down, fails over in 4m -" in lines
-    assert "5 all other mail isp, m365, ses isp spill to m365, for 13m isp 3, m365 400" in lines
-
-
-def test_people_see_the_lanes_where_there_are_some(
-    policy_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    operations = FakeOperations()
-    lanes = (
-        LaneStatus("resets", 50.0, None, 1, 2, 3 * SECOND_NS),
-        LaneStatus("lists", 100 / 3, 80),
-    )
-    operations.shown = replace(a_snapshot(), lanes=lanes)
-    with relay_up(policy_path.parent / "spool", operations):
-        assert code_of("status", "--policy", str(policy_path)) == 0
-
-    lines = said(capsys)
-
-    assert "lane share ceiling messages recipients oldest" in lines
-    assert "resets 50 % - 1 2 3s" in lines
-    assert "lists 33.33 % 80 % 0 0 -" in lines
-
-
-def test_what_is_wrong_is_said(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    operations = FakeOperations()
-    operations.shown = a_snapshot(
-        upstream=an_upstream(
-            state=UpstreamState.PAUSED,
-            because="535 5.7.8 [bold]no\x1b[2J",
-            paused_until_ns=AT_NS + 60 * SECOND_NS,
+@pytest.mark.parametrize(
+    ("shown", "lines"),
+    [
+        (
+            a_snapshot(
+                upstream=an_upstream(limits=(a_limit(), a_limit(used=7, count=10_000, opens_in_s=None)))
+            ),
+            [
+                "relay 0.1.0 on relay.example.org: running for 1h 2m",
+                "isp smtp.example.net:587 open 3 open, 1 idle 2 400 messages, 800 recipients limit 8",
+                "isp 8 messages per 60s 8/8 in 20s",
+                "isp 10000 messages per 60s 7/10000 now",
+                "waiting 400 800 1000000 1m 30s",
+                "held 0 0 0 -",
+                "recipients: 1000 accepted = 190 relayed + 4 bounced + 1 expired + 1 deleted + 804 queued",
+            ],
         ),
-        refusing_because="no room on the disk",
-        ledger=Totals(accepted=3, queued=1),
-        policy=PolicyStatus("ab", AT_NS, last_reload_ok=False, last_error="policy.yaml:3:1: spoool: unknown"),
-    )
+        (
+            a_snapshot(upstream=an_upstream(limits=(RESETS, SHUT, FREE, HINTED, *BY_KEY))),
+            [
+                "isp 8 messages per 60s 8/8 resets in 3h",
+                "isp 8 messages per 60s 0/8 closed for 9h",
+                "isp 8 messages per 60s 1/8 now",
+                "isp 90 messages per 60s 90/90, effective 90 of 100, more keys",
+                "isp 8 messages per 60s 5/8 by list@here.example in 20s",
+                "isp 8 messages per 60s 5/8 by <> in 20s",
+            ],
+        ),
+        (
+            a_snapshot(upstream=replace(an_upstream(), findings=(HINT,))),
+            ["isp: cut off after 97 recipients in 57 min; policy says 100 per 1h; suggested 90"],
+        ),
+        (
+            a_snapshot(upstream=replace(an_upstream(), health=Health.PROVING, proving_after="no answer")),
+            ["isp smtp.example.net:587 proving, one message first; before: no answer 3 open"],
+        ),
+        (
+            a_snapshot(upstream=replace(an_upstream(), health=Health.UNTRIED)),
+            ["isp smtp.example.net:587 not tried yet 3 open"],
+        ),
+        (
+            replace(a_snapshot(), routes=routes(), lanes=LANES),
+            [
+                "1, 3 user or sender, header isp, ses ses failover: isp is down, for 13m ses 1200",
+                "2 client ses, isp ses all upstreams of its route are down, for 13m -",
+                "4 recipient_domain m365, isp m365 m365 is down, fails over in 4m -",
+                "5 all other mail isp, m365, ses isp spill to m365, for 13m isp 3, m365 400",
+                "resets 50 % - 1 2 3s",
+                "lists 33.33 % 80 % 0 0 -",
+            ],
+        ),
+        (
+            a_snapshot(
+                upstream=PAUSED,
+                refusing_because="no room on the disk",
+                ledger=Totals(accepted=3, queued=1),
+                policy=REFUSED_EDIT,
+            ),
+            [
+                "refusing mail: no room on the disk",
+                "isp smtp.example.net:587 paused for 1m: 535 5.7.8 [bold]no\\x1b[2J",
+                "the last edit of the policy was refused: p.yaml:3:1: spoool: unknown",
+                "2 recipients are unaccounted for",
+            ],
+        ),
+    ],
+    ids=["plain", "limits", "hint", "proving", "untried", "routes and lanes", "wrong"],
+)
+def test_people_read_it_in_lines(
+    shown: Snapshot, lines: list[str], policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations = FakeOperations()
+    operations.shown = shown
     with relay_up(policy_path.parent / "spool", operations):
         assert code_of("status", "--policy", str(policy_path)) == 0
 
-    out = capsys.readouterr().out
-
-    assert "refusing mail: no room on the disk" in out
-    assert "paused for 1m: 535 5.7.8 [bold]no\\x1b[2J" in out
-    assert "the last edit of the policy was refused: policy.yaml:3:1: spoool: unknown" in out
-    assert "2 recipients are unaccounted for" in out
+    told = said(capsys)
+    assert [line for line in lines if not any(line in each for each in told)] == [], told
 
 
 def test_a_pipe_gets_no_colours_and_no_folded_lines(
@@ -194,19 +153,6 @@ def test_a_pipe_gets_no_colours_and_no_folded_lines(
 
     assert "\x1b" not in out
     assert because.strip() in out
-
-
-def test_the_policy_is_found_as_the_interface_says(
-    policy_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with relay_up(policy_path.parent / "spool", FakeOperations()):
-        monkeypatch.chdir(policy_path.parent)
-        assert code_of("status") == 0
-        monkeypatch.chdir("/")
-        monkeypatch.setenv("RELAY_POLICY", str(policy_path))
-        assert code_of("status") == 0
-
-    assert capsys.readouterr().err == ""
 
 
 def test_the_systems_policy_is_looked_for_last(
@@ -229,20 +175,6 @@ def test_the_systems_policy_is_looked_for_last(
         assert code_of("status") == 0
 
 
-def test_a_policy_that_is_gone_is_asked_for_where_the_unit_has_its_spool(
-    policy_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spool = policy_path.parent / "spool"
-    policy_path.unlink()
-    with relay_up(spool, FakeOperations()):
-        assert code_of("status", "--policy", str(policy_path)) == os.EX_CONFIG
-        monkeypatch.setattr("relay.cli.locate.SYSTEM_SPOOL", spool)
-        capsys.readouterr()
-        assert code_of("status", "--policy", str(policy_path)) == 0
-        assert capsys.readouterr().err == ""
-        assert code_of("status", "--policy", str(policy_path.with_name("other.yaml"))) == os.EX_CONFIG
-
-
 def test_a_broken_edit_does_not_hide_a_relay_that_runs(
     policy_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,10 +195,6 @@ def test_without_a_relay_a_broken_policy_is_78(
     assert str(policy_path) in capsys.readouterr().err
 
 
-def test_a_policy_that_is_not_there_is_78(tmp_path: Path) -> None:
-    assert code_of("status", "--policy", str(tmp_path / "none.yaml")) == os.EX_CONFIG
-
-
 def test_a_relay_that_fails_is_75(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     operations = FakeOperations()
     operations.raises = RuntimeError("odd")
@@ -274,25 +202,6 @@ def test_a_relay_that_fails_is_75(policy_path: Path, capsys: pytest.CaptureFixtu
         assert code_of("status", "--policy", str(policy_path)) == os.EX_TEMPFAIL
 
     assert "the relay says: 500" in capsys.readouterr().err
-
-
-def test_a_relay_that_is_down_is_seen_by_its_spool(
-    policy_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[FakeOperations] = []
-
-    def offline(policy: Policy) -> FakeOperations:
-        assert policy.spool == policy_path.parent / "spool"
-        operations = FakeOperations()
-        operations.shown = a_snapshot(condition=Condition.DOWN)
-        opened.append(operations)
-        return operations
-
-    monkeypatch.setattr("relay.control.offline.OfflineOperations", offline)
-
-    assert code_of("status", "--policy", str(policy_path)) == os.EX_UNAVAILABLE
-    assert "relay.example.org: down" in capsys.readouterr().out
-    assert [operations.is_closed for operations in opened] == [True]
 
 
 def test_a_relay_that_is_down_is_told_by_the_exit_code_and_with_the_policy_that_was_asked_for(
@@ -314,18 +223,6 @@ def test_a_relay_that_is_down_is_told_by_the_exit_code_and_with_the_policy_that_
         assert told["policy"]["path"] == f"{tmp_path}/other/policy.yaml"
 
         assert code_of("status", "--spool", str(tmp_path / "nowhere")) == os.EX_UNAVAILABLE
-
-
-def test_the_first_line_names_the_policy_of_a_relay_that_runs(
-    policy_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    operations = FakeOperations()
-    operations.shown = a_snapshot(policy=PolicyStatus("ab", AT_NS, path="/etc/relay/policy.yaml"))
-    with relay_up(policy_path.parent / "spool", operations):
-        assert code_of("status", "--spool", str(policy_path.parent / "spool")) == 0
-
-    first, *_ = capsys.readouterr().out.splitlines()
-    assert first == "relay 0.1.0 on relay.example.org: running for 1h 2m; policy /etc/relay/policy.yaml"
 
 
 def test_a_spool_that_is_held_by_somebody_silent_is_75(
@@ -373,38 +270,6 @@ def test_at_80_columns_no_word_is_broken(policy_path: Path) -> None:
     assert "held by      limit 100 messages per 1h" in lines
     assert not any("3600s" in line for line in lines)
     assert any(line.startswith("upstream  host") for line in wide)
-
-
-def test_the_fullest_key_of_a_limit_is_named(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    operations = FakeOperations()
-    limits = tuple(
-        replace(a_limit(used=5), for_each="sender", key=key) for key in ("list@here.example", "", None)
-    )
-    operations.shown = a_snapshot(upstream=an_upstream(limits=limits))
-    with relay_up(policy_path.parent / "spool", operations):
-        assert code_of("status", "--policy", str(policy_path)) == 0
-
-    lines = [line for line in said(capsys) if line.startswith("isp 8 messages")]
-    assert [line.partition("60s ")[2] for line in lines] == [
-        "5/8 by list@here.example in 20s",
-        "5/8 by <> in 20s",
-        "5/8 in 20s",
-    ]
-
-
-def test_of_a_relay_that_is_down_no_route_goes_anywhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = POLICY.replace("    auth: {user: mjd, password_file: not-there}\n", "") + (
-        "  ses: {host: ses.example.net}\nroutes:\n  - {upstreams: [isp, ses]}\n"
-    )
-    path = write_policy(tmp_path, text)
-
-    assert code_of("status", "--policy", str(path)) == os.EX_UNAVAILABLE
-    assert "1 all other mail isp, ses - - -" in said(capsys)
-    assert code_of("status", "--json", "--policy", str(path)) == os.EX_UNAVAILABLE
-    (route,) = json.loads(capsys.readouterr().out)["routes"]
-    assert (route["upstream"], route["because"], route["stands"]) == (None, "preferred", {})
 
 
 def test_who_used_a_window_is_told_by_sender_client_and_lane(

@@ -1,19 +1,11 @@
 """`relay top` as a command: what it needs, and what it costs the others."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from relay.cli.main import COMMANDS
-from relay.cli.top.looking import Looking
-from relay.clock import SECOND_NS
-from tests.fakes.clock import FakeClock
-from tests.fakes.operations import FakeOperations
-from tests.fakes.snapshots import FIRST, a_message, a_snapshot
-from tests.unit.cli.control import code_of, relay_up, write_policy
+from tests.unit.cli.control import code_of, write_policy
 
 
 @pytest.fixture
@@ -26,52 +18,3 @@ def test_top_needs_a_terminal_and_says_what_does_not(
 ) -> None:
     assert code_of("top", "--policy", str(policy_path)) == os.EX_USAGE
     assert "`relay status` prints to anything" in capsys.readouterr().err
-
-
-def test_no_command_waits_for_the_library_of_terminals() -> None:
-    modules = ", ".join(dict.fromkeys(command.module for command in COMMANDS.values()))
-    program = f"import sys, {modules}; sys.exit('textual' in sys.modules)"
-
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-async def test_a_look_knows_the_relay_and_how_long_ago(tmp_path: Path) -> None:
-    clock = FakeClock()
-    looking = Looking(tmp_path, clock)
-    await looking.look()
-    await looking.count()
-    assert (looking.seen().trouble, looking.seen().snapshot) == (f"no relay runs on {tmp_path}", None)
-
-    operations = FakeOperations([a_message(FIRST)])
-    with relay_up(tmp_path, operations):
-        await looking.look()
-        await looking.count()
-        clock.advance(3 * SECOND_NS)
-        seen = looking.seen()
-        assert (seen.trouble, seen.snapshot, seen.age_ns) == ("", a_snapshot(), 3 * SECOND_NS)
-        assert seen.now_ns == a_snapshot().at_ns + 3 * SECOND_NS
-        assert seen.breakdown is not None
-        assert seen.breakdown.senders[0].reverse_path == "list@example.org"
-        operations.raises = RuntimeError("odd")
-        await looking.look()
-        assert looking.seen().trouble.startswith("the relay says: 500")
-    await looking.look()
-    assert looking.seen().trouble == f"no relay runs on {tmp_path}"
-    assert looking.seen().snapshot == a_snapshot()
-    await looking.close()
-
-
-async def test_a_spool_that_is_made_anew_is_found_again(tmp_path: Path) -> None:
-    spool = tmp_path / "spool"
-    spool.mkdir()
-    looking = Looking(spool, FakeClock())
-    with relay_up(spool, FakeOperations()):
-        await looking.look()
-    spool.rename(tmp_path / "old")
-    await looking.look()
-    assert looking.seen().trouble == f"no relay runs on {spool}"
-    spool.mkdir()
-    with relay_up(spool, FakeOperations()):
-        await looking.look()
-        assert looking.seen().trouble == ""
-    await looking.close()

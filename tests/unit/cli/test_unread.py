@@ -41,19 +41,6 @@ def test_status_and_listing_say_that_they_are_not_whole(
         assert SAID in listed.err
 
 
-@pytest.mark.parametrize("how", [["--json"], ["--by", "sender"], ["--by", "sender", "--json"]])
-def test_a_list_for_programs_and_sums_say_it_beside_them(
-    policy_path: Path, capsys: pytest.CaptureFixture[str], how: list[str]
-) -> None:
-    with relay_up(policy_path.parent / "spool", _reading()):
-        assert code_of("queue", *how, "--policy", str(policy_path)) == 0
-
-    listed = capsys.readouterr()
-    assert listed.out
-    assert SAID not in listed.out
-    assert SAID in listed.err
-
-
 @pytest.mark.parametrize("words", [["show"], ["hold"]])
 def test_a_message_that_is_not_read_yet_is_to_be_tried_later(
     policy_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
@@ -63,15 +50,3 @@ def test_a_message_that_is_not_read_yet_is_to_be_tried_later(
 
     assert code == os.EX_TEMPFAIL
     assert f"{NOT_KNOWN}: not known yet" in capsys.readouterr().err
-
-
-def test_a_verb_on_all_says_that_some_are_left(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    operations = _reading()
-    with relay_up(policy_path.parent / "spool", operations):
-        code = code_of("queue", "hold", "ALL", "--yes", "--policy", str(policy_path))
-
-    assert code == os.EX_TEMPFAIL
-    assert operations.asked == [("hold", (KNOWN,))]
-    told = capsys.readouterr()
-    assert f"{KNOWN}: held" in told.out
-    assert SAID in told.err

@@ -20,13 +20,12 @@ from relay.control.operations import ABSENT, BUSY, OK, VERBS, Unreachable, Verb
 from relay.control.server import ControlServer
 from relay.control.wire import PolicyInForce
 from relay.mail.envelope import QueueId
-from relay.policy.faults import PolicyError, PolicyFault
 from relay.status.filters import By, Filters, Wanted
 from relay.status.snapshot import QueueState
 from relay.telemetry.events import Events
 from tests.fakes.clock import FakeClock
 from tests.fakes.operations import FakeOperations
-from tests.fakes.snapshots import FIRST, REPORT, SECOND, a_message, a_plan, a_snapshot
+from tests.fakes.snapshots import FIRST, REPORT, SECOND, a_message, a_snapshot
 
 IN_FORCE = PolicyInForce(Path("/etc/relay/policy.yaml"), "spool: ./spool\n")
 
@@ -56,30 +55,11 @@ async def test_a_snapshot_arrives_as_it_was_sent(tmp_path: Path) -> None:
         assert await client.snapshot() == a_snapshot()
 
 
-async def test_a_breakdown_arrives_as_it_was_sent(tmp_path: Path) -> None:
-    operations = FakeOperations([a_message(FIRST, reverse_path="büro@example.org"), a_message(SECOND)])
-    async with serving(tmp_path, operations) as client:
-        breakdown = await client.breakdown()
-
-    assert breakdown == await operations.breakdown()
-    assert (len(breakdown.senders), breakdown.reasons[0].messages) == (2, 2)
-
-
-async def test_the_policy_in_force_arrives_as_it_was_sent(tmp_path: Path) -> None:
-    async with serving(tmp_path, FakeOperations()) as client:
-        assert await client.policy() == IN_FORCE
-
-
 async def test_a_long_queue_arrives_whole_and_in_order(tmp_path: Path) -> None:
     messages = [a_message(queue_id) for queue_id in many(1_234)]
 
     async with serving(tmp_path, FakeOperations(messages)) as client:
         assert await client.queue() == messages
-
-
-async def test_an_empty_queue_is_no_message(tmp_path: Path) -> None:
-    async with serving(tmp_path, FakeOperations()) as client:
-        assert await client.queue() == []
 
 
 async def test_a_message_is_shown_or_it_is_said_why_not(tmp_path: Path) -> None:
@@ -115,15 +95,6 @@ async def test_any_number_of_ids_goes_in_requests_of_bounded_size(tmp_path: Path
     assert [len(asked) for _, asked in operations.asked] == [IDS_AT_ONCE, IDS_AT_ONCE, 1]
 
 
-async def test_a_path_longer_than_a_socket_address_is_no_obstacle(tmp_path: Path) -> None:
-    spool = tmp_path / ("d" * 100) / ("e" * 100)
-    spool.mkdir(parents=True)
-
-    async with serving(spool, FakeOperations()) as client:
-        assert client.is_up()
-        assert await client.snapshot() == a_snapshot()
-
-
 async def test_the_socket_is_for_its_owner_and_gone_after_the_stop(tmp_path: Path) -> None:
     old_mask = os.umask(0)
     try:
@@ -144,49 +115,6 @@ async def test_the_socket_of_a_dead_relay_is_down_and_replaced(tmp_path: Path) -
 
     async with serving(tmp_path, FakeOperations()) as client:
         assert client.is_up()
-
-
-async def test_no_socket_and_no_spool_is_down(tmp_path: Path) -> None:
-    assert not ControlClient(tmp_path).is_up()
-    assert not ControlClient(tmp_path / "nothing").is_up()
-
-
-async def test_a_relay_that_is_gone_in_between_is_unreachable(tmp_path: Path) -> None:
-    client = ControlClient(tmp_path)
-
-    with pytest.raises(Unreachable, match="did not answer"):
-        await client.snapshot()
-    await client.close()
-
-
-async def test_a_question_that_is_given_up_waits_no_more(tmp_path: Path) -> None:
-    asked, hung_up = asyncio.Event(), asyncio.Event()
-
-    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        asked.set()
-        assert await reader.read() == b""
-        hung_up.set()
-        writer.close()
-
-    async with await asyncio.start_unix_server(hear, tmp_path / SOCKET_NAME):
-        asking = asyncio.create_task(ControlClient(tmp_path).snapshot())
-        await asked.wait()
-        asking.cancel()
-        await hung_up.wait()
-        # Its thread has ended too, else this would wait for it.
-        await asyncio.get_running_loop().shutdown_default_executor()
-
-    assert asking.cancelled()
-
-
-async def test_a_relay_that_hangs_up_unasked_did_not_answer(tmp_path: Path) -> None:
-    async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
-
-    async with await asyncio.start_unix_server(hang_up, tmp_path / SOCKET_NAME):
-        with pytest.raises(Unreachable, match="did not answer"):
-            await ControlClient(tmp_path).snapshot()
 
 
 @pytest.mark.parametrize("question", [ControlClient.snapshot, ControlClient.queue])
@@ -264,18 +192,6 @@ async def test_what_is_no_question_reaches_nothing(
     assert operations.asked == []
 
 
-async def test_a_folder_without_room_for_a_socket_leaves_nothing_open(
-    tmp_path: Path,
-) -> None:
-    server = ControlServer(
-        tmp_path / "nothing", FakeOperations(), Events(io.StringIO(), "text", FakeClock()), lambda: IN_FORCE
-    )
-
-    with pytest.raises(FileNotFoundError):
-        await server.start()
-    await server.stop()
-
-
 async def test_a_line_of_the_queue_has_what_a_reader_cannot_know(tmp_path: Path) -> None:
     connector = aiohttp.UnixConnector(str(tmp_path / SOCKET_NAME))
     async with (
@@ -331,20 +247,3 @@ async def test_filters_and_states_arrive_as_they_were_asked(tmp_path: Path) -> N
         assert await client.summary(held, By.DOMAIN, 1) == await operations.summary(held, By.DOMAIN, 1)
         await client.act("release", [SECOND], held.states)
     assert operations.among == held.states
-
-
-async def test_a_plan_crosses_whole_and_its_text_as_it_is(tmp_path: Path) -> None:
-    operations = FakeOperations()
-    text, path = "# ümlaut\n".encode() * 20_000, Path("/etc/relay/a b&c=ü/policy.yaml")
-    async with serving(tmp_path, operations) as client:
-        assert await client.plan(text, path) == a_plan()
-
-    assert operations.planned == [(text, path)]
-
-
-async def test_a_policy_that_the_relay_cannot_read_is_told_by_it(tmp_path: Path) -> None:
-    operations = FakeOperations()
-    operations.raises = PolicyError([PolicyFault(Path("new.yaml"), 3, 5, "spool", "unknown key")])
-    async with serving(tmp_path, operations) as client:
-        with pytest.raises(Unreachable, match=r"cannot read that policy: new\.yaml:3:5: spool: unknown key"):
-            await client.plan(b"", Path("new.yaml"))

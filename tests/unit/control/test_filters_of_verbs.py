@@ -59,7 +59,7 @@ async def a_relay(folder: Path, mails: list[tuple[str, list[str], bool]]) -> tup
     return relay, ids
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples // 3)  # each opens a spool
 @given(st.lists(MAIL, max_size=6), FILTERS, st.sampled_from(["", "size", "sender", "newest"]))
 def test_a_filtered_listing_is_the_whole_one_filtered(
     mails: list[tuple[str, list[str], bool]], filters: Filters, sort: str
@@ -80,7 +80,7 @@ def test_a_filtered_listing_is_the_whole_one_filtered(
     asyncio.run(law())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings().max_examples // 3)  # each opens a spool
 @given(
     st.lists(MAIL, min_size=1, max_size=6),
     FILTERS,
@@ -135,19 +135,6 @@ async def test_a_listing_shows_only_recipients_that_are_left(tmp_path: Path) -> 
             assert await relay.operator.queue(Wanted(Filters(recipients=("one@x.example",)))) == []
             (found,) = await relay.operator.queue(Wanted(Filters(recipients=("four@y.example",))))
             assert found.queue_id == view.queue_id
-
-
-async def test_many_domains_are_counted_whole(tmp_path: Path) -> None:
-    recipients = [f"a@d{number}.example" for number in range(100)]
-    relay = Relay(policy_of(tmp_path, 1))
-    relay.accept(*recipients)
-    await relay.sender.read()
-
-    total, *rows = await relay.operator.summary(Filters(), By.DOMAIN)
-
-    assert total.recipients == 100
-    assert {(row.key, row.recipients) for row in rows} == {(f"d{number}.example", 1) for number in range(100)}
-    await relay.sender.stop()
 
 
 @pytest.mark.parametrize("size", [1, INLINE_BYTES, 3 * INLINE_BYTES + 1])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from relay.control.operations import BUSY, HELD_ALREADY, ONLY_REPORT_LEFT, TABLE, VERBS, Deed, Verb
+from relay.control.operations import BUSY, HELD_ALREADY, ONLY_REPORT_LEFT, TABLE, Deed, Verb
 from relay.queue.scheduler import State
 
 CELLS: dict[Verb, tuple[Deed | str, ...]] = {
@@ -33,20 +33,3 @@ def test_each_cell_is_as_the_operator_was_promised(verb: Verb) -> None:
 @pytest.mark.parametrize("verb", CELLS)
 def test_a_message_in_a_transaction_is_left_alone(verb: Verb) -> None:
     assert TABLE[verb].deeds[State.ACTIVE] == BUSY
-
-
-def test_six_verbs_name_messages_and_three_an_upstream() -> None:
-    assert VERBS == ("hold", "release", "retry", "first", "bounce", "delete")
-    assert {verb for verb, row in TABLE.items() if row.needs_upstream} == {"pause", "resume", "believe"}
-    assert TABLE["pause"].deeds == {}
-
-
-def test_what_is_as_it_was_wanted_is_said_by_each_verb() -> None:
-    for row in TABLE.values():
-        assert bool(row.already) == (Deed.NOTHING in row.deeds.values())
-
-
-def test_a_verb_that_ends_messages_reads_them() -> None:
-    reading = {verb for verb, row in TABLE.items() if row.reads_content}
-
-    assert reading == {"bounce", "delete", "believe"}

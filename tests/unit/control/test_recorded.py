@@ -1,6 +1,5 @@
 """What is seen of the upstreams of a relay that is down: their limits, pauses and stops."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from relay.policy.model import Policy
 from relay.sender.state_file import PAUSE_FORMAT, pause_path
 from relay.spool.disk.durable import RealDisk
 from relay.status.estimate.prospect import RecordedUpstream
-from relay.throttle.throttle import Request, Throttle
 from relay.verdicts.health import Health
 from relay.verdicts.operator_pause import FOREVER_NS
 from relay.verdicts.pause_record import PauseRecord
@@ -51,10 +49,6 @@ def keep(policy: Policy, clock: FakeClock, because: str, left_s: int, *, is_stop
     pause_path(policy, "isp").write_bytes(PAUSE_FORMAT.render(record))
 
 
-def test_an_upstream_without_a_record_was_not_tried(policy: Policy, clock: FakeClock) -> None:
-    assert seen(policy, clock).health is Health.UNTRIED
-
-
 @pytest.mark.parametrize(
     ("passed_s", "is_rebooted", "health"),
     [(0, False, Health.PAUSED), (30, True, Health.PAUSED), (60, False, Health.PROVING)],
@@ -74,11 +68,6 @@ def test_a_pause_is_seen_until_its_time_is_over(
     assert found.paused_until_ns == clock.boottime_ns() + (60 - passed_s) * SECOND_NS
 
 
-def test_a_stop_without_probes_is_seen_as_one(policy: Policy, clock: FakeClock) -> None:
-    keep(policy, clock, "535 no", 60, is_stopped=True)
-    assert (seen(policy, clock).health, seen(policy, clock).because) == (Health.BARRED, "535 no")
-
-
 def test_a_record_that_is_none_counts_as_nothing(policy: Policy, clock: FakeClock) -> None:
     pause_path(policy, "isp").write_text("{")
     assert seen(policy, clock).health is Health.UNTRIED
@@ -92,18 +81,3 @@ def test_a_history_that_cannot_be_trusted_is_a_stop(policy: Policy, clock: FakeC
     assert "nothing is sent" in found.because
     keep(policy, clock, "421 no", 60)
     assert (seen(policy, clock).health, seen(policy, clock).because) == (Health.PAUSED, "421 no")
-
-
-def test_limits_are_seen_as_a_refusal_lowered_them(policy: Policy, clock: FakeClock) -> None:
-    history = policy.history_path("isp")
-    account = Throttle(history, policy.upstreams["isp"].limits, None, RealDisk(), clock)
-    account.reserve([Request(4)])
-    account.close()
-    lowered = {"unit": "recipients", "per_ns": 3600 * SECOND_NS, "limit": 10, "count": 7, "at_ns": 1}
-    lessons = {"findings": [], "lowered": [lowered]}
-    history.with_name(f"{history.name}.lessons").write_text(json.dumps(lessons))
-    throttle = seen(policy, clock).throttle
-
-    assert throttle is not None
-    (usage,) = throttle.usage()
-    assert (usage.used, usage.count) == (4, 7)

@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.daemon.descriptors import EACH_CLIENT, listener_budget, sender_budget
+from relay.daemon.descriptors import EACH_CLIENT, sender_budget
 from relay.policy.model import Policy
 from tests.unit.sender.in_process_relay import policy_of
 
@@ -41,27 +41,6 @@ def test_whoever_is_let_in_leaves_the_disk_its_share(limit: int, counts: list[tu
     # A quarter is left at least, however low the limit, but for one client a listener.
     assert EACH_CLIENT * budget.clients <= max(limit, EACH_CLIENT * len(fitted))
     assert limit // 2 <= budget.ceiling < limit
-
-
-@given(LIMITS, st.lists(st.tuples(MANY, MANY), min_size=1, max_size=5))
-def test_a_limit_that_is_high_enough_changes_no_listener(limit: int, counts: list[tuple[int, int]]) -> None:
-    policy = with_listeners(counts)
-    budget = sender_budget(policy, limit)
-
-    # Below what is needed at most a half of it may do: what is kept is never cut by more than a quarter.
-    assert budget.is_short <= (limit < budget.needed)
-    if not budget.is_short:
-        assert [budget.fitted(listen) for listen in policy.listen] == list(policy.listen)
-
-
-@given(LIMITS, MANY)
-def test_a_listener_process_counts_for_itself(limit: int, most: int) -> None:
-    (listen,) = with_listeners([(most, most)]).listen
-    budget = listener_budget(listen, limit)
-
-    assert 1 <= budget.fitted(listen).max_connections <= most
-    assert budget.fitted(listen).max_connections == min(most, budget.clients)
-    assert budget.ceiling < limit
 
 
 def test_the_usual_policy_needs_less_than_the_usual_limit() -> None:

@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.daemon import policy_watch
-from relay.daemon.policy_watch import PolicyWatch, Waiting, digest
+from relay.daemon.policy_watch import PolicyWatch, Waiting
 from relay.policy.document import read_document
 from relay.policy.faults import PolicyError
 from relay.policy.loosening import LONG_REST_NS, REST_NS, Degree, loosening
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from tests.fakes.clock import FakeClock
-from tests.fakes.odd_files import ODD_FILES, remove
 
 HEAD = """\
 spool: ./spool
@@ -29,7 +28,6 @@ listen: [{address: "127.0.0.1:0", clients: [127.0.0.0/8]}]
 """
 HORIZONS = (1, 60, 3600, 86400)
 LIMIT = st.tuples(st.sampled_from([1, 5, 50, 60, 600]), st.sampled_from(["1s", "10s", "1m", "1h"]))
-SECONDS = {"1s": 1, "10s": 10, "1m": 60, "1h": 3600}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -138,7 +136,6 @@ def pieces(text: str, cuts: Sequence[tuple[int, bool]]) -> list[str]:
 TWO_LIMITS = text_of([(60, "1s"), (600, "1h")], 1, is_flow=False, tail="")
 
 
-@settings(max_examples=80)
 @example(
     (TWO_LIMITS, TWO_LIMITS.replace("connections: 1", "connections: 11")),
     [(185, True)],
@@ -202,37 +199,6 @@ def test_no_piece_of_an_edit_allows_more_than_a_whole_policy(
 WIDE, NARROW = (text_of([(count, "1s")], 4, is_flow=True, tail="") for count in (60, 5))
 
 
-async def test_what_allows_less_is_in_force_though_its_writer_goes_on(tmp_path: Path) -> None:
-    followed = Followed(tmp_path, WIDE)
-    with followed.path.open("w") as writer:
-        writer.write(NARROW)
-        writer.flush()
-        await followed.look()
-
-    assert followed.in_force == followed.policy_in(NARROW)
-
-
-async def test_a_rest_begins_when_the_writer_has_closed_the_file(tmp_path: Path) -> None:
-    followed = Followed(tmp_path, NARROW)
-    with followed.path.open("w") as writer:
-        writer.write(WIDE)
-        writer.flush()
-        await followed.look(1000 * SECOND_NS)
-        assert followed.waiting is not None
-        assert followed.waiting.until_ns is None
-        # The owner's word counts for nothing while the file is being written.
-        await followed.look(is_asked=True)
-    await followed.look(REST_NS - 1)
-    assert followed.in_force == followed.policy_in(NARROW)
-    assert followed.waiting == Waiting(
-        digest(WIDE.encode()), "it allows more (upstreams.isp.limits)", followed.clock.boottime_ns() + 1
-    )
-
-    await followed.look(1)
-    assert followed.in_force == followed.policy_in(WIDE)
-    assert followed.waiting is None
-
-
 async def test_limits_that_are_not_there_yet_are_waited_for(tmp_path: Path) -> None:
     """A full disk: the writer is gone, and its file has no limits, for good."""
     followed = Followed(tmp_path, NARROW)
@@ -245,43 +211,12 @@ async def test_limits_that_are_not_there_yet_are_waited_for(tmp_path: Path) -> N
     assert followed.in_force == followed.policy_in(half)
 
 
-async def test_an_edit_that_is_taken_back_waits_no_more(tmp_path: Path) -> None:
-    followed = Followed(tmp_path, NARROW)
-    followed.path.write_text(WIDE)
-    await followed.look()
-    assert followed.is_waiting()
-    followed.path.write_text(NARROW)
-    await followed.look(REST_NS)
-
-    assert not followed.is_waiting()
-    assert followed.in_force == followed.policy_in(NARROW)
-
-
 async def test_what_is_asked_for_is_in_force_at_once(tmp_path: Path) -> None:
     followed = Followed(tmp_path, NARROW)
     followed.path.write_text(WIDE)
     await followed.look(is_asked=True)
 
     assert followed.in_force == followed.policy_in(WIDE)
-
-
-@pytest.mark.parametrize("kind", ODD_FILES)
-async def test_a_policy_that_is_no_file_is_told_once_until_it_is_back(kind: str, tmp_path: Path) -> None:
-    followed = Followed(tmp_path, NARROW)
-    for limit in (4, 3):
-        remove(followed.path)
-        ODD_FILES[kind](followed.path)
-        for _ in range(3):
-            await followed.look(SECOND_NS)
-        assert len(followed.refusals) == 1
-        followed.refusals.clear()
-        remove(followed.path)
-        followed.path.write_text(tighter := NARROW.replace("messages: 5", f"messages: {limit}"))
-        await followed.look()
-        assert followed.in_force == followed.policy_in(tighter)
-
-
-HEADLESS = NARROW.partition("    limits")[0].replace("connections: 4", "connections: 9")
 
 
 async def test_a_tighter_limit_does_not_wait_for_what_is_looser(tmp_path: Path) -> None:
@@ -297,32 +232,3 @@ async def test_a_tighter_limit_does_not_wait_for_what_is_looser(tmp_path: Path) 
 
     await followed.look(REST_NS)
     assert followed.counts == followed.in_force == followed.policy_in(edit)
-
-
-@pytest.mark.parametrize("after", [WIDE, HEADLESS, WIDE + "unknown: 1\n", None])
-async def test_a_tighter_limit_of_a_waiting_edit_goes_with_it(after: str | None, tmp_path: Path) -> None:
-    followed = Followed(tmp_path, WIDE)
-    followed.path.write_text(NARROW.replace("connections: 4", "connections: 9"))
-    await followed.look()
-    assert most(followed.counts, 1) == 5
-
-    if after is None:
-        followed.path.unlink()
-    else:
-        followed.path.write_text(after)
-    await followed.look()
-    assert followed.counts == followed.in_force == followed.policy_in(WIDE)
-
-
-async def test_who_asks_is_told_each_time_why_an_edit_waits(tmp_path: Path) -> None:
-    followed = Followed(tmp_path, NARROW)
-    with followed.path.open("w") as writer:
-        writer.write(WIDE)
-        writer.flush()
-        await followed.look(SECOND_NS)
-        before = followed.told
-        for _ in range(2):
-            await followed.look(is_asked=True)
-    assert followed.told == before + 2
-    assert followed.waiting is not None
-    assert "a program has the file open for writing" in followed.waiting.because

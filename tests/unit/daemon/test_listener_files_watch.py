@@ -11,8 +11,6 @@ from relay.clock import SECOND_NS
 from relay.daemon.listener_files_watch import ListenerFilesWatch
 from relay.listener.listener_files import ListenerFiles
 from relay.policy.model import Listen
-from relay.policy.named_file import Writing, open_regular, writing
-from relay.policy.secrets import SecretError
 from relay.smtp.validity import ends_at_ns
 from relay.status.snapshot import CertificateStatus
 from relay.telemetry.metrics import Metrics
@@ -104,28 +102,6 @@ async def test_a_change_counts_once_it_has_stayed_from_one_look_to_the_next(worl
     assert world.used[1:] == [(1, {"mjd", "zoe"})]
 
 
-async def test_a_file_that_is_being_written_does_not_count(world: World) -> None:
-    with world.users.open("r+") as writer:
-        if writing(open_regular(world.users)) is not Writing.OPEN:
-            pytest.skip("this file system does not tell who writes")
-        writer.truncate(len(f"mjd:{HASH}\n"))
-        for _ in range(3):
-            await world.look()
-        assert len(world.used) == 1
-    await world.look()
-
-    assert world.used[1:] == [(1, {"mjd"})]
-
-
-async def test_a_request_does_not_wait_and_is_answered_each_time(world: World) -> None:
-    world.name("mjd")
-    for _ in range(2):
-        await world.look(is_asked=True)
-
-    assert world.used[1:] == [(1, {"mjd"})] * 2
-    assert world.told("loaded 1 user") == 2
-
-
 @pytest.mark.parametrize("unfit", ["gone", "empty", "open to others", "not users"])
 async def test_an_unfit_file_is_told_of_once_until_it_is_good(world: World, unfit: str) -> None:
     match unfit:
@@ -150,9 +126,3 @@ async def test_an_unfit_file_is_told_of_once_until_it_is_good(world: World, unfi
     assert world.refused_file == ""
     assert world.used[1:] == [(1, {"mjd", "zed"})]
     assert (world.reloads("refused"), world.reloads("ok")) == (1, 1)
-
-
-async def test_a_start_needs_a_good_file(world: World) -> None:
-    world.put("")
-    with pytest.raises(SecretError, match="names no user"):
-        await world.begin()

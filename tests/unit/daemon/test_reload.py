@@ -1,24 +1,13 @@
 """A policy that is edited under a whole relay: the upstream never sees more than the new limits allow."""
 
 import asyncio
-import os
-import ssl
 import threading
 from pathlib import Path
 
-import pytest
-
-from relay.policy.model import Tls
-from relay.verdicts.pause_record import LONGEST_NS as PAUSE_NS
-from tests.fakes.certificates import make_certificates
-from tests.fakes.clock import LeapingClock
-from tests.fakes.odd_files import ODD_FILES, remove
 from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 FIVE_AN_HOUR = ", limits: [{messages: 5, per: 1h}]"
-THREADS = min(32, (os.cpu_count() or 1) + 4)
-"""Of the default executor (concurrent.futures)."""
 NO_ROOM = "no room in 5 messages per 3600s"
 
 
@@ -99,35 +88,3 @@ async def _relay_until_full(relay: Relay, host: Smarthost, messages: int, most: 
         return NO_ROOM in reasons and not relay.dispatcher.in_flight
 
     await relay.until(lambda: is_full() or len(host.relayed) > most)
-
-
-@pytest.mark.parametrize("kind", ODD_FILES)
-async def test_a_ca_file_that_is_none_is_told_and_holds_nothing_up(kind: str, tmp_path: Path) -> None:
-    certificates, clock = make_certificates(tmp_path), LeapingClock()
-    ca_file, kept = tmp_path / "trusted.pem", certificates.ca.read_bytes()
-    ODD_FILES[kind](ca_file)
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(certificates.cert, certificates.key)
-    async with Smarthost(tls=server) as host:
-        policy = policy_of(tmp_path, host.port)
-        isp = policy.upstreams["isp"].model_copy(update={"tls": Tls.STARTTLS, "ca_file": ca_file})
-        policy = policy.model_copy(update={"upstreams": {"isp": isp}})
-        async with Relay(policy, clock=clock) as relay:
-            # As many as there are threads for such calls, and more.
-            for number in range(2 * THREADS):
-                if number:
-                    clock.ahead_ns += PAUSE_NS
-                    relay.sender.upstreams.wake_all()
-                else:
-                    relay.accept("r@x.example")
-                await relay.until(lambda: relay.dispatcher.pausing.in_a_row > number)  # noqa: B023 - awaited here
-            relay.events.flush()
-            assert "upstream isp paused until " in relay.log.getvalue()
-            assert "ca_file: " in relay.log.getvalue()
-
-            remove(ca_file)
-            ca_file.write_bytes(kept)
-            clock.ahead_ns += PAUSE_NS
-            relay.sender.upstreams.wake_all()
-            await relay.until_empty()
-        assert len(host.relayed) == 1

@@ -1,6 +1,5 @@
 """A long queue spills as a short one: what would wait too long, and nothing in one long turn of the loop."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,14 +7,12 @@ import pytest
 import pytest_asyncio
 
 from relay.clock import SECOND_NS
-from relay.daemon import spilling
 from relay.daemon.spilling import Spilling
 from relay.mail.envelope import QueueId
 from relay.mail.header import NO_NAMES
 from relay.policy.lane import routes_of
 from relay.queue.queued import ListedWords, Queued, origin_of
-from relay.queue.routes import Because, Part
-from relay.status.estimate import spill_look
+from relay.queue.routes import Part
 from relay.status.watch import FORETOLD
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.smarthost import Smarthost
@@ -78,52 +75,6 @@ async def test_of_a_long_line_what_goes_in_time_stays(relay: Relay) -> None:
     assert moved == len(numbers_at(relay, "two")) == pytest.approx(LONG - IN_TIME, rel=0.02)
     assert sorted(numbers_at(relay, "one")) == list(range(LONG - moved)), "who came first goes first"
     assert await looking.look() <= 1, "nothing goes to and fro"
-
-
-async def test_what_was_spilled_of_a_long_line_goes_back_in_time(relay: Relay) -> None:
-    queue_up(relay, range(LONG))
-    looking = Spilling(relay.sender, relay.watch, relay.clock)
-    await looking.look()
-    for number in range(IN_TIME - FORETOLD // 4):
-        relay.sender.queue.remove(QueueId(f"{number:016d}"))
-
-    assert await looking.look() == pytest.approx(IN_TIME - FORETOLD // 4, rel=0.02)
-    assert all(part.choice.because is Because.PREFERRED for part in relay.sender.queue.line("one"))
-    assert await looking.look() <= 1
-
-
-async def test_mail_does_not_spill_behind_a_longer_line(relay: Relay) -> None:
-    queue_up(relay, range(LONG))
-    queue_up(relay, range(LONG, 3 * LONG), route=0)
-
-    assert await Spilling(relay.sender, relay.watch, relay.clock).look() == 0
-
-
-async def test_a_look_moves_so_many_and_the_next_goes_on(
-    relay: Relay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spill_look, "MOST_FOUND", 100)
-    queue_up(relay, range(LONG))
-    looking = Spilling(relay.sender, relay.watch, relay.clock)
-
-    assert [await looking.look() for _ in range(3)] == [100, 100, 100]
-    assert looking.has_more
-    first = min(numbers_at(relay, "two"))
-    assert numbers_at(relay, "two") == list(range(first, first + 300)), (
-        "those that wait too long and came first"
-    )
-
-
-async def test_the_loop_goes_on_while_much_is_moved(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spilling, "MOVED_AT_ONCE", 10)
-    queue_up(relay, range(LONG))
-    looking = asyncio.create_task(Spilling(relay.sender, relay.watch, relay.clock).look())
-    seen = set()
-    while not looking.done():
-        seen.add(len(numbers_at(relay, "two")))
-        await asyncio.sleep(0)
-
-    assert seen >= set(range(0, await looking, 10))
 
 
 @pytest.mark.parametrize(("failover", "moved"), [("15m", 0), ("null", LONG)])

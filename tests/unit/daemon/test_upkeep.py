@@ -105,16 +105,6 @@ async def test_a_message_whose_client_goes_is_stored_whole(tmp_path: Path) -> No
     intake.close()
 
 
-async def test_a_draft_in_memory_is_dropped_without_a_thread(tmp_path: Path) -> None:
-    intake = intake_on(RealDisk(), tmp_path)
-    draft = intake.draft()
-    draft.append(CONTENT)
-    intake.close()
-    await intake.discard(draft)
-
-    assert draft.buffered_bytes == 0
-
-
 async def test_a_listener_process_that_cannot_start_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,18 +220,3 @@ def test_an_operator_who_is_not_the_relays_user_changes_nothing(tmp_path: Path) 
         OfflineOperations(policy)
 
     assert refused.value.errno == errno.EPERM
-
-
-def test_an_operator_makes_no_spool_in_the_relays_empty_folder(
-    tmp_path: Path,
-) -> None:
-    policy = policy_of(tmp_path, 25)
-    policy.spool.mkdir()
-    try:
-        os.chown(policy.spool, os.geteuid() + 1, -1)
-    except PermissionError:
-        pytest.skip("only root can make this")
-    with pytest.raises(PermissionError):
-        OfflineOperations(policy)
-
-    assert list(policy.spool.iterdir()) == []

@@ -57,16 +57,6 @@ async def test_an_edit_adds_a_hook_and_drops_what_waits_for_another(tmp_path: Pa
     assert telling.kept() == []
 
 
-async def test_without_hooks_nothing_is_kept(tmp_path: Path) -> None:
-    telling = Telling(policy_with(tmp_path))
-    await telling.hooks.start()
-
-    telling.resume()
-    await telling.hooks.close()
-
-    assert not telling.folder.exists()
-
-
 async def test_without_room_on_the_disk_a_notice_is_told_from_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,19 +31,6 @@ async def test_a_program_gets_the_notice_on_stdin(tmp_path: Path) -> None:
     assert telling.kept() == []
 
 
-async def test_a_pause_by_an_operator_is_told_with_who_paused(tmp_path: Path) -> None:
-    telling = Telling(policy_with(tmp_path, {"command": [program(tmp_path, f"cat > {tmp_path}/got")]}))
-    await telling.hooks.start()
-
-    telling.events.operator_paused(upstream="isp", by="ann", until_at_ns=3_600_000_000_000, holds_new=False)
-    await telling.until(lambda: telling.count("relay_notices_total", result="sent") == 1)
-    await telling.hooks.close()
-
-    told = json.loads((tmp_path / "got").read_bytes())
-    assert (told["event"], told["upstream"], told["reason"]) == ("paused", "isp", "relay pause, by ann")
-    assert told["until_at"] == "1970-01-01T01:00:00.000Z"
-
-
 async def test_a_program_sees_none_of_our_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,16 +66,3 @@ async def test_a_program_that_fails_is_told_of_and_run_again(tmp_path: Path, tex
 
     assert said in telling.said
     assert len(telling.kept()) == 1
-
-
-async def test_a_program_that_went_away_is_told_of(tmp_path: Path) -> None:
-    policy = policy_with(tmp_path, {"command": [program(tmp_path, "true")]})
-    (tmp_path / "tell").unlink()
-    telling = Telling(policy)
-    await telling.hooks.start()
-
-    telling.resume()
-    await telling.until(lambda: telling.count("relay_notice_failures_total") == 1)
-    await telling.hooks.close()
-
-    assert "cannot be run: No such file or directory" in telling.said

@@ -71,24 +71,6 @@ async def test_recipients_that_fail_together_are_one_notice(tmp_path: Path, rece
     assert telling.count("relay_notices_waiting") == 0
 
 
-async def test_what_becomes_of_a_route_is_told(tmp_path: Path, receiver: HttpReceiver) -> None:
-    events = ["route_diverted", "route_down"]
-    telling = Telling(policy_with(tmp_path, {"url": receiver.url, "events": events}))
-    await telling.hooks.start()
-
-    telling.events.route_diverted(routes=(1, 3), upstream="ses", instead_of="isp", because="failover")
-    telling.events.route_down(routes=(2,), upstream="isp")
-    telling.events.route_restored(routes=(1, 3), upstream="isp", because="failover")
-    await telling.until(lambda: telling.count("relay_notices_total", result="sent") == 2)
-    await telling.hooks.close()
-
-    keys = ("event", "upstream", "instead_of", "routes", "reason")
-    assert [[post.told[key] for key in keys] for post in receiver.posts] == [
-        ["route_diverted", "ses", "isp", [1, 3], "failover"],
-        ["route_down", "isp", None, [2], None],
-    ]
-
-
 @pytest.mark.parametrize(
     ("written", "key"),
     [

@@ -15,6 +15,13 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
     return {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave uvloop to make test-all: what differs between the loops differs seldom."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and "uvloop" in item.name:
+            item.add_marker(pytest.mark.full)
+
+
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make_certificates(tmp_path_factory.mktemp("certificates"))

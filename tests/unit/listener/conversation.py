@@ -59,7 +59,8 @@ class Client:
         await self.writer.start_tls(ssl.create_default_context(cafile=ca), server_hostname="localhost")
 
     def half_close(self) -> None:
-        self.writer.write_eof()
+        with contextlib.suppress(OSError):  # the listener may have closed first
+            self.writer.write_eof()
 
     def reset(self) -> None:
         self.writer.transport.abort()

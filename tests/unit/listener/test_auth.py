@@ -1,7 +1,6 @@
 """AUTH: who may, what it costs to guess, and that nothing of it is shown."""
 
 import asyncio
-import threading
 from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
@@ -163,13 +162,6 @@ async def test_anything_else_does_not_authenticate(
         assert room.observer.faults == []
 
 
-async def test_auth_is_not_permitted_inside_a_transaction(users_file: Path) -> None:
-    async with listening({"users_file": str(users_file)}) as room:
-        client = await room.greeted()
-        await client.ask(b"MAIL FROM:<a@b>")
-        assert codes(await client.ask(b"AUTH PLAIN " + GOOD)) == [503]
-
-
 async def test_third_wrong_password_ends_the_session_and_begins_a_wait(users_file: Path) -> None:
     async with listening(_policy(users_file)) as room:
         client = await room.greeted()
@@ -189,20 +181,6 @@ async def test_third_wrong_password_ends_the_session_and_begins_a_wait(users_fil
         back_off._failures["127.0.0.1"] = (count, last_at_ns - 10 * SECOND_NS)
         assert codes(await again.ask(b"AUTH PLAIN " + GOOD)) == [235]
         assert len(back_off) == 0
-
-
-async def test_a_refusal_names_who_is_logged_in_or_who_tried(users_file: Path) -> None:
-    async with listening(_policy(users_file)) as room:
-        client = await room.greeted()
-        for line in (b"MAIL FROM:<a@b>", b"AUTH PLAIN " + WRONG, b"AUTH LOGIN", b"*", b"RCPT TO:<a@b>"):
-            await client.ask(line)
-        await client.ask(b"AUTH PLAIN " + GOOD)
-        await client.ask(b"MAIL FROM:<a>")
-
-        phases = [phase for phase, _ in room.observer.refusals]
-        assert list(zip(phases, room.observer.tried, strict=True)) == [
-            ("mail", None), ("auth", "mjd"), ("auth", None), ("rcpt", None), ("mail", "mjd"),
-        ]  # fmt: skip
 
 
 async def test_no_secret_reaches_the_observer(users_file: Path) -> None:
@@ -261,36 +239,3 @@ async def test_sessions_at_once_have_no_more_guesses_than_one(users_file: Path) 
         # One after the other: three wrong ones, of which the third in one session is told by 421.
         assert answers.count(535) + answers.count(421) == 3
         assert answers.count(454) >= 290
-
-
-async def test_sessions_that_know_the_password_need_not_take_turns(users_file: Path) -> None:
-    async with listening(_policy(users_file)) as room:
-        told = await asyncio.gather(*(_try(room, b"AUTH PLAIN " + GOOD) for _ in range(40)))
-
-        assert told == [[235, 503, 503, 221]] * 40
-
-
-async def test_login_is_put_off_where_no_thread_is_to_be_had(
-    monkeypatch: pytest.MonkeyPatch, users_file: Path
-) -> None:
-    def none_to_be_had(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    async with listening(_policy(users_file)) as room:
-        client = await room.greeted()
-        with monkeypatch.context() as lack:
-            lack.setattr(threading.Thread, "start", none_to_be_had)
-            for _ in range(4):
-                assert codes(await client.ask(b"AUTH PLAIN " + GOOD)) == [451]
-        assert codes(await client.ask(b"AUTH PLAIN " + GOOD)) == [235]
-
-
-async def test_login_is_put_off_where_the_password_cannot_be_checked(users_file: Path) -> None:
-    async with listening(_policy(users_file)) as room:
-        client = await room.greeted()
-        users = room.listener._reception.users
-        assert users is not None
-        # Argon2 says the same sort of thing of this hash as of a lack of memory or threads.
-        # By two characters: 41 are no base64, whatever they are; of 38 one in sixteen is another password's.
-        users._hashes["mjd"] = users._hashes["mjd"][:-2]
-        assert codes(await client.ask(b"AUTH PLAIN " + GOOD)) == [451]

@@ -2,11 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import Callable
 from pathlib import Path
 
-import uvloop
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.listener.conversation import TRANSACTION, Room, listening
@@ -37,16 +35,9 @@ async def _converse(pieces: list[bytes], users_file: Path) -> tuple[bytes, Room]
     return told, room
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    pieces=st.lists(st.one_of(st.sampled_from(TOKENS), st.binary(max_size=20)), max_size=30),
-    new_loop=st.sampled_from([asyncio.SelectorEventLoop, uvloop.new_event_loop]),
-)
-def test_any_octets_yield_replies_or_a_close(
-    users_file: Path, pieces: list[bytes], new_loop: Callable[[], asyncio.AbstractEventLoop]
-) -> None:
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        told, room = runner.run(_converse(pieces, users_file))
+@given(st.lists(st.one_of(st.sampled_from(TOKENS), st.binary(max_size=20)), max_size=30))
+def test_any_octets_yield_replies_or_a_close(users_file: Path, pieces: list[bytes]) -> None:
+    told, room = asyncio.run(_converse(pieces, users_file))
 
     assert room.observer.faults == []
     assert len(room.observer.closed) == 1

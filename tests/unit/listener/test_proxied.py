@@ -21,10 +21,9 @@ from relay.listener.proxy_header import (
     length_of,
 )
 from tests.fakes.certificates import Certificates
-from tests.unit.listener.conversation import TRANSACTION, Room, codes, listening
+from tests.unit.listener.conversation import Room, codes, listening
 
 PROXIES: dict[str, object] = {"proxies": ["127.0.0.1"], "clients": ["192.0.2.0/24", "2001:db8::/32"]}
-LOCAL = SIGNATURE + b"\x20\x00\0\0"
 
 
 def header(client: str, *, more: bytes = b"") -> bytes:
@@ -99,36 +98,6 @@ async def test_who_may_relay_is_judged_by_the_client_that_is_told(client: str, c
 
         assert codes(reply) == [code]
         assert opened(room) == [f"unknown[{client}]"]
-
-
-async def test_an_accepted_message_names_the_client() -> None:
-    async with listening(PROXIES) as room:
-        connection = await room.connect()
-        for octet in header("192.0.2.77"):
-            await connection.send(bytes([octet]))
-        await connection.reply()
-        await connection.ask(b"EHLO c.example")
-        await connection.send(TRANSACTION + b"x\r\n.\r\n")
-        await connection.replies(4)
-
-        (accepted,) = room.intake.accepted
-        assert accepted.envelope.client == "unknown[192.0.2.77]"
-        assert b"192.0.2.77" in accepted.trace
-
-
-@pytest.mark.parametrize(
-    "check",
-    [LOCAL, SIGNATURE + b"\x20\x11\0\x0c" + bytes(12), SIGNATURE + b"\x20\xff\0\x07\x20\0\x04abcd"],
-    ids=["bare", "with addresses", "with more"],
-)
-async def test_a_health_check_is_the_balancers_own(check: bytes) -> None:
-    async with listening(PROXIES) as room:
-        connection = await room.connect()
-        await connection.send(check + b"QUIT\r\n")
-        assert codes(await connection.rest()) == [220, 221]
-
-        assert opened(room) == ["unknown[127.0.0.1]"]
-        assert not room.observer.refusals
 
 
 @pytest.mark.parametrize(

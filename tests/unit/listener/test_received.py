@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.listener.received import as_name, received_line
@@ -36,7 +36,6 @@ def test_line_is_the_one_of_rfc_5321() -> None:
     assert b"(unknown [IPv6:2001:db8::1])" in _line("x", "2001:db8::1")
 
 
-@settings(deadline=None)
 @given(st.text(max_size=400))
 def test_no_helo_breaks_the_line_or_forges_a_clause(helo: str) -> None:
     line = _line(helo)

@@ -1,16 +1,8 @@
 """A listener's start and end."""
 
 import asyncio
-import gc
-import socket
-import weakref
 
-from relay.listener.server import Listener, bind
-from relay.listener.session import ClientSession
-from relay.policy.model import Listen
 from relay.smtp import replies
-from relay.smtp.session_machine import TABLE
-from tests.fakes.intake import MemoryIntake, MemoryObserver
 from tests.unit.listener.conversation import TRANSACTION, codes, listening
 
 
@@ -66,24 +58,6 @@ async def test_at_a_close_a_250_comes_alone_and_421_answers_what_follows() -> No
         await closing
 
 
-async def test_who_was_let_in_just_before_a_close_is_told_421() -> None:
-    """A client that sees an end without a reply may wait for minutes (dma)."""
-    async with listening() as room:
-        address = room.listener.address
-        with socket.create_connection((address.host, address.port)) as client:
-            client.setblocking(False)
-            assert room.listener._door is not None
-            room.listener._door._accept()
-            closing = asyncio.create_task(room.listener.close(30))
-            told = b""
-            while chunk := await asyncio.get_running_loop().sock_recv(client, 65536):
-                told += chunk
-        await closing
-
-        assert codes(told) == [421]
-        assert room.observer.faults == []
-
-
 async def test_at_a_close_421_answers_mail_and_not_the_hello_before_it() -> None:
     """Some clients take any refusal of EHLO for one of the message for good (dma)."""
     async with listening() as room:
@@ -127,43 +101,3 @@ async def test_deadline_of_the_close_cuts_off_what_is_left() -> None:
         assert room.intake.accepted == []
         assert sorted(room.observer.closed) == ["shutdown", "shutdown"]
         assert b"250 2.0.0" not in await storing.rest()
-
-
-async def test_socket_may_be_bound_first_and_shared() -> None:
-    listen = Listen.model_validate({"address": "127.0.0.1:0", "clients": ["127.0.0.0/8"]}, strict=False)
-    bound = bind(listen)
-    listeners = [Listener(listen, "h", MemoryIntake(), MemoryObserver()) for _ in range(2)]
-    for listener in listeners:
-        await listener.start(bound.dup())
-    bound.close()
-    assert listeners[0].address == listeners[1].address
-    assert listeners[0].address.port != 0
-    await listeners[0].close(0)
-
-    reader, writer = await asyncio.open_connection("127.0.0.1", listeners[1].address.port)
-    assert (await reader.readline()).startswith(b"220 h ")
-    writer.close()
-    await writer.wait_closed()
-    await listeners[1].close(0)
-
-
-async def test_ended_session_costs_nothing() -> None:
-    async with listening() as room:
-        client = await room.greeted()
-        (session,) = room.sessions
-        trace = weakref.ref(session)
-        await client.ask(b"QUIT")
-        await client.close()
-        await room.until_over()
-        del session
-        gc.collect()
-
-        assert trace() is None
-        assert len(room.listener._reception.register) == 0
-        assert not room.listener._reception.admission._open
-
-
-def test_no_command_of_the_library_is_left_in_place() -> None:
-    inherited = {name.removeprefix("smtp_") for name in dir(ClientSession) if name.startswith("smtp_")}
-
-    assert inherited == set(TABLE)

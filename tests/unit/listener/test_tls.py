@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from relay.listener.listener_files import ListenerFiles
-from relay.policy.secrets import SecretError, read_key_pair
+from relay.policy.secrets import read_key_pair
 from tests.fakes.certificates import Certificates, make_certificates
-from tests.unit.listener.conversation import TRANSACTION, Client, Room, codes, listening, until
+from tests.unit.listener.conversation import TRANSACTION, Client, Room, codes, listening
 
 
 def _offering(certificates: Certificates, **more: object) -> dict[str, object]:
@@ -79,21 +79,6 @@ async def test_octets_in_the_clear_after_starttls_are_no_commands(
         assert room.observer.faults == []
 
 
-async def test_handshake_that_is_broken_off_ends_the_session(certificates: Certificates) -> None:
-    for policy in (_offering(certificates), _offering(certificates, tls="implicit")):
-        async with listening(policy) as room:
-            client = await room.connect()
-            if "tls" not in policy:
-                await client.reply()
-                await client.ask(b"STARTTLS")
-            await client.send(b"\x16\x03\x01")
-            client.reset()
-            await client.close()
-            await until(lambda: not room.listener.open_connections)
-            assert room.observer.closed == (["lost"] if "tls" not in policy else [])
-            assert room.observer.faults == []
-
-
 async def test_tls_older_than_1_2_is_refused(certificates: Certificates) -> None:
     async with listening(_offering(certificates, tls="implicit")) as room:
         reception = room.listener._reception
@@ -132,37 +117,3 @@ async def test_implicit_tls_greets_under_tls_and_offers_no_starttls(certificates
         await client.send(TRANSACTION + b"x\r\n.\r\nQUIT\r\n")
         assert codes(await client.rest()) == [250, 250, 354, 250, 221]
         assert room.intake.accepted[0].envelope.protocol == "ESMTPS"
-
-
-async def test_connections_count_before_their_handshake(certificates: Certificates) -> None:
-    """Otherwise silent clients could hold any number of them open."""
-    policy = _offering(certificates, tls="implicit", max_connections=1)
-    async with listening(policy) as room:
-        first = await room.connect()
-        await until(lambda: room.listener.open_connections == 1)
-        second = await room.connect()
-        assert await second.rest() == b""
-        assert [reply for _, reply in room.observer.refusals] == ["421 4.7.0 Too many connections"]
-        first.reset()
-        await until(lambda: room.listener.open_connections == 0)
-
-
-async def test_tls_client_that_vanishes_leaves_nothing(certificates: Certificates) -> None:
-    async with listening(_offering(certificates)) as room:
-        client = await _secured(room, certificates)
-        await client.ask(b"EHLO x")
-        await client.send(TRANSACTION + b"x" * 500_000)
-        await client.replies(3)
-        client.reset()
-        await client.close()
-        await room.until_over()
-        assert room.observer.closed == ["lost"]
-        assert room.observer.faults == []
-
-
-async def test_certificate_that_cannot_be_used_stops_the_start(certificates: Certificates) -> None:
-    with pytest.raises(SecretError, match="not that of the certificate"):
-        async with listening(
-            {"certificate": str(certificates.cert), "key": str(certificates.ca.with_suffix(".key"))}
-        ):
-            pass

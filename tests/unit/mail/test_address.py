@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.address import (
@@ -50,7 +50,6 @@ def _addresses() -> st.SearchStrategy[str]:
     return st.builds("{}@{}".format, _locals(), st.one_of(_domains(), _literals()))
 
 
-@settings(deadline=None)
 @given(_addresses())
 def test_address_of_the_grammar_comes_out_as_it_went_in(address: str) -> None:
     argument = b"<" + address.encode() + b">"
@@ -71,7 +70,6 @@ def _nearly_addresses() -> st.SearchStrategy[bytes]:
     )
 
 
-@settings(deadline=None)
 @given(_nearly_addresses())
 def test_whatever_is_let_in_is_the_octets_between_the_brackets(inside: bytes) -> None:
     argument = b"<" + inside + b"> SMTPUTF8"
@@ -89,7 +87,6 @@ def test_whatever_is_let_in_is_the_octets_between_the_brackets(inside: bytes) ->
     assert path.address == "" or is_valid_address(path.address, smtputf8=True)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=60), st.booleans())
 def test_no_octets_cause_anything_but_a_refusal(argument: bytes, smtputf8: bool) -> None:
     for parse in (parse_reverse_path, lambda raw: parse_forward_path(raw, smtputf8=smtputf8)):
@@ -102,7 +99,6 @@ def test_no_octets_cause_anything_but_a_refusal(argument: bytes, smtputf8: bool)
         assert reason.isprintable()
 
 
-@settings(deadline=None)
 @given(st.text(max_size=40), st.booleans())
 def test_validity_on_the_way_out_is_what_the_way_in_allows(text: str, smtputf8: bool) -> None:
     try:
@@ -197,27 +193,10 @@ def test_attack_or_mistake_is_refused(inside: bytes) -> None:
 @pytest.mark.parametrize(
     "inside",
     [
-        b"<>",
-        b"a@b",
-        b"=?utf-8?q?a=0d=0aX?=@b",
-        b"-oQ/tmp@b",
-        b"|cat@b",
-        b"a@xn--bcher-kva.example",
-        b"a@1",
-        b'""@b',
-        b'" "@b',
-        b'"@>\\""@b',
-        b"a@[127.0.0.1]",
-        b"a@[ipv6:::1]",
-        b"a@[IPv6:::ffff:1.2.3.4]",
-        b"l" * 984 + b"@b",
-        b"a@" + b".".join([b"d" * 63] * 15),
-        b".a@b",
-        b"a.@b",
-        b"a..b@c",
-        b"a@b.",
-        b"a@b_c",
-        b"a@_dmarc.b",
+        *(b"<>", b"a@b", b"=?utf-8?q?a=0d=0aX?=@b", b"-oQ/tmp@b", b"|cat@b", b"a@xn--bcher-kva.example"),
+        *(b"a@1", b'""@b', b'" "@b', b'"@>\\""@b', b"a@[127.0.0.1]", b"a@[ipv6:::1]"),
+        *(b"a@[IPv6:::ffff:1.2.3.4]", b"l" * 984 + b"@b", b"a@" + b".".join([b"d" * 63] * 15), b".a@b"),
+        *(b"a.@b", b"a..b@c", b"a@b.", b"a@b_c", b"a@_dmarc.b"),
     ],
 )
 def test_what_mail_in_use_has_is_let_in_undecoded(inside: bytes) -> None:
@@ -243,18 +222,6 @@ def test_a_refusal_says_what_is_wrong(argument: bytes, why: str) -> None:
         parse_reverse_path(argument)
 
 
-def test_spaces_around_the_address_are_skipped_and_only_there() -> None:
-    assert parse_reverse_path(b"< a@b  >").address == "a@b"
-    assert parse_reverse_path(b"< >").address == ""
-    assert parse_reverse_path(b"  <a@b>").address == "a@b"
-    assert parse_reverse_path(b" <>").address == ""
-    assert parse_forward_path(b" <a@b>", smtputf8=False).address == "a@b"
-    for argument in (b"\t<a@b>", b"\ta@b", b"<a @b>", b"<a@ b>", b"", b" "):
-        with pytest.raises(MalformedAddress):
-            parse_reverse_path(argument)
-
-
-@settings(deadline=None)
 @given(_addresses(), st.sampled_from([b"", b" ", b" SIZE=1", b" BODY=8BITMIME SIZE=1"]))
 def test_an_address_without_brackets_is_the_one_within_them(address: str, rest: bytes) -> None:
     bare, bracketed = address.encode() + rest, b"<" + address.encode() + b">" + rest
@@ -263,7 +230,6 @@ def test_an_address_without_brackets_is_the_one_within_them(address: str, rest: 
     assert parse_forward_path(bare, smtputf8=False) == parse_forward_path(bracketed, smtputf8=False)
 
 
-@settings(deadline=None)
 @given(_nearly_addresses())
 def test_without_brackets_nothing_is_taken_that_is_not_within_them(octets: bytes) -> None:
     try:
@@ -279,15 +245,7 @@ def test_without_brackets_nothing_is_taken_that_is_not_within_them(octets: bytes
 @pytest.mark.parametrize(
     "argument",
     [
-        b"a@b>",
-        b"a@b,c@d",
-        b"a@b;",
-        b"a@b\t",
-        b"a@b\x00",
-        b"@r:a@b",
-        b"a b@c",
-        b"a@b c@d",
-        b"a",
+        *(b"a@b>", b"a@b,c@d", b"a@b;", b"a@b\t", b"a@b\x00", b"@r:a@b", b"a b@c", b"a@b c@d", b"a"),
     ],
 )
 def test_what_is_no_address_in_brackets_is_none_without(argument: bytes) -> None:
@@ -309,14 +267,6 @@ def test_what_is_no_address_in_brackets_is_none_without(argument: bytes) -> None
 )
 def test_a_display_name_and_a_source_route_are_left_out(argument: bytes, address: str) -> None:
     assert parse_reverse_path(argument).address == address
-
-
-@pytest.mark.parametrize(
-    "argument", [b"a AUTH=<>", b"a AUTH=<x@y>", b"A\x00 <a@b>", b"a@b <c@d>", b'"A <a@b>', b"A> <a@b>"]
-)
-def test_what_may_be_something_else_is_no_display_name(argument: bytes) -> None:
-    with pytest.raises((MalformedAddress, MalformedParameters)):
-        parse_reverse_path(argument)
 
 
 @pytest.mark.parametrize("name", ["Postmaster", "postmaster", "POSTMASTER"])
@@ -346,10 +296,6 @@ def test_utf8_is_let_in_only_where_smtputf8_was_asked_for(address: str) -> None:
     with pytest.raises(NonAsciiAddress):
         parse_forward_path(argument, smtputf8=False)
     assert not is_valid_address(address, smtputf8=False)
-
-
-def test_lone_surrogate_is_not_valid_on_the_way_out() -> None:
-    assert not is_valid_address("\udcff@b", smtputf8=True)
 
 
 def test_parameters_keep_their_values_and_order() -> None:

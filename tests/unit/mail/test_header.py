@@ -71,6 +71,7 @@ def test_a_hostile_header_takes_no_time() -> None:
     assert names_of(OURS + subject + b"\r\n\r\n").subject
 
 
+@pytest.mark.measures
 def test_memory_does_not_grow_by_the_charsets_that_strangers_name() -> None:
     def read(count: int) -> None:
         for number in range(count):

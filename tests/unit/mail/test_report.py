@@ -9,7 +9,7 @@ from email.message import EmailMessage, Message
 from email.utils import parsedate_to_datetime
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
@@ -145,14 +145,6 @@ def test_a_failure_report_states_every_field() -> None:
     assert fields(of_bob) == of_both | {"Final-Recipient": "rfc822; bob@example.com"}
 
 
-@pytest.mark.parametrize(
-    ("remote", "literal"),
-    [("192.0.2.7", "dns; [192.0.2.7]"), ("2001:db8::7", "dns; [IPv6:2001:db8::7]")],
-)
-def test_an_upstream_that_has_no_name_is_told_as_an_address_literal(remote: str, literal: str) -> None:
-    assert fields(blocks(bounce(replace(failure(), remote=remote)))[1])["Remote-MTA"] == literal
-
-
 def test_a_delay_warning_says_until_when_it_is_tried() -> None:
     content = warning(delay())
 
@@ -197,14 +189,6 @@ def test_the_original_header_is_returned_and_no_more() -> None:
     assert returned(bounce(failure(), about=message(header=b""))) == b""
 
 
-def test_a_long_original_header_is_cut_at_the_end_of_a_line() -> None:
-    line = b"X-Filler: " + b"x" * 90 + b"\r\n"
-
-    kept = returned(bounce(failure(), about=message(header=line * 1000)))
-
-    assert kept == line * (MAX_HEADER_BYTES // len(line))
-
-
 def test_an_original_header_of_one_endless_line_is_cut_too() -> None:
     kept = returned(bounce(failure(), about=message(header=b"x" * 100_000)))
 
@@ -247,23 +231,6 @@ def test_only_the_address_of_a_non_ascii_sender_is_not_7_bit() -> None:
     assert fields(blocks(content)[0])["X-relay-Sender"] == "utf-8; j\\x{FC}rgen@b\\x{FC}cher.example"
 
 
-def test_a_status_that_is_none_is_not_passed_on() -> None:
-    assert fields(blocks(bounce(replace(failure(), status="550")))[1])["Status"] == "5.0.0"
-    assert fields(blocks(warning(replace(delay(), status="x\r\ny")))[1])["Status"] == "4.0.0"
-
-
-def test_what_is_not_an_smtp_reply_is_not_called_one() -> None:
-    content = bounce(replace(failure(), diagnostic="the connection was lost"))
-    assert fields(blocks(content)[1])["Diagnostic-Code"] == "X-relay; the connection was lost"
-
-
-@pytest.mark.parametrize("at_ns", [-(10**30), 0, 10**30])
-def test_no_clock_is_wrong_enough_to_lose_a_report(at_ns: int) -> None:
-    content = final_report(message(), [failure()], hostname=HOST, at_ns=at_ns)
-
-    assert 1970 <= parsedate_to_datetime(parsed(content)["Date"]).year <= 9999
-
-
 def test_the_null_reverse_path_and_an_empty_list_never_get_a_report() -> None:
     with pytest.raises(ValueError, match="null reverse-path"):
         bounce(failure(), about=message(""))
@@ -271,11 +238,6 @@ def test_the_null_reverse_path_and_an_empty_list_never_get_a_report() -> None:
         warning(delay(), about=message(""))
     with pytest.raises(ValueError, match="at least one"):
         bounce()
-
-
-def test_the_same_input_gives_the_same_bytes_and_another_input_others() -> None:
-    assert bounce(failure()) == bounce(failure())
-    assert bounce(failure()) != bounce(failure("bob@example.com"))
 
 
 def test_a_header_that_quotes_a_boundary_cannot_end_a_part() -> None:
@@ -333,7 +295,6 @@ HOSTILE_HEADER = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     reverse_path=HOSTILE.filter(bool),
     header=HOSTILE_HEADER,
@@ -379,3 +340,11 @@ def test_nothing_from_outside_breaks_a_report(
     assert [block["Action"] for block in of_recipients] == [f.action.value for f in failures]
     assert all(block.get_all("Final-Recipient", []) for block in of_recipients)
     assert not any(block.defects for block in [of_message, *of_recipients])
+
+
+@pytest.mark.parametrize(
+    ("remote", "literal"),
+    [("192.0.2.7", "dns; [192.0.2.7]"), ("2001:db8::7", "dns; [IPv6:2001:db8::7]")],
+)
+def test_an_upstream_that_has_no_name_is_told_as_an_address_literal(remote: str, literal: str) -> None:
+    assert fields(blocks(bounce(replace(failure(), remote=remote)))[1])["Remote-MTA"] == literal

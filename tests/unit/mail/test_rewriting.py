@@ -1,16 +1,14 @@
 """What a route's `rewrite` makes of a message: of its sender, of From and Sender, and of nothing else."""
 
 import re
-from email import message_from_bytes, policy
-from email.utils import getaddresses
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.mail.address import is_valid_address
 from relay.mail.envelope import Shape
-from relay.mail.rewriting import FRONT_BYTES, LONGEST_LINE, MOST_FIELDS, Rewriting, mailboxes
+from relay.mail.rewriting import FRONT_BYTES, LONGEST_LINE, Rewriting
 
 FIXED, DOMAIN = Rewriting("news@example.com"), Rewriting("@example.com")
 TRACE = b"Received: from here by there;\r\n  Mon, 23 Nov 2026 10:00:00 +0000\r\n"
@@ -33,11 +31,8 @@ def sent(rule: Rewriting, fields: bytes, sender: str = "ann@home.lan") -> bytes:
 @pytest.mark.parametrize(
     ("rule", "original", "now"),
     [
-        (FIXED, "", ""),
-        (DOMAIN, "", ""),
-        (FIXED, "ann@home.lan", "news@example.com"),
-        (FIXED, "News@EXAMPLE.com", "News@EXAMPLE.com"),
-        (DOMAIN, "ann@home.lan", "ann@example.com"),
+        *((FIXED, "", ""), (DOMAIN, "", ""), (FIXED, "ann@home.lan", "news@example.com")),
+        *((FIXED, "News@EXAMPLE.com", "News@EXAMPLE.com"), (DOMAIN, "ann@home.lan", "ann@example.com")),
         (DOMAIN, "ann@Example.Com", "ann@Example.Com"),
         (DOMAIN, '"a b@c"@home.lan', '"a b@c"@example.com'),
         (DOMAIN, "jürgen@bücher.example", "jürgen@example.com"),
@@ -56,11 +51,6 @@ def test_a_fixed_address_keeps_the_name_and_the_author() -> None:
         "Sender: Bob <news@example.com>",
         "X-Original-Sender: Bob <bob@home.lan>",
     ]
-
-
-def test_a_name_without_a_domain_gets_the_domain() -> None:
-    assert DOMAIN.address("Postmaster") == "Postmaster@example.com"
-    assert header(DOMAIN, "From: Postmaster")[0] == "From: Postmaster@example.com"
 
 
 def test_a_domain_takes_the_place_of_every_other() -> None:
@@ -146,55 +136,6 @@ def test_a_header_ends_at_the_first_line_that_is_no_field() -> None:
     assert made == content.replace(b"From ann Mon", b"From: <news@example.com>\r\nFrom ann Mon", 1)
 
 
-def test_only_the_front_is_looked_at() -> None:
-    long = b"X-Long: " + b"a" * 70 + b"\r\n"
-    fields = long * (FRONT_BYTES // len(long) + 1)
-    content = TRACE + fields + b"From: ann@home.lan\r\n" + REST
-    made = FIXED.rewritten("ann@home.lan", content)
-
-    assert (made.front, made.replaced_bytes) == (b"", 0)
-    early = TRACE + b"From: ann@home.lan\r\n" + fields + REST
-    again = FIXED.rewritten("ann@home.lan", early[:FRONT_BYTES]).content(early)
-    # Whether a Reply-To comes cannot be known.
-    assert again == early.replace(
-        b"From: ann@home.lan\r\n", b"From: <news@example.com>\r\nX-Original-From: ann@home.lan\r\n"
-    )
-
-
-def test_a_value_that_nobody_wrote_is_not_taken_apart() -> None:
-    nonsense = ", ".join(["ann@home.lan"] * 1000)
-    for rule, now in ((FIXED, "<news@example.com>"), (DOMAIN, "<ann@example.com>")):
-        made = header(rule, f"From: {nonsense}", "Reply-To: a@b.example")
-        assert made[:2] == [f"From: {now}", "X-Original-From:"]
-        assert made[2:] == [f" {nonsense}", "Reply-To: a@b.example"]
-
-
-def test_of_many_from_fields_the_first_are_read() -> None:
-    many = ["From: a@home.lan"] * (MOST_FIELDS + 5)
-
-    assert header(DOMAIN, *many).count("From: a@example.com") == MOST_FIELDS
-    assert header(FIXED, *many)[:2] == ["From: <news@example.com>", "X-Original-From: a@home.lan"]
-    assert not [line for line in header(FIXED, *many)[1:] if line.startswith("From:")]
-
-
-def test_the_size_is_of_what_is_sent() -> None:
-    content = TRACE + b"From: ann@home.lan\r\n" + REST
-    made = FIXED.rewritten("ann@home.lan", content)
-    shape = made.shape(Shape(len(content), eight_bit=True, smtputf8=False))
-
-    assert shape == Shape(len(made.content(content)), eight_bit=True, smtputf8=False)
-
-
-def test_a_long_line_is_folded_and_none_is_made() -> None:
-    phrase = "n" * (LONGEST_LINE - len("From:  <ann@h.lan>"))
-    for rule in (FIXED, DOMAIN):
-        made = header(rule, f"From: {phrase} <ann@h.lan>")
-        assert max(map(len, made)) <= LONGEST_LINE
-        parsed = message_from_bytes("\r\n".join([*made, "", ""]).encode(), policy=policy.compat32)
-        (pair,) = getaddresses([parsed["X-Original-From"]])
-        assert pair == (phrase, "ann@h.lan")
-
-
 PIECES = st.sampled_from(
     [b":", b" ", b"\t", b"\r\n ", b"<", b">", b"(", b")", b'"', b"\\", b",", b";", b"@", b"ann@home.lan",
      b"<b@c.lan>", b"[", b"]", b"=?utf-8?b?w7w=?=", b"\xc3\xbc", b"\xff", b"Ann", b"\r\n", b"x" * 900]
@@ -206,7 +147,6 @@ ADDRESSES = st.sampled_from(["", "ann@home.lan", "a@example.com", '"x y"@h.lan']
 RULES = st.sampled_from([FIXED, DOMAIN])
 
 
-@settings(max_examples=500)
 @given(RULES, ADDRESSES, st.lists(LINES, min_size=1, max_size=6).map(b"".join))
 @example(DOMAIN, "", b"From:\r\n")
 @example(FIXED, "ann@home.lan", b"From:" + b" " * 995 + b"\r\n x\r\n")
@@ -226,15 +166,6 @@ def test_any_content_is_sent_with_its_text_unchanged(rule: Rewriting, sender: st
     assert made.reverse_path == "" or is_valid_address(made.reverse_path, smtputf8=True)
     # Sent by two relays in a row, it is as sent by one.
     assert rule.rewritten(made.reverse_path, whole[:FRONT_BYTES]).content(whole) == whole
-
-
-@given(VALUES)
-def test_any_value_has_mailboxes_in_order(value: bytes) -> None:
-    at = 0
-    for each in mailboxes(value):
-        assert at <= each.start <= each.end <= len(value)
-        assert each.address is None or is_valid_address(each.address, smtputf8=True)
-        at = each.end
 
 
 def _fields(content: bytes) -> list[bytes]:

@@ -5,13 +5,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.policy.document import (
-    MAX_BYTES,
-    MAX_DEPTH,
-    MAX_FLAWS,
     MAX_NODES,
     Flaw,
     Mark,
-    key_path,
     read_document,
 )
 
@@ -28,28 +24,10 @@ def only_flaw(content: str | bytes) -> Flaw:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("true", True),
-        ("false", False),
-        ("null", None),
-        ("~", None),
-        ("", None),
-        ("0", 0),
-        ("-3", -3),
-        ("10000", 10000),
-        ("no", "no"),
-        ("Yes", "Yes"),
-        ("on", "on"),
-        ("TRUE", "TRUE"),
-        ("22:22", "22:22"),
-        ("0777", "0777"),
-        ("0o17", "0o17"),
-        ("0x1f", "0x1f"),
-        ("1_000", "1_000"),
-        ("1e3", "1e3"),
-        ("1.5", "1.5"),
-        ("2024-01-01", "2024-01-01"),
-        ('"8"', "8"),
-        ("'true'", "true"),
+        *(("true", True), ("false", False), ("null", None), ("~", None), ("", None), ("0", 0), ("-3", -3)),
+        *(("10000", 10000), ("no", "no"), ("Yes", "Yes"), ("on", "on"), ("TRUE", "TRUE")),
+        *(("22:22", "22:22"), ("0777", "0777"), ("0o17", "0o17"), ("0x1f", "0x1f"), ("1_000", "1_000")),
+        *(("1e3", "1e3"), ("1.5", "1.5"), ("2024-01-01", "2024-01-01"), ('"8"', "8"), ("'true'", "true")),
         ("''", ""),
     ],
 )
@@ -62,10 +40,6 @@ def test_a_scalar_means_what_yaml_1_2_says_and_no_more(text: str, expected: obje
     assert type(found["key"]) is type(expected)
 
 
-def test_keys_are_always_text() -> None:
-    assert read_document(b"{true: 1, 8: 2, ~: 3}").value() == {"true": 1, "8": 2, "~": 3}
-
-
 def test_marks_are_those_that_an_editor_shows() -> None:
     document = read_document("\ufeff# ü\r\nä: {ö: [x, yy]}\r\nb:\r\n  - c: d\r\n".encode())
     assert document.mark_of(["ä"]) == Mark(2, 4)
@@ -74,24 +48,9 @@ def test_marks_are_those_that_an_editor_shows() -> None:
     assert document.mark_of(["b", 0, "c"]) == Mark(4, 8)
 
 
-def test_the_mark_of_what_is_missing_is_that_of_what_lacks_it() -> None:
-    document = read_document(b"a:\n  b: [1]\n")
-    assert document.mark_of(["a", "x", "y"]) == Mark(2, 3)
-    assert document.mark_of(["a", "b", 7]) == Mark(2, 6)
-    assert document.mark_of(["z"]) == Mark(1, 1)
-
-
 def test_a_duplicate_key_names_both_places() -> None:
     flaw = only_flaw("a:\n  b: 1\n  c: 2\n  b: 3\n")
     assert flaw == Flaw(Mark(4, 3), ("a", "b"), "duplicate key; the first is at line 2, column 3")
-
-
-def test_the_first_of_two_equal_keys_counts() -> None:
-    assert read_document(b"a: 1\na: 2\n").value() == {"a": 1}
-
-
-def test_an_alias_stands_for_its_anchor() -> None:
-    assert read_document(b"a: &x {n: 1}\nb: [*x, *x]\n").value() == {"a": {"n": 1}, "b": ({"n": 1}, {"n": 1})}
 
 
 @pytest.mark.parametrize(
@@ -137,30 +96,6 @@ def test_what_has_no_place_in_a_policy_is_one_flaw(content: str | bytes, message
         assert message in only_flaw(content).message
 
 
-def test_a_flaw_of_the_encoding_has_its_position() -> None:
-    assert only_flaw("ü: 1\nöö: ".encode() + b"\xff").mark == Mark(2, 5)
-    assert only_flaw("ü: 1\r\nöö: \x01").mark == Mark(2, 5)
-
-
-def test_a_syntax_error_has_a_position_and_keeps_earlier_flaws() -> None:
-    duplicate, syntax = flaws("a: 1\na: 2\nb: [1,\n")
-    assert duplicate.mark == Mark(2, 1)
-    assert syntax.mark == Mark(4, 1)
-
-
-@pytest.mark.parametrize("opener", ["[", "- ", "{a: ", "? ", "[{a: "])
-def test_deep_nesting_is_refused_at_its_depth(opener: str) -> None:
-    flaw = only_flaw(opener * (MAX_BYTES // len(opener)))
-    assert "nested deeper" in flaw.message
-    assert flaw.mark.line == 1
-    assert flaw.mark.column <= len(opener) * (MAX_DEPTH + 1)
-
-
-def test_nesting_by_aliases_is_refused_at_its_depth() -> None:
-    content = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 40))
-    assert "nested deeper" in only_flaw(content).message
-
-
 def test_a_yaml_bomb_counts_as_what_it_unfolds_to() -> None:
     bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
     bomb += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
@@ -168,28 +103,6 @@ def test_a_yaml_bomb_counts_as_what_it_unfolds_to() -> None:
     assert f"more than {MAX_NODES} values" in flaw.message
     # 9**4 and 9**5 values on either side of the bound.
     assert flaw.mark.line == 5
-
-
-def test_the_number_of_values_is_bounded_exactly() -> None:
-    assert flaws("[" + "x," * (MAX_NODES - 1) + "]") == []
-    assert "more than" in only_flaw("[" + "x," * MAX_NODES + "]").message
-
-
-def test_a_large_file_is_refused_unread() -> None:
-    assert flaws(b"a: 1\n".ljust(MAX_BYTES, b"#")) == []
-    assert "larger than" in only_flaw(b"a: 1\n".ljust(MAX_BYTES + 1, b"#")).message
-
-
-def test_flaws_are_bounded() -> None:
-    found = flaws("a: 1\n" * 5000)
-    assert len(found) == MAX_FLAWS + 1
-    assert "not read any further" in found[-1].message
-
-
-def test_key_paths_are_readable_and_cannot_be_mistaken() -> None:
-    assert key_path(["upstreams", "isp", "limits", 0, "per"]) == "upstreams.isp.limits[0].per"
-    assert key_path(["a.b", "c: d"]) == '"a.b"."c: d"'
-    assert key_path([]) == "policy"
 
 
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode)))
@@ -206,37 +119,3 @@ def test_any_bytes_are_a_document_or_flaws(content: bytes) -> None:
     for flaw in document.flaws:
         assert 1 <= flaw.mark.line <= lines
         assert flaw.mark.column >= 1
-
-
-YAML_PIECES = st.sampled_from(
-    [
-        "a: ",
-        "b: ",
-        "- ",
-        "\n",
-        "  ",
-        "[",
-        "]",
-        "{",
-        "}",
-        ", ",
-        "&x ",
-        "*x",
-        "? ",
-        ": ",
-        "'",
-        '"',
-        "|",
-        "!t ",
-        "---\n",
-        "<<",
-        "1",
-    ]
-)
-
-
-@given(st.lists(YAML_PIECES, max_size=40).map("".join))
-def test_any_yaml_like_text_is_a_document_or_flaws(text: str) -> None:
-    document = read_document(text.encode())
-    assert document.root is not None or document.flaws
-    document.value()

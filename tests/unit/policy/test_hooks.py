@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from relay.policy.faults import PolicyError
-from relay.policy.hook import HookEvent
 from relay.policy.source import inspected_policy
 from tests.unit.policy.examples import SMALL
 from tests.unit.policy.reading import only_fault, parse
@@ -39,33 +38,6 @@ def test_a_fault_of_a_hook_names_its_place(hook: str, fault: str) -> None:
     assert "T0PSECRET" not in str(found)
 
 
-def test_two_hooks_with_one_receiver_are_a_fault() -> None:
-    fault = only_fault(f"{SMALL}notify: [{{command: [a], events: bounced}}, {{command: [a]}}]\n")
-
-    assert fault.message == "the same receiver as notify[0]: name all of its events there"
-
-
-def test_a_ninth_hook_is_a_fault() -> None:
-    hooks = ", ".join(f"{{command: [a, '{number}']}}" for number in range(9))
-
-    assert only_fault(f"{SMALL}notify: [{hooks}]\n").message == "expected at most 8 hooks"
-
-
-def test_a_hook_is_told_of_everything_unless_it_names_events() -> None:
-    first, second = parse(f"{SMALL}notify: [{{command: [a]}}, {{command: [b], events: stopped}}]\n").notify
-
-    assert first.events == tuple(HookEvent)
-    assert first.command == ("/etc/relay/a",)
-    assert second.events == (HookEvent.STOPPED,)
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8080/x?y=1", "http://localhost", "http://[::1]:1/"])
-def test_http_may_go_to_this_host(url: str) -> None:
-    (hook,) = parse(f"{SMALL}notify: [{{url: '{url}'}}]\n").notify
-
-    assert hook.url == url
-
-
 def test_a_url_is_shown_without_its_path() -> None:
     (hook,) = parse(f"{SMALL}notify: [{{url: 'https://example.net:8443/T0PSECRET?k=T0PSECRET'}}]\n").notify
 
@@ -94,12 +66,3 @@ def test_a_file_that_a_hook_names_is_looked_at(tmp_path: Path, hook: str, fault:
     (found,) = caught.value.errors
     assert fault in found.message
     assert "T0P" not in str(found.on_terminal())
-
-
-def test_a_program_that_may_be_run_is_fit(tmp_path: Path) -> None:
-    (tmp_path / "tell").write_text("#!/bin/sh\n")
-    (tmp_path / "tell").chmod(0o700)
-
-    policy = inspected_policy(f"{SMALL}notify: [{{command: [tell]}}]\n".encode(), tmp_path / "policy.yaml")
-
-    assert policy.notify[0].command == (str(tmp_path / "tell"),)

@@ -5,10 +5,7 @@ from fractions import Fraction
 import pytest
 
 from relay.policy.lane import (
-    DEFAULT_PATIENCE_NS,
-    MOST_LANES,
     lanes_of,
-    price_of,
     rules_of_lanes,
     with_ceilings,
 )
@@ -16,7 +13,7 @@ from relay.policy.model import Policy
 from relay.queue.lanes import Lane
 from relay.queue.sorting import SortingRule
 from tests.unit.policy.examples import SMALL
-from tests.unit.policy.reading import faults, only_fault, parse, places
+from tests.unit.policy.reading import only_fault, parse, places
 
 FIRST_LINE = SMALL.count("\n") + 1
 
@@ -28,11 +25,6 @@ def _with(*lines: str) -> str:
 def _shares(policy: Policy) -> dict[str, Fraction]:
     lanes = lanes_of(policy.lanes)
     return {lane.name: Fraction(lane.weight, sum(each.weight for each in lanes)) for lane in lanes}
-
-
-def test_a_policy_without_lanes_has_none() -> None:
-    assert lanes_of(parse(SMALL).lanes) == ()
-    assert lanes_of(parse(SMALL + "lanes: {}\n").lanes) == ()
 
 
 def test_every_key_of_a_lane() -> None:
@@ -103,15 +95,6 @@ def test_a_ceiling_is_a_part_of_each_limit_and_never_nothing() -> None:
     ]
 
 
-def test_a_slot_costs_its_part_of_the_tightest_window() -> None:
-    limits = "limits: [{messages: 10, per: 1m}, {messages: 30, per: 1h}, {recipients: 1000, per: 1h}]"
-    policy = parse(SMALL.replace("limits:\n      - {messages: 8, per: 1m}", limits))
-
-    price = price_of(policy.upstreams["isp"].limits)
-
-    assert (price.of_message_ns, price.of_recipient_ns) == (120 * 10**9, 3_600_000_000)
-
-
 @pytest.mark.parametrize(
     ("lines", "place", "words"),
     [
@@ -141,13 +124,3 @@ def test_what_is_wrong_with_a_lane_is_told_where_it_stands(lines: list[str], pla
 
     assert places(text) == [f"{FIRST_LINE + 1 + int(line)}:{rest}"]
     assert words in only_fault(text).message
-
-
-def test_there_are_not_more_lanes_than_labels_should_be() -> None:
-    lines = [f"l{number}: {{sender: '@x'}}" for number in range(MOST_LANES + 1)]
-
-    assert faults(_with(*lines))[0].message == f"at most {MOST_LANES} lanes, got {MOST_LANES + 1}"
-
-
-def test_by_default_a_message_is_patient_for_a_day() -> None:
-    assert {lane.patience_ns for lane in lanes_of(parse(_with("default: {}")).lanes)} == {DEFAULT_PATIENCE_NS}

@@ -3,16 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from relay.clock import SECOND_NS
-from relay.policy.lane import LaneSettings, ceilings_of
 from relay.policy.limits import LimitSettings
 from relay.throttle.limit import plain_words
-
-DAY_NS = 86_400 * SECOND_NS
-
-
-def _limit(**keys: object) -> LimitSettings:
-    return LimitSettings.model_validate({key.rstrip("_"): value for key, value in keys.items()})
 
 
 @pytest.mark.parametrize(
@@ -64,23 +56,3 @@ def test_a_limit_is_named_by_all_that_it_says(keys: dict[str, object], label: st
 def test_what_says_no_whole_limit_is_refused(keys: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         LimitSettings.model_validate(keys)
-
-
-def test_a_dated_ramp_begins_at_midnight_of_its_zone() -> None:
-    ramp = {"from": 1, "over": "3d", "since": "2026-11-01"}
-    limit = _limit(messages=5, per="day", zone="Europe/Berlin", ramp=ramp)
-
-    assert limit.rise is not None
-    assert limit.rise.since_ns == 1_793_487_600 * SECOND_NS
-
-
-def test_a_ceiling_resets_and_rises_with_its_limit() -> None:
-    limits = [
-        _limit(messages=100, per="day", hours="Mon 08:00-09:00", ramp={"from": 10, "over": "10d"}),
-        _limit(bytes="1G", per="day"),
-    ]
-    (ceiling,) = ceilings_of(limits, {"bulk": LaneSettings(ceiling=20)})
-
-    assert (ceiling.count, ceiling.calendar, ceiling.open_hours) == (20, limits[0].calendar, None)
-    assert ceiling.rise is not None
-    assert (ceiling.rise.first, ceiling.rise.last) == (2, 20)

@@ -176,34 +176,31 @@ def _by_an_alias(policy: Any, place: Steps, password: str) -> str:
 
 
 WAYS: list[Callable[[Any, Steps, str], str]] = [
-    _as_value,
-    _as_value_in_a_list,
-    _as_key,
-    _beside,
-    _twice,
-    _by_an_alias,
+    *(_as_value, _as_value_in_a_list, _as_key, _beside, _twice, _by_an_alias)
 ]
 BREAKS = st.sampled_from(
     [
-        "",
-        "\n",
-        "*",
-        "&",
-        "!",
-        ": ",
-        "'",
-        '"',
-        "%",
-        "{",
-        "}",
-        "]",
-        "\t",
-        "\0",
-        "\x07",
-        "@",
-        "<<: ",
-        "---\n",
-        "\\",
+        *(
+            "",
+            "\n",
+            "*",
+            "&",
+            "!",
+            ": ",
+            "'",
+            '"',
+            "%",
+            "{",
+            "}",
+            "]",
+            "\t",
+            "\0",
+            "\x07",
+            "@",
+            "<<: ",
+            "---\n",
+            "\\",
+        )
     ]
 )
 

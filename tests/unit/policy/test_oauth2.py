@@ -2,14 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from relay.policy.faults import PolicyError
 from relay.policy.model import Policy
 from relay.policy.oauth2 import OAuth2, TokenMechanism
-from relay.policy.secrets import NotLoggedIn, SecretError, read_secrets
+from relay.policy.secrets import NotLoggedIn, read_secrets
 from relay.policy.source import parse_policy, read_policy
 
 SECRET_TWICE = "grant: client_credentials, client_id: c, client_secret_file: s, client_secret_env: S"
@@ -68,22 +67,10 @@ def test_what_a_grant_lacks_is_told(oauth2: str, why: str) -> None:
         policy(oauth2)
 
 
-@pytest.mark.parametrize(
-    "url", ["https://t.example/token", "http://127.0.0.1:80/t", "http://[::1]/", "http://localhost/"]
-)
-def test_a_token_url_is_safe(url: str) -> None:
-    assert oauth2_of(policy(f"{REFRESH}, token_url: '{url}'")).token_url == url
-
-
 @pytest.mark.parametrize("auth", [", password_file: p", ", mechanism: plain"])
 def test_it_takes_the_place_of_a_password(auth: str) -> None:
     with pytest.raises(PolicyError):
         policy(f"{REFRESH}, token_url: 'https://t.example/'", auth=auth)
-
-
-def test_no_token_crosses_the_network_in_the_clear() -> None:
-    with pytest.raises(PolicyError, match="auth needs tls"):
-        policy(f"{REFRESH}, token_url: 'https://t.example/'", "host: mail.example, tls: none")
 
 
 def test_microsoft_needs_a_tenant_and_fills_in_the_rest() -> None:
@@ -109,12 +96,6 @@ def test_google_fills_in_all_but_the_client(provider: str, grant: str) -> None:
     assert found.scope == "https://mail.google.com/"
 
 
-def test_what_the_owner_writes_wins() -> None:
-    found = oauth2_of(policy(f"{REFRESH}, token_url: 'https://t.example/', scope: mine", "provider: gmail"))
-
-    assert (found.token_url, found.scope) == ("https://t.example/", "mine")
-
-
 def _written(folder: Path, oauth2: str) -> Path:
     path = folder / "policy.yaml"
     path.write_text(f"""
@@ -138,13 +119,6 @@ def test_a_refresh_token_that_is_not_there_yet_is_no_fault(tmp_path: Path) -> No
     assert "refresh" not in repr(read_secrets(found))
 
 
-def test_a_refresh_token_that_others_can_read_is_a_fault(tmp_path: Path) -> None:
-    (tmp_path / "r").touch(0o644)
-    (tmp_path / "r").write_text("1//refresh\n")
-    with pytest.raises(PolicyError, match="open to others"):
-        read_policy(_written(tmp_path, REFRESH))
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -163,14 +137,6 @@ def test_a_key_file_that_is_none_is_a_fault(tmp_path: Path, content: str) -> Non
         read_policy(_written(tmp_path, "grant: service_account, key_file: k"))
 
 
-def test_a_client_secret_comes_from_where_passwords_do(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("RELAY_TEST_SECRET", "of the variable")
-    keys = "client_secret_env: RELAY_TEST_SECRET, refresh_token_file: r, grant: refresh_token, client_id: c"
-    (tmp_path / "r").touch(0o600)
-    (tmp_path / "r").write_text("token")
-    auth = read_policy(_written(tmp_path, keys)).upstreams["g"].auth
-    assert auth is not None
-    assert read_secrets(auth).client_secret == "of the variable"
-    monkeypatch.delenv("RELAY_TEST_SECRET")
-    with pytest.raises(SecretError):
-        read_secrets(auth)
+def test_no_token_crosses_the_network_in_the_clear() -> None:
+    with pytest.raises(PolicyError, match="auth needs tls"):
+        policy(f"{REFRESH}, token_url: 'https://t.example/'", "host: mail.example, tls: none")

@@ -80,14 +80,6 @@ routes:
         assert "isp" in parse_policy(good.encode(), Path("/policy.yaml")).upstreams
 
 
-def test_what_is_written_out_is_the_same_policy() -> None:
-    asked = policy(
-        "{user: x, upstreams: isp}", "{upstreams: [isp, ses], failover_after: null, spill_after: 1h}"
-    )
-    again = parse_policy(policy_text(asked, {}).encode(), Path("/policy.yaml"))
-    assert again.routes == asked.routes
-
-
 def test_each_recipient_takes_the_first_route_that_matches() -> None:
     asked = policy(
         "{recipient_domain: ['*.de', example.org], user: 'app-*', upstreams: [ses]}",

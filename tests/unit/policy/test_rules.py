@@ -1,11 +1,7 @@
 """The rules between the keys of a policy, each at its place."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from relay.clock import LONGEST_DURATION_NS
-from relay.policy.limits import LimitSettings
 from tests.unit.policy.examples import SMALL, with_listen, with_upstream
 from tests.unit.policy.reading import only_fault, parse, places
 
@@ -38,19 +34,6 @@ def test_a_listener_that_is_unsafe_is_refused(lines: list[str], place: str, word
 
 
 @pytest.mark.parametrize(
-    "lines",
-    [
-        ["address: 127.0.0.1:2525"],
-        ["address: '[::1]:2525'", "users_file: users"],
-        ["address: 0.0.0.0:2525", "clients: [10.0.0.0/8]"],
-        ["address: 0.0.0.0:465", "users_file: users", "certificate: c.pem", "tls: implicit", "key: k.pem"],
-    ],
-)
-def test_a_listener_that_is_safe_is_taken(lines: list[str]) -> None:
-    assert len(parse(with_listen(*lines)).listen) == 1
-
-
-@pytest.mark.parametrize(
     ("users", "place", "words"),
     [
         ("{a: {senders: a}}", "5:26 listen[0].users.a.senders", "expected an address"),
@@ -64,23 +47,6 @@ def test_what_a_user_may_is_checked_at_its_place(users: str, place: str, words: 
 
     assert places(text) == [place]
     assert words in only_fault(text).message
-
-
-def test_nobody_logs_in_without_a_users_file() -> None:
-    text = with_listen("address: 127.0.0.1:25", "users: {a: {senders: a@b.example}}")
-
-    assert places(text) == ["4:12 listen[0].users"]
-    assert "users_file" in only_fault(text).message
-
-
-def test_an_open_relay_is_told_beside_an_unrelated_fault() -> None:
-    text = with_listen("address: 0.0.0.0:2525", "max_errors: 0", "colour: red")
-    assert places(text) == ["3:14 listen[0].address", "4:17 listen[0].max_errors", "5:5 listen[0].colour"]
-
-
-def test_a_rule_is_silent_where_what_it_is_about_was_refused() -> None:
-    assert places(with_listen("address: 0.0.0.0:25", "clients: [x]")) == ["4:15 listen[0].clients[0]"]
-    assert places(with_listen("address: nowhere", "users_file: users")) == ["3:14 listen[0].address"]
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1"])
@@ -132,64 +98,6 @@ def test_a_limit_has_exactly_one_unit(limit: str, place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "label"),
-    [
-        ("{messages: 8, per: 1m}", "8 messages per 60s"),
-        ("{connections: 30, per: 5m}", "30 connections per 300s"),
-        ("{messages: 8, per: 30d}", "8 messages per 2592000s"),
-        ("{messages: 8, per: 1000001s}", "8 messages per 1000001s"),
-        ("{messages: 8, per: 300.25ms}", "8 messages per 0.30025s"),
-        ("{messages: 8, per: 2.000000001s}", "8 messages per 2.000000001s"),
-        (
-            "{recipients: 100, per: 1h, for_each: recipient_domain}",
-            "100 recipients per 3600s for each recipient domain",
-        ),
-    ],
-)
-def test_a_limit_shows_itself_in_words(limit: str, label: str) -> None:
-    text = SMALL.replace("{messages: 8, per: 1m}", limit)
-    (stated,) = parse(text).upstreams["isp"].limits
-    assert (stated.label, label.startswith(f"{stated.count} {stated.unit}")) == (label, True)
-
-
-@given(st.integers(1, LONGEST_DURATION_NS), st.integers(1, LONGEST_DURATION_NS))
-def test_two_periods_have_one_label_only_where_they_are_one(one_ns: int, other_ns: int) -> None:
-    labels = {
-        LimitSettings.model_construct(messages=8, per=per_ns).label
-        for per_ns in (one_ns, one_ns + 1, other_ns)
-    }
-    assert len(labels) == len({one_ns, one_ns + 1, other_ns})
-
-
-@pytest.mark.parametrize(
-    "again",
-    ["{messages: 8, per: 60s}", "{messages: 8, per: 1m}", "{per: 60000ms, messages: 8}"],
-)
-def test_a_limit_is_not_stated_twice(again: str) -> None:
-    text = SMALL.replace("{messages: 8, per: 1m}", "{messages: 8, per: 1m}\n      - {recipients: 8, per: 1m}")
-    text = text.replace("{recipients: 8, per: 1m}", f"{{recipients: 8, per: 1m}}\n      - {again}")
-    fault = only_fault(text)
-    assert places(text) == ["11:9 upstreams.isp.limits[2]"]
-    assert "the same limit as limits[0], 8 messages per 60s" in fault.message
-
-
-@pytest.mark.parametrize(
-    "other",
-    ["{messages: 9, per: 1m}", "{messages: 8, per: 61s}", "{messages: 8, per: 1m, for_each: sender}"],
-)
-def test_limits_that_differ_in_anything_stand_beside_each_other(other: str) -> None:
-    text = SMALL.replace("{messages: 8, per: 1m}", f"{{messages: 8, per: 1m}}\n      - {other}")
-    assert len({limit.label for limit in parse(text).upstreams["isp"].limits}) == 2
-
-
-@pytest.mark.parametrize("limit", ["{connections: 1, per: 1s}", "{messages: 1, per: 1s, for_each: sender}"])
-def test_the_practice_smarthost_counts_what_it_can(limit: str) -> None:
-    practice = f"practice: {{address: '127.0.0.1:2526', password_file: p, limit: {limit}}}\n"
-    (place,) = places(SMALL + practice)
-    assert place.rpartition(".")[0].endswith("practice.limit")
-
-
-@pytest.mark.parametrize(
     ("retry", "expected"),
     [
         ("{min: 2h, max: 1h}", ["10:14 retry.min"]),
@@ -210,11 +118,6 @@ def test_no_two_doors_share_an_address() -> None:
     assert places(f"{SMALL}http: 127.0.0.1:2525\n") == ["10:7 http"]
     practice = "practice: {address: '127.0.0.1:2525', password_file: p, limit: {messages: 1, per: 1s}}\n"
     assert places(SMALL + practice) == ["10:21 practice.address"]
-
-
-def test_any_number_of_doors_may_ask_for_a_free_port() -> None:
-    text = with_listen("address: 127.0.0.1:0").replace("upstreams:", "  - address: 127.0.0.1:0\nupstreams:")
-    assert len(parse(text + "http: 127.0.0.1:0\n").listen) == 2
 
 
 @pytest.mark.parametrize("name", ["ISP", "a.b", "a/b", "..", "''", "ü", "a b", "x" * 65])

@@ -9,7 +9,7 @@ from relay.policy.model import Mechanism
 from relay.policy.source import read_policy
 from tests.unit.policy.certificates import CERTIFICATE, KEY, KEY_WITH_PASSPHRASE, OTHER_KEY
 from tests.unit.policy.examples import with_upstream
-from tests.unit.policy.reading import only_fault, parse
+from tests.unit.policy.reading import only_fault
 
 
 @pytest.fixture
@@ -33,14 +33,6 @@ def fault(folder: Path, *lines: str) -> str:
         read_policy(path)
     (found,) = caught.value.errors
     return str(found.on_terminal()).removeprefix(f"{path}:")
-
-
-def test_a_pair_is_read_from_two_files_or_one(folder: Path) -> None:
-    path = folder / "policy.yaml"
-    for lines in (("tls_certificate: cert.pem", "tls_key: key.pem"), ("tls_certificate: both.pem",)):
-        path.write_text(with_upstream("host: smtp.example.net", *lines))
-        isp = read_policy(path).upstreams["isp"]
-        assert isp.tls_certificate == folder / lines[0].split()[1]
 
 
 @pytest.mark.parametrize(
@@ -78,13 +70,6 @@ def test_external_needs_a_certificate_and_no_password(folder: Path) -> None:
     with_password = "auth: {user: u, mechanism: external, password_file: password}"
     assert "password_file is of no use" in fault(folder, with_password, "tls_certificate: both.pem")
     assert "expected one of password_file" in fault(folder, "auth: {user: u, mechanism: plain}")
-
-
-@pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1", "127.0.0.1"])
-def test_a_source_address_is_an_address(address: str) -> None:
-    policy = parse(with_upstream("host: smtp.example.net", f"source_address: '{address}'"))
-
-    assert policy.upstreams["isp"].source_address == address
 
 
 @pytest.mark.parametrize(

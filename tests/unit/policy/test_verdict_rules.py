@@ -1,26 +1,20 @@
 """Rules about replies as YAML: what the owner may write, and what is wrong at which place; what we ship."""
 
-from pathlib import Path
-
 import pytest
 
-from relay.policy.faults import PolicyError
 from relay.policy.provider_names import PROVIDERS_FILE
 from relay.policy.shipped import (
     RULES_FILE,
-    ProvidersFile,
-    RulesFile,
-    parse_shipped,
     provider_rules,
     providers,
     rules_of,
     standard_rules,
 )
 from relay.smtp.reply import Phase
-from relay.verdicts.verdict import WORDS, Judge, Layer
+from relay.verdicts.verdict import Judge, Layer
 from tests.unit.policy.corpus import parsed
 from tests.unit.policy.examples import SMALL
-from tests.unit.policy.reading import only_fault, parse, places
+from tests.unit.policy.reading import only_fault, parse
 
 
 def with_verdict(rule: str) -> str:
@@ -82,20 +76,6 @@ def test_a_wrong_rule_is_told_at_its_place(rule: str, column: int, key: str, wor
     assert words in fault.message
 
 
-def test_wait_and_probe_on_a_rule_without_a_rest_are_two_faults() -> None:
-    rule = "{code: 550, verdict: bounce message, wait: 5m, probe: false}"
-
-    assert places(with_verdict(rule)) == [
-        "11:52 upstreams.isp.verdicts[0].wait",
-        "11:63 upstreams.isp.verdicts[0].probe",
-    ]
-
-
-@pytest.mark.parametrize("words", WORDS)
-def test_to_say_that_probes_do_no_harm_is_allowed_of_any_verdict(words: str) -> None:
-    assert len(judge(f"{{phase: rcpt, code: 550, probe: true, verdict: {words}}}").rules) > 1
-
-
 def judge(rule: str) -> Judge:
     return Judge(rules_of("isp", parse(with_verdict(rule)).upstreams["isp"]))
 
@@ -126,16 +106,6 @@ def test_an_owners_rule_is_asked_first(rule: str, phase: Phase, reply: str, matc
     assert (judge(rule).ruling(phase, parsed(reply)).layer is Layer.OPERATOR) == matches
 
 
-def test_an_owner_may_undo_what_we_ship() -> None:
-    ours = '{phase: rcpt, text: "relay access denied", verdict: bounce recipient}'
-
-    ruling = judge(ours).ruling(Phase.RCPT, parsed("554 5.7.1 <a@b>: Relay access denied"))
-
-    assert ruling.words == "bounce recipient"
-    assert ruling.rule is not None
-    assert (ruling.rule.place, ruling.rule.source) == ("upstreams.isp.verdicts[0]", "the owner of this relay")
-
-
 def test_a_provider_is_asked_by_name_behind_another_host() -> None:
     text = SMALL.replace("host: smtp.example.net", "host: 127.0.0.1\n    provider: dreamhost")
     upstream = parse(text).upstreams["isp"]
@@ -153,35 +123,3 @@ def test_every_shipped_rule_names_its_source_and_its_line() -> None:
         name, _, line = rule.place.partition(":")
         path = {file.name: file for file in (RULES_FILE, PROVIDERS_FILE)}[name]
         assert path.read_text().splitlines()[int(line) - 1].lstrip().startswith("- {"), rule.place
-
-
-def test_no_shipped_rule_is_there_in_vain() -> None:
-    """A rule behind another that matches all that it does would never be asked."""
-    keys = [
-        (rule.layer, rule.phases, rule.code, rule.enhanced, rule.text, rule.but_not, rule.names_sender)
-        for rule in standard_rules()
-    ]
-
-    assert len(set(keys)) == len(keys)
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "place"),
-    [
-        ("codes: []\nwording: []\ndefault:\n  - {code: 550, verdict: pause}\n", RulesFile, "f.yaml:4:5"),
-        ("codes: []\nwording: []\ndefalt: []\n", RulesFile, "f.yaml:3:1"),
-        ("codes: {\n", RulesFile, "f.yaml:2:1"),
-        (
-            "providers:\n  x: {hosts: [], note: n, source: s, checked: c, presets: {}}\n",
-            ProvidersFile,
-            "f.yaml:2:",
-        ),
-    ],
-)
-def test_a_fault_in_a_file_of_ours_has_its_line_too(
-    text: str, kind: type[RulesFile] | type[ProvidersFile], place: str
-) -> None:
-    with pytest.raises(PolicyError) as caught:
-        parse_shipped(text.encode(), Path("f.yaml"), kind)
-
-    assert any(str(fault).startswith(place) for fault in caught.value.errors)

@@ -4,19 +4,15 @@ import asyncio
 import hashlib
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
-from pathlib import Path
 from random import Random
 from typing import Any
 
-import aiosmtplib
 import pytest
 import uvloop
 
 from relay.clock import SECOND_NS
 from relay.policy.units import HostPort
 from relay.practice.account import Counting, PracticeBehaviour
-from relay.practice.conversation import MAX_COMMAND_BYTES
-from relay.practice.dialogue import MAX_CONTENT_BYTES
 from relay.practice.smarthost import PracticeSmarthost
 from relay.practice.witness import Witnessed
 from tests.fakes.certificates import Certificates, make_certificates
@@ -78,23 +74,6 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("mechanism", ["auth_plain", "auth_login", "auth_crammd5"])
-async def test_each_mechanism_logs_in_and_only_with_the_password(practice: Practice, mechanism: str) -> None:
-    smarthost = await practice.start()
-    async with aiosmtplib.SMTP(hostname="127.0.0.1", port=smarthost.port, start_tls=False) as client:
-        await client.ehlo()
-        with pytest.raises(aiosmtplib.SMTPAuthenticationError):
-            await getattr(client, mechanism)(USER, "wrong")
-        await getattr(client, mechanism)(USER, PASSWORD)
-        await client.sendmail("a@example.org", ["b@example.com", "c@example.com"], b"A: b\r\n\r\n.dot\r\n")
-
-    entry = smarthost.ledger.entries[0]
-    assert entry.sha256 == hashlib.sha256(b"A: b\r\n\r\n.dot\r\n").hexdigest()
-    assert (entry.size_bytes, entry.envelope.reverse_path) == (14, "a@example.org")
-    assert entry.envelope.recipients == ("b@example.com", "c@example.com")
-    assert (entry.envelope.client, entry.envelope.user) == ("unknown[127.0.0.1]", USER)
-
-
 async def test_the_limit_is_enforced_exactly_and_the_cut_off_ends(practice: Practice) -> None:
     smarthost = await practice.start(3)
     async with bare_client(smarthost.port) as client:
@@ -111,17 +90,6 @@ async def test_the_limit_is_enforced_exactly_and_the_cut_off_ends(practice: Prac
     assert replies[3] == "550 5.7.1 You have exceeded your sending limit of 3 messages per 60s"
     assert (smarthost.ledger.relayed, smarthost.ledger.refused) == (4, 2)
     assert smarthost.ledger.most_in_any_window() == 4
-
-
-async def test_a_client_that_waits_a_whole_window_is_never_refused(practice: Practice) -> None:
-    smarthost = await practice.start(4, "recipients")
-    async with bare_client(smarthost.port) as client:
-        await client.log_in()
-        for _ in range(10):
-            assert (await client.mail(recipients=4)).startswith("250 ")
-            practice.clock.now_ns += MINUTE_NS
-
-    assert (smarthost.ledger.refused, smarthost.ledger.most_in_any_window()) == (0, 4)
 
 
 async def test_all_connections_share_the_limit_of_the_account(practice: Practice) -> None:
@@ -163,71 +131,6 @@ async def test_pipelined_commands_are_answered_in_order_at_every_cut(practice: P
     assert (refused.fate, empty.fate, empty.size_bytes) == (Witnessed.REFUSED, Witnessed.RELAYED, 0)
 
 
-async def test_every_place_to_cut_the_end_of_content_is_the_same(practice: Practice) -> None:
-    smarthost = await practice.start()
-    content = b"a\r\n..\r\n...\r\n\r\n.b\r\n"
-    octets = content.replace(b"\r\n.", b"\r\n..") + b".\r\n"
-    async with bare_client(smarthost.port) as client:
-        await client.log_in()
-        for cut in range(1, len(octets)):
-            client.send(b"MAIL FROM:<a@b>\r\nRCPT TO:<c@d>\r\nDATA\r\n" + octets[:cut])
-            for _ in range(3):
-                await client.reply()
-            client.send(octets[cut:])
-            assert (await client.reply()).startswith("250 ")
-
-    assert {entry.sha256 for entry in smarthost.ledger.entries} == {hashlib.sha256(content).hexdigest()}
-    assert smarthost.ledger.relayed == len(octets) - 1
-
-
-async def test_late_replies_keep_their_order_and_hold_back_the_next(practice: Practice) -> None:
-    smarthost = await practice.start(longest_delay_ns=SECOND_NS // 50, rng=Random(1))
-    async with bare_client(smarthost.port) as client:
-        await client.log_in()
-        for _ in range(5):
-            client.send(b"MAIL FROM:<a@b>\r\nRCPT TO:<c@d>\r\nDATA\r\nx\r\n.\r\nVRFY a\r\n")
-        codes = [(await client.reply())[:3] for _ in range(25)]
-
-    assert codes == ["250", "250", "354", "250", "252"] * 5
-
-
-async def test_a_message_counts_though_its_client_left_before_the_reply(practice: Practice) -> None:
-    smarthost = await practice.start(
-        longest_delay_ns=SECOND_NS // 4, rng=Random(1), counting=Counting.AT_MAIL
-    )
-    async with bare_client(smarthost.port) as client:
-        await client.log_in()
-        client.send(b"MAIL FROM:<a@b>\r\nRCPT TO:<c@d>\r\nDATA\r\nx\r\n.\r\n")
-        for _ in range(3):
-            await client.reply()
-
-    await until(lambda: smarthost.ledger.relayed == 1)
-    assert smarthost.ledger.abandoned == 0
-
-
-async def test_octets_sent_during_a_late_reply_wait_however_many(practice: Practice) -> None:
-    smarthost = await practice.start(longest_delay_ns=SECOND_NS // 4, rng=Random(1))
-    async with bare_client(smarthost.port) as client:
-        await client.log_in()
-        client.send(
-            b"MAIL FROM:<a@b>\r\nRCPT TO:<c@d>\r\nDATA\r\n.\r\n" + b"VRFY x\r\n" * 100_000 + b"QUIT\r\n"
-        )
-        replies = await client.reader.read(-1)
-
-    codes = [line[:3] for line in replies.decode().splitlines()]
-    assert codes == ["250", "250", "354", "250"] + ["252"] * 100_000 + ["221"]
-
-
-async def test_a_client_that_does_not_read_is_not_read_either(practice: Practice) -> None:
-    smarthost = await practice.start()
-    async with bare_client(smarthost.port) as client:
-        one = (await client.ask("EHLO x")).replace("\n", "\r\n") + "\r\n"
-        client.send(b"EHLO x\r\n" * 60_000 + b"QUIT\r\n")
-        replies = await client.reader.read(-1)
-
-    assert replies == (one * 60_000 + "221 2.0.0 Bye\r\n").encode()
-
-
 async def test_a_connection_lost_in_a_transaction_abandons_it(practice: Practice) -> None:
     smarthost = await practice.start(counting=Counting.AT_MAIL)
     async with bare_client(smarthost.port) as client:
@@ -238,26 +141,6 @@ async def test_a_connection_lost_in_a_transaction_abandons_it(practice: Practice
 
     await until(lambda: smarthost.ledger.abandoned == 1)
     assert smarthost.ledger.most_in_any_window() == 1
-
-
-async def test_what_is_too_long_is_refused_and_not_kept_in_memory(practice: Practice) -> None:
-    smarthost = await practice.start()
-    async with bare_client(smarthost.port) as client:
-        await client.log_in()
-        client.send(b"MAIL FROM:<a@b>\r\nRCPT TO:<c@d>\r\nDATA\r\n")
-        for _ in range(3):
-            await client.reply()
-        for _ in range(MAX_CONTENT_BYTES // 2**20 + 2):
-            client.send(b"x" * 2**20)
-            await client.writer.drain()
-        client.send(b"\r\n.\r\n")
-        assert (await client.reply()).startswith("552 5.3.4")
-        assert (await client.mail()).startswith("250 ")
-        client.send(b"x" * (MAX_COMMAND_BYTES + 1))
-        assert (await client.reply()).startswith("500 5.5.2")
-        assert await client.reader.read() == b""
-
-    assert [entry.size_bytes for entry in smarthost.ledger.entries] == [0, 21]
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -288,50 +171,6 @@ async def mail_under_tls(certificates: Certificates) -> None:
     await smarthost.close()
 
     assert [entry.envelope.protocol for entry in smarthost.ledger.entries] == ["ESMTPSA"] * 2
-
-
-async def test_a_failed_handshake_ends_the_connection(practice: Practice, certificates: Certificates) -> None:
-    smarthost = await practice.start(tls=server_context(certificates))
-    async with bare_client(smarthost.port) as client:
-        assert (await client.ask("STARTTLS")).startswith("220 ")
-        client.send(b"this is no handshake\r\n")
-        assert not (await client.reader.read()).startswith(b"250")
-    async with bare_client(smarthost.port) as stalled:
-        assert (await stalled.ask("STARTTLS")).startswith("220 ")
-        await smarthost.close()
-        assert await stalled.reader.read() == b""
-
-
-async def test_only_what_is_accepted_is_kept(practice: Practice, tmp_path: Path) -> None:
-    smarthost = await practice.start(1, keep=tmp_path)
-    async with bare_client(smarthost.port) as client:
-        await client.log_in()
-        await client.mail(b"..kept\r\n")
-        await client.mail(b"refused\r\n")
-
-    assert not (tmp_path / "000002.eml").exists()
-    assert (tmp_path / "000001.eml").read_bytes() == b".kept\r\n"
-
-
-async def test_closing_ends_every_connection_and_frees_the_port(practice: Practice) -> None:
-    smarthost = await practice.start(longest_delay_ns=1000 * SECOND_NS)
-    port = smarthost.port
-    async with bare_client(port) as idle, bare_client(port) as late:
-        await late.log_in()
-        late.send(b"MAIL FROM:<a@b>\r\nRCPT TO:<c@d>\r\nDATA\r\n.\r\n")
-        for _ in range(3):
-            await late.reply()
-        await smarthost.close()
-        assert await idle.reader.read() == b""
-        assert await late.reader.read() == b""
-
-    assert len(smarthost.ledger.entries) == 0
-
-    with pytest.raises(RuntimeError, match="not started"):
-        _ = smarthost.port
-    with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection("127.0.0.1", port)
-    await smarthost.close()
 
 
 def test_passwords_in_clear_are_taken_on_loopback_only() -> None:

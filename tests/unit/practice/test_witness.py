@@ -45,24 +45,6 @@ def test_an_attempt_is_refused_when_a_window_with_it_is_too_full(
         assert judged.admit(instant_ns, weight, number) == (max(windows) <= count)
 
 
-def test_attempts_exactly_one_period_apart_share_no_window() -> None:
-    judged = ledger("messages", 1)
-
-    assert judged.admit(0, 1, 0)
-    assert judged.admit(PER_NS, 1, PER_NS)
-    assert not judged.admit(2 * PER_NS - 1, 1, 2 * PER_NS - 1)
-    assert judged.most_in_any_window() == 2
-
-
-def test_a_message_weighs_one_and_recipients_weigh_each() -> None:
-    by_message, by_recipient = ledger("messages", 2), ledger("recipients", 2)
-
-    assert by_message.admit(0, 50, 0)
-    assert by_recipient.admit(0, 2, 0)
-    assert not by_recipient.admit(1, 1, 1)
-    assert (by_message.most_in_any_window(), by_recipient.most_in_any_window()) == (1, 3)
-
-
 def test_a_cut_off_lasts_so_long_and_no_attempt_lengthens_it() -> None:
     cut_off_ns = 5 * PER_NS
     judged = ledger("messages", 1, cut_off_ns=cut_off_ns)
@@ -75,16 +57,6 @@ def test_a_cut_off_lasts_so_long_and_no_attempt_lengthens_it() -> None:
     assert not judged.is_cut_off(cut_off_ns + 1)
     assert judged.admit(cut_off_ns + 1, 1, cut_off_ns + 1)
     assert judged.cut_offs == 1
-
-
-def test_refused_attempts_count_after_the_cut_off() -> None:
-    judged = ledger("messages", 1, cut_off_ns=PER_NS)
-    assert judged.admit(0, 1, 0)
-    assert not judged.admit(1, 1, 1)
-    assert not judged.admit(PER_NS, 1, PER_NS)
-
-    assert not judged.admit(PER_NS + 1, 1, PER_NS + 1)
-    assert judged.is_cut_off(2 * PER_NS)
 
 
 def test_the_newest_entries_are_kept_whole_and_all_are_counted() -> None:

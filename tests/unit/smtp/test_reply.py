@@ -55,12 +55,9 @@ def test_reply_is_taken_apart(octets: bytes, expected: Reply) -> None:
 @pytest.mark.parametrize(
     ("octets", "enhanced"),
     [
-        (b"550 4.2.1 contradicts its code\r\n", None),
-        (b"250 5.1.1 contradicts its code\r\n", None),
-        (b"354 2.0.0 has no class of its own\r\n", None),
-        (b"550 5.1.1000 too long\r\n", None),
-        (b"550 5.1 too short\r\n", None),
-        (b"550 5.1.1x\r\n", None),
+        *((b"550 4.2.1 contradicts its code\r\n", None), (b"250 5.1.1 contradicts its code\r\n", None)),
+        *((b"354 2.0.0 has no class of its own\r\n", None), (b"550 5.1.1000 too long\r\n", None)),
+        *((b"550 5.1 too short\r\n", None), (b"550 5.1.1x\r\n", None)),
         (b"452 4.5.3 too many\r\n", "4.5.3"),
         (b"550-5.7.26 first line\r\n550 5.1.1 second\r\n", "5.7.26"),
     ],

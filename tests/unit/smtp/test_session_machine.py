@@ -12,12 +12,9 @@ from relay.smtp import replies
 from relay.smtp.commands import SmtpVerb
 from relay.smtp.sasl import Credentials, PasswordCheck
 from relay.smtp.session_machine import (
-    FIXED,
-    TABLE,
     ServerTerms,
     SessionMachine,
     SessionState,
-    SessionStep,
     Then,
 )
 from tests.unit.smtp import session_page
@@ -153,13 +150,6 @@ def test_the_page_is_what_the_table_says() -> None:
     assert session_page.PATH.read_text() == session_page.page(), "run `make docs`"
 
 
-def test_the_table_has_a_row_and_an_action_for_each_command() -> None:
-    assert set(TABLE) == set(SmtpVerb) == set(EXPECTED) == set(VALID)
-    assert {len(row) for row in TABLE.values()} == {len(TAKING)}
-    allowed = {verb for verb, row in TABLE.items() if any(isinstance(cell, SessionState) for cell in row)}
-    assert sorted([*FIXED, *SessionMachine._ACTIONS]) == sorted(allowed)
-
-
 @pytest.mark.parametrize(("verb", "state"), list(itertools.product(SmtpVerb, TAKING)))
 def test_a_command_has_its_reply_and_its_state(verb: SmtpVerb, state: SessionState) -> None:
     session = machine(state)
@@ -177,49 +167,6 @@ def test_a_command_has_its_reply_and_its_state(verb: SmtpVerb, state: SessionSta
     )
     if reply[0] in "45":
         assert snapshot(session) == before
-
-
-@pytest.mark.parametrize(("verb", "state"), list(itertools.product([*SmtpVerb, "JUNK"], TAKING)))
-def test_a_server_that_stops_obeys_no_more_than_hello_and_quit(verb: str, state: SessionState) -> None:
-    session = machine(state)
-
-    step = session.take(VALID[SmtpVerb(verb)] if verb in VALID else b"JUNK", is_stopping=True)
-
-    if verb in ("HELO", "EHLO", "QUIT"):
-        assert (session.state, step.reply) == EXPECTED[verb][TAKING.index(state)]
-    else:
-        assert (session.state, step) == (
-            SessionState.OVER,
-            SessionStep(replies.CLOSING, Then.END, "shutdown"),
-        )
-        assert session.transaction is None
-        assert session.phase == (verb.lower() if verb in VALID else "unknown")
-
-
-@pytest.mark.parametrize(
-    ("verb", "state"), list(itertools.product(SmtpVerb, list(SessionState)[len(TAKING) :]))
-)
-def test_no_command_is_taken_where_something_else_is_due(verb: SmtpVerb, state: SessionState) -> None:
-    session = machine(state)
-
-    with pytest.raises(AssertionError, match=state.name):
-        session.take(VALID[verb])
-
-
-@pytest.mark.parametrize("state", [state for state in SessionState if state is not SessionState.EXCHANGE])
-def test_no_response_is_taken_where_none_is_due(state: SessionState) -> None:
-    with pytest.raises(AssertionError, match=state.name):
-        machine(state).respond(GOOD)
-
-
-@pytest.mark.parametrize("state", list(SessionState))
-def test_the_owner_tells_only_what_it_was_asked_for(state: SessionState) -> None:
-    if state is not SessionState.VERIFYING:
-        with pytest.raises(AssertionError, match=state.name):
-            machine(state).judged(PasswordCheck.RIGHT)
-    if state is not SessionState.SECURING:
-        with pytest.raises(AssertionError, match=state.name):
-            machine(state).secured()
 
 
 @pytest.mark.parametrize(
@@ -293,16 +240,6 @@ def test_a_password_is_asked_for_only_where_nobody_reads_it(
         assert told == (USERNAME if may_ask else replies.NEEDS_TLS)
 
 
-@pytest.mark.parametrize(("has_starttls", "is_tls"), list(itertools.product([False, True], repeat=2)))
-def test_tls_begins_once_and_where_it_is_offered(has_starttls: bool, is_tls: bool) -> None:
-    told = machine(has_starttls=has_starttls, is_tls=is_tls).take(b"STARTTLS").reply
-
-    if is_tls:
-        assert told == replies.TLS_ACTIVE
-    else:
-        assert told == (replies.TLS_READY if has_starttls else replies.TLS_NOT_OFFERED)
-
-
 def logged_in() -> SessionMachine:
     session = machine(SessionState.VERIFYING, is_trusted=False)
     assert session.judged(PasswordCheck.RIGHT).reply == replies.AUTHENTICATED
@@ -321,15 +258,6 @@ def test_under_tls_nothing_said_before_counts() -> None:
     assert session.take(b"AUTH LOGIN").reply == replies.NEEDS_EHLO
 
 
-def test_auth_needs_ehlo_also_in_a_transaction() -> None:
-    session = machine()
-    session.take(b"HELO x")
-    session.take(b"MAIL FROM:<a@b>")
-
-    assert session.take(b"AUTH LOGIN").reply == replies.NEEDS_EHLO
-    assert session.protocol == "SMTP"
-
-
 def test_who_logged_in_may_relay_and_not_log_in_again() -> None:
     session = logged_in()
 
@@ -338,36 +266,6 @@ def test_who_logged_in_may_relay_and_not_log_in_again() -> None:
     assert session.take(b"MAIL FROM:<a@b>").reply == replies.SENDER_OK
     assert session.take(b"AUTH LOGIN").reply == replies.AUTH_TWICE
     assert session.protocol == "ESMTPA"
-
-
-def test_the_third_wrong_password_ends_the_session() -> None:
-    session = machine()
-    session.take(b"EHLO x")
-    steps = []
-    for _ in range(3):
-        session.take(b"AUTH PLAIN " + GOOD)
-        steps.append(session.judged(PasswordCheck.WRONG))
-
-    assert [step.reply for step in steps] == [
-        *[replies.AUTH_FAILED] * 2,
-        replies.TOO_MANY_ATTEMPTS,
-    ]
-    assert (steps[-1].then, steps[-1].reason) == (Then.END, "errors")
-    assert session.state is SessionState.OVER
-    assert session.user is None
-
-
-def test_a_proof_that_was_not_looked_at_is_no_attempt() -> None:
-    session = machine()
-    session.take(b"EHLO x")
-    for _ in range(5):
-        session.take(b"AUTH PLAIN " + GOOD)
-        assert session.judged(PasswordCheck.LATER).reply == replies.AUTH_LATER
-
-    assert session.state is SessionState.READY
-    assert (session.user, session.named_user) == (None, "mjd")
-    session.take(b"NOOP")
-    assert session.named_user is None
 
 
 @pytest.mark.parametrize(
@@ -409,12 +307,6 @@ def test_a_proof_is_handed_over_and_not_shown() -> None:
     assert "sesame" not in repr(step)
 
 
-def test_two_mechanisms_are_named_as_ever() -> None:
-    session = machine(SessionState.READY, mechanisms=("PLAIN", "LOGIN"))
-
-    assert session.take(b"AUTH CRAM-MD5").reply == "504 5.5.4 Only PLAIN and LOGIN are known"
-
-
 def test_the_owner_refuses_what_it_cannot_take() -> None:
     owner = Refusing()
     session = machine(SessionState.READY, owner=owner)
@@ -428,32 +320,6 @@ def test_the_owner_refuses_what_it_cannot_take() -> None:
     assert session.state is SessionState.SENDER
 
 
-def test_a_fault_of_the_owner_changes_nothing() -> None:
-    owner = Refusing()
-    session = machine(SessionState.READY, owner=owner)
-    owner.sender = OSError("broken")
-    with pytest.raises(OSError, match="broken"):
-        session.take(b"MAIL FROM:<a@b>")
-
-    assert session.state is SessionState.READY
-    assert session.transaction is None
-    assert session.phase == "mail"
-
-
-@pytest.mark.parametrize("state", list(SessionState))
-def test_what_is_broken_off_leaves_a_session_that_takes_commands(state: SessionState) -> None:
-    session = machine(state)
-    session.go_on()
-
-    if state in TAKING or state is SessionState.OVER:
-        assert session.state is state
-    else:
-        assert session.state is (
-            SessionState.GREETED if state is SessionState.SECURING else SessionState.READY
-        )
-        assert session.transaction is None
-
-
 def test_a_recipient_is_taken_once_and_too_many_are_refused() -> None:
     session = machine(SessionState.SENDER)
     told = [session.take(b"RCPT TO:<%d@b>" % number).reply for number in (1, 2, 1, 3, 4, 3)]
@@ -462,43 +328,6 @@ def test_a_recipient_is_taken_once_and_too_many_are_refused() -> None:
     assert told == [ok, ok, ok, ok, many, ok]
     assert session.transaction is not None
     assert session.transaction.recipients == ["1@b", "2@b", "3@b"]
-
-
-def test_a_strict_server_counts_each_naming_and_wants_brackets() -> None:
-    session = machine(SessionState.READY, is_strict=True, has_starttls=False)
-
-    assert session.take(b"MAIL FROM: <a@b>").reply == replies.MAIL_SYNTAX
-    assert session.take(b"MAIL FROM:a@b").reply == replies.MAIL_SYNTAX
-    session.take(b"MAIL FROM:<a@b>")
-    assert session.take(b"RCPT TO: <a@b>").reply == replies.RCPT_SYNTAX
-    assert session.take(b"RCPT TO:a@b").reply == replies.RCPT_SYNTAX
-    told = [session.take(b"RCPT TO:<1@b>").reply for _ in range(4)]
-    assert told == [replies.RECIPIENT_OK] * 3 + [replies.TOO_MANY_RECIPIENTS]
-
-
-@pytest.mark.parametrize("verb", list(SmtpVerb))
-def test_a_strict_server_wants_tls_first_where_it_offers_it(verb: SmtpVerb) -> None:
-    told = machine(is_strict=True, is_private=False).take(VALID[verb]).reply
-
-    is_free = verb in {"EHLO", "HELO", "STARTTLS", "NOOP", "RSET", "QUIT"}
-    assert (told == replies.NEEDS_TLS_THEN_AUTH) != is_free
-
-
-def test_a_strict_server_wants_auth_before_it_looks_at_data() -> None:
-    session = machine(SessionState.READY, is_strict=True, has_starttls=False, is_trusted=False)
-
-    assert session.take(b"DATA").reply == replies.NEEDS_AUTH
-    assert machine(SessionState.READY, is_trusted=False).take(b"DATA").reply == replies.NEEDS_MAIL
-
-
-@pytest.mark.parametrize("verb", ["GET", "post", "CONNECT"])
-def test_a_browser_is_sent_away(verb: str) -> None:
-    session = machine(SessionState.RECIPIENTS)
-    step = session.take(verb.encode() + b" / HTTP/1.1")
-
-    assert step == (replies.NOT_SMTP, Then.END, "refused", None)
-    assert session.state is SessionState.OVER
-    assert session.phase == "unknown"
 
 
 LINES = st.one_of(
@@ -556,13 +385,3 @@ def test_dsn_parameters_are_kept_with_their_recipients() -> None:
     assert session.transaction.recipients == ["c@d", "e@f"]
     both = RecipientRequest(Notify.SUCCESS | Notify.DELAY, "rfc822;c@d")
     assert session.transaction.dsn == DsnRequest(Ret.HDRS, "x+2By", (both, RecipientRequest()))
-
-
-@pytest.mark.parametrize("hello", [b"HELO x", b"EHLO x"])
-def test_dsn_parameters_that_were_not_announced_are_unknown(hello: bytes) -> None:
-    session = asking_machine(has_dsn=hello == b"HELO x")
-    assert "DSN" not in session.take(hello).reply
-
-    assert session.take(b"MAIL FROM:<a@b> RET=HDRS").reply == replies.UNKNOWN_PARAMETER
-    assert session.take(b"MAIL FROM:<a@b>").reply == replies.SENDER_OK
-    assert session.take(b"RCPT TO:<c@d> NOTIFY=NEVER").reply == replies.UNKNOWN_PARAMETER

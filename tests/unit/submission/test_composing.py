@@ -51,18 +51,6 @@ def test_bcc_goes_and_counts_only_where_the_header_is_asked() -> None:
     assert without.content == with_header.content == WHOLE + b"To: a@b.test\r\n\r\n"
 
 
-def test_a_resent_message_goes_to_those_it_is_resent_to() -> None:
-    text = WHOLE + b"To: a@b.test\nResent-To: c@d.test\nResent-Bcc: e@f.test\n\n"
-
-    assert compose(text, takes_header=True).recipients == ("c@d.test", "e@f.test")
-
-
-def test_a_name_cannot_add_a_field() -> None:
-    author = replace(AUTHOR, full_name="A\r\nBcc: x@y.test")
-
-    assert b"\r\nBcc" not in compose(b"\n", "a@b.test", author=author).content
-
-
 @pytest.mark.parametrize(
     ("sender", "path"), [(None, "me@host.test"), ("", ""), ("<>", ""), ("x", "x@host.test")]
 )

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.listener.ports import Observer
@@ -34,7 +34,6 @@ happenings = st.lists(
 )
 
 
-@settings(max_examples=60)
 @given(happenings)
 def test_counts_that_come_in_deltas_are_the_counts_that_were_made(did: list[tuple[str | int, ...]]) -> None:
     child, parent, oracle = (ListenerCounts([HERE, THERE]) for _ in range(3))

@@ -8,14 +8,13 @@ from dataclasses import replace
 
 import pytest
 from prometheus_client import generate_latest
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 
 from relay.clock import SECOND_NS
 from relay.smtp.reply import Phase, Reply
 from relay.spool.interface import Totals
 from relay.status.collector import collect
-from relay.status.snapshot import LaneStatus, Snapshot, UpstreamState
+from relay.status.snapshot import LaneStatus, Snapshot
 from relay.telemetry.events import Delays, Events
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metric_table import METRICS
@@ -23,7 +22,7 @@ from relay.telemetry.metrics import Metrics
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import START_WALL_NS, FakeClock
-from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream, routes
+from tests.fakes.snapshots import AT_NS, a_snapshot, routes
 from tests.proofs.peers.demand import demand, missing_program
 
 LISTENER = "127.0.0.1:2525"
@@ -93,17 +92,6 @@ def test_promtool_finds_nothing_to_complain_of(world: World) -> None:
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
-def test_openmetrics_can_be_asked_for_too(world: World) -> None:
-    encode, content_type = choose_encoder("application/openmetrics-text")
-
-    assert content_type.startswith("application/openmetrics-text")
-    assert encode(world.metrics.registry).endswith(b"# EOF\n")
-
-
-def test_nothing_has_a_created_twin(world: World) -> None:
-    assert "_created" not in world.scrape()
-
-
 def test_each_recipient_counts_once_and_a_shared_reply_once(world: World) -> None:
     dot = reply(250, "ok")
     outcome = Outcome(
@@ -125,25 +113,6 @@ def test_each_recipient_counts_once_and_a_shared_reply_once(world: World) -> Non
     assert world.value("relay_attempt_duration_seconds_sum", upstream="isp") == 2
     last = world.value("relay_upstream_last_relayed_timestamp_seconds", upstream="isp")
     assert last == START_WALL_NS / SECOND_NS
-
-
-def test_a_lost_reply_is_ambiguous_and_has_no_code(world: World) -> None:
-    world.metrics.attempted("isp", Outcome((answer(Verdict.DEFER, Phase.EOD, None),), is_ambiguous=True), 1)
-
-    assert world.value("relay_attempts_ambiguous_total", upstream="isp") == 1
-    assert world.value("relay_upstream_replies_total", upstream="isp", phase="eod", code="none") == 1
-    assert world.value("relay_upstream_last_relayed_timestamp_seconds", upstream="isp") == 0
-
-
-def test_a_refusal_about_us_counts_its_reply_once(world: World) -> None:
-    refusal = answer(Verdict.PAUSE, Phase.MAIL, reply(421))
-    world.metrics.attempted("isp", Outcome((refusal, refusal), pause=refusal), 1)
-    world.metrics.connect_failed("isp", answer(Verdict.PAUSE, Phase.AUTH, reply(535)))
-
-    assert world.value("relay_attempt_recipients_total", upstream="isp", result="paused") == 2
-    assert world.value("relay_upstream_replies_total", upstream="isp", phase="mail", code="421") == 1
-    assert world.value("relay_upstream_replies_total", upstream="isp", phase="auth", code="535") == 1
-    assert world.value("relay_upstream_connects_total", upstream="isp", result="failed") == 1
 
 
 def test_each_call_counts_where_it_says(world: World) -> None:
@@ -205,18 +174,6 @@ def test_the_snapshot_is_what_a_scrape_shows(world: World) -> None:
     assert 49 * 60 < eta <= 50 * 60
 
 
-def test_refused_mail_and_the_clock_are_what_a_scrape_shows(world: World) -> None:
-    assert world.value("relay_refusing_mail") == 0
-    assert world.value("relay_clock_timestamp_seconds") == AT_NS / SECOND_NS
-    assert world.value("relay_clock_steps_total") == 0
-
-    world.shown = a_snapshot(refusing_because="no room on the disk")
-    world.metrics.clock_stepped()
-
-    assert world.value("relay_refusing_mail") == 1
-    assert world.value("relay_clock_steps_total") == 1
-
-
 def test_what_waits_is_counted_by_lane(world: World) -> None:
     assert world.value("relay_lane_waiting_messages", lane="default") == 400
 
@@ -231,22 +188,6 @@ def test_what_waits_is_counted_by_lane(world: World) -> None:
     assert world.value("relay_lane_patience_seconds", lane="default") == math.inf
 
 
-def test_a_certificate_is_told_by_its_end(world: World) -> None:
-    name = "relay_smtpd_certificate_end_timestamp_seconds"
-
-    assert world.value(name, listener=LISTENER) == AT_NS / SECOND_NS + 90 * 86_400
-    for whose, days in (("", 60), ("client_", 30)):
-        name = f"relay_upstream_{whose}certificate_end_timestamp_seconds"
-        assert world.value(name, upstream="isp") == AT_NS / SECOND_NS + days * 86_400
-
-
-def test_what_nobody_can_tell_is_infinite(world: World) -> None:
-    world.shown = a_snapshot(upstream=an_upstream(state=UpstreamState.STOPPED))
-
-    assert world.value("relay_queue_drain_eta_seconds", upstream="isp") == math.inf
-    assert world.value("relay_upstream_paused_until_timestamp_seconds", upstream="isp") == math.inf
-
-
 def test_a_scrape_outlives_a_snapshot_that_fails(world: World) -> None:
     world.shown = RuntimeError("no snapshot")
 
@@ -256,13 +197,6 @@ def test_a_scrape_outlives_a_snapshot_that_fails(world: World) -> None:
     assert "relay_collector_duration_seconds 0.0" in second
     assert world.value("relay_collector_errors_total") == 2
     assert "RuntimeError: no snapshot" in world.log.getvalue()
-
-
-def test_log_lines_that_were_lost_are_counted(world: World) -> None:
-    world.log.close()
-    world.events.stopped(queued=0)
-
-    assert world.value("relay_log_lost_lines_total") == 1
 
 
 def test_a_listener_process_counts_as_if_it_were_here(world: World) -> None:
@@ -287,9 +221,3 @@ def test_a_listener_process_counts_as_if_it_were_here(world: World) -> None:
     assert world.value(f"{name}_bucket", listener=LISTENER, le="0.005") == 2
     assert world.value(f"{name}_bucket", listener=LISTENER, le="+Inf") == 2
     assert world.value(f"{name}_sum", listener=LISTENER) == pytest.approx(0.006)
-
-
-def test_the_most_that_a_limit_held_is_told_beside_what_it_holds(world: World) -> None:
-    world.shown = a_snapshot(upstream=an_upstream(limits=(replace(a_limit(used=3), most=8),)))
-
-    assert world.value("relay_limit_most_used_slots", upstream="isp", limit="8 messages per 60s") == 8

@@ -2,12 +2,7 @@
 
 import asyncio
 import io
-import signal
-import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +17,6 @@ from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Message, Status
 from relay.status.filters import USAGE_KEYS
-from relay.telemetry import outcomes
 from relay.telemetry.events import Delays, Events, Via
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.outcomes import (
@@ -161,31 +155,6 @@ async def test_what_ended_is_kept_with_its_reply_and_what_did_not_is_not(tmp_pat
     assert hearing.events.lines_lost == 0
 
 
-@pytest.mark.parametrize(
-    "text", ["report 1", "4x1", "<1@HERE.example>", "B@X.example 4X1", "0000000000000001"]
-)
-async def test_it_is_found_by_each_of_its_names(tmp_path: Path, text: str) -> None:
-    hearing = Hearing(tmp_path)
-    hearing.end("b@x.example")
-    hearing.end("c@y.example", message=a_message(2, sender="else@here.example"))
-    await hearing.write()
-
-    assert [each.recipient for each in hearing.found(text)] == ["b@x.example"]
-
-
-async def test_it_is_written_without_a_stop(tmp_path: Path) -> None:
-    hearing = Hearing(tmp_path)
-    hearing.store.start()
-    hearing.end("b@x.example")
-
-    await hearing.until(hearing.found)
-    hearing.end("c@x.example")
-    await hearing.until(lambda: len(hearing.found()) == 2)
-
-    await hearing.store.close()
-    await hearing.store.close()
-
-
 async def test_switched_off_it_keeps_nothing_and_removes_what_was_kept(tmp_path: Path) -> None:
     hearing = Hearing(tmp_path)
     hearing.store.start()
@@ -242,79 +211,6 @@ async def test_a_damaged_database_is_told_of_once_and_begun_anew(tmp_path: Path,
 
     assert hearing.recipients() == ["c@x.example", "b@x.example"]
     assert hearing.said.count("what became of messages is not kept") == 1
-
-
-async def test_a_database_of_another_version_is_begun_anew(tmp_path: Path) -> None:
-    hearing = Hearing(tmp_path)
-    hearing.folder.mkdir()
-    with closing(sqlite3.connect(hearing.folder / "outcomes")) as database:
-        database.execute("CREATE TABLE outcome (at_ns, something)")
-    hearing.end("b@x.example")
-    await hearing.write()
-
-    assert hearing.recipients() == ["b@x.example"]
-
-
-async def test_what_cannot_be_written_is_told_of_once(tmp_path: Path) -> None:
-    hearing = Hearing(tmp_path)
-    hearing.folder.write_text("no folder")
-    hearing.store.start()
-    hearing.end("b@x.example")
-    await hearing.until(lambda: "outcomes dropped: 1" in hearing.said)
-    hearing.end("c@x.example")
-    await hearing.store.close()
-
-    assert hearing.said.count("what became of messages is not kept for `relay find`") == 1
-
-
-async def test_what_comes_behind_what_was_not_written_is_kept(tmp_path: Path) -> None:
-    hearing = Hearing(tmp_path)
-    hearing.folder.write_text("no folder")
-    hearing.store.start()
-    hearing.end("b@x.example")
-    await hearing.until(lambda: "outcomes dropped: 1" in hearing.said)
-    hearing.folder.unlink()
-    hearing.end("c@x.example")
-    await hearing.store.close()
-
-    assert hearing.recipients() == ["c@x.example"]
-
-
-async def test_a_disk_that_does_not_answer_fills_no_memory(tmp_path: Path) -> None:
-    hearing = Hearing(tmp_path, RecentSettings())
-    for number in range(outcomes.MOST_HEARD + 5):
-        hearing.end(f"{number}@x.example")
-    await hearing.write()
-
-    assert hearing.recipients()[0] == f"{outcomes.MOST_HEARD - 1}@x.example"
-    assert "the disk is too slow; outcomes dropped: 5" in hearing.said
-
-
-KILLED = """
-import asyncio, os, signal, sys
-from pathlib import Path
-from tests.unit.telemetry.test_outcomes import Hearing
-
-async def main():
-    hearing = Hearing(Path(sys.argv[1]))
-    hearing.store.start()
-    hearing.end("b@x.example")
-    await hearing.until(hearing.found)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-asyncio.run(main())
-"""
-
-
-async def test_a_kill_loses_nothing_that_was_written(tmp_path: Path) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)  # noqa: ASYNC221 - it kills itself
-    assert killed.returncode == -signal.SIGKILL
-
-    hearing = Hearing(tmp_path)
-    assert hearing.recipients() == ["b@x.example"]
-    hearing.end("c@x.example")
-    await hearing.write()
-    assert hearing.recipients() == ["c@x.example", "b@x.example"]
 
 
 async def test_usage_is_what_an_upstream_took_by_sender_client_and_lane(tmp_path: Path) -> None:

@@ -36,19 +36,6 @@ def make_certificates(folder: Path) -> Certificates:
     )
 
 
-def without_key_identifiers(folder: Path) -> tuple[Path, Path]:
-    """Return an authority as many private ones are, and what it signed for localhost."""
-    ca, bare = (
-        folder / "ca.pem",
-        ("-addext", "subjectKeyIdentifier=none", "-addext", "authorityKeyIdentifier=none"),
-    )
-    _openssl(
-        "req", "-x509", *_NEW_KEY, "-keyout", folder / "ca.key", "-out", ca, "-days", "30",
-        "-subj", "/CN=Old CA", *bare,
-    )  # fmt: skip
-    return ca, _signed(folder, "right", "DNS:localhost\nauthorityKeyIdentifier=none", ca=ca)
-
-
 def server_context(pem: Path) -> ssl.SSLContext:
     """Return the context of a server that shows this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

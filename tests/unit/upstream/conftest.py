@@ -34,6 +34,13 @@ def pytest_asyncio_loop_factories(
     return loops
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave uvloop to make test-all: what differs between the loops differs seldom."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and "uvloop" in item.name:
+            item.add_marker(pytest.mark.full)
+
+
 @pytest.fixture(autouse=True)
 def _offers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the smarthost not offer PIPELINING where commands are to be sent in turn."""

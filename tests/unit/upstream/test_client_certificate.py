@@ -1,10 +1,7 @@
 """The certificate that an upstream is shown, and the address that connections come from."""
 
-import asyncio
 import hashlib
-import socket
 import ssl
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -76,18 +73,6 @@ async def test_two_certificates_are_never_mixed_up(certificates: Certificates, p
     ]
 
 
-async def test_the_end_of_the_upstreams_certificate_is_known(certificates: Certificates) -> None:
-    certificates.right.chmod(0o600)
-    theirs = read_key_pair(certificates.right, None)
-    async with (
-        Smarthost(tls=server_context(certificates.right)) as host,
-        connected(showing(host, Tls.STARTTLS, certificates, None)) as connection,
-    ):
-        assert connection.certificate_ends_at_ns == theirs.ends_at_ns
-    async with Smarthost() as host, connected(account(host)) as connection:
-        assert connection.certificate_ends_at_ns is None
-
-
 async def test_a_certificate_logs_in_where_that_is_asked_for(
     certificates: Certificates, pair: KeyPair
 ) -> None:
@@ -112,51 +97,6 @@ async def test_an_upstream_without_external_is_told_of(certificates: Certificate
         )  # fmt: skip
         with pytest.raises(UpstreamUnavailable, match=r"no usable mechanism.*CRAM-MD5"):
             await open_connection(opened, SystemClock())
-
-
-async def test_connections_come_from_the_policys_address() -> None:
-    steps = []
-    async with Smarthost() as host:
-        opened = replace(account(host), source_address="127.0.0.7")
-        connection = await open_connection(opened, SystemClock(), None, lambda *step: steps.append(step))
-        (session,) = host.sessions
-        assert session.writer is not None
-        assert session.writer.get_extra_info("peername")[0] == "127.0.0.7"
-        connection.abort()
-
-    assert ("connect", f"127.0.0.1[127.0.0.1]:{host.port} from 127.0.0.7") in steps
-
-
-async def test_an_address_that_this_host_lacks_is_said() -> None:
-    async with Smarthost() as host:
-        with pytest.raises(UpstreamUnavailable) as caught:
-            await open_connection(replace(account(host), source_address="192.0.2.1"), SystemClock())
-
-    assert caught.value.answer.verdict is Verdict.PAUSE
-    assert "source_address 192.0.2.1: this host has no such address" in caught.value.answer.text
-
-
-async def test_only_addresses_of_its_family_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Smarthost() as host:
-        loop = asyncio.get_running_loop()
-
-        async def answer(*_: object, **__: object) -> Sequence[tuple[object, ...]]:
-            v6 = (socket.AF_INET6, 1, 6, "", ("::1", host.port, 0, 0))
-            return [v6, (socket.AF_INET, 1, 6, "", ("127.0.0.1", host.port))]
-
-        monkeypatch.setattr(loop, "getaddrinfo", answer)
-        opened = replace(account(host, name="two.example"), source_address="127.0.0.7")
-        async with connected(opened) as connection:
-            assert "[127.0.0.1]" in connection.name
-
-
-async def test_a_name_without_an_address_of_its_family_is_said() -> None:
-    async with Smarthost() as host:
-        with pytest.raises(UpstreamUnavailable) as caught:
-            await open_connection(replace(account(host), source_address="::1"), SystemClock())
-
-    assert "source_address ::1 is IPv6: the name has no IPv6 address" in caught.value.answer.text
-    assert caught.value.answer.verdict is Verdict.PAUSE
 
 
 def test_no_key_is_shown(pair: KeyPair) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -37,11 +36,6 @@ async def test_a_connection_knows_what_it_is() -> None:
         assert host.commands == ["EHLO client.example"]
 
 
-async def test_an_upstream_that_names_no_limit_has_none() -> None:
-    async with Smarthost() as host, connected(account(host)) as connection:
-        assert connection.max_recipients is None
-
-
 async def test_nobody_listening() -> None:
     async with Smarthost() as host:
         pass
@@ -50,41 +44,6 @@ async def test_nobody_listening() -> None:
 
     assert (verdict, phase) == (Verdict.PAUSE, Phase.CONNECT)
     assert "refused" in text.lower()
-
-
-async def test_a_name_without_address() -> None:
-    verdict, phase, text = await failure(Account("no-such-host.invalid", 25, Tls.NONE, "me.example"))
-
-    assert (verdict, phase) == (Verdict.PAUSE, Phase.CONNECT)
-    assert "looked up" in text
-
-
-async def test_a_host_that_never_answers_the_connection() -> None:
-    # A full backlog: the kernel drops what would be the third step of the handshake.
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(0)
-        port = listening.getsockname()[1]
-        crowd = [socket.socket() for _ in range(4)]
-        for each in crowd:
-            each.setblocking(False)
-            each.connect_ex(("127.0.0.1", port))
-
-        found = await failure(Account("127.0.0.1", port, Tls.NONE, "me.example"), Timeouts(connect_s=SOON_S))
-
-        for each in crowd:
-            each.close()
-
-    assert found[:2] == (Verdict.PAUSE, Phase.CONNECT)
-    assert "no answer" in found[2]
-
-
-async def test_a_missing_ca_file_is_said(tmp_path: Path) -> None:
-    async with Smarthost() as host:
-        found = await failure(account(host, tls=Tls.STARTTLS, ca_file=tmp_path / "none.pem"))
-
-    assert found[:2] == (Verdict.PAUSE, Phase.CONNECT)
-    assert "No such file" in found[2]
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop's cannot be told what a name means
@@ -128,26 +87,6 @@ async def test_one_opening_is_one_connection_by_the_upstreams_count(
     assert seen == ["127.0.0.9"]
 
 
-@pytest.mark.parametrize(
-    ("script", "phase"),
-    [
-        (Script(connect="554 5.7.1 listed"), Phase.CONNECT),
-        (Script(connect="421 4.3.2 busy"), Phase.CONNECT),
-        (Script(connect="250 not a greeting"), Phase.CONNECT),
-        (Script(ehlo="550 5.7.1 no"), Phase.EHLO),
-        (Script(ehlo="421 4.7.0 too many connections"), Phase.EHLO),
-        (Script(ehlo="451 4.3.0 later"), Phase.EHLO),
-        (Script(ehlo="220 a second greeting"), Phase.EHLO),
-    ],
-)
-async def test_a_refusal_is_shown_as_it_was_said(script: Script, phase: Phase) -> None:
-    said = script.connect or script.ehlo
-    async with Smarthost(script) as host:
-        found = await failure(account(host, user="u", password="p"))
-
-    assert found == (Verdict.PAUSE, phase, said)
-
-
 async def test_helo_does_where_nothing_of_ehlo_is_needed() -> None:
     async with Smarthost(Script(ehlo="502 5.5.1 what?")) as host:
         async with connected(account(host)) as connection:
@@ -161,17 +100,6 @@ async def test_helo_does_where_nothing_of_ehlo_is_needed() -> None:
         ]
         assert {answer.verdict for answer in outcome.answers} == {Verdict.RELAYED}
         assert refusal is not None
-
-
-async def test_helo_refused_too() -> None:
-    async with Smarthost(Script(ehlo="502 5.5.1 what?", helo="550 5.7.1 no")) as host:
-        assert await failure(account(host)) == (Verdict.PAUSE, Phase.EHLO, "550 5.7.1 no")
-
-
-async def test_helo_does_not_do_where_a_login_is_needed() -> None:
-    async with Smarthost(Script(ehlo="502 5.5.1 what?"), accounts={"u": "p"}) as host:
-        assert (await failure(account(host, user="u", password="p")))[1] is Phase.EHLO
-        assert host.commands == ["EHLO client.example"]
 
 
 async def test_no_password_leaves_this_host_in_the_clear() -> None:
@@ -206,38 +134,6 @@ async def test_close_ends_whatever_the_host_says(turn: Turn) -> None:
         await host.until(lambda: not host.sessions[0].is_open)
 
         assert not connection.is_usable
-
-
-async def test_a_cancelled_close_closes_all_the_same() -> None:
-    async with Smarthost(Script(quit=SILENCE)) as host:
-        connection = await open_connection(account(host), SystemClock())
-        closing = asyncio.create_task(connection.close())
-        await host.until(lambda: host.commands[-1] == "QUIT")
-        closing.cancel()
-
-        with pytest.raises(asyncio.CancelledError):
-            await closing
-        await host.until(lambda: not host.sessions[0].is_open)
-
-
-async def test_abort_says_nothing() -> None:
-    async with Smarthost() as host:
-        connection = await open_connection(account(host), SystemClock())
-        connection.abort()
-        await host.until(lambda: not host.sessions[0].is_open)
-
-        assert host.commands == ["EHLO client.example"]
-
-
-async def test_a_cancelled_opening_leaves_no_connection() -> None:
-    async with Smarthost(Script(ehlo=SILENCE)) as host:
-        opening = asyncio.create_task(open_connection(account(host), SystemClock()))
-        await host.until(lambda: host.commands)
-        opening.cancel()
-
-        with pytest.raises(asyncio.CancelledError):
-            await opening
-        await host.until(lambda: not host.sessions[0].is_open)
 
 
 async def test_a_connection_is_used_up_after_the_announced_transactions() -> None:

@@ -129,26 +129,3 @@ async def test_content_that_is_not_lines_is_not_relayed(chunks: list[bytes]) -> 
 
         assert not host.transactions
         assert not connection.is_usable
-
-
-async def test_content_refused_early_is_read_no_further_and_closed() -> None:
-    is_closed, asked = False, 0
-
-    async def content() -> AsyncIterator[bytes]:
-        nonlocal is_closed, asked
-        try:
-            for _ in range(100):
-                asked += 1
-                yield LINE * 2000
-        finally:
-            is_closed = True
-
-    script = Script(content=During(1000, ["552 5.3.4 too big", DEAF]))
-    async with Smarthost(script) as host, connected(account(host)) as connection:
-        shape = Shape(len(LINE) * 200_000, eight_bit=False, smtputf8=False)
-        outcome = await connection.transact(Transaction(SENDER, RECIPIENTS, shape, content))
-
-        assert verdicts(outcome) == [DEFER] * 3
-        assert all(answer.is_unproven for answer in outcome.answers)
-        assert is_closed
-        assert asked < 100

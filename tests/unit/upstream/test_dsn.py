@@ -55,14 +55,6 @@ async def test_nothing_goes_along_elsewhere() -> None:
     assert not any(word in line for line in named(host) for word in ("RET", "ENVID", "NOTIFY", "ORCPT"))
 
 
-async def test_without_smtputf8_an_original_recipient_goes_in_ascii() -> None:
-    asked = DsnRequest(recipients=(RecipientRequest(None, "utf-8;\u00e9@b"),) * 3)
-    async with Smarthost(extensions=AT_ONCE) as host:
-        await sent(host, asked)
-
-    assert named(host)[1].endswith(r" ORCPT=utf-8;\x{E9}@b")
-
-
 @pytest.mark.parametrize("reply", ["555 5.5.4 what?", "501 syntax", "501 5.5.2 what?", "504 5.5.4 no"])
 @pytest.mark.parametrize("extensions", [IN_TURN, AT_ONCE])
 async def test_a_refused_parameter_of_mail_refuses_nobody(extensions: tuple[str, ...], reply: str) -> None:
@@ -86,17 +78,6 @@ async def test_a_refused_parameter_of_rcpt_refuses_nobody(extensions: tuple[str,
     assert tuple(host.transactions[0].recipients) == RECIPIENTS[1:]
 
 
-@pytest.mark.parametrize("extensions", [IN_TURN, AT_ONCE])
-async def test_parameters_refused_of_all_recipients_refuse_nobody(extensions: tuple[str, ...]) -> None:
-    asked = DsnRequest(recipients=(RecipientRequest(Notify.SUCCESS),) * 3)
-    async with Smarthost(Script(rcpt=lambda _: "555 5.5.4 no"), extensions=extensions) as host:
-        outcome = await sent(host, asked)
-
-    assert outcome.is_dsn_refused
-    assert {(answer.verdict, answer.phase) for answer in outcome.answers} == {(Verdict.LATER, Phase.MAIL)}
-    assert not host.transactions
-
-
 @pytest.mark.parametrize(
     "reply", ["550 5.1.1 who?", "501 5.1.3 bad address", "553 5.5.4 no", "555 5.1.3 bad address"]
 )
@@ -107,23 +88,3 @@ async def test_another_refusal_counts_as_ever(reply: str) -> None:
 
     assert not outcome.is_dsn_refused
     assert verdicts(outcome) == [Verdict.BOUNCE, Verdict.RELAYED, Verdict.RELAYED]
-
-
-async def test_a_recipient_without_parameters_is_refused_as_ever() -> None:
-    script = Script(rcpt=lambda argument: "555 5.5.4 no" if "b@" in argument else "250 ok")
-    async with Smarthost(script, extensions=AT_ONCE) as host:
-        outcome = await sent(host)
-
-    assert not outcome.is_dsn_refused
-    assert verdicts(outcome) == [Verdict.RELAYED, Verdict.BOUNCE, Verdict.RELAYED]
-
-
-@pytest.mark.parametrize("quoted", ["hourly quota exceeded", "hourly+20quota+20exceeded"])
-async def test_an_upstream_that_quotes_a_parameter_does_not_mean_it(quoted: str) -> None:
-    asked = DsnRequest(None, "x", (RecipientRequest(None, "x;hourly+20quota+20exceeded"),) * 3)
-    script = Script(rcpt=lambda argument: f"550 5.1.1 <{quoted}> unknown" if "a@" in argument else "250 ok")
-    async with Smarthost(script, extensions=AT_ONCE) as host:
-        outcome = await sent(host, asked)
-
-    assert outcome.answers[0].verdict is Verdict.BOUNCE
-    assert outcome.pause is None

@@ -96,20 +96,17 @@ async def test_a_refusal_that_is_the_last_word_waits_to_be_said_again(
         await gone_or_spoken(connection)
 
 
-@pytest.mark.parametrize("phase", IN_TRANSACTION)
-@table(AN_END)
-async def test_an_end_without_a_whole_reply_decides_nothing(phase: str, turn: Turn) -> None:
-    await assert_nothing_is_decided(phase, turn)
+OTHERS = {f"{phase} {said}": (phase, said) for phase, said in (
+    *(("mail", "354 go"), ("mail", "251 ok"), ("rcpt", "354 go"), ("data", "250 ok"), ("data", "251 ok")),
+    *(("eod", "251 ok"), ("eod", "354 go")),
+)}  # fmt: skip
+"""What is due to another command."""
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio", "asyncio, in turn"])
 @pytest.mark.parametrize("phase", IN_TRANSACTION)
-@table(GARBAGE | MEANINGLESS)
-async def test_what_is_no_proper_reply_decides_nothing(phase: str, turn: Turn) -> None:
-    await assert_nothing_is_decided(phase, turn)
-
-
-async def assert_nothing_is_decided(phase: str, turn: Turn) -> None:
+@table(AN_END | GARBAGE | MEANINGLESS)
+async def test_what_is_no_whole_and_proper_reply_decides_nothing(phase: str, turn: Turn) -> None:
     async with Smarthost(at(phase, turn)) as host, connected(account(host)) as connection:
         outcome = await attempt(connection, host)
 
@@ -135,18 +132,7 @@ async def test_an_upstream_that_hangs_is_left_in_time(phase: str) -> None:
         assert not connection.is_usable
 
 
-@pytest.mark.parametrize(
-    ("phase", "said"),
-    [
-        ("mail", "354 go"),
-        ("mail", "251 ok"),
-        ("rcpt", "354 go"),
-        ("data", "250 ok"),
-        ("data", "251 ok"),
-        ("eod", "251 ok"),
-        ("eod", "354 go"),
-    ],
-)
+@pytest.mark.parametrize(("phase", "said"), OTHERS.values(), ids=OTHERS)
 async def test_the_reply_to_another_command_decides_nothing(phase: str, said: str) -> None:
     async with Smarthost(at(phase, said)) as host, connected(account(host)) as connection:
         outcome = await attempt(connection, host)

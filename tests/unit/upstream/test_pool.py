@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from relay.upstream.connection import UpstreamUnavailable
 from tests.fakes.smarthost import PATIENCE_S
-from tests.unit.upstream.lines import HOUR_NS, Exchange, HandClock, Line, caps, make, opened, settle
+from tests.unit.upstream.lines import Exchange, HandClock, Line, caps, make, opened, settle
 
 
 async def test_an_idle_connection_is_used_again_the_last_one_first() -> None:
@@ -22,88 +21,6 @@ async def test_an_idle_connection_is_used_again_the_last_one_first() -> None:
     assert pool.try_acquire() is first
     assert pool.try_acquire() is None
     assert len(exchange.lines) == 2
-    await pool.close()
-
-
-async def test_no_more_are_opened_than_the_cap_allows() -> None:
-    pool, exchange, _ = make(caps(connections=2))
-    waiting = [asyncio.create_task(pool.acquire()) for _ in range(5)]
-    await settle()
-
-    assert exchange.pending == 2
-    exchange.grant()
-    exchange.grant()
-    await settle()
-    assert [task.done() for task in waiting] == [True, True, False, False, False]
-    pool.release(waiting[0].result())
-    await settle()
-    assert waiting[2].result() is waiting[0].result()
-    for task in waiting[3:]:
-        task.cancel()
-    await pool.close()
-
-
-async def test_a_released_connection_serves_a_waiter_while_another_opens() -> None:
-    pool, exchange, _ = make(caps())
-    first = await opened(pool, exchange)
-    waiting = asyncio.create_task(pool.acquire())
-    await settle()
-    assert exchange.pending == 1
-    pool.release(first)
-    await settle()
-
-    assert waiting.result() is first
-    exchange.grant()
-    await settle()
-    assert pool.idle == 1
-    await pool.close()
-
-
-async def test_who_waits_is_told_when_the_last_opening_fails() -> None:
-    pool, exchange, _ = make(caps())
-    waiting = [asyncio.create_task(pool.acquire()) for _ in range(3)]
-    await settle()
-    exchange.refuse("first")
-    await settle()
-    assert not any(task.done() for task in waiting)  # the other may still come
-    exchange.refuse("second")
-    await settle()
-
-    for task in waiting:
-        with pytest.raises(UpstreamUnavailable, match="second"):
-            await task
-    assert len(exchange.asked) == 2
-    await pool.close()
-
-
-async def test_a_failed_opening_is_told_while_another_connection_is_used() -> None:
-    pool, exchange, _ = make(caps())
-    first = await opened(pool, exchange)
-    waiting = asyncio.create_task(pool.acquire())
-    await settle()
-    exchange.refuse()
-    await settle()
-    with pytest.raises(UpstreamUnavailable):
-        await waiting
-    assert exchange.pending == 0  # it is not asked again at once
-    pool.release(first)
-
-    assert pool.try_acquire() is first
-    await pool.close()
-
-
-async def test_a_discarded_connection_makes_room_for_another() -> None:
-    pool, exchange, _ = make(caps(connections=1))
-    first = await opened(pool, exchange)
-    waiting = asyncio.create_task(pool.acquire())
-    await settle()
-    assert exchange.pending == 0
-    pool.discard(first)
-    await settle()
-    exchange.grant()
-
-    assert await waiting is not first
-    assert first.is_aborted
     await pool.close()
 
 
@@ -173,17 +90,6 @@ async def test_an_idle_connection_is_let_go_after_its_time() -> None:
     await pool.close()
 
 
-async def test_an_idle_connection_is_not_handed_out_after_its_time() -> None:
-    pool, exchange, clock = make(caps(idle_ns=HOUR_NS))
-    line = await opened(pool, exchange)
-    pool.release(line)
-    clock.now_ns += HOUR_NS
-
-    assert pool.try_acquire() is None
-    await pool.close()
-    assert line.is_gone
-
-
 async def test_a_new_opener_ends_the_connections_of_the_old_one() -> None:
     pool, exchange, clock = make(caps(connections=3))
     busy, idle = await opened(pool, exchange), await opened(pool, exchange)
@@ -212,20 +118,6 @@ async def test_a_new_opener_ends_the_connections_of_the_old_one() -> None:
     await pool.close()
 
 
-async def test_a_failure_of_the_old_opener_is_nobodys_failure() -> None:
-    pool, exchange, clock = make(caps())
-    waiting = asyncio.create_task(pool.acquire())
-    await settle()
-    later = Exchange(clock, "new")
-    pool.reconfigure(**caps(), opener=later.open)
-    exchange.refuse()
-    await settle()
-    later.grant()
-
-    assert (await waiting).of == "new"
-    await pool.close()
-
-
 async def test_a_lower_cap_closes_what_is_too_many() -> None:
     pool, exchange, _ = make(caps(connections=3))
     lines = [await opened(pool, exchange) for _ in range(3)]
@@ -240,59 +132,3 @@ async def test_a_lower_cap_closes_what_is_too_many() -> None:
 
     assert pool.try_acquire() is lines[2]
     await pool.close()
-
-
-async def test_a_higher_cap_serves_who_waits() -> None:
-    pool, exchange, _ = make(caps(connections=1))
-    await opened(pool, exchange)
-    waiting = asyncio.create_task(pool.acquire())
-    await settle()
-    pool.reconfigure(**caps())
-    await settle()
-    exchange.grant()
-
-    assert await waiting is exchange.lines[1]
-    await pool.close()
-
-
-async def test_a_cancelled_wait_leaves_the_connection_to_others() -> None:
-    pool, exchange, _ = make(caps(connections=1))
-    line = await opened(pool, exchange)
-    waiting = asyncio.create_task(pool.acquire())
-    await settle()
-    pool.release(line)  # given to who waits, who does not yet know
-    waiting.cancel()
-
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert pool.try_acquire() is line
-    await pool.close()
-
-
-async def test_close_ends_everything() -> None:
-    pool, exchange, _ = make(caps(connections=3))
-    busy, idle = await opened(pool, exchange), await opened(pool, exchange)
-    pool.release(idle)
-    pool.try_acquire()
-    waiting = asyncio.create_task(pool.acquire())
-    await settle()
-    pool.release(idle)
-    assert await waiting is idle
-    pool.release(idle)
-    waiting = asyncio.create_task(pool.acquire())
-    blocked = [asyncio.create_task(pool.acquire()) for _ in range(2)]
-    await settle()
-    await pool.close()
-
-    assert idle is await waiting
-    for task in blocked:
-        with pytest.raises(UpstreamUnavailable):
-            await task
-    with pytest.raises(UpstreamUnavailable):
-        await pool.acquire()
-    for line in (busy, idle):
-        pool.release(line)
-    await pool.close()
-    assert busy.is_gone
-    assert idle.is_gone
-    assert pool.open == 0

@@ -1,10 +1,7 @@
 """The wire by itself: one reply for one command, in time, and nothing between."""
 
 import asyncio
-import gc
 import socket
-import time
-import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,7 +11,6 @@ from relay.smtp.reply import Phase
 from relay.upstream.protocol import (
     Desynchronised,
     Farewell,
-    Garbled,
     Late,
     Lost,
     StrictProtocol,
@@ -23,9 +19,6 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import (
     DEAF,
     DEFAULT,
-    GAP,
-    PATIENCE_S,
-    RESET,
     SILENCE,
     During,
     Script,
@@ -52,19 +45,6 @@ async def speaking(host: Smarthost) -> AsyncIterator[StrictProtocol]:
         protocol.abort()
 
 
-async def one_chunk(chunk: bytes) -> AsyncIterator[bytes]:
-    yield chunk
-
-
-async def test_one_reply_for_one_command() -> None:
-    async with Smarthost() as host, speaking(host) as protocol:
-        assert (await protocol.reply(LONG_S)).code == 220
-        assert (await protocol.command(b"EHLO me.example", Phase.EHLO, LONG_S)).code == 250
-        assert (await protocol.command(b"NONSENSE", Phase.RSET, LONG_S)).code == 500
-        assert protocol.phase is Phase.RSET
-        assert protocol.is_quiet
-
-
 @pytest.mark.parametrize("line", [b"MAIL FROM:<a>\r\nRCPT TO:<b>", b"NOOP\n", b"NOOP\r", b"NO\0OP"])
 async def test_a_line_that_would_be_two_is_not_sent_and_not_shown(line: bytes) -> None:
     async with Smarthost() as host, speaking(host) as protocol:
@@ -75,27 +55,6 @@ async def test_a_line_that_would_be_two_is_not_sent_and_not_shown(line: bytes) -
         assert "a>" not in str(caught.value)
         assert (await protocol.command(b"RSET", Phase.RSET, LONG_S)).code == 250
         assert host.commands == ["RSET"]
-
-
-async def test_silence_ends_in_time_and_for_good() -> None:
-    async with Smarthost(at("rset", SILENCE)) as host, speaking(host) as protocol:
-        await protocol.reply(LONG_S)
-        with pytest.raises(Late):
-            await protocol.command(b"RSET", Phase.RSET, SOON_S)
-
-        assert not protocol.is_quiet
-        with pytest.raises(Late):
-            await protocol.command(b"RSET", Phase.RSET, LONG_S)
-        assert host.commands == ["RSET"]
-
-
-async def test_a_short_timeout_after_a_long_one_still_holds() -> None:
-    # The timer of the first is still set, and far away.
-    async with Smarthost(at("quit", SILENCE)) as host, speaking(host) as protocol:
-        await protocol.reply(3600.0)
-        await protocol.command(b"RSET", Phase.RSET, 3600.0)
-        with pytest.raises(Late):
-            await protocol.command(b"QUIT", Phase.QUIT, SOON_S)
 
 
 def test_a_long_timeout_after_a_short_one_is_not_cut() -> None:
@@ -150,71 +109,6 @@ async def test_421_ends_it_wherever_it_is_said() -> None:
         assert caught.value.reply.enhanced == "4.3.2"
         assert not caught.value.is_unasked
         assert not protocol.is_quiet
-
-
-@pytest.mark.parametrize(
-    ("said", "error"),
-    [(b"4", Lost), (b"250 ok", Lost), (b"25x", Garbled)],
-)
-async def test_half_a_greeting_is_none(said: bytes, error: type[Exception]) -> None:
-    async with Smarthost(at("connect", [said, GAP, RESET])) as host, speaking(host) as protocol:
-        with pytest.raises(error):
-            await protocol.reply(LONG_S)
-
-
-async def test_content_leaves_with_its_dot_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[bytes] = []
-    write = StrictProtocol._write
-
-    def recording(protocol: StrictProtocol, octets: bytes) -> None:
-        written.append(bytes(octets))
-        write(protocol, octets)
-
-    monkeypatch.setattr(StrictProtocol, "_write", recording)
-    async with Smarthost() as host, speaking(host) as protocol:
-        await protocol.reply(LONG_S)
-        for line in (b"MAIL FROM:<a@b.example>", b"RCPT TO:<c@d.example>", b"DATA"):
-            await protocol.command(line, Phase.DATA, LONG_S)
-        written.clear()
-        until = asyncio.get_running_loop().time() + LONG_S
-
-        assert (
-            await protocol.send_content(one_chunk(b"small\r\n"), LONG_S, until, list[bytes]().append) is None
-        )
-        assert (await protocol.end_of_content(LONG_S)).code == 250
-        assert written == [b"small\r\n.\r\n"]
-
-
-async def test_an_ended_connection_is_not_kept_alive_by_its_timer() -> None:
-    async with Smarthost() as host:
-        async with speaking(host) as protocol:
-            await protocol.reply(3600.0)
-            gone = weakref.ref(protocol)
-        await host.until(lambda: not host.sessions[0].is_open)
-        del protocol
-        for _ in range(3):
-            await asyncio.sleep(0)
-        gc.collect()
-
-        assert gone() is None
-
-
-async def test_a_deadline_is_kept_though_part_of_a_reply_comes_then() -> None:
-    async with Smarthost(at("rset", SILENCE)) as host, speaking(host) as protocol:
-        await protocol.reply(LONG_S)
-        loop = asyncio.get_running_loop()
-
-        def stall() -> None:
-            # The octets and the end of the wait are then both found in one turn of the loop.
-            host.say(b"25")
-            until = loop.time() + 2 * SOON_S
-            while time.monotonic() < until:
-                pass
-
-        loop.call_later(SOON_S / 2, stall)
-        with pytest.raises(Late):
-            async with asyncio.timeout(PATIENCE_S):
-                await protocol.command(b"RSET", Phase.RSET, SOON_S)
 
 
 async def test_content_that_does_not_move_is_given_up_in_time() -> None:

@@ -1,24 +1,20 @@
 """TLS: verified, current, complete; never opportunistic."""
 
-import ssl
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from relay.clock import SystemClock
 from relay.policy.model import Tls
 from relay.smtp.reply import Phase
-from relay.upstream.connection import Account, UpstreamUnavailable, _trusting, open_connection
+from relay.upstream.connection import Account, UpstreamUnavailable, open_connection
 from relay.upstream.timeouts import Timeouts
 from relay.verdicts.verdict import Verdict
-from tests.fakes.odd_files import ODD_FILES, remove
 from tests.fakes.smarthost import CLOSE, DEFAULT, RESET, SILENCE, Script, Smarthost, Turn
 from tests.unit.upstream.certificates import (
     Certificates,
     outdated_context,
     server_context,
-    without_key_identifiers,
 )
 from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
 
@@ -101,36 +97,6 @@ async def test_tls_before_1_2_is_refused(tls: Tls, certificates: Certificates) -
         assert_nothing_was_entrusted(host)
 
 
-@pytest.mark.parametrize("has_ca_file", [True, False])
-def test_what_is_trusted_is_never_more_than_asked_for(has_ca_file: bool, certificates: Certificates) -> None:
-    context = _trusting(certificates.ca if has_ca_file else None)
-
-    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
-    assert context.verify_mode is ssl.CERT_REQUIRED
-    assert context.check_hostname
-    assert (len(context.get_ca_certs()) == 1) == has_ca_file
-
-
-@BOTH
-async def test_an_authority_without_key_identifiers_is_trusted_by_each_python(
-    tls: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    default = ssl.create_default_context
-
-    def as_python_3_13(*arguments: Any, **named: Any) -> ssl.SSLContext:
-        context = default(*arguments, **named)
-        context.verify_flags |= ssl.VERIFY_X509_STRICT
-        return context
-
-    monkeypatch.setattr(ssl, "create_default_context", as_python_3_13)
-    ca, pem = without_key_identifiers(tmp_path)
-    async with (
-        Smarthost(tls=server_context(pem), is_implicit=tls is Tls.IMPLICIT) as host,
-        connected(account(host, tls=tls, name="localhost", ca_file=ca)) as connection,
-    ):
-        assert connection.is_usable
-
-
 async def test_a_ca_file_that_was_replaced_is_read_anew(certificates: Certificates, tmp_path: Path) -> None:
     ca_file = tmp_path / "ca.pem"
     ca_file.write_bytes(certificates.self_signed.read_bytes().partition(b"-----BEGIN PRIVATE")[0])
@@ -144,32 +110,6 @@ async def test_a_ca_file_that_was_replaced_is_read_anew(certificates: Certificat
             assert connection.is_usable
 
 
-@pytest.mark.parametrize("kind", [*ODD_FILES, "an empty file", "half of it"])
-async def test_a_ca_file_that_is_none_is_said_until_it_is_back(
-    kind: str, certificates: Certificates, tmp_path: Path
-) -> None:
-    ca_file, pem = tmp_path / "ca.pem", certificates.ca.read_bytes()
-    halves = {"an empty file": b"", "half of it": pem[: len(pem) // 2]}
-    async with Smarthost(tls=server_context(certificates.right)) as host:
-        opened = account(host, tls=Tls.STARTTLS, ca_file=ca_file)
-        for _ in range(2):
-            ca_file.write_bytes(pem)
-            async with connected(opened) as connection:
-                assert connection.is_usable
-            ca_file.unlink()
-
-            if kind in ODD_FILES:
-                ODD_FILES[kind](ca_file)
-            else:
-                ca_file.write_bytes(halves[kind])
-            with pytest.raises(UpstreamUnavailable) as caught:
-                await open_connection(opened, SystemClock())
-            assert caught.value.answer.verdict is Verdict.PAUSE
-            assert f"ca_file: {'cannot open ' if kind == 'a FIFO' else ''}" in caught.value.answer.text
-            assert str(ca_file) in caught.value.answer.text
-            remove(ca_file)
-
-
 async def test_starttls_that_is_not_offered_ends_it() -> None:
     async with Smarthost(accounts={"u": "p"}) as host:
         text = await failure(account(host, tls=Tls.STARTTLS, user="u", password="p"))
@@ -181,18 +121,13 @@ async def test_starttls_that_is_not_offered_ends_it() -> None:
 @pytest.mark.parametrize(
     ("turn", "why"),
     [
-        ("454 4.7.0 not now", "454 4.7.0 not now"),
-        ("502 5.5.1 what?", "502 5.5.1 what?"),
-        ("250 sure", "250 sure"),
-        ("421 4.3.2 bye", "421 4.3.2 bye"),
+        *(("454 4.7.0 not now", "454 4.7.0 not now"), ("502 5.5.1 what?", "502 5.5.1 what?")),
+        *(("250 sure", "250 sure"), ("421 4.3.2 bye", "421 4.3.2 bye")),
         ([DEFAULT, b"250 injected\r\n"], "more than the replies"),
-        ([DEFAULT, b"2"], "more than the replies"),
-        ([DEFAULT, b"421 4.3.2 bye\r\n"], "421 4.3.2 bye"),
+        *(([DEFAULT, b"2"], "more than the replies"), ([DEFAULT, b"421 4.3.2 bye\r\n"], "421 4.3.2 bye")),
         ([DEFAULT, CLOSE], "lost|closed|reset|EOF|TLS failed"),
         ([DEFAULT, RESET], "lost|closed|reset|EOF|TLS failed"),
-        ([b"22", CLOSE], "in the middle of a reply"),
-        (b"220go\r\n", "not a reply"),
-        (CLOSE, "closed"),
+        *(([b"22", CLOSE], "in the middle of a reply"), (b"220go\r\n", "not a reply"), (CLOSE, "closed")),
     ],
 )  # fmt: skip
 async def test_starttls_that_goes_wrong_ends_it(turn: Turn, why: str, certificates: Certificates) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import Shape
@@ -80,7 +80,6 @@ async def test_a_reply_nobody_asked_for_decides_nothing(
     check(truth, *await outcomes_of(truth, unasked, pipelines=pipelines))
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(["250 2.1.0 ok", "550 5.7.0 no"]),
     st.lists(st.sampled_from([OK, NOBODY, BUSY]), min_size=3, max_size=3),

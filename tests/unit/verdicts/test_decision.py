@@ -1,6 +1,5 @@
 """What an outcome means: the promises, for any replies in any mixture, and each rule on a case of its own."""
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -10,10 +9,8 @@ from hypothesis import strategies as st
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.decision import (
-    EARLIER,
     EVIDENT,
     REFUSALS_IN_PLACE,
-    UNKNOWN_STATUS,
     Decision,
     Fate,
     Next,
@@ -180,63 +177,11 @@ def test_a_message_goes_again_at_once_only_where_it_made_progress(
     raise AssertionError("asked in a circle")
 
 
-@given(sixes, standings, scopes, st.booleans())
-def test_a_refusal_counts_against_a_message_refused_often(
-    given_verdicts: list[Verdict], standing: Standing, scope: Scope, is_doubted: bool
-) -> None:
-    outcome = an_outcome(*given_verdicts, scope=scope)
-    if outcome.pause is not None:
-        outcome = outcome._replace(pause=outcome.pause._replace(is_doubted=is_doubted))
-    decision = believed(outcome, standing)
-
-    given = set(given_verdicts)
-    is_about_us = bool(given & ABOUT_US) and Verdict.RELAYED not in given and scope is Scope.UPSTREAM
-    # Where the shield stopped it, the operator was asked.
-    is_asked = is_doubted and Verdict.STOP in given
-    is_held = is_about_us and not is_asked and standing.is_well and standing.refusals >= REFUSALS_IN_PLACE
-    before = 0 if Verdict.RELAYED in given else standing.singled_out
-    assert decision.singled_out == before + is_held
-    if is_held and decision.singled_out >= EVIDENT:
-        # What is the message's own pauses nobody and is an attempt.
-        assert decision.outcome.pause is None
-        assert all(answer.verdict not in ABOUT_US for answer in decision.outcome.answers)
-        assert Fate.WAITING not in {
-            decision.fates[i][0] for i, v in enumerate(given_verdicts) if v in ABOUT_US
-        }
-
-
-def test_recipients_not_asked_go_before_a_deferred_one_waits() -> None:
-    first = settled(Verdict.DEFER, more=1)
-
-    assert first.next is Next.AGAIN
-    assert first.tried == {0}
-
-
 def test_a_deferral_waits_as_long_as_the_message_is_old() -> None:
     decision = settled(Verdict.DEFER, age_ns=HOUR_NS)
 
     assert (decision.next, decision.back_off_ns) == (Next.POSTPONE, HOUR_NS)
     assert decision.tried == frozenset(), "the next round asks all again"
-
-
-def test_a_refusal_about_us_counts_where_nobody_was_attempted() -> None:
-    assert settled(Verdict.PAUSE, Verdict.PAUSE).refusals == 1
-    assert settled(Verdict.BOUNCE, Verdict.PAUSE).refusals == 0
-
-
-def test_a_sender_rests_for_as_long_as_its_refusal_asks() -> None:
-    said = an_answer(Verdict.PAUSE, Scope.SENDER)
-    assert said.ruling is not None
-    asking = said._replace(ruling=replace(said.ruling, retry_after_ns=7 * HOUR_NS))
-
-    assert believed(Outcome((asking,), pause=asking), NEW).rest_ns == 7 * HOUR_NS
-
-
-def test_the_last_refusal_after_the_lifetime_expires_a_recipient() -> None:
-    decision = settled(Verdict.DEFER, Verdict.RELAYED, age_ns=TERMS.lifetime_ns)
-
-    assert decision.fates[0][0] is Fate.EXPIRED
-    assert decision.next is Next.FINISH
 
 
 def test_silence_never_expires_a_message_however_old() -> None:
@@ -247,13 +192,6 @@ def test_silence_never_expires_a_message_however_old() -> None:
 
     assert (decision.next, decision.fates[0][0]) == (Next.POSTPONE, Fate.DEFERRED)
     assert decision.status == "4.4.2"
-
-
-def test_too_many_recipients_is_no_attempt_while_others_are_taken() -> None:
-    decision = settled(Verdict.RELAYED, Verdict.LATER, age_ns=TERMS.lifetime_ns)
-
-    assert decision.fates[1][0] is Fate.WAITING
-    assert decision.next is Next.AGAIN
 
 
 def test_a_kept_connection_that_died_before_mail_is_no_attempt() -> None:
@@ -275,12 +213,6 @@ def test_late_is_counted_with_pauses_and_age_without() -> None:
 
     assert decision.warns
     assert (decision.age_ns, decision.back_off_ns) == (HOUR_NS, HOUR_NS)
-
-
-def test_a_message_deferred_for_who_was_refused_before_has_a_reason() -> None:
-    decision = settled(Verdict.RELAYED, more=1, tried=frozenset({1}))
-
-    assert (decision.next, decision.reason, decision.status) == (Next.POSTPONE, EARLIER, UNKNOWN_STATUS)
 
 
 OLD = NEW._replace(late_ns=121 * HOUR_NS)

@@ -6,39 +6,9 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.verdicts.health import TABLE, USED, Effect, Happening, Health
-from relay.verdicts.operator_pause import FOREVER_NS, LONGEST_BY, WORDS, PauseAsked, Word, WordCell
+from relay.verdicts.operator_pause import FOREVER_NS, LONGEST_BY, WORDS, PauseAsked, Word
 
-BEGINS = "keep_back record follow tell_kept_back"
-ENDS = "let record follow tell_let prove"
-GOES_ON = "follow tell_kept_back"
-CHANGES = {
-    (Word.FREE, Happening.KEEP_FOR): (Word.TIMED, BEGINS),
-    (Word.TIMED, Happening.KEEP_FOR): (Word.TIMED, BEGINS),
-    (Word.LASTING, Happening.KEEP_FOR): (Word.TIMED, BEGINS),
-    (Word.FREE, Happening.KEEP): (Word.LASTING, BEGINS),
-    (Word.TIMED, Happening.KEEP): (Word.LASTING, BEGINS),
-    (Word.LASTING, Happening.KEEP): (Word.LASTING, BEGINS),
-    (Word.TIMED, Happening.LAPSE): (Word.FREE, ENDS),
-    (Word.TIMED, Happening.RESUME): (Word.FREE, ENDS),
-    (Word.LASTING, Happening.RESUME): (Word.FREE, ENDS),
-    (Word.TIMED, Happening.RESTART): (Word.TIMED, GOES_ON),
-    (Word.LASTING, Happening.RESTART): (Word.LASTING, GOES_ON),
-    (Word.TIMED, Happening.LATE_RESTART): (Word.FREE, ENDS),
-    (Word.LASTING, Happening.LATE_RESTART): (Word.LASTING, GOES_ON),
-}
-"""All else leaves the word as it is, and does nothing."""
 CASES = list(product(Word, Happening))
-
-
-@pytest.mark.parametrize(("word", "happening"), CASES, ids=[f"{w.name}-{h.name}" for w, h in CASES])
-def test_each_cell_is_as_written_here(word: Word, happening: Happening) -> None:
-    after, effects = CHANGES.get((word, happening), (word, ""))
-
-    assert WORDS[word, happening] == WordCell(after, tuple(Effect[name.upper()] for name in effects.split()))
-
-
-def test_the_table_has_a_cell_for_each_and_no_other() -> None:
-    assert sorted(WORDS) == sorted(CASES)
 
 
 def test_only_its_time_or_a_resume_ends_an_operators_pause() -> None:
@@ -83,20 +53,3 @@ def test_another_boot_moves_the_end_of_one_that_has_an_end() -> None:
 
 def _as_arrivals(at_ns: int) -> int:
     return at_ns - 4
-
-
-@pytest.mark.parametrize("length_ns", [None, 60])
-def test_what_it_holds_moves_as_arrivals_do(length_ns: int | None) -> None:
-    pause = PauseAsked("anna", length_ns, holds_new=True).begun(5, 0)
-
-    assert pause.new_since_ns == 5
-    assert pause.moved(-10, _as_arrivals).new_since_ns == 1
-    assert pause.words == "by anna, since 1970-01-01T00:00:00Z; new mail for it is held"
-
-
-def test_a_second_word_holds_from_when_the_first_did_or_no_more() -> None:
-    holding = PauseAsked("anna", holds_new=True).begun(5, 0)
-
-    assert PauseAsked("ben", 60, holds_new=True).begun(9, 0, holding).new_since_ns == 5
-    assert PauseAsked("ben", 60).begun(9, 0, holding).new_since_ns is None
-    assert PauseAsked("ben", holds_new=True).begun(9, 0, PauseAsked("anna").begun(5, 0)).new_since_ns == 9

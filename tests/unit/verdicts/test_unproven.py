@@ -3,7 +3,7 @@
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.outcome import Answer, Outcome
-from relay.verdicts.shield import MOST_KEPT, Shield
+from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Verdict
 
 ONE, OTHER = QueueId("0000000000000001"), QueueId("0000000000000002")
@@ -38,17 +38,3 @@ def test_other_words_and_any_other_answer_in_between_begin_anew() -> None:
         assert judged(memory, between) is Verdict.DEFER
         assert judged(memory, unproven()) is Verdict.DEFER
         judged(memory, unproven(is_unproven=False))
-
-
-def test_what_is_proven_is_left_as_it_is() -> None:
-    proven = unproven(is_unproven=False).answers[0]._replace(verdict=Verdict.BOUNCE)
-    outcome = Outcome((proven,))
-    assert Shield(is_off=True).judge(outcome, "", ONE, [(0, "a@there.example")]) is outcome
-
-
-def test_of_too_many_the_oldest_is_forgotten() -> None:
-    memory = Shield(is_off=True)
-    for index in range(MOST_KEPT + 1):
-        judged(memory, unproven(), index=index)
-    assert judged(memory, unproven(), index=MOST_KEPT) is Verdict.BOUNCE
-    assert judged(memory, unproven(), index=0) is Verdict.DEFER

@@ -10,12 +10,11 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.clock import SECOND_NS, SystemClock
+from relay.clock import SystemClock
 from relay.policy.oauth2 import OAuth2
 from relay.policy.secrets import AccountSecrets
 from relay.upstream.oauth.answers import Denied, Granted, TokenAnswer, read_token_answer
 from relay.upstream.oauth.login import (
-    DeviceCode,
     LoginClient,
     LoginFailed,
     begin,
@@ -23,11 +22,9 @@ from relay.upstream.oauth.login import (
     finish_in_browser,
     wait_for_consent,
 )
-from relay.upstream.oauth.requests import Unaskable, token_request
-from relay.upstream.oauth.token_server import TokenServerUnreachable, ask
-from tests.fakes.clock import FakeClock
+from relay.upstream.oauth.requests import token_request
+from relay.upstream.oauth.token_server import ask
 from tests.fakes.token_server import CLIENT, SECRET, SERVICE_ACCOUNT, USER, TokenServer
-from tests.fakes.virtual_time import VirtualTimeLoop, pass_time
 
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 PEM = KEY.private_bytes(
@@ -77,25 +74,6 @@ async def test_each_grant_gets_a_token() -> None:
         ]
 
 
-async def test_a_service_account_acts_for_no_other_user() -> None:
-    with TokenServer(public_key=PUBLIC) as server:
-        answer = await asked(
-            oauth2(server, "service_account"), AccountSecrets(service_account=account()), "other@example.com"
-        )
-        assert isinstance(answer, Denied)
-        assert answer.is_final
-
-
-def test_a_key_that_cannot_sign_is_told_without_it() -> None:
-    settings = OAuth2.model_validate(
-        {"grant": "service_account", "key_file": "/k", "token_url": "https://t.example/", "scope": "s"}
-    )
-    with pytest.raises(Unaskable, match="get a new key file") as caught:
-        token_request(settings, AccountSecrets(service_account=account("-----BEGIN s3cret")), USER, 0)
-    assert caught.value.__suppress_context__
-    assert "s3cret" not in str(caught.value)
-
-
 @pytest.mark.parametrize("status", [301, 307])
 async def test_a_secret_follows_no_redirect(status: int) -> None:
     with TokenServer() as server, TokenServer() as other:
@@ -104,14 +82,6 @@ async def test_a_secret_follows_no_redirect(status: int) -> None:
         assert isinstance(answer, Denied)
         assert not answer.is_final
         assert other.requests == []
-
-
-async def test_a_server_that_is_not_there_is_told_without_a_secret() -> None:
-    with TokenServer() as server:
-        settings = oauth2(server, "client_credentials")
-    with pytest.raises(TokenServerUnreachable, match="cannot connect") as caught:
-        await asked(settings, AccountSecrets(client_secret=SECRET))
-    assert SECRET not in repr(caught.value)
 
 
 class Person:
@@ -140,46 +110,6 @@ async def test_a_code_becomes_a_refresh_token(secret: str) -> None:
 
         assert granted.refresh_token
         assert person.slept == [1, 1, 1]
-
-
-async def test_slow_down_makes_the_interval_longer() -> None:
-    with TokenServer() as server:
-        client = LoginClient(oauth2(server, "refresh_token"), SECRET, ask)
-        code = await begin(client, SystemClock())
-        server.failures.extend([(400, b'{"error": "slow_down"}', {})] * 2 + [(503, b"", {})])
-        person = Person(server, 4)
-        await wait_for_consent(client, code, SystemClock(), person.sleep)
-
-        assert person.slept == [1, 6, 11, 11]
-
-
-async def test_a_no_is_told() -> None:
-    with TokenServer() as server:
-        client = LoginClient(oauth2(server, "refresh_token"), SECRET, ask)
-        code = await begin(client, SystemClock())
-        with pytest.raises(LoginFailed, match="said no") as caught:
-            await wait_for_consent(client, code, SystemClock(), Person(server, 1, says=False).sleep)
-        assert not caught.value.may_pass
-
-
-def test_a_code_that_nobody_types_expires() -> None:
-    clock = FakeClock()
-    ends_at_ns = clock.boottime_ns() + 900 * SECOND_NS
-    code = DeviceCode("https://t.example/", "ABCD", "d", ends_at_ns, interval_seconds=7)
-
-    async def play() -> None:
-        with pytest.raises(LoginFailed, match="expired") as caught:
-            await wait_for_consent(LoginClient(_browser(), "", _pending), code, clock, pass_time)
-        assert caught.value.may_pass
-        assert ends_at_ns - 7 * SECOND_NS <= clock.boottime_ns() < ends_at_ns
-
-    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(clock)) as runner:
-        runner.run(play())
-
-
-async def _pending(_request: object) -> tuple[int, bytes, str]:
-    await asyncio.sleep(0)
-    return 400, b'{"error": "authorization_pending"}', ""
 
 
 @given(
@@ -244,23 +174,3 @@ async def test_a_link_comes_back_as_a_refresh_token() -> None:
     assert granted.refresh_token == "r"
     assert f"code_verifier={login.verifier}" in forms[0]
     assert "code=4%2Fthe-code" in forms[0]
-
-
-@pytest.mark.parametrize(
-    ("address", "why"),
-    [
-        ("http://127.0.0.1:1/?error=access_denied&state=x", "not given: access_denied"),
-        ("http://127.0.0.1:1/?code=c&state=another", "another login"),
-        ("http://127.0.0.1:1/", "no code"),
-        ("nonsense", "no code"),
-        ("http://[/", "no code"),
-    ],
-)
-async def test_an_address_of_no_consent_is_told(address: str, why: str) -> None:
-    async def never(_request: object) -> tuple[int, bytes, str]:
-        raise AssertionError("nothing is to be asked")
-
-    with pytest.raises(LoginFailed, match=why):
-        await finish_in_browser(
-            LoginClient(_browser(), "", never), begin_in_browser(_browser(), USER), address
-        )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.policy.oauth2 import GrantType, OAuth2
-from relay.policy.secrets import AccountSecrets, SecretError
+from relay.policy.secrets import AccountSecrets
 from relay.upstream.oauth.answers import Denied, Granted
 from relay.upstream.oauth.requests import TokenRequest
 from relay.upstream.oauth.token_server import TokenServerUnreachable
@@ -142,23 +142,6 @@ def test_a_good_token_outlasts_an_outage_of_the_server(world: World) -> None:
     world.run(play())
 
 
-def test_retry_after_is_kept_while_a_token_is_good(world: World) -> None:
-    async def play() -> None:
-        await world.tokens.token()
-        await pass_time(LIFE - 299)
-        world.answers = [(429, b"", "100")]
-        for _ in range(99):
-            await world.tokens.token()
-            await pass_time(1)
-        assert len(world.asked) == 2
-        await pass_time(3)
-        await world.tokens.token()
-        await pass_time(1)
-        assert len(world.asked) == 3
-
-    world.run(play())
-
-
 def test_a_revoked_consent_ends_the_token_in_hand(world: World) -> None:
     async def play() -> None:
         await world.tokens.token()
@@ -189,37 +172,6 @@ def test_no_request_goes_while_a_new_refresh_token_is_not_durable(world: World) 
     world.run(play())
 
 
-def test_a_new_refresh_token_is_kept_long_before_the_tokens_end(world: World) -> None:
-    async def play() -> None:
-        world.disk_error = "no space"
-        await world.tokens.token()
-        await pass_time(5)
-        assert await world.tokens.token() == "a1"
-        await pass_time(6)
-        assert world.told.count("unrecorded no space") == 1  # not at each login
-        assert await world.tokens.token() == "a1"
-        await pass_time(1)
-        assert world.told.count("unrecorded no space") == 2
-        world.disk_error = ""
-        await pass_time(20)
-        assert await world.tokens.token() == "a1"
-        await pass_time(1)
-        assert world.file == world.valid == "r2"
-
-    world.run(play())
-
-
-def test_a_stop_keeps_a_refresh_token_that_was_not_kept(world: World) -> None:
-    async def play() -> None:
-        world.disk_error = "no space"
-        await world.tokens.token()
-        world.disk_error = ""
-        await world.tokens.close()
-        assert world.file == world.valid == "r1"
-
-    world.run(play())
-
-
 def test_a_secret_put_there_meanwhile_is_tried(world: World) -> None:
     async def play() -> None:
         world.answers = [(401, b'{"error": "invalid_client"}', "")]
@@ -228,20 +180,6 @@ def test_a_secret_put_there_meanwhile_is_tried(world: World) -> None:
         world.client_secret = "by hand"
         world.tokens.forget()
         assert list(await asyncio.gather(asking, world.tokens.token())) == ["a2", "a2"]
-
-    world.run(play())
-
-
-def test_a_refresh_token_put_there_meanwhile_is_tried(world: World) -> None:
-    async def play() -> None:
-        world.valid = "by hand"
-
-        def log_in() -> None:
-            world.file = "by hand"
-
-        world.before_answer = log_in
-        assert await world.tokens.token() == "a2"
-        assert world.asked == ["r0", "by hand"]
 
     world.run(play())
 
@@ -258,17 +196,6 @@ def test_a_newer_refresh_token_is_not_overwritten(world: World) -> None:
     world.run(play())
 
 
-def test_who_asked_may_go_and_the_answer_is_kept(world: World) -> None:
-    async def play() -> None:
-        asking = asyncio.create_task(world.tokens.token())
-        await pass_time(0.2)
-        asking.cancel()
-        await world.tokens.close()
-        assert world.file == world.valid == "r1"
-
-    world.run(play())
-
-
 def test_a_refused_token_is_replaced_once(world: World) -> None:
     async def play() -> None:
         first = await world.tokens.token()
@@ -277,76 +204,6 @@ def test_a_refused_token_is_replaced_once(world: World) -> None:
         assert second != first
         assert world.tokens.refused(first)  # another connection's, of before
         assert not world.tokens.refused(second)
-
-    world.run(play())
-
-
-def test_no_login_of_later_sends_what_was_refused(world: World) -> None:
-    """An operator has mended the account, not the token: what a token may do is in it from its beginning."""
-
-    async def play() -> None:
-        assert world.tokens.refused(await world.tokens.token())
-        refused = [await world.tokens.token()]
-        for _ in range(3):
-            assert not world.tokens.refused(refused[-1])
-            assert not world.tokens.refused(refused[-1])  # by a login of the same time
-            refused.append(await world.tokens.token())
-        assert len(set(refused)) == len(refused) == len(world.asked) - 1
-        world.tokens.worked(refused[-1])
-        assert world.tokens.refused(refused[-1])
-
-    world.run(play())
-
-
-def test_a_server_that_gives_what_was_refused_is_asked_each_time(world: World) -> None:
-    again = (200, json.dumps({"access_token": "same", "expires_in": LIFE}).encode(), "")
-
-    async def play() -> None:
-        world.answers = [again] * 5
-        assert world.tokens.refused(await world.tokens.token())
-        for number in range(2, 5):
-            assert not world.tokens.refused(await world.tokens.token())
-            assert len(world.asked) == number
-        # It is worth something at last, and then no more.
-        world.tokens.worked(await world.tokens.token())
-        assert world.tokens.refused("same")
-
-    world.run(play())
-
-
-def test_a_replacement_that_worked_is_replaced_again(world: World) -> None:
-    async def play() -> None:
-        for _ in range(3):
-            token = await world.tokens.token()
-            world.tokens.worked(token)
-            assert world.tokens.refused(token)
-
-    world.run(play())
-
-
-def test_other_secrets_end_the_token(world: World) -> None:
-    async def play() -> None:
-        await world.tokens.token()
-        world.tokens.forget()
-        assert await world.tokens.token() == "a2"
-
-    world.run(play())
-
-
-def test_a_disk_in_trouble_and_a_secret_of_others_are_told(world: World) -> None:
-    errors = [OSError(5, "Input/output error"), SecretError("{} is open to others", "/s")]
-
-    async def fail() -> AccountSecrets:
-        raise errors.pop(0)
-
-    async def play() -> None:
-        world.secrets = fail  # type: ignore[method-assign]  # a disk that fails
-        with pytest.raises(TokenUnavailable, match="not safely on disk") as caught:
-            await world.tokens.token()
-        assert not caught.value.denied.is_final
-        with pytest.raises(SecretError):
-            await world.tokens.token()
-        assert world.asked == []
 
     world.run(play())
 
