@@ -392,8 +392,8 @@ class Delivery:
         finally:
             if is_over or self._clock.boottime_ns() > reservation.deadline_ns:
                 self._throttle.ended(reservation)
-            # Else the upstream may count it yet: its slot ends by itself, at the deadline.  Behind that, as on
-            # a host that was suspended, it may have been counted up to now.
+            # Else the upstream may count it yet: its slot ends by itself, at the deadline.  One that outlived
+            # it, as on a host that was suspended, may have been counted up to now.
             attempt.conn_use = max(1, connection.transactions)
             if connection.is_usable:
                 self._pool.release(connection)
