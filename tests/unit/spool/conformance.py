@@ -214,6 +214,31 @@ class Conformance(HandingOver, ReadingOn):
         assert (report.envelope, report.content) == (envelope, b"Subject: sorry\r\n")
         assert spool.load(queue_id).left == (0, 1, 2)
 
+    @pytest.mark.parametrize("id_of", [report_id, warning_id])
+    def test_a_relayed_report_is_not_queued_again_while_its_message_is_here(
+        self, engine: Engine, id_of: Callable[[QueueId], QueueId]
+    ) -> None:
+        """As where a kill, or a full disk, comes between a report and the end of its message."""
+        spool, queue_id = recovered(engine), accept(engine.intake())
+        taken(spool)
+        spool.note({queue_id: [note(0), note(1), note(2)]})
+        if id_of is report_id:
+            spool.mark({queue_id: dict.fromkeys(range(3), BOUNCED)})
+        own, envelope = id_of(queue_id), replace(ENVELOPE, reverse_path="", recipients=("x@example.com",))
+        assert spool.publish_report(own, envelope, b"Subject: sorry\r\n")
+        spool = again(engine, spool)
+        taken(spool)
+        spool.mark({own: {0: RELAYED}})
+        spool.finish([own])
+        for _ in range(2):
+            spool = again(engine, spool)
+            assert not spool.publish_report(own, envelope, b"Subject: sorry\r\n")
+        if left := spool.load(queue_id).left:
+            spool.mark({queue_id: dict.fromkeys(left, RELAYED)})
+        spool.finish([queue_id])
+        spool = again(engine, spool)
+        assert (taken(spool), recover(spool).entries) == ([], ())
+
     def test_a_reported_failure_is_owed_no_report_any_more(self, engine: Engine) -> None:
         spool, queue_id = recovered(engine), accept(engine.intake())
         taken(spool)
