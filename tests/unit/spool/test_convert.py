@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
 from relay.policy.source import parse_policy
-from relay.spool import convert as convert_module
 from relay.spool.convert import Converted, Leftover, convert
 from relay.spool.disk.durable import Disk, RealDisk
 from relay.spool.engines import ENGINES, engine_of, is_half_converted, open_spool, prepare_spool
@@ -334,18 +333,6 @@ def test_an_engine_that_there_is_not_is_refused() -> None:
         converted(disk, "mbox")
     with pytest.raises(FileNotFoundError):
         converted(ModelDisk(), "log")
-
-
-@pytest.mark.parametrize(("source", "target"), WAYS)
-def test_mail_is_carried_over_in_batches_of_any_size(
-    source: str, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(convert_module, "AT_ONCE", 2)
-    monkeypatch.setattr(convert_module, "BYTES_AT_ONCE", 60)
-    disk = spool_of(source, STORIES)
-    before = read(source, disk.after_kill())
-    converted(disk, target)
-    assert read(target, disk.after_kill()) == before
 
 
 @pytest.mark.parametrize(("source", "target"), WAYS)

@@ -78,8 +78,7 @@ def test_what_goes_in_comes_out(envelope: Envelope, content: bytes) -> None:
     assert recipients.envelope == envelope
     assert recipients.statuses == [Status.TODO] * len(envelope.recipients)
     assert found == content
-    assert header.shape.size_bytes == len(content)
-    assert header.eight_bit == (not content.isascii())
+    assert header.shape == Shape(len(content), not content.isascii(), envelope.smtputf8)
     assert not header.is_warned
 
 
@@ -188,16 +187,6 @@ def test_what_could_not_be_read_back_is_never_written(recipients: tuple[str, ...
         message_file.encode_envelope(QUEUE_ID, replace(ENVELOPE, recipients=recipients))
 
 
-@pytest.mark.parametrize("smtputf8", [False, True])
-@pytest.mark.parametrize("eight_bit", [False, True])
-def test_the_shape_tells_what_an_upstream_must_carry(*, smtputf8: bool, eight_bit: bool) -> None:
-    shape = message_file.shape_of(replace(ENVELOPE, smtputf8=smtputf8), 5, eight_bit=eight_bit)
-
-    assert shape == Shape(5, eight_bit, smtputf8)
-    header = message_file.decode_header(message_file.encode_header(5, b"", 1, shape, 0))
-    assert header.shape == shape
-
-
 def test_the_format_of_version_1_stays_readable() -> None:
     """A file as this version writes it, byte for byte: who changes it breaks every spool in use."""
     assert encoded() == (
@@ -207,23 +196,3 @@ def test_the_format_of_version_1_stays_readable() -> None:
         b'"helo":"h","protocol":"ESMTP","user":null,"smtputf8":false}\n'
         b"Ta@example.com\nTT@example.com\n"
     )
-
-
-def test_no_dsn_parameters_leave_nothing() -> None:
-    assert encoded(replace(ENVELOPE, dsn=DsnRequest(recipients=(RecipientRequest(),) * 2))) == encoded()
-
-
-def test_dsn_parameters_stand_in_the_envelope_and_nowhere_else() -> None:
-    asked = (RecipientRequest(Notify.SUCCESS | Notify.DELAY), RecipientRequest(None, "rfc822;t@example.com"))
-    dsn = DsnRequest(Ret.HDRS, "QQ+2B1", asked)
-    raw = encoded(replace(ENVELOPE, dsn=dsn))
-
-    assert raw[-len(b"Ta@example.com\nTT@example.com\n") - 2 :] == b"}\nTa@example.com\nTT@example.com\n"
-    assert (
-        raw.count(
-            b',"smtputf8":false,"dsn":{"ret":"HDRS","envid":"QQ+2B1","notify":["SUCCESS,DELAY",null],'
-            b'"orcpt":[null,"rfc822;t@example.com"]}}\n'
-        )
-        == 1
-    )
-    assert decoded(raw)[1].envelope.dsn == dsn

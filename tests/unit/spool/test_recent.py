@@ -34,13 +34,3 @@ def test_as_much_is_kept_as_there_is_room_for(bound: str, monkeypatch: pytest.Mo
     assert [kept.whole(each.queue_id) for each in messages] == [*messages[:3], None, None]
     kept.forget(messages[0].queue_id)
     assert kept.has_room
-
-
-def test_what_changes_is_known_without_its_content() -> None:
-    (message,), kept = opened(1), Recent()
-    kept.keep(message)
-
-    assert kept.known(message.queue_id) is message
-    assert (message.content, kept.whole(message.queue_id)) == (None, None)
-    kept.forget(message.queue_id)
-    assert kept.known(message.queue_id) is None
