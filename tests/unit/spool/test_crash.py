@@ -106,6 +106,17 @@ def _is_there(disk: ModelDisk, path: str) -> bool:
     return not path or (_is_there(disk, parent) and disk.inode(path) is not None)
 
 
+def test_a_lost_ledger_costs_its_figures_and_nothing_else() -> None:
+    judge, rng = Judge(counts=False), random.Random(1)
+    # The report is relayed in the end: then its message must not come back and report again.
+    for snapshot in run_of("bounced")[-10:]:
+        for label, image in cuts(snapshot, rng, 48):
+            if image.inode(f"{ROOT}/ledger") is not None:
+                image.unlink(f"{ROOT}/ledger")
+                image.sync_directory(ROOT)
+            judge.go_on(image, snapshot, f"{label}, without the ledger")
+
+
 def test_a_ledger_rewritten_while_messages_end_counts_each_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
