@@ -115,10 +115,10 @@ def test_what_is_loaded_again_is_checked_again(engine: MaildirEngine) -> None:
     """What is remembered of a message is who its recipients are, never that its file is good."""
     spool, intake = recovered(engine), engine.intake()
     # Long enough for its middle, where `damage` strikes, to be content.
-    damaged, cut = (accept(intake, content=CONTENT * 50) for _ in range(2))
+    damaged, cut, replaced, other = (accept(intake, content=CONTENT * 50) for _ in range(4))
     postponed, warned = accept(intake), accept(intake)
     taken(spool)
-    for queue_id in (damaged, cut):
+    for queue_id in (damaged, cut, replaced):
         spool.load(queue_id)
         spool.mark({queue_id: {0: RELAYED}})
         assert spool.load(queue_id).left == (1, 2)
@@ -128,14 +128,15 @@ def test_what_is_loaded_again_is_checked_again(engine: MaildirEngine) -> None:
         _replace(engine, queue_id, lambda whole: whole.replace(b"bob@", b"BOB@"))
     engine.damage(damaged)
     _replace(engine, cut, lambda whole: whole[:-1])
+    _replace(engine, replaced, lambda _whole: engine.content_of(engine.layout.queued(other)))
 
-    for queue_id in (damaged, cut, postponed):
+    for queue_id in (damaged, cut, replaced, postponed):
         with pytest.raises(Corrupt):
             spool.load(queue_id)
     with pytest.raises(Corrupt):
         spool.mark_warned(warned)
-    assert [name for name, _ in engine.told] == [damaged, cut, postponed, warned]
-    assert spool.corrupt_count() == 4
+    assert [name for name, _ in engine.told] == [damaged, cut, replaced, postponed, warned]
+    assert spool.corrupt_count() == 5
 
 
 @pytest.mark.parametrize("recipient", [1, 2])
