@@ -242,6 +242,32 @@ def test_a_report_is_queued_once_though_its_message_cannot_end() -> None:
     assert sender.spool.totals().queued == 0
 
 
+def test_marks_of_one_report_that_a_cut_may_take_go_together() -> None:
+    """A failed sync left the second mark in memory alone; the next start comes not to its end, and a cut."""
+    disk = prepared()
+    world = World(disk)
+    sender = world.sender()
+    sender.recover()
+    (queue_id,) = world.listener().offer(Letter(({},), 3))
+    assert queue_id is not None
+    sender.take()
+    sender.spool.mark({queue_id: {0: BOUNCED, 2: BOUNCED}})
+    own = report_id(queue_id, 0)
+    assert sender.spool.publish_report(own, *world.trace.offered[queue_id])
+    disk.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_content"}), path=queue_id))
+    with pytest.raises(SpoolFault):
+        sender.spool.mark_reported(queue_id, (0, 2))
+    for nth in range(1, 31):
+        image = disk.after_kill()
+        image.fail(Fault(nth, errno.EACCES, forever=True))
+        with contextlib.suppress(OSError, SpoolFault):
+            World(image).sender().recover()
+        again = World(ModelDisk(image.platter.after_cut(()))).sender()
+        again.recover()
+        owed = again.spool.owed_report(queue_id)
+        assert owed is None or owed.report_id == own, f"at {nth}"
+
+
 def test_a_draft_that_was_given_up_cannot_be_accepted() -> None:
     world = World(prepared())
     listener = world.listener()
