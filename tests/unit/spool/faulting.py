@@ -47,6 +47,12 @@ SILENT = {"a write that says nothing": lambda nth: Fault(nth, 0, is_silent=True,
 LISTENED: dict[str, Kind] = (
     FAULTS | SILENT | {f"{name} from then on": _forever(kind) for name, kind in SILENT.items()}
 )
+SOME = [
+    name
+    for name in FAULTS
+    if name.removesuffix(" from then on") in ("ENOSPC", "EIO", "EMFILE", "a lying write", "EIO while reading")
+]
+"""One of each sort, for the short run."""
 FULL = [name for name in FAULTS if any(word in name for word in ("ENOSPC", "EDQUOT", "EFBIG", "EMFILE"))]
 """What only holds the sender up."""
 

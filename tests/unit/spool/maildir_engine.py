@@ -1,6 +1,5 @@
 """A maildir for the suite: on the model of a disk, or in a folder of the kernel's."""
 
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -34,18 +33,12 @@ class MaildirEngine(OneSpool):
         path = self.layout.queued(queue_id)
         self.flip(path, HEADER_BYTES + ((self.disk.length(path) or 0) - HEADER_BYTES) // 2)
 
-    def plant(self, path: str, content: bytes | None = None, *, kind: str = "file") -> None:
+    def plant(self, path: str, content: bytes) -> None:
         """Put something there that is no message."""
         if isinstance(self.disk, ModelDisk):
-            self.disk.plant(path, content, kind=kind)
-        elif kind == "folder":
-            Path(path).mkdir()
-        elif kind == "fifo":
-            os.mkfifo(path)
-        elif kind == "symlink":
-            Path(path).symlink_to("/dev/null")
+            self.disk.plant(path, content)
         else:
-            Path(path).write_bytes(content or b"")
+            Path(path).write_bytes(content)
 
 
 class MaildirOnModel:

@@ -7,6 +7,7 @@ from tests.unit.spool.conformance import Conformance
 from tests.unit.spool.engine import RELAYED, accept, recovered, taken
 
 
+@pytest.mark.full
 class TestCommittedOnly(Conformance):
     @pytest.fixture
     def engine(self) -> CommittedOnlyEngine:

@@ -10,11 +10,10 @@ cuts from a seed: RELAY_CRASH_SEED and RELAY_CRASH_BUDGET (seconds).
 
 import errno
 import itertools
-import os
 import random
 import re
-import sys
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -48,13 +47,22 @@ class Killed(BaseException):
     """The process is gone in the middle of a call."""
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_a_power_cut_at_any_instant_loses_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+SOME = ("held and released together", "warned, then bounced", "bounced, the first report waits", "spilled")
+"""Of the scenarios, what the small ones do not have: in each run."""
+EACH = [*SOME, *(pytest.param(name, marks=pytest.mark.full) for name in SCENARIOS if name not in SOME)]
+
+
+@pytest.fixture(autouse=True)
+def _few_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     few_folders(monkeypatch)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_a_power_cut_at_any_instant_loses_nothing(name: str) -> None:
     cut_on_each_model(name, run_of, Judge(), CUTS_AT_ONCE)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_kill_at_any_instant_loses_nothing(name: str) -> None:
     judge = Judge()
     judge.judge(run_of(name), killed, story=name)
@@ -98,23 +106,15 @@ def _is_there(disk: ModelDisk, path: str) -> bool:
     return not path or (_is_there(disk, parent) and disk.inode(path) is not None)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bounced",
-        "relayed, and its sender is told",
-        pytest.param("bounced while held", marks=pytest.mark.crash),
-    ],
-)
-def test_a_lost_ledger_costs_its_figures_and_nothing_else(name: str) -> None:
-    judge, rng = Judge(counts=False), random.Random(name)
+def test_a_lost_ledger_costs_its_figures_and_nothing_else() -> None:
+    judge, rng = Judge(counts=False), random.Random(1)
     # The report is relayed in the end: then its message must not come back and report again.
-    for snapshot in run_of(name)[-10:]:
+    for snapshot in run_of("bounced")[-10:]:
         for label, image in cuts(snapshot, rng, 48):
             if image.inode(f"{ROOT}/ledger") is not None:
                 image.unlink(f"{ROOT}/ledger")
                 image.sync_directory(ROOT)
-            judge.go_on(image, snapshot, f"{name}, {label}, without the ledger")
+            judge.go_on(image, snapshot, f"{label}, without the ledger")
 
 
 def test_a_ledger_rewritten_while_messages_end_counts_each_once(
@@ -293,20 +293,18 @@ def _story(rng: random.Random, judge: Judge) -> None:
 
 
 @pytest.mark.crash
-def test_stories_of_several_cuts_lose_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    seed = int(os.environ.get("RELAY_CRASH_SEED", "0"))
-    until = time.monotonic() + float(os.environ.get("RELAY_CRASH_BUDGET", "60")) / 10
-    judge = Judge()
+def test_stories_of_several_cuts_lose_nothing(
+    tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
+) -> None:
+    until, judge = time.monotonic() + crash_budget_s / 10, Judge()
     for number in itertools.count():
         try:
-            _story(random.Random(f"{seed}/{number}"), judge)
+            _story(random.Random(f"{crash_seed}/{number}"), judge)
         except AssertionError as violation:
-            raise AssertionError(f"RELAY_CRASH_SEED={seed}, story {number}: {violation}") from violation
+            raise AssertionError(f"RELAY_CRASH_SEED={crash_seed}, story {number}: {violation}") from violation
         if time.monotonic() > until:
             break
-    with capsys.disabled():
-        told = f"{number + 1} stories of one to four crashes"
-        sys.stdout.write(f"\nspool: {told}, seed {seed}: nothing lost\n")
+    tell(f"spool: {number + 1} stories of one to four crashes, seed {crash_seed}: nothing lost")
 
 
 def test_the_model_sees_what_it_is_there_for() -> None:

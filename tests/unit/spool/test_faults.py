@@ -10,19 +10,19 @@ import errno
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from relay.spool.identity import report_id
 from relay.spool.interface import SpoolFault, SpoolFull
-from relay.spool.message.arriving import SpoolDraft
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
+from tests.unit.spool.campaign import few_folders
 from tests.unit.spool.cuts import BOUNCED, LONG, RELAYED, SCENARIOS, cuts, killed, prefixes, run_of
 from tests.unit.spool.engine import OnModel
-from tests.unit.spool.faulting import FAULTS, FULL, LISTENED, Judging, last_steps
+from tests.unit.spool.faulting import FAULTS, FULL, LISTENED, SOME, Judging, last_steps
 from tests.unit.spool.plays import play, prepared
 from tests.unit.spool.world import ROOT, Letter, Snapshot, World
 
@@ -31,10 +31,17 @@ LEAST_DRAWN = 10_000
 LETTERS = (Letter(({0: RELAYED},), content=LONG, spills=1), Letter(({0: RELAYED},)))
 
 
-def few(*names: str) -> list[object]:
-    """Return these scenarios, and all others for the long run."""
+def few(*names: str, kinds: Sequence[str] = tuple(FAULTS)) -> list[object]:
+    """Return these scenarios with some kinds of faults; and, for the long runs, all with all kinds."""
+    some = [pytest.param(name, [kind for kind in kinds if kind in SOME], id=name) for name in names]
+    later = [pytest.param(name, kinds, marks=pytest.mark.full, id=f"{name}, all kinds") for name in names]
     others = [name for name in SCENARIOS if name not in names]
-    return [*names, *(pytest.param(name, marks=pytest.mark.crash) for name in others)]
+    return [*some, *later, *(pytest.param(name, kinds, marks=pytest.mark.crash, id=name) for name in others)]
+
+
+@pytest.fixture(autouse=True)
+def _few_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_folders(monkeypatch)
 
 
 def every_call(kinds: Iterable[str], fails: Callable[[str, int], bool]) -> None:
@@ -76,9 +83,11 @@ def test_a_listeners_refused_mail_goes_and_accepted_mail_stays(
 
 
 @pytest.mark.parametrize(
-    "name", few("a batch of two", "held and released", "warned, then bounced", "deleted")
+    ("name", "kinds"), few("a batch of two", "held and released", "warned, then bounced", "deleted")
 )
-def test_a_sender_whose_disk_fails_says_so_and_loses_nothing(name: str, engine: OnModel) -> None:
+def test_a_sender_whose_disk_fails_says_so_and_loses_nothing(
+    name: str, kinds: Sequence[str], engine: OnModel
+) -> None:
     base, (letters, meanwhile) = prepared(engine=engine), SCENARIOS[name]
     judging = Judging("simulated faults under a sender", engine)
 
@@ -95,12 +104,14 @@ def test_a_sender_whose_disk_fails_says_so_and_loses_nothing(name: str, engine: 
         )
         return True
 
-    every_call(FAULTS, fails)
-    assert judging.faults > 200
+    every_call(kinds, fails)
+    assert judging.faults > 100
 
 
-@pytest.mark.parametrize("name", few("bounced", "bounced while held"))
-def test_a_restart_whose_disk_fails_loses_nothing_for_the_next(name: str, engine: OnModel) -> None:
+@pytest.mark.parametrize(("name", "kinds"), few("bounced", "bounced while held"))
+def test_a_restart_whose_disk_fails_loses_nothing_for_the_next(
+    name: str, kinds: Sequence[str], engine: OnModel
+) -> None:
     judging = Judging("simulated faults under a recovery", engine)
     for snapshot in run_of(name, Model.ANY_SUBSET, engine=engine)[5::12]:
 
@@ -109,8 +120,8 @@ def test_a_restart_whose_disk_fails_loses_nothing_for_the_next(name: str, engine
             story = f"{name}, killed after {snapshot.step!r}, {kind} at {nth} of the restart"
             return _fails_to_recover(world, FAULTS[kind](nth), judging, story)
 
-        every_call(FAULTS, fails)
-    assert judging.faults > 200
+        every_call(kinds, fails)
+    assert judging.faults > 100
 
 
 def _fails_to_recover(world: World, fault: Fault, judging: Judging, story: str) -> bool:
@@ -126,8 +137,12 @@ def _fails_to_recover(world: World, fault: Fault, judging: Judging, story: str) 
     return True
 
 
-@pytest.mark.parametrize("name", few("a batch of two", "bounced while held", "bounced one by one"))
-def test_a_lack_of_ours_holds_the_sender_up_and_no_longer(name: str, engine: OnModel) -> None:
+@pytest.mark.parametrize(
+    ("name", "kinds"), few("a batch of two", "bounced while held", "bounced one by one", kinds=FULL)
+)
+def test_a_lack_of_ours_holds_the_sender_up_and_no_longer(
+    name: str, kinds: Sequence[str], engine: OnModel
+) -> None:
     base, (letters, meanwhile) = prepared(engine=engine), SCENARIOS[name]
     judging = Judging("simulated faults under a sender that goes on", engine)
 
@@ -158,8 +173,8 @@ def test_a_lack_of_ours_holds_the_sender_up_and_no_longer(name: str, engine: OnM
         assert totals.accepted == totals.relayed + totals.bounced + totals.expired + totals.deleted
         return has_failed
 
-    every_call(FULL, fails)
-    assert judging.faults > 25
+    every_call(kinds, fails)
+    assert judging.faults > 5
 
 
 @pytest.mark.crash
@@ -227,27 +242,30 @@ def test_a_report_is_queued_once_though_its_message_cannot_end() -> None:
     assert sender.spool.totals().queued == 0
 
 
-def test_a_draft_is_given_up_by_its_writer_or_its_finder() -> None:
-    world = World(prepared())
-    sender, listener = world.sender(), world.listener()
+def test_marks_of_one_report_that_a_cut_may_take_go_together() -> None:
+    """A failed sync left the second mark in memory alone; the next start comes not to its end, and a cut."""
+    disk = prepared()
+    world = World(disk)
+    sender = world.sender()
     sender.recover()
-    given_up, dead, alive = (listener.intake.draft() for _ in range(3))
-    for draft in (given_up, dead, alive):
-        draft.append(b"Subject: half\r\n")
-        listener.intake.spill(draft)
-    listener.intake.discard(given_up)
-    assert sorted(world.sender_disk.names(f"{ROOT}/tmp")) == sorted([dead.queue_id, alive.queue_id])
-
-    assert isinstance(dead, SpoolDraft)
-    assert dead.fd is not None
-    world.listener_disk.close(dead.fd)
-    world.clock.step_wall(10 * 365 * 86400 * 10**9)
-    assert sender.spool.clean_up() == 1
-    assert world.sender_disk.names(f"{ROOT}/tmp") == [alive.queue_id]
-    envelope = LETTERS[0].envelope(world.clock.wall_ns())
-    alive.append(b"\r\nwhole\r\n")
-    assert listener.intake.accept([(alive, envelope)]) == [None]
-    assert [entry.queue_id for entry in sender.spool.take(10)] == [alive.queue_id]
+    (queue_id,) = world.listener().offer(Letter(({},), 3))
+    assert queue_id is not None
+    sender.take()
+    sender.spool.mark({queue_id: {0: BOUNCED, 2: BOUNCED}})
+    own = report_id(queue_id, 0)
+    assert sender.spool.publish_report(own, *world.trace.offered[queue_id])
+    disk.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_content"}), path=queue_id))
+    with pytest.raises(SpoolFault):
+        sender.spool.mark_reported(queue_id, (0, 2))
+    for nth in range(1, 31):
+        image = disk.after_kill()
+        image.fail(Fault(nth, errno.EACCES, forever=True))
+        with contextlib.suppress(OSError, SpoolFault):
+            World(image).sender().recover()
+        again = World(ModelDisk(image.platter.after_cut(()))).sender()
+        again.recover()
+        owed = again.spool.owed_report(queue_id)
+        assert owed is None or owed.report_id == own, f"at {nth}"
 
 
 def test_a_draft_that_was_given_up_cannot_be_accepted() -> None:

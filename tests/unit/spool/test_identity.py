@@ -31,13 +31,8 @@ def test_ids_are_unique_though_the_clock_stands_or_goes_back() -> None:
 
     assert len(set(found)) == len(found)
     assert found == sorted(found)
-
-
-def test_processes_that_share_an_instant_differ_by_chance() -> None:
-    clock = FakeClock()
-    found = {Identities(clock, os.urandom).next_id() for _ in range(1000)}
-
-    assert len(found) == 1000
+    # Two processes that share an instant differ by chance.
+    assert len({Identities(clock, os.urandom).next_id() for _ in range(1000)}) == 1000
 
 
 @given(
@@ -56,32 +51,17 @@ def test_ids_sort_by_time_whatever_the_chance(steps: list[int], chance: bytes) -
     assert all(QUEUE_ID_PATTERN.match(queue_id) and len(queue_id) == 16 for queue_id in found)
 
 
-@given(st.binary(min_size=4, max_size=4), st.integers(0, YEARS_30_NS))
-def test_every_id_is_of_letters_that_are_not_mistaken_for_others(chance: bytes, later_ns: int) -> None:
-    queue_id = Identities(FakeClock(wall_ns=START_WALL_NS + later_ns), lambda _size: chance).next_id()
-
-    assert len(queue_id) == 16
-    assert not set(queue_id) & set("ilou")
-    assert is_queue_id(queue_id)
-
-
-@given(st.binary(min_size=4, max_size=4), st.integers(0, YEARS_30_NS))
+@given(st.binary(min_size=4, max_size=4), st.integers(-YEARS_30_NS, YEARS_30_NS))
 def test_an_id_is_the_microsecond_and_thirty_bits_of_chance(chance: bytes, later_ns: int) -> None:
     wall_ns = START_WALL_NS + later_ns
     queue_id = Identities(FakeClock(wall_ns=wall_ns), always(chance)).next_id()
 
+    assert is_queue_id(queue_id)
+    assert len(queue_id) == 16
     # Crockford's letters in the order of Python's own base 32.
     number = int(queue_id.translate(str.maketrans("abcdefghjkmnpqrstvwxyz", "abcdefghijklmnopqrstuv")), 32)
-    assert number >> 30 == wall_ns // 1000 - 1_704_067_200_000_000
+    assert number >> 30 == max(1, wall_ns // 1000 - 1_704_067_200_000_000)
     assert number % 2**30 == int.from_bytes(chance, "big") % 2**30
-
-
-def test_a_clock_before_the_epoch_still_gives_ids() -> None:
-    identities = Identities(FakeClock(wall_ns=0), os.urandom)
-    found = [identities.next_id() for _ in range(10)]
-
-    assert len(set(found)) == 10
-    assert all(is_queue_id(queue_id) for queue_id in found)
 
 
 def test_a_report_has_the_id_of_its_message_and_little_more() -> None:

@@ -5,8 +5,6 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from relay.spool.disk.durable import opened
 from tests.fakes.disk import Fault, ModelDisk
@@ -92,50 +90,6 @@ def test_after_a_failed_sync_the_content_never_arrives(drops_pages: bool, model:
 
     assert left(model) == {("a", b"old!" if drops_pages else b"lost")}
     assert all_left(model) == {frozenset({("a", b"old!")})}
-
-
-def test_a_failed_sync_may_leave_the_size_without_the_content(model: ModelDisk) -> None:
-    with opened(model, model.open_new("/folder/a")) as fd:
-        model.sync_directory("/folder")
-        model.write_all(fd, b"lost")
-        model.fail(Fault(1, errno.EIO))
-        assert error_of(lambda: model.sync(fd)) == errno.EIO
-
-        assert all_left(model) == {frozenset({("a", b"")}), frozenset({("a", bytes(4))})}
-
-
-@given(nth=st.integers(1, 8), forever=st.booleans())
-def test_calls_fail_from_the_nth_on_or_once(*, nth: int, forever: bool) -> None:
-    disk = ModelDisk()
-    disk.make_directory("/folder")
-    disk.fail(Fault(nth, errno.ENOSPC, forever=forever))
-    failed = []
-    for number in range(1, 9):
-        try:
-            disk.sync_directory("/folder")
-        except OSError:
-            failed.append(number)
-
-    assert failed == (list(range(nth, 9)) if forever else [nth])
-
-
-def test_half_a_write_may_be_written_before_it_fails(model: ModelDisk) -> None:
-    model.fail(Fault(2, errno.ENOSPC, is_short=True))
-    with opened(model, model.open_new("/folder/a")) as fd:
-        assert error_of(lambda: model.write_all(fd, b"12345678")) == errno.ENOSPC
-
-    assert left(model) == {("a", b"1234")}
-
-
-def test_locks_die_with_the_process_and_by_a_power_cut(model: ModelDisk) -> None:
-    other = model.another()
-    assert model.lock("/folder/lock", wait=False) is not None
-    assert other.lock("/folder/lock", wait=False) is None
-    assert model.after_kill().lock("/folder/lock", wait=False) is not None
-    assert all(image.lock("/folder/lock", wait=False) is not None for image in model.prefixes())
-
-    model.die()
-    assert other.lock("/folder/lock", wait=False) is not None
 
 
 def on(model: Model) -> ModelDisk:
@@ -282,16 +236,6 @@ def test_names_of_one_folder_come_in_their_order(model: Model) -> None:
     in_order = {(), ("a",), ("a", "b")}
     assert in_order <= {tuple(sorted(names)) for names in found}
     assert (("b",) in found) == (model in (Model.ANY_SUBSET, Model.TORN_RENAMES))
-
-
-@pytest.mark.parametrize("model", Model)
-def test_what_is_synced_is_the_same_after_every_cut(model: Model) -> None:
-    disk = on(model)
-    disk.close(renamed(disk))
-    for folder in ("/folder", "/other"):
-        disk.sync_directory(folder)
-
-    assert {image.fingerprint() for image in cut(disk)} == {disk.fingerprint()}
 
 
 def test_disks_of_equal_content_have_one_fingerprint() -> None:

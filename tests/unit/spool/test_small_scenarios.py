@@ -7,9 +7,7 @@ one recipient on every model, and goes on with two: RELAY_CRASH_SEED, RELAY_CRAS
 """
 
 import functools
-import os
 import random
-import sys
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -19,29 +17,28 @@ from tests.fakes.tally import Tally, on_all_cores
 from tests.unit.spool.campaign import LEAST_SECOND, LEAST_STATES, few_folders, judge_slice, walk
 from tests.unit.spool.cuts import Judge
 from tests.unit.spool.engine import OnModel
-from tests.unit.spool.maildir_engine import MaildirOnModel
 from tests.unit.spool.scenarios import of_size
 
 CUTS_AT_ONCE = 10
 CUTS_AT_ONCE_IN_THE_LONG_RUN = 256
+SHORT_STEP = 7
+"""Of the scenarios, every so-manieth in the short run; no divisor of how many belong together."""
 SHARE = 0.75
 """Of the budget of all crash runs."""
 
 
-def tell(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    """Say something that is seen whether the test passes or not."""
-    with capsys.disabled():
-        sys.stdout.write(f"\n{text}\n")
-
-
 def judge_one_recipient(
-    monkeypatch: pytest.MonkeyPatch, engine: OnModel, models_of: Callable[[int], Sequence[Model]]
+    monkeypatch: pytest.MonkeyPatch,
+    engine: OnModel,
+    models_of: Callable[[int], Sequence[Model]],
+    *,
+    each: int = 1,
 ) -> Tally:
-    """Judge every scenario of one recipient on these models of a disk, by its number."""
+    """Judge one of `each` so many scenarios of one recipient, on these models of a disk by its number."""
     few_folders(monkeypatch)
     # One judge for all models: what two of them allow is one state.
     judge, runs = Judge(engine=engine), list(of_size(1))
-    for number, scenario in enumerate(runs):
+    for number, scenario in list(enumerate(runs))[::each]:
         for model in models_of(number):
             judge_slice(judge, scenario, model, random.Random(number), CUTS_AT_ONCE)
             judge.tally.runs += 1
@@ -53,49 +50,36 @@ def two_in_turn(number: int) -> Sequence[Model]:
     return list(Model)[number % 2 :: 2]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("each", [SHORT_STEP, pytest.param(1, marks=pytest.mark.full)])
 def test_one_recipient_survives_any_two_crashes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], engine: OnModel
+    monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None], engine: OnModel, each: int
 ) -> None:
     # The long run has each on all models.
-    tally = judge_one_recipient(monkeypatch, engine, two_in_turn)
-    assert len(tally.states) > 10_000
-    assert len(tally.second) > 3_000
-    tell(capsys, f"spool: {tally}: nothing lost")
+    tally = judge_one_recipient(monkeypatch, engine, two_in_turn, each=each)
+    assert len(tally.states) * each > 10_000
+    assert len(tally.second) * each > 3_000
+    tell(f"spool: {tally}: nothing lost")
 
 
 @pytest.mark.crash
 def test_one_recipient_survives_them_on_every_model(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], engine: OnModel
+    monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None], engine: OnModel
 ) -> None:
     tally = judge_one_recipient(monkeypatch, engine, lambda _number: list(Model))
     assert len(tally.states) > 20_000
     assert len(tally.second) > 5_000
-    tell(capsys, f"spool: {tally}: nothing lost")
+    tell(f"spool: {tally}: nothing lost")
 
 
 @pytest.mark.crash
 def test_up_to_three_messages_survive_any_two_crashes(
-    capsys: pytest.CaptureFixture[str], engine: OnModel
+    tell: Callable[[str], None], engine: OnModel, crash_seed: int, crash_budget_s: float
 ) -> None:
-    seed = int(os.environ.get("RELAY_CRASH_SEED", "0"))
-    budget_s = float(os.environ.get("RELAY_CRASH_BUDGET", "60")) * SHARE
-
-    most = CUTS_AT_ONCE_IN_THE_LONG_RUN
+    seed, budget_s, most = crash_seed, crash_budget_s * SHARE, CUTS_AT_ONCE_IN_THE_LONG_RUN
     tally = on_all_cores(
         functools.partial(walk, seed=seed, budget_s=budget_s, smallest=2, most=most, engine=engine)
     )
 
-    tell(capsys, f"spool: {tally}, seed {seed}: nothing lost")
+    tell(f"spool: {tally}, seed {seed}: nothing lost")
     assert len(tally.states) >= LEAST_STATES
     assert len(tally.second) >= LEAST_SECOND
-
-
-def test_an_engine_is_judged_on_plays_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    few_folders(monkeypatch)
-    judge = Judge(engine=MaildirOnModel("/srv/another"))
-
-    # On plays of another one's it would have lost all mail.
-    judge_slice(judge, next(of_size(1)), Model.ANY_SUBSET, random.Random(0), 4)
-
-    assert judge.judged > 100

@@ -29,12 +29,6 @@ def test_a_lack_of_ours_is_of_means_of_room_or_of_time(
     assert (is_lack_of_means(error), is_lack_of_room(error), is_our_own_lack(error)) == (means, room, ours)
 
 
-def test_no_error_and_another_error_are_no_lack() -> None:
-    for other in (None, ValueError("no number")):
-        assert not is_lack_of_means(other)
-        assert not is_lack_of_room(other)
-
-
 def test_a_disk_that_fails_now_tells_nothing_of_the_file() -> None:
     lost, denied = OSError(errno.EIO, "lost"), OSError(errno.EACCES, "denied")
 
