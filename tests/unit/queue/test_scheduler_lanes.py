@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
 from relay.queue.lanes import DEFAULT_LANE, Lane, Price
+from relay.queue.parking import MOST_PLACES
 from relay.queue.queued import NO_REASON, WaitReason, origin_of
 from relay.queue.scheduler import Queued, Scheduler, State
 from tests.unit.queue.test_counts import assert_counted
@@ -102,6 +103,60 @@ def test_senders_take_turns_also_with_one_that_was_parked() -> None:
         "late",
         *(f"b{n}" for n in range(4, 9)),
     ]
+
+
+def _ask(scheduler: Scheduler, now_ns: int, room: int = 1) -> int:
+    """Let so many leave each place that is due, as the dispatcher does; return how many were asked."""
+    asked = 0
+    while scheduler.has_places_due(now_ns):
+        places = scheduler.places_due(now_ns)
+        assert len(places) <= MOST_PLACES
+        for place in places:
+            scheduler.let_leave(place, room, 0)
+        asked += len(places)
+    return asked
+
+
+def test_places_of_a_closed_lane_hide_no_others() -> None:
+    count = 5 * MOST_PLACES
+    scheduler = _scheduler(*[_message(f"l{n}", "list", f"l{n}@x.example") for n in range(count)])
+    scheduler.add(_message("reset", "fast", "noreply@x.example"))
+    for name in _take(scheduler, most=count + 1):
+        due_at_ns = 200 if name == "reset" else 100
+        scheduler.park(QueueId(name), f"sender of {name}", due_at_ns, NO_REASON)
+
+    assert scheduler.let_lane("list", 0, 10**9) is None
+    assert _ask(scheduler, 100) == count
+    assert scheduler.let_lane("list", 0, 10**9) is not None
+    assert (scheduler.most_ready, scheduler.next_due_at_ns()) == (0, 200)
+    assert (scheduler.closed_lanes(), scheduler.next_place()) == (["list"], "sender of reset")
+    assert _ask(scheduler, 200) == 1
+    assert (scheduler.most_ready, scheduler.next_place()) == (1, None)
+    assert _take(scheduler, 200) == ["reset"]
+
+    # Nothing is asked, and nothing wakes, until the lane may give something again.
+    assert _ask(scheduler, 10**9 - 1) == 0
+    assert scheduler.next_due_at_ns() == 10**9
+    assert scheduler.let_lane("list", 3, 0) is None
+    assert (scheduler.most_ready, len(_take(scheduler, 10**9))) == (3, 3)
+
+
+def test_in_one_place_too_a_closed_lane_keeps_back_no_other() -> None:
+    scheduler = _scheduler(
+        *[_message(f"l{n}", "list") for n in range(3)], *[_message(f"d{n}") for n in range(3)]
+    )
+    for name in sorted(_take(scheduler), reverse=True):
+        scheduler.park(QueueId(name), "their client", 100, NO_REASON)
+    scheduler.let_lane("list", 0, 10**9)
+
+    assert _ask(scheduler, 100, room=2) == 1
+
+    assert _take(scheduler, 100) == ["d2", "d1"]
+    assert scheduler.next_due_at_ns() == 0
+    scheduler.let_lane("list", None, 0)
+    # Not more than may leave, whichever lane they are of.
+    assert _ask(scheduler, 100, room=2) == 1
+    assert _take(scheduler, 100) == ["l2", "d0"]
 
 
 def test_an_edit_keeps_the_order_of_arrival() -> None:

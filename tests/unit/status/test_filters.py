@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.spool.interface import RECIPIENTS_SHOWN, runs
+from relay.spool.interface import MOST_RUNS, RECIPIENTS_SHOWN, runs
 from relay.status.filters import (
     AGES,
     SORTS,
@@ -56,6 +56,17 @@ def test_memory_alone_never_says_what_recipients_deny(
     message = listed(recipients)
 
     assert filters.judge(message) in (None, filters.fits_recipients(message.view, recipients))
+
+
+def test_domains_are_told_from_memory_if_they_are_there() -> None:
+    many = [f"a@d{number}.example" for number in range(MOST_RUNS)]
+    ask_last = Filters(domains=(f"d{MOST_RUNS - 1}.example",))
+
+    assert ask_last.judge(listed(many)) is None
+    assert ask_last.judge(listed(many[1:])) is True
+    assert ask_last.judge(listed(many[:-1])) is False
+    assert Filters(domains=(LONG,)).judge(listed([f"a@{LONG}"] * 9)) is True
+    assert Filters(domains=("there.example",)).judge(listed([f"a@{LONG}"] * 9)) is None
 
 
 @pytest.mark.parametrize(
