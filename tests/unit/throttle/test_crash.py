@@ -55,7 +55,7 @@ def judge_run(judge: Judge, run: tuple[str, ...], model: Model, rng: random.Rand
 @pytest.mark.parametrize(
     ("how_often", "every"),
     [
-        *[(each, 8) for each in COMPACTS],
+        *[(each, 5) for each in COMPACTS],
         *[pytest.param(each, 1, marks=pytest.mark.full) for each in COMPACTS],
     ],
 )

@@ -59,7 +59,7 @@ def _live_for(seconds: float, seed: str, first: int, step: int) -> int:
     return (number - first) // step
 
 
-@pytest.mark.parametrize("worlds", [range(60), pytest.param(range(60, WORLDS), marks=pytest.mark.full)])
+@pytest.mark.parametrize("worlds", [range(100), pytest.param(range(100, WORLDS), marks=pytest.mark.full)])
 def test_no_random_events_are_ever_over(worlds: range) -> None:
     lives = [_live("0", number) for number in worlds]
 
