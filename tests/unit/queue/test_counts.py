@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
-from relay.queue.counts import Counts, Sums, total
-from relay.queue.groups import SPARE_AGES
+from relay.queue.counts import Sums, total
 from relay.queue.queued import NO_REASON, Queued, RecipientsLeft, State, WaitReason, origin_of
 from relay.queue.scheduler import Scheduler
 
@@ -75,15 +74,3 @@ def _do(scheduler: Scheduler, act: str, queue_id: QueueId, more: int, now_ns: in
                 )
         case _:
             getattr(scheduler, act)(queue_id)
-
-
-def test_what_left_long_ago_takes_no_memory() -> None:
-    counts = Counts()
-    queued = Queued(QueueId("a"), origin_of("s"), 1, 0, 1)
-    for number in range(5 * SPARE_AGES):
-        queued.state = State.ACTIVE if number % 2 else State.WAITING
-        counts.note(queued)
-
-    assert max(len(group.arrived) for group in counts._groups.values()) <= SPARE_AGES + 3
-    assert max(len(group.left) for group in counts._groups.values()) <= SPARE_AGES + 3
-    assert counts.of(State.ACTIVE) == {"default": Sums(1, 1, 1, 0)}

@@ -1,8 +1,6 @@
 """The order of what is ready: its laws on any weights, and against a model that searches lists anew."""
 
-import copy
 from fractions import Fraction
-from itertools import count
 
 import pytest
 from hypothesis import given
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relay.mail.envelope import QueueId
-from relay.queue.lanes import DEFAULT_LANE, SPARE_AGES, Lane, Order, Price, _Ages, turn_of
+from relay.queue.lanes import DEFAULT_LANE, Lane, Order, turn_of
 
 WEIGHTS = st.lists(st.integers(1, 100), min_size=1, max_size=8)
 
@@ -56,18 +54,6 @@ def test_each_lane_has_its_share_within_one_message(weights: list[int], count: i
             # Counted in shares, nobody is behind anybody by more than one message of the other.
             ahead = Fraction(served[other], of_weight[other]) - Fraction(served[name], of_weight[name])
             assert ahead <= Fraction(1, of_weight[other])
-
-
-@given(st.integers(1, 99), st.integers(0, 200))
-def test_who_comes_to_an_idle_lane_goes_next_however_small_its_share(weight: int, before: int) -> None:
-    order = _order(100 - weight, weight)
-    _fill(order, DEFAULT_LANE, before + 5)
-    _take(order, before)
-
-    _fill(order, "a", 1)
-
-    # At the very start both lanes are idle, and the first of the policy goes first.
-    assert "a" in _take(order, 1 if before else 2)
 
 
 def test_an_idle_lane_saves_nothing() -> None:
@@ -120,27 +106,6 @@ def test_overdue_mail_gets_half_of_what_goes_oldest_first() -> None:
     assert order.take(1000, 1) == "reset"
 
 
-def test_who_goes_because_it_is_overdue_has_not_had_its_senders_turn() -> None:
-    order = Order([Lane(DEFAULT_LANE, 1, patience_ns=100)])
-    for name, sender, since_ns in [("x1", "x", 50), ("x2", "x", 60), ("y1", "y", 0), ("y2", "y", 70)]:
-        order.add(QueueId(name), DEFAULT_LANE, f"{sender}@here.example", since_ns)
-    assert order.take(0, 1) == "x1"
-    order.add(QueueId("z1"), DEFAULT_LANE, "z@here.example", 80)
-    order.add(QueueId("y3"), DEFAULT_LANE, "y@here.example", 81)
-
-    # y1 is overdue; y, x and z are next in turn all the same.
-    assert [order.take(100, 1) for _ in range(5)] == ["y1", "y2", "x2", "z1", "y3"]
-
-
-def test_nothing_is_overdue_before_its_patience_is_over() -> None:
-    order = Order([Lane("a", 90), Lane(DEFAULT_LANE, 10, patience_ns=100)])
-    _fill(order, "a", 100)
-    _fill(order, DEFAULT_LANE, 100, since_ns=1)
-
-    assert _take(order, 50, now_ns=100).count(DEFAULT_LANE) <= 6
-    assert _take(order, 50, now_ns=101).count(DEFAULT_LANE) >= 25
-
-
 def test_a_lane_at_its_ceiling_keeps_back_no_other_lane() -> None:
     order = _order(10, 90)
     _fill(order, DEFAULT_LANE, 100)
@@ -175,27 +140,6 @@ def test_what_was_not_attempted_cost_its_lane_nothing(weights: list[int], data: 
     assert _rest_of(order) == expected
 
 
-def test_a_lane_is_charged_for_what_a_transaction_turned_out_to_cost() -> None:
-    order = _order(50, 50)
-    _fill(order, DEFAULT_LANE, 20)
-    _fill(order, "a", 20)
-    price = Price(1, 1)
-
-    first = order.take(0, price.of(1))
-    assert first is not None
-    order.charge(first, price.of(10))
-
-    # Ten recipients of one lane, then ten messages of the other.
-    assert _take(order, 10) == ["a"] * 10
-
-
-def test_the_price_is_that_of_the_tightest_limit() -> None:
-    price = Price(of_message_ns=100, of_recipient_ns=7)
-
-    assert [price.of(count) for count in (1, 14, 15, 100)] == [100, 100, 105, 700]
-    assert Price(0, 0).of(5) == 1
-
-
 @pytest.mark.parametrize(
     ("reverse_path", "turn"),
     [
@@ -220,21 +164,6 @@ def test_spellings_of_one_sender_have_one_turn() -> None:
     taken = [order.take(0, 1) or "" for _ in range(4)]
 
     assert sum("b@x.example" in each for each in taken) == 2
-
-
-def test_memory_does_not_grow_with_what_has_gone() -> None:
-    order = _order(1, patience_ns=10**18)
-    for number in range(20 * SPARE_AGES):
-        order.add(QueueId(str(number)), DEFAULT_LANE, f"{number}@x.example", number)
-        taken = order.take(0, 1)
-        assert taken is not None
-        order.charge(taken, 1)
-
-    (line,) = order._lines.values()
-    assert not line.ages.since
-    assert len(line.ages._heap) <= SPARE_AGES + 2
-    assert not line.senders
-    assert not order._charged
 
 
 class Model:
@@ -398,29 +327,5 @@ class AnyOrder(RuleBasedStateMachine):
         for lane, model in self.lanes.items():
             assert self.order.length(lane) == len(model.all())
 
-    @invariant()
-    def a_copy_goes_its_own_way_and_the_same_way(self) -> None:
-        twin, same = copy.deepcopy(self.order), self.order.copy()
-        for name, _, _, cost, _, _, _ in self.taken:
-            for order in (twin, same):
-                order.charge(QueueId(name), cost + 1) if int(name) % 2 else order.refund(QueueId(name))
-        assert _rest_of(same, self.now_ns) == _rest_of(twin, self.now_ns)
-        # What became of the copy did nothing to the order.
-        assert len(self.order) == sum(len(model.all()) for model in self.lanes.values())
-
 
 TestAnyOrder = AnyOrder.TestCase
-
-
-def test_of_one_instant_the_oldest_is_who_came_first() -> None:
-    ages, numbers = _Ages(), count()
-    for name, since_ns in [("a", 5), ("b", 9), ("c", 5)]:
-        ages.add(QueueId(name), since_ns, numbers)
-    assert ages.oldest() == (5, "a")
-    assert ages.first(3) == [(5, "a"), (5, "c"), (9, "b")]
-
-    for name in "ab":
-        ages.remove(QueueId(name))
-    ages.add(QueueId("d"), 5, numbers)
-    assert ages.oldest() == (5, "c")
-    assert ages.first(3) == [(5, "c"), (5, "d")]

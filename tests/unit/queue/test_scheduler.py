@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import NO_REASON, WaitReason, origin_of
+from relay.queue.queued import NO_REASON, origin_of
 from relay.queue.scheduler import Queued, Scheduler, State
-from relay.queue.sender_pauses import FIRST_REST_NS, LONGEST_REST_NS, MOST_RESTING
+from relay.queue.sender_pauses import FIRST_REST_NS, LONGEST_REST_NS
 from relay.verdicts.decision import back_off_ns
 from relay.verdicts.operator_pause import FOREVER_NS
 from tests.unit.queue.test_counts import assert_counted
@@ -72,14 +72,6 @@ def test_a_sender_that_is_refused_again_rests_longer_up_to_a_bound() -> None:
     assert lengths_ns[-1] == LONGEST_REST_NS
 
 
-def test_a_rest_is_never_shorter_than_what_was_asked_for() -> None:
-    scheduler = Scheduler()
-    asked_ns = 3 * LONGEST_REST_NS
-    assert scheduler.sender_pauses.begin("bad", 5, "no", asked_ns=asked_ns) == 5 + asked_ns
-    again_ns = 5 + asked_ns
-    assert scheduler.sender_pauses.begin("bad", again_ns, "no", asked_ns=1) == again_ns + 2 * FIRST_REST_NS
-
-
 def test_a_rest_lasts_until_somebody_went_to_see_whether_it_is_over() -> None:
     scheduler = Scheduler()
     scheduler.sender_pauses.begin("bad", 5, "no")
@@ -93,90 +85,6 @@ def test_a_rest_lasts_until_somebody_went_to_see_whether_it_is_over() -> None:
     scheduler.trust_sender("bad", proves_at_ns + 600 * MINUTE_NS)
     assert scheduler.sender_pauses.rests_of("bad") == ((5, proves_at_ns),)
     assert scheduler.sender_pauses.rests_of("good") == ()
-
-
-def test_a_pause_whose_proof_is_refused_goes_on() -> None:
-    scheduler = Scheduler()
-    now_ns = 5
-    for _ in range(10):
-        now_ns = scheduler.sender_pauses.begin("bad", now_ns, "no")
-    scheduler.trust_sender("bad", now_ns)
-    assert scheduler.sender_pauses.rests_of("bad") == ((5, now_ns),)
-
-
-def test_senders_whose_rests_are_known_are_bounded() -> None:
-    scheduler = Scheduler()
-    for number in range(MOST_RESTING + 100):
-        scheduler.sender_pauses.begin(f"s{number}", 0, "no")
-        scheduler.trust_sender(f"s{number}", 1)
-
-    assert (
-        sum(bool(scheduler.sender_pauses.rests_of(f"s{number}")) for number in range(MOST_RESTING + 100))
-        == MOST_RESTING
-    )
-
-
-def test_senders_that_are_remembered_as_resting_are_bounded() -> None:
-    scheduler = Scheduler()
-    for number in range(MOST_RESTING + 100):
-        scheduler.sender_pauses.begin(f"s{number}", 0, "no")
-
-    assert len(scheduler.sender_pauses.senders()) == MOST_RESTING
-    # One that rests already needs nobody else's place.
-    sender_pauses = scheduler.sender_pauses.senders()
-    scheduler.sender_pauses.begin("s200", sender_pauses["s200"], "no")
-    assert scheduler.sender_pauses.senders().keys() == sender_pauses.keys()
-
-
-def test_first_come_is_first_served() -> None:
-    scheduler = Scheduler()
-    for number in range(3):
-        scheduler.add(a_message(number))
-
-    taken = [scheduler.next_ready(0) for _ in range(4)]
-
-    assert [queued.queue_id if queued else None for queued in taken] == [
-        *(f"{number:016d}" for number in range(3)),
-        None,
-    ]
-
-
-def test_an_unattempted_message_keeps_its_place() -> None:
-    scheduler = Scheduler()
-    for number in range(2):
-        scheduler.add(a_message(number))
-    first = scheduler.next_ready(0)
-    assert first is not None
-
-    scheduler.give_back(first.queue_id, WaitReason("no room"))
-
-    assert scheduler.first_ready(0) is first
-    assert (first.state, first.reason, first.due_at_ns) == (State.WAITING, "no room", 0)
-
-
-def test_a_deferred_message_is_due_at_its_instant_and_not_before() -> None:
-    scheduler = Scheduler()
-    scheduler.add(a_message(1))
-    taken = scheduler.next_ready(0)
-    assert taken is not None
-
-    scheduler.postpone(taken.queue_id, 1000, 1, WaitReason("451 later"))
-
-    assert scheduler.next_due_at_ns() == 1000
-    assert scheduler.next_ready(999) is None
-    assert scheduler.next_ready(1000) is taken
-
-
-def test_what_is_held_while_deferred_stays_held() -> None:
-    scheduler = Scheduler()
-    scheduler.add(a_message(1, State.DEFERRED, 1000))
-
-    scheduler.hold(QueueId(f"{1:016d}"))
-
-    assert scheduler.next_due_at_ns() is None
-    assert not scheduler.has_ready(5000)
-    scheduler.release(QueueId(f"{1:016d}"))
-    assert scheduler.has_ready(5000)
 
 
 @given(st.integers(0, 10**18), st.integers(1, 10**15), st.integers(1, 10**15))

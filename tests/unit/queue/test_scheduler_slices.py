@@ -3,14 +3,13 @@
 import copy
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relay.mail.envelope import QueueId
 from relay.queue import scheduler as scheduler_module
-from relay.queue.lanes import DEFAULT_LANE, Lane, Order, Price
-from relay.queue.parking import Parking
+from relay.queue.lanes import DEFAULT_LANE, Lane, Price
 from relay.queue.queued import NO_REASON, origin_of
 from relay.queue.scheduler import SLICE, Queued, Scheduler, State
 from relay.queue.sender_pauses import FIRST_REST_NS
@@ -58,122 +57,6 @@ def test_no_look_is_long_when_all_back_offs_end_at_once() -> None:
     lengths = slices_of(a_queue(due_at_ns=100), 100, State.WAITING)
     assert sum(lengths) == MANY
     assert max(lengths) <= SLICE
-
-
-def test_no_look_is_long_when_a_sender_rests_and_none_when_it_is_over() -> None:
-    queue = a_queue()
-    queue.sender_pauses.begin(a_message(0).sender, 0, "553 not yours")
-    lengths = slices_of(queue, 0, State.DEFERRED)
-    assert sum(lengths) == MANY
-    assert max(lengths) <= SLICE
-
-    queue.trust_sender(a_message(0).sender, 0)
-    assert count_of(queue, State.WAITING) == 0
-    lengths = slices_of(queue, 0, State.WAITING)
-    assert sum(lengths) == MANY
-    assert max(lengths) <= SLICE
-
-
-def test_one_that_is_taken_does_not_make_the_next_look_longer() -> None:
-    queue = a_queue()
-    queue.sender_pauses.begin(a_message(0).sender, 0, "553 not yours")
-    lengths = []
-    for _ in range(3):
-        before = count_of(queue, State.DEFERRED)
-        assert queue.next_ready(0) is None
-        lengths.append(count_of(queue, State.DEFERRED) - before)
-    assert lengths == [SLICE] * 3
-
-
-class Asked(dict[QueueId, Queued]):
-    """Messages that count how often one of them was asked for."""
-
-    times = 0
-
-    def __getitem__(self, queue_id: QueueId) -> Queued:
-        self.times += 1
-        return super().__getitem__(queue_id)
-
-    def get(self, queue_id: QueueId) -> Queued | None:  # type: ignore[override]  # none asks for a default
-        self.times += 1
-        return super().get(queue_id)
-
-
-def test_another_order_asks_after_nobody_who_is_parked() -> None:
-    messages = Asked()
-    order = Order()
-    places = Parking(messages, order)
-    for number in range(MANY):
-        message = messages[QueueId(f"{number:016d}")] = a_message(number, lane="a")
-        message.place, message.turn = "one sender", number + 1
-        places.park(message, "one sender", 5)
-    assert places.due(5) == ["one sender"]
-    places.let("one sender", MANY, 0)
-    messages.times = 0
-
-    places.go_by(another := Order(LANES))
-
-    assert messages.times == 0
-    assert places.due(5) == ["one sender"]
-    places.let("one sender", 1, 0)
-    assert another.first(5) == f"{0:016d}"
-
-
-def test_mail_of_one_lane_leaves_a_place_in_turn() -> None:
-    messages: dict[QueueId, Queued] = {}
-    places = Parking(messages, order := Order(LANES))
-    said = ["gone", "a", "was renamed", "gone", DEFAULT_LANE, "was renamed"]
-    for number, lane in reversed(list(enumerate(said))):
-        message = messages[QueueId(f"{number:016d}")] = a_message(number, lane=lane)
-        message.place, message.turn = "place", number + 1
-        places.park(message, "place", 5)
-    places.due(5)
-    places.let("place", 10, 0)
-    assert places.following == {"a": 0, DEFAULT_LANE: 4}
-    left = []
-    while (queue_id := order.first_of(DEFAULT_LANE)) is not None:
-        left.append(int(queue_id))
-        order.remove(queue_id)
-        message = messages.pop(queue_id)
-        places.left("place", message.lane, was_let=True)
-    assert left == [0, 2, 3, 4, 5]
-
-
-def test_an_estimate_knows_of_those_that_are_yet_to_be_moved() -> None:
-    queue = a_queue()
-    queue.sender_pauses.begin(a_message(0).sender, 0, "553 not yours")
-    slices_of(queue, 0, State.DEFERRED)
-    queue.trust_sender(a_message(0).sender, 0)
-    twin = queue.twin(copy.deepcopy(list(queue)))
-    assert sum(slices_of(twin, 0, State.WAITING)) == MANY
-
-
-def test_what_was_released_before_its_sender_keeps_its_place() -> None:
-    queue = Scheduler()
-    for number in range(3):
-        queue.add(a_message(number))
-    queue.sender_pauses.begin(a_message(0).sender, 0, "553 not yours")
-    assert queue.next_ready(0) is None
-    queue.release(QueueId(f"{1:016d}"))
-    queue.add(a_message(3, "good@x.example"))
-    queue.trust_sender(a_message(0).sender, 0)
-    taken = [queue.next_ready(0) for _ in range(4)]
-    assert [queued and int(queued.queue_id) for queued in taken] == [1, 3, 0, 2]
-
-
-def test_what_an_operator_has_comes_with_the_next_success() -> None:
-    queue = Scheduler()
-    queue.add(message := a_message(0))
-    queue.sender_pauses.begin(message.sender, 0, "553 not yours")
-    assert queue.next_ready(0) is None
-    before, message.state = message.state, State.ACTIVE
-    queue.trust_sender(message.sender, 0)
-    assert queue.next_ready(0) is None
-    message.state = before
-    queue.add(message)
-    assert queue.next_ready(0) is None
-    queue.trust_sender(message.sender, 0)
-    assert queue.next_ready(0) is message
 
 
 class Whole(Scheduler):
@@ -339,18 +222,86 @@ class Slices(RuleBasedStateMachine):
         for queue in self.queues:
             assert_counted(queue)
 
-    @precondition(is_level)
-    @invariant()
-    def an_estimate_of_it_goes_the_same_way(self) -> None:
-        orders = []
-        for queue in self.queues:
-            twin, order = queue.twin(copy.deepcopy(list(queue))), []
-            while (queued := twin.next_ready(self.now_ns)) is not None or twin.is_behind:
-                if queued is not None:
-                    order.append(queued.queue_id)
-            orders.append(order)
-        assert orders[0] == orders[1]
-
 
 TestSlices = Slices.TestCase
-TestSlices.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestSlices.settings = settings(stateful_step_count=40)
+
+
+EDITS = st.tuples(st.sampled_from([(), LANES[::2], LANES]), st.sampled_from([Price(), Price(5), Price(1, 2)]))
+
+
+def drained(queue: Scheduler, now_ns: int) -> list[Queued]:
+    """Return all that may go, in order, of a copy."""
+    copied = copy.deepcopy(queue)
+    gone: list[Queued] = []
+    while True:
+        for place in copied.places_due(10**18):
+            copied.let_leave(place, 1000, 0)
+        if (queued := copied.next_ready(now_ns)) is not None:
+            gone.append(queued)
+        elif not copied.is_behind:
+            return gone
+
+
+@given(st.lists(st.tuples(senders, lanes), max_size=20), EDITS, EDITS, st.integers(0, 5))
+def test_an_edit_in_slices_is_the_edit_in_one_go(
+    came: list[tuple[str, str]],
+    before: tuple[tuple[Lane, ...], Price],
+    after: tuple[tuple[Lane, ...], Price],
+    taken: int,
+) -> None:
+    queues = []
+    for slice_of in (2, 10**6):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scheduler_module, "SLICE", slice_of)
+            queue = Scheduler()
+            queue.arrange(*before, 100)
+            for number, (sender, lane) in enumerate(came):
+                queue.add(a_message(number, sender, lane))
+            for queued in [queue.next_ready(0) for _ in range(taken)]:
+                if queued is not None:
+                    queue.give_back(queued.queue_id, NO_REASON)
+            queue.arrange(*after, 100)
+            queues.append([queued.queue_id for queued in drained(queue, 0)])
+    assert queues[0] == queues[1]
+
+
+@given(st.integers(0, 12), st.lists(st.integers(0, 7), max_size=3, unique=True))
+def test_what_is_released_in_an_edit_goes_last(steps: int, released: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler_module, "SLICE", 1)
+        queue = Scheduler()
+        for number in range(8):
+            queue.add(a_message(number, BAD, "a"))
+        assert queue.first_ready(5) is not None or queue.is_behind
+        while queue.is_behind:
+            queue.first_ready(5)
+        queue.arrange(LANES, Price(), 100)
+        for _ in range(steps):
+            queue.first_ready(5)
+        for number in released:
+            queue.hold(QueueId(f"{number:016d}"))
+            queue.release(QueueId(f"{number:016d}"))
+
+        twin = queue.twin([copy.copy(queued) for queued in queue])
+
+        expected = [*(number for number in range(8) if number not in released), *released]
+        assert [int(queued.queue_id) for queued in drained(twin, 5)] == expected
+        assert [int(queued.queue_id) for queued in drained(queue, 5)] == expected
+
+
+def test_an_edit_of_lanes_keeps_no_sender_waiting_for_proof() -> None:
+    """A message in hand was to prove that its sender's pause is over; then it is given back."""
+    queue, over_ns = Scheduler(), FIRST_REST_NS + 1
+    for number in range(3):
+        queue.add(a_message(number, BAD, "a"))
+    queue.sender_pauses.begin(BAD, 0, "refused")
+    taken = queue.next_ready(over_ns)
+    assert taken is not None
+    queue.arrange(LANES, Price(), 100)
+
+    queue.give_back(taken.queue_id, NO_REASON)
+
+    while queue.is_behind:
+        queue.first_ready(over_ns)
+    assert queue.first_ready(over_ns) is taken

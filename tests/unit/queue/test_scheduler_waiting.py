@@ -1,12 +1,8 @@
-"""Those who are kept out of the order, by doubt, by rest or by their lane: each comes back, in turn, once."""
-
-import sys
-from types import FrameType
-from typing import Any
+"""Mail that is kept out of the order, by doubt, rest, lane, place or pause: each comes back, once."""
 
 from relay.mail.envelope import QueueId
 from relay.queue.lanes import DEFAULT_LANE, Lane, Price
-from relay.queue.queued import WaitReason, origin_of
+from relay.queue.queued import NO_REASON, NewMailHold, WaitReason, origin_of
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.queue.sender_pauses import PROOF_NS
 from relay.verdicts.decision import REFUSALS_IN_PLACE
@@ -51,74 +47,6 @@ def _first(scheduler: Scheduler) -> str:
     return taken.queue_id
 
 
-def test_out_of_doubt_the_often_refused_go_in_order_too() -> None:
-    scheduler = Scheduler()
-    for name in "abc":
-        scheduler.add(_message(name))
-    for _ in "abc":
-        refused = scheduler.next_ready(0)
-        assert refused is not None
-        refused.past = refused.past.but(refusals=REFUSALS_IN_PLACE)
-        scheduler.again(refused.queue_id, 1, WaitReason("421 no"))
-    scheduler.doubt("bad")
-    scheduler.add(_message("x", "good"))
-    assert _first(scheduler) == "x"
-
-    scheduler.trust()
-
-    assert _take(scheduler) == "abc"
-
-
-def test_a_held_message_stays_held_when_its_sender_is_welcome_again() -> None:
-    scheduler = Scheduler()
-    for name in "abc":
-        scheduler.add(_message(name))
-    until_ns = scheduler.sender_pauses.begin("bad", 0, "553 not yours")
-    assert _take(scheduler) == ""
-    held = scheduler.get(QueueId("b"))
-    assert held is not None
-    # As the operator does it: seized, and held once the disk knows.
-    held.state = State.ACTIVE
-    held.state = State.HELD
-    scheduler.hold(QueueId("c"))
-
-    scheduler.trust_sender("bad", until_ns)
-
-    assert _take(scheduler, until_ns) == "a"
-    assert held.state is State.HELD
-    for name in "bc":
-        scheduler.release(QueueId(name))
-    assert _take(scheduler, until_ns) == "bc"
-
-
-def _lines_of_trust(others: int) -> int:
-    """Return how many lines run when one sender is welcome again, of so many others whose mail waits too."""
-    scheduler = Scheduler()
-    for name in ("a", *(f"other{number}" for number in range(others))):
-        scheduler.add(_message(name, sender=name))
-        scheduler.sender_pauses.begin(name, 0, "553 not yours")
-    assert _take(scheduler) == ""
-    lines = 0
-
-    def count(_frame: FrameType, event: str, _arg: object) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        scheduler.trust_sender("a", 1)
-    finally:
-        sys.settrace(before)
-    assert _take(scheduler, 1) == "a"
-    return lines
-
-
-def test_trusting_a_sender_costs_no_more_in_a_long_queue() -> None:
-    assert _lines_of_trust(others=1000) == _lines_of_trust(others=2)
-
-
 def test_an_unattempted_proof_of_a_sender_loses_nothing() -> None:
     scheduler = Scheduler()
     scheduler.add(_message("a"))
@@ -138,27 +66,6 @@ def test_an_unattempted_proof_of_a_sender_loses_nothing() -> None:
     scheduler.reserved(QueueId("a"), 1)
     scheduler.give_back(QueueId("a"), WaitReason("421 busy"))
     assert _take(scheduler, until_ns + PROOF_NS) == ""
-
-
-def test_what_is_not_sent_is_no_part_of_its_lanes_share() -> None:
-    scheduler = Scheduler()
-    scheduler.arrange((Lane("a", 50), Lane(DEFAULT_LANE, 50)), Price(), 100)
-    scheduler.add(_message("unfit", lane="a"))
-    assert _take(scheduler) == "unfit"
-    # No slot was used for it; its report waits for hours, in which others go.
-    for name in "0123456789":
-        scheduler.add(_message(name))
-    for name in _take(scheduler):
-        scheduler.reserved(QueueId(name), 1)
-        scheduler.remove(QueueId(name))
-
-    scheduler.remove(QueueId("unfit"))
-
-    for name in "abcd":
-        scheduler.add(_message(name, lane="a"))
-        scheduler.add(_message(name.upper()))
-    # Who had nothing to send has saved nothing.
-    assert _take(scheduler) == "aAbBcCdD"
 
 
 def test_behind_a_closed_lane_the_refused_longest_ago_is_next() -> None:
@@ -181,3 +88,83 @@ def test_behind_a_closed_lane_the_refused_longest_ago_is_next() -> None:
         assert not scheduler.has_ready(now_ns)
         assert scheduler.next_due_at_ns() == now_ns + 1
     assert proved == "abcabc"
+
+
+def _of(names: str) -> Scheduler:
+    scheduler = Scheduler()
+    for name in names:
+        scheduler.add(_message(name, ""))
+    return scheduler
+
+
+def _park(scheduler: Scheduler, names: str, place: str, due_at_ns: int) -> None:
+    for name in names:
+        scheduler.park(QueueId(name), place, due_at_ns, WaitReason("no room for its sender"))
+
+
+def _leave(scheduler: Scheduler, now_ns: int, room: int) -> str:
+    """Let so many leave each place that is due, and take all that may go."""
+    for place in scheduler.places_due(now_ns):
+        scheduler.let_leave(place, room, 10**9)
+    return _take(scheduler, now_ns)
+
+
+def test_the_parked_keep_back_nobody_else() -> None:
+    scheduler = _of("abcd")
+    assert _take(scheduler) == "abcd"
+
+    _park(scheduler, "ac", "list", 100)
+    scheduler.again(QueueId("b"), 1, NO_REASON)
+
+    assert _take(scheduler) == "b"
+    assert scheduler.next_due_at_ns() == 100
+    parked = scheduler.get(QueueId("a"))
+    assert parked is not None
+    assert (parked.state, parked.reason) == (State.WAITING, "no room for its sender")
+
+
+def test_as_many_leave_in_order_as_there_is_room_for() -> None:
+    scheduler = _of("abcdx")
+    assert scheduler.next_ready(0) is not None
+    _park(scheduler, "a", "list", 100)
+    for _ in "bcd":
+        scheduler.next_ready(0)
+    _park(scheduler, "bcd", "list", 200)
+
+    assert _leave(scheduler, now_ns=199, room=9) == "x"
+    scheduler.add(Queued(QueueId("y"), origin_of(""), 1, 0, 1))
+    assert _leave(scheduler, now_ns=200, room=2) == "aby"
+    # Tried in vain after all: it is first again.
+    _park(scheduler, "b", "list", 300)
+    assert _leave(scheduler, now_ns=300, room=3) == "bcd"
+    assert scheduler.next_due_at_ns() is None
+
+
+def _came_in(number: int, at_ns: int, suffix: str = "", state: State = State.WAITING) -> Queued:
+    return Queued(
+        QueueId(f"{number:016d}{suffix}"), origin_of(f"s{number % 3}@b.example"), 1, at_ns, 1, state
+    )
+
+
+def test_what_was_there_before_and_our_own_notices_are_not_held() -> None:
+    scheduler = Scheduler()
+    assert scheduler.hold_new(NewMailHold("isp", 10))
+    assert not scheduler.hold_new(NewMailHold("isp", 10))
+    for number, (at_ns, suffix) in enumerate([(9, ""), (10, ""), (11, "r"), (11, "w"), (11, "r2"), (11, "")]):
+        scheduler.add(_came_in(number, at_ns, suffix))
+
+    held = [queued for queued in scheduler if queued.state is State.HELD]
+    assert [queued.queue_id for queued in held] == [f"{1:016d}", f"{5:016d}"]
+    assert {queued.reason for queued in held} == {"held by the pause of isp"}
+
+
+def test_what_waits_at_a_restart_is_held_before_it_can_go() -> None:
+    scheduler = Scheduler()
+    for number in range(4):
+        scheduler.add(_came_in(number, number))
+    scheduler.hold_new(NewMailHold("isp", 2))
+    scheduler.follow_hold([queued.queue_id for queued in scheduler] + [QueueId("gone")])
+
+    gone = [scheduler.next_ready(9), scheduler.next_ready(9)]
+    assert [queued and queued.arrived_at_ns for queued in gone] == [0, 1]
+    assert scheduler.next_ready(9) is None

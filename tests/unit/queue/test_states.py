@@ -6,10 +6,8 @@ from relay.mail.envelope import QueueId
 from relay.mail.header import NO_NAMES, Names
 from relay.queue.pages import Pages
 from relay.queue.queued import (
-    AFTER,
     NO_REASON,
     ListedWords,
-    Move,
     Queued,
     RecipientsLeft,
     State,
@@ -64,10 +62,6 @@ def test_each_verb_does_to_each_state_what_the_table_says(verb: str, state: Stat
     assert (taken is queued) == (CELLS[verb][list(State).index(state)] is State.WAITING and not is_parked)
 
 
-def test_the_table_has_a_line_for_each_move() -> None:
-    assert set(AFTER) == set(Move)
-
-
 def test_a_refusal_is_told_apart_from_what_else_keeps_a_message() -> None:
     scheduler = Scheduler()
     queued = Queued(QueueId("a"), origin_of("s"), 1, 0, 1)
@@ -95,10 +89,3 @@ def test_what_a_listing_shows_follows_what_is_left() -> None:
     queued.enter_page(Pages())
     assert queued.shown == ListedWords(NO_NAMES, 0, ("b@x",))
     assert Queued(QueueId("c"), origin_of("s"), 1, 0, 1).shown == ListedWords()
-
-
-def test_mail_that_was_moved_to_another_lane_is_still_its_senders() -> None:
-    queued = Queued(QueueId("a"), origin_of("A@x", "host[::1]", "ann"), 1, 0, 1)
-    queued.lane = "fast"
-    its = (queued.lane, queued.reverse_path, queued.sender, queued.client, queued.user)
-    assert its == ("fast", "A@x", "a@x", "host[::1]", "ann")

@@ -1,25 +1,12 @@
 import asyncio
 
-import pytest
-
-from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, State, WaitKind, WaitReason, origin_of
 from relay.queue.routes import Choice, Part, Route
 from relay.queue.scheduler import Scheduler
-from relay.status.breakdown import AT_ONCE, FRESH_NS, MOST_LISTED, OFTEN, Breakdown, Breakdowns, Count
+from relay.status.breakdown import AT_ONCE, FRESH_NS, Breakdown, Breakdowns, Count
 from relay.status.snapshot import QueueState
 from tests.fakes.clock import START_WALL_NS, FakeClock
-
-SLICE_NS = SECOND_NS // 10
-
-
-class SlowClock(FakeClock):
-    """Time passes at each look at it: a slice, which has two looks, takes SLICE_NS."""
-
-    def boottime_ns(self) -> int:
-        self.advance(SLICE_NS)
-        return super().boottime_ns()
 
 
 def queued(number: int, sender: str = "a@x.example", state: State = State.WAITING, why: str = "") -> Queued:
@@ -63,15 +50,6 @@ def test_replies_are_one_reason_where_only_ids_differ() -> None:
     ]
 
 
-def test_limits_are_told_apart_by_their_numbers() -> None:
-    breakdown = counted(queued(1, why="no room in 8 per 60s"), queued(2, why="no room in 9 per 60s"))
-
-    assert [reason for _, reason, _, _ in reasons(breakdown)] == [
-        "no room in 8 per 60s",
-        "no room in 9 per 60s",
-    ]
-
-
 def test_a_pause_is_the_reason_of_all_that_waits_and_no_other() -> None:
     deferred = queued(3, state=State.DEFERRED, why="450 later")
     breakdown = counted(queued(1), queued(2, why="no room"), deferred, paused="isp is paused: 421")
@@ -80,20 +58,6 @@ def test_a_pause_is_the_reason_of_all_that_waits_and_no_other() -> None:
         (QueueState.WAITING, "isp is paused: 421", 2, 4),
         (QueueState.DEFERRED, "450 later", 1, 2),
     ]
-
-
-@pytest.mark.parametrize("state", [State.ACTIVE, State.HELD, State.REPORTING])
-def test_what_its_state_says_counts_once_whatever_it_waited_for(state: State) -> None:
-    breakdown = counted(queued(1, state=state, why="450 later"), queued(2, state=state))
-
-    assert reasons(breakdown) == [(QueueState(state.value), "", 2, 4)]
-
-
-def test_only_the_most_are_listed_and_the_others_counted() -> None:
-    breakdown = counted(*(queued(number, f"{number}@x.example") for number in range(MOST_LISTED + 7)))
-
-    assert (len(breakdown.senders), breakdown.more_senders) == (MOST_LISTED, 7)
-    assert (len(breakdown.reasons), breakdown.more_reasons) == (1, 0)
 
 
 def test_a_message_in_parts_counts_once_in_each_row() -> None:
@@ -108,15 +72,6 @@ def test_a_message_in_parts_counts_once_in_each_row() -> None:
         (QueueState.DEFERRED, "450 later", 1, 2),
     ]
     assert [(each.messages, each.recipients) for each in breakdown.senders] == [(2, 8)]
-
-
-def test_a_pause_is_the_reason_of_its_own_upstreams_mail_only() -> None:
-    other = queued(2)
-    other.choice = Choice("other")
-
-    breakdown = counted(queued(1), other, paused="isp is paused: 421")
-
-    assert {reason for _, reason, _, _ in reasons(breakdown)} == {"isp is paused: 421", ""}
 
 
 def scheduler_of(count: int) -> Scheduler:
@@ -139,29 +94,6 @@ async def test_all_that_ask_share_one_count_while_it_is_fresh() -> None:
 
     assert first is second is third
     assert [each.senders[0].messages for each in (first, fourth)] == [1, 2]
-
-
-async def test_a_count_that_took_long_is_kept_for_long() -> None:
-    slices = 30
-    scheduler, clock = scheduler_of(slices * AT_ONCE), SlowClock()
-    breakdowns = Breakdowns(scheduler, clock)
-
-    first = await breakdowns.newest({})
-    began_ns = clock.boottime_ns()
-    while await breakdowns.newest({}) is first:
-        pass
-
-    assert clock.boottime_ns() - began_ns >= OFTEN * slices * SLICE_NS
-
-
-async def test_other_work_goes_on_between_two_slices() -> None:
-    scheduler, turns = scheduler_of(5 * AT_ONCE), 0
-    counting = asyncio.create_task(Breakdowns(scheduler, FakeClock()).newest({}))
-    while not counting.done():
-        turns += 1
-        await asyncio.sleep(0)
-
-    assert turns >= 5
 
 
 async def test_messages_that_come_and_go_meanwhile_do_no_harm() -> None:

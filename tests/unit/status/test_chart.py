@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.status import chart
-from relay.status.samples import GAP, MINUTES, QUEUE, Samples
+from relay.status.samples import GAP, MINUTES, Samples
 from relay.status.snapshot import QueueCounts, QueueState, Snapshot
 from tests.fakes.snapshots import a_limit, a_snapshot, an_upstream
 
@@ -31,17 +31,6 @@ def test_each_minute_of_the_day_has_its_highest_number(looks: list[tuple[int, in
     assert list(samples.last(KEY, MINUTES)) == expected
 
 
-def test_a_limit_that_is_gone_is_forgotten() -> None:
-    samples = Samples()
-    samples.note(seen(5, waiting=7), 1)
-
-    samples.note(a_snapshot(upstream=an_upstream(limits=())), 2)
-    samples.note(seen(6, waiting=8), 3)
-
-    assert samples.last(KEY, 3) == [GAP, GAP, 6]
-    assert samples.last(QUEUE, 3) == [7, 400, 8]
-
-
 def test_what_is_not_known_is_a_gap_in_the_line() -> None:
     shape = chart.steps([0, GAP, 4, 2], 4)
 
@@ -50,19 +39,8 @@ def test_what_is_not_known_is_a_gap_in_the_line() -> None:
     assert chart.steps([GAP, GAP], 4) == ("", "")
 
 
-def test_a_drain_falls_from_all_to_none_at_its_instants() -> None:
-    shape = chart.drain([(110, 3), (140, 0)], 4, 100)
-
-    assert shape.line == "M0 0H60V12H240V48"
-    assert shape.area == "M0 48V0H60V12H240V48V48Z"
-
-
 @given(st.lists(st.integers(GAP, 50), min_size=1, max_size=99), st.integers(1, 60))
 def test_no_chart_leaves_its_frame(values: list[int], top: int) -> None:
     numbers = chart.steps(values, top).area.replace("Z", " ").translate(str.maketrans("MVH", "   ")).split()
 
     assert all(0 <= float(number) <= chart.WIDTH for number in numbers)
-
-
-def test_the_highest_of_each_group_is_shown() -> None:
-    assert chart.highest([1, 5, 2, GAP, GAP], 2) == [5, 2, GAP]

@@ -58,14 +58,6 @@ def test_memory_alone_never_says_what_recipients_deny(
     assert filters.judge(message) in (None, filters.fits_recipients(message.view, recipients))
 
 
-def test_few_recipients_are_never_read() -> None:
-    few = [f"a{number}@here.example" for number in range(RECIPIENTS_SHOWN)]
-
-    assert Filters(recipients=("@there.example",)).judge(listed(few)) is False
-    assert Filters(recipients=("@here.example",)).judge(listed(few)) is True
-    assert Filters(recipients=("@there.example",)).judge(listed([*few, few[0]])) is None
-
-
 def test_domains_are_told_from_memory_if_they_are_there() -> None:
     many = [f"a@d{number}.example" for number in range(MOST_RUNS)]
     ask_last = Filters(domains=(f"d{MOST_RUNS - 1}.example",))
@@ -110,13 +102,6 @@ def test_older_is_by_age_and_takes_the_exact_one() -> None:
 
     assert Filters(older_ns=7200 * SECOND_NS).judge(message)
     assert not Filters(older_ns=7200 * SECOND_NS + 1).judge(message)
-
-
-def test_what_is_set_aside_has_no_recipient_to_ask_for() -> None:
-    damaged = listed([], state=QueueState.CORRUPT, recipients_left=5)
-
-    assert Filters(states=(QueueState.CORRUPT,)).judge(damaged) is True
-    assert Filters(domains=("there.example",)).judge(damaged) is False
 
 
 def numbered(number: int, **others: object) -> MessageView:

@@ -24,7 +24,6 @@ from relay.status.snapshot import (
     NOTHING_COMING,
     Coming,
     Condition,
-    LaneStatus,
     PolicyStatus,
     QueueState,
     Snapshot,
@@ -247,15 +246,6 @@ def test_the_page_shows_windows_queue_upstream_and_ledger() -> None:
         assert shown in tags.text
 
 
-def test_the_page_shows_the_lanes_where_there_are_some() -> None:
-    assert "by lane" not in tags_of(page.render(a_snapshot())).text
-
-    text = tags_of(page.render(replace(a_snapshot(), lanes=(LaneStatus("resets", 70.0, 50, 3),)))).text
-
-    for shown in ("by lane", "resets", "70 %", "50 %"):
-        assert shown in text
-
-
 def test_the_page_loads_nothing_and_reloads_itself_without_script() -> None:
     html = page.render(a_snapshot())
     tags = tags_of(html)
@@ -337,12 +327,6 @@ def test_the_page_says_an_upstreams_state_in_words(
     assert "454 4.7.0 too many" in text
 
 
-def test_the_page_says_what_ends_an_operators_pause() -> None:
-    upstream = replace(an_upstream(state=UpstreamState.PAUSED, because="maintenance"), paused_by="root")
-
-    assert "paused until relay resume" in tags_of(page.render(a_snapshot(upstream=upstream))).text
-
-
 async def test_what_comes_is_shown_without_addresses(world: World) -> None:
     deferred = a_message(state=QueueState.DEFERRED, reason="450 bob@example.com is busy")
     parked = replace(deferred, held_by="limit 2 per sender (<ann@example.net>)")
@@ -353,10 +337,3 @@ async def test_what_comes_is_shown_without_addresses(world: World) -> None:
     assert "450 &lt;address&gt; is busy" in text
     assert "limit 2 per sender (" in text
     assert not re.search("bob|ann@|list@", text)
-
-
-async def test_what_tells_of_the_drain_has_it_foreseen_first(world: World) -> None:
-    for number, path in enumerate(("/", "/metrics", "/status.json"), start=1):
-        await world.get(path)
-
-        assert world.foreseen == number

@@ -35,11 +35,6 @@ class Maker:
         return f"picture {self.made}"
 
 
-class Broken(Maker):
-    async def __call__(self) -> str:
-        raise ValueError
-
-
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "EVERY_SECONDS", 0)
@@ -49,10 +44,6 @@ def a_live(maker: Maker, most: int = 9) -> Live:
     return Live(maker, maker.faults.append, most=most)
 
 
-def test_an_event_has_each_line_and_when_to_ask_again() -> None:
-    assert event("one\ntwo\n") == b"retry: 2000\ndata: one\ndata: two\n\n"
-
-
 async def test_all_readers_share_one_picture() -> None:
     stream = a_live(Maker(1))
     with stream.reading() as first, stream.reading() as second:
@@ -60,35 +51,6 @@ async def test_all_readers_share_one_picture() -> None:
     stream.close()
 
     assert list(seen) == [event("picture 1")] * 2
-
-
-async def test_nothing_is_made_before_somebody_reads() -> None:
-    maker = Maker(1)
-    stream = a_live(maker)
-    await asyncio.sleep(0)
-    assert maker.made == 0
-
-    with stream.reading() as events:
-        assert await anext(events) == event("picture 1")
-    stream.close()
-
-
-async def test_nothing_is_made_once_nobody_reads() -> None:
-    maker = Maker(1)
-    stream = a_live(maker)
-    with stream.reading() as events:
-        await anext(events)
-    maker.permits.release()
-    maker_ends = stream._maker
-    assert maker_ends is not None
-    await maker_ends
-
-    # What was under way when the last reader left was made for nobody.
-    assert maker.made <= 2
-    maker.permits.release()
-    with stream.reading() as events:
-        assert await anext(events) == event(f"picture {maker.made}")
-    stream.close()
 
 
 async def test_a_reader_that_was_slow_gets_the_newest_picture() -> None:
@@ -102,26 +64,6 @@ async def test_a_reader_that_was_slow_gets_the_newest_picture() -> None:
         maker.permits.release()
         assert await anext(slow) == event("picture 4")
     stream.close()
-
-
-async def test_places_are_few_and_come_free() -> None:
-    stream = a_live(Maker(0), most=1)
-    with stream.reading():
-        assert stream.is_full
-    assert not stream.is_full
-
-
-async def test_a_fault_or_a_stop_ends_the_streams() -> None:
-    broken = Broken(0)
-    with a_live(broken).reading() as events:
-        assert [each async for each in events] == []
-    assert [type(error) for error in broken.faults] == [ValueError]
-
-    stream = a_live(Maker(1))
-    with stream.reading() as events:
-        await anext(events)
-        stream.close()
-        assert [each async for each in events] == []
 
 
 class World:
@@ -185,16 +127,7 @@ async def test_streams_leave_places_for_other_requests() -> None:
             assert json.loads(await response.text())["hostname"]
 
 
-async def test_a_stream_lives_as_long_as_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer has its time, and each picture begins it anew."""
-    monkeypatch.setattr(http, "ANSWER_SECONDS", 1)
-    async with serving() as world, aiohttp.ClientSession() as session:
-        began_at = asyncio.get_running_loop().time()
-        async with session.get(world.base + "/live") as response:
-            while asyncio.get_running_loop().time() < began_at + 1.5:
-                await response.content.readuntil(b"\n\n")
-
-
+@pytest.mark.full
 async def test_a_stream_that_nobody_reads_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "ANSWER_SECONDS", 0.05)
     async with serving(most=4) as world, aiohttp.ClientSession() as session:

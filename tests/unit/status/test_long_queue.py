@@ -1,7 +1,7 @@
 """What looks at a long queue cost, in messages visited, and what is told of those that are not."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,17 +11,12 @@ from relay.clock import SECOND_NS
 from relay.control.operator import ROWS_AT_ONCE
 from relay.mail.envelope import QueueId
 from relay.mail.header import Names
-from relay.queue.lanes import Order
 from relay.queue.pages import ROWS
 from relay.queue.queued import ListedWords, RecipientsLeft, origin_of
-from relay.queue.scheduler import Queued, Scheduler, State
-from relay.status.estimate.expected import Outlook
-from relay.status.estimate.pace import Load, Pace
+from relay.queue.scheduler import Queued
 from relay.status.filters import Filters, Wanted
 from relay.status.snapshot import MessageView
 from relay.status.watch import FORETOLD, Listing
-from relay.throttle.gauge import Limited
-from relay.throttle.limit import Unit
 from tests.fakes.clock import FakeClock
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
@@ -51,30 +46,6 @@ async def a_long_queue(folder: Path) -> AsyncIterator[Relay]:
         yield relay
         for queued in list(relay.sender.queue):
             relay.sender.queue.remove(queued.queue_id)
-
-
-async def test_no_look_walks_a_long_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copied: list[int] = []
-    walk, copy = Scheduler.__iter__, Order.copy
-
-    def no_walk(queue: Scheduler) -> Iterator[Queued]:
-        assert len(queue) <= 4 * FORETOLD // 3, "a long line was walked"
-        return walk(queue)
-
-    def counted(order: Order) -> Order:
-        copied.append(len(order))
-        return copy(order)
-
-    async with a_long_queue(tmp_path) as relay:
-        with monkeypatch.context() as patch:
-            patch.setattr(Scheduler, "__iter__", no_walk)
-            patch.setattr(Order, "copy", counted)
-            await relay.watch.foresee()
-            snapshot = relay.watch.snapshot()
-
-    assert snapshot.upstreams[0].waiting_messages == MANY
-    assert copied
-    assert max(copied) <= FORETOLD
 
 
 async def test_mail_behind_the_estimate_goes_by_the_rate_of_limits(tmp_path: Path) -> None:
@@ -151,15 +122,6 @@ async def test_a_limited_listing_makes_few_rows(tmp_path: Path, monkeypatch: pyt
     assert set(made) == {name_of(number) for number in range(3, MANY, 7)}
 
 
-async def test_a_filter_changes_no_estimate(tmp_path: Path) -> None:
-    async with a_long_queue(tmp_path) as relay:
-        of_all = {each.queue_id: each.eta_at_ns for each in await relay.operator.queue()}
-        some = await relay.operator.queue(Wanted(Filters(senders=("3@x.example",))))
-
-    assert len(some) == len(range(3, MANY, 7))
-    assert [each.eta_at_ns for each in some] == [of_all[each.queue_id] for each in some]
-
-
 async def test_a_listing_is_oldest_first_in_whatever_order_mail_came(tmp_path: Path) -> None:
     async with a_long_queue(tmp_path) as relay:
         for number in range(10):
@@ -168,60 +130,6 @@ async def test_a_listing_is_oldest_first_in_whatever_order_mail_came(tmp_path: P
         listed = await relay.operator.queue()
 
     assert [each.queue_id for each in listed] == [name_of(number) for number in range(MANY)]
-
-
-async def test_a_message_behind_the_estimate_can_be_shown(tmp_path: Path) -> None:
-    async with a_long_queue(tmp_path) as relay:
-        last = relay.watch.listing().message(name_of(MANY - 1), ("b@there.example",))
-        first = relay.watch.listing().message(name_of(0), ("b@there.example",))
-
-    assert first is not None
-    assert last is not None
-    assert (first.eta_at_ns or 0) < (last.eta_at_ns or 0)
-    assert last.held_by == f"limit {LIMIT} messages per 3600s"
-
-
-def test_the_pace_goes_on_from_where_the_estimate_ended() -> None:
-    slow = Pace(Outlook(1000, connections=2, transaction_ns=10), Load(messages=4), 5000)
-
-    assert [slow.at_ns(Load(messages=count)) for count in (0, 1, 10)] == [5000, 5005, 5050]
-
-
-@pytest.mark.parametrize(
-    ("unit", "slow"),
-    [
-        ("messages", Load(messages=20)),
-        ("recipients", Load(messages=1, recipients=20)),
-        ("bytes", Load(messages=1, size_bytes=20)),
-    ],
-)
-def test_what_a_limit_has_room_for_goes_by_connections(unit: Unit, slow: Load) -> None:
-    pace = Pace(Outlook(1000, (Limited("ten", unit, 10, 600),), transaction_ns=1), Load(), 1000)
-
-    assert pace.at_ns(Load(messages=5, recipients=5, size_bytes=5)) == 1005
-    # Twenty where there is room for ten: ten more at ten in 600.
-    assert pace.at_ns(slow) == 1600
-
-
-def test_a_limit_of_each_sender_sets_no_pace_for_all() -> None:
-    each = Limited("one each", "messages", 1, 600, for_each="sender")
-
-    assert Pace(Outlook(1000, (each,), transaction_ns=1), Load(), 1000).at_ns(Load(messages=20)) == 1020
-
-
-def test_a_look_in_front_of_a_line_takes_what_goes_first() -> None:
-    line = Scheduler()
-    for number in range(50):
-        queued = Queued(name_of(number), origin_of("a@x.example"), 1, 0, 1)
-        if number >= 25:
-            queued.state, queued.due_at_ns = State.DEFERRED, 1000 - number
-        line.add(queued)
-
-    twin, found = line.front(5)
-
-    assert [each.queue_id for each in found] == [name_of(n) for n in (0, 1, 2, 3, 4, 49, 48, 47, 46, 45)]
-    assert len(line) == 50
-    assert len(twin) == 0
 
 
 @pytest.mark.parametrize("is_foretold", [True, False], ids=["once it is foretold", "before it is foretold"])

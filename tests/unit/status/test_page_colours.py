@@ -42,11 +42,6 @@ def contrast(one: str, other: str) -> float:
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def test_contrast_is_that_of_the_standard() -> None:
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_all_text_and_graphics_have_contrast_enough(theme: str) -> None:
     its = colours(theme)
@@ -54,11 +49,3 @@ def test_all_text_and_graphics_have_contrast_enough(theme: str) -> None:
     weak = [pair for pair in ON if contrast(its[pair[0]], its[pair[1]]) < TEXT_AT_LEAST]
     weak += [pair for pair in GRAPHICS if contrast(its[pair[0]], its[pair[1]]) < GRAPHICS_AT_LEAST]
     assert weak == []
-
-
-def test_both_themes_have_every_colour_and_there_is_no_other() -> None:
-    light, dark = re.findall(r":root \{(.*?)\}", page.STYLE, re.DOTALL)
-    rules = page.STYLE.replace(light, "").replace(dark, "")
-
-    assert set(re.findall(r"--[\w-]+:", light)) == set(re.findall(r"--[\w-]+:", dark))
-    assert not re.search(r"#[0-9a-f]{3,8}\b(?!\s*\{)", rules.replace("#lost", ""))

@@ -5,17 +5,14 @@ import pytest
 from pydantic import TypeAdapter
 
 from relay.status.snapshot import (
-    QueueCounts,
     QueueState,
     Snapshot,
     UpstreamState,
-    detail_to_json,
-    message_to_json,
     public,
     to_json,
 )
 from relay.verdicts.health import Health
-from tests.fakes.snapshots import a_detail, a_limit, a_message, a_snapshot, an_upstream
+from tests.fakes.snapshots import a_limit, a_snapshot, an_upstream
 
 
 def test_json_has_rfc_3339_and_seconds_and_every_state() -> None:
@@ -46,19 +43,6 @@ def test_a_snapshot_survives_the_wire_unchanged() -> None:
     snapshot = a_snapshot()
 
     assert adapter.validate_json(adapter.dump_json(snapshot)) == snapshot
-
-
-def test_messages_are_json_lines() -> None:
-    message = a_message()
-
-    for shown in (message_to_json(message), detail_to_json(a_detail(message))):
-        assert "\n" not in json.dumps(shown)
-        assert shown["queue_id"] == message.queue_id
-        assert shown["recipients"] == ["ann@example.net", "bob@example.com"]
-
-
-def test_a_state_that_was_not_counted_is_zero() -> None:
-    assert a_snapshot().counts(QueueState.HELD) == QueueCounts()
 
 
 def test_the_drain_says_when_and_what_holds_the_next() -> None:

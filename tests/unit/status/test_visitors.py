@@ -83,15 +83,6 @@ async def test_a_request_has_to_be_there_soon(monkeypatch: pytest.MonkeyPatch) -
         await ended(slow)
 
 
-async def test_a_kept_connection_is_closed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visitors, "KEEP_ALIVE_SECONDS", 0.01)
-    async with serving() as address:
-        client = await connect(address)
-        await ask(client)
-
-        await ended(client)
-
-
 async def test_an_answer_has_to_be_read_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "ANSWER_SECONDS", 0.05)
     async with serving() as address:
@@ -108,55 +99,3 @@ async def ask_without_reading(writer: asyncio.StreamWriter) -> None:
         writer.write(METRICS)
         await writer.drain()
         await asyncio.sleep(0)
-
-
-class Slow:
-    """Makes each answer wait until it may go on."""
-
-    def __init__(self) -> None:
-        self.begun, self.goes_on, self.finished = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    async def __call__(self) -> None:
-        self.begun.set()
-        await self.goes_on.wait()
-        self.finished.set()
-
-
-async def test_who_hangs_up_leaves_the_line_for_an_answer() -> None:
-    foresee = Slow()
-    async with serving(foresee) as address:
-        honest = await connect(address)
-        honest[1].write(METRICS)
-        await foresee.begun.wait()
-        before = len(asyncio.all_tasks())
-        for _ in range(100):
-            client = await connect(address)
-            # The answer to the second request shows that the server has read the one behind it.
-            client[1].write(ASK + METRICS)
-            await client[0].readuntil(b"ok\n")
-            client[1].close()
-        last = await connect(address)
-        await ask(last)
-        waiting = len(asyncio.all_tasks()) - before
-
-        # The last one's own, and a few whose end has not arrived.
-        assert waiting < 20
-        foresee.goes_on.set()
-        assert await honest[0].readline() == b"HTTP/1.1 200 OK\r\n"
-        honest[1].close()
-        last[1].close()
-
-
-async def test_an_answer_that_was_begun_is_finished() -> None:
-    """It may have cost much already, and what it cost sets the pause behind it."""
-    foresee = Slow()
-    async with serving(foresee) as address:
-        client = await connect(address)
-        client[1].write(METRICS)
-        await foresee.begun.wait()
-        client[1].close()
-        other = await connect(address)
-        await ask(other)
-        foresee.goes_on.set()
-        await foresee.finished.wait()
-        other[1].close()

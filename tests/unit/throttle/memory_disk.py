@@ -42,9 +42,6 @@ class _File:
         del self.durable[len(self.content) :]
         self.dirty = []
 
-    def replace(self, content: bytes) -> None:
-        self.content[:], self.durable[:], self.dirty = content, content, []
-
     def _persist(self, start: int, end: int) -> None:
         self.durable.extend(bytes(max(0, end - len(self.durable))))
         self.durable[start:end] = self.content[start:end]
@@ -118,23 +115,6 @@ class MemoryDisk(AllOurs, RealDisk):
         self._next += 1
         self._files[self._next] = _File(bytearray(content), bytearray(content))
         self.names_now[path] = self.names_durable[path] = self._next
-
-    def overwrite(self, path: str, content: bytes) -> None:
-        """Put other content into a file that may be open, durably."""
-        self._files[self.names_now[path]].replace(content)
-
-    def take_away(self, *paths: str) -> dict[str, int]:
-        """Take names away from their files, durably; return them, for `give_back`."""
-        taken = {path: inode for path, inode in self.names_now.items() if path in paths}
-        self._give({path: inode for path, inode in self.names_now.items() if path not in paths})
-        return taken
-
-    def give_back(self, names: dict[str, int]) -> None:
-        """Give files names, in the place of whatever has them, durably."""
-        self._give({**self.names_now, **names})
-
-    def _give(self, names: dict[str, int]) -> None:
-        self.names_now, self.names_durable, self._renamings = names, dict(names), []
 
     # The port.
 

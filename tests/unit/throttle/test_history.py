@@ -56,56 +56,23 @@ def test_a_file_can_be_read_by_people(path: Path, disk: Disk, clock: FakeClock) 
     assert lines[-1] == f"ended {reservation.id} {clock.boottime_ns()}"
 
 
-def test_a_new_sender_knows_what_the_last_one_sent(path: Path, disk: Disk, clock: FakeClock) -> None:
-    account = throttle(path, disk, clock, LIMITS)
-    settle(account, clock, *granted(account, 1, 1))
-    account.flush()
-    account.close()
-
-    successor = throttle(path, disk, clock, LIMITS)
-
-    assert len(granted(successor, 1, 1, 1)) == 1
-
-
-def test_every_torn_end_is_cut_and_what_came_before_it_counts(
-    path: Path, disk: Disk, clock: FakeClock
-) -> None:
-    account = throttle(path, disk, clock, LIMITS)
+def test_every_torn_end_is_cut_and_what_came_before_it_counts(memory: MemoryDisk, clock: FakeClock) -> None:
+    account = throttle(PATH, memory, clock, LIMITS)
     settle(account, clock, *granted(account, 1))
     account.flush()
-    whole, lock = _read(disk, path), _read(disk, Path(f"{path}.lock"))
+    whole, lock = _read(memory, PATH), _read(memory, Path(f"{PATH}.lock"))
     granted(account, 1)
-    longer = _read(disk, path)
+    longer = _read(memory, PATH)
 
     for size in range(len(whole), len(longer)):
-        _write(disk, path, longer[:size])
+        _write(memory, PATH, longer[:size])
         # Whoever died in the middle of a group had not told the lock of it.
-        _write(disk, Path(f"{path}.lock"), lock)
-        successor = throttle(path, disk, clock, LIMITS)
+        _write(memory, Path(f"{PATH}.lock"), lock)
+        successor = throttle(PATH, memory, clock, LIMITS)
         successor.flush()
         assert successor.usage()[0].used == 1
-        assert _read(disk, path) == whole
+        assert _read(memory, PATH) == whole
         successor.close()
-
-
-def test_a_sender_cuts_the_torn_end_of_another_exactly(path: Path, disk: Disk, clock: FakeClock) -> None:
-    account, other = throttle(path, disk, clock, LIMITS), throttle(path, disk, clock, LIMITS)
-    granted(account, 1)
-    whole, lock = _read(disk, path), _read(disk, Path(f"{path}.lock"))
-    granted(other, 1)
-    longer = _read(disk, path)
-    lock_fd = disk.open_update(f"{path}.lock")
-    disk.write_at(lock_fd, lock, 0)
-    disk.close(lock_fd)
-    fd = disk.open_update(str(path))
-    for size in range(len(whole) + 1, len(longer)):
-        disk.truncate(fd, len(whole))
-        account.flush()
-        disk.write_at(fd, longer[len(whole) : size], len(whole))
-        account.flush()
-        assert _read(disk, path) == whole
-        assert account.usage()[0].used == 1
-    disk.close(fd)
 
 
 DAMAGE: list[tuple[str, Callable[[bytes], bytes]]] = [
@@ -135,28 +102,6 @@ def test_damage_or_another_file_stops_sending_and_is_left_as_it_is(
     assert _read(disk, path) == damaged
 
 
-def test_a_folder_in_the_place_of_the_file_stops_sending(tmp_path: Path, clock: FakeClock) -> None:
-    (tmp_path / "isp").mkdir()
-
-    with pytest.raises(HistoryError, match="cannot read"):
-        ask(throttle(tmp_path / "isp", RealDisk(), clock, LIMITS), 1)
-
-
-def test_deleting_the_file_under_a_sender_frees_nothing(path: Path, disk: Disk, clock: FakeClock) -> None:
-    account = throttle(path, disk, clock, LIMITS)
-    settle(account, clock, *granted(account, 1))
-    account.flush()
-
-    disk.unlink(str(path))
-    assert len(granted(account, 1)) == 1
-    fd = disk.open_update(str(path))
-    disk.truncate(fd, 0)
-    disk.close(fd)
-    assert len(granted(account, 1)) == 1
-
-    assert len(granted(throttle(path, disk, clock, LIMITS), 1)) == 0
-
-
 READ_ONLY_OR_FULL = [
     ("open_new", errno.EROFS, "mount its file system for writing"),
     ("open_new", errno.EACCES, "give it, its .lock and its folder to the relay's user"),
@@ -181,26 +126,6 @@ def test_a_file_that_cannot_be_made_grants_nothing_and_says_why(
     assert f"{PATH}.new" not in memory.names_now
     memory.cut_power(Random(1))
     assert len(granted(throttle(PATH, memory, clock, LIMITS), 1, 1, 1, 1)) >= 2
-
-
-@pytest.mark.parametrize("operation", ["write", "sync"])
-def test_a_failed_append_grants_nothing_and_is_undone(
-    operation: str, memory: MemoryDisk, clock: FakeClock
-) -> None:
-    account = throttle(PATH, memory, clock, LIMITS)
-    settle(account, clock, *granted(account, 1))
-    before = _read(memory, PATH)
-    memory.fail(operation)
-
-    with pytest.raises(HistoryError, match="cannot write"):
-        ask(account, 1)
-
-    assert _read(memory, PATH) == before
-    # The end that the failed group was to hold is not forgotten, and nothing is counted that was not granted.
-    assert len(granted(account, 1, 1, 1)) == 2
-    clock.advance(60 * SECOND_NS)
-    account.flush()
-    assert len(granted(account, 1, 1, 1)) == 1
 
 
 def test_nothing_counts_that_was_not_granted_whatever_interrupted_it(
@@ -250,109 +175,6 @@ def test_after_a_failed_sync_the_next_group_goes_into_a_new_file(
     assert len(granted(throttle(PATH, memory, clock, LIMITS), 1, 1, 1)) == 1
 
 
-def test_an_unreadable_file_stops_sending(memory: MemoryDisk, clock: FakeClock) -> None:
-    granted(throttle(PATH, memory, clock, LIMITS), 1)
-    before = memory.read(str(PATH))
-    memory.fail("pread")
-
-    account = throttle(PATH, memory, clock, LIMITS)
-    with pytest.raises(HistoryError, match="cannot read"):
-        ask(account, 1)
-
-    assert memory.read(str(PATH)) == before
-    assert len(granted(account, 1, 1, 1)) == 2
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_no_half_group_of_a_killed_sender_lies_under_the_next(
-    seed: int, memory: MemoryDisk, clock: FakeClock
-) -> None:
-    limits = [messages(100, seconds=60)]
-    first, second = throttle(PATH, memory, clock, limits), throttle(PATH, memory, clock, limits)
-    granted(first, 1)
-    granted(second, 1)
-
-    # Whole in the page cache, not on the disk: its sender died at the sync.
-    memory.kill_at(4, Random(seed))
-    with pytest.raises(Killed):
-        granted(first, *[1] * 40)
-    memory.bury()
-    second = throttle(PATH, memory, clock, limits)
-    # Those bytes again, two syncs, its own; dead at the sync of that.
-    memory.kill_at(5, Random(seed))
-    with pytest.raises(Killed):
-        granted(second, *[1] * 3)
-    memory.cut_power(Random(seed))
-
-    third = throttle(PATH, memory, clock, limits)
-    third.flush()
-    assert third.usage()[0].used in (42, 45)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_group_of_a_failed_sync_is_written_before_the_next(
-    seed: int, memory: MemoryDisk, clock: FakeClock
-) -> None:
-    limits = [messages(100, seconds=60)]
-    first = throttle(PATH, memory, clock, limits)
-    granted(first, 1)
-    memory.kill_at(2, Random(seed))
-    with pytest.raises(Killed):
-        granted(first, 1)
-    memory.bury()
-    # The pages are clean now and not on the disk, and the only one who knew that dies.
-    memory.fail("sync")
-    with pytest.raises(HistoryError):
-        granted(throttle(PATH, memory, clock, limits), 1)
-    memory.bury()
-
-    granted(throttle(PATH, memory, clock, limits), 1)
-    memory.cut_power(Random(seed))
-
-    last = throttle(PATH, memory, clock, limits)
-    last.flush()
-    assert last.usage()[0].used == 3
-
-
-def test_a_new_name_is_made_durable_by_whoever_finds_it(memory: MemoryDisk, clock: FakeClock) -> None:
-    first = throttle(PATH, memory, clock, LIMITS)
-    granted(first, 1)
-    memory.unlink(str(PATH))
-    memory.sync_directory(str(PATH.parent))
-    # open_new, write, sync, rename; dead before the sync of the folder.
-    memory.kill_at(5, Random(0))
-    with pytest.raises(Killed):
-        granted(first, 1)
-    memory.bury()
-
-    granted(throttle(PATH, memory, clock, LIMITS), 1)
-
-    assert str(PATH) in memory.names_durable
-
-
-def test_a_file_that_outgrew_its_worth_is_compacted(
-    path: Path, disk: Disk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 20_000)
-    limits = [messages(5, seconds=60)]
-    account, other = throttle(path, disk, clock, limits), throttle(path, disk, clock, limits)
-    lengths = []
-    # What ended stays known for a longer period, so the file's worth grows by one line a message.
-    for _ in range(120):
-        for sender in (account, other):
-            settle(sender, clock, *granted(sender, 1, 1))
-            sender.flush()
-        clock.advance(60 * SECOND_NS)
-        lengths.append(len(_read(disk, path)))
-
-    assert max(lengths) < 2 * 72 * 600
-    assert any(later < earlier for earlier, later in pairwise(lengths))
-    assert b"charged" in _read(disk, path)
-    other.replan([messages(1000, seconds=86_400)], 0)
-    other.flush()
-    assert other.usage()[0].used == 480
-
-
 def test_an_append_is_one_write_and_one_sync(memory: MemoryDisk, clock: FakeClock) -> None:
     granted(throttle(PATH, memory, clock, LIMITS), 1)
     finder = throttle(PATH, memory, clock, [messages(100, seconds=60)])
@@ -364,27 +186,6 @@ def test_an_append_is_one_write_and_one_sync(memory: MemoryDisk, clock: FakeCloc
     # The first one makes durable what somebody else wrote, by writing it again, and its name.
     kinds = [operation.split()[0] for operation in memory.operations]
     assert kinds == ["write", "sync", "sync_directory", *("write", "sync", "note") * 3]
-
-
-def test_files_that_are_replaced_and_closed_leave_no_descriptors(
-    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 0)
-    monkeypatch.setattr(history, "LONGEST_RECORD_BYTES", 1)
-    before = sorted(Path("/proc/self/fd").iterdir())
-    account = throttle(tmp_path / "isp", RealDisk(), clock, LIMITS)
-    inodes = set()
-    for _ in range(5):
-        reservations = granted(account, 1)
-        inodes.add((tmp_path / "isp").stat().st_ino)
-        settle(account, clock, *reservations)
-        account.flush()
-        inodes.add((tmp_path / "isp").stat().st_ino)
-        clock.advance(60 * SECOND_NS)
-    account.close()
-
-    assert len(inodes) > 1
-    assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_a_shorter_file_whose_name_may_not_be_durable_grants_nothing(
@@ -400,3 +201,145 @@ def test_a_shorter_file_whose_name_may_not_be_durable_grants_nothing(
         ask(account, 1)
     # What was not granted counts all the same: the file that holds it may be the one in force.
     assert len(granted(account, 1, 1, 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("operation", "message"), [("write", "write"), ("sync", "write"), ("note", "write"), ("pread", "read")]
+)
+def test_a_call_that_fails_grants_nothing_and_is_undone(
+    operation: str, message: str, memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, LIMITS)
+    settle(account, clock, *granted(account, 1))
+    before = _read(memory, PATH)
+    if operation == "pread":
+        account.flush()
+        before, account = _read(memory, PATH), throttle(PATH, memory, clock, LIMITS)
+    memory.fail(operation)
+
+    with pytest.raises(HistoryError, match=f"cannot {message}"):
+        ask(account, 1)
+
+    # The line of the lock is written behind the group, which is durable by then and counts.
+    lost = int(operation == "note")
+    assert lost or _read(memory, PATH) == before
+    # The end that the failed group was to hold is not forgotten, and nothing is counted that was not granted.
+    assert len(granted(account, 1, 1, 1)) == 2 - lost
+    clock.advance(60 * SECOND_NS)
+    account.flush()
+    assert len(granted(account, 1, 1, 1)) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_of_the_dead_are_made_durable_before_another_is_added(
+    seed: int, memory: MemoryDisk, clock: FakeClock
+) -> None:
+    limits = [messages(100, seconds=60)]
+    first = throttle(PATH, memory, clock, limits)
+    granted(first, 1)
+    # Whole in the page cache, not on the disk: its sender died at the sync.
+    memory.kill_at(2, Random(seed))
+    with pytest.raises(Killed):
+        granted(first, *[1] * 40)
+    memory.bury()
+    # The pages are clean now and not on the disk, and the only one who knew that dies.
+    memory.fail("sync")
+    with pytest.raises(HistoryError):
+        granted(throttle(PATH, memory, clock, limits), 1)
+    memory.bury()
+    # Those bytes again, two syncs, its own; dead at the sync of that.
+    memory.kill_at(5, Random(seed))
+    with pytest.raises(Killed):
+        granted(throttle(PATH, memory, clock, limits), *[1] * 3)
+    memory.cut_power(Random(seed))
+
+    last = throttle(PATH, memory, clock, limits)
+    last.flush()
+    assert last.usage()[0].used in (41, 44)
+
+
+def test_a_new_name_is_made_durable_by_whoever_finds_it(memory: MemoryDisk, clock: FakeClock) -> None:
+    first = throttle(PATH, memory, clock, LIMITS)
+    # open_new, write, sync, rename; dead before the sync of the folder.
+    memory.kill_at(5, Random(0))
+    with pytest.raises(Killed):
+        granted(first, 1)
+    memory.bury()
+
+    granted(throttle(PATH, memory, clock, LIMITS), 1)
+
+    assert str(PATH) in memory.names_durable
+
+
+@pytest.mark.parametrize("left", [b"", b"relay-hist", b"relay-history 2 6e2f", bytes(300)])
+def test_what_a_rewrite_that_died_left_is_removed_by_the_next(
+    left: bytes, memory: MemoryDisk, clock: FakeClock
+) -> None:
+    memory.put(f"{PATH}.new", left)
+
+    assert len(granted(throttle(PATH, memory, clock, LIMITS), 1, 1, 1, 1)) == 3
+    assert memory.inode(f"{PATH}.new") is None
+    assert len(granted(throttle(PATH, memory, clock, LIMITS), 1)) == 0
+
+
+@pytest.mark.parametrize("failing", ["sync", "truncate"])
+def test_a_torn_end_whose_cut_fails_is_cut_later_or_written_anew(
+    failing: str, memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, LIMITS)
+    settle(account, clock, *granted(account, 1))
+    account.flush()
+    account.close()
+    memory.put(str(PATH), _read(memory, PATH) + b"group 40 0")
+    account = throttle(PATH, memory, clock, LIMITS)
+    memory.fail(failing)
+
+    with pytest.raises(HistoryError, match="Input/output"):
+        granted(account, 1)
+    inode = memory.inode(str(PATH))
+    assert len(granted(account, 1, 1, 1)) == 2
+    # After a failed sync the pages of the old file are marked clean, and nobody knows what the disk has.
+    assert (memory.inode(str(PATH)) != inode) == (failing == "sync")
+
+
+def test_a_file_that_outgrew_its_worth_is_compacted_and_counts_as_before(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 5_000)
+    path, disk, limits = tmp_path / "isp", RealDisk(), [messages(5, seconds=60)]
+    account, other = throttle(path, disk, clock, limits), throttle(path, disk, clock, limits)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    lengths = []
+    # What ended stays known for a longer period, so the file's worth grows by one line a message.
+    for _ in range(30):
+        for sender in (account, other):
+            settle(sender, clock, *granted(sender, 1, 1))
+            sender.flush()
+        clock.advance(60 * SECOND_NS)
+        lengths.append(len(_read(disk, path)))
+
+    assert max(lengths) < 2 * 72 * 150
+    assert any(later < earlier for earlier, later in pairwise(lengths))
+    other.replan([messages(1000, seconds=86_400)], 0)
+    other.flush()
+    assert other.usage()[0].used == 120
+    account.close()
+    other.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+class Lockless(MemoryDisk):
+    """A disk that never gives a lock."""
+
+    def lock(self, path: str, *, wait: bool) -> int | None:
+        del path, wait
+        return None
+
+
+def test_without_the_lock_nothing_is_decided(clock: FakeClock) -> None:
+    disk = Lockless()
+
+    with pytest.raises(HistoryError, match="taken"):
+        granted(throttle(PATH, disk, clock, LIMITS), 1)
+    assert disk.read(str(PATH)) is None
+    assert "write" not in disk.operations

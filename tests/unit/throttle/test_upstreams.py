@@ -16,10 +16,11 @@ from tests.unit.throttle.memory_disk import MemoryDisk
 
 PATH = Path("/history/isp")
 COUNT = 10
-SENT = 400
 
 
-def _send(period_ns: int, guard_ns: int | None, mean_ns: int, random: Random) -> tuple[list[int], int, int]:
+def _send(
+    period_ns: int, guard_ns: int | None, mean_ns: int, random: Random, *, count: int = 150
+) -> tuple[list[int], int, int]:
     """Send as fast as it is let; return when each was counted, the time all took, and their mean length."""
     clock = FakeClock()
     limit = PerPeriod(COUNT, period_ns)
@@ -28,7 +29,7 @@ def _send(period_ns: int, guard_ns: int | None, mean_ns: int, random: Random) ->
     counted_at_ns: list[int] = []
     lengths_ns: list[int] = []
     began_ns = clock.boottime_ns()
-    while len(counted_at_ns) < SENT:
+    while len(counted_at_ns) < count:
         (answer,) = account.reserve([Request(1)])
         if isinstance(answer, Reservation):
             now_ns, length_ns = clock.boottime_ns(), min(int(random.expovariate(1 / mean_ns)), 10 * mean_ns)
@@ -59,7 +60,7 @@ def _fixed(counted: list[int], period: int, phase: int) -> int:
 
 
 @pytest.mark.parametrize("mean_ns", [1, SECOND_NS // 10, 20 * SECOND_NS], ids=["instant", "quick", "slow"])
-@pytest.mark.parametrize("period_s", [2, 60, 100, 3600])
+@pytest.mark.parametrize("period_s", [2, 100])
 @pytest.mark.parametrize("guard_ns", [None, SECOND_NS], ids=["default", "guard 1s"])
 def test_no_way_of_counting_ever_sees_more_than_the_limit(
     period_s: int, mean_ns: int, guard_ns: int | None
@@ -95,8 +96,8 @@ def test_without_a_guard_a_clock_of_whole_seconds_sees_too_many() -> None:
 @pytest.mark.parametrize("mean_ns", [SECOND_NS // 10, 3 * SECOND_NS])
 def test_hardly_a_slot_is_wasted(mean_ns: int) -> None:
     period_ns = 60 * SECOND_NS
-    _, took_ns, mean_length_ns = _send(period_ns, None, mean_ns, Random(7))
+    _, took_ns, mean_length_ns = _send(period_ns, None, mean_ns, Random(7), count=400)
 
     # The first N go at once; from then on each slot is used once in a period, its guard and a transaction.
     round_ns = period_ns + period_ns // 100 + mean_length_ns
-    assert took_ns * COUNT <= (SENT - COUNT) * round_ns / 0.98
+    assert took_ns * COUNT <= (400 - COUNT) * round_ns / 0.98

@@ -1,51 +1,14 @@
 """The arithmetic of one window, against a model that keeps every slot."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.throttle.gauge import Gauge
-from relay.throttle.history_format import Charged
 from relay.throttle.window import BUCKETS, EXACT_SLOTS, Window
-from tests.unit.throttle.limits import PerPeriod
-
-
-def _room(window: Window, now_ns: int) -> int:
-    return window.count - window.occupied(now_ns)
 
 
 def _fill(window: Window, ended_at_ns: int, weight: int = 1) -> None:
     window.start(weight)
     window.end(weight, ended_at_ns)
-
-
-def test_a_slot_is_free_exactly_one_span_after_its_end() -> None:
-    window = Window(1, period_ns=100, guard_ns=7)
-    _fill(window, ended_at_ns=50)
-
-    assert (_room(window, 156), _room(window, 157)) == (0, 1)
-
-
-def test_a_slot_in_flight_stays_occupied_however_long_it_takes() -> None:
-    window = Window(2, period_ns=100, guard_ns=0)
-    window.start(1)
-
-    assert _room(window, 10**15) == 1
-
-
-def test_room_is_never_negative_after_a_lower_n() -> None:
-    gauge = Gauge(PerPeriod(2, 100), 0)
-    gauge.charge(Charged(0, 5, 5), 0)
-
-    assert (gauge.room(None, 10), gauge.used(None, 10)) == (0, 5)
-
-
-def test_it_opens_when_enough_of_the_earliest_ends_are_a_span_old() -> None:
-    window = Window(5, period_ns=100, guard_ns=0)
-    for ended_at_ns, weight in ((30, 2), (10, 1), (20, 2)):
-        _fill(window, ended_at_ns, weight)
-
-    assert [window.opens_at(weight, 40) for weight in (1, 2, 3, 4, 5, 6)] == [110, 120, 120, 130, 130, 130]
 
 
 def test_mail_in_flight_may_open_a_span_from_now() -> None:
@@ -54,18 +17,6 @@ def test_mail_in_flight_may_open_a_span_from_now() -> None:
     window.start(1)
 
     assert (window.opens_at(1, 50), window.opens_at(2, 50)) == (130, 150)
-
-
-def test_what_has_ended_is_told_with_when_it_opens() -> None:
-    window = Window(9, period_ns=100, guard_ns=0)
-    _fill(window, 30, 2)
-    _fill(window, 10, 3)
-    window.start(1)
-
-    assert list(window.ends()) == [(110, 3), (130, 2)]
-    # What has opened is not told any more.
-    window.occupied(110)
-    assert list(window.ends()) == [(130, 2)]
 
 
 @given(
@@ -123,14 +74,3 @@ def test_memory_of_a_window_of_a_million_is_bounded() -> None:
         _fill(window, number * 86_400 * 10**9 // 100_000)
 
     assert len(window._free_at_ns) <= BUCKETS + 2
-
-
-@pytest.mark.parametrize("count", [1, EXACT_SLOTS])
-def test_a_window_up_to_the_exact_size_is_exact(count: int) -> None:
-    window = Window(count, period_ns=10**12, guard_ns=0)
-    for number in range(count):
-        _fill(window, number * 7)
-
-    for number in range(0, count, max(1, count // 16)):
-        before = _room(window, 10**12 + number * 7 - 1)
-        assert _room(window, 10**12 + number * 7) == before + 1

@@ -27,7 +27,6 @@ from tests.unit.throttle.limits import PerPeriod, Rise, Shifts, Ticks
 from tests.unit.throttle.memory_disk import Killed, MemoryDisk
 
 PATH = Path("/history/isp")
-LOCK = f"{PATH}.lock"
 TRANSACTION_NS = 200
 LONGEST_NS = 1000
 YEAR_NS = 365 * 86_400 * SECOND_NS
@@ -115,7 +114,6 @@ class World:
             (3, self._die_at_the_disk),
             (2, self._fail),
             (1, self._lose_power),
-            (1, self._remove_names),
         ]
 
     def all_is_free_at_last(self) -> bool:
@@ -344,32 +342,6 @@ class World:
         except HistoryError:
             assert not self.disk._failures
         self.disk._failures.clear()
-
-    def _remove_names(self) -> None:
-        """Take the lock away, and perhaps the history, from under whoever uses them; and put them back.
-
-        Who starts before anybody noticed would begin anew, as an owner may want it to.
-        """
-        running = [sender for sender in self.senders if sender.throttle is not None]
-        if not running or self.disk.read(str(PATH)) is None:
-            return
-        for sender in running:
-            self._throttle(sender).flush()
-        is_whole = self.random.random() < 0.5
-        taken = self.disk.take_away(LOCK, *([str(PATH)] if is_whole else []))
-        noticing = self.random.sample(running, self.random.randint(1, len(running)))
-        if is_whole:
-            # A start finds what was left by who noticed.
-            noticing.append(Sender(self._limits()))
-        for sender in noticing:
-            account = self._throttle(sender)
-            for attempt in (lambda: account.reserve(self._requests()), account.flush):  # noqa: B023 - called here
-                try:
-                    attempt()
-                except HistoryError:
-                    continue
-                raise AssertionError("granted, or read, without a history")
-        self.disk.give_back(taken)
 
     def _lose_power(self) -> None:
         for sender in self.senders:
