@@ -123,15 +123,6 @@ async def test_half_of_a_renewal_changes_nothing(world: World, made: Certificate
     assert await world.send() == der(made.right)
 
 
-async def test_an_edit_that_names_another_pair_counts_at_once(world: World, made: Certificates) -> None:
-    await world.send()
-    other = world.policy(tls_certificate=str(crt(made.right)), tls_key=str(key(made.right)))
-    await world.relay.sender.apply(other)
-    world.relay.watch.policy = other
-
-    assert await world.send() == der(made.right)
-
-
 async def test_both_ends_are_seen_and_go_with_the_keys(world: World, made: Certificates) -> None:
     await world.send()
     (isp,) = world.relay.watch.snapshot().upstreams

@@ -77,15 +77,6 @@ async def test_half_a_password_waits_until_its_writer_has_closed_it(written: Wri
     assert await written.password() == HALF + REST.strip()
 
 
-async def test_half_a_password_that_was_closed_waits_for_the_other(written: Written) -> None:
-    await written.password()
-    written.path.write_text(HALF)
-    written.acts = [lambda: written.path.write_text(HALF + REST)]
-
-    assert await written.password() == HALF + REST.strip()
-    assert written.rests == 2
-
-
 async def test_a_password_that_is_never_at_rest_is_said(written: Written) -> None:
     await written.password()
     written.acts = [partial(written.path.write_text, f"{HALF}{number}") for number in range(MOST_RESTS + 1)]
@@ -94,15 +85,6 @@ async def test_a_password_that_is_never_at_rest_is_said(written: Written) -> Non
         await written.password()
 
     assert "being written" in caught.value.answer.text
-    assert written.rests == MOST_RESTS
-
-
-async def test_a_file_that_some_program_keeps_open_stops_no_mail(written: Written) -> None:
-    with written.path.open("r+"):
-        assert await written.password() == OLD
-        assert written.rests == MOST_RESTS
-        # It is known by now, so it cannot be half of another.
-        assert await written.password() == OLD
     assert written.rests == MOST_RESTS
 
 

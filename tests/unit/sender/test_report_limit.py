@@ -1,23 +1,16 @@
 """Reports beyond `reports.per_hour`: none is lost and none goes early, over restarts and edits."""
 
-import threading
 from pathlib import Path
-
-import pytest
 
 from relay.clock import SECOND_NS
 from relay.control.operations import OK, ONLY_REPORT_LEFT, VERBS
-from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.queue.scheduler import State
 from relay.spool.interface import Totals
 from relay.status.snapshot import QueueState
-from tests.fakes.before_sync import BeforeSync
-from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Script, Smarthost
 from tests.fakes.smarthost_dialogue import Recorded
-from tests.unit.sender.in_process_relay import Relay, policy_of
-from tests.unit.sender.test_races import turns_of_the_loop
+from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 
 HOUR_NS = 3600 * SECOND_NS
 SHIELD_OFF = ", shield: null"
@@ -48,7 +41,7 @@ def told(relay: Relay) -> str:
 async def test_reports_beyond_the_cap_go_when_the_hour_allows(
     tmp_path: Path,
 ) -> None:
-    clock = LeapingClock()
+    clock = virtual_clock()
     async with Smarthost(Script(rcpt=nobody)) as host:
         async with Relay(capped(tmp_path, host.port), clock=clock) as relay:
             for number in range(5):
@@ -67,16 +60,16 @@ async def test_reports_beyond_the_cap_go_when_the_hour_allows(
             totals = await relay.sender.spool_thread.totals()
             assert totals == Totals(accepted=7, relayed=2, bounced=5)
             # The wall clock alone opens no window: an hour has to pass.
-            clock.ahead_ns += HOUR_NS - 60 * SECOND_NS
+            clock.advance(HOUR_NS - 60 * SECOND_NS)
             relay.sender.owed.wake()
             await relay.until(lambda: relay.dispatcher.in_flight == 0)
             assert len(reports(host)) == 2
 
-            clock.ahead_ns += 61 * SECOND_NS
+            clock.advance(61 * SECOND_NS)
             relay.sender.owed.wake()
             await relay.until(lambda: len(reports(host)) == 4)
             assert len(waiting(relay)) == 1
-            clock.ahead_ns += HOUR_NS + SECOND_NS
+            clock.advance(HOUR_NS + SECOND_NS)
             relay.sender.owed.wake()
             await relay.until_empty()
 
@@ -86,7 +79,7 @@ async def test_reports_beyond_the_cap_go_when_the_hour_allows(
 
 
 async def test_a_restart_forgets_neither_the_reports_nor_how_many_went(tmp_path: Path) -> None:
-    clock = LeapingClock()
+    clock = virtual_clock()
     async with Smarthost(Script(rcpt=nobody)) as host:
         policy = capped(tmp_path, host.port)
         async with Relay(policy, clock=clock) as relay:
@@ -100,26 +93,12 @@ async def test_a_restart_forgets_neither_the_reports_nor_how_many_went(tmp_path:
             relay.accept("gone9@there.example")
             await relay.until(lambda: len(waiting(relay)) == 3)
             assert len(reports(host)) == 2
-            clock.ahead_ns += HOUR_NS + SECOND_NS
+            clock.advance(HOUR_NS + SECOND_NS)
             relay.sender.owed.wake()
             await relay.until(lambda: len(reports(host)) == 4)
             # First come, first served.
             assert waiting(relay)[0] not in before
         assert policy.reports_history.exists()
-
-
-async def test_what_was_relayed_is_marked_while_its_report_waits(tmp_path: Path) -> None:
-    async with Smarthost(Script(rcpt=nobody)) as host:
-        policy = capped(tmp_path, host.port, "1")
-        async with Relay(policy) as relay:
-            relay.accept("gone0@there.example")
-            await relay.until(lambda: reports(host))
-            relay.accept("here@there.example", "gone1@there.example")
-            await relay.until(lambda: waiting(relay))
-        async with Relay(policy) as relay:
-            await relay.until(lambda: len(waiting(relay)) == 1)
-        to = [recipient for relayed in host.relayed for recipient in relayed.recipients]
-        assert to.count("here@there.example") == 1
 
 
 async def test_an_edit_of_the_cap_counts_at_once_and_judges_the_same_hour(tmp_path: Path) -> None:
@@ -157,78 +136,3 @@ async def test_an_operator_may_only_delete_what_waits_for_its_report(
             assert (await relay.sender.spool_thread.totals()).bounced == 3
 
         assert len(reports(host)) == 2
-
-
-async def test_a_bounce_by_hand_is_capped_too_also_while_the_relay_is_down(tmp_path: Path) -> None:
-    async with (
-        Smarthost(Script(rcpt=nobody)) as host,
-        Relay(capped(tmp_path, host.port, "1")) as relay,
-    ):
-        relay.accept("gone@there.example")
-        await relay.until(lambda: reports(host))
-        await relay.until_empty()
-        host.script.mail = "421 not now"
-        queue_id = relay.accept("late@there.example")
-        await relay.until(lambda: relay.dispatcher.pausing.because and relay.dispatcher.in_flight == 0)
-
-        assert await relay.operator.act("bounce", [queue_id]) == {queue_id: OK}
-        assert waiting(relay) == [queue_id]
-
-
-@pytest.mark.parametrize("content", [b"", b"not a history at all\n"])
-async def test_an_unreadable_history_of_reports_holds_none_back(tmp_path: Path, content: bytes) -> None:
-    async with Smarthost(Script(rcpt=nobody)) as host:
-        policy = capped(tmp_path, host.port, "1")
-        policy.spool.mkdir(parents=True, mode=0o700)
-        async with Relay(policy) as relay:
-            policy.reports_history.write_bytes(content)
-            for number in range(3):
-                relay.accept(f"gone{number}@there.example")
-            await relay.until_empty()
-
-            assert "reports cannot be counted" in told(relay)
-        assert len(reports(host)) == 3
-
-
-async def test_mail_from_nobody_owes_no_report_and_takes_no_slot(tmp_path: Path) -> None:
-    async with Smarthost(Script(rcpt=nobody)) as host:
-        policy = capped(tmp_path, host.port, "1")
-        async with Relay(policy) as relay:
-            relay.accept("gone@there.example", sender="")
-            await relay.until_empty()
-
-        assert not policy.reports_history.exists()
-
-
-async def test_what_waits_for_its_report_may_end_as_its_slot_is_taken(tmp_path: Path) -> None:
-    clock, is_held, goes_on = LeapingClock(), threading.Event(), threading.Event()
-    goes_on.set()
-
-    def before_sync(path: str) -> None:
-        if path.endswith("/reports") and not goes_on.is_set():
-            is_held.set()
-            goes_on.wait()
-
-    async with (
-        Smarthost(Script(rcpt=nobody)) as host,
-        Relay(capped(tmp_path, host.port, "2"), BeforeSync(before_sync), clock) as relay,
-    ):
-        try:
-            for number in range(3):
-                relay.accept(f"gone{number}@there.example")
-            await relay.until(lambda: len(reports(host)) == 2)
-            await relay.until(lambda: len(waiting(relay)) == len(relay.sender.queue) == 1)
-            (alone,) = waiting(relay)
-            goes_on.clear()
-            clock.ahead_ns += HOUR_NS + SECOND_NS
-            relay.sender.owed.wake()
-            await relay.until(is_held.is_set)
-            assert await relay.operator.act("delete", [QueueId(alone)]) == {alone: OK}
-            relay.accept("gone@there.example")
-            await relay.until(lambda: any("gone@" in command for command in host.commands))
-            await turns_of_the_loop()
-        finally:
-            goes_on.set()
-        await relay.until(lambda: len(reports(host)) == 3)
-        await relay.until_empty()
-        assert not relay.faults

@@ -3,13 +3,11 @@
 from pathlib import Path
 
 from relay.control.operations import OK
-from relay.daemon.spilling import Spilling
 from relay.queue.routes import Because
 from relay.status.collector import SnapshotCollector
 from relay.status.snapshot import RouteStatus, to_json
-from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Smarthost
-from tests.unit.sender.in_process_relay import Relay
+from tests.unit.sender.in_process_relay import Relay, virtual_clock
 from tests.unit.sender.test_routes import (
     BOTH,
     LASTING,
@@ -17,7 +15,6 @@ from tests.unit.sender.test_routes import (
     leap,
     pausing,
     policy_of,
-    policy_with_limit,
 )
 
 COUNTED = "relay_route_diverted_messages_total"
@@ -53,7 +50,7 @@ def route(relay: Relay) -> RouteStatus:
 
 
 async def test_a_failover_is_told_once_and_counted_by_message(tmp_path: Path) -> None:
-    clock = LeapingClock()
+    clock = virtual_clock()
     async with Smarthost() as one, Smarthost() as two:
         policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BOTH)
         async with Relay(policy, clock=clock) as relay:
@@ -94,7 +91,7 @@ async def test_a_failover_is_told_once_and_counted_by_message(tmp_path: Path) ->
 
 
 async def test_a_route_of_which_every_upstream_is_down_is_told(tmp_path: Path) -> None:
-    clock = LeapingClock()
+    clock = virtual_clock()
     async with Smarthost() as one, Smarthost() as two:
         routes = "  - {sender: '@a.example', upstreams: [one, two]}\n" + BOTH
         policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
@@ -108,29 +105,6 @@ async def test_a_route_of_which_every_upstream_is_down_is_told(tmp_path: Path) -
             assert told(relay) == ["error: route 1, 2: every upstream is down, and mail waits for one"]
             assert gauges(relay)[()] == 2
             assert route(relay).takes == ("sender", "all other mail")
-
-
-async def test_spilling_is_told_when_it_begins_and_ends(tmp_path: Path) -> None:
-    async with Smarthost() as one, Smarthost() as two:
-        routes = "  - {upstreams: [one, two], spill_after: 90m}"
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
-        policy = policy_with_limit(policy, "one", "{messages: 2, per: 1h}")
-        async with Relay(policy_with_limit(policy, "two", "{messages: 9, per: 1h}")) as relay:
-            for number in range(8):
-                relay.accept(f"r{number}@x.example")
-            await relay.until(lambda: len(one.relayed) == 2 and len(relay.sender.queue) == 6)
-            spilling = Spilling(relay.sender, relay.watch, relay.clock)
-            assert await spilling.look() == 4
-            await relay.until(lambda: len(two.relayed) == 4 and relay.sender.in_flight == 0 and told(relay))
-
-            assert told(relay) == ["warning: route 1: mail goes through two instead of one: spill"]
-            assert gauges(relay)["two", "one", "spill"] == 1
-            assert counted(relay, "two", "one", "spill") == 4
-            assert route(relay).because_words == "spill to two"
-            assert await spilling.look() == 0
-            await relay.until(lambda: len(told(relay)) == 2)
-            assert told(relay)[1] == "route 1: mail goes through one again; what is over: spill"
-            assert gauges(relay)["two", "one", "spill"] == 0
 
 
 async def test_a_message_shows_the_route_of_each_recipient(tmp_path: Path) -> None:

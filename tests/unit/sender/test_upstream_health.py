@@ -1,7 +1,6 @@
 """The state of an upstream, carried out: laws under any order of happenings, and old records."""
 
 import io
-from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -16,15 +15,13 @@ from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Tally
-from relay.verdicts.health import RESTING, Effect, Happening, Health
+from relay.verdicts.health import RESTING, Happening, Health
 from relay.verdicts.operator_pause import PauseAsked
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.pause_record import PROBE_NS, PauseRecord
-from relay.verdicts.slow_start import SlowStart
-from relay.verdicts.verdict import Excess, Layer, Rule, Ruling, Scope, Span, Verdict
+from relay.verdicts.verdict import Excess, Layer, Rule, Ruling, Scope, Verdict
 from tests.fakes.clock import FakeClock
 
-ASKS = "10 recipients in a row were refused alike: 550 no"
 WELL = Outcome((Answer(Verdict.RELAYED, Phase.EOD, None, "250 ok"),))
 
 
@@ -252,10 +249,6 @@ TestWalk = Walk.TestCase
 TestWalk.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
-def test_each_effect_has_a_hand() -> None:
-    assert set(OneUpstream().pausing._hands) == set(Effect)
-
-
 def rest_of_the_next_refusal_s(upstream: OneUpstream) -> int:
     upstream.refuse(Happening.PAUSE)
     return (upstream.pausing.paused_until_ns - upstream.clock.boottime_ns()) // SECOND_NS
@@ -274,54 +267,6 @@ def test_a_pause_is_doubled_until_somebody_acts() -> None:
     assert [*rests_s, rest_of_the_next_refusal_s(upstream)] == [15, 30, 60, 120, 15]
 
 
-def test_a_restart_does_not_go_back_to_the_doubling_of_before() -> None:
-    upstream = OneUpstream()
-    for _ in range(3):
-        upstream.clock.advance(rest_of_the_next_refusal_s(upstream) * SECOND_NS)
-        assert upstream.may_send()
-    upstream.pausing.end()
-    upstream.restart()
-
-    assert rest_of_the_next_refusal_s(upstream) == 15
-
-
-def test_what_a_window_taught_of_its_length_ends_with_a_word_too() -> None:
-    slow_start = SlowStart()
-    ruling = refusal(Happening.PAUSE).ruling
-    assert ruling is not None
-    hourly = replace(ruling, span=Span.HOUR)
-    for in_a_row in range(3):
-        slow_start.step(hourly, in_a_row, in_a_row)
-    slow_start.begin_anew()
-
-    assert slow_start.step(hourly, 0, 3) == 0
-
-
-def test_after_a_word_a_refusal_is_still_of_the_same_block() -> None:
-    """Else each would be compared with the history, probes and all."""
-    upstream = OneUpstream()
-    upstream.refuse(Happening.PAUSE)
-    upstream.pausing.end()
-    upstream.refuse(Happening.PAUSE)
-
-    assert upstream.compared == 1
-
-
-def test_a_probe_that_is_refused_is_never_told_as_resumed() -> None:
-    upstream = OneUpstream()
-    upstream.refuse(Happening.PAUSE)
-    upstream.clock.advance(15 * SECOND_NS)
-    assert upstream.may_send()
-    upstream.refuse(Happening.PAUSE)
-    upstream.clock.advance(30 * SECOND_NS)
-    assert upstream.may_send()
-    upstream.pausing.feel(WELL)
-    upstream.events.flush()
-
-    told = [line.split(" upstream isp ")[-1].split()[0] for line in upstream.log.getvalue().splitlines()]
-    assert told == ["paused", "is", "paused", "is", "resumed"]
-
-
 def test_while_one_message_goes_first_the_last_refusal_is_shown() -> None:
     upstream = OneUpstream()
     upstream.refuse(Happening.PAUSE)
@@ -335,15 +280,6 @@ def test_while_one_message_goes_first_the_last_refusal_is_shown() -> None:
     assert upstream.pausing.proving_after == ""
 
 
-def test_an_answer_of_any_kind_ends_untried() -> None:
-    upstream = OneUpstream()
-    states = [upstream.pausing.health]
-    upstream.pausing.feel(Outcome((Answer(Verdict.DEFER, Phase.RCPT, None, "450 later"),)))
-    states.append(upstream.pausing.health)
-
-    assert states == [Health.UNTRIED, Health.USED]
-
-
 def test_a_history_that_fails_in_a_pause_does_not_end_the_pause_early() -> None:
     upstream = OneUpstream()
     upstream.refuse(Happening.PAUSE, PROBE_NS)
@@ -355,17 +291,6 @@ def test_a_history_that_fails_in_a_pause_does_not_end_the_pause_early() -> None:
 
     assert not upstream.may_send()
     assert upstream.kept[-1].because == "PAUSE"
-
-
-def test_the_time_of_a_failed_history_is_no_age_after_a_restart() -> None:
-    upstream = OneUpstream()
-    began_ns = upstream.clock.boottime_ns()
-    for _ in range(3):
-        upstream.pausing.stop("torn", 60 * SECOND_NS)
-        upstream.clock.advance(60 * SECOND_NS)
-    upstream.restart()
-
-    assert upstream.pausing.paused_ns(began_ns, upstream.clock.boottime_ns()) == 180 * SECOND_NS
 
 
 @pytest.mark.parametrize("is_restarted", [False, True], ids=["goes on", "is restarted"])
@@ -398,94 +323,3 @@ def test_a_refusal_that_forbids_probes_counts_in_a_stop_too() -> None:
     until_ns = upstream.pausing.until_ns(upstream.clock.boottime_ns())
     assert until_ns is not None
     assert until_ns > upstream.clock.boottime_ns()
-
-
-def test_what_the_shield_asks_in_a_stop_is_kept_over_a_restart() -> None:
-    upstream = OneUpstream()
-    upstream.refuse(Happening.STOP, 24 * PROBE_NS)
-    upstream.refuse(Happening.DOUBT)
-    upstream.restart()
-
-    assert upstream.pausing.health is Health.DOUBTED
-    assert upstream.pausing.paused_until_ns == upstream.clock.boottime_ns() + 24 * PROBE_NS
-
-
-def test_a_proving_upstream_is_proving_after_a_restart_and_a_reboot() -> None:
-    upstream = OneUpstream()
-    upstream.refuse(Happening.PAUSE)
-    upstream.pausing.feel(WELL)  # it was in flight
-    upstream.pausing.end()
-    for _ in range(2):
-        upstream.restart()
-        assert upstream.pausing.is_proving
-        upstream.pausing.end()
-
-    upstream.clock.advance(SECOND_NS)
-    upstream.clock.reboot()
-    record = upstream.kept[-1]
-    clock = upstream.clock
-    moved = record.moved(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), lambda _, at_ns: at_ns)
-    assert moved.health is Health.PROVING
-    used = replace(record, until_ns=0, in_a_row=0)
-    moved = used.moved(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), lambda _, at_ns: at_ns)
-    assert moved.health is Health.USED
-
-
-def written(because: str, until_ns: int, in_a_row: int, ends_ns: int, stopped_and_doubts: str) -> bytes:
-    """Return a record as the code of 22 November 2026 wrote it, before there was a table."""
-    is_stopped, doubts = stopped_and_doubts.split(" ", 1)
-    return f"""\
-{{
- "boot_id": "00000000-0000-4000-8000-000000000001",
- "written_at_ns": 1016000000000,
- "wall_ns": 1760000016000000000,
- "because": "{because}",
- "until_ns": {until_ns},
- "in_a_row": {in_a_row},
- "spans": [
-  [
-   1000000000000,
-   {ends_ns}
-  ]
- ],
- "is_stopped": {is_stopped},
- "doubts": "{doubts}"
-}}
-""".encode()
-
-
-_OPEN_NS = 4611686018427387904
-
-
-@pytest.mark.parametrize(
-    ("content", "goes_on", "late"),
-    [
-        (written("421 no", 1046000000000, 2, _OPEN_NS, "false "), Health.PAUSED, Health.PROVING),
-        (written("", 0, 1, 1015000000000, "false "), Health.PROVING, Health.PROVING),
-        (written("", 0, 0, 1015000000000, "false "), Health.UNTRIED, Health.UNTRIED),
-        (written("", 4600000000000, 1, _OPEN_NS, "false "), Health.PROVING, Health.PROVING),
-        (written("535 no", 31623400000000000, 1, _OPEN_NS, "true "), Health.BARRED, Health.BARRED),
-        (written(ASKS, 4600000000000, 1, _OPEN_NS, f"true {ASKS}"), Health.DOUBTED, Health.PROVING),
-        (written("", 8200000000000, 2, _OPEN_NS, f"false {ASKS}"), Health.PROVING, Health.PROVING),
-        (written("", 1060000000000, 0, _OPEN_NS, "false "), Health.PROVING, Health.PROVING),
-    ],
-    ids=["paused", "proving", "used", "refused", "barred", "doubted", "doubted, then refused", "history"],
-)
-def test_a_record_that_older_code_wrote_is_gone_on_with(
-    content: bytes, goes_on: Health, late: Health
-) -> None:
-    record = PAUSE_FORMAT.parse(content)
-    assert PAUSE_FORMAT.render(record).startswith(content.removesuffix(b"\n}\n"))
-
-    for passed_ns, expected in ((16 * SECOND_NS, goes_on), (2 * NEVER_NS, late)):
-        upstream = OneUpstream()
-        upstream.clock.advance(passed_ns)
-        upstream.pausing.recall(record)
-
-        assert upstream.pausing.health is expected
-        assert upstream.pausing.because == (record.because if expected in RESTING else "")
-        assert upstream.pausing.in_a_row == record.in_a_row
-        if expected in {Health.PAUSED, Health.DOUBTED}:
-            assert upstream.pausing.paused_until_ns == record.until_ns
-            kept = upstream.kept[-1]
-            assert (kept.because, kept.doubts) == (record.because, record.doubts)

@@ -9,10 +9,10 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.queue.scheduler import State
 from relay.verdicts.decision import REFUSALS_IN_PLACE
-from tests.fakes.before_sync import BeforeSync
-from tests.fakes.clock import FakeClock, LeapingClock, SetClock
+from tests.fakes.clock import SetClock
 from tests.fakes.smarthost import Script, Smarthost, Until, turns
-from tests.unit.sender.in_process_relay import Relay, policy_of
+from tests.fakes.unsynced import BeforeSync
+from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 from tests.unit.sender.test_races import turns_of_the_loop
 
 REFUSED = "421 4.7.0 too much from you, come back later"
@@ -146,34 +146,9 @@ async def test_a_message_that_is_always_refused_stops_nobody_for_ever(
         assert relay.queued(poison) is not None
 
 
-async def test_time_that_the_upstream_was_paused_is_no_age_of_any_message(tmp_path: Path) -> None:
-    clock = LeapingClock()
-    retry = "retry: {min: 1h, max: 2h, lifetime: 1d, warn_after: 2h}"
-    async with (
-        Smarthost(Script(rcpt=turns(REFUSED, "451 4.2.1 later"))) as host,
-        Relay(policy_of(tmp_path, host.port, rest=retry), clock=clock) as relay,
-    ):
-        queue_id = relay.accept()
-        await _paused(relay)
-        clock.ahead_ns += 2 * DAY_NS
-        relay.dispatcher.wake()
-        await relay.until(lambda: (queued := relay.queued(queue_id)) and queued.state is State.DEFERRED)
-
-        # It has not expired, and its back-off is that of a young message.  To its sender it is late.
-        queued = relay.queued(queue_id)
-        assert queued is not None
-        assert queued.is_warned
-        assert queued.due_at_ns - clock.boottime_ns() <= 3600 * SECOND_NS
-        assert [relayed for relayed in host.relayed if relayed.reverse_path] == []
-
-
 @pytest.mark.parametrize("after", ["the process", "the host"])
 async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Path, after: str) -> None:
-    class Clock(LeapingClock):
-        def boot_id(self) -> str:
-            return "another" if self.ahead_ns else super().boot_id()
-
-    clock = Clock()
+    clock = virtual_clock()
     async with Smarthost(Script(mail=turns(REFUSED))) as host:
         policy = policy_of(tmp_path, host.port)
         async with Relay(policy, clock=clock) as relay:
@@ -182,7 +157,7 @@ async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Pat
             left_ns = relay.dispatcher.pausing.paused_until_ns - clock.boottime_ns()
         before = len(host.sessions)
         if after == "the host":
-            clock.ahead_ns = 1
+            clock.reboot()
         async with Relay(policy, clock=clock) as relay:
             await relay.until(lambda: relay.dispatcher.pausing.because)
             queued = relay.queued(queue_id)
@@ -200,7 +175,7 @@ async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Pat
 async def test_a_pause_that_ended_while_nobody_ran_is_over_and_no_age(
     tmp_path: Path,
 ) -> None:
-    clock = FakeClock()  # no time passes but that of the pause, which is longer than the lifetime
+    clock = virtual_clock()  # no time passes but that of the pause, which is longer than the lifetime
     retry = "retry: {min: 1h, max: 2h, lifetime: 10s, warn_after: null}"
     async with Smarthost(Script(rcpt=turns(REFUSED, "451 4.2.1 later"))) as host:
         policy = policy_of(tmp_path, host.port, rest=retry)
@@ -212,18 +187,3 @@ async def test_a_pause_that_ended_while_nobody_ran_is_over_and_no_age(
         async with Relay(policy, clock=clock) as relay:
             await relay.until(lambda: (queued := relay.queued(queue_id)) and queued.state is State.DEFERRED)
         assert host.relayed == []
-
-
-async def test_a_record_of_pauses_that_is_none_is_told_of_and_replaced(tmp_path: Path) -> None:
-    async with Smarthost(Script(mail=turns(REFUSED))) as host:
-        policy = policy_of(tmp_path, host.port)
-        path = policy.history_path("isp")
-        path = path.with_name(f"{path.name}.pause")
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"\0" * 100)
-        async with Relay(policy) as relay:
-            relay.accept()
-            await _paused(relay)
-        relay.events.flush()
-        assert "is not kept on disk" in relay.log.getvalue()
-        assert b"too much from you" in path.read_bytes()

@@ -19,7 +19,7 @@ from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Tally
 from relay.verdicts.outcome import Answer
 from relay.verdicts.pause_record import PROBE_NS, PauseRecord
-from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
+from relay.verdicts.verdict import Judge
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Script, Smarthost, Turn, turns
 from tests.unit.policy.corpus import parsed
@@ -68,29 +68,6 @@ async def test_a_refused_sender_waits_untouched_and_all_other_mail_goes_on(tmp_p
         await relay.until_empty()
         assert len(host.relayed) == 25
     assert "mail from <bad@here.example> paused until" in relay.log.getvalue()
-
-
-async def test_a_sender_welcome_again_sends_the_rest_of_its_mail(
-    tmp_path: Path,
-) -> None:
-    refusal = "553 5.7.1 Sender address rejected: not owned by user mjd"
-    async with (
-        Smarthost(Script(mail=turns(refusal))) as host,
-        # One connection: with two, the second message may be asked about before or after the rest begins.
-        Relay(policy_of(tmp_path, host.port, connections=1)) as relay,
-    ):
-        for _ in range(5):
-            relay.accept(sender="bad@here.example")
-        await relay.until(relay.line.sender_pauses.senders)
-        scheduler = relay.line
-        await relay.until(lambda: all(queued.state is State.DEFERRED for queued in scheduler))
-        first = next(iter(scheduler))
-        scheduler.release(first.queue_id)
-        scheduler.trust_sender("bad@here.example", relay.clock.boottime_ns())
-        relay.sender.wake()
-        await relay.until_empty()
-
-        assert len(host.relayed) == 5
 
 
 async def test_refused_credentials_stop_until_the_password_is_another(tmp_path: Path) -> None:
@@ -241,50 +218,3 @@ def test_a_stop_that_allows_no_probe_is_ended_by_somebody_only(days: int) -> Non
     assert world.rests_ns() is not None
     world.pausing.end()
     assert world.rests_ns() is None
-
-
-def test_a_fault_of_our_history_is_not_ended_by_the_upstream() -> None:
-    world = World()
-    world.pausing.stop("the history is torn", HOUR_NS)
-    world.refused(Phase.AUTH, "535 5.7.8 wrong")
-
-    assert not world.pausing.is_refused
-    world.clock.advance(HOUR_NS)
-    assert world.rests_ns() is None
-    assert world.pausing.is_stopped  # until the history was read
-    world.pausing.trust_history()
-    assert not world.pausing.is_stopped
-
-
-def test_a_sound_history_does_not_end_a_stop_by_the_upstream() -> None:
-    world = World()
-    world.refused(Phase.AUTH, "535 5.7.8 wrong")
-    world.pausing.trust_history()
-
-    assert world.pausing.is_refused
-
-
-def test_a_refused_login_while_the_shield_asks_does_not_answer_it() -> None:
-    world = World()
-    ruling = Ruling(Verdict.STOP, Scope.UPSTREAM)
-    asks = "10 recipients in a row were refused alike"
-    world.pausing.rest(Answer(Verdict.STOP, Phase.RCPT, None, asks, ruling=ruling, is_doubted=True))
-    assert (world.kept[-1].is_stopped, world.kept[-1].because, world.kept[-1].doubts) == (True, asks, asks)
-    world.clock.advance(PROBE_NS)
-    assert world.rests_ns() is None
-    world.refused(Phase.AUTH, "535 5.7.8 wrong")
-
-    # A restart tries the login again, and the shield goes on to doubt what is refused behind it.
-    assert (world.kept[-1].is_stopped, world.kept[-1].because, world.kept[-1].doubts) == (False, "", asks)
-    world.pausing.end()
-    assert world.kept[-1].doubts == ""
-
-
-def test_a_word_of_the_operator_during_the_look_of_each_hour_is_kept() -> None:
-    world = World()
-    world.pausing.rest(Answer(Verdict.STOP, Phase.RCPT, None, "10 alike", is_doubted=True))
-    world.clock.advance(PROBE_NS)
-    assert world.rests_ns() is None
-    assert world.kept[-1].doubts == "10 alike"
-    world.pausing.end()
-    assert world.kept[-1].doubts == ""
