@@ -157,6 +157,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         sock.close()
         ours, theirs = socket.socketpair()
         serving = asyncio.ensure_future(self.connect_accepted_socket(serve, theirs, ssl=tls))
-        if tls is None:
-            await serving
-        return await super().create_connection(protocol_factory, *args, sock=ours, **more)
+        serving.add_done_callback(lambda done: theirs.close() if done.cancelled() else None)
+        try:
+            if tls is None:
+                await serving
+            return await super().create_connection(protocol_factory, *args, sock=ours, **more)
+        except BaseException:
+            ours.close()
+            raise

@@ -19,7 +19,7 @@ async def test_time_that_a_sender_rested_is_no_age_of_its_mail(tmp_path: Path) -
     script = Script(mail=turns(NOT_HIS), rcpt=turns("451 4.7.1 Greylisted, try later"))
     async with (
         Smarthost(script) as host,
-        Relay(policy_of(tmp_path, host.port, ", pipelining: false", RETRY), clock=clock) as relay,
+        Relay(policy_of(tmp_path, host.port, ", pipelining: false", RETRY)) as relay,
     ):
         queue_id = relay.accept()
         await relay.until(lambda: (q := relay.queued(queue_id)) and q.is_sitting_out)
@@ -47,7 +47,7 @@ async def test_a_step_of_the_clock_expires_nothing_over_a_restart(
     clock = virtual_clock()
     async with Smarthost(Script(rcpt=turns(*[GREYLISTED] * 3))) as host:
         policy = policy_of(tmp_path, host.port, ", pipelining: false", SHORT)
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             queue_id = relay.accept()
             await relay.until(lambda: (q := relay.queued(queue_id)) and q.state is State.DEFERRED)
             clock.advance(15 * SECOND_NS)
@@ -55,7 +55,7 @@ async def test_a_step_of_the_clock_expires_nothing_over_a_restart(
         if restart == "of the host":
             clock.reboot()
         before = len(host.sessions)
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             await relay.until(lambda: len(host.sessions) > before)
             await relay.until(lambda: (q := relay.queued(queue_id)) and q.state is State.DEFERRED)
 
@@ -72,10 +72,10 @@ async def test_a_next_attempt_waits_no_longer_than_a_back_off_after_a_step(tmp_p
     clock = virtual_clock()
     async with Smarthost(Script(rcpt=turns(GREYLISTED))) as host:
         policy = policy_of(tmp_path, host.port, ", pipelining: false", SHORT)
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             queue_id = relay.accept()
             await relay.until(lambda: (q := relay.queued(queue_id)) and q.state is State.DEFERRED)
         clock.step_wall(-30 * DAY_NS)
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             await relay.until_empty()
         assert len(host.relayed) == 1

@@ -46,10 +46,7 @@ def fields(report: Recorded) -> list[dict[str, str]]:
 
 async def test_what_waits_for_a_window_is_told_of_once_it_is_late(tmp_path: Path) -> None:
     clock = virtual_clock()
-    async with (
-        Smarthost(Script()) as host,
-        Relay(limited(tmp_path, host.port), clock=clock) as relay,
-    ):
+    async with Smarthost(Script()) as host, Relay(limited(tmp_path, host.port)) as relay:
         await full_window(relay, host)
         assert await relay.late.look() == 0
         clock.advance(4 * HOUR_NS - 60 * SECOND_NS)
@@ -82,10 +79,7 @@ async def test_what_waits_for_a_window_is_told_of_once_it_is_late(tmp_path: Path
 
 async def test_what_goes_within_the_hour_gives_no_warning(tmp_path: Path) -> None:
     clock = virtual_clock()
-    async with (
-        Smarthost(Script()) as host,
-        Relay(limited(tmp_path, host.port), clock=clock) as relay,
-    ):
+    async with Smarthost(Script()) as host, Relay(limited(tmp_path, host.port)) as relay:
         await full_window(relay, host)
         clock.advance(23 * HOUR_NS + 60 * SECOND_NS)
 
@@ -97,11 +91,11 @@ async def test_a_restart_remembers_who_was_told(tmp_path: Path) -> None:
     clock = virtual_clock()
     async with Smarthost(Script()) as host:
         policy = limited(tmp_path, host.port)
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             await full_window(relay, host)
             clock.advance(5 * HOUR_NS)
             assert await relay.late.look() == 1
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             await relay.until(lambda: len(relay.sender.queue) == 2)
             assert await relay.late.look() == 0
 
@@ -112,7 +106,7 @@ async def test_mail_for_a_stopped_upstream_is_told_of_since_nobody_can_tell(tmp_
     rule = ", verdicts: [{phase: mail, code: 535, verdict: stop, probe: false}]"
     async with (
         Smarthost(Script(mail="535 5.7.8 account suspended")) as host,
-        Relay(policy_of(tmp_path, host.port, rule, RETRY), clock=clock) as relay,
+        Relay(policy_of(tmp_path, host.port, rule, RETRY)) as relay,
     ):
         relay.accept()
         await relay.until(lambda: relay.dispatcher.pausing.is_stopped and relay.dispatcher.in_flight == 0)
@@ -124,10 +118,7 @@ async def test_mail_for_a_stopped_upstream_is_told_of_since_nobody_can_tell(tmp_
 
 async def test_neither_held_mail_nor_mail_from_nobody_is_told_of(tmp_path: Path) -> None:
     clock = virtual_clock()
-    async with (
-        Smarthost(Script()) as host,
-        Relay(limited(tmp_path, host.port), clock=clock) as relay,
-    ):
+    async with Smarthost(Script()) as host, Relay(limited(tmp_path, host.port)) as relay:
         relay.accept("first@there.example")
         await relay.until(lambda: host.relayed)
         held, _ = relay.accept("held@there.example"), relay.accept("x@there.example", sender="")

@@ -12,10 +12,7 @@ from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 
 async def test_a_key_without_room_keeps_back_nobody_else_and_its_own_keep_their_order(tmp_path: Path) -> None:
     upstream, clock = ", limits: [{messages: 2, per: 1h, for_each: sender}]", virtual_clock()
-    async with (
-        Smarthost() as host,
-        Relay(policy_of(tmp_path, host.port, upstream), clock=clock) as relay,
-    ):
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, upstream), clock=clock) as relay:
         for number in range(5):
             relay.accept(f"list{number}@x.example", sender="list@here.example")
         relay.accept("reset@x.example", sender="owner@here.example")
@@ -45,7 +42,7 @@ async def test_each_recipient_domain_has_a_window_and_a_message_is_split_to_fit_
         ]
 
 
-async def test_no_window_sees_more_connections_than_its_limit_nor_one_more_message_waits_for_it(
+async def test_no_window_sees_more_connections_than_its_limit(
     tmp_path: Path,
 ) -> None:
     upstream = ", limits: [{connections: 2, per: 500ms}], guard: 1ms, max_messages: 1"
@@ -98,10 +95,7 @@ async def test_a_history_that_fails_opens_no_connection(tmp_path: Path) -> None:
 
 async def test_a_transaction_names_no_more_than_it_may_whatever_room_there_is(tmp_path: Path) -> None:
     upstream, clock = ", max_recipients: 2, limits: [{recipients: 5, per: 1h}]", virtual_clock()
-    async with (
-        Smarthost() as host,
-        Relay(policy_of(tmp_path, host.port, upstream), clock=clock) as relay,
-    ):
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, upstream), clock=clock) as relay:
         relay.accept(*[f"r{number}@x.example" for number in range(9)])
         await relay.until(lambda: len(host.relayed) >= 3 and relay.dispatcher.in_flight == 0)
         _let_an_hour_pass(relay, clock)
@@ -145,7 +139,7 @@ def _reasons(relay: Relay) -> set[str]:
     return {message.reason for message in relay.watch.listing().messages()}
 
 
-async def test_what_holds_the_next_message_is_told_also_where_it_is_a_limit_for_each_key(
+async def test_what_holds_the_next_message_is_told_also_where_it_is_for_each_key(
     tmp_path: Path,
 ) -> None:
     upstream = ", limits: [{messages: 1, per: 1h, for_each: sender}, {messages: 3, per: 2h}]"

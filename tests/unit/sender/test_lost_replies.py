@@ -23,10 +23,7 @@ async def _settled(relay: Relay) -> None:
 async def test_a_slot_with_a_lost_reply_opens_a_window_past_its_deadline(tmp_path: Path, lost: Turn) -> None:
     clock = virtual_clock()  # to the second, whatever this machine takes
     script = Script(eod=turns([lost, CLOSE] if isinstance(lost, bytes) else lost))
-    async with (
-        Smarthost(script) as host,
-        Relay(policy_of(tmp_path, host.port, LIMIT), clock=clock) as relay,
-    ):
+    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, LIMIT)) as relay:
         relay.accept()
         await _settled(relay)
         # Long after T since the connection was lost: the upstream may be slower than that.
@@ -44,10 +41,7 @@ async def test_a_slot_with_a_lost_reply_opens_a_window_past_its_deadline(tmp_pat
 async def test_a_slot_whose_upstream_hung_up_opens_one_window_later(tmp_path: Path) -> None:
     clock = virtual_clock()
     script = Script(data=turns(CLOSE))
-    async with (
-        Smarthost(script) as host,
-        Relay(policy_of(tmp_path, host.port, LIMIT), clock=clock) as relay,
-    ):
+    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, LIMIT)) as relay:
         relay.accept()
         await _settled(relay)
         assert relay.dispatcher.throttle.room() == 0
@@ -62,10 +56,7 @@ async def test_a_silent_upstream_keeps_its_slot_until_the_deadline(tmp_path: Pat
     clock = virtual_clock()
     limit = LIMIT.replace("10m", "300ms")
     script = at(phase, turns(SILENCE))
-    async with (
-        Smarthost(script) as host,
-        Relay(policy_of(tmp_path, host.port, limit), clock=clock) as relay,
-    ):
+    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, limit)) as relay:
         began_ns = clock.boottime_ns()
         relay.accept()
         await _settled(relay)

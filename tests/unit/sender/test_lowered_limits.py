@@ -65,26 +65,3 @@ async def test_a_refusal_is_told_beside_what_the_history_says(tmp_path: Path) ->
         assert (finding["sent"], finding["suggested"]) == (19, 18)
         assert finding["text"] in render(public(snapshot))
         assert effective(relay) == 20, "nothing is lowered unless the policy says so"
-
-
-async def test_adapt_lowers_the_limit_that_is_in_force_and_says_so(tmp_path: Path) -> None:
-    upstream = Counting(19)
-    async with (
-        Smarthost(Script(rcpt=upstream.rcpt)) as host,
-        Relay(policy_of(tmp_path, host.port, limits(adapt=", adapt: tighten"))) as relay,
-    ):
-        await cut_off(relay)
-        upstream.most = 1000
-
-        assert "effective 18 of 20 recipients per 3600.000s" in told(relay)
-        await relay.until(lambda: effective(relay) == 18)
-        snapshot = relay.watch.snapshot()
-        assert "effective 18 of 20" in render(snapshot)
-        assert to_json(snapshot)["upstreams"][0]["limits"][0]["policy_count"] == 20
-        assert snapshot.upstreams[0].limits[0].label == "20 recipients per 3600s"
-
-        # 19 and the refused one are in the window: nothing more goes, though the policy's N had room.
-        relay.dispatcher.pausing.end()
-        relay.dispatcher.wake()
-        await relay.until(lambda: "no room in 20 recipients" in relay.watch.listing().messages()[0].reason)
-        assert upstream.taken == 19

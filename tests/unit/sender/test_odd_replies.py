@@ -63,7 +63,7 @@ async def test_a_message_whose_reply_cannot_be_read_is_backed_off_and_expires(
     clock = virtual_clock()
     async with (
         Smarthost(Script(eod=turns(octets, octets))) as host,
-        Relay(policy_of(tmp_path, host.port, "", SLOWLY), clock=clock) as relay,
+        Relay(policy_of(tmp_path, host.port, "", SLOWLY)) as relay,
     ):
         queue_id = relay.accept()
         await relay.until(lambda: (q := relay.queued(queue_id)) and q.state is State.DEFERRED)

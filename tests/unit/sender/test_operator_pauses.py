@@ -80,7 +80,7 @@ async def test_its_time_is_no_age_and_mail_goes_at_its_end(tmp_path: Path) -> No
     clock = virtual_clock()
     script = Script(rcpt=turns("451 4.7.1 later"))
     async with Smarthost(script) as host:
-        async with Relay(policy_of(tmp_path, host.port), clock=clock) as relay:
+        async with Relay(policy_of(tmp_path, host.port)) as relay:
             queue_id = relay.accept("b@there.example")
             await relay.operator.pause("isp", PauseAsked("anna", 30 * DAY_NS))
             await relay.until(lambda: relay.queued(queue_id))

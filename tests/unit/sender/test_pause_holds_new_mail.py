@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from relay.control.offline import OfflineOperations
 from relay.control.operations import HELD_BY_PAUSE, OK
 from relay.mail.envelope import QueueId
 from relay.queue.scheduler import State
@@ -58,28 +57,3 @@ async def test_what_comes_in_is_held_and_goes_on_after_resume(tmp_path: Path) ->
         assert state_of(relay, kept) is State.HELD
         relay.events.flush()
         assert "isp paused by anna until -; new mail for it is held" in relay.log.getvalue()
-
-
-async def test_a_restart_holds_just_the_same(tmp_path: Path) -> None:
-    async with Smarthost() as host:
-        policy = policy_of(tmp_path, host.port)
-        async with Relay(policy) as relay:
-            await relay.operator.pause("isp", PauseAsked("anna"))
-            before = await comes_in(relay, "before@there.example")
-            await pass_time(1)
-            await relay.operator.pause("isp", HOLDING)
-            new = await comes_in(relay, "new@there.example")
-            relay.trigger.close()
-        operations = OfflineOperations(policy)
-        try:
-            down = {view.queue_id: view.state for view in await operations.queue()}
-        finally:
-            await operations.close()
-        assert down == {before: QueueState.WAITING, new: QueueState.HELD}
-        async with Relay(policy) as relay:
-            untaken = relay.accept("untaken@there.example")
-            await relay.until(lambda: relay.queued(untaken) and state_of(relay, new) is State.HELD)
-            assert [state_of(relay, each) for each in (before, untaken)] == [State.WAITING, State.HELD]
-            await relay.operator.resume("isp")
-            await relay.until_empty()
-        assert len(host.relayed) == 3

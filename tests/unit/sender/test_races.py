@@ -77,9 +77,7 @@ async def turns_of_the_loop(count: int = 50) -> None:
         await asyncio.to_thread(lambda: None)
 
 
-async def test_what_a_former_upstream_gives_back_goes_through_the_new_one(
-    tmp_path: Path,
-) -> None:
+async def test_what_a_former_upstream_gives_back_goes_through_the_new_one(tmp_path: Path) -> None:
     held = asyncio.Event()
     async with (
         Smarthost(Script(mail=[Until(held), "421 4.3.2 going down"])) as old,
@@ -122,10 +120,7 @@ async def test_a_full_disk_keeps_nobody_whose_end_needs_no_room(tmp_path: Path) 
         return "550 5.1.1 nobody" if "bad@" in argument else "250 ok"
 
     disk = NoRoomForNotes()
-    async with (
-        Smarthost(Script(rcpt=rcpt)) as host,
-        Relay(policy_of(tmp_path, host.port), disk) as relay,
-    ):
+    async with Smarthost(Script(rcpt=rcpt)) as host, Relay(policy_of(tmp_path, host.port), disk) as relay:
         good = {relay.accept(f"{number}@x.example") for number in range(10)}
         bad = relay.accept("bad@x.example")
         good |= {relay.accept(f"{number}@x.example") for number in range(10, 20)}

@@ -1,7 +1,6 @@
 """A start whose queue the disk does not give at once: what goes on meanwhile, and what is said of it."""
 
 import asyncio
-import errno
 import threading
 from pathlib import Path
 
@@ -10,11 +9,10 @@ import pytest
 from relay.control.operations import ABSENT, OK, UNREAD
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
-from relay.spool.interface import SpoolFault
 from relay.spool.maildir import recovery
 from tests.fakes.smarthost import Smarthost
 from tests.fakes.unsynced import Unsynced
-from tests.unit.sender.in_process_relay import PATIENCE_SECONDS, Relay, look_again, policy_of
+from tests.unit.sender.in_process_relay import PATIENCE_SECONDS, Relay, policy_of
 
 QUEUED = 6
 BATCH = 2
@@ -128,34 +126,3 @@ async def test_a_stop_in_the_middle_leaves_the_rest_to_the_next_start(tmp_path: 
             await again.until_empty()
             assert again.sender.seen.totals.imbalance == 0
         assert len(host.transactions) == QUEUED
-
-
-async def test_a_disk_that_fails_in_the_middle_ends_the_sender(tmp_path: Path) -> None:
-    policy = policy_of(tmp_path, 9)
-    await _with_queue(policy)
-    disk = SlowDisk()
-    relay = Relay(policy, disk)
-    await relay.sender.start()
-    # A disk that may only be read: nothing could be marked.
-    disk.let_go(errno.EROFS)
-    while not relay.faults:
-        await look_again()
-    assert isinstance(relay.faults[0], SpoolFault | OSError)
-    await relay.sender.stop()
-    relay.trigger.close()
-
-
-async def test_a_lack_of_descriptors_in_the_middle_only_delays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("relay.sender.arrivals.LACK_SECONDS", 0)
-    policy = policy_of(tmp_path, 9)
-    await _with_queue(policy)
-    disk = SlowDisk()
-    async with Relay(policy, disk) as relay:
-        disk.let_go(errno.EMFILE)
-        await relay.sender.spool_thread.call(lambda: None)
-        assert relay.sender.is_reading
-        disk.fails_with = None
-        await relay.until(lambda: len(relay.sender.queue) == QUEUED)
-        assert not relay.faults

@@ -137,22 +137,3 @@ async def test_a_limit_for_each_sender_is_for_the_one_sent(tmp_path: Path) -> No
 
 def _reasons(relay: Relay) -> str:
     return " ".join(queued.reason for queued in relay.sender.queue)
-
-
-NOT_OWNED = "553 5.7.1 Sender address rejected: not owned by user u"
-
-
-async def test_a_refused_address_is_refused_once_for_all_who_send_by_it(tmp_path: Path) -> None:
-    other = "{sender: '@well.example', upstreams: [isp]}"
-    script = Script(mail=lambda said: NOT_OWNED if "news@" in said else DEFAULT)
-    async with Smarthost(script) as host, Relay(policy(tmp_path, host.port, other, FIXED)) as relay:
-        relay.accept(sender="u0@here.example")
-        await relay.until(lambda: "not owned" in _reasons(relay))
-        for number in range(1, 4):
-            relay.accept(sender=f"u{number}@here.example")
-        relay.accept(sender="a@well.example")
-        await relay.until(lambda: host.relayed and _reasons(relay).count("not owned") == 4)
-
-    assert len([command for command in host.commands if command.startswith("MAIL FROM:<news@")]) == 1
-    relay.events.flush()
-    assert "mail from <news@example.com> paused" in relay.log.getvalue()

@@ -127,23 +127,6 @@ async def test_two_parts_that_end_together_end_their_message(tmp_path: Path) -> 
         assert recipients(one) == ["a@x.one", "me@x.one"]
 
 
-async def test_a_restart_finds_the_parts_that_are_left(tmp_path: Path) -> None:
-    async with Smarthost() as one, Smarthost() as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BY_DOMAIN)
-        async with Relay(policy) as relay:
-            await relay.operator.pause("one", LASTING)
-            relay.accept("a@x.one", "b@x.two", "c@x.two")
-            await relay.until(lambda: two.relayed and relay.sender.in_flight == 0)
-        async with Relay(policy) as relay:
-            await relay.sender.upstreams.recalled("one")
-            await relay.until(lambda: [q.recipients_left for q in relay.sender.queue] == [1])
-            assert await relay.operator.resume("one") == OK
-            await relay.until_empty()
-
-        assert recipients(one) == ["a@x.one"]
-        assert recipients(two) == ["b@x.two", "c@x.two"]
-
-
 async def test_one_upstream_paused_or_full_delays_no_other(tmp_path: Path) -> None:
     async with Smarthost() as one, Smarthost() as two, Smarthost() as three:
         ports = {"one": one.port, "two": two.port, "three": three.port}
@@ -184,7 +167,7 @@ async def test_mail_fails_over_at_its_instant_and_returns_behind_a_probe(tmp_pat
     clock = virtual_clock()
     async with Smarthost() as one, Smarthost() as two:
         policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BOTH)
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             await relay.operator.pause("one", LASTING)
             for number in range(10):
                 relay.accept(f"r{number}@x.example")
@@ -214,7 +197,7 @@ async def test_an_unknown_outcome_stays_with_its_upstream_to_the_deadline(tmp_pa
     async with Smarthost(Script(eod=turns(CLOSE))) as one, Smarthost() as two:
         routes = "  - {upstreams: [one, two], failover_after: 1m}"
         policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             queue_id = relay.accept("a@x.example")
             await relay.until(lambda: (part := relay.queued(queue_id)) and part.past.unknown_until_ns)
             await relay.operator.pause("one", LASTING)
@@ -279,7 +262,7 @@ async def test_a_message_in_parts_is_listed_once_with_each_upstream(tmp_path: Pa
     )
     async with Smarthost() as one, Smarthost() as two:
         policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             for name in ("one", "two"):
                 assert await relay.operator.pause(name, PauseAsked("anna", 30 * MINUTE_NS)) == OK
             relay.accept("a@x.one", "b@x.two", "c@x.two")
@@ -300,19 +283,3 @@ async def test_a_message_in_parts_is_listed_once_with_each_upstream(tmp_path: Pa
             await leap(relay, clock, 2 * MINUTE_NS)
             await relay.until_empty()
         assert [mail.recipients for mail in two.relayed] == [["b@x.two", "c@x.two"], ["a@x.one"]]
-
-
-async def test_an_edit_divides_a_message_once_its_transaction_is_over(tmp_path: Path) -> None:
-    may_end = asyncio.Event()
-    script = Script(rcpt=turns([Until(may_end), "250 ok"], "451 4.2.1 not yet"))
-    async with Smarthost(script) as one, Smarthost() as two:
-        ports = {"one": one.port, "two": two.port}
-        async with Relay(policy_of(tmp_path, ports, "  - {upstreams: [one]}")) as relay:
-            relay.accept("a@x.one", "b@x.two")
-            await relay.until(lambda: any(command.startswith("RCPT") for command in one.commands))
-            await relay.sender.apply(policy_of(tmp_path, ports, BY_DOMAIN))
-            await turns_of_the_loop()
-            may_end.set()
-            await relay.until_empty()
-
-        assert (recipients(one), recipients(two)) == (["a@x.one"], ["b@x.two"])

@@ -53,7 +53,7 @@ async def test_a_failover_is_told_once_and_counted_by_message(tmp_path: Path) ->
     clock = virtual_clock()
     async with Smarthost() as one, Smarthost() as two:
         policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BOTH)
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             failover, spill, all_down = ("two", "one", "failover"), ("two", "one", "spill"), ()
             assert counted(relay, *failover) == 0
             assert gauges(relay) == {failover: 0, spill: 0, all_down: 0}
@@ -95,7 +95,7 @@ async def test_a_route_of_which_every_upstream_is_down_is_told(tmp_path: Path) -
     async with Smarthost() as one, Smarthost() as two:
         routes = "  - {sender: '@a.example', upstreams: [one, two]}\n" + BOTH
         policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             await relay.operator.pause("one", LASTING)
             await relay.operator.pause("two", LASTING)
             await leap(relay, clock, 16 * MINUTE_NS)

@@ -232,8 +232,13 @@ WRITTEN = [
 ]
 
 
+QUICK = {"bounced", "a batch of two", "warned, then bounced"}
+
+
 @pytest.mark.usefixtures("_at_desks")
-@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in WRITTEN]
+)
 def test_a_power_cut_while_endings_are_written_loses_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,13 +1,14 @@
 """What the relay does by a verdict: pause a sender, stop at a refused account, go on when somebody acted."""
 
 import io
+import itertools
 from pathlib import Path
 
 import pytest
 
 from relay.clock import SECOND_NS
 from relay.control.operations import ABSENT, OK
-from relay.policy.shipped import provider_rules, standard_judge, standard_rules
+from relay.policy.shipped import standard_judge
 from relay.queue.scheduler import State
 from relay.sender.upstream_health import Pausing
 from relay.smtp.reply import Phase
@@ -18,15 +19,14 @@ from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Tally
 from relay.verdicts.outcome import Answer
-from relay.verdicts.pause_record import PROBE_NS, PauseRecord
-from relay.verdicts.verdict import Judge
+from relay.verdicts.pause_record import PauseRecord
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Script, Smarthost, Turn, turns
+from tests.fakes.virtual_time import pass_time
 from tests.unit.policy.corpus import parsed
-from tests.unit.sender.in_process_relay import Relay, policy_of
+from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock
 
 HOUR_NS = 3600 * SECOND_NS
-MICROSOFT = Judge((*provider_rules("microsoft365"), *standard_rules()))
 
 
 def not_his(argument: str) -> Turn:
@@ -186,35 +186,51 @@ class World:
         return None if until_ns is None else until_ns - now_ns
 
 
-def test_a_stopped_upstream_is_probed_once_an_hour() -> None:
-    world = World()
-    for _ in range(5):
-        world.refused(Phase.AUTH, "535 5.7.8 wrong")
-        assert world.rests_ns() == PROBE_NS
-        world.clock.advance(PROBE_NS)
-        assert world.rests_ns() is None
-        assert world.pausing.is_proving
+@pytest.mark.parametrize(
+    ("said", "gaps_s"),
+    [
+        ("421 4.3.2 busy", [15, 30, 60, 120]),
+        ("450 4.7.1 rate limit exceeded, try again in 2 hours", [7200, 7200]),
+        ("552 Your account has been suspended. Please contact us to reactivate", [3600, 3600, 3600]),
+    ],
+)
+async def test_an_upstream_that_refuses_us_is_asked_again_in_its_time_by_one_message(
+    tmp_path: Path, said: str, gaps_s: list[int]
+) -> None:
+    asked_ns: list[int] = []
+
+    def mail(_: str) -> Turn:
+        asked_ns.append(virtual_clock().boottime_ns())
+        return said
+
+    async with Smarthost(Script(mail=mail)) as host, Relay(policy_of(tmp_path, host.port)) as relay:
+        relay.accept(sender="")
+        await relay.until(lambda: asked_ns and relay.dispatcher.in_flight == 0)
+        hurry(step_s := max(1, gaps_s[0] // 100))
+        for number in range(5):
+            relay.accept(sender=f"s{number}@here.example")
+        await relay.until(lambda: len(asked_ns) > len(gaps_s) and relay.dispatcher.in_flight == 0)
+        gaps_ns = [later - before for before, later in itertools.pairwise(asked_ns)]
+        assert all(
+            gap_s * SECOND_NS <= gap_ns <= (gap_s + 2 * step_s) * SECOND_NS
+            for gap_s, gap_ns in zip(gaps_s, gaps_ns, strict=True)
+        )
+
+        # Somebody acted: it begins anew.
+        assert await relay.operator.resume("isp") == OK
+        await relay.until(lambda: len(asked_ns) > len(gaps_s) + 2)
+        assert asked_ns[-1] - asked_ns[-2] <= (gaps_s[0] + 2 * step_s) * SECOND_NS
+        assert len(relay.sender.queue) == 6
 
 
-def test_a_stop_during_a_pause_is_a_stop() -> None:
-    world = World()
-    world.refused(Phase.MAIL, "421 too busy")
-    world.refused(Phase.AUTH, "535 5.7.8 wrong")
-
-    assert world.pausing.is_refused
-    assert world.rests_ns() == PROBE_NS
-    world.refused(Phase.MAIL, "421 too busy")
-    assert world.rests_ns() == PROBE_NS
-
-
-@pytest.mark.parametrize("days", [1, 30, 300])
-def test_a_stop_that_allows_no_probe_is_ended_by_somebody_only(days: int) -> None:
-    world = World()
-    reply = parsed("535 5.7.139 Authentication unsuccessful, SmtpClientAuthentication is disabled")
-    ruling = MICROSOFT.ruling(Phase.AUTH, reply)
-    world.pausing.rest(Answer(ruling.verdict, Phase.AUTH, reply, str(reply), ruling=ruling))
-    world.clock.advance(days * 24 * HOUR_NS)
-
-    assert world.rests_ns() is not None
-    world.pausing.end()
-    assert world.rests_ns() is None
+async def test_a_stop_that_allows_no_probe_is_ended_by_somebody_only(tmp_path: Path) -> None:
+    rule = "verdicts: [{phase: mail, code: 535, verdict: stop, probe: false}]"
+    script = Script(mail=turns("535 5.7.139 SmtpClientAuthentication is disabled"))
+    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, f", {rule}")) as relay:
+        relay.accept()
+        await relay.until(lambda: relay.dispatcher.pausing.is_refused)
+        hurry(3600)
+        await pass_time(30 * 86_400)
+        assert sum(command.startswith("MAIL") for command in host.commands) == 1
+        assert await relay.operator.resume("isp") == OK
+        await relay.until_empty()
