@@ -20,7 +20,7 @@ DENIED = "554 5.7.1 Relay access denied"
 RETRY = "retry: {min: 1m, max: 1h, lifetime: 1d, warn_after: null}"
 
 
-def of_one(folder: Path, host: Smarthost, steps_s: int = 60) -> Policy:
+def of_one(folder: Path, host: Smarthost, steps_s: int = 300) -> Policy:
     hurry(steps_s)
     return policy_of(folder, host.port, ", pipelining: false", RETRY, connections=1)
 
@@ -53,7 +53,7 @@ async def test_a_message_refused_alone_keeps_no_other_for_long_and_is_returned_a
         await other_mail(relay, hours=24)
         assert relay.queued(poison) is not None
         rested_ns = relay.dispatcher.pausing.paused_ns(0, virtual_clock().boottime_ns())
-        await other_mail(relay, hours=36)
+        await other_mail(relay, hours=6)
 
         # Its first refusals paused the upstream, as anybody's do; the later ones did not.
         assert relay.dispatcher.pausing.paused_ns(0, virtual_clock().boottime_ns()) == rested_ns
@@ -70,7 +70,7 @@ async def test_a_message_refused_alone_keeps_no_other_for_long_and_is_returned_a
 async def test_a_refusal_of_everybody_returns_nothing_however_long_it_lasts(
     tmp_path: Path, said: str
 ) -> None:
-    async with Smarthost(Script(mail=said)) as host, Relay(of_one(tmp_path, host, 600)) as relay:
+    async with Smarthost(Script(mail=said)) as host, Relay(of_one(tmp_path, host, 1800)) as relay:
         for number in range(10):
             relay.accept(sender=f"s{number}@here.example")
         await pass_time(2 * 24 * HOUR_S)

@@ -229,8 +229,8 @@ async def test_a_stop_that_allows_no_probe_is_ended_by_somebody_only(tmp_path: P
     async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, f", {rule}")) as relay:
         relay.accept()
         await relay.until(lambda: relay.dispatcher.pausing.is_refused)
-        hurry(3600)
-        await pass_time(30 * 86_400)
+        hurry(6 * 3600)
+        await pass_time(9 * 86_400)
         assert sum(command.startswith("MAIL") for command in host.commands) == 1
         assert await relay.operator.resume("isp") == OK
         await relay.until_empty()
