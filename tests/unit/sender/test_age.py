@@ -10,29 +10,6 @@ from tests.fakes.smarthost import Script, Smarthost, turns
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 
 DAY_NS = 86400 * SECOND_NS
-RETRY = "retry: {min: 1h, max: 2h, lifetime: 1d, warn_after: null}"
-NOT_HIS = "553 5.7.1 Sender address rejected: not owned by user mjd"
-
-
-async def test_time_that_a_sender_rested_is_no_age_of_its_mail(tmp_path: Path) -> None:
-    clock = virtual_clock()
-    script = Script(mail=turns(NOT_HIS), rcpt=turns("451 4.7.1 Greylisted, try later"))
-    async with (
-        Smarthost(script) as host,
-        Relay(policy_of(tmp_path, host.port, ", pipelining: false", RETRY)) as relay,
-    ):
-        queue_id = relay.accept()
-        await relay.until(lambda: (q := relay.queued(queue_id)) and q.is_sitting_out)
-        clock.advance(2 * DAY_NS)
-        relay.dispatcher.wake()
-        await relay.until(
-            lambda: ((q := relay.queued(queue_id)) and "Greylisted" in q.reason) or not relay.sender.queue
-        )
-
-        queued = relay.queued(queue_id)
-        assert queued is not None
-        assert queued.state is State.DEFERRED
-        assert queued.due_at_ns - clock.boottime_ns() <= 3600 * SECOND_NS
 
 
 GREYLISTED = "451 4.7.1 Greylisted, try later"

@@ -125,14 +125,6 @@ async def test_never_silences_failures_and_the_log_says_so(tmp_path: Path) -> No
         assert f"{mixed}: no report of 1 failed recipients" in told(relay)
 
 
-async def test_nobody_is_told_of_a_success_of_mail_from_nobody(tmp_path: Path) -> None:
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
-        relay.accept(HERE, sender="", dsn=asked(Notify.SUCCESS))
-        await relay.until_empty()
-
-        assert len(host.relayed) == 1
-
-
 async def test_ret_says_how_much_of_the_message_returns(tmp_path: Path) -> None:
     async with (
         Smarthost(Script(rcpt=nobody)) as host,

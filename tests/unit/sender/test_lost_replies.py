@@ -38,19 +38,6 @@ async def test_a_slot_with_a_lost_reply_opens_a_window_past_its_deadline(tmp_pat
         assert len(host.transactions) == 2
 
 
-async def test_a_slot_whose_upstream_hung_up_opens_one_window_later(tmp_path: Path) -> None:
-    clock = virtual_clock()
-    script = Script(data=turns(CLOSE))
-    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, LIMIT)) as relay:
-        relay.accept()
-        await _settled(relay)
-        assert relay.dispatcher.throttle.room() == 0
-
-        clock.advance(MINUTE_NS + SECOND_NS)
-        relay.dispatcher.wake()
-        await relay.until(lambda: host.relayed)
-
-
 @pytest.mark.parametrize("phase", ["mail", "rcpt", "data", "eod"])
 async def test_a_silent_upstream_keeps_its_slot_until_the_deadline(tmp_path: Path, phase: str) -> None:
     clock = virtual_clock()

@@ -208,22 +208,3 @@ async def test_an_edit_to_another_account_counts_in_its_history(tmp_path: Path) 
             await relay.until(lambda: len(relay.sender.queue) and relay.dispatcher.throttle.room() == 0)
 
             assert len(host.relayed) == 2
-
-
-async def test_what_a_former_upstream_is_too_slow_to_end_goes_through_the_new_one(tmp_path: Path) -> None:
-    never = asyncio.Event()
-    async with (
-        Smarthost(Script(rcpt=[Until(never), "250 ok"])) as old,
-        Smarthost() as new,
-        Relay(policy_through(tmp_path, "old", old.port)) as relay,
-    ):
-        relay.accept()
-        await relay.until(lambda: any(command.startswith("RCPT") for command in old.commands))
-        former = relay.sender.upstreams.in_use["old"]
-        await relay.sender.apply(policy_through(tmp_path, "new", new.port))
-        # Its grace is over.
-        await former.stop(0.0)
-        await relay.until(lambda: new.relayed)
-
-        assert old.relayed == []
-        await relay.until_empty()

@@ -1,6 +1,5 @@
 """Mail goes by its routes: to several upstreams at once, and elsewhere while one is down."""
 
-import asyncio
 from pathlib import Path
 
 from relay.clock import SECOND_NS
@@ -11,7 +10,7 @@ from relay.policy.source import parse_policy
 from relay.sender.upstream_health import Pausing
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.clock import FakeClock
-from tests.fakes.smarthost import CLOSE, Script, Smarthost, Until, turns
+from tests.fakes.smarthost import CLOSE, Script, Smarthost, turns
 from tests.unit.sender.in_process_relay import Relay, virtual_clock
 from tests.unit.sender.test_races import turns_of_the_loop
 
@@ -105,26 +104,6 @@ async def test_a_part_waits_alone_for_its_paused_upstream(tmp_path: Path) -> Non
 
         assert recipients(one) == ["a@x.one"]
         assert recipients(two) == ["b@x.two"]
-
-
-async def test_two_parts_that_end_together_end_their_message(tmp_path: Path) -> None:
-    may_end = asyncio.Event()
-    script = Script(eod=lambda _argument: [Until(may_end), "250 ok"])
-    refusing = Script(eod=lambda _argument: [Until(may_end), "550 5.1.1 no such user"])
-    async with Smarthost(script) as one, Smarthost(refusing) as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BY_DOMAIN)
-        async with Relay(policy) as relay:
-            relay.accept("a@x.one", "b@x.two", sender="me@x.one")
-            await relay.until(lambda: relay.sender.in_flight == 2)
-            queue_id = next(iter(relay.sender.queue)).queue_id
-            assert (await relay.operator.act("delete", [queue_id]))[queue_id] != OK
-            may_end.set()
-            await relay.until_empty()
-            totals = relay.sender.seen.totals
-
-        # The report of the failed recipient goes by the route of its own null sender.
-        assert (totals.relayed, totals.bounced, totals.imbalance) == (2, 1, 0)
-        assert recipients(one) == ["a@x.one", "me@x.one"]
 
 
 async def test_one_upstream_paused_or_full_delays_no_other(tmp_path: Path) -> None:

@@ -8,9 +8,6 @@ from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Turn, Until, turns
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 from tests.unit.sender.test_verdicts import HOUR_NS, with_password
 
-BUSY = "421 4.3.2 busy"
-NO_PROBES = "550 - Stop, you are sending too fast!"
-
 
 async def test_refused_credentials_stop_also_while_an_older_connection_works(
     tmp_path: Path,
