@@ -56,3 +56,16 @@ async def test_a_next_attempt_waits_no_longer_than_a_back_off_after_a_step(tmp_p
         async with Relay(policy) as relay:
             await relay.until_empty()
         assert len(host.relayed) == 1
+
+
+async def test_a_restart_neither_hastens_nor_delays_the_next_attempt(tmp_path: Path) -> None:
+    clock = virtual_clock()
+    async with Smarthost(Script(rcpt=turns(GREYLISTED))) as host:
+        policy = policy_of(tmp_path, host.port, rest="retry: {min: 1h, max: 2h, lifetime: 1d}")
+        began_ns = clock.boottime_ns()
+        async with Relay(policy) as relay:
+            queue_id = relay.accept()
+            await relay.until(lambda: (q := relay.queued(queue_id)) and q.state is State.DEFERRED)
+        async with Relay(policy) as relay:
+            await relay.until_empty()
+        assert 1800 <= (clock.boottime_ns() - began_ns) // SECOND_NS <= 7200

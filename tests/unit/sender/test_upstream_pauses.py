@@ -1,6 +1,7 @@
 """A pause: what it does to the message that met it, to the order, to ages, and over a restart."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from relay.clock import SECOND_NS
 from relay.queue.scheduler import State
 from tests.fakes.clock import SetClock
 from tests.fakes.smarthost import Script, Smarthost, Until, turns
+from tests.fakes.unsynced import BeforeSync
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 from tests.unit.sender.test_races import turns_of_the_loop
 
@@ -128,3 +130,33 @@ async def test_a_pause_that_ended_while_nobody_ran_is_over_and_no_age(tmp_path: 
         async with Relay(policy) as relay:
             await relay.until(lambda: (queued := relay.queued(queue_id)) and queued.state is State.DEFERRED)
         assert host.relayed == []
+
+
+async def test_nothing_is_begun_behind_a_refusal_though_it_was_about_to_be(tmp_path: Path) -> None:
+    is_armed, is_deciding, may_go_on = threading.Event(), threading.Event(), threading.Event()
+    refuse = asyncio.Event()
+
+    def wait(path: str) -> None:
+        if "/history/" in path and is_armed.is_set():
+            is_deciding.set()
+            assert may_go_on.wait(20)
+
+    script = Script(mail=turns("250 ok", "250 ok", [Until(refuse), "451 4.7.0 too many messages, slow down"]))
+    policy = ", limits: [{messages: 100, per: 1h}]"
+    async with Smarthost(script) as host:
+        relay = Relay(policy_of(tmp_path, host.port, policy), BeforeSync(wait))
+        for number in range(2):
+            relay.accept(f"{number}@x.example")
+        async with relay:
+            await relay.until_empty()
+            relay.accept("first@x.example")
+            await relay.until(lambda: mails(host) == 3)
+            is_armed.set()
+            second = relay.accept("second@x.example")
+            await relay.until(is_deciding.is_set)
+            refuse.set()
+            await relay.until(lambda: relay.dispatcher.pausing.because)
+            may_go_on.set()
+            await relay.until(lambda: not (q := relay.queued(second)) or q.state is not State.ACTIVE)
+
+            assert mails(host) == 3
