@@ -8,7 +8,6 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.queue.scheduler import State
-from tests.fakes.clock import SetClock
 from tests.fakes.smarthost import Script, Smarthost, Until, turns
 from tests.fakes.unsynced import BeforeSync
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
@@ -73,11 +72,10 @@ async def test_a_proving_upstream_gets_one_transaction_until_it_went_well(tmp_pa
 
 
 async def test_a_step_of_the_clock_is_told_and_counted_once(tmp_path: Path) -> None:
-    clock = SetClock()
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port), clock=clock) as relay:
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
         relay.accept()
         await relay.until_empty()
-        clock.set_by_ns = -365 * DAY_NS
+        virtual_clock().step_wall(-365 * DAY_NS)
 
         def is_told() -> bool:
             relay.events.flush()
