@@ -41,17 +41,6 @@ class FakeClock:
         self._boottime_ns = boottime_ns
 
 
-class SetClock(SystemClock):
-    """The kernel's clocks, of which a test sets the wall clock."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.set_by_ns = 0
-
-    def wall_ns(self) -> int:
-        return super().wall_ns() + self.set_by_ns
-
-
 class LeapingClock(SystemClock):
     """The kernel's clocks, which a test moves on."""
 

@@ -6,7 +6,8 @@
 Where every task waits for a timer, the clock is moved to the first one: an hour takes no
 time, and what happens at an instant happens at exactly that one.  Nothing is under way
 elsewhere then: connections to servers of this loop are pairs of sockets in one host, whose
-octets arrive as they are sent, and no call is in another thread.
+octets arrive as they are sent, and calls in other threads have returned, but for those
+that a test keeps waiting.
 """
 
 import asyncio
@@ -23,6 +24,9 @@ from tests.fakes.clock import FakeClock
 GRAIN_NS = 1_000
 FLOAT_NS = 10
 """By how much less an instant may be off."""
+CALL_S = 0.2
+"""So long a call in another thread may really take before time passes all the same."""
+HUNG_S = 20.0
 
 
 class _Selector(selectors.DefaultSelector):
@@ -32,21 +36,51 @@ class _Selector(selectors.DefaultSelector):
         super().__init__()
         self.calls = 0
         """How many are in other threads."""
+        self.waiting: list[asyncio.Future[None]] = []
+        """Who wants to know when nothing more happens at this instant."""
+        self.least_ns = 1
+        """By so much at least time passes."""
+        self._waited_for = 0
+        """So many of the calls did not return in time."""
+        self._has_told = False
         self._clock = clock
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
+        ready = super().select(0) or self._returned(timeout)
         if ready or timeout == 0:
             return ready
-        if self.calls or timeout is None:
-            return super().select(None)
-        self._clock.advance(self._until_ns(timeout) - self._clock.boottime_ns())
-        return []
+        if self.waiting and not self._has_told:
+            self._has_told = True
+            self._tell()
+        elif timeout is not None:
+            self._has_told = False
+            self._clock.advance(self._until_ns(timeout) - self._clock.boottime_ns())
+        elif not (ready := super().select(HUNG_S)):
+            raise RuntimeError("nothing will ever happen")
+        return ready
+
+    def _returned(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Give calls in other threads time to return."""
+        self._waited_for = min(self._waited_for, self.calls)
+        if timeout == 0 or not self.calls:
+            return []
+        ready = super().select(CALL_S if self.calls > self._waited_for else 0.001)
+        if not ready:
+            self._waited_for = self.calls
+        return ready
+
+    def _tell(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
 
     def _until_ns(self, timeout: float) -> int:
         """Return when it is that much later, to the microsecond: the loop counts in floating point."""
         now_ns = self._clock.boottime_ns()
-        return max(now_ns + 1, -((FLOAT_NS - now_ns - int(timeout * SECOND_NS)) // GRAIN_NS) * GRAIN_NS)
+        return max(
+            now_ns + self.least_ns, -((FLOAT_NS - now_ns - int(timeout * SECOND_NS)) // GRAIN_NS) * GRAIN_NS
+        )
 
 
 async def pass_time(seconds: float) -> None:
@@ -58,18 +92,29 @@ async def pass_time(seconds: float) -> None:
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """A loop by a clock that a test may read and nobody moves."""
+    """A loop by a clock that a test may read, and move on as a suspend does."""
 
-    def __init__(self, clock: FakeClock) -> None:
-        self._clock = clock
-        self._waits = _Selector(clock)
-        self._servers: dict[int, Callable[[], asyncio.BaseProtocol]] = {}
+    def __init__(self, clock: FakeClock | None = None) -> None:
+        self.clock = clock or FakeClock()
+        self._waits = _Selector(self.clock)
+        self._servers: dict[int, tuple[Callable[[], asyncio.BaseProtocol], Any]] = {}
+        """By port: its protocols, and the context of its TLS."""
         self._ports: dict[int, int] = {}
         """Of sockets that are said to be connected."""
         super().__init__(self._waits)
 
     def time(self) -> float:
-        return self._clock.boottime_ns() / SECOND_NS
+        return self.clock.boottime_ns() / SECOND_NS
+
+    def hurry(self, seconds: int) -> None:
+        """Have time pass by so much at least: what a timer does comes late, and days go by in an instant."""
+        self._waits.least_ns = seconds * SECOND_NS
+
+    async def quiet(self) -> None:
+        """Let everything happen that can happen now; called again at the same instant, until the next one."""
+        quiet: asyncio.Future[None] = self.create_future()
+        self._waits.waiting.append(quiet)
+        await quiet
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]  # more than the base class says
         self._waits.calls += 1
@@ -95,15 +140,28 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     async def create_server(self, protocol_factory: Any, *args: Any, **others: Any) -> Any:
         server = await super().create_server(protocol_factory, *args, **others)
-        self._servers[server.sockets[0].getsockname()[1]] = protocol_factory
+        self._servers[server.sockets[0].getsockname()[1]] = protocol_factory, others.get("ssl")
         return server
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
+        if address[1] not in self._servers:
+            raise ConnectionRefusedError(111, "Connection refused")
         self._ports[sock.fileno()] = address[1]
 
-    async def create_connection(self, protocol_factory: Any, *, sock: socket.socket, **_: Any) -> Any:  # type: ignore[override]  # less than the base class takes
-        port = self._ports.pop(sock.fileno())
+    async def create_connection(
+        self, protocol_factory: Any, *args: Any, sock: Any = None, **more: Any
+    ) -> Any:
+        if sock is None or sock.fileno() not in self._ports:
+            return await super().create_connection(protocol_factory, *args, sock=sock, **more)
+        serve, tls = self._servers[self._ports.pop(sock.fileno())]
         sock.close()
         ours, theirs = socket.socketpair()
-        await self.connect_accepted_socket(self._servers[port], theirs)
-        return await super().create_connection(protocol_factory, sock=ours)
+        serving = asyncio.ensure_future(self.connect_accepted_socket(serve, theirs, ssl=tls))
+        serving.add_done_callback(lambda done: theirs.close() if done.cancelled() else None)
+        try:
+            if tls is None:
+                await serving
+            return await super().create_connection(protocol_factory, *args, sock=ours, **more)
+        except BaseException:
+            ours.close()
+            raise

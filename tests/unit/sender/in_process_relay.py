@@ -1,4 +1,7 @@
-"""A sender with a real spool, a real history and real sockets, towards a scripted smarthost."""
+"""A sender with a real spool, a real history and real sockets, towards a scripted smarthost.
+
+In the virtual time of its loop, where that has one (`tests.fakes.virtual_time`).
+"""
 
 import asyncio
 import contextlib
@@ -19,7 +22,7 @@ from relay.sender.host import Host
 from relay.sender.late_mail import LateMail
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamInUse
-from relay.spool.disk.durable import Disk, RealDisk
+from relay.spool.disk.durable import Disk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.root.trigger import Trigger
@@ -28,9 +31,13 @@ from relay.status.watch import Watch
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
+from tests.fakes.clock import FakeClock
+from tests.fakes.unsynced import Unsynced
+from tests.fakes.virtual_time import VirtualTimeLoop
 
 PATIENCE_SECONDS = 120.0
 """How long something may take before it counts as hung; nothing is decided by how long it took."""
+VIRTUAL_PATIENCE_SECONDS = 2 * 86_400.0
 
 CONTENT = b"From: a@here.example\r\nSubject: hello\r\n\r\nhello\r\n.dotted\r\n"
 
@@ -48,6 +55,36 @@ upstreams:
     return parse_policy(text.encode(), folder / "policy.yaml")
 
 
+def virtual_clock() -> FakeClock:
+    """Return the clock of the running loop, which a test may move on, as a suspend does."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    return loop.clock
+
+
+def hurry(seconds: int) -> None:
+    """Have virtual time pass in such steps at least: days go by in an instant."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    loop.hurry(seconds)
+
+
+def _clock_of_the_loop() -> Clock:
+    with contextlib.suppress(RuntimeError):
+        if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
+            return virtual_clock()
+    return SystemClock()
+
+
+async def look_again() -> None:
+    """Let something happen."""
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, VirtualTimeLoop):
+        await loop.quiet()
+    else:
+        await asyncio.sleep(0.002)
+
+
 class Relay:
     """`async with Relay(policy) as relay`: recovered and relaying; stopped at the end."""
 
@@ -60,8 +97,8 @@ class Relay:
         style: LogStyle = "text",
     ) -> None:
         self.policy = policy
-        self.disk = disk or RealDisk()
-        self.clock = clock or SystemClock()
+        self.disk = disk or Unsynced()
+        self.clock = clock or _clock_of_the_loop()
         self.log = io.StringIO()
         self.faults: list[BaseException] = []
         self.told: list[str] = []
@@ -70,8 +107,8 @@ class Relay:
         metrics.know_upstreams(policy.upstreams, policy.stand_ins)
         root = str(policy.spool)
         self.spool = MaildirSpool(root, self.disk, self.clock, lambda _name, why: self.told.append(why))
-        self.intake = MaildirIntake(root, RealDisk(), self.clock)
-        self.trigger = Trigger(root, RealDisk())
+        self.intake = MaildirIntake(root, Unsynced(), self.clock)
+        self.trigger = Trigger(root, Unsynced())
         self.sender = Sender(
             self.spool,
             Host(self.clock, self.disk),
@@ -135,7 +172,7 @@ class Relay:
         async with self._patience():
             while not condition():
                 assert not self.faults, self.faults
-                await asyncio.sleep(0.002)
+                await look_again()
 
     async def until_empty(self) -> None:
         """Wait until nothing is queued, by the spool's own account, and nothing waits to be taken."""
@@ -148,12 +185,13 @@ class Relay:
                 totals = self.sender.seen.totals
                 if totals.accepted and totals.queued == 0 and len(self.sender.queue) == 0:
                     return
-                await asyncio.sleep(0.002)
+                await look_again()
 
     @contextlib.asynccontextmanager
     async def _patience(self) -> AsyncIterator[None]:
+        is_virtual = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(VIRTUAL_PATIENCE_SECONDS if is_virtual else PATIENCE_SECONDS):
                 yield
         except TimeoutError:
             self.events.flush()

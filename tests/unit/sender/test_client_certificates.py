@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from relay.policy.model import Policy
-from relay.policy.secrets import read_key_pair
 from relay.policy.source import parse_policy
 from tests.fakes.smarthost import Smarthost
-from tests.unit.sender.in_process_relay import Relay, policy_of
+from tests.unit.sender.in_process_relay import Relay
 from tests.unit.upstream.certificates import Certificates, make_certificates, server_context
 
 
@@ -121,31 +120,6 @@ async def test_half_of_a_renewal_changes_nothing(world: World, made: Certificate
     await world.look()
     await world.look()
     assert await world.send() == der(made.right)
-
-
-async def test_an_edit_that_names_another_pair_counts_at_once(world: World, made: Certificates) -> None:
-    await world.send()
-    other = world.policy(tls_certificate=str(crt(made.right)), tls_key=str(key(made.right)))
-    await world.relay.sender.apply(other)
-    world.relay.watch.policy = other
-
-    assert await world.send() == der(made.right)
-
-
-async def test_both_ends_are_seen_and_go_with_the_keys(world: World, made: Certificates) -> None:
-    await world.send()
-    (isp,) = world.relay.watch.snapshot().upstreams
-    theirs = read_key_pair(crt(made.right), key(made.right))
-    ours = read_key_pair(world.folder / "own.pem", world.folder / "own.key")
-    assert isp.certificate_ends_at_ns == theirs.ends_at_ns
-    assert isp.client_certificate_ends_at_ns == ours.ends_at_ns
-
-    plain = policy_of(world.folder, world.host.port)
-    await world.relay.sender.apply(plain)
-    world.relay.watch.policy = plain
-    await world.look()
-    (isp,) = world.relay.watch.snapshot().upstreams
-    assert (isp.certificate_ends_at_ns, isp.client_certificate_ends_at_ns) == (None, None)
 
 
 async def test_a_pair_that_cannot_be_read_pauses_and_bounces_nothing(

@@ -10,15 +10,22 @@ from flufl.bounce import all_failures, scan_message
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
 from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
-from relay.queue.scheduler import State
 from relay.status.snapshot import MessageView
-from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Script, Smarthost
 from tests.fakes.smarthost_dialogue import Recorded
-from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
+from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of, virtual_clock
 from tests.unit.sender.test_late_mail import RETRY, fields, full_window, limited, warnings
-from tests.unit.sender.test_report_limit import SHIELD_OFF, capped, nobody, reports, told, waiting
-from tests.unit.sender.test_reports_at_once import fussy, is_deferred, patient
+from tests.unit.sender.test_reports import (
+    SHIELD_OFF,
+    capped,
+    fussy,
+    is_deferred,
+    nobody,
+    patient,
+    reports,
+    told,
+    waiting,
+)
 
 HOUR_NS = 3600 * SECOND_NS
 DSN = (*Smarthost.EXTENSIONS, "DSN")
@@ -118,14 +125,6 @@ async def test_never_silences_failures_and_the_log_says_so(tmp_path: Path) -> No
         assert f"{mixed}: no report of 1 failed recipients" in told(relay)
 
 
-async def test_nobody_is_told_of_a_success_of_mail_from_nobody(tmp_path: Path) -> None:
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
-        relay.accept(HERE, sender="", dsn=asked(Notify.SUCCESS))
-        await relay.until_empty()
-
-        assert len(host.relayed) == 1
-
-
 async def test_ret_says_how_much_of_the_message_returns(tmp_path: Path) -> None:
     async with (
         Smarthost(Script(rcpt=nobody)) as host,
@@ -175,18 +174,18 @@ async def test_a_returned_message_is_found_by_a_parser(tmp_path: Path, content: 
 
 
 async def test_a_success_is_told_once_though_its_report_waits_over_a_restart(tmp_path: Path) -> None:
-    clock = LeapingClock()
+    clock = virtual_clock()
     async with Smarthost(Script(rcpt=nobody)) as host:
         policy = capped(tmp_path, host.port, "1")
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             relay.accept(GONE)
             await relay.until(lambda: reports(host))
             queue_id = relay.accept(HERE, dsn=asked(Notify.SUCCESS))
             await relay.until(lambda: waiting(relay) == [queue_id])
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             await relay.until(lambda: waiting(relay) == [queue_id])
             assert len(reports(host)) == 1
-            clock.ahead_ns += HOUR_NS + SECOND_NS
+            clock.advance(HOUR_NS + SECOND_NS)
             relay.sender.owed.wake()
             await relay.until_empty()
         assert [actions(report) for report in reports(host)[1:]] == [[(HERE, "relayed")]]
@@ -237,16 +236,13 @@ async def test_a_false_offer_of_dsn_costs_a_slot_and_bounces_nobody(tmp_path: Pa
 
 
 async def test_no_delay_is_told_that_the_sender_did_not_ask_for(tmp_path: Path) -> None:
-    clock = LeapingClock()
-    async with (
-        Smarthost(Script()) as host,
-        Relay(limited(tmp_path, host.port), clock=clock) as relay,
-    ):
+    clock = virtual_clock()
+    async with Smarthost(Script()) as host, Relay(limited(tmp_path, host.port)) as relay:
         await full_window(relay, host)
         relay.accept("x@there.example", dsn=asked(Notify.FAILURE))
         relay.accept("y@there.example", "z@there.example", dsn=asked(Notify.NEVER, Notify.DELAY))
         await relay.until(lambda: len(relay.sender.queue) == 3)
-        clock.ahead_ns += 4 * HOUR_NS + SECOND_NS
+        clock.advance(4 * HOUR_NS + SECOND_NS)
         assert await relay.late.look() == 2
         assert await relay.late.look() == 0
         assert warnings(relay) == 2
@@ -259,22 +255,3 @@ async def test_no_delay_is_told_that_the_sender_did_not_ask_for(tmp_path: Path) 
             [("z@there.example", "delayed")],
         ]
         assert all(unsubscribed(report) == set() for report in reports(host))
-
-
-async def test_a_refusal_warns_only_of_recipients_that_are_to_be_told_of(tmp_path: Path) -> None:
-    clock = LeapingClock()
-    async with (
-        Smarthost(Script(rcpt=fussy)) as host,
-        Relay(policy_of(tmp_path, host.port, SHIELD_OFF, RETRY), clock=clock) as relay,
-    ):
-        asks = asked(Notify.NEVER, Notify.DELAY)
-        both = relay.accept("slow1@there.example", "slow2@there.example", dsn=asks)
-        never = relay.accept(SLOW, dsn=asked(Notify.NEVER))
-        await relay.until(lambda: is_deferred(relay, both) and is_deferred(relay, never))
-        clock.ahead_ns += 5 * HOUR_NS
-        assert await relay.operator.act("retry", [both, never]) == {both: OK, never: OK}
-        await relay.until(lambda: reports(host))
-        await relay.until(lambda: all(queued.state is State.DEFERRED for queued in relay.sender.queue))
-
-        (warning,) = reports(host)
-        assert actions(warning) == [("slow2@there.example", "delayed")]

@@ -8,15 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from relay.policy.model import Policy
-from relay.sender import dispatcher
-from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import SpoolFault, Totals
 from tests.fakes.smarthost import Script, Smarthost
+from tests.fakes.unsynced import Unsynced
 from tests.proofs.figures import FIGURES
-from tests.unit.sender.in_process_relay import PATIENCE_SECONDS, Relay, policy_of
+from tests.unit.sender.in_process_relay import PATIENCE_SECONDS, Relay, look_again, policy_of
 
 LIMITS = ", limits: [{messages: 1000, per: 1h}]"
 
@@ -25,7 +22,7 @@ THREADS = ("MainThread", "spool", "history", "asyncio")
 """Each makes its syncs in an order of its own; how those of several mix differs from run to run."""
 
 
-class FailsAt(RealDisk):
+class FailsAt(Unsynced):
     """A disk whose nth sync by one kind of thread fails, of whatever kind it is."""
 
     def __init__(self, nth: int, thread: str) -> None:
@@ -65,11 +62,6 @@ class FailsAt(RealDisk):
         return super().sync_each(fds, content_only=content_only)
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "HISTORY_RETRY_NS", 10_000_000)
-
-
 async def _ends(relay: Relay) -> None:
     """Wait until the sender has nothing left, or has been told to end."""
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -78,7 +70,7 @@ async def _ends(relay: Relay) -> None:
             totals = relay.sender.seen.totals
             if totals.accepted == 3 and totals.queued == 0 and len(relay.sender.queue) == 0:
                 return
-            await asyncio.sleep(0)
+            await look_again()
 
 
 async def _goes_on_or_stops(policy: Policy, disk: FailsAt) -> str:

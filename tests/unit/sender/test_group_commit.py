@@ -87,17 +87,6 @@ async def test_a_closed_thread_has_done_all_and_takes_no_more() -> None:
         thread.call(lambda: 1)
 
 
-def test_a_call_that_ends_after_its_loop_harms_nobody() -> None:
-    thread, gate = CallThread("calls"), threading.Event()
-
-    async def ask() -> None:
-        thread.call(gate.wait)
-
-    asyncio.run(ask())
-    gate.set()
-    thread.close()
-
-
 class _Groups:
     """Remembers which values came in one call."""
 
@@ -116,33 +105,4 @@ async def test_what_comes_in_one_turn_of_the_loop_is_one_call() -> None:
     assert await asyncio.gather(*(batch.submit(number) for number in range(10))) == list(range(10))
 
     assert groups.made == [list(range(10))]
-    thread.close()
-
-
-@pytest.mark.parametrize(
-    ("gathers_s", "first", "waits"), [(0.0, 2, False), (3600.0, 1, False), (3600.0, 2, True)]
-)
-async def test_values_behind_a_call_of_several_gather(gathers_s: float, first: int, waits: bool) -> None:
-    thread, groups = CallThread("calls"), _Groups()
-    batch: Batch[int, int] = Batch(groups.commit, thread, gathers_s)
-
-    await asyncio.gather(*(batch.submit(0) for _ in range(first)))
-    waiting = batch.submit(1)
-    for _ in range(3):
-        await thread.call(lambda: None)  # longer than the way of a value that does not gather
-
-    assert (groups.made, waiting.done()) == ([[0] * first] if waits else [[0] * first, [1]], not waits)
-    thread.close()
-
-
-async def test_values_that_gathered_are_one_call() -> None:
-    thread, groups = CallThread("calls"), _Groups()
-    batch: Batch[int, int] = Batch(groups.commit, thread, 0.001)
-
-    await asyncio.gather(batch.submit(0), batch.submit(0))
-    assert await asyncio.gather(*(batch.submit(number) for number in range(1, 9))) == list(range(1, 9))
-    # And it goes on behind one that waited for nobody.
-    await batch.submit(9)
-
-    assert groups.made == [[0, 0], list(range(1, 9)), [9]]
     thread.close()

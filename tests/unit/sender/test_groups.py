@@ -19,6 +19,7 @@ from relay.spool.interface import DEFERRED, Absent, SpoolFull, Status, Totals
 from relay.spool.maildir.engine import MaildirSpool
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
+from tests.fakes.virtual_time import pass_time
 from tests.unit.spool.committed_only import CommittedOnly
 from tests.unit.spool.engine import accept, note
 from tests.unit.spool.maildir_engine import MAILDIR
@@ -81,8 +82,7 @@ async def test_a_batch_of_endings_is_one_group() -> None:
     grouped.check(grouped.after_a_crash())
 
 
-async def test_a_group_without_room_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.sender.spool_thread.RETRY_FULL_SECONDS", 0.0)
+async def test_a_group_without_room_is_called_once() -> None:
     grouped = Grouped(lambda _full: None)
     lost = grouped.after_a_crash().totals()
     # Both wait for the first commit, so that nothing may be told before the third.
@@ -91,7 +91,7 @@ async def test_a_group_without_room_is_called_once(monkeypatch: pytest.MonkeyPat
     while grouped.spool.commits_without_room:
         assert not waiting.done()
         assert grouped.after_a_crash().totals() == lost
-        await asyncio.sleep(0)
+        await pass_time(1)
     written = await waiting
 
     # The report was published by the first call, and is told of all the same.
@@ -112,10 +112,7 @@ async def test_what_fails_in_a_batch_keeps_no_other_from_its_commit() -> None:
     grouped.check(grouped.after_a_crash())
 
 
-async def test_what_was_relayed_is_committed_without_room_for_reasons(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("relay.sender.spool_thread.RETRY_FULL_SECONDS", 0.0)
+async def test_what_was_relayed_is_committed_without_room_for_reasons() -> None:
     found: list[tuple[Status, ...]] = []
 
     def on_full(_full: SpoolFull) -> None:
@@ -137,16 +134,6 @@ async def test_changes_are_committed_before_they_return() -> None:
         found = grouped.after_a_crash()
         assert [found.load(queue_id).is_held for queue_id in grouped.queue_ids] == [is_held] * 2
         assert grouped.spool.commits == before + 1
-
-
-async def test_a_change_without_room_is_told_as_such() -> None:
-    grouped = Grouped()
-    grouped.spool.commits_without_room = 1
-    with pytest.raises(SpoolFull):
-        await grouped.spool_thread.change(grouped.queue_ids[0], Change.HOLD)
-    assert not grouped.after_a_crash().load(grouped.queue_ids[0]).is_held
-    await grouped.spool_thread.change(grouped.queue_ids[0], Change.HOLD)
-    assert grouped.after_a_crash().load(grouped.queue_ids[0]).is_held
 
 
 async def test_a_stop_commits_what_found_no_room_before() -> None:

@@ -31,22 +31,3 @@ async def test_a_history_that_begins_empty_is_announced_when_it_is_made_and_neve
             relay.accept()
             await relay.until_empty()
             assert _told(relay) == []
-
-
-async def test_an_edit_that_moves_the_history_is_announced_as_an_empty_one(tmp_path: Path) -> None:
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, FIVE_AN_HOUR)) as relay:
-        relay.accept()
-        await relay.until_empty()
-        moved = policy_of(tmp_path, host.port, FIVE_AN_HOUR + ", history: ./elsewhere")
-        await relay.sender.apply(moved)
-        relay.accept()
-        await relay.until_empty()
-
-        assert _told(relay)[1:] == [_line(tmp_path / "elsewhere")]
-
-
-async def test_an_upstream_that_sends_nothing_has_no_history_to_announce(tmp_path: Path) -> None:
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, FIVE_AN_HOUR)) as relay:
-        await relay.until(lambda: relay.dispatcher.dispatcher._has_history)
-
-        assert _told(relay) == []

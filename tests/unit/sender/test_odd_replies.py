@@ -6,9 +6,8 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.queue.scheduler import State
-from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Script, Smarthost, at, turns
-from tests.unit.sender.in_process_relay import Relay, policy_of
+from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 
 DAY_NS = 86_400 * SECOND_NS
 SLOWLY = "retry: {min: 1h, max: 2h, lifetime: 1d, warn_after: null}"
@@ -68,15 +67,15 @@ async def test_a_refusal_in_an_odd_line_bounces(tmp_path: Path, phase: str, said
 async def test_a_message_whose_reply_cannot_be_read_is_backed_off_and_expires(
     tmp_path: Path, octets: bytes
 ) -> None:
-    clock = LeapingClock()
+    clock = virtual_clock()
     async with (
         Smarthost(Script(eod=turns(octets, octets))) as host,
-        Relay(policy_of(tmp_path, host.port, "", SLOWLY), clock=clock) as relay,
+        Relay(policy_of(tmp_path, host.port, "", SLOWLY)) as relay,
     ):
         queue_id = relay.accept()
         await relay.until(lambda: (q := relay.queued(queue_id)) and q.state is State.DEFERRED)
         assert len(host.transactions) == 1
-        clock.ahead_ns += 2 * DAY_NS
+        clock.advance(2 * DAY_NS)
         relay.dispatcher.wake()
         await relay.until_empty()
 

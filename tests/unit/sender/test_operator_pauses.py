@@ -13,9 +13,9 @@ from relay.sender.state_file import PAUSE_FORMAT, pause_path
 from relay.status.snapshot import UpstreamState
 from relay.verdicts.health import Health
 from relay.verdicts.operator_pause import PauseAsked, Word
-from tests.fakes.clock import FakeClock, LeapingClock
+from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Script, Smarthost, Until, turns
-from tests.unit.sender.in_process_relay import Relay, policy_of
+from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 from tests.unit.sender.test_races import turns_of_the_loop
 
 DAY_NS = 86400 * SECOND_NS
@@ -77,10 +77,10 @@ async def test_it_outlives_a_restart_and_says_who_paused_and_when(tmp_path: Path
 
 
 async def test_its_time_is_no_age_and_mail_goes_at_its_end(tmp_path: Path) -> None:
-    clock = LeapingClock()
+    clock = virtual_clock()
     script = Script(rcpt=turns("451 4.7.1 later"))
     async with Smarthost(script) as host:
-        async with Relay(policy_of(tmp_path, host.port), clock=clock) as relay:
+        async with Relay(policy_of(tmp_path, host.port)) as relay:
             queue_id = relay.accept("b@there.example")
             await relay.operator.pause("isp", PauseAsked("anna", 30 * DAY_NS))
             await relay.until(lambda: relay.queued(queue_id))
@@ -88,7 +88,7 @@ async def test_its_time_is_no_age_and_mail_goes_at_its_end(tmp_path: Path) -> No
             assert shown.paused_until_ns is not None
             assert shown.drained_at_ns is not None
             assert shown.drained_at_ns > shown.paused_until_ns - SECOND_NS
-            clock.ahead_ns += 30 * DAY_NS
+            clock.advance(30 * DAY_NS)
             relay.dispatcher.wake()
 
             # The lifetime of a message is a day: it would have been returned.
@@ -117,30 +117,6 @@ async def test_an_edit_of_the_account_carries_the_pause_over(tmp_path: Path) -> 
         )
         await relay.sender.apply(edited)
         assert relay.dispatcher.pausing.operator == pause
-
-
-async def test_an_edit_of_the_account_makes_its_time_no_age(tmp_path: Path) -> None:
-    clock = FakeClock()
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port), clock=clock) as relay:
-        await relay.operator.pause("isp", LASTING)
-        began_ns = clock.boottime_ns()
-        clock.advance(DAY_NS)
-        await relay.sender.apply(policy_of(tmp_path, host.port, ", history: other"))
-        await relay.sender.upstreams.recalled("isp")
-        clock.advance(DAY_NS)
-
-        assert relay.dispatcher.pausing.paused_ns(began_ns, clock.boottime_ns()) == 2 * DAY_NS
-
-
-async def test_a_word_that_was_ended_does_not_come_back_by_an_edit(tmp_path: Path) -> None:
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
-        await relay.operator.pause("isp", LASTING)
-        await relay.sender.apply(policy_of(tmp_path, host.port, ", history: other"))
-        assert await relay.operator.resume("isp") == OK
-        await relay.sender.apply(policy_of(tmp_path, host.port))
-        await relay.sender.upstreams.recalled("isp")
-
-        assert relay.dispatcher.pausing.operator is None
 
 
 async def test_a_pause_that_is_not_on_disk_is_said_to_be_so(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,13 @@ import pytest
 from relay.clock import SystemClock
 from relay.policy.model import Auth, Upstream
 from relay.policy.shipped import standard_judge
-from relay.sender.accounts import MOST_RESTS, Accounts
+from relay.sender.accounts import Accounts
 from relay.sender.oauth.account_tokens import AccountTokens
 from relay.sender.tls.client_certificates import ClientCertificates
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
-from relay.upstream.connection import UpstreamUnavailable
 
 OLD, HALF, REST = "correct horse", "battery ", "staple\n"
 
@@ -75,35 +73,6 @@ async def test_half_a_password_waits_until_its_writer_has_closed_it(written: Wri
     written.acts = [lambda: None, lambda: None, write_the_rest, lambda: None, writer.close]
 
     assert await written.password() == HALF + REST.strip()
-
-
-async def test_half_a_password_that_was_closed_waits_for_the_other(written: Written) -> None:
-    await written.password()
-    written.path.write_text(HALF)
-    written.acts = [lambda: written.path.write_text(HALF + REST)]
-
-    assert await written.password() == HALF + REST.strip()
-    assert written.rests == 2
-
-
-async def test_a_password_that_is_never_at_rest_is_said(written: Written) -> None:
-    await written.password()
-    written.acts = [partial(written.path.write_text, f"{HALF}{number}") for number in range(MOST_RESTS + 1)]
-    written.acts.pop(0)()
-    with pytest.raises(UpstreamUnavailable) as caught:
-        await written.password()
-
-    assert "being written" in caught.value.answer.text
-    assert written.rests == MOST_RESTS
-
-
-async def test_a_file_that_some_program_keeps_open_stops_no_mail(written: Written) -> None:
-    with written.path.open("r+"):
-        assert await written.password() == OLD
-        assert written.rests == MOST_RESTS
-        # It is known by now, so it cannot be half of another.
-        assert await written.password() == OLD
-    assert written.rests == MOST_RESTS
 
 
 async def test_a_refused_account_is_tried_with_a_password_at_rest(written: Written) -> None:

@@ -1,9 +1,7 @@
 """A start whose queue the disk does not give at once: what goes on meanwhile, and what is said of it."""
 
 import asyncio
-import errno
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,19 +9,16 @@ import pytest
 from relay.control.operations import ABSENT, OK, UNREAD
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
-from relay.queue.scheduler import State
-from relay.spool.disk.durable import RealDisk
-from relay.spool.interface import SpoolFault
 from relay.spool.maildir import recovery
-from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.smarthost import Smarthost
+from tests.fakes.unsynced import Unsynced
 from tests.unit.sender.in_process_relay import PATIENCE_SECONDS, Relay, policy_of
 
 QUEUED = 6
 BATCH = 2
 
 
-class SlowDisk(RealDisk):
+class SlowDisk(Unsynced):
     """A disk on which no queued file behind the first batch can be opened before `let_go`."""
 
     def __init__(self, *, most: int = BATCH) -> None:
@@ -131,99 +126,3 @@ async def test_a_stop_in_the_middle_leaves_the_rest_to_the_next_start(tmp_path: 
             await again.until_empty()
             assert again.sender.seen.totals.imbalance == 0
         assert len(host.transactions) == QUEUED
-
-
-async def test_a_disk_that_fails_in_the_middle_ends_the_sender(tmp_path: Path) -> None:
-    policy = policy_of(tmp_path, 9)
-    await _with_queue(policy)
-    disk = SlowDisk()
-    relay = Relay(policy, disk)
-    await relay.sender.start()
-    # A disk that may only be read: nothing could be marked.
-    disk.let_go(errno.EROFS)
-    while not relay.faults:  # noqa: ASYNC110 - no event tells
-        await asyncio.sleep(0)
-    assert isinstance(relay.faults[0], SpoolFault | OSError)
-    await relay.sender.stop()
-    relay.trigger.close()
-
-
-async def test_a_lack_of_descriptors_in_the_middle_only_delays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("relay.sender.arrivals.LACK_SECONDS", 0)
-    policy = policy_of(tmp_path, 9)
-    await _with_queue(policy)
-    disk = SlowDisk()
-    async with Relay(policy, disk) as relay:
-        disk.let_go(errno.EMFILE)
-        await relay.sender.spool_thread.call(lambda: None)
-        assert relay.sender.is_reading
-        disk.fails_with = None
-        await relay.until(lambda: len(relay.sender.queue) == QUEUED)
-        assert not relay.faults
-
-
-async def test_an_edit_in_the_middle_sorts_what_is_read_after_it(tmp_path: Path) -> None:
-    policy = policy_of(tmp_path, 9)
-    ids = await _with_queue(policy)
-    disk = SlowDisk()
-    lanes = 'lanes: {last: {sender: "a@here.example"}, default: {}}'
-    async with Relay(policy, disk) as relay:
-        await relay.sender.apply(policy_of(tmp_path, 9, rest=lanes))
-        disk.let_go()
-        await relay.until(lambda: not relay.sender.is_reading)
-        (last,) = relay.sender.queue.parts(ids[-1])
-        assert last.lane == "last"
-
-
-class TellingDisk(SlowDisk):
-    """One that tells when a file is read again, which the start read before by other rules."""
-
-    def __init__(self, queue_id: QueueId, on_again: Callable[[], None]) -> None:
-        super().__init__()
-        self._path_end, self._on_again = f"/{queue_id}", on_again
-        self._opened = 0
-
-    def open_update(self, path: str) -> int:
-        if "/cur/" in path and path.endswith(self._path_end):
-            self._opened += 1
-            if self._opened == 2:
-                self._on_again()
-        return super().open_update(path)
-
-
-async def test_an_edit_while_another_one_is_gone_by_counts(tmp_path: Path) -> None:
-    policy, loop = policy_of(tmp_path, 9), asyncio.get_running_loop()
-    ids = await _with_queue(policy)
-    first, second = (
-        policy_of(tmp_path, 9, rest=f'lanes: {{{name}: {{sender: "a@here.example"}}, default: {{}}}}')
-        for name in ("first", "second")
-    )
-    edits: list[None] = []
-
-    def edit() -> None:
-        edited = asyncio.run_coroutine_threadsafe(relay.sender.apply(second), loop)
-        edits.append(edited.result(PATIENCE_SECONDS))
-
-    disk = TellingDisk(ids[BATCH], edit)
-    async with Relay(policy, disk) as relay:
-        await relay.sender.apply(first)
-        disk.let_go()
-        await relay.until(lambda: not relay.sender.is_reading)
-        await relay.until(lambda: all(each.lane == "second" for each in relay.sender.queue))
-        assert len(edits) == 1
-
-
-async def test_a_pause_holds_what_is_read_after_it_was_recalled(tmp_path: Path) -> None:
-    policy = policy_of(tmp_path, 9)
-    async with Relay(policy) as relay:
-        assert await relay.operator.pause("isp", PauseAsked("anna", holds_new=True)) == OK
-    ids = await _with_queue(policy)
-    disk = SlowDisk()
-    async with Relay(policy, disk) as relay:
-        await relay.until(lambda: relay.line.holds_new)
-        disk.let_go()
-        await relay.until(lambda: not relay.sender.is_reading)
-        assert {queued.state for queued in relay.sender.queue} == {State.HELD}
-        assert len(relay.sender.queue) == len(ids)

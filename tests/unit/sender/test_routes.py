@@ -1,6 +1,5 @@
 """Mail goes by its routes: to several upstreams at once, and elsewhere while one is down."""
 
-import asyncio
 from pathlib import Path
 
 from relay.clock import SECOND_NS
@@ -8,12 +7,11 @@ from relay.control.operations import OK
 from relay.daemon.spilling import Spilling
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
-from relay.queue.queued import State
 from relay.sender.upstream_health import Pausing
 from relay.verdicts.operator_pause import PauseAsked
-from tests.fakes.clock import LeapingClock
-from tests.fakes.smarthost import CLOSE, Script, Smarthost, Until, turns
-from tests.unit.sender.in_process_relay import Relay
+from tests.fakes.clock import FakeClock
+from tests.fakes.smarthost import CLOSE, Script, Smarthost, turns
+from tests.unit.sender.in_process_relay import Relay, virtual_clock
 from tests.unit.sender.test_races import turns_of_the_loop
 
 LASTING = PauseAsked("anna")
@@ -47,9 +45,9 @@ def recipients(host: Smarthost) -> list[str]:
     return sorted(each for mail in host.relayed for each in mail.recipients)
 
 
-async def leap(relay: Relay, clock: LeapingClock, span_ns: int) -> None:
+async def leap(relay: Relay, clock: FakeClock, span_ns: int) -> None:
     """Let time pass, as after a suspend: every dispatcher looks again."""
-    clock.ahead_ns += span_ns
+    clock.advance(span_ns)
     relay.sender.upstreams.wake_all()
     relay.sender.reroute()
     await turns_of_the_loop()
@@ -108,55 +106,6 @@ async def test_a_part_waits_alone_for_its_paused_upstream(tmp_path: Path) -> Non
         assert recipients(two) == ["b@x.two"]
 
 
-async def test_two_parts_that_end_together_end_their_message(tmp_path: Path) -> None:
-    may_end = asyncio.Event()
-    script = Script(eod=lambda _argument: [Until(may_end), "250 ok"])
-    refusing = Script(eod=lambda _argument: [Until(may_end), "550 5.1.1 no such user"])
-    async with Smarthost(script) as one, Smarthost(refusing) as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BY_DOMAIN)
-        async with Relay(policy) as relay:
-            relay.accept("a@x.one", "b@x.two", sender="me@x.one")
-            await relay.until(lambda: relay.sender.in_flight == 2)
-            queue_id = next(iter(relay.sender.queue)).queue_id
-            assert (await relay.operator.act("delete", [queue_id]))[queue_id] != OK
-            may_end.set()
-            await relay.until_empty()
-            totals = relay.sender.seen.totals
-
-        # The report of the failed recipient goes by the route of its own null sender.
-        assert (totals.relayed, totals.bounced, totals.imbalance) == (2, 1, 0)
-        assert recipients(one) == ["a@x.one", "me@x.one"]
-
-
-async def test_a_deferred_part_leaves_the_other_as_it_is(tmp_path: Path) -> None:
-    script = Script(rcpt=turns("451 4.2.1 not yet", "451 4.2.1 not yet"))
-    async with Smarthost(script) as one, Smarthost() as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BY_DOMAIN)
-        async with Relay(policy) as relay:
-            relay.accept("a@x.one", "b@x.two")
-            await relay.until_empty()
-
-        assert recipients(one) == ["a@x.one"]
-        assert recipients(two) == ["b@x.two"]
-
-
-async def test_a_restart_finds_the_parts_that_are_left(tmp_path: Path) -> None:
-    async with Smarthost() as one, Smarthost() as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BY_DOMAIN)
-        async with Relay(policy) as relay:
-            await relay.operator.pause("one", LASTING)
-            relay.accept("a@x.one", "b@x.two", "c@x.two")
-            await relay.until(lambda: two.relayed and relay.sender.in_flight == 0)
-        async with Relay(policy) as relay:
-            await relay.sender.upstreams.recalled("one")
-            await relay.until(lambda: [q.recipients_left for q in relay.sender.queue] == [1])
-            assert await relay.operator.resume("one") == OK
-            await relay.until_empty()
-
-        assert recipients(one) == ["a@x.one"]
-        assert recipients(two) == ["b@x.two", "c@x.two"]
-
-
 async def test_one_upstream_paused_or_full_delays_no_other(tmp_path: Path) -> None:
     async with Smarthost() as one, Smarthost() as two, Smarthost() as three:
         ports = {"one": one.port, "two": two.port, "three": three.port}
@@ -194,10 +143,10 @@ async def test_an_edit_routes_anew_what_is_queued(tmp_path: Path) -> None:
 
 
 async def test_mail_fails_over_at_its_instant_and_returns_behind_a_probe(tmp_path: Path) -> None:
-    clock = LeapingClock()
+    clock = virtual_clock()
     async with Smarthost() as one, Smarthost() as two:
         policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BOTH)
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             await relay.operator.pause("one", LASTING)
             for number in range(10):
                 relay.accept(f"r{number}@x.example")
@@ -222,51 +171,12 @@ async def test_mail_fails_over_at_its_instant_and_returns_behind_a_probe(tmp_pat
             assert len(one.relayed) == 5
 
 
-async def test_a_paused_upstream_that_is_well_again_gets_its_mail_back(tmp_path: Path) -> None:
-    clock = LeapingClock()
-    script = Script(mail=turns("421 4.3.2 going down"))
-    async with Smarthost(script) as one, Smarthost() as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BOTH)
-        async with Relay(policy, clock=clock) as relay:
-            relay.accept("first@x.example")
-            await relay.until(lambda: pausing(relay, "one").because)
-            await leap(relay, clock, 16 * MINUTE_NS)
-            # Its pause is over meanwhile: the one message proves it well.
-            await relay.until_empty()
-            relay.accept("next@x.example")
-            await relay.until_empty()
-
-        assert recipients(one) == ["first@x.example", "next@x.example"]
-        assert two.relayed == []
-
-
-async def test_a_probe_goes_to_the_preferred_one_while_others_go_elsewhere(tmp_path: Path) -> None:
-    clock = LeapingClock()
-    refusals = ["421 4.3.2 down"] * 6
-    script = Script(mail=turns(*refusals))
-    async with Smarthost(script) as one, Smarthost() as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BOTH)
-        async with Relay(policy, clock=clock) as relay:
-            relay.accept("first@x.example")
-            await relay.until(lambda: pausing(relay, "one").because)
-            for number in range(30):
-                relay.accept(f"r{number}@x.example")
-                await leap(relay, clock, 5 * MINUTE_NS)
-            await relay.until_empty()
-            assert pausing(relay, "one").is_used
-
-        assert sum(command.startswith("MAIL") for command in one.commands) >= len(refusals) + 1
-        assert len(one.relayed) + len(two.relayed) == 31
-        assert len(set(recipients(one) + recipients(two))) == 31
-        assert two.relayed
-
-
 async def test_an_unknown_outcome_stays_with_its_upstream_to_the_deadline(tmp_path: Path) -> None:
-    clock = LeapingClock()
+    clock = virtual_clock()
     async with Smarthost(Script(eod=turns(CLOSE))) as one, Smarthost() as two:
         routes = "  - {upstreams: [one, two], failover_after: 1m}"
         policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             queue_id = relay.accept("a@x.example")
             await relay.until(lambda: (part := relay.queued(queue_id)) and part.past.unknown_until_ns)
             await relay.operator.pause("one", LASTING)
@@ -325,13 +235,13 @@ upstreams: {{x: {{host: h, limits: [{limit}]}}}}
 
 
 async def test_a_message_in_parts_is_listed_once_with_each_upstream(tmp_path: Path) -> None:
-    clock = LeapingClock()
+    clock = virtual_clock()
     routes = (
         "  - {recipient_domain: '*.two', upstreams: [two]}\n  - {upstreams: [one, two], failover_after: 1m}"
     )
     async with Smarthost() as one, Smarthost() as two:
         policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             for name in ("one", "two"):
                 assert await relay.operator.pause(name, PauseAsked("anna", 30 * MINUTE_NS)) == OK
             relay.accept("a@x.one", "b@x.two", "c@x.two")
@@ -352,59 +262,3 @@ async def test_a_message_in_parts_is_listed_once_with_each_upstream(tmp_path: Pa
             await leap(relay, clock, 2 * MINUTE_NS)
             await relay.until_empty()
         assert [mail.recipients for mail in two.relayed] == [["b@x.two", "c@x.two"], ["a@x.one"]]
-
-
-async def test_a_report_that_waits_leaves_no_part_behind(tmp_path: Path) -> None:
-    async with Smarthost() as one, Smarthost() as two:
-        ports = {"one": one.port, "two": two.port}
-        rest = "retry: {min: 50ms, max: 100ms, lifetime: 1d}\nreports: {per_hour: 1}"
-        async with Relay(policy_of(tmp_path, ports, BY_DOMAIN, rest)) as relay:
-            for name in ports:
-                assert await relay.operator.pause(name, LASTING) == OK
-            ids = [relay.accept(f"a{n}@x.one", f"b{n}@x.two") for n in range(2)]
-            await relay.until(lambda: len(relay.sender.queue) == 2)
-            assert await relay.operator.act("bounce", ids) == dict.fromkeys(ids, OK)
-            await relay.until(lambda: any(q.state is State.REPORTING for q in relay.sender.queue))
-
-            (waiting,) = [q for q in relay.sender.queue if q.state is State.REPORTING]
-            assert relay.sender.queue.parts(waiting.queue_id) == (waiting,)
-            assert await relay.operator.act("delete", [waiting.queue_id]) == {waiting.queue_id: OK}
-            assert waiting.queue_id not in relay.sender.queue
-
-
-async def test_an_edit_divides_a_message_once_its_transaction_is_over(tmp_path: Path) -> None:
-    may_end = asyncio.Event()
-    script = Script(rcpt=turns([Until(may_end), "250 ok"], "451 4.2.1 not yet"))
-    async with Smarthost(script) as one, Smarthost() as two:
-        ports = {"one": one.port, "two": two.port}
-        async with Relay(policy_of(tmp_path, ports, "  - {upstreams: [one]}")) as relay:
-            relay.accept("a@x.one", "b@x.two")
-            await relay.until(lambda: any(command.startswith("RCPT") for command in one.commands))
-            await relay.sender.apply(policy_of(tmp_path, ports, BY_DOMAIN))
-            await turns_of_the_loop()
-            may_end.set()
-            await relay.until_empty()
-
-        assert (recipients(one), recipients(two)) == (["a@x.one"], ["b@x.two"])
-
-
-async def test_what_a_pause_holds_goes_nowhere_else_until_it_ends(tmp_path: Path) -> None:
-    clock = LeapingClock()
-    async with Smarthost() as one, Smarthost() as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BOTH)
-        async with Relay(policy, clock=clock) as relay:
-            assert await relay.operator.pause("one", PauseAsked("anna", holds_new=True)) == OK
-            early = relay.accept("early@x.example")
-            await relay.until(lambda: relay.queued(early))
-            await leap(relay, clock, 60 * MINUTE_NS)
-            late = relay.accept("late@x.example")
-            await relay.until(lambda: relay.queued(late))
-            await leap(relay, clock, 60 * MINUTE_NS)
-
-            for each in early, late:
-                queued = relay.queued(each)
-                assert queued is not None
-                assert (queued.upstream, queued.is_held_by_pause) == ("one", True)
-            assert await relay.operator.pause("one", LASTING) == OK
-            await relay.until_empty()
-        assert (recipients(one), recipients(two)) == ([], ["early@x.example", "late@x.example"])

@@ -8,9 +8,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from relay.clock import SECOND_NS
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
@@ -116,71 +113,6 @@ def played(deed: Deed, routes: str = ROUTES[0]) -> dict[str, Upstream]:
         return runner.run(play(Path(folder)))
 
 
-def never_over(upstream: Upstream) -> bool:
-    count, per_s = LIMITS[upstream.name]
-    instants = upstream.counted_ns
-    return all(
-        later - first >= per_s * SECOND_NS for first, later in zip(instants, instants[count:], strict=False)
-    )
-
-
-deeds = st.lists(
-    st.tuples(
-        st.sampled_from(["accept", "accept", "pause", "resume", "refuse", "take", "hang up", "edit", "wait"]),
-        st.sampled_from(NAMES),
-        st.integers(1, 90),
-    ),
-    min_size=4,
-    max_size=25,
-)
-
-
-async def happens(what: str, span: int, relay: Relay, upstream: Upstream) -> None:
-    match what:
-        case "pause":
-            await relay.operator.pause(upstream.name, PauseAsked("anna", span * SECOND_NS))
-        case "resume":
-            await relay.operator.resume(upstream.name)
-        case "refuse" | "take":
-            upstream.is_refusing = what == "refuse"
-        case "hang up":
-            upstream.hang_ups = 1
-        case _:
-            await pass_time(span)
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(deeds)
-def test_nothing_is_lost_or_over_or_twice_whatever_the_upstreams_do(
-    asked: list[tuple[str, str, int]],
-) -> None:
-    everybody: set[str] = set()
-
-    async def deed(relay: Relay, upstreams: dict[str, Upstream], folder: Path) -> None:
-        for number, (what, name, span) in enumerate(asked):
-            if what == "accept":
-                recipients = [f"r{number}@{each}.example" for each in NAMES[: 1 + span % 3]]
-                everybody.update(recipients)
-                relay.accept(*recipients, sender="n@lists.example" if span % 2 else "p@here.example")
-            elif what == "edit":
-                await relay.sender.apply(policy_of(folder, upstreams, ROUTES[span % 2]))
-            else:
-                await happens(what, span, relay, upstreams[name])
-        await pass_time(100)
-        for upstream in upstreams.values():
-            upstream.is_refusing, upstream.hang_ups = False, 0
-
-    upstreams = played(deed)
-    taken = Counter(each for upstream in upstreams.values() for _, each in upstream.taken)
-    hung_up = Counter[str]()
-    for upstream in upstreams.values():
-        assert never_over(upstream), upstream.name
-        hung_up.update(upstream.hung_up)
-    assert set(taken) >= everybody
-    for recipient, times in taken.items():
-        assert times <= 1 + hung_up[recipient], "only what was lost behind the dot may come twice"
-
-
 def test_mail_fails_over_at_the_instant_and_not_before() -> None:
     paused_ns: list[int] = []
 
@@ -198,22 +130,3 @@ def test_mail_fails_over_at_the_instant_and_not_before() -> None:
     (early_ns, early), (_, late) = upstreams["two"].taken
     assert (early, late) == ("early@x.example", "late@x.example")
     assert 0 <= early_ns - paused_ns[0] - FAILOVER_SECONDS * SECOND_NS < SECOND_NS // 100
-
-
-def test_the_pause_of_one_upstream_moves_no_instant_of_another() -> None:
-    def instants(*, is_paused: bool) -> list[tuple[int, str]]:
-        async def deed(relay: Relay, _: dict[str, Upstream], __: Path) -> None:
-            if is_paused:
-                await relay.operator.pause("three", PauseAsked("anna", 300 * SECOND_NS))
-            for number in range(12):
-                # Twelve messages in parts: one part for an upstream that may be paused.
-                relay.accept(f"r{number}@two.example", f"r{number}@x.example", sender="n@lists.example")
-                await pass_time(1)
-
-        routes = "\n  - {recipient_domain: two.example, upstreams: [two]}\n  - {upstreams: [three]}\n"
-        return played(deed, routes)["two"].taken
-
-    def to_the_millisecond(taken: list[tuple[int, str]]) -> list[tuple[int, str]]:
-        return [((at_ns - taken[0][0]) // (SECOND_NS // 100), each) for at_ns, each in taken]
-
-    assert to_the_millisecond(instants(is_paused=True)) == to_the_millisecond(instants(is_paused=False))

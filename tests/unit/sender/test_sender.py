@@ -49,20 +49,6 @@ async def test_a_refused_recipient_is_reported_through_the_same_queue(tmp_path: 
         assert totals == Totals(accepted=3, relayed=2, bounced=1)
 
 
-async def test_a_report_that_is_refused_is_never_reported(tmp_path: Path) -> None:
-    async with (
-        Smarthost(Script(rcpt="550 5.1.1 no")) as host,
-        Relay(policy_of(tmp_path, host.port)) as relay,
-    ):
-        relay.accept()
-        await relay.until_empty()
-
-        assert host.relayed == []
-        assert await relay.sender.spool_thread.totals() == Totals(accepted=2, bounced=2)
-        relay.events.flush()
-        assert "event=report_dropped" in relay.log.getvalue()
-
-
 async def test_each_recipient_of_a_message_is_settled_on_its_own(tmp_path: Path) -> None:
     script = Script(rcpt=turns("250 ok", "451 4.2.1 later", "550 5.1.1 no", "250 ok"))
     async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port)) as relay:
@@ -103,33 +89,6 @@ async def test_nothing_is_lost_or_bounced_whatever_the_upstream_does_once(
         assert f"{queue_id}: removed" in relay.log.getvalue()
 
 
-async def test_a_refused_login_stops_the_upstream_and_touches_no_message(tmp_path: Path) -> None:
-    secret = tmp_path / "password"
-    secret.write_text("wrong\n")
-    secret.chmod(0o600)
-    upstream = f", auth: {{user: mjd, password_file: {secret}}}"
-    async with (
-        Smarthost(accounts={"mjd": "right"}) as host,
-        Relay(policy_of(tmp_path, host.port, upstream)) as relay,
-    ):
-        queue_id = relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.because)
-
-        queued = relay.queued(queue_id)
-        assert queued is not None
-        assert queued.state is State.WAITING
-        assert [command for command in host.commands if command.startswith("MAIL")] == []
-        assert len([command for command in host.commands if command.startswith("AUTH")]) == 1
-
-        # The owner corrects the password: the next connection reads it.
-        secret.write_text("right\n")
-        relay.dispatcher.pausing.end()
-        relay.dispatcher.wake()
-        await relay.until_empty()
-        assert len(host.relayed) == 1
-    assert "wrong" not in relay.log.getvalue()
-
-
 async def test_a_message_past_its_lifetime_expires_with_a_refusal(tmp_path: Path) -> None:
     retry = "retry: {min: 1ms, max: 1ms, lifetime: 2ms, warn_after: null}"
     async with (
@@ -143,23 +102,6 @@ async def test_a_message_past_its_lifetime_expires_with_a_refusal(tmp_path: Path
         assert b"Status: 5.4.7" in report.content
         totals = await relay.sender.spool_thread.totals()
         assert (totals.expired, totals.relayed) == (1, 1)
-
-
-async def test_a_late_message_is_warned_of_once(tmp_path: Path) -> None:
-    retry = "retry: {min: 1ms, max: 1ms, lifetime: 1d, warn_after: 1ms}"
-    async with (
-        Smarthost(Script(rcpt=lambda argument: "451 later" if "b@" in argument else "250 ok")) as host,
-        Relay(policy_of(tmp_path, host.port, rest=retry)) as relay,
-    ):
-        queue_id = relay.accept()
-        await relay.until(lambda: len(host.relayed) == 1)
-        asked = len(host.commands)
-        await relay.until(lambda: len(host.commands) > asked + 12)
-
-        (warning,) = host.relayed
-        assert b"Action: delayed" in warning.content
-        assert warning.recipients == ["a@here.example"]
-        assert relay.queued(queue_id) is not None
 
 
 async def test_a_queue_survives_a_restart_and_goes_on(tmp_path: Path) -> None:
@@ -176,35 +118,6 @@ async def test_a_queue_survives_a_restart_and_goes_on(tmp_path: Path) -> None:
 
             assert len(host.relayed) == len(sent)
             assert await relay.sender.spool_thread.totals() == Totals(accepted=5, relayed=5)
-
-
-async def test_recipients_beyond_the_limit_go_in_the_next_window(
-    tmp_path: Path,
-) -> None:
-    upstream = ", limits: [{recipients: 3, per: 300ms}]"
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, upstream)) as relay:
-        recipients = [f"r{n}@x.example" for n in range(7)]
-        relay.accept(*recipients)
-        await relay.until_empty()
-
-        assert [recipient for r in host.relayed for recipient in r.recipients] == recipients
-        assert [len(r.recipients) for r in host.relayed] == [3, 3, 1]
-
-
-async def test_a_damaged_history_lets_nothing_through_and_bounces_nothing(tmp_path: Path) -> None:
-    history = policy_of(tmp_path, 1).history_path("isp")
-    history.parent.mkdir()
-    history.write_bytes(b"not a history at all\n" * 10)
-    upstream = ", limits: [{messages: 3, per: 1s}]"
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, upstream)) as relay:
-        queue_id = relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.is_stopped and relay.queued(queue_id))
-
-        assert host.relayed == []
-        queued = relay.queued(queue_id)
-        assert queued is not None
-        assert queued.state is State.WAITING
-    assert "not a history" in history.read_text()
 
 
 async def test_a_damaged_message_is_set_aside_and_the_rest_goes_on(tmp_path: Path) -> None:

@@ -3,71 +3,13 @@
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from relay.clock import SECOND_NS
-from relay.queue.scheduler import Scheduler
-from relay.queue.sender_pauses import FIRST_REST_NS
-from relay.smtp.reply import Phase, Reply
-from relay.verdicts.outcome import Answer, Outcome
-from relay.verdicts.pause_record import MOST_SPANS
-from relay.verdicts.verdict import Layer, Rule, Ruling, Scope, Verdict
-from tests.fakes.clock import FakeClock, LeapingClock
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Turn, Until, turns
-from tests.unit.sender.in_process_relay import Relay, policy_of
-from tests.unit.sender.test_verdicts import HOUR_NS, World, with_password
-
-BUSY = "421 4.3.2 busy"
-NO_PROBES = "550 - Stop, you are sending too fast!"
+from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
+from tests.unit.sender.test_verdicts import HOUR_NS, with_password
 
 
-def test_a_longer_rest_that_another_transaction_is_asked_for_counts() -> None:
-    world = World()
-    world.refused(Phase.MAIL, BUSY)
-    short_ns = world.rests_ns()
-    world.refused(Phase.EOD, NO_PROBES)
-
-    assert short_ns == 15 * SECOND_NS
-    assert world.rests_ns() == HOUR_NS
-    assert "too fast" in world.pausing.because
-    assert world.kept[-1].until_ns == world.pausing.paused_until_ns
-
-
-def test_a_shorter_one_does_not() -> None:
-    world = World()
-    world.refused(Phase.EOD, NO_PROBES)
-    world.refused(Phase.MAIL, BUSY)
-    world.refused(Phase.MAIL, "450 4.7.1 rate limit exceeded, try again in 2 minutes")
-
-    assert world.rests_ns() == HOUR_NS
-
-
-def test_what_was_in_flight_together_is_one_pause_in_a_row() -> None:
-    world = World()
-    for _ in range(4):
-        world.refused(Phase.MAIL, BUSY)
-        world.clock.advance(SECOND_NS)
-
-    assert world.rests_ns() == 11 * SECOND_NS
-    world.clock.advance(15 * SECOND_NS)
-    assert world.rests_ns() is None
-    world.refused(Phase.MAIL, BUSY)
-    assert world.rests_ns() == 30 * SECOND_NS
-
-
-def test_a_message_that_we_refuse_ourselves_does_not_prove_the_upstream() -> None:
-    world = World()
-    world.refused(Phase.MAIL, BUSY)
-    world.pausing.end()
-    ours = Answer(Verdict.BOUNCE, Phase.MAIL, None, "no address by RFC 5321", own_status="5.1.3")
-    world.pausing.feel(Outcome((ours,)))
-    assert world.pausing.is_proving
-
-    world.pausing.feel(Outcome((ours, Answer(Verdict.RELAYED, Phase.EOD, None, "250 ok"))))
-    assert not world.pausing.is_proving
-
-
-async def test_refused_credentials_stop_the_upstream_also_while_an_older_connection_works(
+async def test_refused_credentials_stop_also_while_an_older_connection_works(
     tmp_path: Path,
 ) -> None:
     release = asyncio.Event()
@@ -88,7 +30,7 @@ async def test_refused_credentials_stop_the_upstream_also_while_an_older_connect
 
 
 async def test_no_more_connections_are_tried_for_as_long_as_the_upstream_asks(tmp_path: Path) -> None:
-    release, clock = asyncio.Event(), LeapingClock()
+    release, clock = asyncio.Event(), virtual_clock()
     refusal = "454 4.7.0 Too many login attempts, please try again in 10 minutes"
     script = Script(auth=turns("235 2.7.0 ok", refusal), eod=turns([Until(release), "250 ok"]))
     async with (
@@ -99,7 +41,7 @@ async def test_no_more_connections_are_tried_for_as_long_as_the_upstream_asks(tm
         await relay.until(lambda: relay.dispatcher.in_flight)
         relay.accept()
         await host.until(lambda: len(host.sessions) == 2 and not host.sessions[1].is_open)
-        clock.ahead_ns += 5 * 60 * SECOND_NS
+        clock.advance(5 * 60 * SECOND_NS)
         relay.dispatcher.wake()
         relay.accept()
         await relay.until(lambda: len(relay.sender.queue) == 3)
@@ -116,10 +58,7 @@ async def test_one_connection_too_many_does_not_stop_the_one_that_works(tmp_path
         eod=turns([Until(release), "250 ok"], DEFAULT),
     )
     # It is tried again after a while, which does not pass.
-    async with (
-        Smarthost(script) as host,
-        Relay(policy_of(tmp_path, host.port), clock=FakeClock()) as relay,
-    ):
+    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port)) as relay:
         relay.accept()
         await relay.until(lambda: relay.dispatcher.in_flight)
         relay.accept()
@@ -132,14 +71,6 @@ async def test_one_connection_too_many_does_not_stop_the_one_that_works(tmp_path
         assert "paused" not in relay.log.getvalue()
         # Not tried again with each message: the one that works is handed on from message to message.
         assert len(host.sessions) == 2
-
-
-def test_refusals_of_one_sender_that_were_in_flight_together_are_one_rest_in_a_row() -> None:
-    scheduler = Scheduler()
-    for at_ns in (0, SECOND_NS, 5 * SECOND_NS):
-        assert scheduler.sender_pauses.begin("bad@here.example", at_ns, "not yours") == FIRST_REST_NS
-
-    assert scheduler.sender_pauses.begin("bad@here.example", FIRST_REST_NS, "not yours") == 3 * FIRST_REST_NS
 
 
 async def test_an_edit_of_something_else_ends_no_pause(tmp_path: Path) -> None:
@@ -157,54 +88,7 @@ async def test_an_edit_of_something_else_ends_no_pause(tmp_path: Path) -> None:
         assert relay.dispatcher.pausing.paused_until_ns == until_ns
 
 
-def test_no_time_of_a_stop_is_an_age_however_often_it_was_looked_at() -> None:
-    world = World()
-    began_ns = world.clock.boottime_ns()
-    for _ in range(2 * MOST_SPANS):
-        world.refused(Phase.AUTH, "535 5.7.8 wrong")
-        world.clock.advance(HOUR_NS)
-        assert world.rests_ns() is None
-        world.clock.advance(SECOND_NS)  # the probe is on its way
-    world.refused(Phase.AUTH, "535 5.7.8 wrong")
-
-    now_ns = world.clock.boottime_ns()
-    assert world.pausing.paused_ns(began_ns, now_ns) == now_ns - began_ns
-
-
-def _stop(asked_ns: int | None = None, rule_ns: int | None = None, *, may_probe: bool = True) -> Answer:
-    rule = Rule(
-        Layer.OPERATOR, Verdict.STOP, Scope.UPSTREAM, "here", "test", wait_ns=rule_ns, may_probe=may_probe
-    )
-    reply = Reply(550, None, "suspended")
-    ruling = Ruling(Verdict.STOP, Scope.UPSTREAM, rule, asked_ns)
-    return Answer(Verdict.STOP, Phase.MAIL, reply, str(reply), ruling=ruling)
-
-
-@pytest.mark.parametrize(
-    ("asked_hours", "rule_hours", "rests_hours"),
-    [(None, None, 1), (24, None, 24), (None, 6, 6), (24, 6, 24), (0.1, None, 1), (None, 0.1, 1)],
-)
-def test_a_stop_is_not_looked_at_before_the_time_that_its_refusal_or_its_rule_asks_for(
-    asked_hours: float | None, rule_hours: float | None, rests_hours: int
-) -> None:
-    world = World()
-    asked_ns, rule_ns = (None if each is None else int(each * HOUR_NS) for each in (asked_hours, rule_hours))
-    world.pausing.rest(_stop(asked_ns, rule_ns))
-
-    assert world.rests_ns() == rests_hours * HOUR_NS
-
-
-def test_a_stop_does_not_shorten_the_pause_that_it_comes_in() -> None:
-    world = World()
-    world.refused(Phase.MAIL, "450 4.7.1 rate limit exceeded, try again in 12 hours")
-    world.clock.advance(HOUR_NS)
-    world.pausing.rest(_stop())
-
-    assert world.pausing.is_refused
-    assert world.rests_ns() == 11 * HOUR_NS
-
-
-async def test_a_sender_is_not_asked_for_again_before_the_time_that_the_upstream_or_the_rule_says(
+async def test_a_sender_is_not_asked_for_again_before_the_time_that_is_said(
     tmp_path: Path,
 ) -> None:
     def mail(argument: str) -> Turn:
@@ -212,12 +96,9 @@ async def test_a_sender_is_not_asked_for_again_before_the_time_that_the_upstream
             return "450 4.7.1 not from told@here.example, try again in 6 hours"
         return "450 4.7.1 not from ruled@here.example" if "ruled@" in argument else "250 ok"
 
-    clock = LeapingClock()
+    clock = virtual_clock()
     rules = ", verdicts: [{text: 'not from', verdict: pause sender, wait: 2h}]"
-    async with (
-        Smarthost(Script(mail=mail)) as host,
-        Relay(policy_of(tmp_path, host.port, rules), clock=clock) as relay,
-    ):
+    async with Smarthost(Script(mail=mail)) as host, Relay(policy_of(tmp_path, host.port, rules)) as relay:
         told, ruled = (relay.accept(sender=f"{name}@here.example") for name in ("told", "ruled"))
         sender_pauses = relay.line.sender_pauses
         await relay.until(lambda: len(sender_pauses.senders()) == 2)

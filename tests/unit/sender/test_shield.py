@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.control.operations import ABSENT, OK
+from relay.control.operations import OK
 from relay.queue.scheduler import Queued, State
-from tests.fakes.clock import LeapingClock
+from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Recorded, Script, Smarthost
-from tests.unit.sender.in_process_relay import Relay, policy_of
+from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 
 CUT_OFF = "550 Administrative prohibition"
 NOBODY = "550 5.1.1 no such user here"
@@ -86,30 +86,8 @@ async def test_one_sender_refused_in_unknown_words_keeps_nobody_else_waiting(
         assert list(relay.line.sender_pauses.senders()) == [sender]
 
 
-async def test_mail_that_waits_for_its_sender_is_returned_at_the_end_of_its_lifetime(tmp_path: Path) -> None:
-    clock = LeapingClock()
-    policy = "retry: {min: 50ms, max: 100ms, lifetime: 5d, warn_after: null}"
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, rest=policy), clock=clock) as relay:
-        host.script = _refusing(host, "cron@here.example", "eod")
-        for _ in range(12):
-            relay.accept(sender="cron@here.example")
-        await _sits_out(relay)
-        clock.ahead_ns += 6 * 24 * HOUR_NS
-
-        def is_empty_a_minute_later() -> bool:
-            clock.ahead_ns += 60 * SECOND_NS
-            relay.sender.wake()
-            return len(relay.sender.queue) == 0
-
-        await relay.until(is_empty_a_minute_later)
-        await relay.until_empty()
-
-        assert relay.dispatcher.pausing.because == ""
-        assert sum(relayed.reverse_path == "" for relayed in host.relayed) == 12
-
-
 async def test_one_message_keeps_its_sender_waiting_once(tmp_path: Path) -> None:
-    clock = LeapingClock()
+    clock = FakeClock()
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, rest=PATIENT), clock=clock) as relay:
         host.script = Script(rcpt=lambda said: CUT_OFF if "bad" in said else "250 ok")
         bad = relay.accept(*[f"bad{number}@there.example" for number in range(12)])
@@ -118,7 +96,7 @@ async def test_one_message_keeps_its_sender_waiting_once(tmp_path: Path) -> None
             relay.accept(f"good{number}@there.example")
         await relay.until(lambda: len(relay.sender.queue) == 4)
         await _sits_out(relay)
-        clock.ahead_ns += HOUR_NS // 2
+        clock.advance(HOUR_NS // 2)
         relay.sender.wake()
         # Other mail of the sender proves it, and then the message is deferred alone.
         await relay.until(lambda: len(relay.sender.queue) == 1 and _is_tried(relay.queued(bad)))
@@ -129,7 +107,7 @@ async def test_one_message_keeps_its_sender_waiting_once(tmp_path: Path) -> None
 
 
 async def test_new_mail_of_a_refused_sender_keeps_no_older_mail_from_being_returned(tmp_path: Path) -> None:
-    clock = LeapingClock()
+    clock = FakeClock()
     policy = "retry: {min: 50ms, max: 100ms, lifetime: 1d, warn_after: null}"
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, rest=policy), clock=clock) as relay:
         host.script = _refusing(host, "cron@here.example", "eod")
@@ -142,7 +120,7 @@ async def test_new_mail_of_a_refused_sender_keeps_no_older_mail_from_being_retur
             steps += 1
             if steps % 12 == 0:
                 relay.accept(sender="cron@here.example")
-            clock.ahead_ns += HOUR_NS // 12
+            clock.advance(HOUR_NS // 12)
             relay.sender.wake()
             return not any(map(relay.queued, oldest))
 
@@ -170,23 +148,6 @@ async def test_different_senders_refused_alike_stop_the_upstream_and_bounce_nobo
         assert await relay.operator.resume("isp") == OK
         await relay.until_empty()
         assert sorted(relayed.recipients[0] for relayed in host.relayed) == sorted(SUBSCRIBERS)
-
-
-async def test_a_list_of_one_sender_cut_off_in_unknown_words_waits_and_bounces_nobody(tmp_path: Path) -> None:
-    says = [CUT_OFF]
-    async with (
-        Smarthost(Script(rcpt=lambda _: says[0])) as host,
-        Relay(policy_of(tmp_path, host.port)) as relay,
-    ):
-        relay.accept(*SUBSCRIBERS)
-        await _sits_out(relay)
-        assert await _bounced(relay) == 0
-        assert _asked(host) == len(SUBSCRIBERS)
-
-        says[0] = "250 ok"
-        assert await relay.operator.resume("isp") == OK
-        await relay.until_empty()
-        assert sorted(host.relayed[0].recipients) == sorted(SUBSCRIBERS)
 
 
 async def test_what_the_operator_believes_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -225,19 +186,6 @@ async def test_an_unknown_refusal_bounces_once_others_went_through(tmp_path: Pat
         assert b"gone@there.example" in reports[0].content
 
 
-async def test_a_shield_that_is_off_believes_at_once(tmp_path: Path) -> None:
-    def rcpt(argument: str) -> str:
-        return CUT_OFF if "s1" in argument else "250 ok"
-
-    async with (
-        Smarthost(Script(rcpt=rcpt)) as host,
-        Relay(policy_of(tmp_path, host.port, ", shield: null")) as relay,
-    ):
-        relay.accept(*(subscriber for subscriber in SUBSCRIBERS if subscriber.startswith("s1")))
-        await relay.until_empty()
-        assert len([command for command in host.commands if command.startswith("RCPT TO:<s1")]) == 11
-
-
 async def test_a_list_of_dead_addresses_is_reported_and_stops_nothing(tmp_path: Path) -> None:
     async with Smarthost(Script(rcpt=NOBODY)) as host, Relay(policy_of(tmp_path, host.port)) as relay:
         for subscriber in SUBSCRIBERS:
@@ -247,35 +195,15 @@ async def test_a_list_of_dead_addresses_is_reported_and_stops_nothing(tmp_path: 
         assert await _bounced(relay) == len(SUBSCRIBERS)
 
 
-async def test_there_is_nothing_to_resume_where_there_is_no_such_upstream(tmp_path: Path) -> None:
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
-        assert await relay.operator.resume("nobody", believes=True) == ABSENT
-
-
-async def test_a_trickle_that_goes_through_makes_no_refusal_believed(tmp_path: Path) -> None:
-    asked: list[str] = []
-
-    def rcpt(argument: str) -> str:
-        asked.append(argument)
-        return CUT_OFF if len(asked) % 3 else "250 ok"
-
-    async with Smarthost(Script(rcpt=rcpt)) as host, Relay(policy_of(tmp_path, host.port)) as relay:
-        _send_all(relay)
-        await relay.until_empty()
-        assert relay.dispatcher.pausing.because == ""
-        assert await _bounced(relay) == 0
-        assert sorted(relayed.recipients[0] for relayed in host.relayed) == sorted(SUBSCRIBERS)
-
-
 async def test_restarts_do_not_end_a_stop_and_bounce_nobody(tmp_path: Path) -> None:
-    clock, says = LeapingClock(), [CUT_OFF]
+    clock, says = virtual_clock(), [CUT_OFF]
     async with Smarthost(Script(rcpt=lambda _: says[0])) as host:
         policy = policy_of(tmp_path, host.port, rest=PATIENT)
         async with Relay(policy, clock=clock) as relay:
             _send_all(relay)
             await _stopped(relay)
         for hours_later, asks in ((0, 0), (0, 0), (2, 1), (2, 1), (0, 0)):
-            clock.ahead_ns += hours_later * HOUR_NS
+            clock.advance(hours_later * HOUR_NS)
             asked = _asked(host)
             async with Relay(policy, clock=clock) as relay:
                 await _stopped(relay)
@@ -288,60 +216,7 @@ async def test_restarts_do_not_end_a_stop_and_bounce_nobody(tmp_path: Path) -> N
         async with Relay(policy, clock=clock) as relay:
             await _stopped(relay)
             assert await relay.operator.resume("isp") == OK
-            clock.ahead_ns += 5 * HOUR_NS
+            clock.advance(5 * HOUR_NS)
             relay.sender.wake()
             await relay.until_empty()
             assert len(host.relayed) == len(SUBSCRIBERS)
-
-
-async def test_a_restart_in_the_hourly_look_does_not_end_a_stop(tmp_path: Path) -> None:
-    clock = LeapingClock()
-    async with Smarthost(Script(rcpt=CUT_OFF)) as host:
-        policy = policy_of(tmp_path, host.port, rest=PATIENT, connections=1)
-        async with Relay(policy, clock=clock) as relay:
-            _send_all(relay)
-            await _stopped(relay)
-            relay.dispatcher.pausing.until_ns(clock.boottime_ns() + HOUR_NS)
-            assert relay.dispatcher.pausing.is_proving
-        async with Relay(policy, clock=clock) as relay:
-            await _stopped(relay)
-            assert await _bounced(relay) == 0
-
-
-async def test_an_operators_word_holds_over_a_restart(tmp_path: Path) -> None:
-    says = [CUT_OFF]
-    async with Smarthost(Script(rcpt=lambda _: says[0])) as host:
-        policy = policy_of(tmp_path, host.port, rest=PATIENT)
-        async with Relay(policy) as relay:
-            _send_all(relay)
-            await _stopped(relay)
-            says[0] = "451 4.3.0 not now"
-            assert await relay.operator.resume("isp") == OK
-            await relay.until(
-                lambda: (
-                    all(queued.state is State.DEFERRED for queued in relay.sender.queue)
-                    and relay.dispatcher.in_flight == 0
-                )
-            )
-        says[0] = CUT_OFF
-        async with Relay(policy) as relay:
-            relay.accept("gone@there.example", sender="")
-            await relay.until(lambda: any("gone@" in command for command in host.commands))
-            await relay.until(lambda: relay.dispatcher.in_flight == 0)
-            assert not relay.dispatcher.pausing.because
-
-
-async def test_an_edit_of_the_verdicts_answers_the_shield_as_well(tmp_path: Path) -> None:
-    async with (
-        Smarthost(Script(rcpt=CUT_OFF)) as host,
-        Relay(policy_of(tmp_path, host.port)) as relay,
-    ):
-        for subscriber in SUBSCRIBERS:
-            relay.accept(subscriber, sender="")
-            relay.accept(subscriber, sender=subscriber)
-        await _stopped(relay)
-        assert await _bounced(relay) == 0
-        rule = '{phase: rcpt, text: "administrative prohibition", verdict: bounce recipient}'
-        await relay.sender.apply(policy_of(tmp_path, host.port, f", verdicts: [{rule}]"))
-        await relay.until_empty()
-        assert await _bounced(relay) == 3 * len(SUBSCRIBERS)  # and the reports

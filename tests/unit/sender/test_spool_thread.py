@@ -8,7 +8,6 @@ Here the sender's own spool thread does it, before the crash and after it; what 
 import asyncio
 import errno
 import random
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
@@ -18,7 +17,7 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.sender.reports import Reporter
 from relay.sender.spool_thread import Change, Ending, SpoolThread
 from relay.spool.identity import report_id, subject_of, warning_id
-from relay.spool.interface import Absent, Message, Note, Spool, SpoolFull, Status
+from relay.spool.interface import Message, Note, Spool, SpoolFull, Status
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.layout import Layout
 from tests.fakes.clock import FakeClock
@@ -233,19 +232,18 @@ WRITTEN = [
 ]
 
 
+QUICK = {"bounced", "a batch of two", "warned, then bounced"}
+
+
 @pytest.mark.usefixtures("_at_desks")
-@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in WRITTEN]
+)
 def test_a_power_cut_while_endings_are_written_loses_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few_folders(monkeypatch)
     cut_on_each_model(name, _run_of, Judge(), CUTS_AT_ONCE)
-
-
-@pytest.mark.usefixtures("_at_desks")
-@pytest.mark.parametrize("name", WRITTEN)
-def test_a_kill_while_endings_are_written_loses_nothing(name: str) -> None:
-    Judge().judge(_run_of(name, Model.ANY_SUBSET), killed, story=name)
 
 
 @pytest.mark.usefixtures("_at_desks")
@@ -261,22 +259,12 @@ def test_what_the_thread_returned_is_committed(name: str) -> None:
     assert judge.judged >= len(letters)
 
 
-class Counting(MaildirSpool):
-    """A maildir that counts how often it is asked to mark."""
-
-    marked = 0
-
-    def mark(self, marks: Mapping[QueueId, Mapping[int, Status]]) -> None:
-        self.marked += 1
-        super().mark(marks)
-
-
 class Room:
     """A spool thread over a model disk, with one message of three recipients in the queue."""
 
     def __init__(self, on_full: Callable[[SpoolFull], None] = lambda full: pytest.fail(str(full))) -> None:
         self.disk, clock = prepared(), FakeClock()
-        self.spool = Counting(MAILDIR.root, self.disk, clock, lambda *_told: None)
+        self.spool = MaildirSpool(MAILDIR.root, self.disk, clock, lambda *_told: None)
         recover(self.spool)
         self.queue_id = accept(MAILDIR.listener(self.disk.another(), clock, random.Random(1).randbytes))
         assert [entry.queue_id for entry in self.spool.take(9)] == [self.queue_id]
@@ -288,99 +276,8 @@ class Room:
         return message
 
 
-async def test_what_was_relayed_is_marked_without_room_for_reasons(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else a crash of who waits for room would send it again."""
-    monkeypatch.setattr("relay.sender.spool_thread.RETRY_FULL_SECONDS", 0.0)
-    found: list[tuple[Status, ...]] = []
-
-    def on_full(_full: SpoolFull) -> None:
-        found.append(room.spool.load(room.queue_id).statuses)
-        room.disk.heal()
-
-    room = Room(on_full)
-    room.disk.fail(Fault(1, errno.ENOSPC, forever=True, kinds=frozenset({"write"}), path="/bounce/"))
-    marks = {0: Status.RELAYED, 1: Status.BOUNCED}
-    await room.spool_thread.settle(Ending(await room.loaded(), marks, (note(1),), is_finished=False))
-
-    assert found == [(Status.RELAYED, Status.TODO, Status.TODO)]
-    assert (await room.loaded()).statuses == (Status.RELAYED, Status.BOUNCED, Status.TODO)
-    assert room.spool.notes(room.queue_id) == [note(1)]
-
-
-async def test_a_report_is_told_of_though_its_mark_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some file systems need room for an octet that takes the place of another."""
-    monkeypatch.setattr("relay.sender.spool_thread.RETRY_FULL_SECONDS", 0.0)
-    fulls: list[SpoolFull] = []
-
-    def on_full(full: SpoolFull) -> None:
-        fulls.append(full)
-        room.disk.heal()
-
-    room = Room(on_full)
-    mark_reported = MaildirSpool.mark_reported
-
-    def without_room(spool: MaildirSpool, queue_id: QueueId, indices: Sequence[int]) -> None:
-        if not fulls:
-            room.disk.fail(Fault(1, errno.ENOSPC, forever=True, kinds=frozenset({"write"})))
-        mark_reported(spool, queue_id, indices)
-
-    monkeypatch.setattr(MaildirSpool, "mark_reported", without_room)
-    ending = Ending(await room.loaded(), {1: Status.BOUNCED}, (note(1),), is_finished=False, reports=True)
-    written = await room.spool_thread.settle(ending)
-
-    assert len(fulls) == 1
-    assert [entry.queue_id for entry in room.spool.take(9)] == [written.report]
-
-
-async def test_a_thread_with_nothing_to_write_makes_no_call() -> None:
-    room = Room()
-    await room.spool_thread.settle(Ending(await room.loaded(), {0: Status.RELAYED}, (), is_finished=False))
-    room.spool_thread.close()
-
-    assert room.spool.marked == 1
-
-
-async def test_who_stops_waiting_keeps_no_other_waiting() -> None:
-    room, is_at_it, may_go_on = Room(), threading.Event(), threading.Event()
-    accept(MAILDIR.listener(room.disk.another(), FakeClock(), random.Random(2).randbytes))
-    messages = [await room.loaded(), *(room.spool.load(entry.queue_id) for entry in room.spool.take(9))]
-
-    def wait(step: str) -> None:
-        if step.startswith("sync"):
-            is_at_it.set()
-            may_go_on.wait()
-
-    room.disk.before = wait
-    gone, stays = (
-        asyncio.create_task(
-            room.spool_thread.settle(Ending(message, {0: Status.RELAYED}, (), is_finished=False))
-        )
-        for message in messages
-    )
-    await asyncio.to_thread(is_at_it.wait)
-    gone.cancel()
-    await asyncio.gather(gone, return_exceptions=True)
-    may_go_on.set()
-    await stays
-
-    # In one call: what was asked for is done all the same.
-    assert room.spool.marked == 1
-    assert [room.spool.load(m.queue_id).left for m in messages] == [(1, 2), (1, 2)]
-
-
-async def test_a_change_that_cannot_be_made_fails_alone() -> None:
-    room, nowhere = Room(), QueueId("0" * 16)
-    asked = [room.spool_thread.change(queue_id, Change.HOLD) for queue_id in (room.queue_id, nowhere)]
-    done, failed = await asyncio.gather(*asked, return_exceptions=True)
-
-    assert (done, type(failed)) == (None, Absent)
-    assert (await room.loaded()).is_held
-
-
 @pytest.mark.parametrize("was_held", [False, True])
-@pytest.mark.parametrize("changes", [(Change.HOLD,), (Change.RELEASE,), (Change.HOLD, Change.RELEASE)])
+@pytest.mark.parametrize("changes", [(Change.HOLD,), (Change.HOLD, Change.RELEASE)])
 async def test_a_change_without_room_does_not_come_true_later(
     changes: Sequence[Change], *, was_held: bool
 ) -> None:
@@ -416,13 +313,6 @@ async def test_a_hold_that_could_not_be_synced_is_undone() -> None:
         await room.spool_thread.change(room.queue_id, Change.HOLD)
 
     assert not (await room.loaded()).is_held
-
-
-async def test_what_was_just_taken_is_not_read_again() -> None:
-    room = Room()
-    _damage(room)
-
-    assert (await room.loaded()).content == CONTENT
 
 
 async def test_a_short_message_is_sent_as_it_was_checked() -> None:

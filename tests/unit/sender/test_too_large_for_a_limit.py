@@ -39,32 +39,6 @@ async def test_it_is_deferred_and_says_why_and_others_go(tmp_path: Path) -> None
         assert not [command for command in host.commands if "large@" in command]
 
 
-async def test_an_edit_that_raises_n_lets_it_go(tmp_path: Path) -> None:
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, LIMIT)) as relay:
-        large = relay.accept("large@x.example", content=LARGE)
-        await relay.until(lambda: _deferrals(relay, large) > 1)
-        assert host.relayed == []
-
-        await relay.sender.apply(policy_of(tmp_path, host.port, LIMIT.replace("4500", "9000")))
-        await relay.until_empty()
-        assert [message.recipients for message in host.relayed] == [["large@x.example"]]
-
-
-async def test_its_sender_is_warned_once_with_the_reason(tmp_path: Path) -> None:
-    retry = BRIEF.replace("null", "1ms")
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, LIMIT, retry)) as relay:
-        large = relay.accept("large@x.example", content=LARGE)
-        await relay.until(lambda: len(host.relayed) == 1)
-        tried = _deferrals(relay, large)
-        await relay.until(lambda: _deferrals(relay, large) > tried + 3)
-
-        (warning,) = host.relayed
-        assert warning.recipients == ["a@here.example"]
-        assert b"Action: delayed" in warning.content
-        assert b"Status: 4.3.4" in warning.content
-        assert REASON.encode() in b" ".join(warning.content.split())
-
-
 @pytest.mark.parametrize("each", ["", ", for_each: sender", ", for_each: recipient_domain"])
 async def test_it_is_returned_at_the_end_of_its_life(tmp_path: Path, each: str) -> None:
     limit = LIMIT.replace("1h", "1h" + each)
@@ -77,17 +51,6 @@ async def test_it_is_returned_at_the_end_of_its_life(tmp_path: Path, each: str) 
         assert report.recipients == ["a@here.example"]
         assert b"Action: failed" in report.content
         assert REASON.split(" per ", maxsplit=1)[0].encode() in b" ".join(report.content.split())
-
-
-async def test_a_recipient_domain_has_no_room_for_it_and_others_have(tmp_path: Path) -> None:
-    limit = ", limits: [{bytes: 4500, per: 1h, for_each: recipient_domain}]"
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, limit)) as relay:
-        large = relay.accept("large@x.example", "too@y.example", content=LARGE)
-        relay.accept("r@x.example")
-        await relay.until(lambda: len(host.relayed) == 1)
-        await relay.until(lambda: _deferrals(relay, large) > 1)
-
-        assert host.relayed[0].recipients == ["r@x.example"]
 
 
 async def test_what_rewriting_adds_counts_and_is_told(tmp_path: Path) -> None:
@@ -138,14 +101,3 @@ async def test_mail_that_only_its_first_upstream_can_take_waits_there_and_is_not
             await relay.until_empty()
             assert counted(relay, "one", "one", "unfit") is None
         assert (recipients(one), recipients(two)) == (["large@x.example"], ["small@x.example"])
-
-
-async def test_where_no_upstream_of_its_route_can_take_it_an_edit_of_any_helps(tmp_path: Path) -> None:
-    async with Smarthost() as one, Smarthost() as two:
-        ports = {"one": one.port, "two": two.port}
-        async with Relay(_two_upstreams(tmp_path, ports, 4500, 4500)) as relay:
-            large = relay.accept("large@x.example", content=LARGE)
-            await relay.until(lambda: _deferrals(relay, large) > 1)
-            await relay.sender.apply(_two_upstreams(tmp_path, ports, 9000, 4500))
-            await relay.until_empty()
-        assert (recipients(one), recipients(two)) == (["large@x.example"], [])

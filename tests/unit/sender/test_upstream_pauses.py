@@ -8,15 +8,12 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.queue.scheduler import State
-from relay.verdicts.decision import REFUSALS_IN_PLACE
-from tests.fakes.before_sync import BeforeSync
-from tests.fakes.clock import FakeClock, LeapingClock, SetClock
 from tests.fakes.smarthost import Script, Smarthost, Until, turns
-from tests.unit.sender.in_process_relay import Relay, policy_of
+from tests.fakes.unsynced import BeforeSync
+from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 from tests.unit.sender.test_races import turns_of_the_loop
 
 REFUSED = "421 4.7.0 too much from you, come back later"
-LIMIT = ", limits: [{messages: 100, per: 1h}]"
 DAY_NS = 86400 * SECOND_NS
 
 
@@ -75,11 +72,10 @@ async def test_a_proving_upstream_gets_one_transaction_until_it_went_well(tmp_pa
 
 
 async def test_a_step_of_the_clock_is_told_and_counted_once(tmp_path: Path) -> None:
-    clock = SetClock()
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port), clock=clock) as relay:
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
         relay.accept()
         await relay.until_empty()
-        clock.set_by_ns = -365 * DAY_NS
+        virtual_clock().step_wall(-365 * DAY_NS)
 
         def is_told() -> bool:
             relay.events.flush()
@@ -93,97 +89,19 @@ async def test_a_step_of_the_clock_is_told_and_counted_once(tmp_path: Path) -> N
         assert relay.log.getvalue().count("the clock of this host was set") == 1
 
 
-async def test_nothing_is_begun_behind_a_refusal_though_it_was_about_to_be(tmp_path: Path) -> None:
-    is_armed, is_deciding, may_go_on = threading.Event(), threading.Event(), threading.Event()
-    refuse = asyncio.Event()
-
-    def wait(path: str) -> None:
-        if "/history/" in path and is_armed.is_set():
-            is_deciding.set()
-            assert may_go_on.wait(20)
-
-    script = Script(mail=turns("250 ok", "250 ok", [Until(refuse), "451 4.7.0 too many messages, slow down"]))
-    async with Smarthost(script) as host:
-        relay = Relay(policy_of(tmp_path, host.port, LIMIT), BeforeSync(wait))
-        for number in range(2):
-            relay.accept(f"{number}@x.example")
-        async with relay:
-            await relay.until_empty()
-            assert relay.dispatcher.pool.open == 2
-            relay.accept("first@x.example")
-            await relay.until(lambda: mails(host) == 3)
-            is_armed.set()
-            second = relay.accept("second@x.example")
-            await relay.until(is_deciding.is_set)
-            refuse.set()
-            await relay.until(lambda: relay.dispatcher.pausing.because)
-            may_go_on.set()
-            await relay.until(lambda: relay.dispatcher.in_flight == 0)
-            await relay.until(lambda: not (q := relay.queued(second)) or q.state is not State.ACTIVE)
-
-            assert mails(host) == 3
-
-
-async def test_a_message_that_is_always_refused_stops_nobody_for_ever(
-    tmp_path: Path,
-) -> None:
-    def mail(argument: str) -> str:
-        return REFUSED if "poison@" in argument else "250 ok"
-
-    async with Smarthost(Script(mail=mail)) as host, Relay(policy_of(tmp_path, host.port)) as relay:
-        poison = relay.accept(sender="poison@here.example")
-        await _paused(relay)
-        relay.accept("other@there.example")
-        await relay.until(lambda: len(relay.sender.queue) == 2)
-        for _ in range(REFUSALS_IN_PLACE - 1):
-            assert not host.relayed
-            _over(relay)
-            await _paused(relay)
-        _over(relay)
-        await relay.until(lambda: host.relayed)
-
-        assert host.relayed[0].recipients == ["other@there.example"]
-        assert relay.queued(poison) is not None
-
-
-async def test_time_that_the_upstream_was_paused_is_no_age_of_any_message(tmp_path: Path) -> None:
-    clock = LeapingClock()
-    retry = "retry: {min: 1h, max: 2h, lifetime: 1d, warn_after: 2h}"
-    async with (
-        Smarthost(Script(rcpt=turns(REFUSED, "451 4.2.1 later"))) as host,
-        Relay(policy_of(tmp_path, host.port, rest=retry), clock=clock) as relay,
-    ):
-        queue_id = relay.accept()
-        await _paused(relay)
-        clock.ahead_ns += 2 * DAY_NS
-        relay.dispatcher.wake()
-        await relay.until(lambda: (queued := relay.queued(queue_id)) and queued.state is State.DEFERRED)
-
-        # It has not expired, and its back-off is that of a young message.  To its sender it is late.
-        queued = relay.queued(queue_id)
-        assert queued is not None
-        assert queued.is_warned
-        assert queued.due_at_ns - clock.boottime_ns() <= 3600 * SECOND_NS
-        assert [relayed for relayed in host.relayed if relayed.reverse_path] == []
-
-
 @pytest.mark.parametrize("after", ["the process", "the host"])
 async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Path, after: str) -> None:
-    class Clock(LeapingClock):
-        def boot_id(self) -> str:
-            return "another" if self.ahead_ns else super().boot_id()
-
-    clock = Clock()
+    clock = virtual_clock()
     async with Smarthost(Script(mail=turns(REFUSED))) as host:
         policy = policy_of(tmp_path, host.port)
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             queue_id = relay.accept()
             await _paused(relay)
             left_ns = relay.dispatcher.pausing.paused_until_ns - clock.boottime_ns()
         before = len(host.sessions)
         if after == "the host":
-            clock.ahead_ns = 1
-        async with Relay(policy, clock=clock) as relay:
+            clock.reboot()
+        async with Relay(policy) as relay:
             await relay.until(lambda: relay.dispatcher.pausing.because)
             queued = relay.queued(queue_id)
             assert queued is not None
@@ -197,33 +115,46 @@ async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Pat
         assert len(host.relayed) == 1
 
 
-async def test_a_pause_that_ended_while_nobody_ran_is_over_and_no_age(
-    tmp_path: Path,
-) -> None:
-    clock = FakeClock()  # no time passes but that of the pause, which is longer than the lifetime
+async def test_a_pause_that_ended_while_nobody_ran_is_over_and_no_age(tmp_path: Path) -> None:
+    clock = virtual_clock()  # no time passes but that of the pause, which is longer than the lifetime
     retry = "retry: {min: 1h, max: 2h, lifetime: 10s, warn_after: null}"
     async with Smarthost(Script(rcpt=turns(REFUSED, "451 4.2.1 later"))) as host:
         policy = policy_of(tmp_path, host.port, rest=retry)
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             queue_id = relay.accept()
             await _paused(relay)
             left_ns = relay.dispatcher.pausing.paused_until_ns - clock.boottime_ns()
         clock.advance(left_ns)
-        async with Relay(policy, clock=clock) as relay:
+        async with Relay(policy) as relay:
             await relay.until(lambda: (queued := relay.queued(queue_id)) and queued.state is State.DEFERRED)
         assert host.relayed == []
 
 
-async def test_a_record_of_pauses_that_is_none_is_told_of_and_replaced(tmp_path: Path) -> None:
-    async with Smarthost(Script(mail=turns(REFUSED))) as host:
-        policy = policy_of(tmp_path, host.port)
-        path = policy.history_path("isp")
-        path = path.with_name(f"{path.name}.pause")
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"\0" * 100)
-        async with Relay(policy) as relay:
-            relay.accept()
-            await _paused(relay)
-        relay.events.flush()
-        assert "is not kept on disk" in relay.log.getvalue()
-        assert b"too much from you" in path.read_bytes()
+async def test_nothing_is_begun_behind_a_refusal_though_it_was_about_to_be(tmp_path: Path) -> None:
+    is_armed, is_deciding, may_go_on = threading.Event(), threading.Event(), threading.Event()
+    refuse = asyncio.Event()
+
+    def wait(path: str) -> None:
+        if "/history/" in path and is_armed.is_set():
+            is_deciding.set()
+            assert may_go_on.wait(20)
+
+    script = Script(mail=turns("250 ok", "250 ok", [Until(refuse), "451 4.7.0 too many messages, slow down"]))
+    policy = ", limits: [{messages: 100, per: 1h}]"
+    async with Smarthost(script) as host:
+        relay = Relay(policy_of(tmp_path, host.port, policy), BeforeSync(wait))
+        for number in range(2):
+            relay.accept(f"{number}@x.example")
+        async with relay:
+            await relay.until_empty()
+            relay.accept("first@x.example")
+            await relay.until(lambda: mails(host) == 3)
+            is_armed.set()
+            second = relay.accept("second@x.example")
+            await relay.until(is_deciding.is_set)
+            refuse.set()
+            await relay.until(lambda: relay.dispatcher.pausing.because)
+            may_go_on.set()
+            await relay.until(lambda: not (q := relay.queued(second)) or q.state is not State.ACTIVE)
+
+            assert mails(host) == 3

@@ -1,13 +1,14 @@
 """What the relay does by a verdict: pause a sender, stop at a refused account, go on when somebody acted."""
 
 import io
+import itertools
 from pathlib import Path
 
 import pytest
 
 from relay.clock import SECOND_NS
 from relay.control.operations import ABSENT, OK
-from relay.policy.shipped import provider_rules, standard_judge, standard_rules
+from relay.policy.shipped import standard_judge
 from relay.queue.scheduler import State
 from relay.sender.upstream_health import Pausing
 from relay.smtp.reply import Phase
@@ -18,15 +19,14 @@ from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Tally
 from relay.verdicts.outcome import Answer
-from relay.verdicts.pause_record import PROBE_NS, PauseRecord
-from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
+from relay.verdicts.pause_record import PauseRecord
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Script, Smarthost, Turn, turns
+from tests.fakes.virtual_time import pass_time
 from tests.unit.policy.corpus import parsed
-from tests.unit.sender.in_process_relay import Relay, policy_of
+from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock
 
 HOUR_NS = 3600 * SECOND_NS
-MICROSOFT = Judge((*provider_rules("microsoft365"), *standard_rules()))
 
 
 def not_his(argument: str) -> Turn:
@@ -68,29 +68,6 @@ async def test_a_refused_sender_waits_untouched_and_all_other_mail_goes_on(tmp_p
         await relay.until_empty()
         assert len(host.relayed) == 25
     assert "mail from <bad@here.example> paused until" in relay.log.getvalue()
-
-
-async def test_a_sender_welcome_again_sends_the_rest_of_its_mail(
-    tmp_path: Path,
-) -> None:
-    refusal = "553 5.7.1 Sender address rejected: not owned by user mjd"
-    async with (
-        Smarthost(Script(mail=turns(refusal))) as host,
-        # One connection: with two, the second message may be asked about before or after the rest begins.
-        Relay(policy_of(tmp_path, host.port, connections=1)) as relay,
-    ):
-        for _ in range(5):
-            relay.accept(sender="bad@here.example")
-        await relay.until(relay.line.sender_pauses.senders)
-        scheduler = relay.line
-        await relay.until(lambda: all(queued.state is State.DEFERRED for queued in scheduler))
-        first = next(iter(scheduler))
-        scheduler.release(first.queue_id)
-        scheduler.trust_sender("bad@here.example", relay.clock.boottime_ns())
-        relay.sender.wake()
-        await relay.until_empty()
-
-        assert len(host.relayed) == 5
 
 
 async def test_refused_credentials_stop_until_the_password_is_another(tmp_path: Path) -> None:
@@ -209,82 +186,51 @@ class World:
         return None if until_ns is None else until_ns - now_ns
 
 
-def test_a_stopped_upstream_is_probed_once_an_hour() -> None:
-    world = World()
-    for _ in range(5):
-        world.refused(Phase.AUTH, "535 5.7.8 wrong")
-        assert world.rests_ns() == PROBE_NS
-        world.clock.advance(PROBE_NS)
-        assert world.rests_ns() is None
-        assert world.pausing.is_proving
+@pytest.mark.parametrize(
+    ("said", "gaps_s"),
+    [
+        ("421 4.3.2 busy", [15, 30, 60, 120]),
+        ("450 4.7.1 rate limit exceeded, try again in 2 hours", [7200, 7200]),
+        ("552 Your account has been suspended. Please contact us to reactivate", [3600, 3600, 3600]),
+    ],
+)
+async def test_an_upstream_that_refuses_us_is_asked_again_in_its_time_by_one_message(
+    tmp_path: Path, said: str, gaps_s: list[int]
+) -> None:
+    asked_ns: list[int] = []
+
+    def mail(_: str) -> Turn:
+        asked_ns.append(virtual_clock().boottime_ns())
+        return said
+
+    async with Smarthost(Script(mail=mail)) as host, Relay(policy_of(tmp_path, host.port)) as relay:
+        relay.accept(sender="")
+        await relay.until(lambda: asked_ns and relay.dispatcher.in_flight == 0)
+        hurry(step_s := max(1, gaps_s[0] // 100))
+        for number in range(5):
+            relay.accept(sender=f"s{number}@here.example")
+        await relay.until(lambda: len(asked_ns) > len(gaps_s) and relay.dispatcher.in_flight == 0)
+        gaps_ns = [later - before for before, later in itertools.pairwise(asked_ns)]
+        assert all(
+            gap_s * SECOND_NS <= gap_ns <= (gap_s + 2 * step_s) * SECOND_NS
+            for gap_s, gap_ns in zip(gaps_s, gaps_ns, strict=True)
+        )
+
+        # Somebody acted: it begins anew.
+        assert await relay.operator.resume("isp") == OK
+        await relay.until(lambda: len(asked_ns) > len(gaps_s) + 2)
+        assert asked_ns[-1] - asked_ns[-2] <= (gaps_s[0] + 2 * step_s) * SECOND_NS
+        assert len(relay.sender.queue) == 6
 
 
-def test_a_stop_during_a_pause_is_a_stop() -> None:
-    world = World()
-    world.refused(Phase.MAIL, "421 too busy")
-    world.refused(Phase.AUTH, "535 5.7.8 wrong")
-
-    assert world.pausing.is_refused
-    assert world.rests_ns() == PROBE_NS
-    world.refused(Phase.MAIL, "421 too busy")
-    assert world.rests_ns() == PROBE_NS
-
-
-@pytest.mark.parametrize("days", [1, 30, 300])
-def test_a_stop_that_allows_no_probe_is_ended_by_somebody_only(days: int) -> None:
-    world = World()
-    reply = parsed("535 5.7.139 Authentication unsuccessful, SmtpClientAuthentication is disabled")
-    ruling = MICROSOFT.ruling(Phase.AUTH, reply)
-    world.pausing.rest(Answer(ruling.verdict, Phase.AUTH, reply, str(reply), ruling=ruling))
-    world.clock.advance(days * 24 * HOUR_NS)
-
-    assert world.rests_ns() is not None
-    world.pausing.end()
-    assert world.rests_ns() is None
-
-
-def test_a_fault_of_our_history_is_not_ended_by_the_upstream() -> None:
-    world = World()
-    world.pausing.stop("the history is torn", HOUR_NS)
-    world.refused(Phase.AUTH, "535 5.7.8 wrong")
-
-    assert not world.pausing.is_refused
-    world.clock.advance(HOUR_NS)
-    assert world.rests_ns() is None
-    assert world.pausing.is_stopped  # until the history was read
-    world.pausing.trust_history()
-    assert not world.pausing.is_stopped
-
-
-def test_a_sound_history_does_not_end_a_stop_by_the_upstream() -> None:
-    world = World()
-    world.refused(Phase.AUTH, "535 5.7.8 wrong")
-    world.pausing.trust_history()
-
-    assert world.pausing.is_refused
-
-
-def test_a_refused_login_while_the_shield_asks_does_not_answer_it() -> None:
-    world = World()
-    ruling = Ruling(Verdict.STOP, Scope.UPSTREAM)
-    asks = "10 recipients in a row were refused alike"
-    world.pausing.rest(Answer(Verdict.STOP, Phase.RCPT, None, asks, ruling=ruling, is_doubted=True))
-    assert (world.kept[-1].is_stopped, world.kept[-1].because, world.kept[-1].doubts) == (True, asks, asks)
-    world.clock.advance(PROBE_NS)
-    assert world.rests_ns() is None
-    world.refused(Phase.AUTH, "535 5.7.8 wrong")
-
-    # A restart tries the login again, and the shield goes on to doubt what is refused behind it.
-    assert (world.kept[-1].is_stopped, world.kept[-1].because, world.kept[-1].doubts) == (False, "", asks)
-    world.pausing.end()
-    assert world.kept[-1].doubts == ""
-
-
-def test_a_word_of_the_operator_during_the_look_of_each_hour_is_kept() -> None:
-    world = World()
-    world.pausing.rest(Answer(Verdict.STOP, Phase.RCPT, None, "10 alike", is_doubted=True))
-    world.clock.advance(PROBE_NS)
-    assert world.rests_ns() is None
-    assert world.kept[-1].doubts == "10 alike"
-    world.pausing.end()
-    assert world.kept[-1].doubts == ""
+async def test_a_stop_that_allows_no_probe_is_ended_by_somebody_only(tmp_path: Path) -> None:
+    rule = "verdicts: [{phase: mail, code: 535, verdict: stop, probe: false}]"
+    script = Script(mail=turns("535 5.7.139 SmtpClientAuthentication is disabled"))
+    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, f", {rule}")) as relay:
+        relay.accept()
+        await relay.until(lambda: relay.dispatcher.pausing.is_refused)
+        hurry(6 * 3600)
+        await pass_time(9 * 86_400)
+        assert sum(command.startswith("MAIL") for command in host.commands) == 1
+        assert await relay.operator.resume("isp") == OK
+        await relay.until_empty()

@@ -6,7 +6,7 @@ from relay.daemon.spilling import Spilling
 from relay.queue.queued import Queued, State
 from tests.fakes.smarthost import Script, Smarthost, turns
 from tests.unit.sender.in_process_relay import CONTENT, Relay
-from tests.unit.sender.test_routes import pausing, policy_of, policy_with_limit, recipients
+from tests.unit.sender.test_routes import policy_of, policy_with_limit, recipients
 
 LARGE = CONTENT + b"x" * 5000 + b"\r\n"
 NO_ROOM_FOR_LARGE = "{bytes: 6000, per: 1h}"
@@ -38,28 +38,6 @@ async def test_what_stands_behind_mail_that_spilled_goes_at_once(tmp_path: Path)
             await relay.until_empty()
         assert recipients(two) == ["large@x.example"]
         assert recipients(one) == ["first@x.example", "small@x.example"]
-
-
-async def test_what_stands_behind_mail_that_goes_back_goes_at_once(tmp_path: Path) -> None:
-    routes = (
-        '  - {sender: "owner@here.example", upstreams: [two]}\n'
-        "  - {upstreams: [one, two], failover_after: 1ms}"
-    )
-    async with Smarthost(Script(connect=turns("421 4.3.2 not now"))) as one, Smarthost() as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
-        policy = policy_with_limit(policy, "two", NO_ROOM_FOR_LARGE, **ONE_CONNECTION)
-        async with Relay(policy) as relay:
-            relay.accept("first@x.example", content=LARGE)
-            await relay.until_empty()
-            large = relay.accept("large@x.example", content=LARGE)
-            await relay.until(lambda: _has_no_room(relay.queued(large)))
-            small = relay.accept("small@x.example", sender="owner@here.example")
-            await relay.until(lambda: relay.queued(small))
-
-            pausing(relay, "one").end()
-            await relay.until_empty()
-        assert recipients(one) == ["large@x.example"]
-        assert recipients(two) == ["first@x.example", "small@x.example"]
 
 
 async def test_the_end_of_a_back_off_is_not_slept_through_while_other_mail_waits_for_room(

@@ -1,6 +1,5 @@
 """Mail through an account of OAuth2: real tokens, a strict smarthost, a consent and its end."""
 
-import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -78,18 +77,6 @@ async def test_mail_goes_by_a_token_which_many_connections_share(server: TokenSe
         assert (tmp_path / "refresh").read_text().strip() == server.granted[-1].fields["refresh_token"]
 
 
-async def test_a_short_life_is_no_trouble(server: TokenServer, tmp_path: Path) -> None:
-    server.life_seconds = 1
-    async with relaying(server, tmp_path) as relay:
-        for _ in range(3):
-            relay.accept()
-            await relay.until_empty()
-            server.revoke_access()  # as if its time was over
-        sent = [form["refresh_token"] for form in server.requests]
-        assert len(sent) == len(set(sent))
-        assert "stopped" not in relay.log.getvalue()
-
-
 @pytest.mark.parametrize("life", [{}, {"expires_in": None}, *({"expires_in": n} for n in ("60", 1.5, 0, -1))])
 async def test_mail_goes_whatever_life_the_server_tells(
     server: TokenServer, tmp_path: Path, life: dict[str, object]
@@ -153,17 +140,6 @@ async def test_a_revoked_consent_stops_until_a_new_one_is_there(server: TokenSer
         await relay.until_empty()
 
 
-async def test_a_consent_that_went_and_came_back_is_used(server: TokenServer, tmp_path: Path) -> None:
-    async with relaying(server, tmp_path) as relay:
-        relay.accept()
-        await relay.until_empty()
-        (tmp_path / "refresh").rename(tmp_path / "aside")
-        relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.health is Health.REFUSED)
-        (tmp_path / "aside").rename(tmp_path / "refresh")
-        await relay.until_empty()
-
-
 async def test_without_a_consent_the_operator_is_told_how(server: TokenServer, tmp_path: Path) -> None:
     async with relaying(server, tmp_path) as relay:
         token = (tmp_path / "refresh").read_text()
@@ -201,27 +177,6 @@ async def test_a_token_server_that_echoes_shows_nothing(server: TokenServer, tmp
         shown = relay.log.getvalue() + repr(relay.watch.snapshot())
         assert "the token server says invalid_client; client_id or client secret is wrong" in shown
         assert not [text for text in (*sent, assertion) if text in shown]
-
-
-async def test_no_slot_is_reserved_while_a_token_is_waited_for(server: TokenServer, tmp_path: Path) -> None:
-    more = ", limits: [{messages: 5, per: 1m}, {connections: 5, per: 1m}]"
-    async with relaying(server, tmp_path, more) as relay:
-        is_asked, go_on = asyncio.Event(), asyncio.Event()
-        tokens = relay.sender.upstreams._accounts._tokens
-        ask = tokens._ask
-
-        async def slow(request: object) -> tuple[int, bytes, str]:
-            is_asked.set()
-            await go_on.wait()
-            return await ask(request)  # type: ignore[arg-type]  # passed on
-
-        tokens._ask = slow
-        relay.accept()
-        await is_asked.wait()
-        assert [usage.used for usage in relay.dispatcher.throttle.usage()] == [0, 0]
-        go_on.set()
-        await relay.until_empty()
-        assert [usage.used for usage in relay.dispatcher.throttle.usage()] == [1, 1]
 
 
 async def test_a_disk_that_keeps_no_new_refresh_token_is_told(server: TokenServer, tmp_path: Path) -> None:
