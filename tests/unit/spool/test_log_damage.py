@@ -207,18 +207,26 @@ def check(base: Written, queue_id: QueueId, known: Known, *, are_fates_damaged: 
 def test_what_a_killed_start_set_aside_is_whole_after_a_cut(kind: str) -> None:
     base, rng = written(with_summaries=False), random.Random(kind)
     meeting = [each for each in damages(base, kind) if each[3]]
-    for engine, path, at, _ in rng.sample(meeting, 3):
+    (long,) = [queue_id for queue_id, known in base.queued.items() if len(known.content) > INLINE_BYTES]
+    its_record = next(each for each in meeting if long in each[3] and "/log/" in each[1])
+    for engine, path, at, _ in [*rng.sample(meeting, 3), its_record]:
         images: list[ModelDisk] = []
         view = model_of(engine).another()
         view.before = lambda _step, view=view, images=images: images.extend(
             [*view.cuts(rng, 3), view.after_kill()]
         )
-        recover(LogSpool(engine.root, view, engine.clock))
+        spool = LogSpool(engine.root, view, engine.clock)
+        recover(spool)
         view.before = None
         whole = set(set_aside(engine).values())
         assert whole
         assert len(images) > 10
-        for image in images:
+        spool.close()
+        spool, found = start(engine)
+        for queue_id in found:
+            end(spool, queue_id)
+        # Now segments go, and with them what said that it was a message.
+        for image in [*images, *model_of(engine).cuts(rng, 16)]:
             there = LogEngine(engine.root, image, first_intake=80)
             recover(there.start())
             assert whole <= set(set_aside(there).values()), f"{kind} of {path} at {at}"
