@@ -80,7 +80,7 @@ def written(*, with_summaries: bool) -> Written:
         )
     }
     taken(spool)
-    ended, partly, bounced, held, *_ = contents
+    ended, partly, bounced, held, refused, *_ = contents
     end(spool, ended)
     spool.mark({partly: {0: RELAYED}})
     spool.hold(held)
@@ -92,12 +92,18 @@ def written(*, with_summaries: bool) -> Written:
     own = report_id(bounced, 1)
     assert spool.publish_report(own, REPORT, contents.setdefault(own, b"Subject: sorry\r\n\r\n"))
     spool.commit()
+    spool.note({refused: [note(1)]})
+    spool.mark({refused: dict.fromkeys(range(3), BOUNCED)})
+    last = report_id(refused)
+    assert spool.publish_report(last, REPORT, contents.setdefault(last, b"Subject: none\r\n\r\n"))
+    spool.finish([refused])
+    spool.commit()
     taken(spool)
     # Behind all that matters a sector more: a damaged last group of the sender would count as torn.
     for number in range(8):
         spool.postpone(held, number)
         spool.commit()
-    base.ended[ended] = contents[ended]
+    base.ended |= {ended: contents[ended], refused: contents[refused]}
     for queue_id in contents.keys() - base.ended:
         message = spool.load(queue_id)
         base.queued[queue_id] = Known(contents[queue_id], message.statuses, message.is_held)
@@ -167,6 +173,8 @@ def test_damage_costs_what_it_meets_and_is_told_and_kept(kind: str, *, with_summ
             check(base, queue_id, known, are_fates_damaged=is_senders(path))
         lost = base.queued.keys() - found.keys()
         cost += len(lost)
+        # An end does not count without the report that came with it.
+        assert all({q, subject_of(q)} & found.keys() for q in lost if subject_of(q) in base.ended), where
         # A segment without its tail cannot be told from one that a crash tore.
         if kind == "no tail" and is_senders(path):
             # Then the report and the mark that it is about were never there.
@@ -206,9 +214,10 @@ def check(base: Written, queue_id: QueueId, known: Known, *, are_fates_damaged: 
 @pytest.mark.parametrize("kind", [kind for kind in DAMAGE if kind != "no tail"])
 def test_what_a_killed_start_set_aside_is_whole_after_a_cut(kind: str) -> None:
     base, rng = written(with_summaries=False), random.Random(kind)
-    meeting = [each for each in damages(base, kind) if each[3]]
+    # Damage in long content is met when that is read.
+    meeting = [each for each in damages(base, kind) if each[3] and "/log/" in each[1]]
     (long,) = [queue_id for queue_id, known in base.queued.items() if len(known.content) > INLINE_BYTES]
-    its_record = next(each for each in meeting if long in each[3] and "/log/" in each[1])
+    its_record = next(each for each in meeting if long in each[3])
     for engine, path, at, _ in [*rng.sample(meeting, 3), its_record]:
         images: list[ModelDisk] = []
         view = model_of(engine).another()
