@@ -134,12 +134,14 @@ class HandingOver:
             accepted.append(accept(intakes[number % 2]))
             engine.clock.advance(SECOND_NS)
         assert accepted == sorted(set(accepted))
+        assert spool.accepted_count() == 8
         assert taken(spool, 3) == accepted[:3]
         accepted.append(accept(intakes[0]))
         assert taken(spool, 4) == accepted[3:7]
         # What came in while some were still waiting is not forgotten when they are taken.
+        assert spool.accepted_count() == 2
         assert taken(spool, 4) == accepted[7:]
-        assert taken(spool) == []
+        assert (taken(spool), spool.accepted_count()) == ([], 0)
         assert [entry.queue_id for entry in recover(again(engine, spool)).entries] == accepted
 
     def test_a_batch_is_accepted_as_one(self, engine: Engine) -> None:
