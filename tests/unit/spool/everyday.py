@@ -5,8 +5,6 @@ a crash ends as the first one did.
 """
 
 import random
-import sys
-from collections.abc import Callable, Sequence
 
 from relay.mail.envelope import QueueId
 from relay.spool.identity import subject_of
@@ -20,41 +18,16 @@ LINES = (1, 1, 30, 120)
 
 
 class Everyday:
-    def __init__(
-        self,
-        rng: random.Random,
-        *,
-        lines: Sequence[int] = LINES,
-        staying: float = 0,
-        many: int = sys.maxsize,
-    ) -> None:
-        """`staying` is the share of messages that wait while others come and go; they are short ones.
-
-        While more than so `many` are queued none comes.
-        """
+    def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._fates: dict[QueueId, dict[int, Status]] = {}
-        self._lines = lines
-        self._staying = staying
-        self._many = many
-        self._stay: set[QueueId] = set()
-        self._patience = 0.9
 
-    def begin(self) -> None:
-        """Draw how often those that stay are left alone from now on: always, nearly, or as others."""
-        self._patience = self._rng.choice((1, 0.9, 0.9, 0))
-
-    def operate(
-        self, sender: Sender, listener: Listener, may: Callable[[QueueId], bool] = lambda _queue_id: True
-    ) -> None:
-        """Do one thing; with queued mail only where it `may`."""
+    def operate(self, sender: Sender, listener: Listener) -> None:
+        """Do one thing."""
         rng = self._rng
         queued = sorted(sender.queue)
-        if self._stay and rng.random() < self._patience:
-            queued = [queue_id for queue_id in queued if queue_id not in self._stay]
-        some = list(filter(may, rng.sample(queued, min(len(queued), rng.randint(1, 3)))))
-        what = rng.choice(("offer", "offer", "settle", "settle", "settle", "hold", "warn", "clean up"))
-        match "settle" if what == "offer" and len(sender.queue) > self._many else what:
+        some = rng.sample(queued, min(len(queued), rng.randint(1, 3)))
+        match rng.choice(("offer", "offer", "settle", "settle", "settle", "hold", "warn", "clean up")):
             case "offer":
                 self._offer(listener)
                 sender.take()
@@ -73,19 +46,15 @@ class Everyday:
 
     def _offer(self, listener: Listener) -> None:
         chosen = [self._rng.choice(SHAPES).letter() for _ in range(self._rng.randint(1, 3))]
-        stay = [self._staying > 0 and self._rng.random() < self._staying for _ in chosen]
         letters = [
-            Letter((), each.recipients, each.reverse_path, self._content(stays=stays), 0, each.dsn)
-            for each, stays in zip(chosen, stay, strict=True)
+            Letter((), each.recipients, each.reverse_path, self._content(), 0, each.dsn) for each in chosen
         ]
-        for letter, stays, queue_id in zip(chosen, stay, listener.offer(*letters), strict=True):
+        for letter, queue_id in zip(chosen, listener.offer(*letters), strict=True):
             if queue_id is not None:
                 self._fates[queue_id] = {i: fate for fates in letter.fates for i, fate in fates.items()}
-                self._stay.update([queue_id] if stays else [])
 
-    def _content(self, *, stays: bool) -> bytes:
-        lines = min(self._lines) if stays else self._rng.choice(self._lines)
-        return b"Subject: minutes\r\n\r\n" + b"All agreed.\r\n" * lines
+    def _content(self) -> bytes:
+        return b"Subject: minutes\r\n\r\n" + b"All agreed.\r\n" * self._rng.choice(LINES)
 
     def _some_fates(self, sender: Sender, queue_id: QueueId) -> dict[int, Status]:
         left = sender.spool.load(queue_id).left

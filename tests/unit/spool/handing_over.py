@@ -1,5 +1,6 @@
 """The half of the suite about what is handed from listeners to the sender, and who may have it."""
 
+import errno
 import os
 from dataclasses import replace
 
@@ -133,12 +134,14 @@ class HandingOver:
             accepted.append(accept(intakes[number % 2]))
             engine.clock.advance(SECOND_NS)
         assert accepted == sorted(set(accepted))
+        assert spool.accepted_count() == 8
         assert taken(spool, 3) == accepted[:3]
         accepted.append(accept(intakes[0]))
         assert taken(spool, 4) == accepted[3:7]
         # What came in while some were still waiting is not forgotten when they are taken.
+        assert spool.accepted_count() == 2
         assert taken(spool, 4) == accepted[7:]
-        assert taken(spool) == []
+        assert (taken(spool), spool.accepted_count()) == ([], 0)
         assert [entry.queue_id for entry in recover(again(engine, spool)).entries] == accepted
 
     def test_a_batch_is_accepted_as_one(self, engine: Engine) -> None:
@@ -152,6 +155,18 @@ class HandingOver:
         assert {spool.load(draft.queue_id).content for draft in drafts} == {
             b"message %d" % n for n in range(20)
         }
+
+    def test_one_bad_envelope_of_a_batch_is_refused_alone(self, engine: Engine) -> None:
+        spool, intake = recovered(engine), engine.intake()
+        bad: list[tuple[str, ...]] = [("r@example.com\nDx",), (), ("\ud800@example.com",)]
+        envelopes = [ENVELOPE, *(replace(ENVELOPE, recipients=addresses) for addresses in bad)]
+        drafts = [intake.draft() for _ in envelopes]
+        for draft in drafts:
+            draft.append(CONTENT)
+        first, *others = intake.accept(list(zip(drafts, envelopes, strict=True)))
+        assert first is None
+        assert [error and error.errno for error in others] == [errno.EINVAL] * 3
+        assert taken(spool) == [drafts[0].queue_id]
 
     def test_a_discarded_draft_leaves_nothing(self, engine: Engine) -> None:
         spool, intake = recovered(engine), engine.intake()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import Disk, RealDisk
-from relay.spool.interface import Intake
+from relay.spool.interface import Intake, Spool, Status
 from relay.spool.log import segments, summary
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
@@ -48,6 +48,10 @@ class LogEngine(OneSpool):
         path = self.layout.content(queue_id)
         if (size := self.disk.length(path)) is not None:
             return [(path, 0, size)]
+        return self.records(queue_id)
+
+    def records(self, queue_id: QueueId) -> list[tuple[str, int, int]]:
+        """Return where the records are that bring a message."""
         found = []
         for path in self.segments():
             name = segment_of(path.rpartition("/")[2])
@@ -100,3 +104,23 @@ def log_on_the_model() -> LogEngine:
 
 def log_on_the_kernel(folder: Path) -> LogEngine:
     return LogEngine(str(folder / "spool"), RealDisk())
+
+
+def model_of(engine: LogEngine) -> ModelDisk:
+    assert isinstance(engine.disk, ModelDisk)
+    return engine.disk
+
+
+def drop_summaries(engine: LogEngine) -> None:
+    """Let the next start read all that there is."""
+    for name in engine.names("log"):
+        if name.endswith(".sum"):
+            engine.disk.unlink(f"{engine.layout.log}/{name}")
+    engine.disk.sync_directory(engine.layout.log)
+
+
+def end(spool: Spool, queue_id: QueueId) -> None:
+    """Let a message end, whatever is left of it."""
+    spool.mark({queue_id: dict.fromkeys(spool.load(queue_id).left, Status.RELAYED)})
+    spool.finish([queue_id])
+    spool.commit()

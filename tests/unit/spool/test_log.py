@@ -14,6 +14,7 @@ class TestLogOnTheModel(Conformance):
         return log_on_the_model()
 
 
+@pytest.mark.full
 class TestLogOnTheKernel(Conformance):
     @pytest.fixture
     def engine(self, tmp_path: Path) -> LogEngine:

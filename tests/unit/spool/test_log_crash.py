@@ -8,6 +8,7 @@ import errno
 import functools
 import itertools
 import random
+from collections.abc import Iterable
 
 import pytest
 
@@ -34,19 +35,17 @@ from tests.unit.spool.world import Letter, Sender, World
 
 CUTS_AT_ONCE = 3
 
-
 run_of_log = functools.partial(run_of, engine=LOG)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_a_power_cut_at_any_instant_of_the_log_loses_nothing(name: str) -> None:
-    cut_on_each_model(name, run_of_log, Judge(engine=LOG), CUTS_AT_ONCE)
+def few(*names: str, of: Iterable[str] = SCENARIOS) -> list[object]:
+    """Return these names, and the others for the full run."""
+    return [*names, *(pytest.param(name, marks=pytest.mark.full) for name in of if name not in names)]
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_a_kill_at_any_instant_of_the_log_loses_nothing(name: str) -> None:
-    judge = Judge(engine=LOG)
-    judge.judge(run_of(name, engine=LOG), killed, story=name)
+@pytest.mark.parametrize("name", few("bounced one by one", "left held together", "spilled"))
+def test_a_power_cut_or_a_kill_at_any_instant_of_the_log_loses_nothing(name: str) -> None:
+    cut_on_each_model(name, run_of_log, Judge(engine=LOG), CUTS_AT_ONCE, is_killed=True)
 
 
 @pytest.mark.parametrize("model", Model)
@@ -57,26 +56,14 @@ def test_the_first_start_of_a_log_may_be_cut_or_killed_too(model: Model) -> None
     judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, 2), story="from nothing")
 
 
-@pytest.mark.parametrize("name", ["bounced", "held and released", "relayed, and its sender is told"])
-def test_a_cut_or_a_kill_during_recovery_of_a_log_changes_nothing(name: str) -> None:
-    judge, rng = Judge(engine=LOG), random.Random(name)
-    for snapshot in rng.sample(run_of(name, engine=LOG), 8):
-        for label, image in [*killed(snapshot), *list(cuts(snapshot, rng, 4))[1:3]]:
-            story = f"{name}, {label}"
-            again = judge.go_on(image, snapshot, story, record=True)
-            some = rng.sample(again, min(len(again), 8))
-            judge.judge(some, killed, story=story, is_second=True)
-            judge.judge(some, lambda s: cuts(s, rng, 4), story=story, is_second=True)
-
-
-@pytest.fixture(params=[1, 600])
-def small_segments(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Let segments end, die and be cleaned all the time."""
+@pytest.fixture(params=[1, 600, 1 << 24])
+def segments_of_any_length(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Let segments end, die and be cleaned all the time, or never."""
     monkeypatch.setattr(segments, "SEGMENT_BYTES", request.param)
     monkeypatch.setattr(summary, "LET_BE", 0)
 
 
-SMALL = [
+VARIED = [
     "a batch of two",
     "bounced one by one",
     "left held together",
@@ -86,8 +73,8 @@ SMALL = [
 ]
 
 
-@pytest.mark.usefixtures("small_segments")
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.usefixtures("segments_of_any_length")
+@pytest.mark.parametrize("name", few("a batch of two", "told one by one", of=VARIED))
 def test_segments_that_end_and_go_at_any_instant_lose_nothing(name: str) -> None:
     judge = Judge(engine=LOG)
     for model, snapshots in cut_on_each_model(name, run_of_log, judge, CUTS_AT_ONCE, is_killed=True).items():
@@ -101,8 +88,8 @@ def test_segments_that_end_and_go_at_any_instant_lose_nothing(name: str) -> None
                 judge.judge(some, drawn_cuts(rng, 4), story=story, is_second=True)
 
 
-@pytest.mark.usefixtures("small_segments")
-@pytest.mark.parametrize("name", ["left held together", "told one by one", "spilled"])
+@pytest.mark.usefixtures("segments_of_any_length")
+@pytest.mark.parametrize("name", few("left held together", of=["told one by one", "spilled"]))
 def test_no_fault_while_segments_end_and_go_loses_anything(name: str) -> None:
     base, (letters, meanwhile) = prepared(engine=LOG), SCENARIOS[name]
     judging = Judging("simulated faults under a sender", LOG)

@@ -1,15 +1,11 @@
 """What a segment's reader makes of any bytes: sound records, and nothing else."""
 
-import errno
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
-from relay.spool.disk.durable import SECTOR_BYTES
 from relay.spool.log import facts, record
-from relay.spool.log.layout import SegmentName, draft_of, segment_of, stream_of, summary_of
+from relay.spool.log.layout import SegmentName
 from relay.spool.log.record import (
     HEADER_BYTES,
     New,
@@ -19,7 +15,7 @@ from relay.spool.log.record import (
     encode_header,
     mark_of,
 )
-from relay.spool.log.stream_reader import Damage, groups, patient, pieces
+from relay.spool.log.stream_reader import Damage, groups, pieces
 from relay.spool.log.stream_writer import Position, decode_position, encode_position
 from relay.spool.message import message_file
 from tests.unit.spool.engine import ENVELOPE
@@ -60,31 +56,6 @@ def read(raw: bytes) -> list[New]:
     ]
 
 
-def test_what_the_disk_does_not_give_reads_as_zeros_and_is_told() -> None:
-    raw, unread = b"x" * 10_000, list[int]()
-
-    def read(size: int, offset: int) -> bytes:
-        if offset <= 5000 < offset + size:
-            raise OSError(errno.EIO, "a bad sector")
-        return raw[offset : offset + size]
-
-    found = patient(read, unread.append)(len(raw), 0)
-    (bad,) = unread
-    assert bad <= 5000 < bad + SECTOR_BYTES
-    assert found == raw[:bad] + bytes(SECTOR_BYTES) + raw[bad + SECTOR_BYTES :]
-
-
-def test_a_lack_of_ours_is_no_bad_sector() -> None:
-    unread = list[int]()
-
-    def read(_size: int, _offset: int) -> bytes:
-        raise OSError(errno.ENOMEM, "no memory")
-
-    with pytest.raises(OSError, match="no memory"):
-        patient(read, unread.append)(10_000, 0)
-    assert unread == []
-
-
 def test_what_was_written_is_read() -> None:
     raw, written = segment(3, 1, 4)
     found = list(groups(window_on(raw), MARK, HEADER_BYTES))
@@ -93,18 +64,9 @@ def test_what_was_written_is_read() -> None:
     assert [(len(group.records), group.is_whole) for group in found] == [(3, True), (1, True), (4, True)]
     assert record.decode_header(NAME, raw[:HEADER_BYTES]) == SegmentHeader(6, 1234)
     assert record.decode_header(NAME._replace(number=8), raw[:HEADER_BYTES]) is None
-
-
-@given(st.integers(0, 4500))
-def test_of_a_segment_cut_anywhere_the_whole_groups_are_read(cut: int) -> None:
-    raw, written = segment(3, 1, 4)
-    whole = list(groups(window_on(raw), MARK, HEADER_BYTES))
-    found = list(groups(window_on(raw[:cut]), MARK, HEADER_BYTES))
-
-    assert [group.is_whole for group in found[:-1]] == [True] * len(found[:-1])
-    assert [g.end for g in found if g.is_whole] == [g.end for g in whole if g.end <= cut]
-    some = read(raw[:cut])
-    assert some == written[: len(some)]
+    position = Position(3, 4711, 12)
+    assert decode_position(encode_position(position)) == position
+    assert decode_position(encode_position(position)[:-1]) is None
 
 
 @given(st.integers(HEADER_BYTES, 4400), st.binary(min_size=1, max_size=700))
@@ -145,25 +107,3 @@ def test_a_record_in_a_content_is_no_record_of_the_segment() -> None:
     assert mark_of(NAME._replace(number=8)) != MARK
     other, _ = encode_group(mark_of(NAME._replace(number=8)), [New(facts.HELD, IDS[5])], 0)
     assert read(raw[:200] + b"".join(other)) == []
-
-
-def test_positions_and_names_are_read_as_they_were_written() -> None:
-    position = Position(3, 4711, 12)
-    assert decode_position(encode_position(position)) == position
-    assert decode_position(encode_position(position)[:-1]) is None
-    assert segment_of("0123456789abcdef.0000000007") == NAME
-    assert segment_of("sender.0000000001") == SegmentName("sender", 1)
-    assert segment_of("sender.1") is None
-    assert summary_of("sender.0000000001.sum") == SegmentName("sender", 1)
-    assert summary_of("sender.0000000001") is None
-    assert stream_of("0123456789abcdef.lock") == "0123456789abcdef"
-    assert stream_of("sender.lock") is None
-    assert draft_of("0123456789abcdef.part") == "0123456789abcdef"
-    assert draft_of("0123456789abcdef") is None
-    assert draft_of("x.part") is None
-
-
-def test_a_message_that_is_longer_than_it_says_is_no_record() -> None:
-    whole = message(0, b"x" * 40)
-    made, _ = encode_group(MARK, [whole._replace(payload=whole.payload + b"more")], HEADER_BYTES)
-    assert read(bytes(HEADER_BYTES) + b"".join(made)) == []

@@ -7,24 +7,20 @@ and so are some of its instants, by a second crash.
 
 import itertools
 import random
-from pathlib import Path
 
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.disk.durable import RealDisk
-from relay.spool.interface import Entry, Recovery, Status, Totals
+from relay.spool.interface import Entry, Recovery, Status
 from relay.spool.log import recovery as log_recovery
 from relay.spool.log import segments, summary
-from relay.spool.maildir import ledger_file, recovery
+from relay.spool.maildir import recovery
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Model
+from tests.unit.spool.campaign import few_folders
 from tests.unit.spool.cuts import SCENARIOS, Judge, cuts, killed, run_of
-from tests.unit.spool.engine import OnModel, accept, recovered
-from tests.unit.spool.log_engine import LOG
-from tests.unit.spool.maildir_engine import MAILDIR, MaildirEngine
+from tests.unit.spool.engine import OnModel
 from tests.unit.spool.oracle import ONE_MORE, check_end, check_present, check_told
-from tests.unit.spool.recovering import read_on
 from tests.unit.spool.world import Snapshot, Trace, Violation, World
 
 CUTS_AT_ONCE = 2
@@ -116,9 +112,7 @@ class Start:
         sender.settle({queue_id: dict.fromkeys(left, Status.RELAYED)})
 
 
-def _judge(
-    image: ModelDisk, snapshot: Snapshot, rng: random.Random, story: str, engine: OnModel = MAILDIR
-) -> None:
+def _judge(image: ModelDisk, snapshot: Snapshot, rng: random.Random, story: str, engine: OnModel) -> None:
     record = rng.randrange(RECORDED_IN) == 0
     try:
         instants = Start(image, snapshot.trace.copy(), rng, record=record, engine=engine).run()
@@ -129,63 +123,24 @@ def _judge(
         again.judge([instant], lambda s: itertools.chain(killed(s), cuts(s, rng, 1)), story=story)
 
 
+FEW = ("a batch of two", "bounced one by one", "held and released", "told one by one")
+
+
 @pytest.mark.parametrize(
-    "most", [pytest.param(4, id="some"), pytest.param(10_000, id="all", marks=pytest.mark.crash)]
+    "name", [*FEW, *(pytest.param(name, marks=pytest.mark.full) for name in SCENARIOS if name not in FEW)]
 )
-@pytest.mark.parametrize("model", Model)
-@pytest.mark.parametrize("name", SCENARIOS)
 def test_a_start_beside_other_work_loses_nothing(
-    name: str, model: Model, most: int, monkeypatch: pytest.MonkeyPatch
+    name: str, engine: OnModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng = random.Random(f"{name}/{model}/{most}")
-    snapshots = run_of(name, model)
-    monkeypatch.setattr(recovery, "BATCH", 1)
-    # What is counted out would be forgotten at each end, were it not for what is not read yet.
-    monkeypatch.setattr(ledger_file, "LINES_BEFORE_REWRITE", 0)
-    for snapshot in rng.sample(snapshots, min(most, len(snapshots))):
-        for label, image in itertools.chain(killed(snapshot), cuts(snapshot, rng, CUTS_AT_ONCE)):
-            _judge(image, snapshot, rng, f"{name}, {label}")
-
-
-def test_what_was_counted_out_is_not_forgotten_before_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recovery, "BATCH", 1)
-    engine = MaildirEngine(str(tmp_path / "spool"), RealDisk())
-    spool, intake = recovered(engine), engine.intake()
-    first, second = accept(intake), accept(intake)
-    spool.take(2)
-    spool.mark({second: dict.fromkeys(range(3), Status.RELAYED)})
-    path = Path(engine.layout.queued(second))
-    whole = path.read_bytes()
-    spool.finish([second])
-    spool.close()
-    # As a power cut leaves it: its `out` is durable, its removal is not.
-    path.write_bytes(whole)
-    path.chmod(0o600)
-
-    monkeypatch.setattr(ledger_file, "LINES_BEFORE_REWRITE", 0)
-    spool = engine.start()
-    walk = spool.recover()
-    assert [entry.queue_id for entry in next(walk)] == [first]
-    spool.mark({first: dict.fromkeys(range(3), Status.RELAYED)})
-    spool.finish([first])
-
-    assert read_on(walk).entries == ()
-    assert spool.totals() == Totals(accepted=6, relayed=6)
-    assert not path.exists()
-
-
-@pytest.mark.parametrize("segment_bytes", [1, 600, 1 << 24])
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_a_start_of_the_log_beside_other_work_loses_nothing(
-    name: str, segment_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_recovery, "RECOVERED_AT_ONCE", 1)
-    monkeypatch.setattr(segments, "SEGMENT_BYTES", segment_bytes)
-    monkeypatch.setattr(summary, "LET_BE", 0)
+    few_folders(monkeypatch)
     rng = random.Random(name)
-    snapshots = run_of(name, Model.ANY_SUBSET, engine=LOG)
-    for snapshot in rng.sample(snapshots, min(6, len(snapshots))):
-        for label, image in [*killed(snapshot), *cuts(snapshot, rng, 1)]:
-            _judge(image, snapshot, rng, f"{name}, {label}", LOG)
+    # Segments end, are copied and go meanwhile, at a start of a log.
+    for segment_bytes, model in zip((1, 600, 1, 1 << 24), Model, strict=True):
+        monkeypatch.setattr(segments, "SEGMENT_BYTES", segment_bytes)
+        monkeypatch.setattr(summary, "LET_BE", 0)
+        monkeypatch.setattr(recovery, "BATCH", 1)
+        monkeypatch.setattr(log_recovery, "RECOVERED_AT_ONCE", 1)
+        snapshots = run_of(name, model, engine=engine)
+        for snapshot in rng.sample(snapshots, min(SOME, len(snapshots))):
+            for label, image in itertools.chain(killed(snapshot), cuts(snapshot, rng, CUTS_AT_ONCE)):
+                _judge(image, snapshot, rng, f"{name} ({model.name}), {label}", engine)
