@@ -40,7 +40,7 @@ TESTS = (
     "tests/unit/sender/test_full_disk.py",
     "tests/unit/daemon/test_upkeep.py",
 )
-MARKED = ("-m", "not crash and not slow")
+MARKED = ("-m", "not full and not measures and not crash")
 LONGEST_S = 1800
 
 

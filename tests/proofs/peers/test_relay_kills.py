@@ -65,24 +65,28 @@ class Ordeal:
         """Kill the sender and its listeners at one instant."""
         with self.kills.one():
             self.relay.kill_all()
+            self.host.catch_up()
         self.relay.start()
 
     def sender(self) -> None:
         """Kill the sender; its listeners see it go, finish by themselves, and let go of the address."""
         with self.kills.one():
             self.relay.kill()
+            self.host.catch_up()
         self.relay.start()
 
     def recovery(self) -> None:
         """Kill everything, and once more somewhere in the start that follows."""
         with self.kills.one():
             self.relay.kill_all()
+            self.host.catch_up()
         with self.kills.one():
             self.relay.spawn()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.relay.wait(within_s=self.dice.uniform(0, LONGEST_START_S))
                 raise AssertionError("it ended by itself")
             self.relay.kill_all()
+            self.host.catch_up()
         self.relay.start()
 
     def edit(self) -> None:
@@ -102,6 +106,7 @@ class Ordeal:
             raise AssertionError("it ended by itself")
         with self.kills.one():
             self.relay.kill_all()
+            self.host.catch_up()
         if is_half:
             # By half an edit none starts.
             self.relay.write_policy()
