@@ -1,6 +1,6 @@
 """Clocks that a test moves by hand."""
 
-from relay.clock import SECOND_NS, SystemClock
+from relay.clock import SECOND_NS
 
 START_WALL_NS = 1_760_000_000 * SECOND_NS
 
@@ -39,17 +39,3 @@ class FakeClock:
         self._boots += 1
         self._wall_ns += down_ns + boottime_ns
         self._boottime_ns = boottime_ns
-
-
-class LeapingClock(SystemClock):
-    """The kernel's clocks, which a test moves on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ahead_ns = 0
-
-    def boottime_ns(self) -> int:
-        return super().boottime_ns() + self.ahead_ns
-
-    def wall_ns(self) -> int:
-        return super().wall_ns() + self.ahead_ns

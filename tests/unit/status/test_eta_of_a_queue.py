@@ -19,30 +19,17 @@ from relay.mail.envelope import QueueId
 from relay.policy.source import parse_policy
 from relay.policy.written_out import policy_text
 from relay.sender import spool_thread
-from relay.spool.disk.durable import RealDisk
 from relay.status.estimate.plan import Plan
 from relay.status.snapshot import MessageView, UpstreamStatus
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Script, Smarthost, Turn, Until
+from tests.fakes.unsynced import Unsynced
 from tests.fakes.virtual_time import VirtualTimeLoop, pass_time
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 TOLERANCE_NS = 1_000
 """Timers count in floating point, and may be a nanosecond late: once for each slot in a row."""
-
-
-class Unsynced(RealDisk):
-    """A disk of a host that never loses power."""
-
-    def sync(self, fd: int) -> None:
-        pass
-
-    def sync_content(self, fd: int) -> None:
-        pass
-
-    def sync_directory(self, path: str) -> None:
-        pass
 
 
 @dataclass(frozen=True)
