@@ -14,6 +14,7 @@ import asyncio
 import selectors
 import socket
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 from unittest.mock import patch
 
@@ -81,6 +82,44 @@ class _Selector(selectors.DefaultSelector):
         return max(
             now_ns + self.least_ns, -((FLOAT_NS - now_ns - int(timeout * SECOND_NS)) // GRAIN_NS) * GRAIN_NS
         )
+
+
+class InTurn:
+    """A worker whose calls are made in the loop's own thread, each in a turn of its own."""
+
+    def __init__(self) -> None:
+        self._is_closed = False
+
+    def call(self, function: Callable[[], Any]) -> "asyncio.Future[Any]":
+        if self._is_closed:
+            raise RuntimeError("the worker is closed")
+        loop = asyncio.get_running_loop()
+        returned = loop.create_future()
+        loop.call_soon(_make, function, returned)
+        return returned
+
+    def close(self) -> None:
+        self._is_closed = True
+
+
+def _make(function: Callable[[], Any], returned: "asyncio.Future[Any]") -> None:
+    if returned.cancelled():
+        return
+    try:
+        value = function()
+    except BaseException as error:  # noqa: BLE001 - it is its caller's
+        returned.set_exception(error)
+    else:
+        returned.set_result(value)
+
+
+class WorkersInTurn:
+    def one(self, name: str) -> InTurn:
+        del name
+        return InTurn()
+
+    def several(self, count: int, name: str) -> Executor:
+        return ThreadPoolExecutor(count, name)
 
 
 async def pass_time(seconds: float) -> None:

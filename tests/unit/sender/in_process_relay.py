@@ -18,7 +18,7 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.queue.scheduler import Queued, Scheduler
-from relay.sender.host import Host
+from relay.sender.host import THREADS, Host, Workers
 from relay.sender.late_mail import LateMail
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamInUse
@@ -33,7 +33,7 @@ from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
 from tests.fakes.clock import FakeClock
 from tests.fakes.unsynced import Unsynced
-from tests.fakes.virtual_time import VirtualTimeLoop
+from tests.fakes.virtual_time import VirtualTimeLoop, WorkersInTurn
 
 PATIENCE_SECONDS = 120.0
 """How long something may take before it counts as hung; nothing is decided by how long it took."""
@@ -76,6 +76,13 @@ def _clock_of_the_loop() -> Clock:
     return SystemClock()
 
 
+def _workers() -> Workers:
+    with contextlib.suppress(RuntimeError):
+        if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
+            return WorkersInTurn()
+    return THREADS
+
+
 async def look_again() -> None:
     """Let something happen."""
     loop = asyncio.get_running_loop()
@@ -95,7 +102,9 @@ class Relay:
         clock: Clock | None = None,
         *,
         style: LogStyle = "text",
+        is_threaded: bool = False,
     ) -> None:
+        """In virtual time calls of the disk are made in the thread of the loop, unless `is_threaded`."""
         self.policy = policy
         self.disk = disk or Unsynced()
         self.clock = clock or _clock_of_the_loop()
@@ -111,7 +120,7 @@ class Relay:
         self.trigger = Trigger(root, Unsynced())
         self.sender = Sender(
             self.spool,
-            Host(self.clock, self.disk),
+            Host(self.clock, self.disk, THREADS if is_threaded else _workers()),
             policy=policy,
             hostname="relay.test",
             telemetry=Telemetry(self.events, metrics, self.clock),

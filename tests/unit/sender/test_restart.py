@@ -62,7 +62,7 @@ async def test_the_first_goes_before_the_last_is_read(tmp_path: Path) -> None:
         policy = policy_of(tmp_path, host.port)
         await _with_queue(policy)
         disk = SlowDisk()
-        async with Relay(policy, disk) as relay:
+        async with Relay(policy, disk, is_threaded=True) as relay:
             await host.until(lambda: len(host.transactions) == BATCH)
             assert relay.sender.is_reading
             disk.let_go()
@@ -76,7 +76,7 @@ async def test_what_is_not_read_yet_is_not_said_to_be_absent(tmp_path: Path) -> 
     policy = policy_of(tmp_path, 9)
     ids = await _with_queue(policy)
     disk = SlowDisk()
-    async with Relay(policy, disk) as relay:
+    async with Relay(policy, disk, is_threaded=True) as relay:
         assert relay.watch.snapshot().recovering >= QUEUED - 2 * BATCH
         assert await relay.operator.show(ids[-1]) == UNREAD
         assert await relay.operator.act("delete", ids[-1:]) == {ids[-1]: UNREAD}
@@ -114,7 +114,7 @@ async def test_a_stop_in_the_middle_leaves_the_rest_to_the_next_start(tmp_path: 
         policy = policy_of(tmp_path, host.port)
         await _with_queue(policy)
         disk = SlowDisk()
-        relay = Relay(policy, disk)
+        relay = Relay(policy, disk, is_threaded=True)
         await relay.sender.start()
         await host.until(lambda: len(host.transactions) == BATCH)
         stopping = asyncio.create_task(relay.sender.stop())

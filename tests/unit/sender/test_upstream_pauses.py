@@ -142,7 +142,7 @@ async def test_nothing_is_begun_behind_a_refusal_though_it_was_about_to_be(tmp_p
     script = Script(mail=turns("250 ok", "250 ok", [Until(refuse), "451 4.7.0 too many messages, slow down"]))
     policy = ", limits: [{messages: 100, per: 1h}]"
     async with Smarthost(script) as host:
-        relay = Relay(policy_of(tmp_path, host.port, policy), BeforeSync(wait))
+        relay = Relay(policy_of(tmp_path, host.port, policy), BeforeSync(wait), is_threaded=True)
         for number in range(2):
             relay.accept(f"{number}@x.example")
         async with relay:
