@@ -6,17 +6,28 @@ It knows what clients were told and what upstreams saw, and nothing of the relay
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from relay.clock import SECOND_NS
+from relay.control.operations import ABSENT, BUSY, OK, UNCHANGED, UNREAD, Results
 from relay.policy.limits import LimitSettings
-from tests.simulation.client import Copy
+from tests.simulation.client import Copy, asked_for
+from tests.simulation.script import World
 from tests.simulation.upstream import Ledger, Seen, Taken
 
 _KEY = re.compile(rb"^X-Copy: (\S+)", re.MULTILINE)
 _FATE = re.compile(rb"^Final-Recipient: rfc822; ?(\S+)\r\nAction: (\w+)", re.MULTILINE | re.IGNORECASE)
-_TRACE = re.compile(rb"Received: [^\r\n]+\r\n(?:[ \t][^\r\n]*\r\n)*\Z")
+_ORCPT = re.compile(rb"^Original-Recipient: rfc822; ?(\S+)\r\nFinal-Recipient: rfc822; ?(\S+)", re.MULTILINE)
+_MESSAGE_ID = re.compile(rb"^Message-ID: <(\S+)>", re.MULTILINE)
+HOUR_NS = 3_600 * SECOND_NS
+MOST_DAMAGED = 2
+"""So many messages may have octets in one damaged place."""
+PAUSING_NS = 10 * SECOND_NS
+"""For so long behind `relay pause` a transaction that was granted before may still begin."""
+REPORTS_LATE_NS = 200 * SECOND_NS
+"""How far apart reports may leave later than they were queued, where only crashes disturb."""
+_FRONT = re.compile(rb"Received: [^\r\n]+\r\n(?:[ \t][^\r\n]*\r\n)*")
 
 
 class Broken(AssertionError):  # noqa: N818 - of a promise
@@ -36,15 +47,64 @@ class Regime:
     limits: Sequence[LimitSettings]
 
 
+@dataclass
+class Orders:
+    """What operators asked for, and were told."""
+
+    paused: list[tuple[str, int, int]] = field(default_factory=list)
+    """Upstream, from when, until when."""
+    resumed: list[tuple[str, int]] = field(default_factory=list)
+    held: list[tuple[str, int, int]] = field(default_factory=list)
+    """Message, from when, until when."""
+    ended: dict[str, int] = field(default_factory=dict)
+    """Messages that were deleted, and since when."""
+    bounced: dict[str, int] = field(default_factory=dict)
+    unsure: set[str] = field(default_factory=set)
+    """Messages that may be deleted or bounced: there was no answer, or an error."""
+    _holding: dict[str, int] = field(default_factory=dict)
+
+    def asked(self, verb: str, queue_ids: Iterable[str], now_ns: int) -> None:
+        for queue_id in queue_ids:
+            if verb != "hold" and queue_id in self._holding:
+                self.held.append((queue_id, self._holding.pop(queue_id), now_ns))
+            if verb in ("bounce", "delete"):
+                self.unsure.add(queue_id)
+
+    def answered(self, verb: str, results: Results, now_ns: int) -> None:
+        for queue_id, result in results.items():
+            is_clear = result in RESULTS
+            if verb == "hold" and result == OK:
+                self._holding[queue_id] = now_ns
+            if verb in ("bounce", "delete") and is_clear:
+                self.unsure.discard(queue_id)
+            if verb == "bounce" and result == OK:
+                self.bounced[queue_id] = now_ns
+            if verb == "delete" and result == OK:
+                self.ended[queue_id] = now_ns
+
+    def all_is_released(self, now_ns: int) -> None:
+        self.held += [(queue_id, since_ns, now_ns) for queue_id, since_ns in self._holding.items()]
+        self._holding.clear()
+        self.paused = [(name, since_ns, min(until_ns, now_ns)) for name, since_ns, until_ns in self.paused]
+
+
+RESULTS = (OK, UNCHANGED, ABSENT, BUSY, UNREAD)
+"""Those that say whether something was done."""
+
+
 @dataclass(frozen=True)
 class Past:
     """All that happened."""
 
+    world: World
     copies: Sequence[Copy]
     ledgers: dict[str, Ledger]
     regimes: dict[str, list[Regime]]
     crashes_ns: Sequence[int]
     """When processes died, or could not settle what they had relayed."""
+    orders: Orders
+    set_aside: Sequence[str] | None
+    """What was told of damage; None where nothing was damaged."""
 
 
 def judge(past: Past) -> None:
@@ -56,31 +116,72 @@ def judge(past: Past) -> None:
     _taken_whole(past)
     _never_lost(past)
     _sent_once(past)
+    _told_right(past)
+    _obeyed(past)
+    if past.world.reports_per_hour:
+        _reports_paced(past, past.world.reports_per_hour)
 
 
 def _never_lost(past: Past) -> None:
-    fates = _fates(past)
-    taken = _taken(past)
+    told, taken = _told(past), _taken(past)
+    missing: list[str] = []
     for copy in past.copies:
         if copy.refused:
             raise Broken("taken in", f"{copy.key} was refused: {copy.refused}")
         if not copy.is_accepted:
             continue
         for recipient in copy.recipients:
-            is_told = recipient in fates["failed"]
-            is_relayed = bool(taken[copy.key, recipient])
-            if recipient.startswith("bad"):
-                # A report to nobody is none.
-                if copy.sender and not is_told:
-                    raise Broken("never lost", f"nobody was told that {recipient} of {copy.key} failed")
-            elif not is_relayed and not is_told:
-                raise Broken("never lost", f"{copy.key} to {recipient} is nowhere")
-            elif is_told and not recipient.startswith("bad"):
-                raise Broken("never cut off by us", f"{copy.key} to {recipient} was returned")
+            asked = _notify(copy, recipient)
+            failed, passed = told[copy.key, recipient, "failed"], taken[copy.key, recipient]
+            if failed and not passed:
+                _may_be_returned(past, copy, recipient, failed[0])
+            elif failed and not _was_bounced_unseen(past, copy, passed):
+                raise Broken("never cut off by us", f"{copy.key} to {recipient} was returned and relayed")
+            is_owed = bool(copy.sender) and (not asked or "FAILURE" in asked) and can_be_told(copy)
+            if not passed and not failed and (is_owed or not fails(recipient)):
+                is_ended = copy.queue_id in past.orders.ended or copy.queue_id in past.orders.unsure
+                # One that an operator bounced has nobody to be told where no report is owed.
+                if not is_ended and (is_owed or copy.queue_id not in past.orders.bounced):
+                    missing.append(f"{copy.key} ({copy.queue_id}) to {recipient}")
+    _no_more_than_was_told(past, missing)
+
+
+def _no_more_than_was_told(past: Past, missing: Sequence[str]) -> None:
+    """Raise Broken for what is missing, unless it was damaged, and that was told."""
+    told = [each.partition(":")[0] for each in past.set_aside or ()]
+    unnamed = [each for each in missing if not any(each.split("(")[1].split(")")[0] in name for name in told)]
+    if unnamed and len({each.split()[0] for each in unnamed}) > len(told):
+        words = "nobody was told of damage to it" if past.set_aside is not None else "it is nowhere"
+        raise Broken("never lost", f"{unnamed[0]}: {words}, and nobody was told that it failed")
+    if len({each.split()[0] for each in missing}) > MOST_DAMAGED:
+        raise Broken("other messages go on", f"one damage took {missing}")
+
+
+def _may_be_returned(past: Past, copy: Copy, recipient: str, report: Taken) -> None:
+    if recipient.startswith("bad") or copy.queue_id in {*past.orders.bounced, *past.orders.unsure}:
+        return
+    if past.world.lifetime_ns and not recipient.startswith("ok"):
+        age_ns = report.true_ns - copy.begun_ns
+        if age_ns >= past.world.lifetime_ns:
+            return
+        raise Broken("never cut off by us", f"{copy.key} to {recipient} expired after {_s(age_ns)}")
+    raise Broken("never cut off by us", f"{copy.key} to {recipient} was returned")
+
+
+def _was_bounced_unseen(past: Past, copy: Copy, passed: Sequence[Taken]) -> bool:
+    """Whether an operator bounced what an upstream had taken, without the relay's being told of that."""
+    was_seen = any(
+        each.is_told and not any(each.begun_ns <= crash_ns for crash_ns in past.crashes_ns) for each in passed
+    )
+    return copy.queue_id in {*past.orders.bounced, *past.orders.unsure} and not was_seen
 
 
 def _sent_once(past: Past) -> None:
-    for (key, recipient), times in _taken(past).items():
+    sent = {(key, recipient): times for (key, recipient), times in _taken(past).items()}
+    for taken in _reports(past):
+        if found := _MESSAGE_ID.search(taken.content):
+            sent.setdefault((f"report {found[1].decode()}", taken.recipients[0]), []).append(taken)
+    for (key, recipient), times in sent.items():
         for before, after in pairwise(times):
             # What a process sent before it died may be taken later than what the next one sent.
             since_ns = min(before.begun_ns, after.begun_ns)
@@ -92,6 +193,124 @@ def _sent_once(past: Past) -> None:
                 )
 
 
+def _told_right(past: Past) -> None:
+    """Raise Broken unless each sender hears what is owed once, and nothing else."""
+    copies, told, taken = {copy.key: copy for copy in past.copies}, _told(past), _taken(past)
+    for (key, recipient, action), reports in told.items():
+        if key in copies:
+            _report_is_right(copies[key], recipient, action, reports)
+    for copy in past.copies:
+        for recipient in copy.recipients:
+            notify, passed = _notify(copy, recipient), taken[copy.key, recipient]
+            for each in passed:
+                _asked_along(past, copy, recipient, each)
+            if not copy.is_accepted or not can_be_told(copy) or past.set_aside:
+                continue
+            _success_is_told(copy, recipient, passed, is_told=bool(told[copy.key, recipient, "relayed"]))
+            is_late = past.world.warn_after_ns and recipient.startswith("never")
+            if is_late and (not notify or "DELAY" in notify) and not told[copy.key, recipient, "delayed"]:
+                raise Broken("warned", f"nobody was told that {copy.key} to {recipient} is late")
+
+
+def _report_is_right(copy: Copy, recipient: str, action: str, reports: Sequence[Taken]) -> None:
+    subject, notify = f"{action} of {copy.key} to {recipient}", _notify(copy, recipient)
+    ids = {found[1] for report in reports if (found := _MESSAGE_ID.search(report.content))}
+    if len(ids) > 1:
+        raise Broken("reported once", f"{subject} is in {sorted(ids)}")
+    if recipient not in copy.recipients or any(each.recipients != (copy.sender,) for each in reports):
+        raise Broken("reported to its sender", f"{subject}: {reports[0].recipients}")
+    if ASKED[action] not in (notify or "FAILURE,DELAY"):
+        raise Broken("reported as asked", f"{subject}, which asked for {notify!r}")
+    for report in reports:
+        _returns_as_asked(copy, recipient, action, report)
+
+
+ASKED = {"failed": "FAILURE", "delayed": "DELAY", "relayed": "SUCCESS"}
+
+
+def _returns_as_asked(copy: Copy, recipient: str, action: str, report: Taken) -> None:
+    originals = {name: orcpt for orcpt, name in _ORCPT.findall(report.content)}
+    if _notify(copy, recipient) and originals.get(recipient.encode()) != f"was-{recipient}".encode():
+        raise Broken("reported as asked", f"{action} of {copy.key} to {recipient} lacks ORCPT: {originals}")
+    is_full = action == "failed" and copy.ret == "FULL" and copy.content.isascii()
+    if is_full and copy.content not in report.content:
+        raise Broken("reported as asked", f"{copy.key} asked for RET=FULL")
+    if copy.ret != "FULL" and copy.content.partition(b"\r\n\r\n")[2] in report.content:
+        raise Broken("reported as asked", f"{copy.key} was returned whole and did not ask for that")
+
+
+def _success_is_told(copy: Copy, recipient: str, passed: Sequence[Taken], *, is_told: bool) -> None:
+    """Raise Broken unless the relay tells of a success just what no upstream tells."""
+    by_upstream = [each for each in passed if _asked_of(each, recipient)]
+    if is_told and passed and len(by_upstream) == len(passed):
+        raise Broken("reported once", f"success of {copy.key} to {recipient}: the upstream tells of it")
+    is_owed = "SUCCESS" in _notify(copy, recipient) and passed and not by_upstream
+    if is_owed and not is_told:
+        raise Broken("reported as asked", f"success of {copy.key} to {recipient} was told by nobody")
+
+
+def _asked_along(past: Past, copy: Copy, recipient: str, taken: Taken) -> None:
+    """Raise Broken unless the upstream is asked for what the client asked for, or for nothing."""
+    may_drop = taken.dsn is None or past.world.rewrite or past.ledgers[taken.upstream].refused_dsn
+    wanted = asked_for(_notify(copy, recipient), recipient)
+    of_mail = ([f"RET={copy.ret}"] if copy.ret else []) + ([f"ENVID=E{copy.key}"] if copy.notify else [])
+    for asked, expected in ((_asked_of(taken, recipient), wanted.split()), (taken.of_mail, of_mail)):
+        if sorted(asked.split()) != sorted(expected) and (asked or not may_drop):
+            raise Broken("bytes unchanged", f"{copy.key} to {recipient} asked for {expected}, not {asked!r}")
+
+
+def _notify(copy: Copy, recipient: str) -> str:
+    return copy.notify[copy.recipients.index(recipient)] if copy.notify else ""
+
+
+def _asked_of(taken: Taken, recipient: str) -> str:
+    return taken.dsn[taken.recipients.index(recipient)] if taken.dsn else ""
+
+
+def _obeyed(past: Past) -> None:
+    """Raise Broken unless what operators were told is so."""
+    orders, ids = past.orders, {copy.key: copy.queue_id for copy in past.copies}
+    for (key, _), times in _taken(past).items():
+        for taken in times:
+            queue_id = ids.get(key, "")
+            if queue_id and taken.begun_ns > orders.ended.get(queue_id, taken.begun_ns):
+                raise Broken("operators are obeyed", f"{key} went at {_s(taken.begun_ns)}, and was deleted")
+            for held, since_ns, until_ns in orders.held:
+                if held == queue_id and since_ns < taken.begun_ns < until_ns:
+                    raise Broken("operators are obeyed", f"{key} went at {_s(taken.begun_ns)}, and was held")
+    if past.world.relays > 1 or past.world.weights.get("clock"):
+        return
+    for name, since_ns, paused_until_ns in orders.paused:
+        ends = [at_ns for upstream, at_ns in orders.resumed if upstream == name and at_ns >= since_ns]
+        ends += [at_ns for upstream, at_ns, _ in orders.paused if upstream == name and at_ns > since_ns]
+        until_ns = min([paused_until_ns, *ends])
+        for seen in past.ledgers[name].seen:
+            if seen.what == "mail" and since_ns + PAUSING_NS < seen.true_ns < until_ns:
+                raise Broken("operators are obeyed", f"{name} saw MAIL at {_s(seen.true_ns)}, and was paused")
+
+
+def _reports_paced(past: Past, most: int) -> None:
+    # Of one that went twice the second one was not queued anew.
+    first: dict[bytes, int] = {}
+    for taken in _reports(past):
+        if found := _MESSAGE_ID.search(taken.content):
+            first.setdefault(found[1], taken.true_ns)
+    events = sorted(first.values())
+    for before, after in zip(events, events[most:], strict=False):
+        if after - before < HOUR_NS - REPORTS_LATE_NS:
+            raise Broken("reports an hour", f"more than {most} between {_s(before)} and {_s(after)}")
+
+
+def fails(recipient: str) -> bool:
+    """Whether it is never relayed."""
+    return recipient.startswith(("bad", "never"))
+
+
+def can_be_told(copy: Copy) -> bool:
+    """Whether an upstream takes reports to the sender."""
+    return bool(copy.sender) and not fails(copy.sender)
+
+
 def _taken_whole(past: Past) -> None:
     contents = {copy.key: copy for copy in past.copies}
     for taken in _all_taken(past):
@@ -101,11 +320,38 @@ def _taken_whole(past: Past) -> None:
         copy = contents.get(found[1].decode()) if found else None
         if copy is None or not copy.is_sent:
             raise Broken("bytes unchanged", f"nobody sent what {taken.upstream} took at {_s(taken.true_ns)}")
-        trace = taken.content.removesuffix(copy.content)
-        if not _TRACE.fullmatch(trace) or trace == taken.content:
+        if not _is_whole(copy, taken.content, past.world.rewrite):
             raise Broken("bytes unchanged", f"{copy.key} was changed: {taken.content[:300]!r}")
+        if taken.sender != rewritten(copy.sender, past.world.rewrite):
+            raise Broken("bytes unchanged", f"{copy.key} was sent by {taken.sender}")
         if not set(taken.recipients) <= set(copy.recipients):
             raise Broken("bytes unchanged", f"{copy.key} went to {taken.recipients}")
+
+
+def _is_whole(copy: Copy, content: bytes, rewrite: str) -> bool:
+    if not rewrite:
+        trace = content.removesuffix(copy.content)
+        return bool(_FRONT.fullmatch(trace)) and trace != content
+    head, _, body = copy.content.partition(b"\r\n\r\n")
+    front = _FRONT.match(content)
+    if front is None:
+        return False
+    new_head, _, new_body = content[front.end() :].partition(b"\r\n\r\n")
+    author = f"Ann <{copy.sender}>"
+    fields = [
+        f"From: Ann <{rewritten(copy.sender, rewrite)}>".encode(),
+        f"X-Original-From: {author}".encode(),
+        f"Reply-To: {author}".encode(),
+        *(line for line in head.split(b"\r\n") if not line.startswith(b"From:")),
+    ]
+    return body == new_body and sorted(fields) == sorted(new_head.split(b"\r\n"))
+
+
+def rewritten(sender: str, rewrite: str) -> str:
+    """Return the sender that an upstream sees."""
+    if not rewrite or not sender:
+        return sender
+    return sender.partition("@")[0] + rewrite if rewrite.startswith("@") else rewrite
 
 
 def _never_over(name: str, ledger: Ledger, regime: Regime, limit: LimitSettings) -> None:
@@ -163,9 +409,13 @@ def _all_taken(past: Past) -> list[Taken]:
     return sorted(taken, key=lambda each: each.true_ns)
 
 
-def _taken(past: Past) -> dict[tuple[str, str], list[Taken]]:
+_Times = dict[tuple[str, str], list[Taken]]
+_Reports = dict[tuple[str, str, str], list[Taken]]
+
+
+def _taken(past: Past) -> _Times:
     """Return by copy and recipient each time that an upstream took it; reports left out."""
-    times: dict[tuple[str, str], list[Taken]] = defaultdict(list)
+    times: _Times = defaultdict(list)
     for taken in _all_taken(past):
         if _is_report(taken):
             continue
@@ -175,17 +425,23 @@ def _taken(past: Past) -> dict[tuple[str, str], list[Taken]]:
     return times
 
 
-def _fates(past: Past) -> dict[str, set[str]]:
-    """Return by action (`failed`, `delayed`, `relayed`) the recipients that reports told of.
+def _reports(past: Past) -> list[Taken]:
+    return [taken for taken in _all_taken(past) if _is_report(taken)]
 
-    Each recipient has a name of its own.  A report lacks the original's header where that was unreadable.
+
+def _told(past: Past) -> "_Reports":
+    """Return by copy, recipient and action (`failed`, `delayed`, `relayed`) the reports of it.
+
+    A report lacks the original's header where that was unreadable: then it is of the copy that was accepted.
     """
-    fates: dict[str, set[str]] = defaultdict(set)
-    for taken in _all_taken(past):
-        if _is_report(taken):
-            for recipient, action in _FATE.findall(taken.content):
-                fates[action.decode().lower()].add(recipient.decode())
-    return fates
+    accepted = {name: copy.key for copy in past.copies if copy.is_accepted for name in copy.recipients}
+    told: _Reports = defaultdict(list)
+    for taken in _reports(past):
+        found = _KEY.search(taken.content)
+        for recipient, action in _FATE.findall(taken.content):
+            key = found[1].decode() if found else accepted.get(recipient.decode(), "")
+            told[key, recipient.decode(), action.decode().lower()].append(taken)
+    return told
 
 
 def _is_report(taken: Taken) -> bool:
