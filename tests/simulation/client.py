@@ -12,6 +12,7 @@ from tests.simulation.script import Send
 
 PORT = 2525
 AGAIN_S = 15.0
+TIMEOUT_S = 300.0
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Client:
             raise ConnectionRefusedError
         writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
         try:
-            async with asyncio.timeout(300):
+            async with asyncio.timeout(TIMEOUT_S):
                 await self._talk(copy, reader, writer)
         finally:
             writer.close()

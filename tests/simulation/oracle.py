@@ -5,7 +5,7 @@ It knows what clients were told and what upstreams saw, and nothing of the relay
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -13,13 +13,16 @@ from relay.clock import SECOND_NS
 from relay.control.operations import ABSENT, BUSY, OK, UNCHANGED, UNREAD, Results
 from relay.policy.limits import LimitSettings
 from tests.simulation.client import Copy, asked_for
-from tests.simulation.script import World
+from tests.simulation.keys import key_of_sender, rewritten
+from tests.simulation.liveness import ends_ns, late_in_fair_weather
+from tests.simulation.script import Script, World
 from tests.simulation.upstream import Ledger, Seen, Taken
 
 _KEY = re.compile(rb"^X-Copy: (\S+)", re.MULTILINE)
 _FATE = re.compile(rb"^Final-Recipient: rfc822; ?(\S+)\r\nAction: (\w+)", re.MULTILINE | re.IGNORECASE)
 _ORCPT = re.compile(rb"^Original-Recipient: rfc822; ?(\S+)\r\nFinal-Recipient: rfc822; ?(\S+)", re.MULTILINE)
 _MESSAGE_ID = re.compile(rb"^Message-ID: <(\S+)>", re.MULTILINE)
+LIVENESS = "mail that may go, goes"
 HOUR_NS = 3_600 * SECOND_NS
 MOST_DAMAGED = 2
 """So many messages may have octets in one damaged place."""
@@ -97,6 +100,9 @@ class Past:
     """All that happened."""
 
     world: World
+    script: Script
+    limits: Mapping[str, Sequence[LimitSettings]]
+    """Of each upstream, at the beginning."""
     copies: Sequence[Copy]
     ledgers: dict[str, Ledger]
     regimes: dict[str, list[Regime]]
@@ -118,6 +124,9 @@ def judge(past: Past) -> None:
     _sent_once(past)
     _told_right(past)
     _obeyed(past)
+    ends = ends_ns(past.copies, _taken(past))
+    if late := late_in_fair_weather(past.world, past.limits, past.copies, ends, past.script):
+        raise Broken(LIVENESS, late)
     if past.world.reports_per_hour:
         _reports_paced(past, past.world.reports_per_hour)
 
@@ -313,7 +322,7 @@ def can_be_told(copy: Copy) -> bool:
 
 def _taken_whole(past: Past) -> None:
     contents = {copy.key: copy for copy in past.copies}
-    for taken in _all_taken(past):
+    for taken in _all_taken(past.ledgers):
         if _is_report(taken):
             continue
         found = _KEY.search(taken.content)
@@ -345,13 +354,6 @@ def _is_whole(copy: Copy, content: bytes, rewrite: str) -> bool:
         *(line for line in head.split(b"\r\n") if not line.startswith(b"From:")),
     ]
     return body == new_body and sorted(fields) == sorted(new_head.split(b"\r\n"))
-
-
-def rewritten(sender: str, rewrite: str) -> str:
-    """Return the sender that an upstream sees."""
-    if not rewrite or not sender:
-        return sender
-    return sender.partition("@")[0] + rewrite if rewrite.startswith("@") else rewrite
 
 
 def _never_over(name: str, ledger: Ledger, regime: Regime, limit: LimitSettings) -> None:
@@ -390,22 +392,16 @@ def _instants(ledger: Ledger, limit: LimitSettings) -> Iterable[list[tuple[Seen,
 
 
 def _key_of(seen: Seen, limit: LimitSettings) -> str:
-    match limit.for_each:
-        case None:
-            return "all"
-        case "sender":
-            return seen.sender
-        case "sender_domain":
-            return seen.sender.rpartition("@")[2]
-        case "recipient_domain" if seen.what == "rcpt":
-            return seen.recipient.rpartition("@")[2]
-        case _:
-            # Not told at this instant: a key each, so that nothing is over.
-            return f"{seen.what} at {seen.true_ns} {id(seen)}"
+    if limit.for_each != "recipient_domain":
+        return key_of_sender(seen.sender, limit)
+    if seen.what == "rcpt":
+        return seen.recipient.rpartition("@")[2]
+    # Not told at this instant: a key each, so that nothing is over.
+    return f"{seen.what} at {seen.true_ns} {id(seen)}"
 
 
-def _all_taken(past: Past) -> list[Taken]:
-    taken = [each for ledger in past.ledgers.values() for each in ledger.taken]
+def _all_taken(ledgers: Mapping[str, Ledger]) -> list[Taken]:
+    taken = [each for ledger in ledgers.values() for each in ledger.taken]
     return sorted(taken, key=lambda each: each.true_ns)
 
 
@@ -414,9 +410,13 @@ _Reports = dict[tuple[str, str, str], list[Taken]]
 
 
 def _taken(past: Past) -> _Times:
+    return taken_by_copy(past.ledgers)
+
+
+def taken_by_copy(ledgers: Mapping[str, Ledger]) -> _Times:
     """Return by copy and recipient each time that an upstream took it; reports left out."""
     times: _Times = defaultdict(list)
-    for taken in _all_taken(past):
+    for taken in _all_taken(ledgers):
         if _is_report(taken):
             continue
         if found := _KEY.search(taken.content):
@@ -426,7 +426,7 @@ def _taken(past: Past) -> _Times:
 
 
 def _reports(past: Past) -> list[Taken]:
-    return [taken for taken in _all_taken(past) if _is_report(taken)]
+    return [taken for taken in _all_taken(past.ledgers) if _is_report(taken)]
 
 
 def _told(past: Past) -> "_Reports":

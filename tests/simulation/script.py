@@ -175,8 +175,8 @@ class World:
     clocks: tuple[str, ...] = ("step", "step back", "suspend", "stop")
     weights: Mapping[str, int] = field(default_factory=dict)
     """How many of each kind of event are drawn at most, beside messages."""
-    calm_s: float = 900.0
-    """Once nothing disturbs any more, all mail is gone in this time, and what the limits ask."""
+    calm_s: float | None = None
+    """Once nothing disturbs any more, all mail is gone in this time; None: as `liveness` computes it."""
 
 
 MOST: Mapping[str, int] = {"act": 4, "feel": 4, "edit": 0, "clock": 0, "disturb": 1, "crash": 3, "damage": 0}

@@ -40,6 +40,11 @@ class Mood(enum.StrEnum):
     REFUSES_DSN = "refuses what DSN asks for"
 
 
+LOST_MOODS = (Mood.HANGS, Mood.DEAF, Mood.HANGS_UP, Mood.DROPS, Mood.UNASKED, Mood.ODD, Mood.DOWN)
+"""In which a relay may not know when a transaction ended."""
+DEFERRED_TIMES = 2
+
+
 class Seen(NamedTuple):
     true_ns: int
     what: str
@@ -130,7 +135,7 @@ class Upstream:
         """Whether a recipient is to come again: `later…` the first times it is tried, and `never…` always."""
         if recipient.startswith("never"):
             return True
-        if recipient.startswith("later") and self._deferred[recipient] < 2:
+        if recipient.startswith("later") and self._deferred[recipient] < DEFERRED_TIMES:
             self._deferred[recipient] += 1
             return True
         return False

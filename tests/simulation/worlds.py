@@ -53,7 +53,6 @@ WORLDS = {
                 ),
             ),
             senders=("list@here.test", "s{n}@here.test"),
-            calm_s=1800.0,
         ),
         World(
             "routes",
@@ -61,7 +60,6 @@ WORLDS = {
             upstreams=("isp", "other"),
             domains=("x.test", "y.test"),
             weights={"feel": 5},
-            calm_s=2400.0,
         ),
         World(
             "lanes",
@@ -85,7 +83,6 @@ WORLDS = {
                 _one("{messages: 2, per: 60s}"),
             ),
             weights={"edit": 4},
-            calm_s=1800.0,
         ),
         World(
             "long window",
@@ -100,7 +97,6 @@ WORLDS = {
             relays=2,
             clocks=("stop",),
             weights={"clock": 3, "crash": 1, "disturb": 0},
-            calm_s=8_000.0,
         ),
         World(
             "year",
@@ -137,7 +133,7 @@ WORLDS = {
             acts=("retry", "first"),
             messages=6,
             weights={"crash": 2, "disturb": 0},
-            calm_s=1_500.0,
+            calm_s=1_000.0,
         ),
         World(
             "reports an hour",
@@ -176,7 +172,6 @@ WORLDS = {
             senders=("s1@here.test", "s2@here.test", "s{n}@there.test", "list@there.test"),
             domains=("x.test", "y.test", "z.test"),
             messages=20,
-            calm_s=1_800.0,
         ),
         World(
             "operator",
@@ -193,8 +188,7 @@ WORLDS = {
             acts=("hold",),
             messages=20,
             minutes=3.0,
-            weights={"crash": 0, "disturb": 0, "damage": 2, "act": 2},
-            calm_s=1_800.0,
+            weights={"crash": 0, "disturb": 0, "damage": 9, "act": 2},
         ),
         World(
             "fair weather",

@@ -1,0 +1,133 @@
+"""How long mail may take that may go: computed from the limits and from what there is to send.
+
+Two judgements.  While nothing has happened yet but clients that send (`late_in_fair_weather`), each message
+ends within what the limits ask of all that is there beside it.  And when all disturbances are over
+(`calm_ns`), all mail is gone within that and what the disturbances have left behind: slots that nobody
+knows to be free, back-offs, clients that wait for a reply that is lost.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from relay.clock import SECOND_NS
+from relay.policy.limits import LimitSettings
+from tests.simulation.client import AGAIN_S, TIMEOUT_S, Copy
+from tests.simulation.keys import key_of_sender, rewritten
+from tests.simulation.script import Crash, Disturb, Event, Feel, Script, Send, SetClock, World
+from tests.simulation.upstream import DEFERRED_TIMES, LOST_MOODS, Taken
+
+TRANSACTION_S = 3.0
+"""At most, while the upstream is well: its delays and the network's."""
+RETRY_S = 9.0
+"""`retry.max` of every world."""
+TRACE_BYTES = 400
+REPORT_BYTES = 4_000
+MAX_TRANSACTION_S = 180.0
+HISTORY_LOOK_S = 60.0
+PROVING_S = 30.0
+"""After a pause one message goes first, and others follow as it went."""
+
+
+def calm_ns(
+    world: World, limits: Mapping[str, Sequence[LimitSettings]], left: Sequence[Copy], script: Script
+) -> int:
+    """Return how long it may take until all of `left` is gone, where nothing disturbs any more."""
+    if world.calm_s is not None:
+        return int(world.calm_s * SECOND_NS)
+    longest_s = max(limit.per_ns for each in limits.values() for limit in each) / SECOND_NS
+    bound_s = sum(_span_s(world, each, left) for each in limits.values()) + longest_s + PROVING_S + AGAIN_S
+    if any(map(_loses_replies, script.events)):
+        # A slot whose end nobody saw.
+        bound_s += MAX_TRANSACTION_S + longest_s
+    bound_s += max((event.down_s for event in script.events if isinstance(event, Crash)), default=0)
+    hows = {event.how for event in script.events if isinstance(event, Disturb | SetClock)}
+    if hows & {"connections silent", "stop"}:
+        bound_s += TIMEOUT_S
+    if hows & {"disk full", "sync fails", "read fails"}:
+        bound_s += HISTORY_LOOK_S
+    return int(bound_s * SECOND_NS)
+
+
+def _loses_replies(event: Event) -> bool:
+    if isinstance(event, Feel):
+        return event.mood in LOST_MOODS
+    return isinstance(event, Crash | Disturb | SetClock)
+
+
+def late_in_fair_weather(
+    world: World,
+    limits: Mapping[str, Sequence[LimitSettings]],
+    copies: Sequence[Copy],
+    ended_ns: Mapping[str, int],
+    script: Script,
+) -> str:
+    """Return which message did not end in time before anything but clients was there; or nothing."""
+    others = [event.at_s for event in script.events if not isinstance(event, Send)]
+    until_ns = int(others[0] * SECOND_NS) if others else None
+    for copy in copies:
+        if not copy.is_accepted or (until_ns is not None and copy.accepted_ns >= until_ns):
+            continue
+        due_ns, before_ns = copy.accepted_ns, -1
+        while due_ns != before_ns and (until_ns is None or due_ns < until_ns):
+            beside = [
+                each
+                for each in copies
+                if each.begun_ns <= due_ns and ended_ns.get(each.key, due_ns) >= copy.accepted_ns
+            ]
+            span_s = sum(_span_s(world, each, beside) for each in limits.values())
+            before_ns, due_ns = due_ns, copy.accepted_ns + int(span_s * SECOND_NS)
+        if until_ns is not None and due_ns >= until_ns:
+            continue
+        if ended_ns.get(copy.key, due_ns + 1) > due_ns:
+            return (
+                f"{copy.key} was to be gone by {due_ns / SECOND_NS:.1f} s, and went at "
+                f"{ended_ns.get(copy.key, -SECOND_NS) / SECOND_NS:.1f} s"
+            )
+    return ""
+
+
+def ends_ns(copies: Iterable[Copy], taken: Mapping[tuple[str, str], Sequence[Taken]]) -> dict[str, int]:
+    """Return by copy when an upstream took it for the last of those recipients that it takes at all."""
+    ends: dict[str, int] = {}
+    for copy in copies:
+        wanted = [each for each in copy.recipients if not each.startswith(("bad", "never"))]
+        times = [taken[copy.key, each][0].true_ns for each in wanted if taken[copy.key, each]]
+        if len(times) == len(wanted):
+            ends[copy.key] = max(times, default=copy.accepted_ns)
+    return ends
+
+
+def _span_s(world: World, limits: Sequence[LimitSettings], left: Sequence[Copy]) -> float:
+    """Return how long these limits may hold up all of that, from windows that are full."""
+    tries = [_tries(copy) for copy in left]
+    spans_s = 0.0
+    for limit in limits:
+        weights: dict[str, int] = {}
+        for copy, (own, reports) in zip(left, tries, strict=True):
+            key = key_of_sender(rewritten(copy.sender, world.rewrite), limit)
+            weights[key] = weights.get(key, 0) + own * _weight(copy, limit)
+            weight = REPORT_BYTES if limit.unit == "bytes" else 1
+            key = key_of_sender("", limit)
+            weights[key] = weights.get(key, 0) + reports * weight
+        windows = math.ceil(max(weights.values(), default=0) / limit.count)
+        spans_s += windows * (limit.per_ns / SECOND_NS + 1 + TRANSACTION_S)
+    deferred = max((own for own, _ in tries), default=1) - 1 + DEFERRED_TIMES
+    return spans_s + sum(own + reports for own, reports in tries) * TRANSACTION_S + deferred * RETRY_S
+
+
+def _tries(copy: Copy) -> tuple[int, int]:
+    """Return how many transactions a message asks for, and how many its reports do."""
+    is_deferred = any(each.startswith("later") for each in copy.recipients)
+    own = 1 + DEFERRED_TIMES * is_deferred
+    is_reported = copy.notify or any(each.startswith("bad") for each in copy.recipients)
+    return own, (1 + DEFERRED_TIMES) * bool(is_reported and copy.sender)
+
+
+def _weight(copy: Copy, limit: LimitSettings) -> int:
+    match limit.unit:
+        case "recipients":
+            return len(copy.recipients)
+        case "bytes":
+            return len(copy.content) + TRACE_BYTES
+        case _:
+            return 1
