@@ -8,6 +8,7 @@ knows to be free, back-offs, clients that wait for a reply that is lost.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from relay.clock import SECOND_NS
 from relay.policy.limits import LimitSettings
@@ -16,8 +17,12 @@ from tests.simulation.keys import key_of_sender, rewritten
 from tests.simulation.script import Crash, Disturb, Event, Feel, Script, Send, SetClock, World
 from tests.simulation.upstream import DEFERRED_TIMES, LOST_MOODS, Taken
 
+Limits = Mapping[str, Sequence[LimitSettings]]
+"""Of each upstream."""
 TRANSACTION_S = 3.0
 """At most, while the upstream is well: its delays and the network's."""
+EACH_S = 1.0
+"""On the average, of two connections."""
 RETRY_S = 9.0
 """`retry.max` of every world."""
 TRACE_BYTES = 400
@@ -28,9 +33,7 @@ PROVING_S = 30.0
 """After a pause one message goes first, and others follow as it went."""
 
 
-def calm_ns(
-    world: World, limits: Mapping[str, Sequence[LimitSettings]], left: Sequence[Copy], script: Script
-) -> int:
+def calm_ns(world: World, limits: Limits, left: Sequence[Copy], script: Script) -> int:
     """Return how long it may take until all of `left` is gone, where nothing disturbs any more."""
     if world.calm_s is not None:
         return int(world.calm_s * SECOND_NS)
@@ -55,13 +58,10 @@ def _loses_replies(event: Event) -> bool:
 
 
 def late_in_fair_weather(
-    world: World,
-    limits: Mapping[str, Sequence[LimitSettings]],
-    copies: Sequence[Copy],
-    ended_ns: Mapping[str, int],
-    script: Script,
+    world: World, limits: Limits, copies: Sequence[Copy], seen: "Passed", script: Script
 ) -> str:
     """Return which message did not end in time before anything but clients was there; or nothing."""
+    ended_ns, gone_ns = seen.ended_ns(copies), seen.gone_ns(copies)
     others = [event.at_s for event in script.events if not isinstance(event, Send)]
     until_ns = int(others[0] * SECOND_NS) if others else None
     for copy in copies:
@@ -72,7 +72,7 @@ def late_in_fair_weather(
             beside = [
                 each
                 for each in copies
-                if each.begun_ns <= due_ns and ended_ns.get(each.key, due_ns) >= copy.accepted_ns
+                if each.begun_ns <= due_ns and gone_ns.get(each.key, due_ns) >= copy.accepted_ns
             ]
             span_s = sum(_span_s(world, each, beside) for each in limits.values())
             before_ns, due_ns = due_ns, copy.accepted_ns + int(span_s * SECOND_NS)
@@ -86,15 +86,36 @@ def late_in_fair_weather(
     return ""
 
 
-def ends_ns(copies: Iterable[Copy], taken: Mapping[tuple[str, str], Sequence[Taken]]) -> dict[str, int]:
-    """Return by copy when an upstream took it for the last of those recipients that it takes at all."""
-    ends: dict[str, int] = {}
-    for copy in copies:
-        wanted = [each for each in copy.recipients if not each.startswith(("bad", "never"))]
-        times = [taken[copy.key, each][0].true_ns for each in wanted if taken[copy.key, each]]
-        if len(times) == len(wanted):
-            ends[copy.key] = max(times, default=copy.accepted_ns)
-    return ends
+@dataclass(frozen=True)
+class Passed:
+    """What upstreams took."""
+
+    taken: Mapping[tuple[str, str], Sequence[Taken]]
+    """By copy and recipient."""
+    reports: Mapping[tuple[str, str, str], Sequence[Taken]]
+    """By copy, recipient and action."""
+
+    def ended_ns(self, copies: Iterable[Copy]) -> dict[str, int]:
+        """Return by copy when it was relayed to the last of those recipients that an upstream takes."""
+        ends: dict[str, int] = {}
+        for copy in copies:
+            wanted = [each for each in copy.recipients if not each.startswith(("bad", "never"))]
+            times = [some[0].true_ns for each in wanted if (some := self.taken.get((copy.key, each)))]
+            if len(times) == len(wanted):
+                ends[copy.key] = max(times, default=copy.accepted_ns)
+        return ends
+
+    def gone_ns(self, copies: Iterable[Copy]) -> dict[str, int]:
+        """Return by copy when its reports have left too; nothing where one may still be there."""
+        told: dict[str, int] = {}
+        for (key, _, _), some in self.reports.items():
+            told[key] = max(told.get(key, 0), *(each.true_ns for each in some))
+        by_key = {copy.key: copy for copy in copies}
+        return {
+            key: max(at_ns, told.get(key, 0))
+            for key, at_ns in self.ended_ns(by_key.values()).items()
+            if key in told or not _tries(by_key[key])[1]
+        }
 
 
 def _span_s(world: World, limits: Sequence[LimitSettings], left: Sequence[Copy]) -> float:
@@ -109,10 +130,12 @@ def _span_s(world: World, limits: Sequence[LimitSettings], left: Sequence[Copy])
             weight = REPORT_BYTES if limit.unit == "bytes" else 1
             key = key_of_sender("", limit)
             weights[key] = weights.get(key, 0) + reports * weight
-        windows = math.ceil(max(weights.values(), default=0) / limit.count)
+        count = max(1, limit.count * world.ceiling_percent // 100)
+        windows = math.ceil(max(weights.values(), default=0) / count)
         spans_s += windows * (limit.per_ns / SECOND_NS + 1 + TRANSACTION_S)
-    deferred = max((own for own, _ in tries), default=1) - 1 + DEFERRED_TIMES
-    return spans_s + sum(own + reports for own, reports in tries) * TRANSACTION_S + deferred * RETRY_S
+    deferred = max((own - 1 + max(0, reports - 1) for own, reports in tries), default=0)
+    transactions = sum(own + reports for own, reports in tries)
+    return spans_s + transactions * EACH_S + TRANSACTION_S + deferred * (RETRY_S + TRANSACTION_S)
 
 
 def _tries(copy: Copy) -> tuple[int, int]:
@@ -120,7 +143,9 @@ def _tries(copy: Copy) -> tuple[int, int]:
     is_deferred = any(each.startswith("later") for each in copy.recipients)
     own = 1 + DEFERRED_TIMES * is_deferred
     is_reported = copy.notify or any(each.startswith("bad") for each in copy.recipients)
-    return own, (1 + DEFERRED_TIMES) * bool(is_reported and copy.sender)
+    if not (is_reported and copy.sender):
+        return own, 0
+    return own, 1 + DEFERRED_TIMES * copy.sender.startswith("later")
 
 
 def _weight(copy: Copy, limit: LimitSettings) -> int:

@@ -14,7 +14,7 @@ from relay.control.operations import ABSENT, BUSY, OK, UNCHANGED, UNREAD, Result
 from relay.policy.limits import LimitSettings
 from tests.simulation.client import Copy, asked_for
 from tests.simulation.keys import key_of_sender, rewritten
-from tests.simulation.liveness import ends_ns, late_in_fair_weather
+from tests.simulation.liveness import Limits, Passed, late_in_fair_weather
 from tests.simulation.script import Script, World
 from tests.simulation.upstream import Ledger, Seen, Taken
 
@@ -101,8 +101,8 @@ class Past:
 
     world: World
     script: Script
-    limits: Mapping[str, Sequence[LimitSettings]]
-    """Of each upstream, at the beginning."""
+    limits: Limits
+    """At the beginning."""
     copies: Sequence[Copy]
     ledgers: dict[str, Ledger]
     regimes: dict[str, list[Regime]]
@@ -124,8 +124,8 @@ def judge(past: Past) -> None:
     _sent_once(past)
     _told_right(past)
     _obeyed(past)
-    ends = ends_ns(past.copies, _taken(past))
-    if late := late_in_fair_weather(past.world, past.limits, past.copies, ends, past.script):
+    seen = passed(past.ledgers, past.copies)
+    if late := late_in_fair_weather(past.world, past.limits, past.copies, seen, past.script):
         raise Broken(LIVENESS, late)
     if past.world.reports_per_hour:
         _reports_paced(past, past.world.reports_per_hour)
@@ -410,10 +410,15 @@ _Reports = dict[tuple[str, str, str], list[Taken]]
 
 
 def _taken(past: Past) -> _Times:
-    return taken_by_copy(past.ledgers)
+    return _taken_by_copy(past.ledgers)
 
 
-def taken_by_copy(ledgers: Mapping[str, Ledger]) -> _Times:
+def passed(ledgers: Mapping[str, Ledger], copies: Sequence[Copy]) -> Passed:
+    """Return what upstreams took so far."""
+    return Passed(_taken_by_copy(ledgers), _told_of(ledgers, copies))
+
+
+def _taken_by_copy(ledgers: Mapping[str, Ledger]) -> _Times:
     """Return by copy and recipient each time that an upstream took it; reports left out."""
     times: _Times = defaultdict(list)
     for taken in _all_taken(ledgers):
@@ -430,13 +435,17 @@ def _reports(past: Past) -> list[Taken]:
 
 
 def _told(past: Past) -> "_Reports":
+    return _told_of(past.ledgers, past.copies)
+
+
+def _told_of(ledgers: Mapping[str, Ledger], copies: Sequence[Copy]) -> "_Reports":
     """Return by copy, recipient and action (`failed`, `delayed`, `relayed`) the reports of it.
 
     A report lacks the original's header where that was unreadable: then it is of the copy that was accepted.
     """
-    accepted = {name: copy.key for copy in past.copies if copy.is_accepted for name in copy.recipients}
+    accepted = {name: copy.key for copy in copies if copy.is_accepted for name in copy.recipients}
     told: _Reports = defaultdict(list)
-    for taken in _reports(past):
+    for taken in filter(_is_report, _all_taken(ledgers)):
         found = _KEY.search(taken.content)
         for recipient, action in _FATE.findall(taken.content):
             key = found[1].decode() if found else accepted.get(recipient.decode(), "")

@@ -392,8 +392,8 @@ class Story:
         began_ns = self._clock.true_ns
         self._orders.all_is_released(began_ns)
         copies = [copy for client in self._clients for copy in client.copies]
-        ends = liveness.ends_ns(copies, oracle.taken_by_copy(self._ledgers))
-        left = [copy for copy in copies if copy.is_sent and copy.key not in ends]
+        gone_ns = oracle.passed(self._ledgers, copies).gone_ns(copies)
+        left = [copy for copy in copies if copy.is_sent and copy.key not in gone_ns]
         # Those that a client has yet to hand over.
         left += [client.copies[-1] for client in self._clients if not client.copies[-1].is_accepted]
         calm_ns = liveness.calm_ns(self._world, self._limits(self._policy), left, self._script)

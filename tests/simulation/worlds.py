@@ -70,6 +70,7 @@ WORLDS = {
                     "  lists: {sender: list@here.test, share: 20, ceiling: 60}\n",
                 ),
             ),
+            ceiling_percent=60,
             senders=("list@here.test", "list@here.test", "s1@here.test", "s{n}@here.test"),
             messages=40,
             weights={"feel": 2, "crash": 1},
