@@ -15,11 +15,13 @@ import random
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
-from relay.clock import SECOND_NS
+from relay.clock import SECOND_NS, Clock
 from relay.control.operations import OK
 from relay.mail.envelope import QueueId
 from relay.policy.limits import LimitSettings
+from relay.spool.identity import Identities
 from relay.spool.interface import SpoolFault
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.disk import Fault, ModelDisk
@@ -92,7 +94,7 @@ class Story:
 
     def run(self) -> Outcome:
         """Raise Broken where a promise was not kept; `outcome` is then as far as it came."""
-        with _quietly():
+        with _quietly(), _ids_by_seed(self._rng):
             # Of processes that were killed nobody hears.
             self._loop.set_exception_handler(lambda _loop, _context: None)
             try:
@@ -391,6 +393,8 @@ class Story:
         self._note("from here on all is well")
         began_ns = self._clock.true_ns
         self._orders.all_is_released(began_ns)
+        # The last clients begin.
+        await asyncio.sleep(0)
         copies = [copy for client in self._clients for copy in client.copies]
         gone_ns = oracle.passed(self._ledgers, copies).gone_ns(copies)
         left = [copy for copy in copies if copy.is_sent and copy.key not in gone_ns]
@@ -481,7 +485,8 @@ class Story:
         outcome.accepted = sum(copy.is_accepted for client in self._clients for copy in client.copies)
         outcome.taken = sum(len(ledger.taken) for ledger in self._ledgers.values())
         seen = [ledger.seen for ledger in self._ledgers.values()]
-        outcome.digest = hashlib.sha256(repr((seen, outcome.lines)).encode()).hexdigest()[:16]
+        ids = [copy.queue_id for client in self._clients for copy in client.copies]
+        outcome.digest = hashlib.sha256(repr((seen, ids, outcome.lines)).encode()).hexdigest()[:16]
         for task in asyncio.all_tasks(self._loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own, for processes killed on purpose
             coroutine = task.get_coro()
@@ -513,6 +518,18 @@ def _queued(relay: SimulatedRelay, *, with_reports: bool = True) -> list[QueueId
 def _heal(disk: SimulatedDisk) -> None:
     disk.is_full = False
     disk.heal()
+
+
+@contextlib.contextmanager
+def _ids_by_seed(rng: random.Random) -> Iterator[None]:
+    """Draw what queue ids have of chance; the kernel gives it otherwise."""
+    init = Identities.__init__
+
+    def by_seed(its: Identities, clock: Clock, _: object) -> None:
+        init(its, clock, random.Random(rng.random()).randbytes)
+
+    with patch.object(Identities, "__init__", by_seed):
+        yield
 
 
 @contextlib.contextmanager
