@@ -12,10 +12,11 @@ from itertools import pairwise
 from relay.clock import SECOND_NS
 from relay.control.operations import ABSENT, BUSY, OK, UNCHANGED, UNREAD, Results
 from relay.policy.limits import LimitSettings
+from tests.fakes.clock import START_WALL_NS
 from tests.simulation.client import Copy, asked_for
 from tests.simulation.keys import key_of_sender, rewritten
 from tests.simulation.liveness import Limits, Passed, late_in_fair_weather
-from tests.simulation.script import Script, World
+from tests.simulation.script import Script, Send, World
 from tests.simulation.upstream import Ledger, Seen, Taken
 
 _KEY = re.compile(rb"^X-Copy: (\S+)", re.MULTILINE)
@@ -24,6 +25,8 @@ _ORCPT = re.compile(rb"^Original-Recipient: rfc822; ?(\S+)\r\nFinal-Recipient: r
 _MESSAGE_ID = re.compile(rb"^Message-ID: <(\S+)>", re.MULTILINE)
 LIVENESS = "mail that may go, goes"
 HOUR_NS = 3_600 * SECOND_NS
+CONNECTIONS = 2
+"""Of every upstream."""
 MOST_DAMAGED = 2
 """So many messages may have octets in one damaged place."""
 PAUSING_NS = 10 * SECOND_NS
@@ -118,7 +121,9 @@ def judge(past: Past) -> None:
     for name, ledger in past.ledgers.items():
         for regime in past.regimes[name]:
             for limit in regime.limits:
-                _never_over(name, ledger, regime, limit)
+                _never_over(
+                    name, ledger, regime, limit, min((copy.begun_ns for copy in past.copies), default=0)
+                )
     _taken_whole(past)
     _never_lost(past)
     _sent_once(past)
@@ -127,6 +132,8 @@ def judge(past: Past) -> None:
     seen = passed(past.ledgers, past.copies)
     if late := late_in_fair_weather(past.world, past.limits, past.copies, seen, past.script):
         raise Broken(LIVENESS, late)
+    if all(isinstance(event, Send) for event in past.script.events):
+        _few_connections(past)
     if past.world.reports_per_hour:
         _reports_paced(past, past.world.reports_per_hour)
 
@@ -190,16 +197,36 @@ def _sent_once(past: Past) -> None:
     for taken in _reports(past):
         if found := _MESSAGE_ID.search(taken.content):
             sent.setdefault((f"report {found[1].decode()}", taken.recipients[0]), []).append(taken)
+    repeated: dict[int, set[str]] = defaultdict(set)
     for (key, recipient), times in sent.items():
         for before, after in pairwise(times):
             # What a process sent before it died may be taken later than what the next one sent.
             since_ns = min(before.begun_ns, after.begun_ns)
-            is_excused = any(since_ns <= crash_ns <= after.true_ns for crash_ns in past.crashes_ns)
-            if before.is_told and not is_excused:
+            excuses = [crash_ns for crash_ns in past.crashes_ns if since_ns <= crash_ns <= after.true_ns]
+            for crash_ns in excuses:
+                repeated[crash_ns].add(key)
+            if before.is_told and not excuses:
                 raise Broken(
                     "duplicates only in the window",
                     f"{key} to {recipient} went at {_s(before.true_ns)} and at {_s(after.true_ns)}",
                 )
+
+    # After damage all that ended in the damaged group comes again.
+    most = 2 * CONNECTIONS * past.world.relays * len(past.ledgers)
+    for crash_ns, keys in repeated.items():
+        if len(keys) > most and past.set_aside is None:
+            raise Broken("duplicates only in the window", f"the end at {_s(crash_ns)} repeats {sorted(keys)}")
+
+
+def _few_connections(past: Past) -> None:
+    """Raise Broken if an upstream had more at once than the policy allows, where nothing cut any."""
+    for name, ledger in past.ledgers.items():
+        # Each side hears a little later of what the other one closed.
+        sessions = [(since_ns, until_ns - SECOND_NS) for since_ns, until_ns in ledger.sessions]
+        for at_ns, _ in sessions:
+            at_once = sum(since_ns <= at_ns < until_ns for since_ns, until_ns in sessions)
+            if at_once > CONNECTIONS * past.world.relays:
+                raise Broken("few connections", f"{name} had {at_once} at {_s(at_ns)}")
 
 
 def _told_right(past: Past) -> None:
@@ -356,26 +383,43 @@ def _is_whole(copy: Copy, content: bytes, rewrite: str) -> bool:
     return body == new_body and sorted(fields) == sorted(new_head.split(b"\r\n"))
 
 
-def _never_over(name: str, ledger: Ledger, regime: Regime, limit: LimitSettings) -> None:
+def _never_over(name: str, ledger: Ledger, regime: Regime, limit: LimitSettings, begun_ns: int) -> None:
+    """Raise Broken; a ramp did not begin before `begun_ns`."""
     for instants in _instants(ledger, limit):
         keyed: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for seen, weight in instants:
             if regime.since_ns <= seen.true_ns <= regime.until_ns:
                 keyed[_key_of(seen, limit)].append((seen.true_ns, weight))
         for key, events in keyed.items():
-            _no_window_over(name, limit, key, sorted(events))
+            _no_window_over(name, limit, key, sorted(events), begun_ns)
 
 
-def _no_window_over(name: str, limit: LimitSettings, key: str, events: list[tuple[int, int]]) -> None:
+def _no_window_over(
+    name: str, limit: LimitSettings, key: str, events: list[tuple[int, int]], begun_ns: int
+) -> None:
     first, used = 0, 0
     for at_ns, weight in events:
         used += weight
-        while events[first][0] <= at_ns - limit.per_ns:
+        while events[first][0] <= _window_begins_ns(limit, at_ns):
             used -= events[first][1]
             first += 1
-        if used > limit.count:
-            words = f"{name} saw {used} {limit.unit} of at most {limit.count} in the window to {_s(at_ns)}"
+        if used > (most := _most_at(limit, at_ns - begun_ns)):
+            words = f"{name} saw {used} {limit.unit} of at most {most} in the window to {_s(at_ns)}"
             raise Broken("never over", f"{words}, {key}")
+
+
+def _window_begins_ns(limit: LimitSettings, at_ns: int) -> int:
+    """Return the last instant that is not in the window to `at_ns`; hours go by the upstream's clock."""
+    if limit.calendar is None:
+        return at_ns - limit.per_ns
+    return at_ns - (START_WALL_NS + at_ns) % HOUR_NS - 1
+
+
+def _most_at(limit: LimitSettings, since_begin_ns: int) -> int:
+    if limit.ramp is None:
+        return limit.count
+    low, over_ns = limit.ramp.from_count, limit.ramp.over_ns
+    return low + (limit.count - low) * min(since_begin_ns, over_ns) // over_ns
 
 
 def _instants(ledger: Ledger, limit: LimitSettings) -> Iterable[list[tuple[Seen, int]]]:

@@ -78,6 +78,8 @@ class Taken:
 class Ledger:
     seen: list[Seen] = field(default_factory=list)
     taken: list[Taken] = field(default_factory=list)
+    sessions: list[tuple[int, int]] = field(default_factory=list)
+    """From when to when each connection was open; those that are closed."""
     refused_dsn: bool = False
     """It offered DSN and refused what was asked for by it, at least once."""
 
@@ -146,12 +148,14 @@ class Upstream:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers[writer] = None
+        since_ns = self.loop.clock.true_ns
         try:
             await _Session(self, reader, writer).run()
         except (ConnectionError, asyncio.IncompleteReadError, _Over):
             pass
         finally:
             del self._writers[writer]
+            self.ledger.sessions.append((since_ns, self.loop.clock.true_ns))
             writer.close()
 
 
@@ -254,7 +258,8 @@ class _Session:
         if asked and self._mood is Mood.REFUSES_DSN:
             return await self._refuse_dsn()
         if recipient.startswith("bad"):
-            return await self._say("550 5.1.1 nobody of that name")
+            # What it prints of addresses is no word of its own.
+            return await self._say(f"550 5.1.1 <{recipient}> from <{self._sender}>: nobody of that name")
         if self._mood is Mood.GREYLIST or self._upstream.defers(recipient):
             return await self._say("451 4.7.1 come again")
         self._recipients.append(recipient)

@@ -162,6 +162,16 @@ WORLDS = {
             weights={"feel": 3},
         ),
         World(
+            "echoes",
+            (_one("{messages: 12, per: 20s}"),),
+            kinds=("ok", "later", "bad", "bad-daily-sending-quota-exceeded-", "bad-too-many-messages-"),
+            senders=("s{n}@here.test", "account-blocked-{n}@here.test", "rate-limit-exceeded@here.test"),
+            domains=("x.test", "spam-limit.test"),
+            moods=(),
+            acts=(),
+            weights={"crash": 2, "disturb": 0},
+        ),
+        World(
             "keys",
             (
                 _one(
@@ -173,6 +183,21 @@ WORLDS = {
             senders=("s1@here.test", "s2@here.test", "s{n}@there.test", "list@there.test"),
             domains=("x.test", "y.test", "z.test"),
             messages=20,
+        ),
+        World(
+            "by the hour",
+            (_one("{messages: 6, per: hour}, {messages: 4, per: 30s}"),),
+            minutes=14.0,
+            messages=7,
+            calm_s=4 * 3_600.0,
+        ),
+        World(
+            "ramp",
+            (_one("{messages: 12, per: 60s, ramp: {from: 2, to: 12, over: 6m}}"),),
+            minutes=8.0,
+            messages=30,
+            ceiling_percent=17,
+            weights={"crash": 2, "feel": 2},
         ),
         World(
             "operator",
