@@ -12,6 +12,7 @@ from tests.simulation.script import Send
 
 PORT = 2525
 AGAIN_S = 15.0
+TIMEOUT_S = 300.0
 
 
 @dataclass
@@ -20,6 +21,12 @@ class Copy:
     sender: str
     recipients: tuple[str, ...]
     content: bytes
+    begun_ns: int = 0
+    notify: tuple[str, ...] = ()
+    ret: str = ""
+    queue_id: str = ""
+    """By which the relay said that it took it."""
+    accepted_ns: int = 0
     is_sent: bool = False
     """The final dot left: the relay may have it."""
     is_accepted: bool = False
@@ -47,9 +54,11 @@ class Client:
 
     def _copy(self) -> Copy:
         send, key = self._send, f"{self._send.number}.{len(self.copies)}"
-        head = f"Subject: {send.number}\r\nX-Copy: {key}\r\n\r\n".encode()
+        author = f"From: Ann <{send.sender}>\r\n" if send.sender else ""
+        head = f"Subject: {send.number}\r\n{author}X-Copy: {key}\r\n\r\n".encode()
         line = b"..a line with dots, \xc3\xa9\r\n" if send.is_8bit else b"..a line with dots, and no more\r\n"
-        return Copy(key, send.sender, send.recipients, head + line * send.lines)
+        content, now_ns = head + line * send.lines, self._loop.clock.true_ns
+        return Copy(key, send.sender, send.recipients, content, now_ns, send.notify, send.ret)
 
     async def _hand_over(self, copy: Copy) -> None:
         reader = asyncio.StreamReader(loop=self._loop)
@@ -59,7 +68,7 @@ class Client:
             raise ConnectionRefusedError
         writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
         try:
-            async with asyncio.timeout(300):
+            async with asyncio.timeout(TIMEOUT_S):
                 await self._talk(copy, reader, writer)
         finally:
             writer.close()
@@ -69,24 +78,43 @@ class Client:
         for line, expected in (
             ("", "220"),
             ("EHLO client.test", "250"),
-            (f"MAIL FROM:<{copy.sender}>{body}", "250"),
-            *((f"RCPT TO:<{recipient}>", "250") for recipient in copy.recipients),
+            (f"MAIL FROM:<{copy.sender}>{body}{_of_mail(copy)}", "250"),
+            *(
+                (f"RCPT TO:<{recipient}>{_of_rcpt(copy, number)}", "250")
+                for number, recipient in enumerate(copy.recipients)
+            ),
             ("DATA", "354"),
         ):
             writer.write(f"{line}\r\n".encode() if line else b"")
-            if not await self._says(copy, reader, expected):
+            if not (await self._says(copy, reader)).startswith(expected):
                 return
         copy.is_sent = True
         writer.write(copy.content.replace(b"\r\n.", b"\r\n..") + b".\r\n")
-        copy.is_accepted = await self._says(copy, reader, "250")
+        reply = await self._says(copy, reader)
+        copy.is_accepted = reply.startswith("250")
+        if copy.is_accepted:
+            copy.queue_id, copy.accepted_ns = reply.split()[-1], self._loop.clock.true_ns
         writer.write(b"QUIT\r\n")
         await reader.read()
 
-    async def _says(self, copy: Copy, reader: asyncio.StreamReader, expected: str) -> bool:
+    async def _says(self, copy: Copy, reader: asyncio.StreamReader) -> str:
         while True:
             line = (await reader.readuntil(b"\r\n")).decode()
             if line[3] != "-":
                 break
         if line.startswith("5"):
             copy.refused = line
-        return line.startswith(expected)
+        return line
+
+
+def _of_mail(copy: Copy) -> str:
+    return (f" RET={copy.ret}" if copy.ret else "") + (f" ENVID=E{copy.key}" if copy.notify else "")
+
+
+def _of_rcpt(copy: Copy, number: int) -> str:
+    return asked_for(copy.notify[number], copy.recipients[number]) if copy.notify else ""
+
+
+def asked_for(notify: str, recipient: str) -> str:
+    """Return the parameters of a recipient, by which the upstream is asked for the same."""
+    return f" NOTIFY={notify} ORCPT=rfc822;was-{recipient}" if notify else ""

@@ -3,6 +3,8 @@
 Guarantees: time passes only when nothing else can happen, and then to the next timer.  What other threads
 do takes drawn time and happens in one piece, in this thread.  A *life* is one process: whatever runs in its
 context ends at `end`, at once and without another step, as by SIGKILL; what is under way elsewhere goes on.
+Between `freeze` and `thaw` it makes no step, as by SIGSTOP: its timers fire and octets arrive meanwhile, and
+it meets them all at once afterwards.
 
 Assumes: nothing waits for a real descriptor.  `add_reader` serves the simulation's own numbers (`wake`).
 """
@@ -63,6 +65,9 @@ class Life:
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_over = False
+        self.is_frozen = False
+        self.held: list[asyncio.Handle] = []
+        """What was due while it was frozen, in this order."""
 
     def run(self, function: Callable[..., Returned], *args: object) -> Returned:
         context = contextvars.copy_context()
@@ -93,16 +98,25 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         for handle in [*self._ready, *self._scheduled]:  # type: ignore[attr-defined]  # asyncio's own queues
             if handle._context.get(LIFE) is life:
                 handle.cancel()
+        life.held.clear()
         self.network.lose(life)
 
+    def thaw(self, life: Life) -> None:
+        """Let a frozen process go on with all that was due meanwhile."""
+        life.is_frozen = False
+        self._ready.extend(life.held)  # type: ignore[attr-defined]  # asyncio's own queue
+        life.held.clear()
+
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]  # types are not ours to check
-        handle = super().call_soon(callback, *args, context=context)
-        _unless_over(handle)
+        step = _Step(callback)
+        handle = super().call_soon(step, *args, context=context)
+        step.belongs_to(handle)
         return handle
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]  # as above
-        handle = super().call_at(when, callback, *args, context=context)
-        _unless_over(handle)
+        step = _Step(callback)
+        handle = super().call_at(when, step, *args, context=context)
+        step.belongs_to(handle)
         return handle
 
     # Threads.
@@ -216,10 +230,29 @@ class _Selector(selectors.DefaultSelector):
         return []
 
 
-def _unless_over(handle: Any) -> None:
-    life = handle._context.get(LIFE)
-    if life is not None and life.is_over:
-        handle.cancel()
+class _Step:
+    """What the loop calls: nothing of a process that is over, and later of one that is frozen."""
+
+    __slots__ = ("_callback", "_handle", "_life")
+
+    def __init__(self, callback: Callable[..., object]) -> None:
+        self._callback = callback
+        self._life: Life | None = None
+        self._handle: asyncio.Handle | None = None
+
+    def belongs_to(self, handle: Any) -> None:
+        self._life = life = handle._context.get(LIFE)
+        if life is not None:
+            self._handle = handle
+            if life.is_over:
+                handle.cancel()
+
+    def __call__(self, *args: object) -> None:
+        if self._life is not None and self._life.is_frozen:
+            assert self._handle is not None
+            self._life.held.append(self._handle)
+        else:
+            self._callback(*args)
 
 
 async def sleep_until(true_ns: int) -> None:

@@ -2,11 +2,9 @@
 
 import asyncio
 import io
-import random
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from unittest.mock import patch
 
 from relay.daemon.assembly import Assembly
 from relay.daemon.listening import look_for_room, spool_intake
@@ -118,9 +116,7 @@ class SimulatedRelay:
             return SimulatedTrigger(loop, number)
 
         workers = SimulatedWorkers()
-        chance = random.Random(loop.rng.random())
-        with patch("os.urandom", chance.randbytes):
-            self.intake = spool_intake(policy, Host(clock, self.listener_disk, workers, trigger), events)
+        self.intake = spool_intake(policy, Host(clock, self.listener_disk, workers, trigger), events)
         self._parts = Assembly(
             spool,
             Host(clock, self.disk, workers, trigger),

@@ -21,10 +21,15 @@ class Send:
     recipients: tuple[str, ...]
     lines: int
     is_8bit: bool = False
+    notify: tuple[str, ...] = ()
+    """NOTIFY of each recipient; empty: not given."""
+    ret: str = ""
 
     def __str__(self) -> str:
+        asked = " ".join((*self.notify, self.ret)).strip()
         return (
             f"client sends {self.number}: <{self.sender}> to {', '.join(self.recipients)}, {self.lines} lines"
+            + (f", asks for {asked}" if asked else "")
         )
 
 
@@ -69,6 +74,7 @@ class SetClock:
 
     at_s: float
     how: str
+    """`stop`: a relay makes no step while all else goes on."""
     seconds: int
 
     def __str__(self) -> str:
@@ -101,7 +107,28 @@ class Crash:
         return f"{self.kind} {self.steps} steps of the disk later; down for {self.down_s:g} s"
 
 
-Event = Send | Act | Feel | Edit | SetClock | Disturb | Crash
+@dataclass(frozen=True)
+class Damage:
+    """Octets of one file at rest become others."""
+
+    at_s: float
+    where: str
+    """`spool` or `history`."""
+    how: str
+    """`flip` or `zero`."""
+    nth: int
+    """Of the files, in the order of their names."""
+    place: float
+    """How far into the file, from 0 to 1."""
+    down_s: float
+    """The relays are killed, and start this much later; 0: they run meanwhile."""
+
+    def __str__(self) -> str:
+        when = f"while all relays are down for {self.down_s:g} s" if self.down_s else "while relays run"
+        return f"damage: {self.how} at {self.place:.3f} of file {self.nth} of the {self.where}, {when}"
+
+
+Event = Send | Act | Feel | Edit | SetClock | Disturb | Crash | Damage
 
 
 @dataclass(frozen=True)
@@ -129,17 +156,33 @@ class World:
     messages: int = 14
     minutes: float = 4.0
     moods: tuple[Mood, ...] = tuple(Mood)
-    acts: tuple[Verb, ...] = ("hold", "release", "retry", "pause", "resume")
+    acts: tuple[Verb, ...] = ("hold", "release", "retry", "first", "pause", "resume")
     senders: tuple[str, ...] = ("s{n}@here.test",)
     domains: tuple[str, ...] = ("x.test",)
     lines: tuple[int, ...] = (1, 10, 300)
+    kinds: tuple[str, ...] = ("ok", "ok", "ok", "later", "bad")
+    """What the names of recipients begin with, which says what the upstream makes of them."""
+    notifies: tuple[str, ...] = ()
+    """What clients ask for by NOTIFY, ORCPT and ENVID."""
+    rets: tuple[str, ...] = ("",)
+    rewrite: str = ""
+    """By what address, or `@` and domain, all mail of this world leaves."""
+    lifetime_ns: int = 0
+    """`retry.lifetime`, where a story may last so long; 0: never."""
+    warn_after_ns: int = 0
+    ceiling_percent: int = 100
+    """The least that a lane may use of a limit."""
+    reports_per_hour: int = 0
+    """0: as many as are owed."""
+    clocks: tuple[str, ...] = ("step", "step back", "suspend", "stop")
     weights: Mapping[str, int] = field(default_factory=dict)
     """How many of each kind of event are drawn at most, beside messages."""
-    calm_s: float = 900.0
-    """Once nothing disturbs any more, all mail is gone in this time, and what the limits ask."""
+    calm_s: float | None = None
+    """Once nothing disturbs any more, all mail is gone in this time; None: as `liveness` computes it."""
 
 
-MOST: Mapping[str, int] = {"act": 4, "feel": 4, "edit": 0, "clock": 0, "disturb": 1, "crash": 3}
+FAIR_SHARE = 0.15
+MOST: Mapping[str, int] = {"act": 4, "feel": 4, "edit": 0, "clock": 0, "disturb": 1, "crash": 3, "damage": 0}
 
 
 def drawn(world: World, seed: int, engine: str) -> Script:
@@ -151,7 +194,9 @@ def drawn(world: World, seed: int, engine: str) -> Script:
         # Often several at once.
         at_s = events[-1].at_s if events and rng.random() < 0.5 else rng.uniform(0, length_s)
         events.append(_message(world, rng, number, at_s))
-    most = {**MOST, **world.weights}
+    # Some stories have nothing but clients: in fair weather mail has the shortest time.
+    is_fair = rng.random() < FAIR_SHARE
+    most = dict.fromkeys(MOST, 0) if is_fair else {**MOST, **world.weights}
 
     def times(kind: str) -> Sequence[float]:
         return sorted(rng.uniform(0, length_s) for _ in range(rng.randint(0, most[kind])))
@@ -165,7 +210,7 @@ def drawn(world: World, seed: int, engine: str) -> Script:
         events.append(Feel(at_s, rng.choice(world.upstreams), mood, rng.choice((1.0, 20.0, 90.0))))
     events += [Edit(at_s, rng.randrange(len(world.policies))) for at_s in times("edit")]
     for at_s in times("clock"):
-        how = rng.choice(("step", "step back", "suspend", "stop"))
+        how = rng.choice(world.clocks)
         events.append(SetClock(at_s, how, rng.choice((1, 30, 400, 31_536_000 if "step" in how else 4_000))))
     for at_s in times("disturb"):
         how = rng.choice(("disk full", "sync fails", "read fails", "connections reset", "connections silent"))
@@ -173,13 +218,21 @@ def drawn(world: World, seed: int, engine: str) -> Script:
     for at_s in times("crash"):
         kind, steps = rng.choice(("kill", "power", "power")), rng.randint(1, 200)
         events.append(Crash(at_s, kind, steps, rng.choice((0.0, 3.0, 100.0))))
+    for at_s in times("damage")[:1]:
+        where, how = rng.choice(("spool", "spool", "history")), rng.choice(("flip", "zero"))
+        down_s = rng.choice((0.0, 2.0))
+        events.append(Damage(at_s, where, how, rng.randrange(100), rng.random(), down_s))
     return Script(world.name, seed, engine, tuple(sorted(events, key=lambda event: event.at_s)))
 
 
 def _message(world: World, rng: random.Random, number: int, at_s: float) -> Send:
-    kinds = [rng.choice(("ok", "ok", "ok", "later", "bad")) for _ in range(rng.choice((1, 1, 2, 3)))]
+    kinds = [rng.choice(world.kinds) for _ in range(rng.choice((1, 1, 2, 3)))]
     recipients = tuple(
         f"{kind}{number}-{index}@{rng.choice(world.domains)}" for index, kind in enumerate(kinds)
     )
     sender = rng.choice(world.senders).format(n=number)
-    return Send(at_s, number, sender, recipients, rng.choice(world.lines), rng.random() < 0.2)
+    lines, is_8bit = rng.choice(world.lines), rng.random() < 0.2
+    if not world.notifies:
+        return Send(at_s, number, sender, recipients, lines, is_8bit)
+    notify = tuple(rng.choice(world.notifies) for _ in recipients)
+    return Send(at_s, number, sender, recipients, lines, is_8bit, notify, rng.choice(world.rets))

@@ -1,6 +1,7 @@
 """One run of a script: the world, its relays under a supervisor, the clients, and what is noted of it.
 
-After the last event everything is made well (moods, disks, connections, pauses, held mail); then all mail
+`Damage` picks its file and octets when it happens.  After the last event everything is made well (moods,
+disks, connections, pauses, held mail, a damaged history); then all mail
 has to be gone within the world's `calm_s`, or the story is stuck.
 """
 
@@ -12,25 +13,30 @@ import gc
 import hashlib
 import random
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
-from relay.clock import SECOND_NS
+from relay.clock import SECOND_NS, Clock
+from relay.control.operations import OK
 from relay.mail.envelope import QueueId
+from relay.policy.limits import LimitSettings
+from relay.spool.identity import Identities
 from relay.spool.interface import SpoolFault
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model, Platter
-from tests.simulation import oracle
+from tests.simulation import damage, liveness, oracle
 from tests.simulation.client import PORT, Client
 from tests.simulation.loop import Life, SimulatedClock, SimulatedLoop, Stuck, sleep_until
-from tests.simulation.oracle import Broken, Past, Regime
+from tests.simulation.oracle import Broken, Orders, Past, Regime
 from tests.simulation.relay import SimulatedDisk, SimulatedRelay, parsed
-from tests.simulation.script import Act, Crash, Disturb, Edit, Event, Feel, Script, Send, SetClock
+from tests.simulation.script import Act, Crash, Damage, Disturb, Edit, Event, Feel, Script, Send, SetClock
 from tests.simulation.upstream import Ledger, Upstream
 from tests.simulation.worlds import PORTS, WORLDS
 
 MAX_TRANSACTION_NS = 180 * SECOND_NS
+YEAR_S = 31_536_000
 MAY_END_A_RELAY = (OSError, SpoolFault)
 """It exits, and its supervisor starts it again.  Anything else is a fault of ours."""
 LOOK_S = 5.0
@@ -46,6 +52,8 @@ class Outcome:
     accepted: int = 0
     taken: int = 0
     crashes: int = 0
+    calm_share: float = 0.0
+    """How much of the time that it may take the rest of the mail took in the end."""
 
 
 @dataclass
@@ -76,6 +84,9 @@ class Story:
         self._clients: list[Client] = []
         self._crashes_ns: list[int] = []
         self._faults: list[BaseException] = []
+        self._set_aside: list[str] = []
+        self._orders = Orders()
+        self._is_damaged = self._is_history_damaged = False
         self._regimes: dict[str, list[Regime]] = {name: [] for name in self._world.upstreams}
         self._regime_since_ns = 0
         self._disturbed_until_ns = 0
@@ -83,17 +94,29 @@ class Story:
 
     def run(self) -> Outcome:
         """Raise Broken where a promise was not kept; `outcome` is then as far as it came."""
-        with _quietly():
+        with _quietly(), _ids_by_seed(self._rng):
             # Of processes that were killed nobody hears.
             self._loop.set_exception_handler(lambda _loop, _context: None)
             try:
                 self._loop.run_until_complete(self._live())
             except Stuck:
-                raise Broken("mail that may go, goes", "nothing will ever happen again") from None
+                raise Broken(oracle.LIVENESS, "nothing will ever happen again") from None
             finally:
                 self._finish()
         copies = [copy for client in self._clients for copy in client.copies]
-        oracle.judge(Past(copies, self._ledgers, self._regimes, self._crashes_ns))
+        oracle.judge(
+            Past(
+                self._world,
+                self._script,
+                self._limits(self._world.policies[0]),
+                copies,
+                self._ledgers,
+                self._regimes,
+                self._crashes_ns,
+                self._orders,
+                self._set_aside if self._is_damaged else None,
+            )
+        )
         return self.outcome
 
     async def _live(self) -> None:
@@ -136,6 +159,8 @@ class Story:
                 self._disturb(event)
             case Crash():
                 self._arm(event)
+            case Damage():
+                self._damage(event)
 
     async def _act(self, event: Act) -> None:
         process = self._rng.choice(self._processes)
@@ -143,17 +168,25 @@ class Story:
             return
         relay = process.relay
         assert relay is not None
+        now_ns, orders = self._now_ns, self._orders
 
         async def act() -> None:
             if event.verb == "pause":
-                await relay.operator.pause(event.upstream, PauseAsked("anna", event.seconds * SECOND_NS))
+                pause_ns = event.seconds * SECOND_NS
+                if await relay.operator.pause(event.upstream, PauseAsked("anna", pause_ns)) == OK:
+                    orders.paused.append((event.upstream, now_ns(), now_ns() + pause_ns))
             elif event.verb == "resume":
+                orders.resumed.append((event.upstream, now_ns()))
                 await relay.operator.resume(event.upstream)
             else:
-                ids = _queued(relay)
+                # What becomes of reports that an operator ends is not followed.
+                is_end = event.verb in ("bounce", "delete")
+                ids = _queued(relay, with_reports=not is_end)
                 some = self._rng.sample(ids, min(len(ids), 3))
                 if some:
-                    await relay.operator.act(event.verb, some)
+                    orders.asked(event.verb, some, now_ns())
+                    results = await relay.operator.act(event.verb, some)
+                    orders.answered(event.verb, results, now_ns())
 
         await self._within(process, act)
 
@@ -170,6 +203,10 @@ class Story:
     def _set_clock(self, event: SetClock) -> None:
         by_ns = event.seconds * SECOND_NS
         match event.how:
+            case "year":
+                self._clock.step_wall(YEAR_S * SECOND_NS)
+            case "year back":
+                self._clock.step_wall(-YEAR_S * SECOND_NS)
             case "step":
                 self._clock.step_wall(by_ns)
             case "step back":
@@ -177,7 +214,35 @@ class Story:
             case "suspend":
                 self._clock.suspend(by_ns)
             case _:
-                self._clock.advance(by_ns)
+                self._stop(self._rng.choice(self._processes), event.seconds)
+
+    def _stop(self, process: _Process, seconds: float) -> None:
+        """Let a process make no step for so long."""
+        life = process.life
+        if life is None or life.is_over or life.is_frozen:
+            return
+        life.is_frozen = True
+        self._disturbed(seconds)
+
+        def go_on() -> None:
+            self._note(f"{life.name} goes on")
+            if not life.is_over:
+                self._loop.thaw(life)
+
+        self._loop.call_later(seconds, go_on)
+
+    def _damage(self, event: Damage) -> None:
+        if event.down_s:
+            for process in self._processes:
+                self._kill(process)
+                self._start_later(process, event.down_s)
+        found = damage.strike(self._platter, event)
+        if found is not None:
+            self._note(f"damaged: {found}")
+            self._is_damaged = True
+            self._is_history_damaged |= event.where == "history"
+            # An end that was told on damaged octets is not known any more: the message goes again.
+            self._crashes_ns.append(self._clock.true_ns)
 
     def _disturb(self, event: Disturb) -> None:
         if event.how.startswith("connections"):
@@ -327,13 +392,26 @@ class Story:
                 disk.after = None
         self._note("from here on all is well")
         began_ns = self._clock.true_ns
+        self._orders.all_is_released(began_ns)
+        # The last clients begin.
+        await asyncio.sleep(0)
+        copies = [copy for client in self._clients for copy in client.copies]
+        gone_ns = oracle.passed(self._ledgers, copies).gone_ns(copies)
+        left = [copy for copy in copies if copy.is_sent and copy.key not in gone_ns]
+        # Those that a client has yet to hand over.
+        left += [client.copies[-1] for client in self._clients if not client.copies[-1].is_accepted]
+        calm_ns = liveness.calm_ns(self._world, self._limits(self._policy), left, self._script)
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(max(LOOK_S, calm_ns / SECOND_NS / 600))
+            if self._is_history_unusable():
+                await self._begin_history_anew()
+                began_ns = self._clock.true_ns
             are_empty = [await self._is_empty(process) for process in self._processes]
             if all(are_empty) and all(task.done() for task in sending):
                 break
-            if self._clock.true_ns - began_ns > self._world.calm_s * SECOND_NS:
-                raise Broken("mail that may go, goes", self._what_is_left())
+            if self._clock.true_ns - began_ns > calm_ns:
+                raise Broken(oracle.LIVENESS, self._what_is_left(calm_ns))
+        self.outcome.calm_share = (self._clock.true_ns - began_ns) / calm_ns
         for task in sending:
             task.result()
         if self._faults:
@@ -359,18 +437,44 @@ class Story:
 
         return await self._within(process, look) and is_empty
 
+    def _is_history_unusable(self) -> bool:
+        if not self._is_history_damaged:
+            return False
+        for process in self._processes:
+            if process.relay is not None:
+                self._keep_log(process.relay)
+        return "event=history_failed" in self.outcome.log
+
+    async def _begin_history_anew(self) -> None:
+        """Do what docs/operating.md says: stop, wait for the longest period, move the file away."""
+        self._note("operator: begins the history anew")
+        for process in self._processes:
+            self._kill(process)
+        upstreams = parsed(self._text(0)).upstreams.values()
+        longest_ns = max(limit.per_ns for upstream in upstreams for limit in upstream.limits or ())
+        await asyncio.sleep(longest_ns / SECOND_NS)
+        for name in self._regimes:
+            damage.remove(self._platter, f"/var/history/{name}")
+        self._is_history_damaged = False
+        for process in self._processes:
+            self._start(process)
+
     def _end_regime(self, now_ns: int) -> None:
         for name, upstream in parsed(self._text(0)).upstreams.items():
             self._regimes[name].append(Regime(self._regime_since_ns, now_ns, upstream.limits or ()))
 
-    def _what_is_left(self) -> str:
+    def _limits(self, policy: str) -> dict[str, Sequence[LimitSettings]]:
+        upstreams = parsed(policy.replace("{ENGINE}", self._script.engine)).upstreams
+        return {name: upstream.limits or () for name, upstream in upstreams.items()}
+
+    def _what_is_left(self, calm_ns: int) -> str:
         left = [
             f"{view.queue_id} is {view.state}"
             for process in self._processes
             if process.relay is not None
             for view in process.relay.watch.listing().messages()
         ]
-        return f"after {self._world.calm_s:g} s {len(left)} are left, such as {left[:5]}"
+        return f"after {calm_ns / SECOND_NS:g} s {len(left)} are left, such as {left[:5]}"
 
     def _finish(self) -> None:
         for process in self._processes:
@@ -381,7 +485,8 @@ class Story:
         outcome.accepted = sum(copy.is_accepted for client in self._clients for copy in client.copies)
         outcome.taken = sum(len(ledger.taken) for ledger in self._ledgers.values())
         seen = [ledger.seen for ledger in self._ledgers.values()]
-        outcome.digest = hashlib.sha256(repr((seen, outcome.lines)).encode()).hexdigest()[:16]
+        ids = [copy.queue_id for client in self._clients for copy in client.copies]
+        outcome.digest = hashlib.sha256(repr((seen, ids, outcome.lines)).encode()).hexdigest()[:16]
         for task in asyncio.all_tasks(self._loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own, for processes killed on purpose
             coroutine = task.get_coro()
@@ -392,21 +497,39 @@ class Story:
 
     def _keep_log(self, relay: SimulatedRelay) -> None:
         relay.events.flush()
+        self._set_aside += relay.set_aside
+        relay.set_aside.clear()
         self.outcome.log += relay.log.getvalue()
         relay.log.seek(0)
         relay.log.truncate()
+
+    def _now_ns(self) -> int:
+        return self._clock.true_ns
 
     def _note(self, what: str) -> None:
         self.outcome.lines.append(f"{self._clock.true_ns / SECOND_NS:10.3f} s  {what}")
 
 
-def _queued(relay: SimulatedRelay) -> list[QueueId]:
-    return sorted({view.queue_id for view in relay.watch.listing().messages()})
+def _queued(relay: SimulatedRelay, *, with_reports: bool = True) -> list[QueueId]:
+    views = relay.watch.listing().messages()
+    return sorted({view.queue_id for view in views if view.reverse_path or with_reports})
 
 
 def _heal(disk: SimulatedDisk) -> None:
     disk.is_full = False
     disk.heal()
+
+
+@contextlib.contextmanager
+def _ids_by_seed(rng: random.Random) -> Iterator[None]:
+    """Draw what queue ids have of chance; the kernel gives it otherwise."""
+    init = Identities.__init__
+
+    def by_seed(its: Identities, clock: Clock, _: object) -> None:
+        init(its, clock, random.Random(rng.random()).randbytes)
+
+    with patch.object(Identities, "__init__", by_seed):
+        yield
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 Each notes what it saw, and when (`Ledger`).  What it counts of a message when is drawn for each sender: at
 MAIL, or when it has replied to the dot, or where the connection was lost long behind the dot.  A *mood* is
 what it does for a while, to everybody.  Beside that a recipient's name says what becomes of it:
-`bad…` is refused for good, `later…` is deferred at first, all others are taken.
+`bad…` is refused for good, `later…` is deferred at first, `never…` each time, all others are taken.
 """
 
 import asyncio
@@ -36,6 +36,13 @@ class Mood(enum.StrEnum):
     ODD = "replies in lines that no RFC knows"
     UNASKED = "says what nobody asked"
     DOWN = "takes no connection"
+    OFFERS_NO_DSN = "offers no DSN to whoever connects"
+    REFUSES_DSN = "refuses what DSN asks for"
+
+
+LOST_MOODS = (Mood.HANGS, Mood.DEAF, Mood.HANGS_UP, Mood.DROPS, Mood.UNASKED, Mood.ODD, Mood.DOWN)
+"""In which a relay may not know when a transaction ended."""
+DEFERRED_TIMES = 2
 
 
 class Seen(NamedTuple):
@@ -59,6 +66,10 @@ class Taken:
     content: bytes
     begun_ns: int
     """When MAIL came."""
+    dsn: tuple[str, ...] | None = None
+    """The parameters of each RCPT; None: it offered no DSN to this session."""
+    of_mail: str = ""
+    """The parameters RET and ENVID of MAIL."""
     is_told: bool = False
     """The whole reply was sent to a connection that was open."""
 
@@ -67,6 +78,10 @@ class Taken:
 class Ledger:
     seen: list[Seen] = field(default_factory=list)
     taken: list[Taken] = field(default_factory=list)
+    sessions: list[tuple[int, int]] = field(default_factory=list)
+    """From when to when each connection was open; those that are closed."""
+    refused_dsn: bool = False
+    """It offered DSN and refused what was asked for by it, at least once."""
 
 
 class Upstream:
@@ -119,8 +134,10 @@ class Upstream:
         self.ledger.seen.append(Seen(self.loop.clock.true_ns, what, sender, recipient, size, recipients))
 
     def defers(self, recipient: str) -> bool:
-        """Whether a `later…` recipient is to come again: the first times it is tried."""
-        if recipient.startswith("later") and self._deferred[recipient] < 2:
+        """Whether a recipient is to come again: `later…` the first times it is tried, and `never…` always."""
+        if recipient.startswith("never"):
+            return True
+        if recipient.startswith("later") and self._deferred[recipient] < DEFERRED_TIMES:
             self._deferred[recipient] += 1
             return True
         return False
@@ -131,12 +148,14 @@ class Upstream:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers[writer] = None
+        since_ns = self.loop.clock.true_ns
         try:
             await _Session(self, reader, writer).run()
         except (ConnectionError, asyncio.IncompleteReadError, _Over):
             pass
         finally:
             del self._writers[writer]
+            self.ledger.sessions.append((since_ns, self.loop.clock.true_ns))
             writer.close()
 
 
@@ -156,6 +175,10 @@ class _Session:
         self._asked = ""
         """Of the last MAIL, refused or not."""
         self._recipients: list[str] = []
+        self._has_dsn = upstream.mood is not Mood.OFFERS_NO_DSN
+        """For as long as the session lasts, whichever EHLO asks."""
+        self._of_mail = ""
+        self._of_rcpt: list[str] = []
         self._begun_ns = 0
         self._mails = 0
 
@@ -176,13 +199,14 @@ class _Session:
         verb = line[:4].upper()
         match verb:
             case "EHLO":
-                lines = ["upstream.test", *self._upstream.extensions]
+                offered = [each for each in self._upstream.extensions if each != "DSN" or self._has_dsn]
+                lines = ["upstream.test", *offered]
                 marks = ["-"] * (len(lines) - 1) + [" "]
                 await self._say(*(f"250{mark}{each}" for mark, each in zip(marks, lines, strict=True)))
             case "MAIL":
                 await self._mail(_path(line), line)
             case "RCPT":
-                await self._rcpt(_path(line))
+                await self._rcpt(_path(line), line.partition(">")[2])
             case "DATA" if self._sender is not None and self._recipients:
                 await self._say("354 go ahead")
                 await self._content()
@@ -214,21 +238,32 @@ class _Session:
             case Mood.DEAF:
                 await self._reader.read()
                 raise _Over
-        self._sender, self._recipients = sender, []
+        self._of_mail = "".join(f" {word}" for word in line.split() if word.startswith(("RET=", "ENVID=")))
+        if self._of_mail and self._mood is Mood.REFUSES_DSN:
+            return await self._refuse_dsn()
+        self._sender, self._recipients, self._of_rcpt = sender, [], []
         await self._say("250 2.1.0 ok")
         return None
 
-    async def _rcpt(self, recipient: str) -> None:
+    async def _refuse_dsn(self) -> None:
+        self._upstream.ledger.refused_dsn = True
+        await self._say("501 5.5.4 no such parameter")
+
+    async def _rcpt(self, recipient: str, asked: str) -> None:
         self._upstream.note("rcpt", self._asked, recipient)
         if self._mood is Mood.DROPS:
             raise _Over
         if self._sender is None:
             return await self._say("503 5.5.1 MAIL first")
+        if asked and self._mood is Mood.REFUSES_DSN:
+            return await self._refuse_dsn()
         if recipient.startswith("bad"):
-            return await self._say("550 5.1.1 nobody of that name")
+            # What it prints of addresses is no word of its own.
+            return await self._say(f"550 5.1.1 <{recipient}> from <{self._sender}>: nobody of that name")
         if self._mood is Mood.GREYLIST or self._upstream.defers(recipient):
             return await self._say("451 4.7.1 come again")
         self._recipients.append(recipient)
+        self._of_rcpt.append(asked)
         await self._say("250 2.1.5 ok")
         return None
 
@@ -237,6 +272,7 @@ class _Session:
         while (line := await self._reader.readuntil(b"\r\n")) != b".\r\n":
             lines += line[1:] if line.startswith(b".") else line
         sender, recipients = self._sender or "", tuple(self._recipients)
+        dsn = tuple(self._of_rcpt) if self._has_dsn else None
         self._sender, self._recipients = None, []
         upstream, mood = self._upstream, self._mood
         upstream.note("dot", sender, size=len(lines), recipients=len(recipients))
@@ -250,7 +286,9 @@ class _Session:
         else:
             await asyncio.sleep(self._rng.choice((0.0, 0.01, 0.4, 2.0)))
         now_ns = upstream.loop.clock.true_ns
-        taken = Taken(now_ns, upstream.name, sender, recipients, bytes(lines), self._begun_ns)
+        taken = Taken(
+            now_ns, upstream.name, sender, recipients, bytes(lines), self._begun_ns, dsn, self._of_mail
+        )
         upstream.ledger.taken.append(taken)
         if mood is Mood.HANGS:
             await self._reader.read()

@@ -1,5 +1,6 @@
 """The worlds: policies, and what may happen under each."""
 
+from relay.clock import SECOND_NS
 from tests.simulation.script import World
 from tests.simulation.upstream import Mood
 
@@ -7,20 +8,28 @@ _HEAD = """
 spool: {path: /var/spool, engine: {ENGINE}}
 hostname: relay.test
 listen: [{address: "127.0.0.1:2525", clients: [127.0.0.0/8], processes: 0}]
-retry: {min: 7s, max: 9s, lifetime: 5d, warn_after: null}
-reports: {per_hour: null}
+retry: {min: 7s, max: 9s, lifetime: %s, warn_after: %s}
+reports: {per_hour: %s}
 """
 
 
-def _upstream(name: str, port: int, limits: str, more: str = "") -> str:
+def _upstream(name: str, port: int, limits: str) -> str:
     return (
         f"  {name}: {{host: 127.0.0.1, port: {port}, tls: none, connections: 2, "
-        f"history: /var/history/{name}, max_transaction: 3m, limits: [{limits}]{more}}}\n"
+        f"history: /var/history/{name}, max_transaction: 3m, limits: [{limits}]}}\n"
     )
 
 
-def _one(limits: str, more: str = "", rest: str = "") -> str:
-    return f"{_HEAD}upstreams:\n{_upstream('isp', 1001, limits, more)}{rest}"
+def _one(
+    limits: str,
+    *,
+    rest: str = "",
+    lifetime: str = "5d",
+    warn_after: str = "null",
+    reports_per_hour: str = "null",
+) -> str:
+    head = _HEAD % (lifetime, warn_after, reports_per_hour)
+    return f"{head}upstreams:\n{_upstream('isp', 1001, limits)}{rest}"
 
 
 PORTS = {"isp": 1001, "other": 1002}
@@ -44,15 +53,13 @@ WORLDS = {
                 ),
             ),
             senders=("list@here.test", "s{n}@here.test"),
-            calm_s=1800.0,
         ),
         World(
             "routes",
-            (f"{_HEAD}upstreams:\n{_TWO}{_ROUTES}",),
+            (_HEAD % ("5d", "null", "null") + f"upstreams:\n{_TWO}{_ROUTES}",),
             upstreams=("isp", "other"),
             domains=("x.test", "y.test"),
             weights={"feel": 5},
-            calm_s=2400.0,
         ),
         World(
             "lanes",
@@ -63,6 +70,7 @@ WORLDS = {
                     "  lists: {sender: list@here.test, share: 20, ceiling: 60}\n",
                 ),
             ),
+            ceiling_percent=60,
             senders=("list@here.test", "list@here.test", "s1@here.test", "s{n}@here.test"),
             messages=40,
             weights={"feel": 2, "crash": 1},
@@ -76,7 +84,6 @@ WORLDS = {
                 _one("{messages: 2, per: 60s}"),
             ),
             weights={"edit": 4},
-            calm_s=1800.0,
         ),
         World(
             "long window",
@@ -85,6 +92,139 @@ WORLDS = {
             weights={"feel": 5, "disturb": 2},
         ),
         World("clock", (_one("{messages: 5, per: 60s}"),), weights={"clock": 3}, calm_s=40_000.0),
+        World(
+            "stopped",
+            (_one("{messages: 5, per: 60s}"),),
+            relays=2,
+            clocks=("stop",),
+            weights={"clock": 3, "crash": 1, "disturb": 0},
+        ),
+        World(
+            "year",
+            (_one("{messages: 5, per: 60s}", lifetime="30d", warn_after="1d"),),
+            clocks=("year", "year back"),
+            weights={"clock": 2, "crash": 2, "feel": 2},
+            calm_s=40_000.0,
+        ),
+        World(
+            "reports asked for",
+            (_one("{messages: 7, per: 20s}"),),
+            senders=("s{n}@here.test", "s{n}@here.test", "bad-s{n}@here.test", "later-s{n}@here.test", ""),
+            notifies=("", "", "NEVER", "SUCCESS", "SUCCESS,FAILURE", "FAILURE", "DELAY", "FAILURE,DELAY"),
+            rets=("", "FULL", "HDRS"),
+            moods=(
+                Mood.OFFERS_NO_DSN,
+                Mood.OFFERS_NO_DSN,
+                Mood.REFUSES_DSN,
+                Mood.HANGS_UP,
+                Mood.DROPS,
+                Mood.GREYLIST,
+                Mood.DOWN,
+            ),
+            weights={"feel": 5},
+        ),
+        World(
+            "warned and expired",
+            (_one("{messages: 20, per: 20s}", lifetime="8m", warn_after="90s"),),
+            kinds=("ok", "later", "never", "never", "bad"),
+            lifetime_ns=8 * 60 * SECOND_NS,
+            warn_after_ns=90 * SECOND_NS,
+            notifies=("", "", "", "NEVER", "FAILURE", "DELAY", "FAILURE,DELAY"),
+            moods=(),
+            acts=("retry", "first"),
+            messages=6,
+            weights={"crash": 2, "disturb": 0},
+            calm_s=1_000.0,
+        ),
+        World(
+            "reports an hour",
+            (_one("{messages: 50, per: 10s}", reports_per_hour="3"),),
+            kinds=("bad", "bad", "ok"),
+            reports_per_hour=3,
+            notifies=("", "", "SUCCESS,FAILURE"),
+            moods=(),
+            acts=(),
+            weights={"crash": 2, "disturb": 0},
+            messages=12,
+            calm_s=5 * 3_600.0,
+        ),
+        World(
+            "one sender for all",
+            (_one("{messages: 7, per: 20s}", rest="routes: [{upstreams: [isp], rewrite: news@isp.test}]\n"),),
+            rewrite="news@isp.test",
+            weights={"feel": 3},
+        ),
+        World(
+            "one domain for all",
+            (_one("{messages: 7, per: 20s}", rest='routes: [{upstreams: [isp], rewrite: "@isp.test"}]\n'),),
+            rewrite="@isp.test",
+            notifies=("", "SUCCESS"),
+            weights={"feel": 3},
+        ),
+        World(
+            "echoes",
+            (_one("{messages: 12, per: 20s}"),),
+            kinds=("ok", "later", "bad", "bad-daily-sending-quota-exceeded-", "bad-too-many-messages-"),
+            senders=("s{n}@here.test", "account-blocked-{n}@here.test", "rate-limit-exceeded@here.test"),
+            domains=("x.test", "spam-limit.test"),
+            moods=(),
+            acts=(),
+            weights={"crash": 2, "disturb": 0},
+        ),
+        World(
+            "keys",
+            (
+                _one(
+                    "{messages: 20, per: 30s}, {messages: 2, per: 40s, for_each: sender}, "
+                    "{recipients: 6, per: 60s, for_each: recipient_domain}, "
+                    "{messages: 5, per: 50s, for_each: sender_domain}"
+                ),
+            ),
+            senders=("s1@here.test", "s2@here.test", "s{n}@there.test", "list@there.test"),
+            domains=("x.test", "y.test", "z.test"),
+            messages=20,
+        ),
+        World(
+            "by the hour",
+            (_one("{messages: 6, per: hour}, {messages: 4, per: 30s}"),),
+            minutes=14.0,
+            messages=7,
+            calm_s=4 * 3_600.0,
+        ),
+        World(
+            "ramp",
+            (_one("{messages: 12, per: 60s, ramp: {from: 2, to: 12, over: 6m}}"),),
+            minutes=8.0,
+            messages=30,
+            ceiling_percent=17,
+            weights={"crash": 2, "feel": 2},
+        ),
+        World(
+            "operator",
+            (_one("{messages: 4, per: 20s}"),),
+            acts=("hold", "release", "retry", "first", "bounce", "delete", "pause", "resume"),
+            messages=20,
+            minutes=3.0,
+            weights={"act": 12, "feel": 2, "crash": 2},
+        ),
+        World(
+            "damage",
+            (_one("{messages: 3, per: 60s}"),),
+            moods=(),
+            acts=("hold",),
+            messages=20,
+            minutes=3.0,
+            weights={"crash": 0, "disturb": 0, "damage": 9, "act": 2},
+        ),
+        World(
+            "fair weather",
+            (_one("{messages: 4, per: 20s}"),),
+            kinds=("ok", "ok", "ok", "bad"),
+            moods=(),
+            acts=(),
+            messages=30,
+            weights={"crash": 0, "disturb": 0},
+        ),
         World(
             "disk",
             (_one("{messages: 7, per: 20s}"),),

@@ -1,0 +1,158 @@
+"""How long mail may take that may go: computed from the limits and from what there is to send.
+
+Two judgements.  While nothing has happened yet but clients that send (`late_in_fair_weather`), each message
+ends within what the limits ask of all that is there beside it.  And when all disturbances are over
+(`calm_ns`), all mail is gone within that and what the disturbances have left behind: slots that nobody
+knows to be free, back-offs, clients that wait for a reply that is lost.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from relay.clock import SECOND_NS
+from relay.policy.limits import LimitSettings
+from tests.simulation.client import AGAIN_S, TIMEOUT_S, Copy
+from tests.simulation.keys import key_of_sender, rewritten
+from tests.simulation.script import Crash, Disturb, Event, Feel, Script, Send, SetClock, World
+from tests.simulation.upstream import DEFERRED_TIMES, LOST_MOODS, Taken
+
+Limits = Mapping[str, Sequence[LimitSettings]]
+"""Of each upstream."""
+TRANSACTION_S = 3.0
+"""At most, while the upstream is well: its delays and the network's."""
+EACH_S = 1.0
+"""On the average, of two connections."""
+RETRY_S = 9.0
+"""`retry.max` of every world."""
+TRACE_BYTES = 400
+REPORT_BYTES = 4_000
+MAX_TRANSACTION_S = 180.0
+HISTORY_LOOK_S = 60.0
+PROVING_S = 30.0
+"""After a pause one message goes first, and others follow as it went."""
+
+
+def calm_ns(world: World, limits: Limits, left: Sequence[Copy], script: Script) -> int:
+    """Return how long it may take until all of `left` is gone, where nothing disturbs any more."""
+    if world.calm_s is not None:
+        return int(world.calm_s * SECOND_NS)
+    longest_s = max(limit.per_ns for each in limits.values() for limit in each) / SECOND_NS
+    bound_s = sum(_span_s(world, each, left) for each in limits.values()) + longest_s + PROVING_S + AGAIN_S
+    if any(map(_loses_replies, script.events)):
+        # A slot whose end nobody saw.
+        bound_s += MAX_TRANSACTION_S + longest_s
+    bound_s += max((event.down_s for event in script.events if isinstance(event, Crash)), default=0)
+    hows = {event.how for event in script.events if isinstance(event, Disturb | SetClock)}
+    if hows & {"connections silent", "stop"}:
+        bound_s += TIMEOUT_S
+    if hows & {"disk full", "sync fails", "read fails"}:
+        bound_s += HISTORY_LOOK_S
+    return int(bound_s * SECOND_NS)
+
+
+def _loses_replies(event: Event) -> bool:
+    if isinstance(event, Feel):
+        return event.mood in LOST_MOODS
+    return isinstance(event, Crash | Disturb | SetClock)
+
+
+def late_in_fair_weather(
+    world: World, limits: Limits, copies: Sequence[Copy], seen: "Passed", script: Script
+) -> str:
+    """Return which message did not end in time before anything but clients was there; or nothing."""
+    ended_ns, gone_ns = seen.ended_ns(copies), seen.gone_ns(copies)
+    others = [event.at_s for event in script.events if not isinstance(event, Send)]
+    until_ns = int(others[0] * SECOND_NS) if others else None
+    for copy in copies:
+        if not copy.is_accepted or (until_ns is not None and copy.accepted_ns >= until_ns):
+            continue
+        due_ns, before_ns = copy.accepted_ns, -1
+        while due_ns != before_ns and (until_ns is None or due_ns < until_ns):
+            beside = [
+                each
+                for each in copies
+                if each.begun_ns <= due_ns and gone_ns.get(each.key, due_ns) >= copy.accepted_ns
+            ]
+            span_s = sum(_span_s(world, each, beside) for each in limits.values())
+            before_ns, due_ns = due_ns, copy.accepted_ns + int(span_s * SECOND_NS)
+        if until_ns is not None and due_ns >= until_ns:
+            continue
+        if ended_ns.get(copy.key, due_ns + 1) > due_ns:
+            return (
+                f"{copy.key} was to be gone by {due_ns / SECOND_NS:.1f} s, and went at "
+                f"{ended_ns.get(copy.key, -SECOND_NS) / SECOND_NS:.1f} s"
+            )
+    return ""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What upstreams took."""
+
+    taken: Mapping[tuple[str, str], Sequence[Taken]]
+    """By copy and recipient."""
+    reports: Mapping[tuple[str, str, str], Sequence[Taken]]
+    """By copy, recipient and action."""
+
+    def ended_ns(self, copies: Iterable[Copy]) -> dict[str, int]:
+        """Return by copy when it was relayed to the last of those recipients that an upstream takes."""
+        ends: dict[str, int] = {}
+        for copy in copies:
+            wanted = [each for each in copy.recipients if not each.startswith(("bad", "never"))]
+            times = [some[0].true_ns for each in wanted if (some := self.taken.get((copy.key, each)))]
+            if len(times) == len(wanted):
+                ends[copy.key] = max(times, default=copy.accepted_ns)
+        return ends
+
+    def gone_ns(self, copies: Iterable[Copy]) -> dict[str, int]:
+        """Return by copy when its reports have left too; nothing where one may still be there."""
+        told: dict[str, int] = {}
+        for (key, _, _), some in self.reports.items():
+            told[key] = max(told.get(key, 0), *(each.true_ns for each in some))
+        by_key = {copy.key: copy for copy in copies}
+        return {
+            key: max(at_ns, told.get(key, 0))
+            for key, at_ns in self.ended_ns(by_key.values()).items()
+            if key in told or not _tries(by_key[key])[1]
+        }
+
+
+def _span_s(world: World, limits: Sequence[LimitSettings], left: Sequence[Copy]) -> float:
+    """Return how long these limits may hold up all of that, from windows that are full."""
+    tries = [_tries(copy) for copy in left]
+    spans_s = 0.0
+    for limit in limits:
+        weights: dict[str, int] = {}
+        for copy, (own, reports) in zip(left, tries, strict=True):
+            key = key_of_sender(rewritten(copy.sender, world.rewrite), limit)
+            weights[key] = weights.get(key, 0) + own * _weight(copy, limit)
+            weight = REPORT_BYTES if limit.unit == "bytes" else 1
+            key = key_of_sender("", limit)
+            weights[key] = weights.get(key, 0) + reports * weight
+        count = max(1, limit.count * world.ceiling_percent // 100)
+        windows = math.ceil(max(weights.values(), default=0) / count)
+        spans_s += windows * (limit.per_ns / SECOND_NS + 1 + TRANSACTION_S)
+    deferred = max((own - 1 + max(0, reports - 1) for own, reports in tries), default=0)
+    transactions = sum(own + reports for own, reports in tries)
+    return spans_s + transactions * EACH_S + TRANSACTION_S + deferred * (RETRY_S + TRANSACTION_S)
+
+
+def _tries(copy: Copy) -> tuple[int, int]:
+    """Return how many transactions a message asks for, and how many its reports do."""
+    is_deferred = any(each.startswith("later") for each in copy.recipients)
+    own = 1 + DEFERRED_TIMES * is_deferred
+    is_reported = copy.notify or any(each.startswith("bad") for each in copy.recipients)
+    if not (is_reported and copy.sender):
+        return own, 0
+    return own, 1 + DEFERRED_TIMES * copy.sender.startswith("later")
+
+
+def _weight(copy: Copy, limit: LimitSettings) -> int:
+    match limit.unit:
+        case "recipients":
+            return len(copy.recipients)
+        case "bytes":
+            return len(copy.content) + TRACE_BYTES
+        case _:
+            return 1
