@@ -203,8 +203,8 @@ def _sent_once(past: Past) -> None:
             # What a process sent before it died may be taken later than what the next one sent.
             since_ns = min(before.begun_ns, after.begun_ns)
             excuses = [crash_ns for crash_ns in past.crashes_ns if since_ns <= crash_ns <= after.true_ns]
-            for crash_ns in excuses:
-                repeated[crash_ns].add(key)
+            if before.is_told and len(excuses) == 1:
+                repeated[excuses[0]].add(key)
             if before.is_told and not excuses:
                 raise Broken(
                     "duplicates only in the window",

@@ -173,8 +173,9 @@ class Story:
         async def act() -> None:
             if event.verb == "pause":
                 pause_ns = event.seconds * SECOND_NS
+                until_ns = now_ns() + pause_ns
                 if await relay.operator.pause(event.upstream, PauseAsked("anna", pause_ns)) == OK:
-                    orders.paused.append((event.upstream, now_ns(), now_ns() + pause_ns))
+                    orders.paused.append((event.upstream, now_ns(), until_ns))
             elif event.verb == "resume":
                 orders.resumed.append((event.upstream, now_ns()))
                 await relay.operator.resume(event.upstream)
