@@ -15,6 +15,8 @@ from tests.proofs.mutants.equivalents import Equivalents
 from tests.proofs.mutants.operators import KINDS, operators
 from tests.proofs.mutants.sites import CHANGES, OF_THE_SPOOL, Site, mutated, sites
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[3]
 
 
