@@ -82,7 +82,7 @@ test: $(TEST_READY)
 
 # What measures runs alone, and last.
 test-all: test
-	RELAY_TESTS=full $(RUN) $(FILES_AT_ONCE) -m '(full or hypothesis) and not measures and not crash'
+	RELAY_TESTS=full $(RUN) $(FILES_AT_ONCE) -m '(full or hypothesis or draws) and not measures and not crash'
 	$(RUN) -m pytest -q -m 'measures and not crash'
 
 check: lint

@@ -28,6 +28,7 @@ def _judge(script: Script) -> None:
         pytest.fail(f"{broken}\n{told(shortened(script, broken.promise))}")
 
 
+@pytest.mark.draws
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_promise_holds_in_drawn_stories(world: str, engine: str) -> None:

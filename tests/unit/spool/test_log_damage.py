@@ -24,6 +24,8 @@ from tests.unit.spool.engine import BOUNCED, ENVELOPE, RELAYED, accept, note, re
 from tests.unit.spool.log_engine import LogEngine, drop_summaries, end, log_on_the_model, model_of
 from tests.unit.spool.recovering import recover
 
+pytestmark = pytest.mark.draws
+
 STEP_BYTES = 37 if os.environ.get("RELAY_TESTS") == "full" else 131
 REPORT = replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",))
 
