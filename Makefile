@@ -113,7 +113,7 @@ corpus: $(READY)
 crash: $(TEST_READY)
 	@echo 'make crash SEED=$(SEED) BUDGET=$(BUDGET)'
 	@RELAY_CRASH_SEED='$(SEED)' RELAY_CRASH_BUDGET='$(BUDGET)' \
-	  $(RUN) -m pytest -q -n 2 --dist loadfile -m crash --hypothesis-seed='$(SEED)'
+	  $(RUN) $(FILES_AT_ONCE) -m crash --hypothesis-seed='$(SEED)'
 
 # Its rivals are fetched on the first run; where that fails, they are left out, and it says so.
 bench: $(TEST_READY)
