@@ -16,7 +16,7 @@ from tests.simulation.story import Story
 from tests.simulation.worlds import WORLDS
 
 SEED = 1
-FEW = 12 if os.environ.get("RELAY_TESTS") == "full" else 3
+FEW = 12 if os.environ.get("RELAY_TESTS") == "full" else 2
 """Stories of each world and engine; `make crash` goes on from its own seed for its budget."""
 
 
