@@ -187,6 +187,8 @@ def test_damage_costs_what_it_meets_and_is_told_and_kept(kind: str, *, with_summ
             assert (bool(engine.told), spool.corrupt_count() > 0, bool(set_aside(engine))) == (True,) * 3, (
                 where
             )
+        # There is nothing to set aside of what is gone.
+        assert engine.told or not lost or is_senders(path), where
         spool.commit()
         spool.close()
         before = set_aside(engine)
