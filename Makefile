@@ -40,7 +40,7 @@ help:
 	@echo 'make test-all   every test but the long crash runs, with the real peers that are there'
 	@echo 'make check   format, lint, types, and the tests of make test (make lint: without them)'
 	@echo 'make coverage   which branches the tests of rooms and the simulation reach'
-	@echo 'make mutants that the tests notice whatever is left out or slips (docs/MUTANTS.md)'
+	@echo 'make mutants that the tests notice whatever is left out or slips'
 	@echo 'make corpus  send a folder of raw mail through a relay in every way, and compare bytes (DIR=)'
 	@echo 'make crash   the long crash runs (SEED=, BUDGET= in seconds)'
 	@echo 'make bench   compare with Postfix and other rate limiters here (OPTIONS=--help)'
@@ -104,7 +104,7 @@ coverage: $(TEST_READY)
 
 # One thing at a time is left out of a copy, or slips, and the tests run until one fails.
 mutants: $(TEST_READY)
-	$(RUN) -m tests.proofs.mutants --sample 200 --seed 1 --page docs/MUTANTS.md
+	$(RUN) -m tests.proofs.mutants --sample 200 --seed 1
 
 # Without DIR the mail that Python's own test suite ships.
 corpus: $(READY)

@@ -7,6 +7,6 @@ known        what the tests do without any mutant, and which of them could notic
 earlier      which test to ask first, from the run before
 judging      makes each mutant in a copy of the project, and runs the tests that could notice it
 plugin       the part of that in the process that runs the tests; swap puts a mutant into it
-page         what became of them: figures, and docs/MUTANTS.md
+page         what became of them: figures
 __main__     which mutants, in which order
 """

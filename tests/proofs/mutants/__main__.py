@@ -67,8 +67,6 @@ def main() -> int:
             verdicts = list(pool.map(verdict, wanted))
         judge.close()
     sys.stdout.write("\n".join(page.summary(verdicts)) + "\n")
-    if options.page is not None:
-        options.page.write_text(page.page(verdicts, options.sample, options.seed))
     return 1 if any(found.is_wrong for found in verdicts) else 0
 
 
@@ -86,7 +84,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--earlier", type=Path, help="ask first what noticed in an earlier run; kept here")
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--list", action="store_true", help="only say which mutants there are")
-    parser.add_argument("--page", type=Path, help="write the list to this file")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""How the mutants and what became of them are shown: lines, figures, and docs/MUTANTS.md."""
+"""How the mutants and what became of them are shown: lines and figures."""
 
 from dataclasses import dataclass
 
@@ -52,35 +52,3 @@ def summary(verdicts: list[Verdict]) -> list[str]:
                 f"{caught} of the other {len(judged)} caught ({share})"
             )
     return lines
-
-
-def page(verdicts: list[Verdict], sample: int, seed: int) -> str:
-    """Return docs/MUTANTS.md."""
-    head = [
-        "# What the tests would notice",
-        "",
-        "Made by `make mutants` (half an hour on two cores); not to be edited.  Each sync, each order and",
-        "each check of the spool, of the threads through which listener and sender call it, and of the",
-        "throttle's door and history was left out, one at a time, in a copy of the project, and",
-        f"{sample} general mutants were drawn from seed {seed}; below each stands a test that failed.",
-        "What cannot be noticed is listed with its reason in `tests/proofs/mutants/equivalents.yaml`.",
-        "",
-        *(f"- {each}" for each in summary(verdicts)),
-    ]
-    parts: dict[str, list[str]] = {}
-    for each in verdicts:
-        group = "left out" if each.site.kind in PROMISES else "general"
-        rows = parts.setdefault(f"## {each.module}, {group}", [])
-        rows.append(f"- {each.site.kind} in `{each.site.where or 'the module'}`: `{_code(each.site.told)}`")
-        rows.append(f"  - {_shown(each)}")
-    return (
-        "\n".join([*head, *(text for part, rows in parts.items() for text in ("", part, "", *rows))]) + "\n"
-    )
-
-
-def _shown(verdict: Verdict) -> str:
-    return verdict.told if verdict.why_equivalent or not verdict.caught else f"`{_code(verdict.caught)}`"
-
-
-def _code(text: str) -> str:
-    return text.replace("`", "'")
