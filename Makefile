@@ -81,9 +81,9 @@ install:
 test: $(TEST_READY)
 	$(RUN) $(FILES_AT_ONCE) -m 'not full and not measures and not crash'
 
-# What measures runs alone, and last.
+# Real peers mostly wait: four files at once.  What measures runs alone, and last.
 test-all: test
-	RELAY_TESTS=full $(RUN) $(FILES_AT_ONCE) -m '(full or hypothesis or draws) and not measures and not crash'
+	RELAY_TESTS=full $(RUN) $(FILES_AT_ONCE) -n 4 -m '(full or hypothesis or draws) and not measures and not crash'
 	$(RUN) -m pytest -q -m 'measures and not crash'
 
 check: lint

@@ -19,19 +19,29 @@ from watchfiles import watch
 
 T = TypeVar("T")
 
+_CLAIMS: list[socket.socket] = []
+"""Of ports that this process was given: UDP, which nothing here speaks."""
+
 HANG_S = 180.0
 """How long a peer may take before it counts as hung."""
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on, and that no outgoing connection will be given."""
+    """Return a loopback port that nobody listens on, and that no outgoing connection will be given.
+
+    Nor is it given to another process from here, for as long as this one lives.
+    """
     for _ in range(1000):
         port = random.randrange(10_240, 32_768)  # below Linux's ip_local_port_range
-        with socket.socket() as probe:
-            try:
+        claim = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            claim.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        except OSError:
+            claim.close()
+            continue
+        _CLAIMS.append(claim)
         return port
     raise AssertionError("no free port on 127.0.0.1")
 
