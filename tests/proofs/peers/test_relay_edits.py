@@ -178,6 +178,7 @@ def test_a_bad_edit_changes_nothing_and_is_told_to_the_column(edited: Edited) ->
 
         relay.policy_path.write_text(edited.text(3))
         edited.until_it_counts(3)
+        assert any("policy loaded: isp: 2 → 3 messages in any 1h; " in line for line in relay.log())
 
 
 def test_a_password_at_a_wrong_key_is_told_nowhere(edited: Edited) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli.main import main
+from relay.policy.differences import differences
 from relay.policy.faults import PolicyError
 from relay.policy.source import parse_policy
 from tests.unit.cli.terminal import forked
@@ -157,3 +158,68 @@ def test_the_policy_is_of_the_environment_then_of_the_folder(
     assert check()[2].startswith("other.yaml:1:1: policy: cannot read it")
     assert check("policy.yaml")[0] == 0
     assert check("--policy", "policy.yaml")[0] == 0
+
+
+def test_a_password_in_place_of_a_credentials_name_is_not_shown_in_full_either(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    path = tmp_path / "policy.yaml"
+    path.write_text(with_upstream(*CREDENTIAL))
+    code, out, _ = check("--show", str(path))
+    assert code == 0
+    assert 'password_credential: "…"' in out
+    assert "hunter2" not in out
+
+    old, new = (
+        parse_policy(with_upstream(CREDENTIAL[0], auth).encode(), path)
+        for auth in (CREDENTIAL[1], CREDENTIAL[1].replace("hunter2", "hunter3"))
+    )
+    (difference,) = differences(old, new)
+    assert difference.words == "isp.auth.password_credential: … → …"
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        (
+            "",
+            [
+                "reports   through isp, from MAILER-DAEMON@inside",
+                "          note: microsoft365 refuses reports",
+            ],
+        ),
+        (
+            "routes: [{sender: '<>', upstreams: two}, {upstreams: isp}]",
+            ["reports   through two, from MAILER"],
+        ),
+        (
+            "reports: {upstreams: [two, isp], from: p@x.example}",
+            ["reports   through two, isp, from p@x.example", "          note: microsoft365 refuses reports"],
+        ),
+    ],
+)
+def test_reports_that_would_not_arrive_are_noted(
+    check: Check, tmp_path: Path, more: str, shown: list[str]
+) -> None:
+    path = tmp_path / "policy.yaml"
+    small = SMALL.replace("smtp.example.net", "smtp.office365.com")
+    path.write_text(f"{small}  two: {{host: '::1', tls: none, port: 25}}\nhostname: inside\n{more}\n")
+    code, out, _ = check(str(path))
+    lines = out[out.index("reports ") :].splitlines()[:-1]
+    assert code == 0
+    assert len(lines) == len(shown) + 1
+    assert all(line.startswith(words) for line, words in zip(lines, shown, strict=False))
+    assert lines[-1] == "          note: this host is called inside, without a domain: write hostname"
+
+
+def test_two_spellings_of_one_host_are_one_account_and_are_told(check: Check, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(with_upstream("host: Smtp.Example.net.") + "  two: {host: smtp.example.net}\n")
+
+    code, out, _ = check(str(path))
+
+    assert code == 0
+    assert out.count(f"history {tmp_path}/history/smtp.example.net\n") == 2
+    assert "note: the same account as two: both count in one history, each by its own limits" in out
+    assert "note: the same account as isp: both count in one history, each by its own limits" in out

@@ -176,3 +176,21 @@ def test_any_maildir_goes_byte_by_byte(
         )
         expected.append(text if text.endswith(b"\r\n") else text + b"\r\n")
     assert sorted(map(content_of, queued(maildir.policy))) == sorted(expected)
+
+
+@pytest.mark.parametrize("name", [".", "new", "cur"])
+def test_a_symbolic_link_in_place_of_the_maildir_is_refused(
+    maildir: Maildir, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who may make one there may make it lead to another user's mail."""
+    for folder in ("", "new", "cur"):
+        (tmp_path / "elsewhere" / folder).mkdir(exist_ok=True)
+    (tmp_path / "elsewhere/1.x").write_bytes(ON_TOP + TEXT)
+    (tmp_path / "elsewhere/new/1.x").write_bytes(ON_TOP + TEXT)
+    link = Path(os.path.normpath(maildir.path / name))
+    link.rename(tmp_path / "aside")
+    link.symlink_to(tmp_path / "elsewhere")
+
+    assert maildir.drain() == os.EX_NOINPUT
+    assert queued(maildir.policy) == []
+    assert f"{link} is a symbolic link" in capsys.readouterr().err

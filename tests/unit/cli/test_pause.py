@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,16 @@ def test_new_mail_is_held_where_that_is_asked_for(tmp_path: Path, capsys: pytest
     assert operations.paused == [("isp", PauseAsked("anna", holds_new=True))]
     out = capsys.readouterr().out
     assert out == "isp: paused until `relay resume isp`; 2 in flight finish; what comes in for it is held\n"
+
+
+def test_every_instant_is_in_utc_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = write_policy(tmp_path)
+    assert code_of("pause", "isp", "--for", "2h", "--policy", str(policy)) == 0
+    assert code_of("status", "--policy", str(policy)) == os.EX_UNAVAILABLE
+
+    said = capsys.readouterr().out
+    instants = re.findall(r"\S*\d\d:\d\d:\d\d\S*", said)
+    assert "paused for 2h: by anna, since 20" in said
+    assert len(instants) == 2
+    for instant in instants:
+        assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ,?", instant), said

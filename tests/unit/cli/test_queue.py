@@ -330,3 +330,11 @@ def test_content_that_ends_too_early_is_not_taken_for_whole(operations: FakeOper
     operations.chunks, operations.content_ends = [b"Subject: half\r\n"], "its checksum is wrong"
 
     assert code_of("queue", "content", FIRST) == os.EX_TEMPFAIL
+
+
+def test_what_goes_first_is_refused_while_the_relay_is_down(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of("queue", "first", FIRST, "--policy", str(write_policy(tmp_path))) == 1
+
+    assert f"{FIRST}: the relay is down: " in capsys.readouterr().err

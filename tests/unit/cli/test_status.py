@@ -303,3 +303,15 @@ def test_who_used_a_window_is_told_by_sender_client_and_lane(
     assert "isp 8 messages per 60s <> 1 1 100" in by_sender
     assert "isp 8 messages per 60s mx[192.0.2.1] 3 4 300" in by_client
     assert by_client[-1].startswith("a window counts slots")
+
+
+def test_the_first_line_names_the_policy_of_a_relay_that_runs(
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations = FakeOperations()
+    operations.shown = a_snapshot(policy=PolicyStatus("ab", AT_NS, path="/etc/relay/policy.yaml"))
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("status", "--spool", str(policy_path.parent / "spool")) == 0
+
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first == "relay 0.1.0 on relay.example.org: running for 1h 2m; policy /etc/relay/policy.yaml"

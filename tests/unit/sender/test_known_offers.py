@@ -9,6 +9,8 @@ from relay.verdicts.offers import APART_NS
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Script, Smarthost, Turn, turns
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of, virtual_clock
+from tests.unit.sender.test_routes import policy_of as route_policy_of
+from tests.unit.sender.test_routes import recipients
 
 EIGHT_BIT = CONTENT + b"gr\xc3\xbc\xc3\x9fe\r\n" * 40
 LACKS_EIGHT_BIT = b"250-fake.example\r\n250 SIZE 100000000\r\n"
@@ -93,3 +95,26 @@ async def test_what_an_upstream_truly_lacks_bounces_after_three_looks(tmp_path: 
         relay.accept(content=EIGHT_BIT)
         await relay.until_empty()
         assert await bounced(relay) == 2
+
+        # So what we refuse ourselves, in however many messages, stops no other mail.
+        for number in range(30):
+            relay.accept(f"r{number}@there.example", sender="", content=EIGHT_BIT)
+        relay.accept()
+        await relay.until_empty()
+        assert relay.dispatcher.pausing.because == ""
+        assert host.relayed[-1].recipients == ["b@there.example"]
+
+
+async def test_what_one_upstream_can_never_carry_goes_at_once_through_the_next(tmp_path: Path) -> None:
+    clock = virtual_clock()
+    async with Smarthost(extensions=["ENHANCEDSTATUSCODES"]) as one, Smarthost() as two:
+        policy = route_policy_of(tmp_path, {"isp": one.port, "two": two.port}, "  - {upstreams: [isp, two]}")
+        async with Relay(policy) as relay:
+            relay.accept(content=EIGHT_BIT)
+            await relay.until(lambda: deferred(relay))
+            for _ in range(2):
+                await look_again(relay, clock)
+            relay.accept("plain@there.example")
+            await relay.until_empty()
+            assert await bounced(relay) == 0
+        assert (recipients(one), recipients(two)) == (["plain@there.example"], ["b@there.example"])

@@ -220,3 +220,20 @@ async def test_restarts_do_not_end_a_stop_and_bounce_nobody(tmp_path: Path) -> N
             relay.sender.wake()
             await relay.until_empty()
             assert len(host.relayed) == len(SUBSCRIBERS)
+
+
+async def test_a_list_of_one_sender_cut_off_in_unknown_words_waits_and_bounces_nobody(tmp_path: Path) -> None:
+    says = [CUT_OFF]
+    async with (
+        Smarthost(Script(rcpt=lambda _: says[0])) as host,
+        Relay(policy_of(tmp_path, host.port)) as relay,
+    ):
+        relay.accept(*SUBSCRIBERS)
+        await _sits_out(relay)
+        assert await _bounced(relay) == 0
+        assert _asked(host) == len(SUBSCRIBERS)
+
+        says[0] = "250 ok"
+        assert await relay.operator.resume("isp") == OK
+        await relay.until_empty()
+        assert sorted(host.relayed[0].recipients) == sorted(SUBSCRIBERS)

@@ -82,3 +82,16 @@ def _joined(pem: Path, certificate: Path, key: Path) -> Path:
 
 def _openssl(*arguments: str | Path) -> None:
     subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+def without_key_identifiers(folder: Path) -> tuple[Path, Path]:
+    """Return an authority as many private ones are, and what it signed for localhost."""
+    ca, bare = (
+        folder / "ca.pem",
+        ("-addext", "subjectKeyIdentifier=none", "-addext", "authorityKeyIdentifier=none"),
+    )
+    _openssl(
+        "req", "-x509", *_NEW_KEY, "-keyout", folder / "ca.key", "-out", ca, "-days", "30",
+        "-subj", "/CN=Old CA", *bare,
+    )  # fmt: skip
+    return ca, _signed(folder, "right", "DNS:localhost\nauthorityKeyIdentifier=none", ca=ca)

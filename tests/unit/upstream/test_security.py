@@ -1,6 +1,8 @@
 """TLS: verified, current, complete; never opportunistic."""
 
+import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from tests.unit.upstream.certificates import (
     Certificates,
     outdated_context,
     server_context,
+    without_key_identifiers,
 )
 from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
 
@@ -185,3 +188,23 @@ async def test_plain_speech_on_the_port_of_implicit_tls_ends_it(certificates: Ce
 
         assert "TLS failed" in text
         assert_nothing_was_entrusted(host)
+
+
+@BOTH
+async def test_an_authority_without_key_identifiers_is_trusted_by_each_python(
+    tls: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = ssl.create_default_context
+
+    def as_python_3_13(*arguments: Any, **named: Any) -> ssl.SSLContext:
+        context = default(*arguments, **named)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", as_python_3_13)
+    ca, pem = without_key_identifiers(tmp_path)
+    async with (
+        Smarthost(tls=server_context(pem), is_implicit=tls is Tls.IMPLICIT) as host,
+        connected(account(host, tls=tls, name="localhost", ca_file=ca)) as connection,
+    ):
+        assert connection.is_usable
