@@ -48,6 +48,8 @@ READ_RETRY_NS = SECOND_NS
 """How long a message waits that could not be read for lack of descriptors or memory."""
 UNREADABLE_RETRY_NS = 60 * SECOND_NS
 """How long a message waits that the disk does not give."""
+SUSPENDED_NS = SECOND_NS
+"""Of a deadline a host that is awake hears sooner than so long after it."""
 UNSETTLED = 2
 """Messages begun and not settled, for each connection: it need not wait for the disk."""
 
@@ -390,10 +392,10 @@ class Delivery:
             self._postpone_unread(queued, error)
             return None
         finally:
-            if is_over or self._clock.boottime_ns() > reservation.deadline_ns:
+            # Else the upstream may count it yet: its slot ends by itself, at the deadline.  But a host that was
+            # suspended beyond that sends, when it wakes, what it had not sent, and it is counted then.
+            if is_over or self._clock.boottime_ns() > reservation.deadline_ns + SUSPENDED_NS:
                 self._throttle.ended(reservation)
-            # Else the upstream may count it yet: its slot ends by itself, at the deadline.  One that outlived
-            # it, as on a host that was suspended, may have been counted up to now.
             attempt.conn_use = max(1, connection.transactions)
             if connection.is_usable:
                 self._pool.release(connection)

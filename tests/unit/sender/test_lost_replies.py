@@ -69,3 +69,30 @@ async def test_what_a_stop_cut_off_is_occupied_until_its_deadline(tmp_path: Path
         async with Relay(policy, clock=clock) as relay:
             await relay.until(lambda: relay.dispatcher.throttle.room() == 0)
             assert not host.relayed
+
+
+async def test_a_lost_reply_of_which_a_busy_host_hears_late_costs_one_slot(tmp_path: Path) -> None:
+    clock = virtual_clock()
+    limit = LIMIT.replace("messages: 1", "messages: 2").replace("10m", "5s")
+    script = Script(eod=turns(SILENCE))
+    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, limit)) as relay:
+        relay.accept()
+        await host.until(lambda: host.transactions)
+        clock.advance(5 * SECOND_NS + SECOND_NS // 10)
+        await _settled(relay)
+        assert relay.dispatcher.throttle.room() == 1
+
+
+async def test_what_a_suspended_host_sent_when_it_woke_counts_from_then(tmp_path: Path) -> None:
+    clock, limit = virtual_clock(), LIMIT.replace("10m", "5s")
+    script = Script(eod=turns(SILENCE))
+    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, limit)) as relay:
+        relay.accept()
+        await host.until(lambda: host.transactions)
+        # Long after deadline and T: only now the dot may reach the upstream.
+        clock.advance(10 * MINUTE_NS)
+        woke_ns = clock.boottime_ns()
+        await _settled(relay)
+        assert relay.dispatcher.throttle.room() == 0
+        await relay.until(lambda: host.relayed)
+        assert clock.boottime_ns() >= woke_ns + MINUTE_NS
