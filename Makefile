@@ -82,12 +82,12 @@ test: $(TEST_READY)
 	$(RUN) $(FILES_AT_ONCE) -m 'not full and not measures and not crash'
 
 # Real peers mostly wait: four files at once.  What measures runs alone, and last.
+test-all: private STREAMS = 4
 test-all: test
-	RELAY_TESTS=full $(RUN) $(FILES_AT_ONCE) -n 4 -m '(full or hypothesis or draws) and not measures and not crash'
+	RELAY_TESTS=full $(RUN) $(FILES_AT_ONCE) -m '(full or hypothesis or draws) and not measures and not crash'
 	$(RUN) -m pytest -q -m 'measures and not crash'
 
-check: lint
-	$(RUN) $(FILES_AT_ONCE) -m 'not full and not measures and not crash'
+check: lint test
 
 lint: $(TEST_READY)
 	$(RUN) -m ruff format --check relay tests
@@ -98,7 +98,7 @@ lint: $(TEST_READY)
 coverage: $(TEST_READY)
 	@rm -rf .coverage && mkdir .coverage
 	$(RUN) -m coverage run -p -m pytest -q -m 'not measures and not crash' tests/unit & units=$$!; \
-	  $(RUN) -m coverage run -p -m pytest -q -m 'not crash' tests/simulation; wait $$units
+	  $(RUN) -m coverage run -p -m pytest -q -m 'not crash' tests/simulation; stories=$$?; wait $$units && exit $$stories
 	$(RUN) -m coverage combine -q
 	$(RUN) -m coverage report
 

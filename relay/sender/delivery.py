@@ -392,8 +392,8 @@ class Delivery:
             self._postpone_unread(queued, error)
             return None
         finally:
-            # Else the upstream may count it yet: its slot ends by itself, at the deadline.  But a host that was
-            # suspended beyond that sends, when it wakes, what it had not sent, and it is counted then.
+            # Else the upstream may count it yet: its slot ends by itself, at the deadline.  But what a host
+            # had not sent when it was suspended beyond that, it sends when it wakes, and it is counted then.
             if is_over or self._clock.boottime_ns() > reservation.deadline_ns + SUSPENDED_NS:
                 self._throttle.ended(reservation)
             attempt.conn_use = max(1, connection.transactions)

@@ -16,10 +16,10 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
-from unittest.mock import patch
 
 from relay.clock import SECOND_NS
-from relay.sender.group_commit import CallThread
+from relay.sender.group_commit import CallThread, Worker
+from relay.sender.host import Threads
 from tests.fakes.clock import FakeClock
 
 GRAIN_NS = 1_000
@@ -113,6 +113,22 @@ def _make(function: Callable[[], Any], returned: "asyncio.Future[Any]") -> None:
         returned.set_result(value)
 
 
+class _Counted(CallThread):
+    def call(self, function: Callable[[], Any]) -> "asyncio.Future[Any]":
+        returned = super().call(function)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        loop.wait_for(returned)
+        return returned
+
+
+class CountedThreads(Threads):
+    """Threads whose calls may be kept waiting; the loop knows of them."""
+
+    def one(self, name: str) -> Worker:
+        return _Counted(name)
+
+
 class WorkersInTurn:
     def one(self, name: str) -> InTurn:
         del name
@@ -156,23 +172,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         await quiet
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]  # more than the base class says
-        self._waits.calls += 1
         call = super().run_in_executor(executor, func, *args)
-        call.add_done_callback(self._called)
+        self.wait_for(call)
         return call
 
-    def run_forever(self) -> None:
-        """Know of calls that a thread of the sender's makes, too."""
-        call = CallThread.call
-
-        def counted(thread: CallThread, function: Callable[[], Any]) -> "asyncio.Future[Any]":
-            self._waits.calls += 1
-            returned = call(thread, function)
-            returned.add_done_callback(self._called)
-            return returned
-
-        with patch.object(CallThread, "call", counted):
-            super().run_forever()
+    def wait_for(self, call: "asyncio.Future[Any]") -> None:
+        """Give a call in another thread time to return, before time passes."""
+        self._waits.calls += 1
+        call.add_done_callback(self._called)
 
     def _called(self, _call: Any) -> None:
         self._waits.calls -= 1

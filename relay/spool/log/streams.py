@@ -320,15 +320,15 @@ class Streams:
             if last is not None and last.number >= stream.numbers[0]:
                 # Of one before its last, which is gone, all was.
                 accepted = last.end if last.number == stream.numbers[0] else end
-            self._compare(handle, accepted, end)
+            self._tell_lost_end(handle, accepted, end)
             return _Part(handle, end, is_last=True, may_be_torn=announced is None, accepted=accepted)
         header = read_header(self._segments, SegmentName(stream.name, stream.numbers[1]))
         if header is not None and header.before == stream.numbers[0]:
-            self._compare(handle, header.before_end, end)
+            self._tell_lost_end(handle, header.before_end, end)
             end = min(end, header.before_end)
         return _Part(handle, end, is_last=False, may_be_torn=False)
 
-    def _compare(self, handle: int, accepted: int, end: int) -> None:
+    def _tell_lost_end(self, handle: int, accepted: int, end: int) -> None:
         """Tell of a segment that is shorter than what was accepted: nothing is there to set aside."""
         if accepted > end:
             name = self._segments.path(handle).rpartition("/")[2]

@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import pytest
 
-from relay.cli.main import _run
 from relay.clock import SystemClock
 from relay.policy.limits import LimitSettings
 from relay.policy.source import parse_policy
@@ -26,6 +25,7 @@ from relay.throttle.history_check import slots_in_file
 from relay.throttle.throttle import View
 from tests.fakes.certificates import make_certificates
 from tests.fakes.token_server import CLIENT, USER, TokenServer
+from tests.unit.cli.control import code_of
 
 
 class Practised(NamedTuple):
@@ -42,7 +42,7 @@ class Practised(NamedTuple):
             contextlib.redirect_stderr(output),
             patch("sys.stdin", io.StringIO(stdin)),
         ):
-            code = _run([*arguments, "--policy", str(self.folder / "policy.yaml")])
+            code = code_of(*arguments, "--policy", str(self.folder / "policy.yaml"))
         return code, output.getvalue()
 
     def used(self) -> list[int]:

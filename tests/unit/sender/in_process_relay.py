@@ -33,7 +33,7 @@ from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
 from tests.fakes.clock import FakeClock
 from tests.fakes.unsynced import Unsynced
-from tests.fakes.virtual_time import VirtualTimeLoop, WorkersInTurn
+from tests.fakes.virtual_time import CountedThreads, VirtualTimeLoop, WorkersInTurn
 
 PATIENCE_SECONDS = 120.0
 """How long something may take before it counts as hung; nothing is decided by how long it took."""
@@ -76,10 +76,10 @@ def _clock_of_the_loop() -> Clock:
     return SystemClock()
 
 
-def _workers() -> Workers:
+def _workers(*, is_threaded: bool) -> Workers:
     with contextlib.suppress(RuntimeError):
         if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
-            return WorkersInTurn()
+            return CountedThreads() if is_threaded else WorkersInTurn()
     return THREADS
 
 
@@ -120,7 +120,7 @@ class Relay:
         self.trigger = Trigger(root, Unsynced())
         self.sender = Sender(
             self.spool,
-            Host(self.clock, self.disk, THREADS if is_threaded else _workers()),
+            Host(self.clock, self.disk, _workers(is_threaded=is_threaded)),
             policy=policy,
             hostname="relay.test",
             telemetry=Telemetry(self.events, metrics, self.clock),

@@ -19,7 +19,7 @@ from relay.spool.interface import DEFERRED, Absent, SpoolFull, Status, Totals
 from relay.spool.maildir.engine import MaildirSpool
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.virtual_time import pass_time
+from tests.fakes.virtual_time import WorkersInTurn, pass_time
 from tests.unit.spool.committed_only import CommittedOnly
 from tests.unit.spool.engine import accept, note
 from tests.unit.spool.maildir_engine import MAILDIR
@@ -38,7 +38,7 @@ class Grouped:
         self.queue_ids = [accept(intake), accept(intake)]
         self.spool.take(9)
         self.spool.commit()
-        self.spool_thread = SpoolThread(self.spool, Reporter("relay.test"), on_full)
+        self.spool_thread = SpoolThread(self.spool, Reporter("relay.test"), on_full, WorkersInTurn())
 
     def after_a_crash(self) -> MaildirSpool:
         image = ModelDisk(self.spool.durable.copy())

@@ -23,6 +23,7 @@ from relay.spool.maildir.layout import Layout
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
+from tests.fakes.virtual_time import WorkersInTurn
 from tests.unit.spool import oracle
 from tests.unit.spool.campaign import few_folders
 from tests.unit.spool.committed_only import CommittedOnly
@@ -268,7 +269,7 @@ class Room:
         recover(self.spool)
         self.queue_id = accept(MAILDIR.listener(self.disk.another(), clock, random.Random(1).randbytes))
         assert [entry.queue_id for entry in self.spool.take(9)] == [self.queue_id]
-        self.spool_thread = SpoolThread(self.spool, Reporter("relay.test"), on_full)
+        self.spool_thread = SpoolThread(self.spool, Reporter("relay.test"), on_full, WorkersInTurn())
 
     async def loaded(self) -> Message:
         (message,) = await self.spool_thread.load([self.queue_id])
@@ -286,7 +287,9 @@ async def test_a_change_without_room_does_not_come_true_later(
     recover(spool)
     queue_id = accept(MAILDIR.listener(disk.another(), clock, random.Random(1).randbytes))
     spool.take(9)
-    spool_thread = SpoolThread(spool, Reporter("relay.test"), lambda full: pytest.fail(str(full)))
+    spool_thread = SpoolThread(
+        spool, Reporter("relay.test"), lambda full: pytest.fail(str(full)), WorkersInTurn()
+    )
     if was_held:
         await spool_thread.change(queue_id, Change.HOLD)
 
