@@ -82,7 +82,7 @@ class Outcome(NamedTuple):
     """Of the content."""
 
 
-class Usage(NamedTuple):
+class RelayedBy(NamedTuple):
     """What of one sender, client or lane was relayed."""
 
     key: str
@@ -299,7 +299,7 @@ def found(past: sqlite3.Connection, wanted: Sought, since_ns: int) -> Iterator[O
         yield from (Outcome._make(row[1:]) for row in rows)
 
 
-def usage(past: sqlite3.Connection, key: Key, upstream: str, since_ns: int) -> list[Usage]:
+def usage(past: sqlite3.Connection, key: Key, upstream: str, since_ns: int) -> list[RelayedBy]:
     """Return what an upstream took since an instant by a key, the most messages first."""
     past.create_function("key_of", 3, key, deterministic=True)
     query = (
@@ -308,7 +308,7 @@ def usage(past: sqlite3.Connection, key: Key, upstream: str, since_ns: int) -> l
         " max(size_bytes) AS size_bytes FROM outcome WHERE became = 'relayed' AND upstream = ? AND at_ns > ?"
         " GROUP BY key, queue_id) GROUP BY key ORDER BY 2 DESC, 3 DESC, key"
     )
-    return [Usage._make(row) for row in past.execute(query, (upstream, since_ns))]
+    return [RelayedBy._make(row) for row in past.execute(query, (upstream, since_ns))]
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:

@@ -44,9 +44,8 @@ def test_equal_seeds_give_equal_stories(engine: str) -> None:
 
 
 @pytest.mark.crash
-def test_every_promise_holds_for_as_long_as_there_is_time() -> None:
-    seed = int(os.environ["RELAY_CRASH_SEED"])
-    until = time.monotonic() + float(os.environ["RELAY_CRASH_BUDGET"])
+def test_every_promise_holds_for_as_long_as_there_is_time(crash_seed: int, crash_budget_s: float) -> None:
+    seed, until = crash_seed, time.monotonic() + crash_budget_s
     while time.monotonic() < until:
         for world in WORLDS.values():
             for engine in ENGINES:

@@ -22,7 +22,7 @@ from relay.telemetry.metrics import Metrics
 from relay.telemetry.outcomes import (
     Outcome,
     OutcomeStore,
-    Usage,
+    RelayedBy,
     found,
     outcomes_folder,
     past_outcomes,
@@ -230,15 +230,15 @@ async def test_usage_is_what_an_upstream_took_by_sender_client_and_lane(tmp_path
     since_ns = hearing.clock.wall_ns() - 3600 * SECOND_NS
     with past_outcomes(hearing.spool) as past:
         assert usage(past, USAGE_KEYS["sender"], "isp", since_ns) == [
-            Usage("list-return-7@here.example", 3, 3, 3000),
-            Usage("ann@here.example", 1, 2, 1000),
+            RelayedBy("list-return-7@here.example", 3, 3, 3000),
+            RelayedBy("ann@here.example", 1, 2, 1000),
         ]
         assert usage(past, USAGE_KEYS["client"], "isp", since_ns) == [
-            Usage("unknown[192.0.2.1]", 3, 3, 3000),
-            Usage("unknown[192.0.2.9]", 1, 2, 1000),
+            RelayedBy("unknown[192.0.2.1]", 3, 3, 3000),
+            RelayedBy("unknown[192.0.2.9]", 1, 2, 1000),
         ]
         assert usage(past, USAGE_KEYS["lane"], "isp", since_ns) == [
-            Usage("lists", 3, 3, 3000),
-            Usage("default", 1, 2, 1000),
+            RelayedBy("lists", 3, 3, 3000),
+            RelayedBy("default", 1, 2, 1000),
         ]
     assert (hearing.folder / "outcomes").stat().st_mode & 0o777 == 0o600
