@@ -11,8 +11,7 @@ pages are dropped (`Fault.drops_pages`), reads what the disk has, from at once.
 Any state-changing call can be made to fail, once or from then on, or to write only half,
 or to lie: the write says that all is well, and its file's next sync fails; or to be silent:
 it says that all is well, did nothing, and no sync ever says so.  Opening and reading fail
-where a fault names them.  Beside that, calls of one kind about one path can be refused each time
-(`Standing`).
+where a fault names them.
 """
 
 import errno
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from relay.spool.disk.durable import FileStatus
 from tests.fakes import power
-from tests.fakes.fault import READS, Fault, Standing
+from tests.fakes.fault import READS, Fault
 from tests.fakes.ours import AllOurs
 from tests.fakes.platter import ContentChange, Platter, disk_error
 
@@ -41,8 +40,6 @@ class ModelDisk(AllOurs):
         self.after: Callable[[], None] | None = None
         """Called behind each state-changing call, failed ones too."""
         self.fault: Fault | None = None
-        self.standing: frozenset[Standing] = frozenset()
-        """What is refused beside that, each time."""
         self.has_failed = False
         self.free_inodes: int | None = 1_000_000
         self._counted = 0
@@ -314,7 +311,7 @@ class ModelDisk(AllOurs):
         return 1 << 40, self.free_inodes
 
     def _begin(self, kind: str, *paths: str) -> None:
-        if self.platter.is_safe and self.fault is None and self.before is None and not self.standing:
+        if self.platter.is_safe and self.fault is None and self.before is None:
             return  # nobody asks for the steps
         fault = self._next_fault(kind, *paths)
         if fault is not None:
@@ -325,10 +322,6 @@ class ModelDisk(AllOurs):
             self.steps.append(" ".join((kind, *paths)))
             if self.before is not None:
                 self.before(self.steps[-1])
-        for each in self.standing:
-            if each.kind == kind and any(each.path in path for path in paths):
-                self.has_failed = True
-                return Fault(0, each.error)
         fault = self.fault
         if fault is None or (kind in READS if fault.kinds is None else kind not in fault.kinds):
             return None
@@ -337,8 +330,6 @@ class ModelDisk(AllOurs):
         self._counted += 1
         is_due = self._counted == fault.nth or (fault.forever and self._counted > fault.nth)
         self.has_failed = self.has_failed or is_due
-        if is_due and fault.stands:
-            self.standing |= {Standing(kind, paths[0], fault.error)}
         return fault if is_due else None
 
     def _failed(self, fault: Fault) -> OSError:

@@ -6,15 +6,6 @@ READS = frozenset({"open", "read", "names"})
 """Calls that change nothing: no step of a run, and failing only where a fault names them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Calls that are refused each time: those of one kind about a path that contains this one."""
-
-    kind: str
-    path: str
-    error: int
-
-
 @dataclass(slots=True)
 class Fault:
     """A call that is to fail: the `nth` state-changing one from when it was ordered, from 1."""
@@ -22,8 +13,6 @@ class Fault:
     nth: int
     error: int
     forever: bool = False
-    stands: bool = False
-    """From then on each call of the same kind about the same path fails, and no other."""
     is_short: bool = False
     """Half of a write is written before it fails."""
     is_lying: bool = False

@@ -9,7 +9,7 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import ROOM_BYTES
 from relay.spool.identity import warning_id
-from relay.spool.interface import Corrupt
+from relay.spool.interface import Corrupt, Spool
 from relay.spool.log import segments
 from tests.unit.spool.engine import ENVELOPE, accept, again, note, recovered, taken
 from tests.unit.spool.log_engine import (
@@ -119,8 +119,8 @@ def of_sender(engine: LogEngine) -> str:
     return path
 
 
-def test_a_segment_of_the_sender_does_not_grow_with_each_group(tmp_path: Path) -> None:
-    engine = log_on_the_kernel(tmp_path)
+def held_and_released(engine: LogEngine) -> tuple[Spool, bytes, bytes]:
+    """Return a sender, and its segment before and behind a group."""
     spool, queue_id = recovered(engine), accept(engine.intake())
     taken(spool)
     spool.hold(queue_id)
@@ -128,7 +128,12 @@ def test_a_segment_of_the_sender_does_not_grow_with_each_group(tmp_path: Path) -
     before = engine.content_of(of_sender(engine))
     spool.release(queue_id)
     spool.commit()
-    after = engine.content_of(of_sender(engine))
+    return spool, before, engine.content_of(of_sender(engine))
+
+
+def test_a_segment_of_the_sender_does_not_grow_with_each_group(tmp_path: Path) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    spool, before, after = held_and_released(engine)
     assert len(before) == len(after) > ROOM_BYTES
     assert before != after
     # Whoever is killed here leaves the room behind, and it is no damage.
@@ -145,14 +150,7 @@ def test_a_segment_of_the_sender_does_not_grow_with_each_group(tmp_path: Path) -
 
 def test_a_group_of_which_a_crash_kept_only_the_end_was_never_there() -> None:
     engine = log_on_the_model()
-    spool, queue_id = recovered(engine), accept(engine.intake())
-    taken(spool)
-    spool.hold(queue_id)
-    spool.commit()
-    before = engine.content_of(of_sender(engine))
-    spool.release(queue_id)
-    spool.commit()
-    after = engine.content_of(of_sender(engine))
+    _, before, after = held_and_released(engine)
     ends_at = len(after.rstrip(b"\0"))
     model_of(engine).poke(of_sender(engine), before[: ends_at - 9] + after[ends_at - 9 :])
     engine = LogEngine(engine.root, model_of(engine).after_kill())

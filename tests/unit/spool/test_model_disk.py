@@ -8,7 +8,6 @@ import pytest
 
 from relay.spool.disk.durable import opened
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.fault import Standing
 from tests.fakes.platter import Model, Platter
 
 
@@ -247,31 +246,3 @@ def test_disks_of_equal_content_have_one_fingerprint() -> None:
     copied.plant("/other/named", b"T")
 
     assert disk.fingerprint() == same.fingerprint() != copied.fingerprint()
-
-
-def test_what_stands_refuses_its_kind_and_path_each_time(model: ModelDisk) -> None:
-    for name in ("a", "b"):
-        model.close(model.open_new(f"/folder/{name}"))
-    model.standing = frozenset({Standing("unlink", "/folder/a", errno.EIO)})
-
-    for _ in range(2):
-        assert error_of(lambda: model.unlink("/folder/a")) == errno.EIO
-    model.unlink("/folder/b")
-    model.rename("/folder/a", "/folder/c")
-    assert model.names("/folder") == ["c"]
-    assert model.has_failed
-
-
-def test_a_call_that_failed_can_stand_for_its_path_alone(model: ModelDisk) -> None:
-    for name in ("a", "b", "c"):
-        model.close(model.open_new(f"/folder/{name}"))
-    model.fail(Fault(2, errno.ENOSPC, stands=True, kinds=frozenset({"unlink"})))
-
-    model.unlink("/folder/a")
-    for _ in range(2):
-        assert error_of(lambda: model.unlink("/folder/b")) == errno.ENOSPC
-    model.unlink("/folder/c")
-    model.heal()
-    assert error_of(lambda: model.unlink("/folder/b")) == errno.ENOSPC
-    model.standing = frozenset()
-    model.unlink("/folder/b")

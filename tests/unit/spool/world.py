@@ -19,7 +19,6 @@ from relay.spool.identity import subject_of, warning_id
 from relay.spool.interface import DEFERRED, Message, Note, SpoolFull, Status
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
-from tests.fakes.fault import READS
 from tests.fakes.platter import Platter
 from tests.unit.spool.engine import OnModel
 from tests.unit.spool.maildir_engine import MAILDIR
@@ -369,7 +368,6 @@ class Sender:
             self.trace.offered[own], self.trace.told_of[own] = (report, content), failed
         is_new = self.spool.publish_report(own, *self.trace.offered[own])
         cannot_read = self.disk.fault is not None and self.disk.fault.forever
-        cannot_read = cannot_read or any(each.kind in READS for each in self.disk.standing)
         if is_new and missing and not cannot_read:
             raise Violation(f"{queue_id}: the reasons for {missing} are lost")
         if is_new and self.trace.offered[own][1] != content and not cannot_read:
