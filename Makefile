@@ -104,7 +104,7 @@ coverage: $(TEST_READY)
 
 # One thing at a time is left out of a copy, or slips, and the tests run until one fails.
 mutants: $(TEST_READY)
-	$(RUN) -m tests.proofs.mutants --sample 200 --seed 1
+	$(RUN) -m tests.mutants --sample 200 --seed 1
 
 # Without DIR the mail that Python's own test suite ships.
 corpus: $(READY)

@@ -4,7 +4,7 @@ Two sides that share nothing but the disk: `Intake` for listeners, in any number
 `Spool` for the one sender that holds the spool's lock.  Both are synchronous and called from
 threads; an engine's methods are called by one thread at a time, except `Intake`, whose
 drafts are independent of one another.
-tests/unit/spool/conformance.py is the suite that every engine passes.
+tests/engines/spool/conformance.py is the suite that every engine passes.
 """
 
 import enum

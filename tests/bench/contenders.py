@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.proofs.peers import postfix
-from tests.proofs.peers.relay import RelayProcess
-from tests.proofs.peers.smtp_tools import SmtpSink, smtp_sink
+from tests.system import postfix
+from tests.system.relay import RelayProcess
+from tests.system.smtp_tools import SmtpSink, smtp_sink
 
 CONNECTIONS = 20
 MOST_SESSIONS = 1000

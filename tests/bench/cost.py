@@ -26,9 +26,9 @@ import uvloop
 
 from tests.bench.contenders import CONNECTIONS, sink_policy
 from tests.bench.measure import Load, send_through
-from tests.proofs.peers.relay import RelayProcess
-from tests.proofs.peers.smtp_tools import SmtpSink, smtp_sink, smtp_source
-from tests.proofs.peers.waiting import free_port
+from tests.system.relay import RelayProcess
+from tests.system.smtp_tools import SmtpSink, smtp_sink, smtp_source
+from tests.system.waiting import free_port
 
 WARM_UP = 400
 CONTENT = b"Subject: floor\r\n\r\n" + b"".join(b"X" * 78 + b"\r\n" for _ in range(51))

@@ -41,8 +41,8 @@ from relay.throttle.history_format import Ended
 from relay.throttle.slots import Slots
 from relay.throttle.throttle import Reservation, Throttle
 from relay.throttle.window import EXACT_SLOTS
+from tests.engines.history.limits import messages
 from tests.fakes.clock import FakeClock
-from tests.unit.throttle.limits import messages
 
 COUNTS = (8, 1_000, 1_000_000)
 DAY_S = 86_400

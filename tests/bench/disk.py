@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tests.proofs.lab import kernel
-from tests.proofs.lab.filesystems import FILE_SYSTEMS
-from tests.proofs.lab.recorded_disk import recorded_disk
+from tests.engines.lab import kernel
+from tests.engines.lab.filesystems import FILE_SYSTEMS
+from tests.engines.lab.recorded_disk import recorded_disk
 
 _APPENDED_BYTES = 4096
 _AT_ONCE = 20

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 
-from tests.proofs.peers.waiting import HANG_S
+from tests.system.waiting import HANG_S
 
 Flooding = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.bench.contenders import Contender
-from tests.proofs.peers.smtp_tools import SmtpSink, smtp_source
+from tests.system.smtp_tools import SmtpSink, smtp_source
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from relay.spool.maildir.ledger_file import LedgerFile
 from relay.spool.message import message_file
 from tests.bench.filling import accept, slices
 from tests.fakes.smarthost import Smarthost
-from tests.proofs.peers.waiting import free_port
+from tests.system.waiting import free_port
 
 CONTENT = (
     b"Received: by us\r\nMessage-ID: <1@here.example>\r\nSubject: minutes\r\n\r\n" + b"x" * 1024 + b"\r\n"

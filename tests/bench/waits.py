@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tests.proofs.peers.waiting import HANG_S
+from tests.system.waiting import HANG_S
 
 MOST = 5.0
 """How many times as long a client may wait in a flood."""

@@ -35,8 +35,8 @@ from relay.policy.rules import VerdictRule
 from relay.policy.source import parse_policy
 from relay.telemetry.event_table import KINDS
 from relay.telemetry.metric_table import METRICS
-from tests.proofs.peers import postfix, prometheus
-from tests.proofs.peers.demand import demand, missing_program
+from tests.system import postfix, prometheus
+from tests.system.demand import demand, missing_program
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

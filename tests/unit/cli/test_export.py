@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from relay.mail.envelope import QueueId
+from tests.engines.spool.engine import CONTENT, ENVELOPE, accept, recovered, taken
+from tests.engines.spool.log_engine import log_on_the_kernel
+from tests.engines.spool.maildir_engine import on_the_kernel
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import a_message
 from tests.unit.cli.control import code_of, relay_up, write_policy
-from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, recovered, taken
-from tests.unit.spool.log_engine import log_on_the_kernel
-from tests.unit.spool.maildir_engine import on_the_kernel
 
 FIRST, SECOND = QueueId("0000000000000001"), QueueId("0000000000000002")
 ABSENT = "zzzzzzzzzzzzzzzz"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.spool.engine import accept, recovered, taken
+from tests.engines.spool.maildir_engine import MaildirEngine, on_the_kernel
 from tests.fakes.operations import FakeOperations
 from tests.unit.cli.control import code_of, relay_up, write_policy
-from tests.unit.spool.engine import accept, recovered, taken
-from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel
 
 
 @pytest.fixture

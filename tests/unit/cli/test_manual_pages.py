@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proofs.peers.demand import demand, missing_program
+from tests.system.demand import demand, missing_program
 from tests.unit.cli.manual_pages import pages
 
 MANUALS = [path for path in pages() if path.parent.name == "man"]

@@ -11,8 +11,8 @@ from relay.policy.source import parse_policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
 from relay.spool.interface import Message
+from tests.engines.spool.recovering import recover
 from tests.unit.cli.terminal import forked
-from tests.unit.spool.recovering import recover
 
 POLICY = """
 spool: {spool}

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.spool.engine import accept, recovered, taken
+from tests.engines.spool.log_engine import log_on_the_kernel
+from tests.engines.spool.maildir_engine import MaildirEngine, on_the_kernel
+from tests.engines.spool.recovering import recover
 from tests.fakes.operations import FakeOperations
 from tests.unit.cli.control import code_of, relay_up, write_policy
-from tests.unit.spool.engine import accept, recovered, taken
-from tests.unit.spool.log_engine import log_on_the_kernel
-from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel
-from tests.unit.spool.recovering import recover
 
 FORMATS = {"maildir": "relay spool 1 maildir\n", "log": "relay spool 1 log\n"}
 

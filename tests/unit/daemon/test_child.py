@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.daemon.child import Child, Starter
-from tests.proofs.peers.waiting import HANG_S
+from tests.system.waiting import HANG_S
 
 LONG = b"x" * 1_000_000
 """More than a pipe holds."""

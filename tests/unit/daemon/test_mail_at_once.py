@@ -12,7 +12,7 @@ import pytest
 from relay.daemon import daemon
 from relay.spool.disk.durable import RealDisk
 from tests.fakes.smarthost import Smarthost
-from tests.proofs.peers.waiting import free_port
+from tests.system.waiting import free_port
 from tests.unit.sender.in_process_relay import CONTENT, PATIENCE_SECONDS
 
 HELD_FOLDER = "/hold"

@@ -17,7 +17,7 @@ from relay.practice.smarthost import PracticeSmarthost
 from relay.practice.witness import Witnessed
 from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.smarthost import PATIENCE_S
-from tests.proofs.peers.demand import demand, missing_program
+from tests.system.demand import demand, missing_program
 from tests.unit.practice.tools import (
     LOOPBACK,
     MINUTE_NS,

@@ -12,7 +12,7 @@ from relay.policy.model import Policy
 from relay.spool.interface import SpoolFault, Totals
 from tests.fakes.smarthost import Script, Smarthost
 from tests.fakes.unsynced import Unsynced
-from tests.proofs.figures import FIGURES
+from tests.figures import FIGURES
 from tests.unit.sender.in_process_relay import PATIENCE_SECONDS, Relay, look_again, policy_of
 
 LIMITS = ", limits: [{messages: 1000, per: 1h}]"

@@ -1,7 +1,7 @@
 """A sender on a real file system that is full, or has no inodes left: it starts, relays, reports and drains.
 
 The disk is memory (tmpfs), so that a thousand levels take minutes; ext4 and a whole relay
-are in tests/proofs/peers/test_relay_full_disk.py.
+are in tests/system/test_relay_full_disk.py.
 """
 
 import random
@@ -23,10 +23,10 @@ from relay.spool.maildir.layout import prepare
 from relay.spool.root.headroom import HEADROOM_BYTES, HEADROOM_INODES
 from relay.spool.root.trigger import Trigger
 from tests.fakes.smarthost import Script, Smarthost
-from tests.proofs.figures import FIGURES
-from tests.proofs.peers import small_disk
-from tests.proofs.peers.demand import demand
-from tests.proofs.peers.small_disk import MEGABYTE, SmallDisk, tmpfs
+from tests.figures import FIGURES
+from tests.system import small_disk
+from tests.system.demand import demand
+from tests.system.small_disk import MEGABYTE, SmallDisk, tmpfs
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
 
 PAGE_BYTES = 4096

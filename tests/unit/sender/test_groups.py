@@ -17,14 +17,14 @@ from relay.sender.spool_thread import Change, Ending, SpoolThread, Written
 from relay.spool.identity import report_id
 from relay.spool.interface import DEFERRED, Absent, SpoolFull, Status, Totals
 from relay.spool.maildir.engine import MaildirSpool
+from tests.engines.spool.committed_only import CommittedOnly
+from tests.engines.spool.engine import accept, note
+from tests.engines.spool.maildir_engine import MAILDIR
+from tests.engines.spool.plays import prepared
+from tests.engines.spool.recovering import recover
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.virtual_time import WorkersInTurn, pass_time
-from tests.unit.spool.committed_only import CommittedOnly
-from tests.unit.spool.engine import accept, note
-from tests.unit.spool.maildir_engine import MAILDIR
-from tests.unit.spool.plays import prepared
-from tests.unit.spool.recovering import recover
 
 
 class Grouped:

@@ -1,8 +1,8 @@
 """The order in which the spool thread writes down what attempts came to, by crashes at every instant of it.
 
-The crash suite of the spool (tests.unit.spool.world) writes in the same order with code of its own.
+The crash suite of the spool (tests.engines.spool.world) writes in the same order with code of its own.
 Here the sender's own spool thread does it, before the crash and after it; what it tells the judge
-(tests.unit.spool.oracle) is what the spool was asked for, and only once that returned.
+(tests.engines.spool.oracle) is what the spool was asked for, and only once that returned.
 """
 
 import asyncio
@@ -20,19 +20,19 @@ from relay.spool.identity import report_id, subject_of, warning_id
 from relay.spool.interface import Message, Note, Spool, SpoolFull, Status
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.layout import Layout
+from tests.engines.spool import oracle
+from tests.engines.spool.campaign import few_folders
+from tests.engines.spool.committed_only import CommittedOnly
+from tests.engines.spool.cuts import SCENARIOS, Judge, cut_on_each_model, killed
+from tests.engines.spool.engine import CONTENT, accept, note
+from tests.engines.spool.maildir_engine import MAILDIR, MaildirOnModel
+from tests.engines.spool.plays import play, prepared
+from tests.engines.spool.recovering import recover
+from tests.engines.spool.world import Sender, Snapshot, Trace, Violation, World
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 from tests.fakes.virtual_time import WorkersInTurn
-from tests.unit.spool import oracle
-from tests.unit.spool.campaign import few_folders
-from tests.unit.spool.committed_only import CommittedOnly
-from tests.unit.spool.cuts import SCENARIOS, Judge, cut_on_each_model, killed
-from tests.unit.spool.engine import CONTENT, accept, note
-from tests.unit.spool.maildir_engine import MAILDIR, MaildirOnModel
-from tests.unit.spool.plays import play, prepared
-from tests.unit.spool.recovering import recover
-from tests.unit.spool.world import Sender, Snapshot, Trace, Violation, World
 
 CUTS_AT_ONCE = 6
 NO_REASON = b"The reason is no longer known."

@@ -8,7 +8,7 @@ from relay.mail.dsn import NO_REQUEST, NOTHING_ASKED, DsnRequest, Notify, Recipi
 from relay.mail.envelope import QueueId, Shape
 from relay.queue.routes import WHOLE, Part, Route
 from relay.spool.interface import MOST_RUNS, Entry, Message, Status, runs
-from tests.unit.spool.engine import ENVELOPE
+from tests.engines.spool.engine import ENVELOPE
 
 ISP, SES = Route(("isp",)), Route(("ses",))
 

@@ -18,8 +18,8 @@ from relay.spool.log.record import (
 from relay.spool.log.stream_reader import Damage, groups, pieces
 from relay.spool.log.stream_writer import Position, decode_position, encode_position
 from relay.spool.message import message_file
-from tests.unit.spool.engine import ENVELOPE
-from tests.unit.spool.log_engine import window_on
+from tests.engines.spool.engine import ENVELOPE
+from tests.engines.spool.log_engine import window_on
 
 NAME = SegmentName("0123456789abcdef", 7)
 MARK = mark_of(NAME)

@@ -23,7 +23,7 @@ from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import START_WALL_NS, FakeClock
 from tests.fakes.snapshots import AT_NS, a_snapshot, routes
-from tests.proofs.peers.demand import demand, missing_program
+from tests.system.demand import demand, missing_program
 
 LISTENER = "127.0.0.1:2525"
 

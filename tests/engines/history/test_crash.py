@@ -1,0 +1,151 @@
+"""The power is cut, and processes are killed, after every operation on the history: no slot is freed early.
+
+Runs are all sequences of a few deeds of two processes, on every model of a disk
+(tests.fakes.power), with a file that is never rewritten, now and then, or each time; with
+a sync that fails; and with a second crash while the first is recovered from.  The long run
+goes on with longer ones from a seed: RELAY_CRASH_SEED and RELAY_CRASH_BUDGET (seconds).
+"""
+
+import errno
+import functools
+import itertools
+import os
+import random
+import sys
+import time
+
+import pytest
+
+from relay.throttle import history
+from relay.throttle.history_format import HistoryError
+from relay.throttle.throttle import Request
+from tests.engines.history.cuts import DEEDS, PATH, Account, Instant, Judge, Overrun, instants_of, runs
+from tests.fakes.clock import FakeClock
+from tests.fakes.disk import Fault, ModelDisk
+from tests.fakes.platter import Model, Platter
+from tests.fakes.tally import Packed, Part, on_all_cores
+
+SYNCS = frozenset({"sync", "sync_content", "sync_directory"})
+COMPACTS = {"never": 256 * 1024, "now and then": 40, "each time": 1}
+"""What a line counts for when it is judged whether the file has outgrown its worth."""
+CUTS_AT_ONCE = 128
+SHARE = 0.1
+"""Of the budget of all crash runs."""
+
+
+def compact(monkeypatch: pytest.MonkeyPatch, how_often: str) -> None:
+    if how_often != "never":
+        monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 0)
+        monkeypatch.setattr(history, "LONGEST_RECORD_BYTES", COMPACTS[how_often])
+
+
+def judge_run(judge: Judge, run: tuple[str, ...], model: Model, rng: random.Random) -> None:
+    """Judge one run: as it is, with a sync that fails, and crashed twice."""
+    story = f"{', '.join(run)} ({model.name})"
+    instants = instants_of(run, model)
+    judge.judge(instants, rng, CUTS_AT_ONCE, story=story)
+    nth, drops_pages = rng.randint(1, 6), rng.random() < 0.5
+    fault = Fault(nth, errno.EIO, kinds=SYNCS, drops_pages=drops_pages)
+    failed = f"{story}, sync {nth} failed{' and dropped its pages' * drops_pages}"
+    judge.judge(instants_of(run, model, fault), rng, CUTS_AT_ONCE, story=failed)
+    if instants:
+        judge.crash_twice(instants, rng, 8, story=story)
+
+
+@pytest.mark.parametrize(
+    ("how_often", "every"),
+    [
+        *[(each, 5) for each in COMPACTS],
+        *[pytest.param(each, 1, marks=pytest.mark.full) for each in COMPACTS],
+    ],
+)
+def test_no_crash_frees_a_slot_early_or_stops_the_account(
+    how_often: str, every: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compact(monkeypatch, how_often)
+    judge, rng = Judge(), random.Random(how_often)
+    short = itertools.product(itertools.chain(runs(1), runs(2)), Model)
+    # Of the longer ones each on one model, in turn: that is what time allows here.
+    every_run = itertools.chain(short, zip(runs(3), itertools.cycle(Model), strict=False))
+    for run, model in itertools.islice(every_run, 0, None, every):
+        judge_run(judge, run, model, rng)
+        judge.tally.runs += 1
+
+    with capsys.disabled():
+        sys.stdout.write(f"\nhistory rewritten {how_often}: {judge.tally}, nothing freed early\n")
+    assert len(judge.tally.states) > 3000 / every
+    assert len(judge.tally.second) > 600 / every
+
+
+def test_folders_of_a_killed_start_are_durable_before_a_grant() -> None:
+    for instant in instants_of(("A reserves",), Model.ANY_SUBSET):
+        disk = ModelDisk(instant.platter).after_kill()
+        account = Account(disk, FakeClock())
+        account.reserve(0)
+        # Nothing of what is pending survives.
+        cut = ModelDisk(disk.platter.after_cut(()))
+        Account(cut, FakeClock()).flush(0)
+        assert cut.length(str(PATH))
+
+
+def test_a_flipped_bit_stops_the_account_and_changes_nothing() -> None:
+    disk = ModelDisk(Platter(Model.ANY_SUBSET))
+    account = Account(disk, FakeClock())
+    account.reserve(0)
+    account.settle(0)
+    account.flush(0)
+    middle = len(disk.peek(str(PATH)).rstrip(b"\0"))
+    account.reserve(1)
+    whole = disk.peek(str(PATH))
+    for offset in range(middle):
+        damaged = ModelDisk(disk.platter.copy())
+        flipped = bytes([whole[offset] ^ 1 << offset % 8])
+        damaged.poke(str(PATH), whole[:offset] + flipped + whole[offset + 1 :])
+        with pytest.raises(HistoryError):
+            Account(damaged, account.clock).throttles[0].reserve([Request(1)])
+        assert damaged.peek(str(PATH))[offset : offset + 1] == flipped
+        assert damaged.length(str(PATH)) == len(whole)
+
+
+def test_the_judge_sees_slots_freed_early_or_never_asked_for() -> None:
+    instants = instants_of(("A reserves two", "A settles", "A flushes"), Model.ANY_SUBSET)
+    told = instants[-1]
+
+    empty = Instant(ModelDisk().platter, told.slots, told.clock, told.true_ns, "nothing is left")
+    with pytest.raises(Overrun, match="granted beside 2"):
+        Judge().judge([empty], random.Random(0), 1, story="")
+    late = Instant(told.platter, (), told.clock, told.true_ns, "nobody asked")
+    with pytest.raises(Overrun, match="not 0 to 0,"):
+        Judge().judge([late], random.Random(0), 1, story="")
+
+
+def walk(part: Part, *, seed: int, budget_s: float) -> Packed:
+    """Judge the runs of one part until the time is up.  Raises Overrun, which names its slice."""
+    (first, many), until, judge = part, time.monotonic() + budget_s, Judge()
+    for number in itertools.count(first, many):
+        rng = random.Random(f"{seed}/history {number}")
+        with pytest.MonkeyPatch.context() as patch:
+            compact(patch, rng.choice(list(COMPACTS)))
+            run = ("A reserves", *rng.choices(list(DEEDS), k=6))
+            model = rng.choice(list(Model))
+            try:
+                for deeds in range(1, len(run) + 1):
+                    judge_run(judge, run[:deeds], model, rng)
+            except Overrun as overrun:
+                raise Overrun(f"RELAY_CRASH_SEED={seed}, slice {number}: {overrun}") from overrun
+        judge.tally.runs += 1
+        if time.monotonic() > until:
+            break
+    return judge.tally.packed()
+
+
+@pytest.mark.crash
+def test_no_crash_of_a_longer_run_does_either(capsys: pytest.CaptureFixture[str]) -> None:
+    seed = int(os.environ.get("RELAY_CRASH_SEED", "0"))
+    budget_s = float(os.environ.get("RELAY_CRASH_BUDGET", "60")) * SHARE
+
+    tally = on_all_cores(functools.partial(walk, seed=seed, budget_s=budget_s))
+
+    with capsys.disabled():
+        sys.stdout.write(f"\nhistory: {tally}, seed {seed}: nothing freed early\n")
+    assert tally.second

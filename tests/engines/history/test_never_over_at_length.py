@@ -1,0 +1,87 @@
+"""Never over: random events, each grant held against a brute-force oracle; 100,000 of them in test-all."""
+
+import concurrent.futures
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from relay.throttle import compaction, gauge, history, history_format, slots, wall
+from tests.engines.history.world import World
+
+EVENTS_A_WORLD = 200
+WORLDS = 500
+
+
+def _shrink(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Make small, in some worlds, what takes thousands of messages to reach."""
+    if number % 5:
+        # These worlds last for microseconds: a step of the clock within a second is none, or is one.
+        monkeypatch.setattr(wall, "ALIKE_NS", 1)
+        monkeypatch.setattr(history_format, "ALIKE_NS", 1)
+        monkeypatch.setattr(wall, "MOST_READINGS", 4 if number % 7 == 3 else 64)
+    if number % 2:
+        monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 0)
+        monkeypatch.setattr(history, "LONGEST_RECORD_BYTES", 10)
+    if number % 4 == 3:
+        monkeypatch.setattr(slots, "EXACT_ENDS", 3)
+        monkeypatch.setattr(slots, "EXACT_SLOTS", 3)
+        monkeypatch.setattr(slots, "MOST_SHARES", 6 if number % 8 == 7 else 1000)
+        # What is merged is rounded so coarsely that it reaches into windows of today.
+        monkeypatch.setattr(compaction, "BUCKETS", 4)
+    if number % 3 == 2:
+        # Two keys have a window of their own, of some instants, and are counted coarsely beyond that.
+        monkeypatch.setattr(gauge, "MOST_ENTRIES", 2 * gauge.KEY_ENTRIES + number % 5)
+
+
+def _live(seed: str, number: int) -> tuple[int, int]:
+    """Live through one world; return how much was granted in it, and how much of that behind a reset."""
+    with pytest.MonkeyPatch.context() as patched:
+        _shrink(patched, number)
+        world = World(Random(f"{seed} {number}"))
+        try:
+            world.live(EVENTS_A_WORLD)
+            assert world.all_is_free_at_last(), "stuck, or wasteful"
+        except AssertionError as error:
+            raise AssertionError(f"world {number} of seed {seed}: {error}") from error
+        return world.grants, world.boundaries
+
+
+def _live_for(seconds: float, seed: str, first: int, step: int) -> int:
+    """Live through worlds for so long, each step-th of them; return through how many."""
+    until, number = time.monotonic() + seconds, first
+    while time.monotonic() < until:
+        _live(seed, number)
+        number += step
+    return (number - first) // step
+
+
+@pytest.mark.parametrize("worlds", [range(100), pytest.param(range(100, WORLDS), marks=pytest.mark.full)])
+def test_no_random_events_are_ever_over(worlds: range) -> None:
+    lives = [_live("0", number) for number in worlds]
+
+    # It is not that nothing was ever granted, or that all windows slid.
+    assert sum(grants for grants, _ in lives) > len(worlds) * EVENTS_A_WORLD // 20
+    assert sum(resets for _, resets in lives) > len(worlds) // 8
+
+
+@pytest.mark.crash
+def test_as_many_random_events_as_the_budget_allows_are_never_over(
+    tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
+) -> None:
+    """Over all cores, for a quarter of the budget; 10^8 events are a matter of hours, which it tells."""
+    seconds, cores = crash_budget_s / 4, os.cpu_count() or 1
+    fresh = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(cores, mp_context=fresh) as pool:
+        walks = [pool.submit(_live_for, seconds, str(crash_seed), first, cores) for first in range(cores)]
+        worlds = sum(walk.result() for walk in walks)
+    events = worlds * EVENTS_A_WORLD
+    rate = events / seconds
+    tell(
+        f"seed {crash_seed}: {events:,} random events, none over; {rate:,.0f} a second on {cores} cores, "
+        f"10^8 would take {1e8 / rate / 3600:.1f} h"
+    )
+    assert worlds

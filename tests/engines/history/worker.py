@@ -1,0 +1,51 @@
+"""A sender of its own: reserves, flies, settles, and says so, until it is killed or has enough.
+
+Run as `python -m tests.engines.history.worker HISTORY COUNT PERIOD_NS TRANSACTION_NS FLIGHT_NS GRANTS
+SEED`, where no flight is longer than FLIGHT_NS if the machine keeps up.  Says, a line each,
+`granted ID START DEADLINE` before a transaction starts and `ended ID END` after it ended, or
+`late ID END` if it missed its deadline because the machine is slow: that proves nothing.
+"""
+
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+from relay.clock import SECOND_NS, SystemClock
+from relay.spool.disk.durable import RealDisk
+from relay.throttle import history
+from relay.throttle.throttle import Request, Reservation, Throttle
+from tests.engines.history.limits import PerPeriod
+
+FILE_OUTGROWN_BYTES = 4096
+
+
+def main() -> None:
+    path, *numbers = sys.argv[1:]
+    count, period_ns, transaction_ns, flight_ns, grants, seed = map(int, numbers)
+    # Often, so that some are killed in it.
+    history.COMPACT_ABOVE_BYTES = FILE_OUTGROWN_BYTES
+    clock, random = SystemClock(), Random(seed)
+    limit = PerPeriod(count, period_ns)
+    account = Throttle(Path(path), [limit], 0, RealDisk(), clock, transaction_ns=transaction_ns)
+    while grants > 0:
+        answers = account.reserve([Request(1)] * random.randint(1, 3))
+        for answer in answers:
+            if isinstance(answer, Reservation):
+                grants -= 1
+                _say("granted", answer.id, clock.boottime_ns(), answer.deadline_ns)
+                time.sleep(random.random() * flight_ns / SECOND_NS)
+                end_ns = clock.boottime_ns()
+                account.settle(answer, end_ns)
+                _say("ended" if end_ns < answer.deadline_ns else "late", answer.id, end_ns)
+        until_ns = account.opens_at_ns(1)
+        time.sleep(max(0, until_ns - clock.boottime_ns()) / SECOND_NS)
+    account.flush()
+
+
+def _say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+main()

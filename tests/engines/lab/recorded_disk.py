@@ -1,0 +1,41 @@
+"""A loop device over the recorder: everything that is written to it is logged, and a flush may be slow."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.engines.lab import kernel
+from tests.system.relay import PROJECT
+from tests.system.waiting import HANG_S
+
+
+@contextmanager
+def recorded_disk(base: Path, fuse: Path, log: Path, *, flush_s: float = 0.0) -> Iterator[kernel.Loop]:
+    """Have a disk that begins as `base`, while the context lasts; the recorder is mounted on `fuse`.
+
+    Each flush takes `flush_s` longer, and nothing else is read or written meanwhile.
+    """
+    fuse.mkdir(exist_ok=True)
+    program = [sys.executable, "-m", "tests.engines.lab.recorder"]
+    command = kernel.ending_with_us(*program, str(fuse), str(base), str(log), str(flush_s))
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE) as recorder:
+        assert recorder.stdout is not None
+        try:
+            if recorder.stdout.readline() != b"ready\n":
+                raise ChildProcessError(f"the recorder exited {recorder.wait()}")
+            loop = kernel.Loop(fuse / "disk")
+            try:
+                loop.forget()
+                yield loop
+            finally:
+                loop.close()
+            kernel.unmount(fuse)
+            recorder.wait(HANG_S)
+        except BaseException:
+            recorder.kill()
+            with contextlib.suppress(OSError):
+                kernel.unmount(fuse, detach=True)
+            raise

@@ -1,0 +1,110 @@
+"""The judge sees each kind of broken promise, on a spool in a plain folder."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relay.listener.received import received_line
+from relay.mail.envelope import Envelope
+from relay.spool.disk.durable import RealDisk
+from relay.spool.maildir.intake import MaildirIntake
+from relay.spool.maildir.layout import prepare
+from tests.engines.lab.judge import judge
+from tests.engines.lab.observations import Letter, Observations
+from tests.engines.spool.world import Violation
+from tests.fakes.clock import START_WALL_NS, FakeClock
+
+SENDER, RECIPIENT = "front0@front.test", "ok0-0@list.test"
+LETTER = Letter(0, SENDER, (RECIPIENT,), b"Subject: 0\r\n\r\nhello\r\n")
+PLACE = 100
+
+
+@pytest.fixture
+def observed(tmp_path: Path) -> Observations:
+    """Return what is known of one message that is in the spool as it was handed over."""
+    root, disk, clock = str(tmp_path / "spool"), RealDisk(), FakeClock()
+    prepare(root, disk)
+    intake = MaildirIntake(root, disk, clock)
+    draft = intake.draft()
+    draft.append(
+        received_line(
+            helo="c", address="127.0.0.1", hostname="h", protocol="ESMTP", queue_id=draft.queue_id, wall_ns=0
+        )
+    )
+    draft.append(LETTER.content)
+    envelope = Envelope(SENDER, LETTER.recipients, START_WALL_NS, "unknown[127.0.0.1]", "c", "ESMTP")
+    assert intake.accept([(draft, envelope)]) == [None]
+    known = Observations()
+    known.offered[0] = (0, LETTER)
+    known.accepted[0] = (PLACE, draft.queue_id)
+    return known
+
+
+def _id(observed: Observations) -> str:
+    return observed.accepted[0][1]
+
+
+def test_a_message_as_it_was_handed_over_breaks_no_promise(tmp_path: Path, observed: Observations) -> None:
+    seen = judge(tmp_path, observed, RealDisk())
+
+    assert (seen.found, seen.ended, seen.repeats) == (1, 0, 0)
+
+
+def _lost(observed: Observations) -> None:
+    observed.offered[1] = (0, Letter(1, "front1@front.test", ("ok1-0@list.test",), b"x\r\n"))
+    observed.accepted[1] = (PLACE, "0" * 16)
+
+
+def _other_content(observed: Observations) -> None:
+    observed.offered[0] = (0, Letter(0, SENDER, LETTER.recipients, LETTER.content + b"!"))
+
+
+def _other_envelope(observed: Observations) -> None:
+    observed.offered[0] = (0, Letter(0, SENDER, (*LETTER.recipients, "ok0-1@list.test"), LETTER.content))
+
+
+def _never_offered(observed: Observations) -> None:
+    observed.offered.clear()
+    observed.accepted.clear()
+
+
+def _told_relayed(observed: Observations) -> None:
+    observed.taken[RECIPIENT] = [(PLACE, LETTER.content)]
+    observed.told[_id(observed), RECIPIENT] = [(PLACE, "sent")]
+
+
+def _reported(observed: Observations) -> None:
+    observed.told[f"{_id(observed)}r", SENDER] = [(PLACE, "sent")]
+
+
+def _counted_upstream(observed: Observations) -> None:
+    observed.mails.append((PLACE, None))
+
+
+@pytest.mark.parametrize(
+    ("broken", "verdict"),
+    [
+        (_lost, "accepted, and lost for"),
+        (_other_content, "other content"),
+        (_other_envelope, "another envelope"),
+        (_never_offered, "nobody handed over"),
+        (_told_relayed, "is TODO; told"),
+        (_reported, "is back"),
+        (_counted_upstream, "charged"),
+    ],
+)
+def test_each_broken_promise_is_seen(
+    tmp_path: Path, observed: Observations, broken: Callable[[Observations], None], verdict: str
+) -> None:
+    broken(observed)
+
+    with pytest.raises(Violation, match=verdict):
+        judge(tmp_path, observed, RealDisk())
+
+
+def test_what_was_learned_later_obliges_nobody_earlier(tmp_path: Path, observed: Observations) -> None:
+    _told_relayed(observed)
+    _counted_upstream(observed)
+
+    judge(tmp_path, observed.until(PLACE - 1), RealDisk())

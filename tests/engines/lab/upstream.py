@@ -1,0 +1,94 @@
+"""An upstream that takes, refuses, defers and hangs up, as recipients are named, and writes observations.
+
+    ok…        taken
+    no…        refused at RCPT
+    later…     deferred once, then taken
+    never…     deferred each time, until it expires
+    unloved…   refused with the whole message, at its final dot
+    lost…      taken, and the connection is closed instead of a reply; taken again after that
+Who is told of failures is `front…`; reports to `deaf…` are refused.
+"""
+
+import asyncio
+import threading
+from types import TracebackType
+from typing import Self
+
+from tests.engines.lab.observations import Scribe
+from tests.fakes.smarthost import CLOSE, DEFAULT, Script, Smarthost, Turn
+from tests.system.waiting import HANG_S
+
+REFUSED, DEFERRED = "550 5.1.1 nobody of that name", "450 4.2.0 come again"
+HANG_UP = "hung up"
+REFUSED_ALL = "554 5.6.0 we do not like it"
+
+
+class Upstream:
+    """A server in a thread of its own.  A context manager: in it, it listens."""
+
+    def __init__(self, scribe: Scribe) -> None:
+        self._scribe = scribe
+        self._seen: set[str] = set()
+        """Recipients that were deferred, or lost, once."""
+        self._host = Smarthost(Script(mail=self._mail, rcpt=self._rcpt, eod=self._end_of_content))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="upstream", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """Return where it listens."""
+        return self._host.port
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._host.__aenter__(), self._loop).result(HANG_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            asyncio.run_coroutine_threadsafe(self._host.stop(), self._loop).result(HANG_S)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+        for fault in self._host.faults:
+            self._scribe.fault(f"the relay broke the protocol: {fault}")
+
+    def _mail(self, _argument: str) -> Turn:
+        self._scribe.mail()
+        return DEFAULT
+
+    def _rcpt(self, argument: str) -> Turn:
+        self._scribe.rcpt()
+        recipient = argument.removeprefix("TO:").strip("<>")
+        if recipient.startswith(("no", "deaf")):
+            reply = REFUSED
+        elif recipient.startswith("never") or (recipient.startswith("later") and self._is_first(recipient)):
+            reply = DEFERRED
+        else:
+            return DEFAULT
+        self._scribe.refuse(recipient, reply)
+        return reply
+
+    def _end_of_content(self, _argument: str) -> Turn:
+        transaction = self._host.transactions[-1]
+        if any(recipient.startswith("unloved") for recipient in transaction.recipients):
+            for recipient in transaction.recipients:
+                self._scribe.refuse(recipient, REFUSED_ALL)
+            return REFUSED_ALL
+        for recipient in transaction.recipients:
+            self._scribe.take(recipient, transaction.content)
+        lost = [each for each in transaction.recipients if each.startswith("lost")]
+        first = [each for each in lost if self._is_first(each)]
+        if not first:
+            return DEFAULT
+        for recipient in transaction.recipients:
+            self._scribe.refuse(recipient, HANG_UP)
+        return CLOSE
+
+    def _is_first(self, recipient: str) -> bool:
+        is_first = recipient not in self._seen
+        self._seen.add(recipient)
+        return is_first

@@ -1,0 +1,159 @@
+"""What the suite of the engines needs: how an engine is made, and the first steps of most tests.
+
+Nothing here knows how an engine keeps its messages: only relay.spool.interface, and the port of the disk.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from relay.mail.envelope import Envelope, QueueId
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.interface import (
+    Intake,
+    Note,
+    Spool,
+    Status,
+    Totals,
+)
+from tests.engines.spool.recovering import recover
+from tests.fakes.clock import START_WALL_NS, FakeClock
+from tests.fakes.disk import ModelDisk
+
+ENVELOPE = Envelope(
+    "list-owner@example.org",
+    ("alice@example.com", "bob@example.net", "carol@example.org"),
+    START_WALL_NS,
+    "mail.example.org[192.0.2.1]",
+    "mail.example.org",
+    "ESMTPSA",
+    user="mjd",
+)
+CONTENT = b"Received: by us\r\nSubject: minutes\r\n\r\n.dots\r\n\x00\xff, and no end of line"
+RELAYED, BOUNCED, EXPIRED, DELETED = Status.RELAYED, Status.BOUNCED, Status.EXPIRED, Status.DELETED
+
+
+class Engine(Protocol):
+    """One spool on one disk, seen by as many processes as a test asks for."""
+
+    clock: FakeClock
+    told: list[tuple[str, str]]
+    """What the sender was told about corrupt files: name and fault."""
+
+    def start(self) -> Spool:
+        """Start a sender; it has not recovered yet."""
+        ...
+
+    def intake(self) -> Intake:
+        """Start a listener."""
+        ...
+
+    def damage(self, queue_id: QueueId) -> None:
+        """Change one octet in the middle of a queued message's content."""
+        ...
+
+
+class OneSpool:
+    """One spool, as the engines for the suite have it: every process gets a view of the disk of its own."""
+
+    def __init__(self, root: str, disk: Disk) -> None:
+        self.root = root
+        self.disk = disk
+        self.clock = FakeClock()
+        self.told: list[tuple[str, str]] = []
+        self._intakes = 0
+
+    def view(self) -> Disk:
+        return self.disk.another() if isinstance(self.disk, ModelDisk) else self.disk
+
+    def tell(self, name: str, why: str) -> None:
+        self.told.append((name, why))
+
+    def chance(self) -> Callable[[int], bytes]:
+        """Return what the next listener draws its ids from."""
+        self._intakes += 1
+        return random.Random(self._intakes).randbytes
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(self.disk.names(f"{self.root}/{folder}"))
+
+    def content_of(self, path: str) -> bytes:
+        with opened(self.disk, self.disk.open_read(path)) as fd:
+            return self.disk.pread(fd, self.disk.size(fd), 0)
+
+    def flip(self, path: str, at: int) -> None:
+        """Change one octet of a file."""
+        with opened(self.disk, self.disk.open_update(path)) as fd:
+            (octet,) = self.disk.pread(fd, 1, at)
+            self.disk.write_at(fd, bytes([octet ^ 1]), at)
+
+
+class OnModel(Protocol):
+    """An engine on the model of a disk: all that the crash suite knows of it."""
+
+    root: str
+    is_durable_at_once: bool
+    """What is called is durable when the call returns, and not only when `commit` does."""
+
+    def sender(self, disk: ModelDisk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> Spool:
+        """Start a sender on a view of the disk; it has not recovered yet."""
+        ...
+
+    def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
+        """Start a listener on a view of the disk, in a spool that is there."""
+        ...
+
+    def vary(self, rng: random.Random) -> None:
+        """Draw what may be chosen of the engine, as how long its files are, for the rest of the process."""
+        ...
+
+    def drafts(self, disk: ModelDisk) -> list[str]:
+        """Return the names of what was never accepted and is still there."""
+        ...
+
+    def remains(self, disk: ModelDisk) -> list[str]:
+        """Return the names of what is there of any message, other than the account."""
+        ...
+
+
+def note(index: int, text: str | None = "550 5.1.1 no such user", reason: str = "bounced") -> Note:
+    return Note(index, "5.1.1", reason, text, "smtp.example.net", START_WALL_NS + index)
+
+
+def accept(
+    intake: Intake, envelope: Envelope = ENVELOPE, content: bytes = CONTENT, *, chunk: int = 0
+) -> QueueId:
+    """Hand one message over, in chunks that are written one by one if a size is given."""
+    draft = intake.draft()
+    for start in range(0, len(content), chunk or len(content) or 1):
+        draft.append(content[start : start + (chunk or len(content))])
+        if chunk:
+            intake.spill(draft)
+    assert intake.accept([(draft, envelope)]) == [None]
+    return draft.queue_id
+
+
+def recovered(engine: Engine) -> Spool:
+    spool = engine.start()
+    recover(spool)
+    return spool
+
+
+def taken(spool: Spool, most: int = 100) -> list[QueueId]:
+    return [entry.queue_id for entry in spool.take(most)]
+
+
+def again(engine: Engine, spool: Spool) -> Spool:
+    """Start anew from what is committed."""
+    spool.commit()
+    spool.close()
+    return recovered(engine)
+
+
+def content_of(spool: Spool) -> Callable[[QueueId], list[bytes]]:
+    return lambda queue_id: list(spool.content(queue_id))
+
+
+def is_balanced(totals: Totals) -> bool:
+    ended = totals.relayed + totals.bounced + totals.expired + totals.deleted
+    return totals.accepted == ended + totals.queued

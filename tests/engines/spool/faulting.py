@@ -1,0 +1,91 @@
+"""Faults of a disk, one kind a name, and the judgement on what they leave behind.
+
+Counted is each run of the code in which a call did fail.  An image that is the same as one
+that was judged already, with the same trace, is not judged again: `live_on` is a function
+of both.
+"""
+
+import errno
+import functools
+from collections.abc import Callable, Iterator
+
+from tests.engines.spool.engine import OnModel
+from tests.engines.spool.oracle import live_on
+from tests.engines.spool.world import Trace, Violation
+from tests.fakes.disk import Fault, ModelDisk
+from tests.fakes.fault import READS
+from tests.figures import FIGURES
+
+OPENS = frozenset({"open", "open_new", "sync_directory", "names"})
+"""Calls that take a descriptor."""
+Kind = Callable[[int], Fault]
+
+
+def _kinds() -> Iterator[tuple[str, Kind]]:
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    for number in (*full, errno.EIO, errno.EROFS, errno.EACCES, errno.EINTR):
+        yield errno.errorcode[number], functools.partial(Fault, error=number)
+    yield "EMFILE", lambda nth: Fault(nth, errno.EMFILE, kinds=OPENS)
+    yield "half a write, then ENOSPC", lambda nth: Fault(nth, errno.ENOSPC, is_short=True)
+    yield "a lying write", lambda nth: Fault(nth, errno.EIO, is_lying=True, kinds=frozenset({"write"}))
+    yield "EIO while reading", lambda nth: Fault(nth, errno.EIO, kinds=READS)
+
+
+def _forever(kind: Kind) -> Kind:
+    def fault(nth: int) -> Fault:
+        once = kind(nth)
+        once.forever = True
+        return once
+
+    return fault
+
+
+ONCE: dict[str, Kind] = dict(_kinds())
+FAULTS: dict[str, Kind] = ONCE | {f"{name} from then on": _forever(kind) for name, kind in ONCE.items()}
+SILENT = {"a write that says nothing": lambda nth: Fault(nth, 0, is_silent=True, kinds=frozenset({"write"}))}
+"""What only a listener has to notice: see docs/guarantees.md, what is not promised."""
+LISTENED: dict[str, Kind] = (
+    FAULTS | SILENT | {f"{name} from then on": _forever(kind) for name, kind in SILENT.items()}
+)
+SOME = [
+    name
+    for name in FAULTS
+    if name.removesuffix(" from then on") in ("ENOSPC", "EIO", "EMFILE", "a lying write", "EIO while reading")
+]
+"""One of each sort, for the short run."""
+FULL = [name for name in FAULTS if any(word in name for word in ("ENOSPC", "EDQUOT", "EFBIG", "EMFILE"))]
+"""What only holds the sender up."""
+
+
+class Judging:
+    """Judges what faults leave, each different image once."""
+
+    def __init__(self, figure: str, engine: OnModel) -> None:
+        """Begin; `figure` is what these faults are counted as."""
+        self.faults = 0
+        self._figure = figure
+        self._engine = engine
+        self._seen: set[tuple[object, ...]] = set()
+
+    def check(self, disk: ModelDisk, trace: Trace, story: str) -> None:
+        """Judge what a restart finds, and what one after a power cut would."""
+        self.faults += 1
+        FIGURES[self._figure] += 1
+        platter = disk.platter
+        images = [disk.after_kill()]
+        images += [ModelDisk(platter.after_cut(())), ModelDisk(platter.after_cut(platter.pending))]
+        told = str(trace)
+        for image in images:
+            key = (image.fingerprint(), tuple(map(repr, image.platter.pending)), told)
+            if key in self._seen:
+                continue
+            self._seen.add(key)
+            try:
+                live_on(image, trace.copy(), engine=self._engine)
+            except Exception as error:
+                raise Violation(f"{story}: {error!r}") from error
+
+
+def last_steps(disk: ModelDisk) -> str:
+    """Return what happened last, for a message to people."""
+    return f"{disk.steps[-4:]}"

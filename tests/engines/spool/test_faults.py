@@ -1,0 +1,305 @@
+"""Every call to the disk fails once, or from then on: nothing accepted is lost, nothing refused is queued.
+
+The n-th call of a run fails, for n = 1, 2, … until a run is untouched, in each way that
+`tests.engines.spool.faulting.FAULTS` lists; then a restart is judged, with the power kept and cut.
+The long run draws scenarios, kinds and instants from a seed, and lets recovery fail too.
+"""
+
+import contextlib
+import errno
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from relay.spool.identity import report_id
+from relay.spool.interface import SpoolFault, SpoolFull
+from tests.engines.spool.campaign import few_folders
+from tests.engines.spool.cuts import BOUNCED, LONG, RELAYED, SCENARIOS, cuts, killed, prefixes, run_of
+from tests.engines.spool.engine import OnModel
+from tests.engines.spool.faulting import FAULTS, FULL, LISTENED, SOME, Judging, last_steps
+from tests.engines.spool.plays import play, prepared
+from tests.engines.spool.world import ROOT, Letter, Snapshot, World
+from tests.fakes.disk import Fault, ModelDisk
+from tests.fakes.platter import Model
+
+LEAST_DRAWN = 10_000
+"""Faults that the long run judges at least, however slow the machine."""
+LETTERS = (Letter(({0: RELAYED},), content=LONG, spills=1), Letter(({0: RELAYED},)))
+
+
+def few(*names: str, kinds: Sequence[str] = tuple(FAULTS)) -> list[object]:
+    """Return these scenarios with some kinds of faults; and, for the long runs, all with all kinds."""
+    some = [pytest.param(name, [kind for kind in kinds if kind in SOME], id=name) for name in names]
+    later = [pytest.param(name, kinds, marks=pytest.mark.full, id=f"{name}, all kinds") for name in names]
+    others = [name for name in SCENARIOS if name not in names]
+    return [*some, *later, *(pytest.param(name, kinds, marks=pytest.mark.crash, id=name) for name in others)]
+
+
+@pytest.fixture(autouse=True)
+def _few_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_folders(monkeypatch)
+
+
+def every_call(kinds: Iterable[str], fails: Callable[[str, int], bool]) -> None:
+    """Let the first call fail, then the second, until a run is untouched, in each of these ways.
+
+    `fails` plays a run, judges what it left, and returns whether a call did fail.
+    """
+    for kind in kinds:
+        for nth in itertools.count(1):
+            if not fails(kind, nth):
+                break
+
+
+def test_a_listeners_refused_mail_goes_and_accepted_mail_stays(
+    engine: OnModel,
+) -> None:
+    base = prepared(engine=engine)
+    judging = Judging("simulated faults under a listener", engine)
+
+    def fails(kind: str, nth: int) -> bool:
+        world, fault = World(base.after_kill(), engine=engine), LISTENED[kind](nth)
+        sender = world.sender()
+        sender.recover()
+        world.listener_disk.fail(fault)
+        world.listener().offer(*LETTERS)
+        if not world.listener_disk.has_failed:
+            return False
+        world.listener_disk.die()
+        sender.take()
+        queued = sender.queue & world.trace.refused
+        # A dead disk cannot take back what was already published; the client will send it again.
+        assert not queued or fault.forever
+        assert world.trace.accepted <= sender.queue
+        judging.check(world.sender_disk, world.trace, f"{kind} at {nth}: {last_steps(world.listener_disk)}")
+        return True
+
+    every_call(LISTENED, fails)
+    assert judging.faults > 150
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"), few("a batch of two", "held and released", "warned, then bounced", "deleted")
+)
+def test_a_sender_whose_disk_fails_says_so_and_loses_nothing(
+    name: str, kinds: Sequence[str], engine: OnModel
+) -> None:
+    base, (letters, meanwhile) = prepared(engine=engine), SCENARIOS[name]
+    judging = Judging("simulated faults under a sender", engine)
+
+    def fails(kind: str, nth: int) -> bool:
+        world = World(base.after_kill(), engine=engine)
+        world.sender_disk.fail(FAULTS[kind](nth))
+        world.sender_disk.steps.clear()
+        with contextlib.suppress(SpoolFault, SpoolFull, OSError):
+            play(world, *letters, meanwhile=meanwhile)
+        if not world.sender_disk.has_failed:
+            return False
+        judging.check(
+            world.sender_disk, world.trace, f"{name}, {kind} at {nth}: {last_steps(world.sender_disk)}"
+        )
+        return True
+
+    every_call(kinds, fails)
+    assert judging.faults > 100
+
+
+@pytest.mark.parametrize(("name", "kinds"), few("bounced", "bounced while held"))
+def test_a_restart_whose_disk_fails_loses_nothing_for_the_next(
+    name: str, kinds: Sequence[str], engine: OnModel
+) -> None:
+    judging = Judging("simulated faults under a recovery", engine)
+    for snapshot in run_of(name, Model.ANY_SUBSET, engine=engine)[5::12]:
+
+        def fails(kind: str, nth: int, snapshot: Snapshot = snapshot) -> bool:
+            world = World(ModelDisk(snapshot.platter).after_kill(), snapshot.trace.copy(), engine)
+            story = f"{name}, killed after {snapshot.step!r}, {kind} at {nth} of the restart"
+            return _fails_to_recover(world, FAULTS[kind](nth), judging, story)
+
+        every_call(kinds, fails)
+    assert judging.faults > 100
+
+
+def _fails_to_recover(world: World, fault: Fault, judging: Judging, story: str) -> bool:
+    world.sender_disk.fail(fault)
+    with contextlib.suppress(SpoolFault, SpoolFull, OSError):
+        sender = world.sender()
+        sender.recover()
+        sender.take()
+        sender.end_what_is_done()
+    if not world.sender_disk.has_failed:
+        return False
+    judging.check(world.sender_disk, world.trace, f"{story}: {last_steps(world.sender_disk)}")
+    return True
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"), few("a batch of two", "bounced while held", "bounced one by one", kinds=FULL)
+)
+def test_a_lack_of_ours_holds_the_sender_up_and_no_longer(
+    name: str, kinds: Sequence[str], engine: OnModel
+) -> None:
+    base, (letters, meanwhile) = prepared(engine=engine), SCENARIOS[name]
+    judging = Judging("simulated faults under a sender that goes on", engine)
+
+    def fails(kind: str, nth: int) -> bool:
+        world = World(base.after_kill(), engine=engine)
+        sender = world.sender()
+        sender.recover()
+        world.listener().offer(*letters)
+        sender.take()
+        sender.on_full = world.sender_disk.heal
+        queue_ids = sorted(sender.queue)
+        if meanwhile is not None:
+            meanwhile(sender)
+        world.sender_disk.fail(FAULTS[kind](nth))
+        for attempt in range(max(len(letter.fates) for letter in letters)):
+            pairs = zip(queue_ids, letters, strict=True)
+            due = {q: letter.fates[attempt] for q, letter in pairs if attempt < len(letter.fates)}
+            sender.settle({queue_id: fates for queue_id, fates in due.items() if queue_id in sender.queue})
+        has_failed = world.sender_disk.has_failed
+        world.sender_disk.heal()
+        judging.check(
+            world.sender_disk, world.trace, f"{name}, {kind} at {nth}: {last_steps(world.sender_disk)}"
+        )
+        sender.take()
+        sender.drain()
+        totals = sender.spool.totals()
+        assert totals.queued == 0
+        assert totals.accepted == totals.relayed + totals.bounced + totals.expired + totals.deleted
+        return has_failed
+
+    every_call(kinds, fails)
+    assert judging.faults > 5
+
+
+@pytest.mark.crash
+def test_faults_drawn_from_a_seed_lose_nothing(
+    crash_seed: int, crash_budget_s: float, engine: OnModel
+) -> None:
+    """A run that is killed, cut or failed somewhere, and then every call of the restart fails in one way."""
+    until = time.monotonic() + crash_budget_s / 4
+    judging = Judging("simulated faults, drawn", engine)
+    runs: dict[tuple[str, Model], list[Snapshot]] = {}
+    for number in itertools.count():
+        rng = random.Random(f"{crash_seed}/{number}")
+        name, renames, kind = rng.choice(list(SCENARIOS)), rng.choice(list(Model)), rng.choice(list(FAULTS))
+        if (name, renames) not in runs:
+            runs[name, renames] = run_of(name, renames, engine=engine)
+        snapshot = rng.choice(runs[name, renames])
+        if rng.random() < 0.2:
+            snapshot = _failed(name, renames, FAULTS[rng.choice(list(FAULTS))](rng.randint(1, 90)), engine)
+        kept = rng.choice((killed, prefixes, lambda snapshot, rng=rng: cuts(snapshot, rng, 12)))
+        label, image = rng.choice(list(kept(snapshot)))
+        story = f"RELAY_CRASH_SEED={crash_seed}, story {number}: {name} ({renames.name}), {label}"
+
+        def fails(
+            kind: str, nth: int, start: tuple[ModelDisk, Snapshot, str] = (image, snapshot, story)
+        ) -> bool:
+            image, snapshot, story = start
+            world = World(image.after_kill(), snapshot.trace.copy(), engine)
+            return _fails_to_recover(world, FAULTS[kind](nth), judging, f"{story}, then {kind} at {nth}")
+
+        every_call([kind], fails)
+        if judging.faults >= LEAST_DRAWN and time.monotonic() > until:
+            break
+
+
+def _failed(name: str, renames: Model, fault: Fault, engine: OnModel) -> Snapshot:
+    """Return what a run leaves in which a call fails."""
+    letters, meanwhile = SCENARIOS[name]
+    world = World(prepared(renames, engine=engine), engine=engine)
+    world.sender_disk.fail(fault)
+    with contextlib.suppress(SpoolFault, SpoolFull, OSError):
+        play(world, *letters, meanwhile=meanwhile)
+    return Snapshot(world.sender_disk.platter, world.trace, f"{fault} of the run")
+
+
+def test_a_report_is_queued_once_though_its_message_cannot_end() -> None:
+    world = World(prepared())
+    sender = world.sender()
+    sender.recover()
+    (bounced,) = world.listener().offer(Letter(({0: BOUNCED},)))
+    assert bounced is not None
+    sender.take()
+
+    def relay_the_report() -> None:
+        world.sender_disk.heal()
+        assert sender.take() == [report_id(bounced)]
+        sender.settle({report_id(bounced): {0: RELAYED}})
+
+    sender.on_full = relay_the_report
+    world.sender_disk.fail(Fault(1, errno.ENOSPC, path="/ledger", forever=True))
+    # The world sees to it that no report is queued after it was relayed.
+    sender.settle({bounced: {0: BOUNCED}})
+
+    assert report_id(bounced) in world.trace.finishing
+    assert sender.take() == []
+    assert sender.spool.totals().queued == 0
+
+
+def test_marks_of_one_report_that_a_cut_may_take_go_together() -> None:
+    """A failed sync left the second mark in memory alone; the next start comes not to its end, and a cut."""
+    disk = prepared()
+    world = World(disk)
+    sender = world.sender()
+    sender.recover()
+    (queue_id,) = world.listener().offer(Letter(({},), 3))
+    assert queue_id is not None
+    sender.take()
+    sender.spool.mark({queue_id: {0: BOUNCED, 2: BOUNCED}})
+    own = report_id(queue_id, 0)
+    assert sender.spool.publish_report(own, *world.trace.offered[queue_id])
+    disk.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_content"}), path=queue_id))
+    with pytest.raises(SpoolFault):
+        sender.spool.mark_reported(queue_id, (0, 2))
+    for nth in range(1, 31):
+        image = disk.after_kill()
+        image.fail(Fault(nth, errno.EACCES, forever=True))
+        with contextlib.suppress(OSError, SpoolFault):
+            World(image).sender().recover()
+        again = World(ModelDisk(image.platter.after_cut(()))).sender()
+        again.recover()
+        owed = again.spool.owed_report(queue_id)
+        assert owed is None or owed.report_id == own, f"at {nth}"
+
+
+def test_a_draft_that_was_given_up_cannot_be_accepted() -> None:
+    world = World(prepared())
+    listener = world.listener()
+    envelope = LETTERS[0].envelope(world.clock.wall_ns())
+    draft = listener.intake.draft()
+    draft.append(b"first part")
+    world.listener_disk.fail(Fault(1, errno.ENOSPC))
+    with pytest.raises(OSError, match="No space"):
+        listener.intake.spill(draft)
+    world.listener_disk.heal()
+    draft.append(b"second part")
+
+    (error,) = listener.intake.accept([(draft, envelope)])
+
+    assert isinstance(error, OSError)
+    assert world.listener_disk.names(f"{ROOT}/new") == []
+    assert world.listener_disk.names(f"{ROOT}/tmp") == []
+
+
+def test_one_bad_message_of_a_batch_is_refused_alone() -> None:
+    world = World(prepared())
+    listener = world.listener()
+    drafts = [listener.intake.draft() for _ in range(4)]
+    for draft in drafts:
+        draft.append(b"content")
+    good = LETTERS[0].envelope(1)
+    bad: list[tuple[str, ...]] = [("r@example.com\nDx",), (), ("\ud800@example.com",)]
+    envelopes = [good, *(replace(good, recipients=addresses) for addresses in bad)]
+
+    results = listener.intake.accept(list(zip(drafts, envelopes, strict=True)))
+
+    assert results[0] is None
+    assert all(isinstance(error, OSError) and error.errno == errno.EINVAL for error in results[1:])
+    assert world.listener_disk.names(f"{ROOT}/new") == [drafts[0].queue_id]
+    assert world.listener_disk.names(f"{ROOT}/tmp") == []

@@ -1,0 +1,89 @@
+"""A file of notes of any bytes: notes about recipients from which a report can be written, and no error."""
+
+import json
+
+from relay.mail.envelope import Envelope, QueueId
+from relay.mail.report import Reason
+from relay.sender.reports import Reporter
+from relay.spool.interface import Message, Note, Status
+from relay.spool.maildir import notes_file
+from relay.spool.maildir.layout import Layout
+from relay.spool.message import message_file
+from tests.fakes.disk import ModelDisk
+from tests.fuzz.choices import Choices
+from tests.fuzz.work import bounded
+
+LAYOUT = Layout("/spool")
+QUEUE_ID = QueueId("0123456789abcdef")
+PATH = LAYOUT.notes(QUEUE_ID)
+ENVELOPE = Envelope("s@example.org", ("a@example.com", "b@example.com"), 7, "h[192.0.2.1]", "h", "ESMTP")
+VALUES: tuple[object, ...] = (
+    None,
+    True,
+    0,
+    1,
+    -1,
+    2**70,
+    1.5,
+    "",
+    "bounced",
+    "\udc80",
+    "a\r\nb",
+    [],
+    {},
+    ["x"],
+)
+KEYS = ("index", "status", "reason", "diagnostic", "remote", "at_ns", "attempts", "more")
+TOKENS = [b"\n", b"{", b"}", b'"', b":", b"\0" * 512, b"null", b"[" * 40, b'"index":1']
+
+
+def nearly_valid(choices: Choices) -> bytes:
+    """Return lines of JSON, most of which are notes but for one value."""
+    lines = []
+    for _ in range(choices.number(6)):
+        facts: dict[str, object] = {
+            "index": choices.number(3),
+            "status": "5.1.1",
+            "reason": choices.pick(("bounced", "expired", "operator", "deferred")),
+            "diagnostic": choices.text(),
+            "remote": "smtp.example.net",
+            "at_ns": 1_760_000_000_000_000_000,
+        }
+        if choices.yes():
+            facts[choices.pick(KEYS)] = choices.pick(VALUES)
+        lines.append(json.dumps(facts).encode())
+    return choices.spoiled(b"\n".join(lines), TOKENS)
+
+
+def target(raw: bytes) -> None:
+    choices = Choices(raw)
+    content = nearly_valid(choices) if choices.yes() else choices.rest()
+    disk = ModelDisk()
+    disk.make_directory(LAYOUT.folder("bounce"))
+    disk.plant(PATH, content)
+    with bounded(500 + 50 * content.count(b"\n")):
+        found = notes_file.read(disk, LAYOUT, QUEUE_ID)
+    assert [note.index for note in found] == sorted({note.index for note in found})
+
+    notes_file.append(disk, LAYOUT, {QUEUE_ID: found})
+    assert notes_file.read(disk, LAYOUT, QUEUE_ID) == found
+    ours = Note(1, "5.1.1", Reason.BOUNCED.value, "550 no", None, 7)
+    notes_file.append(disk, LAYOUT, {QUEUE_ID: [ours]})
+    by_index = {note.index: note for note in notes_file.read(disk, LAYOUT, QUEUE_ID)}
+    assert by_index[1] == ours
+    # What was believed never stands in the way of the report.
+    shape = message_file.shape_of(ENVELOPE, 0, eight_bit=False)
+    statuses = (Status.BOUNCED, Status.EXPIRED)
+    message = Message(QUEUE_ID, ENVELOPE, shape, statuses, is_held=False, is_warned=False, content=b"")
+    owed = message.owed_report
+    assert owed is not None
+    for known in (by_index, {note.index: note for note in found}):
+        _, report = Reporter("relay.example").endings(message, b"Subject: x\r\n", owed, known, is_whole=False)
+        assert b"a@example.com" in report
+
+
+SEEDS = [
+    b'\0{"index":0,"status":"5.1.1","reason":"bounced","diagnostic":"550 no","remote":"h","at_ns":7}\n',
+    b"\0" + b"[" * 5000,
+    b"\1\5" + bytes(range(60)),
+]

@@ -1,0 +1,39 @@
+"""A policy of any bytes: a policy, or faults that each name a place; no more work than it is worth."""
+
+from tests.fuzz.choices import Choices
+from tests.fuzz.work import bounded
+from tests.unit.policy.examples import INTERFACE, SMALL
+from tests.unit.policy.test_any_policy import is_told_well
+
+LINES = sorted({line.encode() for line in INTERFACE.splitlines(keepends=True)})
+TOKENS = [
+    b"\n", b"  ", b"- ", b": ", b":", b"{", b"}", b"[", b"]", b"&a ", b"*a", b"<<: *a\n", b"!!str ",
+    b"%YAML 1.2\n", b"---\n", b"...\n", b"|\n", b">\n", b'"', b"'", b"#", b"\t", b"\0", b"\xff",
+    b"\xef\xbb\xbf", b"\xc2\x85", b"null", b"true", b"-1", b"9" * 40, b"[" * 30, b"{a: " * 30, b"? ",
+    b"\\x41", b"1m", b"0s", b"::1", *LINES,
+]  # fmt: skip
+CALLS_A_NODE = 400
+"""Parser, tree and model: what one value may cost, with some to spare."""
+
+
+def target(raw: bytes) -> None:
+    choices = Choices(raw)
+    match choices.number(3):
+        case 0:
+            content = choices.rest()
+        case 1:
+            content = choices.spoiled(choices.pick((INTERFACE, SMALL)).encode(), TOKENS)
+        case _:
+            content = b"".join(choices.pick(TOKENS) for _ in range(choices.number(60)))
+    with bounded(50_000 + CALLS_A_NODE * len(content)):
+        is_told_well(content)
+
+
+BOMB = b"".join(b"k%d: &a%d [%s]\n" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 9)) for n in range(1, 9))
+SEEDS = [
+    b"\0" + INTERFACE.encode(),
+    b"\0" + SMALL.encode(),
+    b"\0k0: &a0 [x]\n" + BOMB,
+    b"\1\0\2\6\1\0\3",
+    b"\2\20" + bytes(range(60)),
+]

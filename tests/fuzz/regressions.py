@@ -1,0 +1,73 @@
+"""Inputs that once broke a law, by target: run every time, and where every search begins."""
+
+import json
+
+from relay.clock import SECOND_NS
+from relay.mail.envelope import QueueId
+from relay.spool.message import message_file
+from relay.throttle.history_format import At, Charged, group, header
+from tests.fuzz import history, spool_record
+
+
+def _note(**changed: object) -> bytes:
+    """Return a note with other values, as octets to be taken as they are."""
+    facts = {
+        "index": 0,
+        "status": "5.1.1",
+        "reason": "bounced",
+        "diagnostic": None,
+        "remote": None,
+        "at_ns": 7,
+    }
+    return b"\0" + json.dumps(facts | changed).encode() + b"\n"
+
+
+def _message(facts: bytes) -> bytes:
+    """Return a message file with right checksums and this for its facts."""
+    return b"\0" + spool_record.sealed(b"x\r\n", facts + b"\nTa@example.com\n", 1)
+
+
+def _with(**changed: object) -> bytes:
+    envelope = message_file.encode_envelope(QueueId(spool_record.QUEUE_ID), spool_record.ENVELOPE)
+    return json.dumps(json.loads(envelope.split(b"\n")[0]) | changed).encode()
+
+
+def _history(*records: bytes) -> bytes:
+    return b"\0" + header(history.BOOTS[0]) + group(At(history.NOW_NS, 7, 7), []) + b"".join(records)
+
+
+REGRESSIONS: dict[str, dict[str, bytes]] = {
+    "history": {
+        "a group at the edge of the skew": b"\0"
+        + header(history.BOOTS[0])
+        + group(At(history.NOW_NS + SECOND_NS, 7, 7), [Charged(history.NOW_NS, 1, 1)]),
+        "a weight below zero, which made room": _history(
+            group(At(history.NOW_NS, 7, 7), [Charged(history.NOW_NS, -5, -5)])
+        ),
+        "beginnings of groups that are all looked at to the end": _history(
+            b"".join(b"group %d 00000000\n" % (18 * left) for left in range(1000, 0, -1))
+        ),
+    },
+    "listener_session": {
+        "a control character ahead of too much, judged by the cut": b"\0\x10\0"
+        + b"x" * 3000
+        + b"\r\nNOOP\r\n",
+    },
+    "notes": {
+        "brackets without end": b"\0" + b"[" * 100_000,
+        "an index that is none": _note(index=[]),
+        "indices that cannot be sorted": _note(index="1") + _note()[1:],
+        "a reason that no report has a title for": _note(reason="moved"),
+        "a diagnostic that is no text": _note(diagnostic=550),
+    },
+    "replies": {
+        "more whole replies at once than one may be long": b"\0\x7f"
+        + b"250 ok, and some more of it\r\n" * 2000,
+    },
+    "spool_record": {
+        "brackets without end": _message(b"[" * 100_000),
+        "a reverse-path that is no text": _message(_with(reverse_path=7)),
+        "an arrival that is no number": _message(_with(arrival_at_ns="now")),
+        "a flag that is none": _message(_with(smtputf8=None)),
+    },
+}

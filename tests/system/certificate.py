@@ -1,0 +1,41 @@
+"""A certificate for loopback, made by the openssl program: real files, as an operator has them."""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.system.demand import missing_program
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A self-signed certificate for `localhost` and 127.0.0.1; it is its own authority."""
+
+    certificate: Path
+    key: Path
+
+
+def why_missing() -> str | None:
+    """Return why no certificate can be made, or None."""
+    return missing_program("openssl")
+
+
+def make_certificate(folder: Path) -> Certificate:
+    """Write `cert.pem` and `key.pem` (mode 0600) to the folder, valid for two days."""
+    made = Certificate(folder / "cert.pem", folder / "key.pem")
+    command = ["openssl", "req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    # Python 3.13 and later refuse an authority whose key usage is not stated (RFC 5280, 4.2.1.3).
+    command += ["-addext", "keyUsage=critical,digitalSignature,keyCertSign"]
+    command += ["-keyout", str(made.key), "-out", str(made.certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    made.key.chmod(0o600)
+    return made
+
+
+def fingerprint(made: Certificate) -> str:
+    """Return the SHA-256 of a certificate as openssl prints it."""
+    command = ["openssl", "x509", "-noout", "-fingerprint", "-sha256", "-in", str(made.certificate)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return printed.strip().partition("=")[2]

@@ -1,0 +1,184 @@
+"""Clients that keep handing mail over, whatever happens to the relay meanwhile."""
+
+import itertools
+import random
+import smtplib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from tests.system.waiting import HANG_S
+
+PACE_S = 0.05
+"""How soon a client comes back that was turned away."""
+SENDER = "mjd@front.test"
+LONG_EVERY = 100
+"""Every so many letters one is longer than what is kept in memory while it arrives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A message to hand over; its recipients are its own, so an upstream can tell how often it arrived."""
+
+    number: int
+    recipients: tuple[str, ...]
+    content: bytes
+    sender: str = SENDER
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Return the recipients whom the practice upstream refuses for good: they get a report instead."""
+        return tuple(each for each in self.recipients if each.startswith("bad"))
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Return the recipients of whose success the sender wants to be told (RFC 3461)."""
+        return tuple(each for each in self.recipients if each.startswith("told"))
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Return the recipients of whose failure the sender does not want to be told."""
+        return tuple(each for each in self.recipients if each.startswith("badsilent"))
+
+    @property
+    def staying(self) -> tuple[str, ...]:
+        """Return the recipients whom it defers each time: they stay until an operator deletes them."""
+        return tuple(each for each in self.recipients if each.startswith("stay"))
+
+
+def letter(number: int) -> Letter:
+    """Return the letter of this number, always the same."""
+    dice = random.Random(number)
+    recipients = tuple(f"r{number}.{k}@list.test" for k in range(dice.choice([1, 1, 1, 2, 3])))
+    kinds = [b"", b".", b"..", b".dot", b"plain words", "grüße".encode(), b"\xff\x80", b"\t \x01", b"x" * 900]
+    lines = [b"Subject: %d" % number, b"Received: by somebody before us", b""]
+    lines += dice.choices(kinds, k=dice.randint(0, 20))
+    if number % LONG_EVERY == 7:
+        lines += [b"%06d " % line + b"y" * 70 for line in range(4000)]
+    return Letter(number, recipients, b"\r\n".join(lines) + b"\r\n")
+
+
+def partly_refused(number: int) -> Letter:
+    """Return the letter of this number; of every third one recipient is refused for good."""
+    plain = letter(number)
+    if number % 3:
+        return plain
+    return replace(plain, recipients=(*plain.recipients, f"bad{number}@list.test"))
+
+
+def asked_or_refused(number: int) -> Letter:
+    """Return the letter of this number: one partly refused, or that asks for a report, or for none (DSN)."""
+    of_its_kind = partly_refused(number)
+    match number % 6:
+        case 1 | 4:
+            return replace(of_its_kind, recipients=(f"told{number}@list.test", *of_its_kind.recipients))
+        case 2:
+            return replace(of_its_kind, recipients=(*of_its_kind.recipients, f"badsilent{number}@list.test"))
+        case 3:
+            return replace(of_its_kind, recipients=(f"told{number}@list.test", *of_its_kind.recipients))
+        case _:
+            return of_its_kind
+
+
+def of_every_end(number: int) -> Letter:
+    """Return one of which a recipient is refused, a plain one, and one that stays, in turns."""
+    if number % 3 == 2:
+        return replace(letter(number), recipients=(f"stay{number}@list.test",))
+    return partly_refused(number)
+
+
+class Feeder:
+    """A few clients, each with one message after the other.  A context manager: at its end they stop.
+
+    A message that got no 250 counts as never handed over, as it does for any client, and is not
+    handed over again: it may arrive all the same (RFC 1047).
+    """
+
+    def __init__(
+        self,
+        port: int,
+        *,
+        clients: int = 4,
+        ahead: int = 100,
+        first: int = 0,
+        letter: Callable[[int], Letter] = letter,
+    ) -> None:
+        """`ahead` is how many messages may be acknowledged before `allow`; `first` numbers them."""
+        self.attempted: set[int] = set()
+        self.acknowledged: set[int] = set()
+        self.turned_away = 0
+        """How often a client found nobody, or was cut off."""
+        self._port = port
+        self._letter = letter
+        self._numbers = itertools.count(first)
+        self._allowed = ahead
+        self._more = threading.Condition()
+        self._is_stopping = False
+        self._threads = [threading.Thread(target=self._feed, name=f"client {n}") for n in range(clients)]
+
+    def allow(self, more: int) -> None:
+        """Let so many more messages be acknowledged."""
+        with self._more:
+            self._allowed += more
+            self._more.notify_all()
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._more:
+            self._is_stopping = True
+            self._more.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _feed(self) -> None:
+        while not self._is_stopping:
+            try:
+                with smtplib.SMTP("127.0.0.1", self._port, timeout=HANG_S) as session:
+                    while self._may_go_on():
+                        self._hand_over(session)
+            except (OSError, smtplib.SMTPException):
+                with self._more:
+                    self.turned_away += 1
+                    self._allowed += 1
+                    self._more.wait_for(lambda: self._is_stopping, PACE_S)
+
+    def _may_go_on(self) -> bool:
+        """Wait until one more message may be handed over; False: it is over."""
+        with self._more:
+            self._more.wait_for(lambda: self._is_stopping or self._allowed > 0)
+            if self._is_stopping:
+                return False
+            self._allowed -= 1
+            return True
+
+    def _hand_over(self, session: smtplib.SMTP) -> None:
+        with self._more:
+            each = self._letter(next(self._numbers))
+            self.attempted.add(each.number)
+        if each.asked or each.silent:
+            _hand_over_asking(session, each)
+        else:
+            session.sendmail(each.sender, each.recipients, each.content, ["BODY=8BITMIME"])
+        self.acknowledged.add(each.number)
+
+
+def _hand_over_asking(session: smtplib.SMTP, letter: Letter) -> None:
+    """Hand a letter over with what its sender wants to be told of each recipient."""
+    notify = {each: ["NOTIFY=SUCCESS,FAILURE"] for each in letter.asked}
+    notify |= {each: ["NOTIFY=NEVER"] for each in letter.silent}
+    session.ehlo_or_helo_if_needed()
+    answers = [session.mail(letter.sender, ["BODY=8BITMIME", "RET=HDRS", f"ENVID={letter.number}"])]
+    answers += [session.rcpt(each, notify.get(each, [])) for each in letter.recipients]
+    if any(code != 250 for code, _ in answers):
+        raise smtplib.SMTPException(answers)
+    code, text = session.data(letter.content)
+    if code != 250:
+        raise smtplib.SMTPDataError(code, text)

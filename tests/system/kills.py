@@ -1,0 +1,217 @@
+"""What an upstream must have seen of mail that was relayed while programs were killed.
+
+The judge knows the promises and nothing of the relay: it compares what clients were told
+(`Feeder`), what upstreams took (`Record`), and when something was killed.
+
+Two copies of a message need a reason: something was killed after the MAIL of the first
+and before the MAIL of the second.  And each kill is a reason for so many transactions
+only as can be under way at once, one a connection.
+"""
+
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+from relay.practice.witness import Witnessed
+from relay.sender.delivery import UNSETTLED
+from tests.system.feeder import SENDER, Letter, letter
+from tests.system.practice import Seen
+
+_RECEIVED = re.compile(rb"\AReceived: from .*\r\n\tby relay\.test .*\r\n(?:[ \t].*\r\n)*")
+_REPORTED = re.compile(
+    rb"^Final-Recipient: rfc822; ?([a-z]+[0-9]+@list\.test)\r\nAction: ([a-z]+)\r$", re.MULTILINE
+)
+_FINAL = b"\r\nFinal-Recipient: "
+_NUMBER = re.compile(r"(?:r([0-9]+)\.[0-9]+|told([0-9]+))@(?:[a-z]+\.)?list\.test")
+
+
+class Record(Protocol):
+    """What upstreams saw."""
+
+    @property
+    def tried(self) -> Sequence[tuple[str, int]]:
+        """Each recipient that was refused, and when RCPT came, by boottime."""
+
+    def seen(self) -> Sequence[Seen]:
+        """Return every transaction."""
+
+    def content_of(self, seen: Seen) -> bytes:
+        """Return what was taken in one."""
+
+
+@dataclass(slots=True)
+class Kills:
+    """When something was killed whose death can make the relay send again, by boottime."""
+
+    spans_ns: list[tuple[int, int]] = field(default_factory=list)
+    """Just before and just after each."""
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Note the time that a kill takes."""
+        before_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        try:
+            yield
+        finally:
+            self.spans_ns.append((before_ns, time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
+
+    def between(self, one_at_ns: int, other_at_ns: int) -> int | None:
+        """Return the first kill that lies between two instants, or that may."""
+        for index, (before_ns, after_ns) in enumerate(self.spans_ns):
+            if one_at_ns <= after_ns and before_ns <= other_at_ns:
+                return index
+        return None
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the judge found.  All but the figures must be empty."""
+
+    lost: set[str]
+    """Recipients of acknowledged messages who got no copy, and those refused of whom there is no report."""
+    foreign: set[str]
+    """Recipients that nobody wrote to, and reports of whom nobody refused."""
+    corrupt: list[str]
+    """Messages that arrived otherwise than they were written."""
+    unexplained: list[str]
+    """Recipients who got a copy, or were tried after they were refused, that no kill explains."""
+    relayed: int
+    """Transactions that the upstream took."""
+    reports: int
+    """Those of them that were reports."""
+    duplicates: int
+    """Recipients who got a copy too many, each time counted."""
+    repeated: dict[int, set[int]]
+    """For each kill the transactions that were repeated because of it, by where they stand in the record."""
+
+    @property
+    def most_repeated(self) -> int:
+        """Return the most transactions that one kill was the reason to repeat."""
+        return max(map(len, self.repeated.values()), default=0)
+
+    def assert_good(self, *, connections: int) -> None:
+        """Fail with everything that is wrong."""
+        faults = (self.lost, self.foreign, self.corrupt, self.unexplained)
+        assert faults == (set(), set(), [], []), "lost, foreign, corrupt, unexplained"
+        assert self.most_repeated <= UNSETTLED * connections, self.repeated
+
+
+def judge(
+    host: Record,
+    kills: Kills,
+    acknowledged: Collection[int],
+    attempted: Collection[int],
+    *,
+    letter: Callable[[int], Letter] = letter,
+) -> Verdict:
+    """Judge letters by what upstreams have on record; a `Practice` must have been told to keep content."""
+    relayed = [seen for seen in host.seen() if seen.entry.fate is Witnessed.RELAYED]
+    copies: dict[str, list[tuple[int, Seen]]] = defaultdict(list)
+    for index, seen in sorted(enumerate(relayed), key=lambda each: each[1].mail_at_ns):
+        for told in _told(seen, host.content_of):
+            copies[told].append((index, seen))
+    written = {told for number in attempted for told in _promised(letter(number))}
+    promised = {told for number in acknowledged for told in _promised(letter(number))}
+    corrupt = [fault for seen in relayed if (fault := _fault(seen, host.content_of, letter)) is not None]
+    unexplained, repeated = _explain(copies, kills)
+    return Verdict(
+        lost=promised - set(copies),
+        foreign=set(copies) - written,
+        corrupt=corrupt,
+        unexplained=unexplained + _tried_again(host.tried, kills),
+        relayed=len(relayed),
+        reports=sum(not seen.entry.envelope.reverse_path for seen in relayed),
+        duplicates=sum(len(each) - 1 for each in copies.values()),
+        repeated=repeated,
+    )
+
+
+def _promised(letter: Letter) -> set[str]:
+    """Return whom a letter promises a copy, and of whom a report; what stays an operator ends."""
+    copies = set(letter.recipients) - set(letter.refused) - set(letter.staying)
+    reported = {*letter.refused, *letter.asked} - set(letter.silent)
+    return copies | {f"report of {recipient}" for recipient in reported}
+
+
+def _told(seen: Seen, content_of: Callable[[Seen], bytes]) -> list[str]:
+    """Return whom a transaction gave a copy, or of whom it is a report."""
+    if seen.entry.envelope.reverse_path:
+        return list(seen.entry.envelope.recipients)
+    return [f"report of {recipient.decode()}" for recipient, _ in _REPORTED.findall(content_of(seen))]
+
+
+def _tried_again(tried: Sequence[tuple[str, int]], kills: Kills) -> list[str]:
+    """Return who was tried again, refused for good before, without a kill in between."""
+    at_ns: dict[str, list[int]] = defaultdict(list)
+    for recipient, each_ns in tried:
+        if recipient.startswith("bad"):
+            at_ns[recipient].append(each_ns)
+    return [
+        recipient
+        for recipient, instants in at_ns.items()
+        if any(kills.between(*pair) is None for pair in pairwise(instants))
+    ]
+
+
+def told_relayed_twice(log: Sequence[str]) -> list[str]:
+    """Return ids and recipients that the log, which speaks after the disk, calls relayed more than once."""
+    sent = Counter(
+        found[1] for line in log if (found := re.search(r"\]: (\S+: to=<.*?>), .* status=sent", line))
+    )
+    assert sent, "the log tells of nobody"
+    return [recipient for recipient, times in sent.items() if times > 1]
+
+
+def _explain(
+    copies: Mapping[str, Sequence[tuple[int, Seen]]], kills: Kills
+) -> tuple[list[str], dict[int, set[int]]]:
+    unexplained: list[str] = []
+    repeated: dict[int, set[int]] = defaultdict(set)
+    for recipient, of_recipient in copies.items():
+        for (index, one), (_, other) in pairwise(of_recipient):
+            reason = kills.between(one.mail_at_ns, other.mail_at_ns)
+            if reason is None:
+                unexplained.append(recipient)
+            else:
+                repeated[reason].add(index)
+    return unexplained, dict(repeated)
+
+
+def _fault(seen: Seen, content_of: Callable[[Seen], bytes], letter: Callable[[int], Letter]) -> str | None:
+    """Return what is wrong with a message that arrived: anything but one `Received:` on top."""
+    envelope = seen.entry.envelope
+    if not envelope.reverse_path:
+        return _report_fault(envelope.recipients, content_of(seen))
+    found = _NUMBER.fullmatch(envelope.recipients[0])
+    if found is None:
+        return f"to {envelope.recipients}"
+    sent = letter(int(found[1] or found[2]))
+    if envelope.reverse_path != sent.sender or not set(envelope.recipients) <= set(sent.recipients):
+        return f"{sent.number}: from {envelope.reverse_path} to {envelope.recipients}"
+    if len(set(envelope.recipients)) < len(envelope.recipients):
+        return f"{sent.number}: twice to one recipient in a transaction"
+    if _RECEIVED.sub(b"", content_of(seen), count=1) != sent.content:
+        return f"{sent.number}: other content"
+    return None
+
+
+def _report_fault(recipients: Sequence[str], content: bytes) -> str | None:
+    """Return what is wrong with a report.
+
+    It tells the sender of one refused recipient, and of why, or of one relayed, or of one each.
+    """
+    told = _REPORTED.findall(content)
+    of_kinds = [(re.sub(rb"[0-9]+@.*", b"", recipient), action) for recipient, action in told]
+    is_of_others = not set(of_kinds) <= {(b"bad", b"failed"), (b"told", b"relayed")}
+    if is_of_others or len(set(of_kinds)) != len(of_kinds):
+        return f"a report of {told}"
+    if tuple(recipients) != (SENDER,) or not told or content.count(_FINAL) != len(told):
+        return f"a report of {told} to {recipients}"
+    if (b"550 5.1.1" in content) is not ((b"bad", b"failed") in of_kinds):
+        return f"a report of {told} that does not say why"
+    return None

@@ -1,0 +1,252 @@
+"""A private Postfix: an instance of its own, on loopback, in a folder that goes away with it.
+
+`front()` is the MTA that a site already has: it takes mail by SMTP or by its sendmail and
+hands all of it to a smarthost.  `upstream()` is the smarthost: it demands STARTTLS and
+SASL (Cyrus, a private sasldb) and delivers everything to one maildir.  `smarthost()` is the
+same with logins that its settings have checked elsewhere (`dovecot`).
+
+Nothing of the machine's own Postfix is read or touched: configuration, queue, data, log
+and password are all below `home`, which lies in the system's own folder for temporary
+files, because Postfix's user must reach it, and pytest's folders are closed to others.
+"""
+
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from tests.system import certificate
+from tests.system.certificate import make_certificate
+from tests.system.demand import find, missing_program
+from tests.system.mailbox import Mailbox
+from tests.system.waiting import HANG_S, free_port, wait_for_change
+
+NOBODY = 65534
+"""Debian's user and group of that name."""
+
+MASTER_CF = """
+127.0.0.1:{port} inet n - n - - smtpd
+pickup unix n - n 60 1 pickup
+cleanup unix n - n - 0 cleanup
+qmgr unix n - n 300 1 qmgr
+tlsmgr unix - - n 1000? 1 tlsmgr
+rewrite unix - - n - - trivial-rewrite
+bounce unix - - n - 0 bounce
+defer unix - - n - 0 bounce
+trace unix - - n - 0 bounce
+verify unix - - n - 1 verify
+flush unix n - n 1000? 0 flush
+proxymap unix - - n - - proxymap
+proxywrite unix - - n - 1 proxymap
+smtp unix - - n - - smtp
+relay unix - - n - - smtp
+showq unix n - n - - showq
+error unix - - n - - error
+retry unix - - n - - error
+discard unix - - n - - discard
+local unix - n n - - local
+virtual unix - n n - - virtual
+lmtp unix - - n - - lmtp
+anvil unix - - n - 1 anvil
+scache unix - - n - 1 scache
+postlog unix-dgram n - n - 1 postlogd
+"""
+
+COMMON = {
+    "compatibility_level": "3.6",
+    "inet_interfaces": "127.0.0.1",
+    "inet_protocols": "ipv4",
+    "mynetworks": "127.0.0.0/8",
+    "mydestination": "",
+    "local_recipient_maps": "",
+    "alias_maps": "",
+    "alias_database": "",
+    "smtp_dns_support_level": "disabled",
+    "smtp_host_lookup": "native",
+    "default_process_limit": "20",
+    "message_size_limit": "0",
+    "notify_classes": "",
+    "biff": "no",
+}
+
+
+def why_missing() -> str | None:
+    """Return why no private Postfix can run here, or None."""
+    if os.geteuid() != 0:
+        return "Postfix needs root to start"
+    return missing_program("postfix", "saslpasswd2") or certificate.why_missing()
+
+
+class Postfix:
+    """One running instance.  Made by `front` and `upstream`."""
+
+    def __init__(self, home: Path, port: int, settings: Mapping[str, str]) -> None:
+        self.home = home
+        self.port = port
+        self.mailbox = Mailbox(home / "mail" / "all")
+        self._settings = settings
+
+    @property
+    def certificate(self) -> Path:
+        """The certificate that clients have to trust; an upstream has one."""
+        return self.home / "cert.pem"
+
+    def start(self) -> Self:
+        """Write the configuration and start; on return it takes connections."""
+        for folder in ("queue", "data"):
+            (self.home / folder).mkdir(exist_ok=True)
+        shutil.chown(self.home / "data", "postfix")
+        paths = {
+            "queue_directory": self.home / "queue",
+            "data_directory": self.home / "data",
+            "maillog_file": self.home / "maillog",
+            "maillog_file_prefixes": self.home,
+        }
+        lines = [f"{key} = {value}\n" for key, value in (COMMON | paths | dict(self._settings)).items()]
+        (self.home / "main.cf").write_text("".join(lines))
+        (self.home / "master.cf").write_text(MASTER_CF.format(port=self.port))
+        self.run("postfix", "start")
+        return self
+
+    def stop(self) -> None:
+        """Stop it, as `postfix stop` does, and wait until its master is gone."""
+        try:
+            master_pid = int((self.home / "queue" / "pid" / "master.pid").read_text())
+            master = os.pidfd_open(master_pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        try:
+            # master(8) passes the signal on to its children; postfix(1) would sleep a second.
+            signal.pidfd_send_signal(master, signal.SIGTERM)
+            if not select.select([master], [], [], HANG_S)[0]:
+                raise TimeoutError(f"Postfix master {master_pid} did not stop")
+        finally:
+            os.close(master)
+
+    def run(self, program: str, *arguments: str, stdin: bytes = b"") -> bytes:
+        """Run one of Postfix's commands on this instance and return what it printed."""
+        flag = "-C" if program == "sendmail" else "-c"
+        command = [str(find(program)), flag, str(self.home), *arguments]
+        ran = subprocess.run(command, input=stdin, capture_output=True, timeout=HANG_S, check=False)
+        if ran.returncode != 0:
+            raise AssertionError(f"{command} exited {ran.returncode}: {ran.stderr.decode()}\n{self.log()}")
+        return ran.stdout
+
+    def submit(self, content: bytes, *, sender: str, recipients: Sequence[str]) -> None:
+        """Hand a message over as a local program does, through this instance's sendmail."""
+        self.run("sendmail", "-i", "-f", sender, "--", *recipients, stdin=content)
+
+    def queue(self) -> list[dict[str, Any]]:
+        """Return what is queued, one dictionary a message, as `postqueue -j` has it."""
+        return [json.loads(line) for line in self.run("postqueue", "-j").splitlines()]
+
+    def flush(self) -> None:
+        """Try everything that is queued now."""
+        self.run("postqueue", "-f")
+
+    def log(self) -> str:
+        """Return the whole log."""
+        path = self.home / "maillog"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait_for_log(self, pattern: str, *, within_s: float = HANG_S) -> re.Match[str]:
+        """Return the first match in the log, now or later.  Raises TimeoutError."""
+        return wait_for_change(lambda: re.search(pattern, self.log()), self.home, within_s=within_s)
+
+
+@contextmanager
+def _running(settings: Mapping[str, str], prepare: Callable[[Path], Mapping[str, str]]) -> Iterator[Postfix]:
+    home = Path(tempfile.mkdtemp(prefix="relay-postfix-"))
+    try:
+        home.chmod(0o755)
+        postfix = Postfix(home, free_port(), dict(prepare(home)) | dict(settings))
+        try:
+            yield postfix.start()
+        finally:
+            postfix.stop()
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def front(smarthost_port: int, **settings: str) -> AbstractContextManager[Postfix]:
+    """Run an MTA that hands all mail to a smarthost on loopback: `deploy/postfix/main.cf` in use.
+
+    `settings` are parameters of main.cf that go over ours.
+    """
+    ours = {"myhostname": "front.test", "relayhost": f"[127.0.0.1]:{smarthost_port}"}
+    return _running(ours | settings, lambda _home: {})
+
+
+def upstream(user: str, password: str, **settings: str) -> AbstractContextManager[Postfix]:
+    """Run a smarthost that demands STARTTLS and AUTH and delivers everything to `mailbox`.
+
+    `settings` are parameters of main.cf that go over ours.
+    """
+
+    def prepare(home: Path) -> Mapping[str, str]:
+        _make_account(home, user, password)
+        return _smarthost(home) | {"cyrus_sasl_config_path": str(home / "sasl")}
+
+    return _running(settings, prepare)
+
+
+def smarthost(**settings: str) -> AbstractContextManager[Postfix]:
+    """Run an `upstream` that knows no user itself: `settings` say who checks logins."""
+    return _running(settings, _smarthost)
+
+
+def _smarthost(home: Path) -> dict[str, str]:
+    made = make_certificate(home)
+    _make_maildir(home)
+    return UPSTREAM | {
+        "smtpd_tls_chain_files": f"{made.key}, {made.certificate}",
+        "virtual_mailbox_base": str(home / "mail"),
+    }
+
+
+UPSTREAM = {
+    "myhostname": "upstream.test",
+    "smtpd_tls_security_level": "encrypt",
+    "smtpd_tls_auth_only": "yes",
+    "smtpd_sasl_auth_enable": "yes",
+    "smtpd_sasl_local_domain": "upstream.test",
+    "smtpd_relay_restrictions": "permit_sasl_authenticated, reject",
+    # Whatever the domain, into one maildir.
+    "virtual_mailbox_domains": "static:all",
+    "virtual_mailbox_maps": "static:all/",
+    "virtual_mailbox_limit": "0",
+    "virtual_minimum_uid": "1",
+    "virtual_uid_maps": f"static:{NOBODY}",
+    "virtual_gid_maps": f"static:{NOBODY}",
+    # Byte for byte: loopback is no reason to add or drop headers.
+    "local_header_rewrite_clients": "",
+    "message_drop_headers": "",
+}
+
+
+def _make_account(home: Path, user: str, password: str) -> None:
+    (home / "sasl").mkdir()
+    database = home / "sasldb2"
+    (home / "sasl" / "smtpd.conf").write_text(
+        "pwcheck_method: auxprop\nauxprop_plugin: sasldb\n"
+        f"sasldb_path: {database}\nmech_list: PLAIN LOGIN CRAM-MD5\n"
+    )
+    command = [str(find("saslpasswd2")), "-p", "-c", "-f", str(database), "-u", "upstream.test", user]
+    subprocess.run(command, input=password.encode(), check=True, capture_output=True)
+    shutil.chown(database, "postfix")
+    database.chmod(0o600)
+
+
+def _make_maildir(home: Path) -> None:
+    for folder in ("", "new", "cur", "tmp"):
+        path = home / "mail" / "all" / folder
+        path.mkdir(parents=True)
+        os.chown(path, NOBODY, NOBODY)

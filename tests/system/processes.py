@@ -1,0 +1,71 @@
+"""Other people's processes, as /proc shows them (proc(5))."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.system.waiting import wait_until
+
+GONE = (FileNotFoundError, ProcessLookupError)
+"""What reading of a process says that ended before its file was opened, or after."""
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the pids of a process's children, oldest first; none where it is gone."""
+    found: list[int] = []
+    with contextlib.suppress(*GONE):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(*GONE):  # a thread may end at any time
+                found += map(int, (task / "children").read_text().split())
+    return sorted(found)
+
+
+def command_of(pid: int) -> list[str]:
+    """Return the command line of a process; empty where it is gone."""
+    with contextlib.suppress(*GONE):
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    return []
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether there is a process of that pid that did not end."""
+    try:
+        return _state(pid) not in ("Z", "X")
+    except GONE:
+        return False
+
+
+@contextmanager
+def halted(pid: int) -> Iterator[None]:
+    """Keep a process from running while the context lasts (SIGSTOP)."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: _state(pid) == "T")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def leader_of(thread: int) -> int | None:
+    """Return the pid of the process that a thread belongs to, or None if it is gone."""
+    try:
+        status = Path(f"/proc/{thread}/status").read_text()
+    except GONE:
+        return None
+    (pid,) = [line.split()[1] for line in status.splitlines() if line.startswith("Tgid:")]
+    return int(pid)
+
+
+def most_resident_bytes(pid: int) -> int:
+    """Return the most memory that a process ever had resident (VmHWM)."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (kilobytes,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(kilobytes) * 1024
+
+
+def _state(pid: int) -> str:
+    # The name in brackets may hold anything.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -1,0 +1,242 @@
+"""The relay as an operator runs it: a policy on disk, `relay run`, signals, its log and its metrics.
+
+Ready is what it tells its service manager (`READY=1`, sd_notify(3)), so nothing here polls
+or guesses.  The log is a file, as it would be under a service manager; what is printed by
+several runs in one folder follows each other in it.
+"""
+
+import asyncio
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from relay.control.client import ControlClient
+from relay.policy.model import SpoolEngine
+from relay.spool.disk.durable import RealDisk
+from relay.spool.engines import ENGINES
+from relay.status.snapshot import QueueState
+from tests.system.waiting import HANG_S, free_port, wait_for_change, wait_until
+
+PROJECT = Path(__file__).parents[2]
+
+
+class Started(Protocol):
+    """A program that was started, in the words of subprocess.Popen."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return its exit status, or None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit status once it ended; raises subprocess.TimeoutExpired."""
+        ...
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send it a signal."""
+        ...
+
+
+class RelayProcess:
+    """One relay in a folder of its own.  A context manager: in it the relay runs and is ready."""
+
+    def __init__(self, folder: Path, upstreams: Mapping[str, Any], **policy: Any) -> None:
+        """Write the policy: `upstreams` as in YAML, and any other section over the defaults here."""
+        self.folder = folder
+        self.port = free_port()
+        self.http_port = free_port()
+        self.policy: dict[str, Any] = {
+            "spool": "./spool",
+            # One process, on a machine of many processors too: tests kill it and count its children.
+            "listen": [{"address": f"127.0.0.1:{self.port}", "clients": ["127.0.0.0/8"], "processes": 0}],
+            "http": f"127.0.0.1:{self.http_port}",
+            "hostname": "relay.test",
+            "upstreams": dict(upstreams),
+            "retry": {"min": "1s", "max": "2s", "lifetime": "5d"},
+        } | policy
+        self.policy_path = folder / "policy.yaml"
+        self.write_policy()
+        self._relay: Started | None = None
+        self._log_path = folder / "log" / "relay.log"
+        self._log_path.parent.mkdir(exist_ok=True)
+        self._log_path.touch()
+
+    def write_policy(self) -> None:
+        """Put `policy` on disk in one step, as a careful editor does."""
+        edited = self.policy_path.with_suffix(".new")
+        # JSON is YAML, and keeps strings strings.
+        edited.write_text(json.dumps(self.policy, indent=1) + "\n")
+        edited.replace(self.policy_path)
+
+    @property
+    def spool(self) -> Path:
+        """Return the spool's folder."""
+        storage: Any = self.policy["spool"]
+        return self.folder / str(storage["path"] if isinstance(storage, dict) else storage)
+
+    @property
+    def engine(self) -> str:
+        """Return the name of the spool's engine."""
+        storage: Any = self.policy["spool"]
+        return str(storage["engine"]) if isinstance(storage, dict) else SpoolEngine.MAILDIR
+
+    @property
+    def pid(self) -> int:
+        """Return the pid of the relay that was started last."""
+        return self._started().pid
+
+    def start(self, **environment: str) -> Self:
+        """Start it and return once it is ready.  Raises ChildProcessError where it ends instead."""
+        ready_path = self.folder / "notify"
+        ready_path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
+            ready.bind(str(ready_path))
+            self.spawn(NOTIFY_SOCKET=str(ready_path), **environment)
+            self._wait_until_ready(ready)
+        return self
+
+    def spawn(self, **environment: str) -> None:
+        """Start it without waiting for anything."""
+        command = [sys.executable, "-m", "relay", "run", "--policy", str(self.policy_path)]
+        with self._log_path.open("ab") as log:
+            self._relay = subprocess.Popen(
+                command, cwd=PROJECT, env=os.environ | environment, stdin=subprocess.DEVNULL, stderr=log
+            )
+
+    def stop(self, *, signal_number: int = signal.SIGTERM, within_s: float = HANG_S) -> int:
+        """Send it a signal and return its exit status once it is gone."""
+        relay = self._started()
+        if relay.poll() is None:
+            relay.send_signal(signal_number)
+        return self.wait(within_s=within_s)
+
+    def wait(self, *, within_s: float = HANG_S) -> int:
+        """Return its exit status once it ends by itself."""
+        return self._started().wait(within_s)
+
+    def kill(self) -> None:
+        """End it at this instant, as a lost machine would (SIGKILL)."""
+        self.stop(signal_number=signal.SIGKILL)
+
+    def reload(self) -> None:
+        """Tell it to read its policy again (SIGHUP)."""
+        self._started().send_signal(signal.SIGHUP)
+
+    def log(self) -> list[str]:
+        """Return the lines logged so far, by every relay that was started here."""
+        return self._log_path.read_text(errors="replace").splitlines()
+
+    def wait_for_log(self, condition: Callable[[str], bool], *, within_s: float = HANG_S) -> str:
+        """Return the first line that meets the condition, now or later.  Raises TimeoutError."""
+        try:
+            return wait_for_change(
+                lambda: next(filter(condition, self.log()), None), self._log_path.parent, within_s=within_s
+            )
+        except TimeoutError:
+            log = "\n".join(self.log())
+            raise TimeoutError(f"no such line within {within_s:g} s, after:\n{log}") from None
+
+    def wait_until_empty(self, *, within_s: float = HANG_S) -> None:
+        """Return once it has no message, accepted or queued.  Raises TimeoutError."""
+        wait_until(self.is_empty, within_s=within_s)
+
+    def get(self, path: str) -> str:
+        """Return what its HTTP server answers; raises urllib.error.HTTPError for 4xx and 5xx."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=HANG_S) as reply:
+            text: str = reply.read().decode()
+        return text
+
+    def metrics(self) -> dict[str, float]:
+        """Return its metrics by name and sorted labels: `relay_x_total`, `relay_y{a="1",b="2"}`."""
+        return {
+            _series(sample.name, sample.labels): sample.value
+            for family in text_string_to_metric_families(self.get("/metrics"))
+            for sample in family.samples
+        }
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run another verb on the same policy, e.g. `command("queue", "--json")`."""
+        command = [sys.executable, "-m", "relay", *arguments]
+        surroundings = os.environ | {"RELAY_POLICY": str(self.policy_path)}
+        return subprocess.run(
+            command,
+            cwd=PROJECT,
+            env=surroundings,
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+            check=False,
+        )
+
+    def __enter__(self) -> Self:
+        """Start it; ready on return."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop it, by force where it does not end."""
+        try:
+            self.stop()
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def is_empty(self) -> bool:
+        """Return whether it has no message; raises OSError and more while nobody answers."""
+        return asyncio.run(_queued(self.spool)) == 0 and self.stored() == 0
+
+    def stored(self) -> int:
+        """Return how many messages are on disk, accepted or queued, whatever the relay knows of them."""
+        return ENGINES[self.engine].inspect(str(self.spool), RealDisk()).messages
+
+    def _started(self) -> Started:
+        assert self._relay is not None, "no relay was started here"
+        return self._relay
+
+    def _wait_until_ready(self, ready: socket.socket) -> None:
+        relay = self._started()
+        ended = os.pidfd_open(relay.pid)
+        watched: list[socket.socket | int] = [ready, ended]
+        try:
+            while True:
+                heard = select.select(watched, [], [], HANG_S)[0]
+                if ready in heard and b"READY=1" in ready.recv(4096).split(b"\n"):
+                    return
+                if ended in heard:
+                    raise ChildProcessError(f"relay run exited {self.wait()}:\n" + "\n".join(self.log()))
+                if not heard:
+                    self.kill()
+                    raise TimeoutError(f"relay run not ready in {HANG_S:g} s:\n" + "\n".join(self.log()))
+        finally:
+            os.close(ended)
+
+
+async def _queued(spool: Path) -> int:
+    client = ControlClient(spool)
+    try:
+        snapshot = await client.snapshot()
+        # A message with no recipient left may still owe its report.
+        states = set(QueueState) - {QueueState.CORRUPT}
+        counted = sum(snapshot.counts(state).messages for state in states)
+        return snapshot.ledger.queued + counted + snapshot.recovering
+    finally:
+        await client.close()
+
+
+def _series(name: str, labels: Mapping[str, str]) -> str:
+    if not labels:
+        return name
+    return name + "{" + ",".join(f'{key}="{value}"' for key, value in sorted(labels.items())) + "}"

@@ -1,0 +1,127 @@
+"""A real file system of a few megabytes, with as much free as a test wants.
+
+tmpfs, or ext4 on a loop device; both need root.  What is free is what a ballast leaves:
+a file that is made longer and shorter, beside whatever is tested.
+"""
+
+import contextlib
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.system.demand import find
+
+MEGABYTE = 1024 * 1024
+
+
+def why_missing() -> str | None:
+    """Return why no file system can be mounted here, or None.  Tries it, since containers differ."""
+    if os.geteuid() != 0:
+        return "mounting a small file system needs root"
+    if (missing := [name for name in ("mount", "umount", "mkfs.ext4") if find(name) is None]) != []:
+        return f"no {', '.join(missing)} here: apt install mount e2fsprogs"
+    probe = Path(f"/tmp/relay-mount-probe-{os.getpid()}")
+    try:
+        with tmpfs(probe, size_bytes=MEGABYTE):
+            return None
+    except subprocess.CalledProcessError as error:
+        return f"mounting is not allowed here: {error.stderr.decode(errors='replace').strip()}"
+
+
+class SmallDisk:
+    """A mounted file system and its ballast."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._ballast = path / "ballast"
+        self._fillers = path / "fillers"
+        self._count = 0
+
+    @property
+    def free_bytes(self) -> int:
+        counts = os.statvfs(self.path)
+        return counts.f_bavail * counts.f_frsize
+
+    @property
+    def free_inodes(self) -> int:
+        return os.statvfs(self.path).f_favail
+
+    def fill_to(self, free_bytes: int) -> None:
+        """Leave so much free, or a few blocks less."""
+        with self._ballast.open("ab") as ballast:
+            for _ in range(8):
+                too_much = self.free_bytes - free_bytes
+                held = os.fstat(ballast.fileno()).st_size
+                if too_much < -os.statvfs(self.path).f_frsize:
+                    os.ftruncate(ballast.fileno(), max(0, held + too_much))
+                elif too_much > 0:
+                    _allocate(ballast.fileno(), held, too_much)
+                else:
+                    return
+
+    def fill_inodes_to(self, free_inodes: int) -> None:
+        """Leave so many inodes free."""
+        self._fillers.mkdir(exist_ok=True)
+        for _ in range(max(0, self.free_inodes - free_inodes)):
+            self._count += 1
+            (self._fillers / str(self._count)).touch()
+
+    def empty(self) -> None:
+        """Give all room back."""
+        self._ballast.unlink(missing_ok=True)
+        if self._fillers.exists():
+            for filler in self._fillers.iterdir():
+                filler.unlink()
+
+
+def _allocate(fd: int, offset: int, size_bytes: int) -> None:
+    while size_bytes > 0:
+        try:
+            os.posix_fallocate(fd, offset, size_bytes)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            # Some of what is free is kept for the file system's own notes about the rest.
+            size_bytes -= 4096
+        else:
+            return
+
+
+@contextmanager
+def tmpfs(path: Path, *, size_bytes: int, inodes: int = 600) -> Iterator[SmallDisk]:
+    """Mount memory of this size."""
+    with _mounted(path, "-t", "tmpfs", "-o", f"size={size_bytes},nr_inodes={inodes}", "tmpfs"):
+        yield SmallDisk(path)
+
+
+@contextmanager
+def ext4(path: Path, *, size_bytes: int) -> Iterator[SmallDisk]:
+    """Mount an ext4 of this size, from an image beside its mount point."""
+    image = path.with_suffix(".img")
+    with image.open("wb") as file:
+        file.truncate(size_bytes)
+    _run("mkfs.ext4", "-q", "-m", "0", str(image))
+    with _mounted(path, "-t", "ext4", "-o", "loop", str(image)):
+        yield SmallDisk(path)
+
+
+@contextmanager
+def _mounted(path: Path, *mount: str) -> Iterator[None]:
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        _run("mount", *mount, str(path))
+        try:
+            yield
+        finally:
+            # Lazily: what a failed test holds open must not keep the mount for ever.
+            _run("umount", "--lazy", str(path))
+    finally:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+def _run(program: str, *arguments: str) -> None:
+    subprocess.run([str(find(program)), *arguments], check=True, capture_output=True, timeout=60)

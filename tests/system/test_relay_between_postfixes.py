@@ -1,0 +1,373 @@
+"""The whole way of mail: Postfix hands over, the relay passes it on, a Postfix with TLS and SASL takes it.
+
+One chain serves all tests.  Mail to deaf.test goes to the same upstream from another address, to which it
+offers no DSN.  The upstream has every address, also the sender's, in one maildir: there reports arrive.
+"""
+
+import email
+import email.policy
+import random
+import re
+import smtplib
+import socket
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from email.message import EmailMessage
+
+import pytest
+from flufl.bounce import all_failures
+
+from relay.policy.model import SpoolEngine
+from tests.system import postfix
+from tests.system.demand import demand
+from tests.system.feeder import letter
+from tests.system.kills import told_relayed_twice
+from tests.system.mailbox import Arrived
+from tests.system.postfix import Postfix
+from tests.system.shapes import LINES
+from tests.system.waiting import HANG_S, wait_for_change
+from tests.system.warm import WarmRelay
+
+USER, PASSWORD = "mjd", "correct horse"
+SENDER = "mjd@front.test"
+MESSAGES = 200
+CLIENTS = SESSIONS = CONNECTIONS = 4
+KILLS = 4
+A_KILL = 20
+"""Messages between two kills."""
+LIST, DEAF = "list.test", "deaf.test"
+DEAF_ADDRESS = "127.0.0.5"
+UPSTREAM = {
+    # It knows its people: nobody@… and each letter's third recipient are refused in Postfix's own words.
+    "virtual_mailbox_maps": r"regexp:{ {!/^(nobody|r[0-9]+\.2)@/ all/} }",
+    "smtpd_discard_ehlo_keyword_address_maps": f"inline:{{ {{ {DEAF_ADDRESS} = dsn, silent-discard }} }}",
+}
+FRONT = {
+    # Postfix breaks lines longer than 998 octets unless it is told not to.
+    "smtp_line_length_limit": "0",
+    "minimal_backoff_time": "1s",
+    "maximal_backoff_time": "1s",
+    "queue_run_delay": "1s",
+    # A transport of which one process ended badly is left alone for a minute by default.
+    "transport_retry_time": "1s",
+    "default_destination_concurrency_limit": str(SESSIONS),
+    # A relay that is away for an instant is no reason to give up on it.
+    "default_destination_concurrency_failed_cohort_limit": "100",
+    # Byte for byte: no headers of its own but Received:.
+    "local_header_rewrite_clients": "",
+}
+ADDRESSES = (
+    b"<bounce+" + b"7" * 900 + b"@b.test>", b"<a@b_c.test>", b"<user..x@b.test>", b"<.x@b.test>",
+    b"<x.@b.test>", b"<a@b.test.>", b"< a@b.test >", b"   <a@b.test>", b"a@b.test",
+    b"<@r1.test,@r2.test:a@b.test>", b'<"a b"@c.test>',
+)  # fmt: skip
+"""How an address that is in use stands behind `RCPT TO:`; Postfix takes all of them."""
+MINUTES = b"From: <mjd@front.test>\nSubject: minutes\nMessage-Id: <1@front.test>\n\nAll agreed.\n"
+
+_OURS = re.compile(rb"Received: from .*\r\n\tby relay\.test with \S+ id (\S+?);?\r\n(?:[ \t].*\r\n)*")
+_FRONTS = re.compile(rb"Received: .*\r\n\t?.*by front\.test \(Postfix.*\r\n(?:[ \t].*\r\n)*")
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The three, in the order of the mail; made once, since Postfix takes seconds to start."""
+
+    front: Postfix
+    relay: WarmRelay
+    upstream: Postfix
+
+    def until_all_are_empty(self) -> None:
+        """Wait until none of the three has anything left to do."""
+        wait_for_change(lambda: self.front.queue() == [] or None, self.front.home)
+        self.relay.wait_until_empty()
+        wait_for_change(lambda: self.upstream.queue() == [] or None, self.upstream.home)
+
+    def use(self, engine: SpoolEngine) -> None:
+        """Go on with a spool of this engine."""
+        self.relay.stop()
+        self.relay.policy["spool"] = {"path": f"./spool-{engine}", "engine": engine}
+        self.relay.write_policy()
+        self.relay.start()
+
+    def settled(self, count: int) -> list[Arrived]:
+        """Return what arrived once all is quiet, and that it is no more than so much."""
+        self.upstream.mailbox.wait_for(count)
+        self.until_all_are_empty()
+        arrived = self.upstream.mailbox.arrived()
+        assert len(arrived) == count, [each.content.decode() for each in arrived]
+        return arrived
+
+    def submit(self, *arguments: str) -> None:
+        self.front.run("sendmail", "-i", "-f", SENDER, *arguments, stdin=MINUTES)
+
+
+@pytest.fixture(scope="module")
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
+    demand(postfix.why_missing())
+    folder = tmp_path_factory.mktemp("relay")
+    password = folder / "password"
+    password.write_text(PASSWORD + "\n")
+    password.chmod(0o600)
+    with postfix.upstream(USER, PASSWORD, **UPSTREAM) as upstream:
+        isp = {
+            "host": "localhost",
+            "port": upstream.port,
+            "tls": "starttls",
+            "ca_file": str(upstream.certificate),
+            "auth": {"user": USER, "password_file": "password"},
+            "connections": CONNECTIONS,
+            # Nothing here has to wait, but every message goes through the history.
+            "limits": [{"messages": 1_000_000, "per": "1h"}, {"recipients": 3_000_000, "per": "24h"}],
+            "shield": None,
+        }
+        deaf = isp | {"source_address": DEAF_ADDRESS, "history": "./deaf.history"}
+        routes = [{"recipient_domain": DEAF, "upstreams": ["deaf"]}, {"upstreams": ["isp"]}]
+        # Every third letter is refused in part, and all of their reports are waited for.
+        relay = WarmRelay(
+            folder,
+            {"isp": isp, "deaf": deaf},
+            routes=routes,
+            reports={"per_hour": None, "upstreams": ["isp"]},
+        )
+        with relay, postfix.front(relay.port, **FRONT) as front:
+            yield Chain(front, relay, upstream)
+
+
+@pytest.fixture
+def chain(_running: Chain) -> Chain:
+    """Return the three, empty."""
+    _running.until_all_are_empty()
+    for path in (_running.upstream.mailbox.folder / "new").iterdir():
+        path.unlink()
+    return _running
+
+
+def _content(number: int) -> bytes:
+    """Return a message, the same for the same number: from no line of text to some 100 KiB."""
+    dice = random.Random(number)
+    size = 0 if number % 10 == 0 else int(10 ** dice.uniform(1, 4 if number % 100 else 5.3))
+    text = (
+        f"From: <{SENDER}>\r\nTo: list@list.test\r\nDate: Sat, 1 Jan 2022 00:00:00 +0000\r\n"
+        f"Message-Id: <{number}@front.test>\r\nSubject: grüße {number}\r\n\r\n"
+    ).encode()
+    # Lines of every kind that mail is made of, and some that it should not be.
+    kinds = [*LINES, b"y" * 5000, b".z" * 3000]
+    while size > 0:
+        line = dice.choice(kinds) + b"\r\n"
+        text += line
+        size -= len(line)
+    return text
+
+
+def _hand_over(port: int, numbers: Sequence[int], sent: dict[str, tuple[str, bytes]]) -> None:
+    with smtplib.SMTP("127.0.0.1", port, timeout=60) as session:
+        for number in numbers:
+            content = _content(number)
+            recipients = [f"s{number}.{index}@{LIST}" for index in range(random.Random(number).randint(1, 3))]
+            sender = "" if number % 50 == 0 else f"bounces+{number}@front.test"
+            session.sendmail(sender, recipients, content, mail_options=["BODY=8BITMIME"])
+            sent |= dict.fromkeys(recipients, (sender, content))
+
+
+def _parted(arrived: Arrived) -> tuple[bytes, bytes]:
+    """Return the relay's id of a message, and its content less a header each of relay and front."""
+    ours = _OURS.match(arrived.content)
+    assert ours is not None, arrived.content[:400]
+    fronts = _FRONTS.match(arrived.content, ours.end())
+    assert fronts is not None, arrived.content[:800]
+    return ours[1], arrived.content[fronts.end() :]
+
+
+@pytest.mark.parametrize("engine", SpoolEngine)
+def test_messages_arrive_once_each_byte_for_byte(chain: Chain, engine: SpoolEngine) -> None:
+    chain.use(engine)
+    sent: dict[str, tuple[str, bytes]] = {}
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        parts = [range(first, MESSAGES, CLIENTS) for first in range(CLIENTS)]
+        list(clients.map(lambda part: _hand_over(chain.front.port, part, sent), parts))
+    arrived = chain.settled(len(sent))
+
+    assert Counter(each.recipient for each in arrived) == Counter(list(sent))
+    wrong = [
+        each.recipient for each in arrived if (each.reverse_path, _parted(each)[1]) != sent[each.recipient]
+    ]
+    assert wrong == []
+    assert all(b"with ESMTPSA" in each.received for each in arrived)
+    assert len(sent) > MESSAGES
+
+
+def test_an_unknown_recipient_is_reported_and_the_others_arrive(chain: Chain) -> None:
+    recipients = [f"ann@{LIST}", f"nobody@{LIST}", f"bob@{LIST}"]
+    with smtplib.SMTP("127.0.0.1", chain.front.port, timeout=60) as session:
+        session.sendmail(SENDER, recipients, _content(1), mail_options=["BODY=8BITMIME"])
+    arrived = {each.recipient: each for each in chain.settled(3)}
+
+    assert set(arrived) == {f"ann@{LIST}", f"bob@{LIST}", SENDER}
+    assert arrived[SENDER].reverse_path == ""
+    report = email.message_from_bytes(arrived[SENDER].content, policy=email.policy.SMTP)
+    assert isinstance(report, EmailMessage)
+    assert report.get_param("report-type") == "delivery-status"
+    assert report["Auto-Submitted"] == "auto-replied"
+    _, _, returned = report.iter_parts()
+    _, of_recipient = _fields(arrived[SENDER])
+    assert of_recipient["Final-Recipient"] == f"rfc822; nobody@{LIST}"
+    assert (of_recipient["Action"], of_recipient["Status"][:5]) == ("failed", "5.1.1")
+    assert "User unknown in virtual mailbox table" in of_recipient["Diagnostic-Code"]
+    assert b"Message-Id: <1@front.test>" in bytes(returned)
+
+
+def test_addresses_beyond_ascii_go_all_the_way(chain: Chain) -> None:
+    recipients = ["grüße@list.test", "ann@bücher.test", "bob@list.test"]
+    with smtplib.SMTP("127.0.0.1", chain.front.port, timeout=60) as session:
+        session.ehlo()
+        options = ["BODY=8BITMIME", "SMTPUTF8"]
+        session.sendmail("jürgen@front.test", recipients, _content(1), mail_options=options)
+    arrived = chain.settled(3)
+
+    assert {each.recipient for each in arrived} == set(recipients)
+    assert {(each.reverse_path, _parted(each)[1]) for each in arrived} == {("jürgen@front.test", _content(1))}
+    assert all(b"with UTF8SMTP" in each.content[:600] for each in arrived)
+
+
+def test_a_postfix_takes_and_hands_on_what_the_relay_takes(chain: Chain) -> None:
+    """The addresses are quoted then as it thinks right, and ORCPT has them too."""
+    for port in (chain.front.port, chain.relay.port):
+        for wire in ADDRESSES:
+            with (
+                socket.create_connection(("127.0.0.1", port), HANG_S) as client,
+                client.makefile("rb") as reader,
+            ):
+                said = b"", b"EHLO x", b"MAIL FROM:<>", b"RCPT TO:" + wire, b"DATA", b"\r\nhi\r\n."
+                for line in said:
+                    client.sendall(line + b"\r\n" if line else b"")
+                    while (reply := reader.readline())[3:4] == b"-":
+                        pass
+                    assert reply[:1] in b"23", (port, wire, reply)
+    recipients = Counter(each.recipient for each in chain.settled(2 * len(ADDRESSES)))
+    assert recipients["a@b_c.test"] == 2
+    assert recipients["bounce+" + "7" * 900 + "@b.test"] == 2
+
+
+def _fields(report: Arrived) -> list[dict[str, str]]:
+    found = email.message_from_bytes(report.content, policy=email.policy.SMTP)
+    assert isinstance(found, EmailMessage)
+    assert found.get_content_type() == "multipart/report"
+    (status,) = (part for part in found.walk() if part.get_content_type() == "message/delivery-status")
+    blocks = [block for block in status.walk() if block is not status]
+    return [{name: " ".join(str(value).split()) for name, value in block.items()} for block in blocks]
+
+
+def _report(arrived: list[Arrived]) -> Arrived:
+    (report,) = (each for each in arrived if each.reverse_path == "")
+    return report
+
+
+def _unsubscribed(report: Arrived) -> set[bytes]:
+    return set(all_failures(email.message_from_bytes(report.content, policy=email.policy.compat32))[1])
+
+
+@pytest.mark.parametrize(("domain", "reporter"), [(LIST, "upstream.test"), (DEAF, "relay.test")])
+def test_a_success_is_told_behind_us_or_by_us_where_nobody_else_does(
+    chain: Chain, domain: str, reporter: str
+) -> None:
+    chain.submit("-N", "success,failure", "-V", "batch 7+1", "-R", "hdrs", "--", f"ann@{domain}")
+    report = _report(chain.settled(2))
+
+    of_message, of_ann = _fields(report)
+    assert of_message["Reporting-MTA"] == f"dns; {reporter}"
+    assert of_message["Original-Envelope-Id"] == "batch 7+1"
+    assert of_ann["Original-Recipient"].replace(" ", "") == f"rfc822;ann@{domain}"
+    assert of_ann["Action"] == ("delivered" if domain == LIST else "relayed")
+    assert _unsubscribed(report) == set()
+
+
+@pytest.mark.parametrize("domain", [LIST, DEAF])
+def test_never_silences_a_failure_through_all_three(chain: Chain, domain: str) -> None:
+    chain.submit("-N", "never", "--", f"nobody@{domain}", f"ann@{domain}")
+
+    assert [each.recipient for each in chain.settled(1)] == [f"ann@{domain}"]
+
+
+@pytest.mark.parametrize(("ret", "is_whole"), [("full", True), ("hdrs", False)])
+def test_a_failure_returns_as_much_as_was_asked_for(chain: Chain, ret: str, *, is_whole: bool) -> None:
+    chain.submit("-R", ret, "-V", "x", "--", f"nobody@{DEAF}")
+    report = _report(chain.settled(1))
+
+    of_message, of_nobody = _fields(report)
+    assert of_message["Original-Envelope-Id"] == "x"
+    assert (of_nobody["Action"], of_nobody["Original-Recipient"]) == ("failed", f"rfc822; nobody@{DEAF}")
+    assert (b"All agreed." in report.content) is is_whole
+    assert (b"Content-Type: message/rfc822\r\n" in report.content) is is_whole
+    assert _unsubscribed(report) == {f"nobody@{DEAF}".encode()}
+
+
+def test_values_of_dsn_pass_us_unchanged(chain: Chain) -> None:
+    """RFC 3461, 5.2.1 (d): not even the case of a letter may change."""
+    with smtplib.SMTP("127.0.0.1", chain.relay.port, timeout=60) as session:
+        session.ehlo()
+        assert session.has_extn("dsn")
+        for command, code in (
+            ("MAIL FROM:<mjd@front.test> RET=SOME", 501),
+            ("MAIL FROM:<mjd@front.test> ENVID=a+2", 501),
+            ("MAIL FROM:<mjd@front.test> MT-PRIORITY=3", 555),
+            ("MAIL FROM:<mjd@front.test> ENVID=A+2Bb RET=FULL", 250),
+            (f"RCPT TO:<ann@{LIST}> ORCPT=rfc822;Old+2BAnn@List.Test NOTIFY=SUCCESS", 250),
+        ):
+            assert session.docmd(command)[0] == code, command
+        assert session.data(MINUTES.replace(b"\n", b"\r\n"))[0] == 250
+    of_message, of_ann = _fields(_report(chain.settled(2)))
+
+    assert of_message["Original-Envelope-Id"] == "A+b"
+    assert of_ann["Original-Recipient"] == "rfc822;Old+Ann@List.Test"
+
+
+def test_kills_between_two_postfixes_lose_neither_mail_nor_reports(
+    chain: Chain, tell: Callable[[str], None]
+) -> None:
+    """The front hands over again what got no 250, so a message may come twice into the relay too.
+
+    Both reasons for a copy too many are told apart by the relay's own id in its `Received:` line.
+    """
+    dice, messages = random.Random(7), KILLS * A_KILL
+    for first in range(0, messages, A_KILL):
+        with smtplib.SMTP("127.0.0.1", chain.front.port, timeout=60) as session:
+            for sent in map(letter, range(first, first + A_KILL)):
+                session.sendmail(SENDER, sent.recipients, sent.content, ["BODY=8BITMIME"])
+        chain.upstream.mailbox.wait_for(first + dice.randint(1, A_KILL))
+        chain.relay.kill_all()
+        chain.relay.start()
+        # Nothing that it deferred meanwhile is for later.
+        chain.front.flush()
+    chain.until_all_are_empty()
+
+    reports: list[bytes] = []
+    ids: dict[str, list[bytes]] = defaultdict(list)
+    for each in chain.upstream.mailbox.arrived():
+        if each.recipient == SENDER:
+            reports.append(each.content)
+            continue
+        queue_id, content = _parted(each)
+        number = int(each.recipient[1:].partition(".")[0])
+        assert (each.reverse_path, content) == (SENDER, letter(number).content)
+        ids[each.recipient].append(queue_id)
+    written = {recipient for number in range(messages) for recipient in letter(number).recipients}
+    refused = {recipient for recipient in written if recipient.partition(".")[2].startswith("2@")}
+    assert set(ids) == written - refused
+    told = {recipient for recipient in refused if any(_is_about(report, recipient) for report in reports)}
+    assert told == refused
+    sent_twice = {each for of_one in ids.values() for each in of_one if of_one.count(each) > 1}
+    got_twice = {each for of_one in ids.values() for each in set(of_one) - {of_one[0]}}
+    assert len(sent_twice) <= KILLS * CONNECTIONS
+    assert len(got_twice) <= KILLS * SESSIONS
+    assert len(reports) <= len(refused) + KILLS * (CONNECTIONS + SESSIONS)
+    assert told_relayed_twice(chain.relay.log()) == []
+    tell(
+        f"between two Postfixes: {KILLS} SIGKILLs, {messages} messages, {len(refused)} refused and reported: "
+        f"0 lost, 0 corrupt, {len(sent_twice)} sent twice, {len(got_twice)} handed over twice"
+    )
+
+
+def _is_about(report: bytes, recipient: str) -> bool:
+    return f"Final-Recipient: rfc822; {recipient}".encode() in report

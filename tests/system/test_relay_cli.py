@@ -1,0 +1,277 @@
+"""The command line on a real relay: while it runs, while it is down, after kills, and by another policy."""
+
+import json
+import os
+import re
+import smtplib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.practice import Practice
+from tests.system.waiting import wait_until
+from tests.system.warm import WarmRelay
+
+SENDER = "mjd@front.test"
+OVER, DOWN = "its back-off is over", "the relay is down"
+ABSENT_ID = "2jx5qbmkq8b8tnng"
+
+
+class Operated:
+    """A relay, and an operator at its command line; the upstream defers `stay…` and refuses `bad…`."""
+
+    def __init__(self, relay: WarmRelay, host: Practice) -> None:
+        self.relay = relay
+        self.host = host
+
+    def hand_over(self, *recipients: str, message_id: str = "<one@Front.test>") -> str:
+        """Hand over one message; return its queue id."""
+        with smtplib.SMTP("127.0.0.1", self.relay.port, timeout=60) as session:
+            session.ehlo()
+            session.mail(SENDER)
+            for recipient in recipients:
+                session.rcpt(recipient)
+            names = f"Message-ID: {message_id}\r\nSubject: =?utf-8?q?Z=C3=BCrich?= weekly\r\n"
+            _, reply = session.data(f"{names}\r\nhello\r\n".encode())
+        return reply.decode().split()[-1]
+
+    def deferred(self, count: int) -> list[str]:
+        """Hand over so many messages; return their ids once each was deferred."""
+        queue_ids = [self.hand_over(f"stay{number}@list.test") for number in range(count)]
+        for queue_id in queue_ids:
+            self.wait_for_deferral(queue_id, 1)
+        return queue_ids
+
+    def run(self, *words: str, code: int = os.EX_OK) -> str:
+        """Run a verb, which exits with this code; return what it printed, and what it complained of."""
+        ran = self.relay.command(*words)
+        assert ran.returncode == code, (words, ran)
+        return ran.stdout + ran.stderr
+
+    def told(self, *words: str, code: int = os.EX_OK) -> dict[str, Any]:
+        """Return what a verb prints as JSON, on one line."""
+        found: dict[str, Any] = json.loads(self.run(*words, "--json", code=code))
+        return found
+
+    def queue(self) -> dict[str, dict[str, Any]]:
+        """Return the queue by id, as a program sees it."""
+        lines = self.run("queue", "--json").splitlines()
+        return {message["queue_id"]: message for message in map(json.loads, lines)}
+
+    def states(self) -> dict[str, str]:
+        """Return the state of each message of the queue."""
+        return {queue_id: message["state"] for queue_id, message in self.queue().items()}
+
+    def found(self, text: str) -> list[dict[str, Any]]:
+        """Return what `relay find` finds."""
+        lines = self.relay.command("find", text, "--json").stdout.splitlines()
+        return [json.loads(line) for line in lines]
+
+    def ends(self, text: str) -> dict[str, str]:
+        """Return what became of each recipient that was found in the recent past."""
+        return {each["recipient"]: each["became"] for each in self.found(text) if each["found"] == "recent"}
+
+    def wait_for_deferral(self, queue_id: str, times: int) -> None:
+        """Wait until a message was deferred so many times."""
+        said = re.compile(rf"{queue_id}: to=.*status=deferred")
+        self.relay.wait_for_log(
+            lambda _: sum(said.search(line) is not None for line in self.relay.log()) >= times
+        )
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> Iterator[Operated]:
+    """Return a relay that is not started yet."""
+    with Practice(tmp_path, {"messages": 1000, "per": "1m"}, seed=1) as host:
+        limits = [{"messages": 100, "per": "1h"}]
+        retry = {"min": "1h", "max": "1h", "lifetime": "5d"}
+        isp = host.upstream(limits=limits, shield=None)
+        yield Operated(WarmRelay(tmp_path, {"isp": isp}, retry=retry), host)
+
+
+def test_a_running_relay_is_seen_and_told_what_to_do(operator: Operated) -> None:
+    with operator.relay:
+        held, retried, bounced, deleted = ids = operator.deferred(4)
+
+        assert operator.states() == dict.fromkeys(ids, "deferred")
+        assert all("450" in message["reason"] for message in operator.queue().values())
+        status = operator.told("status")
+        assert (status["condition"], status["queue"]["deferred"]["messages"]) == ("running", 4)
+        assert status["upstreams"][0]["limits"][0]["used"] == 4
+        assert "100 messages per 1h" in operator.run("status")
+        assert all(queue_id in operator.run("queue") for queue_id in ids)
+        assert "stay0@list.test" in operator.run("queue", "show", held)
+        shown = operator.told("queue", "show", held)
+        assert [each["status"] for each in shown["recipient_statuses"]] == ["to do"]
+
+        assert operator.run("queue", "hold", held) == f"{held}: held\n"
+        assert operator.run("queue", "retry", retried) == f"{retried}: to be tried at once\n"
+        operator.wait_for_deferral(retried, 2)
+        assert operator.run("queue", "delete", deleted) == f"{deleted}: deleted\n"
+        assert operator.run("queue", "bounce", bounced) == f"{bounced}: bounced\n"
+        operator.host.wait_until(lambda ledger: ledger.relayed == 1)
+        assert operator.states() == {held: "held", retried: "deferred"}
+        (report,) = (seen.entry.envelope for seen in operator.host.seen() if seen.entry.reply[:3] == "250")
+        assert (report.reverse_path, report.recipients) == ("", (SENDER,))
+
+        assert operator.run("queue", "release", held) == f"{held}: released\n"
+        operator.wait_for_deferral(held, 2)
+
+
+def test_wrong_calls_are_told_apart_by_their_exit_codes(operator: Operated) -> None:
+    with operator.relay:
+        (queue_id,) = operator.deferred(1)
+
+        absent = operator.relay.command("queue", "hold", ABSENT_ID, queue_id)
+        assert (absent.returncode, absent.stdout, absent.stderr) == (
+            1,
+            f"{queue_id}: held\n",
+            f"{ABSENT_ID}: there is no such message in the queue\n",
+        )
+        operator.run("queue", "show", ABSENT_ID, code=1)
+        for words in ("hold ../../etc/passwd", "hold", "hold ALL", f"eat {queue_id}"):
+            operator.run("queue", *words.split(), code=os.EX_USAGE)
+        operator.run("pause", "isp", "--for", "0s", code=os.EX_USAGE)
+        operator.run("pause", code=os.EX_USAGE)
+        assert operator.run("pause", "../isp", code=1) == "../isp: there is no such upstream\n"
+        operator.run("status", "--policy", "/nowhere/policy.yaml", code=os.EX_CONFIG)
+        operator.run("find", "<two@front.test>", code=1)
+        assert operator.states() == {queue_id: "held"}
+        assert operator.told("status")["upstreams"][0]["paused_by"] is None
+
+
+def test_what_is_done_while_the_relay_is_down_counts_later(operator: Operated) -> None:
+    with operator.relay:
+        held, bounced, deleted, released, retried, kept = ids = operator.deferred(6)
+        operator.run("queue", "hold", released)
+
+    status = operator.told("status", code=os.EX_UNAVAILABLE)
+    assert status["condition"] == "down"
+    assert (status["queue"]["deferred"]["messages"], status["queue"]["held"]["messages"]) == (5, 1)
+    assert operator.states() == dict.fromkeys(ids, "deferred") | {released: "held"}
+    assert "stay0@list.test" in operator.run("queue", "show", held)
+    assert operator.run("queue", "hold", held) == f"{held}: held\n"
+    assert operator.run("queue", "release", released) == f"{released}: released; {DOWN}\n"
+    assert operator.run("queue", "retry", retried) == f"{retried}: {OVER}; {DOWN}\n"
+    assert operator.run("queue", "delete", deleted) == f"{deleted}: deleted\n"
+    assert operator.run("queue", "bounce", bounced) == f"{bounced}: bounced\n"
+    operator.run("queue", "hold", ABSENT_ID, code=1)
+    assert operator.ends("@list.test") == {"stay1@list.test": "bounced", "stay2@list.test": "deleted"}
+    (report,) = set(operator.states()) - set(ids)
+    states = {held: "held", released: "waiting", retried: "waiting", kept: "deferred", report: "waiting"}
+    assert operator.states() == states
+    assert operator.host.ledger.relayed == 0
+
+    operator.host.refusals.clear()
+    with operator.relay:
+        operator.host.wait_until(lambda ledger: ledger.relayed == 3)
+        wait_until(lambda: operator.states() == {held: "held", kept: "deferred"})
+        operator.run("queue", "retry", kept)
+        operator.run("queue", "release", "ALL", "--yes")
+        operator.relay.wait_until_empty()
+        ledger = operator.told("status")["ledger"]
+
+    fates = {name: ledger[name] for name in ("accepted", "relayed", "bounced", "deleted", "imbalance")}
+    assert fates == {"accepted": 7, "relayed": 5, "bounced": 1, "deleted": 1, "imbalance": 0}
+
+
+def test_an_operators_pause_lasts_through_kills_until_resume(operator: Operated) -> None:
+    relay, told = operator.relay, operator.relay.folder / "told"
+    relay.policy["notify"] = [{"command": ["/bin/sh", "-c", f"(cat; echo) >>{told}"]}]
+    relay.write_policy()
+
+    def shown(code: int = os.EX_OK) -> dict[str, Any]:
+        return dict(operator.told("status", code=code)["upstreams"][0])
+
+    with relay:
+        assert operator.run("pause", "isp").startswith("isp: paused until `relay resume isp`")
+        # The answer says that it is durable, so nothing may come between.
+        relay.kill()
+        relay.start()
+        queue_id = operator.hand_over("ann@list.test")
+        upstream = shown()
+        assert (upstream["state"], upstream["paused_until"]) == ("paused", None)
+        assert upstream["held_by"] == f"operator: {upstream['paused_because'].removeprefix('by ')}"
+        assert relay.metrics()['relay_upstream_paused_by_operator{upstream="isp"}'] == 1
+        assert upstream["paused_because"] in relay.get("/")
+        assert operator.queue()[queue_id]["held_by"] == upstream["held_by"]
+
+    events = [json.loads(line)["event"] for line in told.read_text().splitlines()]
+    assert set(events) == {"paused"}, "a hook is told of it"
+    assert shown(os.EX_UNAVAILABLE)["paused_by"] == upstream["paused_by"]
+    assert operator.run("pause", "isp", "--for", "10h").startswith("isp: paused until ")
+    with relay:
+        assert shown()["paused_until"] is not None
+        assert operator.host.ledger.relayed == 0
+        assert operator.run("resume", "isp").startswith("isp: used again, one message first")
+        relay.wait_until_empty()
+        assert shown()["paused_by"] is None
+
+        operator.run("pause", "isp", "--for", "1s")
+        operator.hand_over("bob@list.test")
+        operator.host.wait_until(lambda ledger: ledger.relayed == 2)
+
+
+@pytest.mark.full
+def test_a_message_is_found_before_while_and_after_it_is_relayed(operator: Operated) -> None:
+    with operator.relay:
+        operator.run("pause", "isp")
+        queue_id = operator.hand_over("ok@list.test", "bad@list.test", "stay@list.test")
+        for text in ("<ONE@front.test>", queue_id, "OK@list.test", "@list.test", SENDER, "weekly zürich"):
+            (message,) = operator.found(text)
+            assert (message["found"], message["queue_id"]) == ("queue", queue_id)
+            assert message["message_id"] == "<one@Front.test>"
+
+        operator.run("resume", "isp")
+        operator.wait_for_deferral(queue_id, 1)
+        ends = {"ok@list.test": "relayed", "bad@list.test": "bounced"}
+        wait_until(lambda: operator.ends("<one@front.test>") == ends)
+        recent = (each for each in operator.found("<one@front.test>") if each["found"] == "recent")
+        by_recipient = {each["recipient"]: each for each in recent}
+        assert by_recipient["bad@list.test"]["reply"] == "550 5.1.1 nobody of that name"
+        assert {each["upstream"] for each in by_recipient.values()} == {"isp"}
+        operator.run("queue", "delete", queue_id)
+        operator.relay.wait_until_empty()
+
+    everything = operator.found("one@front.test")
+    assert operator.ends("ONE@") == ends | {"stay@list.test": "deleted"}
+    with operator.relay:
+        assert operator.found("one@front.test") == everything
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("text", ["retry: {min: 5m\nspool: ./spool\n\t: [", "spool: ./spool\nlisten: 7\n"])
+def test_a_broken_policy_stops_no_verb_while_the_relay_runs(operator: Operated, text: str) -> None:
+    with operator.relay:
+        (queue_id,) = operator.deferred(1)
+        operator.relay.policy_path.write_text(text)
+        verbs = [["queue", verb, queue_id] for verb in ("show", "hold", "release", "retry")]
+        for verb in (["status"], ["queue"], *verbs, ["pause", "isp"], ["resume", "isp"], ["audit"], ["fsck"]):
+            assert operator.relay.command(*verb).stderr == "", verb
+        assert "the last edit of the policy was refused: " in operator.run("status")
+        assert operator.run("queue", "delete", queue_id) == f"{queue_id}: deleted\n"
+        operator.relay.wait_until_empty()
+        assert operator.relay.stop() == 0
+        operator.run("run", code=os.EX_CONFIG)
+        operator.relay.write_policy()
+        operator.relay.start()
+
+
+@pytest.mark.full
+def test_no_verb_acts_on_a_relay_that_runs_by_another_policy(operator: Operated, tmp_path: Path) -> None:
+    other, spool = str(tmp_path / "other.yaml"), str(tmp_path / "spool")
+    Path(other).write_text("spool: ./spool\nlisten: 7\n")
+    with operator.relay:
+        (queue_id,) = operator.deferred(1)
+        delete = ("queue", "delete", queue_id, "--policy", other)
+        assert "--spool DIR asks the one on DIR" in operator.run(*delete, code=os.EX_CONFIG)
+        assert operator.run(*delete, "--spool", spool) == f"{queue_id}: deleted\n"
+        Path(other).unlink()
+        operator.run("status", "--policy", other, code=os.EX_CONFIG)
+        operator.run("status", "--policy", other, "--spool", spool)
+    operator.run("status", "--policy", other, "--spool", spool, code=os.EX_CONFIG)
+    operator.run("status", "--spool", spool, code=os.EX_UNAVAILABLE)
+    elsewhere = operator.run("status", "--spool", str(tmp_path), code=os.EX_UNAVAILABLE)
+    assert "is about another spool" in elsewhere

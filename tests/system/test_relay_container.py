@@ -1,0 +1,178 @@
+"""The container: it builds, and runs with no right, on a read-only root, as process 1."""
+
+import json
+import os
+import re
+import signal
+import smtplib
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from relay.policy.source import parse_policy
+from tests.system import container, smtp_tools
+from tests.system.container import Image, process_1
+from tests.system.demand import demand
+from tests.system.relay import PROJECT
+from tests.system.smtp_tools import smtp_sink
+from tests.system.waiting import HANG_S, free_port, wait_for_answer, wait_until
+
+DEPLOY = PROJECT / "deploy"
+UID = 10001
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[Image]:
+    """Return the image; built once, for it takes a minute."""
+    demand(container.why_missing(), smtp_tools.why_missing())
+    with container.built() as image:
+        yield image
+
+
+class Pod:
+    """Its volumes, as Kubernetes mounts them: a ConfigMap by symbolic links, a Secret for the group."""
+
+    def __init__(self, image: Image, folder: Path, upstream_port: int) -> None:
+        self.image = image
+        self.smtp, self.http, self.upstream_port = free_port(), free_port(), upstream_port
+        self.spool, self.etc, self.secrets = (folder / name for name in ("spool", "etc", "secrets"))
+        for each in (self.spool, self.etc, self.secrets):
+            each.mkdir()
+        os.chown(self.spool, UID, UID)
+        self.secrets.joinpath("isp").write_text("open sesame\n")
+        os.chown(self.secrets / "isp", 0, UID)
+        self.secrets.joinpath("isp").chmod(0o440)
+        self.versions = 0
+        self.log = folder / "log"
+        self.put(messages=3)
+
+    def put(self, *, messages: int) -> None:
+        """Write the policy as the kubelet does: a folder beside, and one link that is replaced."""
+        sink = {"host": "127.0.0.1", "port": self.upstream_port, "tls": "none"}
+        policy = {
+            "spool": "/var/lib/relay/spool",
+            "listen": [{"address": f"127.0.0.1:{self.smtp}", "clients": ["127.0.0.0/8"]}],
+            "http": f"127.0.0.1:{self.http}",
+            "upstreams": {
+                "isp": sink | {"limits": [{"messages": messages, "per": "1h"}]},
+                # Used by nobody; its password is read at the start and at each edit.
+                "account": sink | {"auth": {"user": "mjd", "password_credential": "isp"}},
+            },
+        }
+        self.versions += 1
+        version = self.etc / f"..{self.versions}"
+        version.mkdir()
+        (version / "policy.yaml").write_text(json.dumps(policy) + "\n")
+        (self.etc / "..new").symlink_to(version.name)
+        (self.etc / "..new").replace(self.etc / "..data")
+        if self.versions == 1:
+            (self.etc / "policy.yaml").symlink_to("..data/policy.yaml")
+
+    def start(self) -> None:
+        volumes = {"/var/lib/relay": self.spool, "/etc/relay": self.etc, "/run/secrets": self.secrets}
+        with self.log.open("ab") as log:
+            self.started = self.image.start(volumes, log=log)
+        wait_for_answer(lambda: self.get("/readyz"), self.started)
+
+    def signal(self, number: int) -> None:
+        """As a runtime does it: from outside, to process 1."""
+        os.kill(process_1(self.started), number)
+
+    def hand_over(self, messages: int) -> None:
+        with smtplib.SMTP("127.0.0.1", self.smtp, timeout=HANG_S) as client:
+            for number in range(messages):
+                client.sendmail("ann@example.org", ["bob@example.net"], f"Subject: {number}\r\n\r\nhello\r\n")
+
+    def get(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}{path}", timeout=HANG_S) as reply:
+            body: bytes = reply.read()
+        return body
+
+    def limit(self) -> int:
+        """Return the N in force."""
+        (limit,) = json.loads(self.get("/status.json"))["upstreams"][0]["limits"]
+        count: int = limit["count"]
+        return count
+
+
+@pytest.mark.full
+def test_a_pod_relays_takes_edits_and_stops_without_loss(image: Image, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with smtp_sink() as sink:
+        pod = Pod(image, tmp_path, sink.port)
+        pod.start()
+        pid = process_1(pod.started)
+        status = Path(f"/proc/{pid}/status").read_text()
+        try:
+            pod.hand_over(2)
+            sink.wait_for(2)
+            # An edit that allows less counts at once; there is no signal and no restart.
+            pod.put(messages=2)
+            wait_until(lambda: pod.limit() == 2)
+            pod.hand_over(1)
+            pod.signal(signal.SIGTERM)
+            code = pod.started.wait(HANG_S)
+            pod.start()
+            status_json = json.loads(pod.get("/status.json"))
+        finally:
+            pod.signal(signal.SIGKILL)
+            pod.started.wait(HANG_S)
+
+    assert f"Uid:\t{UID}\t{UID}\t{UID}\t{UID}" in status
+    assert "CapEff:\t0000000000000000" in status
+    assert re.search(r"NSpid:\t\d+\t1\n", status)
+    assert code == 0, pod.log.read_text()[-2000:]
+    assert status_json["ledger"]["accepted"] == 3
+    assert status_json["ledger"]["relayed"] == 2
+    assert status_json["ledger"]["queued"] == 1
+
+
+@pytest.mark.full
+def test_the_image_holds_the_relay_and_nothing_of_the_checkout(image: Image) -> None:
+    config = image.config
+
+    assert (config["User"], config["StopSignal"]) == (f"{UID}:{UID}", "SIGTERM")
+    assert config["Entrypoint"] == ["relay"]
+    assert config["Healthcheck"]["Test"][:2] == ["CMD", "python3"]
+    assert not (image.tree / "src").exists()
+    assert not list((image.tree / "var" / "lib" / "relay").iterdir())
+    folder = (image.tree / "var" / "lib" / "relay").stat()
+    assert (folder.st_uid, folder.st_mode & 0o777) == (UID, 0o700)
+
+
+def test_policies_of_container_and_kubernetes_are_valid() -> None:
+    path = DEPLOY / "container" / "etc" / "policy.yaml"
+    config, _, _ = _kubernetes()
+
+    for text in (path.read_text(), config["data"]["policy.yaml"]):
+        policy = parse_policy(text.encode(), Path("/etc/relay/policy.yaml"))
+        (upstream,) = policy.upstreams.values()
+        assert upstream.auth is not None
+        assert upstream.auth.password_credential == "isp"
+        assert policy.spool == Path("/var/lib/relay/spool")
+        assert [str(listen.address) for listen in policy.listen] == ["0.0.0.0:2525"]
+        assert str(policy.http) == "0.0.0.0:9725"
+
+
+def test_compose_and_kubernetes_run_it_confined_and_alone() -> None:
+    relay = yaml.safe_load((DEPLOY / "container" / "compose.yaml").read_text())["services"]["relay"]
+    config, _, stateful = _kubernetes()
+    pod = stateful["spec"]["template"]["spec"]
+    (ours,) = pod["containers"]
+
+    assert (relay["read_only"], relay["cap_drop"], relay["stop_grace_period"]) == (True, ["ALL"], "5m")
+    assert (stateful["spec"]["replicas"], pod["terminationGracePeriodSeconds"]) == (1, 300)
+    assert {pod["securityContext"][key] for key in ("runAsUser", "runAsGroup", "fsGroup")} == {UID}
+    assert ours["securityContext"]["readOnlyRootFilesystem"]
+    assert ours["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert all("subPath" not in mount for mount in ours["volumeMounts"]), "a file alone is never renewed"
+    assert pod["volumes"][0]["configMap"]["name"] == config["metadata"]["name"]
+
+
+def _kubernetes() -> list[dict[str, Any]]:
+    """Return the manifest's ConfigMap, Service and StatefulSet."""
+    return list(yaml.safe_load_all((DEPLOY / "kubernetes" / "relay.yaml").read_text()))

@@ -1,0 +1,109 @@
+"""A relay on a real ext4 that is full to the last block, and to each of 64 levels above.
+
+At each level mail is queued, the disk is filled by somebody else, more mail is offered, and
+only then does the upstream wake up.  At every eighth level the relay is killed on the full
+disk and started on it.
+"""
+
+import smtplib
+import urllib.error
+from pathlib import Path
+
+import pytest
+
+from relay.spool.root.headroom import HEADROOM_BYTES
+from tests.figures import FIGURES
+from tests.system import small_disk, smtp_tools
+from tests.system.demand import demand
+from tests.system.processes import halted
+from tests.system.small_disk import MEGABYTE, SmallDisk, ext4
+from tests.system.smtp_tools import SmtpSink, smtp_sink
+from tests.system.waiting import HANG_S, wait_until
+from tests.system.warm import WarmRelay
+
+pytestmark = pytest.mark.full
+
+LEVELS = [number * 4096 for number in range(24)] + [number * MEGABYTE // 2 for number in range(1, 41)]
+"""Bytes that are free: densely where the last blocks are, then up to above the headroom."""
+DISK_BYTES = 64 * MEGABYTE
+
+
+class Sending:
+    """One client, and what it was answered."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.accepted = 0
+        self.refused = 0
+
+    def offer(self, size_bytes: int, *, declares: bool) -> bool:
+        """Offer one message; return whether it got 250.  Anything but that and 452 is a failure."""
+        content = b"Subject: one more\r\n\r\n" + b"0123456789abcdef\r\n" * (size_bytes // 18)
+        with smtplib.SMTP("127.0.0.1", self._port, timeout=HANG_S) as session:
+            session.ehlo()
+            code, text = session.mail("mjd@front.test", [f"size={len(content)}"] if declares else [])
+            if code == 250:
+                session.rcpt("r@list.test")
+                code, text = session.data(content)
+        assert code in (250, 452), (code, text)
+        assert code == 250 or text.startswith(b"4.3.1"), text
+        self.accepted += code == 250
+        self.refused += code == 452
+        return code == 250
+
+
+def test_64_levels_of_a_full_disk_lose_nothing_and_relaying_goes_on(tmp_path: Path) -> None:
+    demand(small_disk.why_missing(), smtp_tools.why_missing())
+    assert len(LEVELS) == 64
+    with ext4(tmp_path / "small", size_bytes=DISK_BYTES) as disk, smtp_sink() as sink:
+        upstream = {"host": "127.0.0.1", "port": sink.port, "tls": "none"}
+        limits = [{"messages": 100_000, "per": "1h"}]
+        relay = WarmRelay(tmp_path, {"isp": upstream | {"limits": limits}}, spool="./small/spool")
+        client = Sending(relay.port)
+        with relay:
+            for number, level in enumerate(LEVELS):
+                _fill_and_go_on(relay, disk, sink, client, level, restarts=number % 8 == 0)
+                FIGURES["levels of a full disk, a real relay on ext4"] += 1
+            _check_ready(relay, disk)
+            relay.wait_until_empty()
+            assert relay.metrics()["relay_ledger_imbalance_recipients"] == 0
+        assert sink.count == client.accepted, "relayed twice, or lost"
+        assert client.refused >= 32
+        assert not [line for line in relay.log() if "corrupt" in line and "corrupt=0" not in line]
+
+
+def _fill_and_go_on(
+    relay: WarmRelay, disk: SmallDisk, sink: SmtpSink, client: Sending, level: int, *, restarts: bool
+) -> None:
+    disk.empty()
+    if restarts:
+        # The sink counts before it replies: halted between the two it would make the kill repeat a message.
+        relay.wait_until_empty()
+    with halted(sink.pid):
+        # The relay looks anew several times a second while it is full.
+        wait_until(lambda: client.offer(1000, declares=True))
+        wait_until(lambda: client.offer(300_000, declares=False))
+        disk.fill_to(level)
+        assert disk.free_bytes <= level + 4096
+        taken = [client.offer(size, declares=size > 10_000) for size in (2000, 200_000)]
+        if level < HEADROOM_BYTES - MEGABYTE:
+            assert taken == [False, False]
+        if restarts:
+            relay.kill()
+            relay.start()
+    sink.wait_for(client.accepted)
+
+
+def _check_ready(relay: WarmRelay, disk: SmallDisk) -> None:
+    """See that monitoring is told of a full disk, and that it is over."""
+    disk.fill_to(0)
+    wait_until(lambda: _ready(relay).startswith("503 no room on the disk"))
+    disk.empty()
+    wait_until(lambda: _ready(relay) == "ready\n")
+
+
+def _ready(relay: WarmRelay) -> str:
+    try:
+        return relay.get("/readyz")
+    except urllib.error.HTTPError as error:
+        return f"{error.code} {error.read().decode()}"

@@ -1,0 +1,232 @@
+"""All that can be killed, killed at random while mail flows: nothing is lost, and repeats have a reason.
+
+Real clients (smtplib) in front, a practice smarthost with its own record behind; between
+them a relay whose processes get SIGKILL at instants that chance chooses: all at once, the
+sender alone, one listener, one in the middle of its recovery or of a policy edit.  The
+upstream dies too, and connections are cut between the final dot and its reply.
+"""
+
+import contextlib
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.policy.model import SpoolEngine
+from tests.system.feeder import Feeder, asked_or_refused
+from tests.system.kills import Kills, judge, told_relayed_twice
+from tests.system.practice import Practice
+from tests.system.waiting import wait_until
+from tests.system.warm import WarmRelay
+
+CONNECTIONS = 4
+LATEST_REPLY_S = 0.02
+"""The upstream replies as late as this: a message is in flight most of the time."""
+LONGEST_START_S = 0.08
+LONGEST_TAKE_OVER_S = 0.25
+"""How long after SIGHUP at most; an edit has to stay as it is for 0.1 s."""
+LOWERED = (1.0, 0.9, 0.8)
+"""What an edit makes of a limit, as a share of what the upstream allows."""
+Limit = dict[str, Any]
+NEVER_REACHED: Limit = {"messages": 1_000_000, "per": "1s"}
+LIMITS: tuple[Limit, ...] = (
+    {"messages": 250, "per": "2s"}, NEVER_REACHED, {"recipients": 350, "per": "2s"},
+)  # fmt: skip
+TIGHT: Limit = {"messages": 60, "per": "2s"}
+"""One that is always reached; each kill wastes up to a slot a connection, so not for many kills."""
+ALONE = ("everything", "recovery", "edit", "everything", "recovery", "upstream", "line")
+"""What happens to a relay whose listener is part of the sender, as often in each seven."""
+WITH_LISTENERS = ("sender", "listener", "everything", "sender", "listener", "recovery", "edit", "line")
+
+
+@dataclass
+class Ordeal:
+    """One relay's life among kills, from an empty spool to an empty queue."""
+
+    host: Practice
+    relay: WarmRelay
+    feeder: Feeder
+    dice: random.Random
+    allows: Limit
+    """What the upstream does."""
+    kills: Kills = field(default_factory=Kills)
+
+    def everything(self) -> None:
+        """Kill the sender and its listeners at one instant."""
+        with self.kills.one():
+            self.relay.kill_all()
+            self.host.catch_up()
+        self.relay.start()
+
+    def sender(self) -> None:
+        """Kill the sender; its listeners see it go, finish by themselves, and let go of the address."""
+        with self.kills.one():
+            self.relay.kill()
+            self.host.catch_up()
+        self.relay.start()
+
+    def recovery(self) -> None:
+        """Kill everything, and once more somewhere in the start that follows."""
+        with self.kills.one():
+            self.relay.kill_all()
+            self.host.catch_up()
+        with self.kills.one():
+            self.relay.spawn()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.relay.wait(within_s=self.dice.uniform(0, LONGEST_START_S))
+                raise AssertionError("it ended by itself")
+            self.relay.kill_all()
+            self.host.catch_up()
+        self.relay.start()
+
+    def edit(self) -> None:
+        """Kill everything while it takes an edited policy over, or just after; start on the edited one."""
+        isp = self.relay.policy["upstreams"]["isp"]
+        isp["connections"] = self.dice.randint(2, CONNECTIONS)
+        # Never above what the upstream allows.
+        (unit, count), *others = self.allows.items()
+        isp["limits"] = [{unit: int(count * self.dice.choice(LOWERED)), **dict(others)}]
+        self.relay.write_policy()
+        self.relay.reload()
+        is_half = self.dice.random() < 0.25
+        if is_half:
+            self.relay.policy_path.write_text("half an edi")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.relay.wait(within_s=self.dice.uniform(0, LONGEST_TAKE_OVER_S))
+            raise AssertionError("it ended by itself")
+        with self.kills.one():
+            self.relay.kill_all()
+            self.host.catch_up()
+        if is_half:
+            # By half an edit none starts.
+            self.relay.write_policy()
+        self.relay.start()
+
+    def listener(self) -> None:
+        """Kill a listener process; no message that the sender has is in danger."""
+        wait_until(self.relay.listeners)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.dice.choice(self.relay.listeners()), signal.SIGKILL)
+
+    def upstream(self) -> None:
+        """Let the upstream die with all that it did not reply to."""
+        with self.kills.one():
+            self.host.crash()
+
+    def line(self) -> None:
+        """Cut the line to an upstream that takes what came to its dot."""
+        with self.kills.one():
+            self.host.cut_off()
+
+    def go_through(self, deck: Sequence[str], messages: int) -> None:
+        """Have it all happen at instants of chance, while so many messages flow."""
+        allowed = 0
+        for number, kind in enumerate(deck):
+            share = messages * (number + 1) // len(deck) - allowed
+            self.feeder.allow(share)
+            # Each allowed message is relayed once at least, so this many will be.
+            enough = allowed + self.dice.randint(0, share)
+            allowed += share
+            self.host.wait_until(lambda ledger, enough=enough: ledger.relayed >= enough)  # type: ignore[misc]  # bound now
+            getattr(self, kind)()
+        wait_until(lambda: len(self.feeder.acknowledged) >= messages)
+
+
+def _suffer(
+    folder: Path,
+    seed: int,
+    engine: SpoolEngine,
+    *,
+    times: int,
+    messages: int,
+    limit: Limit,
+    listeners: int = 0,
+) -> Counter[str]:
+    """Put a relay through its ordeal, judge it, and return the figures."""
+    dice = random.Random(seed)
+    folder.mkdir()
+    with Practice(folder, limit, seed=seed, latest_reply_s=LATEST_REPLY_S, keep=folder / "kept") as host:
+        # Of every third message a recipient is refused, on purpose.
+        isp = host.upstream(connections=CONNECTIONS, limits=[limit], shield=None)
+        spool = {"path": "./spool", "engine": engine}
+        relay = WarmRelay(folder, {"isp": isp}, spool=spool, reports={"per_hour": None})
+        relay.policy["listen"][0]["processes"] = listeners
+        relay.write_policy()
+        relay.start()
+        with Feeder(relay.port, ahead=0, letter=asked_or_refused) as feeder:
+            ordeal = Ordeal(host, relay, feeder, dice, limit)
+            deck = list(itertools.islice(itertools.cycle(WITH_LISTENERS if listeners else ALONE), times))
+            dice.shuffle(deck)
+            ordeal.go_through(deck, messages)
+        relay.wait_until_empty()
+        # What was cut off may still be decided.
+        wait_until(lambda: host.unanswered == 0)
+        assert relay.stop() == 0
+        verdict = judge(host, ordeal.kills, feeder.acknowledged, feeder.attempted, letter=asked_or_refused)
+    verdict.assert_good(connections=CONNECTIONS)
+    assert told_relayed_twice(relay.log()) == []
+    assert host.ledger.most_in_any_window() <= limit[next(iter(limit))]
+    assert host.ledger.refused == 0
+    figures = Counter(acknowledged=len(feeder.acknowledged), turned_away=feeder.turned_away)
+    figures.update(reports=verdict.reports, duplicates=verdict.duplicates)
+    figures.update(SIGKILLs=sum(kind not in ("upstream", "line") for kind in deck) + deck.count("recovery"))
+    return figures
+
+
+@pytest.mark.parametrize(
+    ("engine", "limit", "messages"),
+    [
+        (SpoolEngine.MAILDIR, TIGHT, 120),
+        (SpoolEngine.LOG, NEVER_REACHED, 160),
+        pytest.param(SpoolEngine.MAILDIR, NEVER_REACHED, 400, marks=pytest.mark.full),
+        pytest.param(SpoolEngine.LOG, TIGHT, 240, marks=pytest.mark.full),
+    ],
+)
+def test_kills_lose_nothing_and_repeat_only_what_was_in_flight(
+    tmp_path: Path, tell: Callable[[str], None], engine: SpoolEngine, limit: Limit, messages: int
+) -> None:
+    figures = _suffer(tmp_path / "relay", 1, engine, times=7, messages=messages, limit=limit)
+    tell(f"{engine}: {dict(figures)}")
+    assert figures["SIGKILLs"] >= 7
+    assert figures["turned_away"] > 0
+    assert figures["reports"] > 50
+    assert figures["duplicates"] > 0, "no kill hit a transaction behind its dot"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", SpoolEngine)
+def test_kills_of_listener_processes_lose_nothing(tmp_path: Path, engine: SpoolEngine) -> None:
+    _suffer(tmp_path / "relay", 8, engine, times=8, messages=400, limit=LIMITS[2], listeners=1)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("engine", SpoolEngine)
+def test_hours_of_kills_lose_nothing_and_repeat_only_the_in_flight(
+    tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float, engine: SpoolEngine
+) -> None:
+    figures: Counter[str] = Counter()
+    seeds, until = random.Random(crash_seed), time.monotonic() + crash_budget_s / 8
+    for number in itertools.count():
+        where, seed = tmp_path / str(number), seeds.getrandbits(32)
+        is_tight = number % 10 == 5
+        times, messages = (7, 240) if is_tight else (28, 1400)
+        limit = TIGHT if is_tight else LIMITS[number % len(LIMITS)]
+        # A listener process starts in a second: rarely, for the sake of the figures.
+        listeners = 2 if number % 10 == 9 else 0
+        figures += _suffer(
+            where, seed, engine, times=times, messages=messages, limit=limit, listeners=listeners
+        )
+        shutil.rmtree(where)
+        if time.monotonic() > until:
+            break
+    tell(f"seed {crash_seed}, {engine}: {dict(figures)}")

@@ -1,0 +1,145 @@
+"""The status page in Chromium: on a phone and a desk, in both themes, by keyboard, live."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from relay.policy.units import HostPort
+from relay.status.http import StatusServer
+from relay.status.snapshot import Coming, LaneStatus, QueueState, Snapshot, UpstreamState
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics
+from tests.fakes.clock import FakeClock
+from tests.fakes.snapshots import AT_NS, a_limit, a_message, a_snapshot, an_upstream, routes
+from tests.system.browser import (
+    HTML_VALIDATE,
+    PROGRAM,
+    Browser,
+    axe,
+    browsing,
+    why_no_axe,
+    why_no_html_validate,
+)
+from tests.system.demand import demand, missing_program
+
+pytestmark = pytest.mark.full
+
+LONG = "454 4.7.0 https://support.example.net/" + "a-long-word-without-a-blank" * 8
+SETTLED = """new Promise(done => {
+  const look = () => document.body.innerText.includes(%r) ? done(true) : setTimeout(look, 20);
+  look();
+})"""
+
+# The head of a table that is stacked is there for screen readers alone.
+TOO_WIDE = """[...document.querySelectorAll('body *:not(thead *)')]
+  .filter(each => each.getBoundingClientRect().right > %d + 1).map(each => each.outerHTML)"""
+
+
+def a_full_page() -> Snapshot:
+    paused = an_upstream(state=UpstreamState.PAUSED, because=LONG, paused_until_ns=AT_NS + 10**9)
+    limits = (a_limit(), a_limit(used=7, count=10_000, opens_in_s=None))
+    stopped = an_upstream(state=UpstreamState.STOPPED, because=LONG)
+    upstreams = (an_upstream(limits=limits), replace(paused, name="ses"), replace(stopped, name="m365"))
+    lanes = (LaneStatus("resets", 70.0, 50, 3), LaneStatus("lists", 30.0, None, 397))
+    return replace(a_snapshot(), upstreams=upstreams, lanes=lanes, routes=routes())
+
+
+class World:
+    def __init__(self) -> None:
+        self.shown = a_full_page()
+        waiting, deferred = a_message(), a_message(state=QueueState.DEFERRED, reason=LONG)
+        waiting = replace(waiting, upstream="ses", upstream_because="failover: isp is down")
+        self.coming = Coming((waiting, deferred), ((AT_NS + 10**9, 1), (AT_NS + 10**10, 0)))
+        self.browser: Browser
+        self.url = ""
+
+
+@asynccontextmanager
+async def looking(folder: Path) -> AsyncIterator[World]:
+    demand(missing_program(PROGRAM))
+    world, clock = World(), FakeClock()
+
+    async def nothing_to_foresee() -> None:
+        pass
+
+    server = StatusServer(
+        HostPort("127.0.0.1", 0),
+        lambda: world.shown,
+        nothing_to_foresee,
+        Metrics(clock).registry,
+        Events(io.StringIO(), "text", clock),
+        coming=lambda: world.coming,
+    )
+    address = await server.start()
+    try:
+        async with browsing(folder) as world.browser:
+            world.url = f"http://{address}/"
+            await world.browser.look_like(width=1280)
+            await world.browser.open(world.url)
+            yield world
+    finally:
+        await server.stop()
+
+
+async def test_a_phone_and_a_desk_show_all_of_it_to_everybody(tmp_path: Path) -> None:
+    """Axe tells of WCAG 2.1 AA and of its own best practices."""
+    demand(why_no_axe())
+    async with looking(tmp_path) as world:
+        for width, theme, back in (
+            (390, "light", "rgb(244, 246, 249)"),
+            (390, "dark", "rgb(15, 19, 25)"),
+            (1280, "light", "rgb(244, 246, 249)"),
+            (1280, "dark", "rgb(15, 19, 25)"),
+        ):
+            await world.browser.look_like(width=width, theme=theme)
+            await world.browser.open(world.url)
+            assert await world.browser.ask("document.documentElement.scrollWidth") <= width
+            assert await world.browser.ask(TOO_WIDE % width) == []
+            assert await world.browser.ask("getComputedStyle(document.body).backgroundColor") == back
+            await world.browser.ask(axe() + "; 0")
+            found = await world.browser.ask("axe.run().then(told => told.violations)")
+            assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
+        assert world.browser.complaints == []
+
+
+async def test_the_page_is_valid_html(tmp_path: Path) -> None:
+    demand(why_no_html_validate())
+    async with looking(tmp_path) as world:
+        page = await world.browser.ask("fetch(location.href).then(told => told.text())")
+    # Without script the page has no other way to stay true.
+    rules = {"root": True, "extends": ["html-validate:recommended"], "rules": {"meta-refresh": "off"}}
+    (tmp_path / ".htmlvalidate.json").write_text(json.dumps(rules))
+    validating = await asyncio.create_subprocess_exec(
+        HTML_VALIDATE, "--stdin", cwd=tmp_path, stdin=-1, stdout=-1, stderr=-2
+    )
+    told, _ = await validating.communicate(page.encode())
+
+    assert validating.returncode == 0, told.decode()
+
+
+async def test_what_changes_appears_and_what_has_focus_keeps_it(tmp_path: Path) -> None:
+    async with looking(tmp_path) as world:
+        browser = world.browser
+        await browser.ask("window.first = document.querySelector('h1'); window.first.id = 'kept'; 0")
+        await browser.press_tab()
+
+        world.shown = replace(world.shown, refusing_because="no room on the disk", at_ns=AT_NS + 10**9)
+
+        assert await browser.ask(SETTLED % "refusing mail: no room on the disk")
+        assert await browser.ask("document.querySelector('h1') === window.first"), "it is not made anew"
+        for link in ("status.json", "metrics"):
+            assert await browser.ask("document.activeElement.getAttribute('href')") == link
+            assert await browser.ask("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+            await browser.press_tab()
+        assert await browser.ask("document.getElementById('lost').hidden")
+        assert browser.complaints == []
+
+        world.coming = None  # type: ignore[assignment]  # the next picture fails, and the stream ends
+
+        assert await browser.ask(SETTLED % "these numbers are old")

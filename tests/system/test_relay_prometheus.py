@@ -1,0 +1,93 @@
+"""A real Prometheus watches a relay at work: it scrapes, counts right, and has nothing to complain of."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.system import prometheus, smtp_tools
+from tests.system.demand import demand
+from tests.system.prometheus import Prometheus, promtool
+from tests.system.relay import PROJECT
+from tests.system.smtp_tools import smtp_sink, smtp_source
+from tests.system.warm import WarmRelay
+from tests.unit.test_dashboard import expressions
+
+pytestmark = pytest.mark.full
+
+ALERTS = PROJECT / "deploy" / "prometheus" / "alerts.yml"
+MESSAGES, SIZE_BYTES = 60, 2000
+LIMIT = {"messages": 50, "per": "1h"}
+"""Fewer than there are: the rest waits for an hour, which is no reason for an alert."""
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WarmRelay, Prometheus]]:
+    """Return a relay and the Prometheus that watches it; made once, for both take their time."""
+    demand(prometheus.why_missing(), smtp_tools.why_missing())
+    with smtp_sink() as sink:
+        isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "limits": [LIMIT]}
+        with (
+            WarmRelay(tmp_path_factory.mktemp("relay"), {"isp": isp}) as relay,
+            prometheus.prometheus(relay.http_port, ALERTS) as watch,
+        ):
+            yield relay, watch
+
+
+def _value(watch: Prometheus, expression: str) -> float:
+    """Return the value of an expression with one series."""
+    (series,) = watch.query(expression)
+    return float(series["value"][1])
+
+
+def test_prometheus_counts_what_went_in_and_out_and_rests(watched: tuple[WarmRelay, Prometheus]) -> None:
+    relay, watch = watched
+    smtp_source(relay.port, messages=MESSAGES, sessions=5, size_bytes=SIZE_BYTES)
+    # The ledger is the last to know, so this scrape is of an instant after all of it.
+    watch.wait_for(
+        'relay_ledger_recipients_total{fate="accepted"} == 60 '
+        'and on (instance) relay_ledger_recipients_total{fate="relayed"} == 50'
+    )
+    (target,) = watch.targets()
+    rules = watch.wait_for_rules()
+
+    assert (target["health"], target["lastError"]) == ("up", "")
+    expected = {
+        "sum(relay_smtpd_messages_accepted_total)": MESSAGES,
+        'relay_attempt_recipients_total{upstream="isp",result="relayed"}': 50,
+        'relay_upstream_replies_total{upstream="isp",phase="eod",code="250"}': 50,
+        'relay_queue_messages{state="waiting"}': 10,
+        "relay_limit_used_slots / relay_limit_slots": 1,
+        "relay_ledger_queued_recipients": 10,
+        "relay_ledger_imbalance_recipients": 0,
+        "sum(relay_faults_total) + sum(relay_smtpd_faults_total)": 0,
+    }
+    assert {expression: _value(watch, expression) for expression in expected} == expected
+    assert _value(watch, "sum(relay_smtpd_received_bytes_total)") >= MESSAGES * SIZE_BYTES
+    assert 3500 < _value(watch, 'relay_queue_drain_eta_seconds{upstream="isp"}') < 3700
+    assert watch.query('{__name__=~"relay_.+",recipient!=""}') == []
+    assert {rule["health"] for rule in rules} == {"ok"}
+    assert {rule["name"] for rule in rules} >= {"RelayDown", "RelayNotRelaying", "RelayLedgerImbalance"}
+    assert watch.alerts() == []
+
+
+def test_promtool_and_the_dashboard_find_no_fault(watched: tuple[WarmRelay, Prometheus]) -> None:
+    relay, watch = watched
+    judged = promtool("check", "metrics", stdin=relay.get("/metrics"))
+    assert (judged.returncode, judged.stdout, judged.stderr) == (0, "", "")
+
+    watch.wait_for("rate(relay_attempts_total[1m])")
+    for expression in expressions():
+        asked = expression.replace('"$job"', '"relay"').replace('"$instance"', '".*"')
+        # Raises for an expression that is none.
+        watch.query(asked.replace("$__rate_interval", "1m"))
+
+
+def test_prometheus_notices_a_relay_that_is_gone(watched: tuple[WarmRelay, Prometheus]) -> None:
+    relay, watch = watched
+    watch.wait_for("up == 1")
+    relay.stop()
+    try:
+        watch.wait_for("up == 0")
+        watch.wait_for('ALERTS{alertname="RelayDown",alertstate="pending"}')
+    finally:
+        relay.start()

@@ -1,0 +1,182 @@
+"""Ends and starts of a relay at work and of its listener processes.  See also kills."""
+
+import os
+import signal
+import smtplib
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from argon2 import PasswordHasher
+
+from tests.system.practice import Practice
+from tests.system.processes import command_of, halted, is_alive
+from tests.system.waiting import free_port, wait_until
+from tests.system.warm import WarmRelay
+
+pytestmark = pytest.mark.full
+
+FROM_TO = ("mjd@front.test", ["r@list.test"])
+CONTENT = "Subject: x\r\n\r\nx\r\n"
+LIMIT = {"messages": 1000, "per": "1s"}
+QUOTA = 40
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Practice]:
+    with Practice(tmp_path, LIMIT, seed=5, latest_reply_s=1) as host:
+        yield host
+
+
+def send(relay: WarmRelay, count: int = 1) -> None:
+    with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as session:
+        for _ in range(count):
+            session.sendmail(*FROM_TO, CONTENT)
+
+
+def with_listeners(folder: Path, host: Practice, processes: int) -> WarmRelay:
+    relay = WarmRelay(folder, {"isp": host.upstream(connections=20)})
+    relay.policy["listen"][0]["processes"] = processes
+    relay.write_policy()
+    return relay
+
+
+def _listeners(relay: WarmRelay) -> list[int]:
+    return [pid for pid in relay.listeners() if "relay.daemon.listener_process" in command_of(pid)]
+
+
+def _session_with(relay: WarmRelay, listener: int, others: Sequence[int]) -> smtplib.SMTP:
+    """Return a session that is with this one of two listener processes: the other cannot accept it."""
+    (other,) = set(others) - {listener}
+    with halted(other):
+        return smtplib.SMTP("127.0.0.1", relay.port, timeout=60)
+
+
+def test_sigterm_finishes_what_is_in_flight_and_leaves_the_rest(tmp_path: Path, host: Practice) -> None:
+    relay = WarmRelay(tmp_path, {"isp": host.upstream(connections=3)})
+    relay.start()
+    send(relay, 8)
+    # All connections are busy, so nothing else is about to begin.
+    wait_until(lambda: host.unanswered == 3)
+    assert relay.stop() == 0
+    relayed = host.ledger.relayed
+
+    assert (host.unanswered, host.ledger.abandoned) == (0, 0)
+    assert relayed >= 3
+    assert relay.log()[-1].endswith(f"stopped; messages queued: {8 - relayed} event=stopped")
+    with relay:
+        relay.wait_until_empty()
+    assert (host.ledger.relayed, host.ledger.abandoned) == (8, 0)
+
+
+def test_a_second_relay_on_a_spool_gives_way_and_says_to_whom(tmp_path: Path, host: Practice) -> None:
+    with WarmRelay(tmp_path, {"isp": host.upstream()}) as relay:
+        second = relay.command("run")
+
+        assert second.returncode == os.EX_TEMPFAIL
+        assert f"held by process {relay.pid}" in second.stderr
+        send(relay)
+        relay.wait_until_empty()
+    assert host.ledger.relayed == 1
+
+
+def test_a_listener_process_that_dies_is_replaced(tmp_path: Path, host: Practice) -> None:
+    with with_listeners(tmp_path, host, 2) as relay:
+        wait_until(lambda: len(_listeners(relay)) == 2)
+        listeners = victim, survivor = _listeners(relay)
+        with_victim = _session_with(relay, victim, listeners)
+        with_survivor = _session_with(relay, survivor, listeners)
+        for session in (with_victim, with_survivor):
+            session.ehlo()
+            session.mail(FROM_TO[0])
+            session.rcpt(FROM_TO[1][0])
+
+        os.kill(victim, signal.SIGKILL)
+
+        with pytest.raises(smtplib.SMTPServerDisconnected):
+            with_victim.data(CONTENT.encode())
+        assert with_survivor.data(CONTENT.encode())[0] == 250
+        address = f"127.0.0.1:{relay.port}"
+        relay.wait_for_log(lambda line: f"listener {address} died: pid {victim}, signal 9" in line)
+        relay.wait_for_log(lambda line: f"listener {address} restarted: pid " in line)
+        (heir,) = set(_listeners(relay)) - {survivor}
+        with _session_with(relay, heir, [heir, survivor]) as with_heir:
+            with_heir.sendmail(*FROM_TO, CONTENT)
+        relay.wait_until_empty()
+        assert host.ledger.relayed == 2
+        # A stop reaches them all, and their clients.
+        os.kill(relay.pid, signal.SIGTERM)
+        assert with_survivor.getreply()[0] == 421
+        assert relay.wait() == 0
+        with_survivor.close()
+    assert not is_alive(heir)
+    assert not is_alive(survivor)
+
+
+def test_a_relay_starts_while_an_orphan_listener_has_the_address(tmp_path: Path, host: Practice) -> None:
+    relay = with_listeners(tmp_path, host, 1)
+    relay.start()
+    wait_until(lambda: len(_listeners(relay)) == 1)
+    (orphan,) = _listeners(relay)
+    killed = relay.pid
+    with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as idle:
+        idle.sendmail(*FROM_TO, CONTENT)
+        # A kill between the upstream's 250 and the note of it would send this message again.
+        relay.wait_until_empty()
+        with halted(orphan):
+            relay.kill()
+            relay.spawn()
+            relay.wait_for_log(lambda line: " started: " in line and f"relay[{killed}]" not in line)
+            with pytest.raises(subprocess.TimeoutExpired):
+                relay.wait(within_s=1.0)
+        assert idle.getreply()[0] == 421
+        idle.close()
+    wait_until(lambda: not is_alive(orphan))
+    relay.wait_for_log(lambda line: " listening on " in line and f"relay[{relay.pid}]" in line)
+    send(relay)
+    relay.wait_until_empty()
+    assert host.ledger.relayed == 2
+    assert relay.stop() == 0
+
+
+def test_a_runaway_fills_its_quota_and_others_go_on(tmp_path: Path) -> None:
+    cheap = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+    users = tmp_path / "users"
+    users.write_text("".join(f"{user}:{cheap.hash(user)}\n" for user in ("app", "boss")))
+    users.chmod(0o600)
+    # Nobody is there: all of it stays queued.
+    relay = WarmRelay(tmp_path, {"isp": {"host": "127.0.0.1", "port": free_port(), "tls": "none"}})
+    relay.policy["listen"][0] |= {
+        "users_file": "users",
+        "users": {"app": {"senders": "@app.example", "max_queued": QUOTA}, "boss": {}},
+        "max_queued_per_client": QUOTA,
+        "processes": 2,
+    }
+    relay.write_policy()
+
+    def offer(session: smtplib.SMTP, sender: str) -> int:
+        """Hand over one message; return the code of the reply that decided."""
+        for command in (f"MAIL FROM:<{sender}>", "RCPT TO:<r@list.test>"):
+            code, _ = session.docmd(command)
+            if code != 250:
+                return code
+        return session.data(CONTENT.encode())[0]
+
+    def is_full() -> bool:
+        while (code := offer(app, "news@app.example")) == 250:
+            pass
+        assert code == 452
+        return len(relay.command("queue", "--json", "--user", "app").stdout.splitlines()) >= QUOTA
+
+    with relay, smtplib.SMTP("127.0.0.1", relay.port) as app, smtplib.SMTP("127.0.0.1", relay.port) as boss:
+        app.login("app", "app")
+        boss.login("boss", "boss")
+        assert offer(app, "boss@office.example") == 550
+        wait_until(is_full)
+        assert offer(boss, "boss@office.example") == 250
+        assert relay.command("queue", "delete", "--user", "app", "--yes").returncode == 0
+        wait_until(lambda: offer(app, "news@app.example") == 250)
+        refused = [line for line in relay.log() if "452 4.3.1 Too much mail of yours is queued" in line]
+        assert refused
+        assert all("app" in line for line in refused)

@@ -1,0 +1,189 @@
+"""A relay that lacks descriptors, or anybody who reads its log: mail goes on, and no process ends."""
+
+import contextlib
+import fcntl
+import os
+import resource
+import signal
+import smtplib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.practice import Practice
+from tests.system.waiting import wait_until
+from tests.system.warm import WarmRelay
+
+pytestmark = pytest.mark.full
+
+FROM_TO = ("mjd@front.test", ["r@list.test"])
+CONTENT = "Subject: x\r\n\r\nx\r\n"
+PATIENCE_S = 60
+HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+SMALL_PIPE_BYTES = 4096
+
+
+@contextlib.contextmanager
+def relaying(
+    folder: Path, *, descriptors: tuple[int, int] | None = None, log_fd: int | None = None, **listen: Any
+) -> Iterator[tuple[WarmRelay, Practice]]:
+    limit = {"messages": 1000, "per": "1s"}
+    with Practice(folder, limit, seed=1) as host:
+        relay = WarmRelay(folder, {"isp": host.upstream(connections=2, limits=[limit])})
+        relay.policy["listen"][0] |= listen
+        relay.write_policy()
+        relay.descriptors, relay.log_fd = descriptors, log_fd
+        relay.start()
+        try:
+            yield relay, host
+            assert relay.stop(within_s=PATIENCE_S) == 0
+            assert not [line for line in relay.log() if "Traceback" in line or "error: fault" in line]
+        finally:
+            relay.kill()
+
+
+@contextlib.contextmanager
+def silent_clients(port: int, count: int) -> Iterator[None]:
+    """Have so many connections to a port that never say anything."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", port))
+        yield
+
+
+def send(port: int, count: int = 1) -> None:
+    with smtplib.SMTP("127.0.0.1", port, timeout=PATIENCE_S) as session:
+        for _ in range(count):
+            session.sendmail(*FROM_TO, CONTENT)
+
+
+def send_at_last(port: int) -> None:
+    """Hand a message over as often as the relay asks to try again."""
+
+    def is_taken() -> bool:
+        with contextlib.suppress(smtplib.SMTPException, OSError):
+            send(port)
+            return True
+        return False
+
+    wait_until(is_taken)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_silent_clients_leave_descriptors_for_the_spool(tmp_path: Path, processes: int) -> None:
+    # More sessions than descriptors, by the policy; the soft limit is raised to the hard one.
+    many = {"max_connections": 5000, "max_connections_per_client": 5000, "processes": processes}
+    with relaying(tmp_path, descriptors=(128, 256), **many) as (relay, host):
+        with (
+            smtplib.SMTP("127.0.0.1", relay.port, timeout=PATIENCE_S) as session,
+            silent_clients(relay.http_port, 1000),
+            silent_clients(relay.port, 400),
+        ):
+            for _ in range(20):
+                session.sendmail(*FROM_TO, CONTENT)
+            host.wait_until(lambda ledger: ledger.relayed == 20)
+
+            assert relay.metrics()["process_max_fds"] == 256
+        send_at_last(relay.port)
+        host.wait_until(lambda ledger: ledger.relayed == 21)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_running_out_of_descriptors_altogether_is_survived(tmp_path: Path, processes: int) -> None:
+    with relaying(tmp_path, processes=processes) as (relay, host):
+        session = smtplib.SMTP("127.0.0.1", relay.port, timeout=PATIENCE_S)
+        with session:
+            session.sendmail(*FROM_TO, CONTENT)
+            host.wait_until(lambda ledger: ledger.relayed == 1)
+            pids = [relay.pid, *relay.listeners()]
+            for pid in pids:
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, HARD))
+            with silent_clients(relay.port, 50), silent_clients(relay.http_port, 50):
+                for _ in range(2):
+                    with pytest.raises(smtplib.SMTPResponseException, match="451"):
+                        session.sendmail(*FROM_TO, CONTENT)
+            for pid in pids:
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (HARD, HARD))
+            send_at_last(relay.port)
+            host.wait_until(lambda ledger: ledger.relayed == 2)
+
+        assert len(relay.log()) < 60
+        assert not [line for line in relay.log() if "paused" in line or "stopped:" in line]
+
+
+class Pipe:
+    """A log's reader who reads nothing: a pipe, as small as pipes can be."""
+
+    def __init__(self) -> None:
+        self.reading, self.writing = os.pipe()
+        fcntl.fcntl(self.writing, fcntl.F_SETPIPE_SZ, SMALL_PIPE_BYTES)
+
+    def fill(self) -> None:
+        """Leave no room for a single octet."""
+        os.set_blocking(self.writing, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(self.writing, b"\n" * SMALL_PIPE_BYTES)
+        os.set_blocking(self.writing, True)
+
+    def close(self) -> None:
+        for fd in (self.reading, self.writing):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    pipe.close()
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_mail_goes_on_and_sigterm_is_heard_with_a_stuck_reader(
+    tmp_path: Path, pipe: Pipe, processes: int
+) -> None:
+    with relaying(tmp_path, log_fd=pipe.writing, processes=processes) as (relay, host):
+        pipe.fill()
+        send(relay.port, 30)
+        host.wait_until(lambda ledger: ledger.relayed == 30)
+        relay.reload()
+        send(relay.port)
+
+
+def test_what_was_dropped_is_counted_and_told_in_its_place(tmp_path: Path, pipe: Pipe) -> None:
+    with relaying(tmp_path, log_fd=pipe.writing) as (relay, _):
+        pipe.fill()
+        while (lost := relay.metrics()["relay_log_lost_lines_total"]) == 0:
+            send(relay.port, 500)
+        os.kill(relay.pid, signal.SIGTERM)
+        os.close(pipe.writing)
+        with open(pipe.reading, encoding="utf-8", closefd=False) as log:
+            lines = log.read().split("\n")
+
+    told = [line for line in lines if "log lines were dropped: " in line]
+    assert sum(int(line.split("dropped: ")[1].split()[0]) for line in told) >= lost
+    assert lines[-2].partition(": ")[2].startswith("stopped")
+
+
+def test_fatal_words_keep_their_exit_code_with_a_stuck_reader(tmp_path: Path, pipe: Pipe) -> None:
+    relay = WarmRelay(tmp_path, {"isp": {"host": "127.0.0.1", "port": 9}}, spool="/proc/nowhere")
+    relay.log_fd = pipe.writing
+    pipe.fill()
+    relay.spawn()
+
+    assert relay.wait(within_s=PATIENCE_S) == os.EX_IOERR
+
+
+def test_a_reader_that_is_gone_stops_nothing(tmp_path: Path, pipe: Pipe) -> None:
+    with relaying(tmp_path, log_fd=pipe.writing) as (relay, host):
+        pipe.close()
+        send(relay.port, 3)
+        host.wait_until(lambda ledger: ledger.relayed == 3)
+
+        assert relay.metrics()["relay_log_lost_lines_total"] > 0

@@ -1,0 +1,245 @@
+"""What clients meet at our door: swaks over TLS, AUTH and old SMTP, and another server's test dialogues."""
+
+import base64
+import json
+import re
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import pytest
+from argon2 import PasswordHasher
+
+from tests.system import certificate, smtp_tools
+from tests.system.certificate import make_certificate
+from tests.system.demand import demand
+from tests.system.dialogues import DIALOGUES, MAX_SIZE_BYTES, PASSWORD, PLAIN, TLS, USER, Dialogue
+from tests.system.practice import Practice, Seen
+from tests.system.shapes import without_traces
+from tests.system.smtp_tools import swaks
+from tests.system.waiting import HANG_S, free_port
+from tests.system.warm import WarmRelay
+
+CHEAP = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
+LOG_IN = ("--auth-user", USER, "--auth-password", PASSWORD)
+FROM_TO = ("--from", "mjd@front.test", "--to", "r@list.test")
+STARTTLS, NOBODYS = "starttls", "nobody's"
+FOREIGN = ["192.0.2.0/24"]
+"""RFC 5737: nobody of this host is in there."""
+# swaks(1), EXIT CODES.
+REFUSED_SENDER, NOT_AUTHENTICATED = 23, 28
+
+
+class Client:
+    """One connection, greeted.  A context manager: at its end it is closed."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._replies: BinaryIO = connection.makefile("rb")
+        assert self._reply() == 220
+
+    def ask(self, sent: str | bytes) -> int:
+        """Send a line or octets, and return the code of the one reply."""
+        self._connection.sendall(sent.encode() + b"\r\n" if isinstance(sent, str) else sent)
+        return self._reply()
+
+    def _reply(self) -> int:
+        while (line := self._replies.readline())[3:4] == b"-":
+            pass
+        return int(line[:3])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._replies.close()
+        self._connection.close()
+
+
+class House:
+    """A relay with four doors: for this host in the clear and under TLS, for users, and for nobody."""
+
+    def __init__(self, folder: Path, upstream: Practice) -> None:
+        made = make_certificate(folder)
+        (folder / "users").write_text(f"{USER}:{CHEAP.hash(PASSWORD)}\n")
+        (folder / "users").chmod(0o600)
+        self.certificate = made.certificate
+        self.relay = WarmRelay(folder, {"isp": upstream.upstream()})
+        self.upstream = upstream
+        self.ports = {door: free_port() for door in (PLAIN, TLS, STARTTLS, NOBODYS)}
+        users = {"users_file": str(folder / "users")}
+        ours = {"clients": ["127.0.0.0/8"], "max_size": MAX_SIZE_BYTES}
+        keys = {"certificate": str(made.certificate), "key": str(made.key)}
+        doors: dict[str, dict[str, Any]] = {
+            PLAIN: ours | users,
+            TLS: ours | users | keys | {"tls": "implicit"},
+            STARTTLS: {"clients": FOREIGN} | users | keys,
+            NOBODYS: {"clients": FOREIGN},
+        }
+        self.relay.policy["listen"] = [
+            {"address": f"127.0.0.1:{self.ports[door]}"} | spec for door, spec in doors.items()
+        ]
+        self.relay.write_policy()
+
+    def connect(self, door: str) -> Client:
+        connection = socket.create_connection(("127.0.0.1", self.ports[door]), timeout=HANG_S)
+        if door == TLS:
+            trusting = ssl.create_default_context(cafile=str(self.certificate))
+            connection = trusting.wrap_socket(connection, server_hostname="localhost")
+        return Client(connection)
+
+    def relayed_since(self, count: int) -> list[Seen]:
+        """Return what the upstream took beyond the first so many, once nothing is queued."""
+        self.relay.wait_until_empty()
+        return self.upstream.seen()[count:]
+
+    def event(self, name: str, **fields: Any) -> dict[str, Any]:
+        """Return the first event of that name with these fields, now or later."""
+        wanted = {"event": name} | fields
+        line = self.relay.wait_for_log(lambda line: wanted.items() <= json.loads(line).items())
+        event: dict[str, Any] = json.loads(line)
+        return event
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    demand(certificate.why_missing())
+    folder = tmp_path_factory.mktemp("relay")
+    with Practice(folder, {"messages": 1000, "per": "1s"}, seed=0, keep=folder / "kept") as upstream:
+        made = House(folder, upstream)
+        made.relay.start(RELAY_LOG="json")
+        yield made
+        made.relay.stop()
+        log = "\n".join(made.relay.log())
+    assert PASSWORD not in log
+    assert base64.b64encode(f"\0{USER}\0{PASSWORD}".encode()).decode() not in log
+
+
+@pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda each: each.name)
+def test_a_reply_is_of_the_class_that_another_server_gives(house: House, dialogue: Dialogue) -> None:
+    before = len(house.relayed_since(0))
+    wrong = []
+    for turns in dialogue.sessions:
+        with house.connect(dialogue.door) as client:
+            said = [
+                (turn.sent[:60], turn.ours or turn.theirs // 100, client.ask(turn.sent)) for turn in turns
+            ]
+            wrong += [(sent, wanted, code) for sent, wanted, code in said if code // 100 != wanted]
+
+    assert wrong == []
+    arrived = [house.upstream.content_of(seen) for seen in house.relayed_since(before)]
+    assert [without_traces(content, 1) for content in arrived] == (
+        [dialogue.content] if dialogue.content else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("door", "options", "protocol", "said"),
+    [
+        (STARTTLS, ("--tls-verify", "--auth", "PLAIN", *LOG_IN), "ESMTPSA", r"TLS peer DN=[^$]*235 2\.7\.0 "),
+        (STARTTLS, ("--tls-verify", "--auth", "LOGIN", *LOG_IN), "ESMTPSA", r"235 2\.7\.0 "),
+        (STARTTLS, ("--auth", "PLAIN", *LOG_IN), "ESMTPA", r"235 2\.7\.0 "),  # of this host
+        (PLAIN, ("--protocol", "SMTP"), "SMTP", r" -> HELO "),
+        (PLAIN, ("--pipeline",), "ESMTP", r"250-SIZE 1048576[^$]* -> MAIL.*\n -> RCPT.*\n -> DATA\n"),
+    ],
+)
+def test_swaks_hands_a_message_over(
+    house: House, door: str, options: tuple[str, ...], protocol: str, said: str
+) -> None:
+    demand(smtp_tools.why_swaks_missing())
+    trust = ("--tls", "--tls-ca-path", str(house.certificate)) if "--tls-verify" in options else ()
+    ran = swaks(house.ports[door], *FROM_TO, *trust, *options)
+
+    assert ran.returncode == 0, ran.stdout
+    queued = re.search(r"250 2\.0\.0 Ok: queued as (\w+)", ran.stdout)
+    assert queued is not None, ran.stdout
+    accepted = house.event("accepted", queue_id=queued[1])
+    assert (accepted["protocol"], accepted["user"]) == (protocol, USER if LOG_IN[0] in options else None)
+    assert re.search(said, ran.stdout), ran.stdout
+    house.event("removed", queue_id=queued[1])
+
+
+@pytest.mark.parametrize(
+    ("door", "options", "status", "reply"),
+    [
+        (STARTTLS, (), REFUSED_SENDER, "530 5.7.0 "),
+        (STARTTLS, ("--tls",), REFUSED_SENDER, "530 5.7.0 "),
+        (NOBODYS, (), REFUSED_SENDER, "550 5.7.1 Relaying denied"),
+        # A wrong password and an unknown user are told alike.
+        (STARTTLS, ("--tls", "-a", "PLAIN", "-au", USER, "-ap", "x"), NOT_AUTHENTICATED, "535 5.7.8 User or"),
+        (
+            STARTTLS,
+            ("--tls", "-a", "PLAIN", "-au", "z", "-ap", PASSWORD),
+            NOT_AUTHENTICATED,
+            "535 5.7.8 User or",
+        ),
+    ],
+)
+def test_nobody_relays_who_may_not(
+    house: House, door: str, options: tuple[str, ...], status: int, reply: str
+) -> None:
+    demand(smtp_tools.why_swaks_missing())
+    ran = swaks(house.ports[door], *FROM_TO, *options)
+
+    assert ran.returncode == status, ran.stdout
+    assert reply in ran.stdout
+    phase = "mail" if status == REFUSED_SENDER else "auth"
+    told = house.event("refused", phase=phase, listener=f"127.0.0.1:{house.ports[door]}")
+    assert told["client"] == "unknown[127.0.0.1]"
+
+
+LONG = b"bounce+" + b"7" * 900 + b"@b.test"
+
+
+@pytest.mark.parametrize(
+    ("wire", "address"),
+    [
+        (b"<" + LONG + b">", LONG),
+        (b"<a@b_c.test>", b"a@b_c.test"),
+        (b"<user..x@b.test>", b"user..x@b.test"),
+        (b"<.x@b.test>", b".x@b.test"),
+        (b"<x.@b.test>", b"x.@b.test"),
+        (b"<a@b.test.>", b"a@b.test."),
+        (b" < a@b.test >", b"a@b.test"),
+        (b"a@b.test", b"a@b.test"),
+        (b'"a b"@c', b'"a b"@c'),
+        (b"<@r1.test,@r2.test:a@b.test>", b"a@b.test"),
+        (b"<a@[192.0.2.1]>", b"a@[192.0.2.1]"),
+        (b'"N, <x@y.test>" <a@b.test>', b"a@b.test"),
+    ],
+)
+def test_an_address_in_use_is_taken_and_passed_on_as_it_came(
+    house: House, wire: bytes, address: bytes
+) -> None:
+    before = len(house.relayed_since(0))
+    with house.connect(PLAIN) as client:
+        said = b"EHLO printer", b"MAIL FROM:" + wire + b"  SIZE=99", b"RCPT TO:" + wire, b"DATA", b"scan\r\n."
+        told = [client.ask(line + b"\r\n") for line in said]
+
+    assert told == [250, 250, 250, 354, 250]
+    (seen,) = house.relayed_since(before)
+    envelope = seen.entry.envelope
+    assert (envelope.reverse_path.encode(), envelope.recipients) == (address, (address.decode(),))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (b"ANNS PC", b"ANNS?PC"),
+        (b"J\xd6RG-PC", b"J?RG-PC"),
+        ("JÖRG-PC".encode(), b"J?RG-PC"),
+        (b"x" * 300, b"x" * 255),
+    ],
+)
+def test_a_client_is_greeted_whatever_it_calls_itself(house: House, name: bytes, shown: bytes) -> None:
+    before = len(house.relayed_since(0))
+    with house.connect(PLAIN) as client:
+        said = b"EHLO " + name, b"MAIL FROM:<>", b"RCPT TO:<a@b.test>", b"DATA", b"x\r\n."
+        told = [client.ask(line + b"\r\n") for line in said]
+
+    assert told == [250, 250, 250, 354, 250]
+    (seen,) = house.relayed_since(before)
+    trace = b"Received: from " + shown + b" (unknown [127.0.0.1])\r\n"
+    assert house.upstream.content_of(seen).startswith(trace)

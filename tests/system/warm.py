@@ -1,0 +1,234 @@
+"""Relays, and verbs, that start in milliseconds: forked from an interpreter that has imported them already.
+
+What is left out is the importing of modules, before which nothing is done; all else is as in a shell.
+Each program leads a process group of its own, so that a relay can be killed together with its listeners.
+`begin_watched` holds it ahead of each system call that changes something, for as long as the watcher likes.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import relay
+from tests.system.processes import children_of
+from tests.system.relay import PROJECT, RelayProcess
+from tests.system.syscalls import Call, Watcher, install
+from tests.system.waiting import HANG_S
+
+
+class Warm:
+    """An interpreter with the relay in it; what it forked ends with it."""
+
+    def __init__(self) -> None:
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "tests.system.warm", str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(command, cwd=PROJECT, pass_fds=[theirs.fileno()])
+
+    def fork(
+        self,
+        words: list[str],
+        fds: tuple[int, int, int],
+        environment: Mapping[str, str],
+        *,
+        is_watched: bool = False,
+        descriptors: tuple[int, int] | None = None,
+    ) -> "Forked":
+        """Start `relay WORDS` with these three standard files.
+
+        `descriptors`: how many it may have, softly and at most.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        order = {"words": words, "environment": dict(environment), "is_watched": is_watched}
+        with theirs:
+            socket.send_fds(
+                self._orders,
+                [json.dumps(order | {"descriptors": descriptors}).encode()],
+                [*fds, theirs.fileno()],
+            )
+        return Forked(ours)
+
+    def close(self) -> None:
+        """End it, and all that it forked."""
+        self._orders.close()
+        self._process.wait(HANG_S)
+
+
+@cache
+def shared() -> Warm:
+    """Return the one of this process; it ends with it."""
+    warm = Warm()
+    atexit.register(warm.close)
+    return warm
+
+
+class Forked:
+    """One forked program, in the words of subprocess.Popen."""
+
+    def __init__(self, told: socket.socket) -> None:
+        pid, watched, _, _ = socket.recv_fds(told, 64, 1)
+        self.pid = int(pid)
+        self.watched = watched
+        """The watcher's descriptor, if one was ordered."""
+        self.returncode: int | None = None
+        self._told = told
+
+    def poll(self) -> int | None:
+        """Return its exit status, or None while it runs."""
+        if self.returncode is None and select.select([self._told], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit status once it ended; raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            if not select.select([self._told], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("relay", timeout or 0)
+            self.returncode = os.waitstatus_to_exitcode(int(self._told.recv(64)))
+            self._told.close()
+        return self.returncode
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send it a signal."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
+
+
+def run(
+    *words: str, stdin: bytes = b"", environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `relay WORDS` to its end."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(stdin)
+        given.seek(0)
+        fds = given.fileno(), out.fileno(), err.fileno()
+        code = shared().fork(list(words), fds, os.environ | (environment or {})).wait(HANG_S)
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(words, code, out.read().decode(), err.read().decode())
+
+
+class WarmRelay(RelayProcess):
+    """A `RelayProcess` that is forked, and whose verbs are."""
+
+    def __init__(self, folder: Path, upstreams: Mapping[str, Any], **policy: Any) -> None:
+        super().__init__(folder, upstreams, **policy)
+        self.descriptors: tuple[int, int] | None = None
+        """How many descriptors it may have, softly and at most."""
+        self.log_fd: int | None = None
+        """Where its log goes, if not into its file."""
+
+    def spawn(self, **environment: str) -> None:
+        """Start it without waiting for anything."""
+        self._fork(environment, is_watched=False)
+
+    def begin_watched(self, before: Callable[[Call], bool], **environment: str) -> Watcher:
+        """Start it; it goes on while the watcher is entered, which calls `before` (see `Watcher`)."""
+        (fd,) = self._fork(environment, is_watched=True).watched
+        return Watcher(fd, before)
+
+    def command(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+        """Run another verb on the same policy."""
+        return run(*arguments, stdin=stdin, environment={"RELAY_POLICY": str(self.policy_path)})
+
+    def kill_all(self) -> None:
+        """End it and its listeners, if it has any, at one instant (SIGKILL)."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+
+    def listeners(self) -> list[int]:
+        """Return the pids of its listener processes."""
+        return children_of(self.pid)
+
+    def _fork(self, environment: dict[str, str], *, is_watched: bool) -> Forked:
+        with self._log_path.open("ab") as log, Path(os.devnull).open("r+b") as nothing:
+            fds = nothing.fileno(), nothing.fileno(), self.log_fd or log.fileno()
+            words = ["run", "--policy", str(self.policy_path)]
+            self._relay = forked = shared().fork(
+                words, fds, os.environ | environment, is_watched=is_watched, descriptors=self.descriptors
+            )
+        return forked
+
+
+def _serve(orders: socket.socket) -> None:
+    """Fork a program for each order, and tell how each ended."""
+    running: dict[int, tuple[int, socket.socket]] = {}
+    while True:
+        for fd in select.select([orders.fileno(), *running], [], [])[0]:
+            if fd == orders.fileno():
+                order, fds, _, _ = socket.recv_fds(orders, 65536, 4)
+                if not order:
+                    # Nobody is left who could stop them.
+                    for pid, _ in running.values():
+                        with contextlib.suppress(ProcessLookupError):
+                            os.killpg(pid, signal.SIGKILL)
+                    return
+                told = socket.socket(fileno=fds.pop())
+                if (pid := os.fork()) == 0:
+                    for pidfd, (_, others) in running.items():
+                        os.close(pidfd)
+                        others.close()
+                    orders.close()
+                    _become(json.loads(order), fds, told)
+                    return
+                for each in fds:
+                    os.close(each)
+                running[os.pidfd_open(pid)] = pid, told
+            elif fd in running:
+                pid, told = running.pop(fd)
+                os.close(fd)
+                _, status = os.waitpid(pid, 0)
+                with told, contextlib.suppress(BrokenPipeError):
+                    told.send(str(status).encode())
+
+
+def _become(order: dict[str, Any], fds: list[int], told: socket.socket) -> None:
+    # Ahead of the pid: who knows it may kill the group.  A session, since the kernel continues what is
+    # stopped in a group whose leader dies within one.
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+        os.close(fd)
+    if order["descriptors"]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, tuple(order["descriptors"]))
+    watcher = [install()] if order["is_watched"] else []
+    # sendmsg(2) is not watched: nobody could let it go on yet.
+    socket.send_fds(told, [str(os.getpid()).encode()], watcher)
+    for fd in watcher:
+        os.close(fd)
+    told.close()
+    from relay.cli.main import main
+
+    sys.argv = ["relay", *order["words"]]
+    main(order["words"])
+
+
+def _import_all() -> None:
+    for module in pkgutil.walk_packages(relay.__path__, "relay."):
+        if not module.name.endswith("__main__") and not module.name.startswith("relay.cli.top"):
+            importlib.import_module(module.name)
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    _import_all()
+    _serve(socket.socket(fileno=int(sys.argv[1])))
