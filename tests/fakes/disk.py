@@ -201,6 +201,11 @@ class ModelDisk(AllOurs):
         self.platter.sync_names(inode)
         self._end()
 
+    def sync_all(self, path: str) -> None:
+        self._begin("sync_all", path)
+        self.platter.sync_all()
+        self._end()
+
     def link(self, source: str, target: str) -> None:
         self._begin("link", source, target)
         inode = self._inode(source)

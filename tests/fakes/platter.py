@@ -220,6 +220,10 @@ class Platter:
         due |= {change.needs.number for change in touched if change.needs}
         self._settle_some(lambda change: isinstance(change, NameChange) and change.number in due)
 
+    def sync_all(self) -> None:
+        """Let all that is pending reach the platter."""
+        self._settle_some(lambda _change: True)
+
     def forget_what_is_dark(self) -> None:
         """To be called where a test has changed what is durable behind our back."""
         self._dark = None

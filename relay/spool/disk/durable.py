@@ -17,6 +17,7 @@ Does not: decide what to write when.
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -91,6 +92,9 @@ class Disk(Protocol):
     def sync_directory(self, path: str) -> None:
         """Make the names in a folder durable."""
 
+    def sync_all(self, path: str) -> None:
+        """Make all durable that is in memory of the file system of a folder (syncfs)."""
+
     def link(self, source: str, target: str) -> None:
         """Give a file a second name; FileExistsError if that is taken."""
 
@@ -117,6 +121,9 @@ class Disk(Protocol):
 
     def users(self, folder: str) -> frozenset[int]:
         """Return whose files are ours in a folder: our own, and those of whom it belongs to."""
+
+    def why_not_ours(self, folder: str) -> str | None:
+        """Return why somebody else may change what is in a folder; None if only we may."""
 
     def make_directory(self, path: str) -> None:
         """Create a folder and its parents, for us alone, durably; fine if it is there."""
@@ -202,6 +209,15 @@ class RealDisk:
         finally:
             os.close(fd)
 
+    def sync_all(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if ctypes.CDLL(None, use_errno=True).syncfs(fd):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), path)
+        finally:
+            os.close(fd)
+
     def link(self, source: str, target: str) -> None:
         os.link(source, target, follow_symlinks=False)
 
@@ -243,6 +259,13 @@ class RealDisk:
     def users(self, folder: str) -> frozenset[int]:
         # Root may run the relay of another user, and some file systems show all files as one user's.
         return frozenset({os.geteuid(), os.stat(folder).st_uid})
+
+    def why_not_ours(self, folder: str) -> str | None:
+        found = os.stat(folder)
+        if os.geteuid() not in (0, found.st_uid):
+            return f"belongs to user {found.st_uid}, and is not ours"
+        mode = stat.S_IMODE(found.st_mode)
+        return f"has mode {mode:04o}: others may write in it" if mode & 0o022 else None
 
     def make_directory(self, path: str) -> None:
         if os.path.isdir(path):
