@@ -111,24 +111,32 @@ class MaildirSpool(BaseSpool):
         """List everything, oldest first; of one name a held file goes before a queued one."""
         # What a killed owner wrote may be in memory only, and would be taken for durable.
         self._disk.sync_all(self._root)
-        held = {QueueId(name) for name in self._disk.names(self._layout.hold) if is_queue_id(name)}
-        paths = [(name, f"{self._layout.hold}/{name}") for name in held]
-        for folder in self._layout.queued_folders():
-            paths += [(name, f"{folder}/{name}") for name in self._disk.names(folder)]
-        paths += [(name, f"{self._layout.new}/{name}") for name in self._new()]
-        paths.sort(key=lambda each: each[0])
-        names = {name for name, _ in paths}
-        self._held = held
-        self._notices = frozenset({QueueId(name) for name in names if is_notice(QueueId(name))})
+        there: dict[str, str] = {}
+        for folder in (self._layout.hold, *self._layout.queued_folders(), self._layout.new):
+            for name in self._disk.names(folder):
+                if is_queue_id(name):
+                    self._find(there, name, f"{folder}/{name}")
+        self._held = {QueueId(name) for name, path in there.items() if path.startswith(self._layout.hold)}
+        self._notices = frozenset({QueueId(name) for name in there if is_notice(QueueId(name))})
         for name in self._disk.names(self._layout.notes):
-            if name in names:
+            if name in there:
                 self._noted.add(QueueId(name))
             elif is_queue_id(name):
                 # Of a message whose end was cut off.
                 self._disk.unlink(f"{self._layout.notes}/{name}")
         self.tidy()
-        self._ahead = deque(path for _, path in paths)
+        self._ahead = deque(there[name] for name in sorted(there))
         self._is_started = True
+
+    def _find(self, there: dict[str, str], name: str, path: str) -> None:
+        """Keep one path of a name: a log of each folder (btrfs) may have kept both ends of a rename."""
+        first = there.setdefault(name, path)
+        if first == path:
+            return
+        if self._disk.inode(first) == self._disk.inode(path):
+            self._disk.unlink(path)
+        else:
+            self._aside.move(path, "a message of this id is queued already")
 
     def _new(self) -> list[str]:
         return sorted(self._disk.names(self._layout.new))
