@@ -1,167 +1,90 @@
-"""Room: segments of which nothing is needed go, and what lives in a mostly dead one is copied forward.
+"""Room: what lives in a mostly dead segment is copied forward, a slice at a time, until the segment is dead.
 
-Bound: all segments that are not added to are at most twice what is needed of them and two segments more.  So
-a held message pins no segment for long, and a byte is copied only when at least as many died.
-Guarantees: what is copied is durable before its segment goes; that a segment is gone is durable before
-anything is let go that only it needed.  Crash here, between copy and removal: the copy counts.
+Bound: all segments that are not added to are at most twice what lives in them and two segments more.  So a held
+message keeps no segment for long, and a byte is copied only when at least as many died.
+Guarantees: a copy is durable before its original is let go, and a segment goes with a checkpoint only.
 """
 
-import contextlib
-from collections import Counter
+from collections.abc import Callable
 
 from relay.mail.envelope import QueueId
-from relay.spool.disk.os_errors import is_our_own_lack
-from relay.spool.faults import faults
-from relay.spool.identity import subject_of
-from relay.spool.interface import Corrupt
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.os_errors import is_not_now
 from relay.spool.log import facts as said
-from relay.spool.log import segments as of_segments
-from relay.spool.log.index import LogIndex
+from relay.spool.log.content import notes_at
+from relay.spool.log.index import Index, Segment
 from relay.spool.log.journal import Journal
-from relay.spool.log.record import HEAD_BYTES, HEADER_BYTES, INLINE, MESSAGES, MOVED, MOVED_LONG, New, Record
-from relay.spool.log.segments import SegmentEvent, Segments, handle_of, offset_of
-from relay.spool.log.stream_reader import SegmentReader, pieces
-from relay.spool.log.streams import Streams
-from relay.spool.message import notes
+from relay.spool.log.layout import Layout
+from relay.spool.log.reader import record_at
+from relay.spool.log.record import INLINE, MOVED, MOVED_LONG, New
 
-_COPIED_AT_ONCE = 4 * 1024 * 1024
+SLICE_BYTES = 256 * 1024
 
 
 class Cleaner:
-    def __init__(self, segments: Segments, queued: LogIndex, journal: Journal, streams: Streams) -> None:
-        self._segments = segments
-        self._queued = queued
+    def __init__(
+        self,
+        disk: Disk,
+        layout: Layout,
+        index: Index,
+        journal: Journal,
+        *,
+        spare_bytes: int,
+        set_aside: Callable[[QueueId, str], None],
+    ) -> None:
+        """`set_aside` is called with a damaged message that was to be copied, and why."""
+        self._disk = disk
+        self._layout = layout
+        self._index = index
         self._journal = journal
-        self._streams = streams
+        self._spare_bytes = spare_bytes
+        self._set_aside = set_aside
+        self._segment: Segment | None = None
 
-    def remove_dead(self) -> int:
-        """Remove segments of which nothing is needed; return how many."""
-        removed = 0
-        while dead := [handle for handle, segment in self._segments if segment.is_dead]:
-            with faults("removal"):
-                self._segments.remove(dead)
-            removed += len(dead)
-        if removed:
-            with faults("removal"):
-                self._streams.forget_removed({segment.name.stream for _, segment in self._segments})
-        return removed
-
-    @property
-    def is_crowded(self) -> bool:
-        return self._segments.done_bytes > 2 * self._segments.live_bytes + 2 * of_segments.SEGMENT_BYTES
-
-    def clean(self) -> None:
-        """Copy what lives in the segment with the least of it: it is crowded, and nothing is pending."""
-        done = [(h, s) for h, s in self._segments if s.may_go and s.live_bytes < s.end]
-        handle, segment = min(done, key=lambda each: each[1].live_bytes / each[1].end)
+    def clean(self) -> bool:
+        """Copy a slice forward where there is a need to; return whether there was.  Raises OSError."""
+        segment = self._segment
+        if segment is None or not (segment.live or segment.noted):
+            segment = self._segment = self._index.crowded(self._spare_bytes)
+        if segment is None:
+            return False
         try:
-            is_all = self._copy(handle)
+            records, damaged = self._slice(segment)
         except OSError as error:
-            if is_our_own_lack(error):
-                return  # the next commit tries it again
-            is_all = False
-        except Corrupt:
-            is_all = False
-        if not is_all:
-            # What is not there to be copied: it is met when it is loaded, or by the next start.
-            segment.change(SegmentEvent.PIN)
-        self.remove_dead()
-
-    def _copy(self, handle: int) -> bool:
-        """Copy what lives in a segment.  Return False where damage is between: then the segment stays."""
-        segment = self._segments[handle]
-        window = self._segments.window(handle, segment.end)
-        records: list[New] = []
-        said_anew: set[QueueId] = set()
-        copied: Counter[int] = Counter()
-        size, ends, is_all = 0, 0, True
-        for each in pieces(window, segment.mark, HEADER_BYTES):
-            if not isinstance(each, Record):
-                is_all = False
-                continue
-            some = self._of(handle, each, said_anew)
-            records += some
-            size += sum(len(new.payload) for new in some)
-            ends += sum(HEAD_BYTES + len(new.queue_id) for new in some if new.kind == said.GONE)
-            if size > _COPIED_AT_ONCE:
-                copied[self._journal.write(records)] += ends
-                records, size, ends = [], 0, 0
+            if not is_not_now(error):
+                raise
+            # It stays, and others are cleaned.
+            segment.is_stuck, self._segment = True, None
+            return True
         if records:
-            copied[self._journal.write(records)] += ends
-        if is_all:
-            self._segments.hand_over_needs(handle, copied)
-        return is_all
+            # Crash here, before or after: the copy counts if it is there, and says the same.
+            self._journal.write(records)
+        for queue_id in damaged:
+            self._set_aside(queue_id, "its record does not match its checksums")
+        if damaged and damaged[-1] in segment.live:
+            segment.is_stuck, self._segment = True, None
+        return True
 
-    def _of(self, handle: int, each: Record, said_anew: set[QueueId]) -> list[New]:
-        """Return what is to be written of a record that is still needed."""
-        queue_id = each.queue_id
-        place = self._queued.places.get(queue_id)
-        if each.kind in MESSAGES:
-            if place is None or handle_of(place) != handle or offset_of(place) != each.at:
-                return []
-            kind = MOVED if each.kind in INLINE else MOVED_LONG
-            moved = New(kind, queue_id, each.payload, each.number)
-            if queue_id not in self._queued.facts:
-                return [moved]
-            # A start reads the sender's stream in its order, and knows of no message before it comes.
-            said_anew.add(queue_id)
-            return [moved, self.said_anew(queue_id)]
-        if each.kind in (said.FINISHED, said.GONE, said.ASIDE):
-            return self._end_of(handle, each)
-        facts = self._queued.facts.get(queue_id)
-        if facts is None or queue_id in said_anew or all(handle_of(p) != handle for p in facts.places):
-            return []
-        said_anew.add(queue_id)
-        return [self.said_anew(queue_id)]
-
-    def _end_of(self, handle: int, each: Record) -> list[New]:
-        """Return an end again as long as what it is about may come back: counted already."""
+    def _slice(self, segment: Segment) -> tuple[list[New], list[QueueId]]:
         records: list[New] = []
-        if self._is_needed_end(handle, each):
-            records.append(New(said.GONE, each.queue_id, b"", said.recipients_of_end(each)))
-        subject = subject_of(each.queue_id)
-        facts = None if subject is None else self._queued.facts.get(subject)
-        if subject is not None and facts is not None and any(handle_of(p) == handle for p in facts.places):
-            # It tells of a report that must not be published again.
-            records.append(self.said_anew(subject))
-        return records
-
-    def _is_needed_end(self, handle: int, each: Record) -> bool:
-        return each.queue_id not in self._queued.places and any(
-            handle in segment.needs for _, segment in self._segments
-        )
-
-    def said_anew(self, queue_id: QueueId) -> New:
-        """Return all that was said of a message, as one record."""
-        facts = self._queued.facts_of(queue_id)
-        raw = notes.shortened(self.notes_of(queue_id))
-        return New(said.SNAPSHOT, queue_id, said.encode_snapshot(facts, raw))
-
-    def notes_of(self, queue_id: QueueId) -> bytes:
-        """Return the notes about a message as they were written.
-
-        Raises OSError only for a lack of our own: what cannot be read, asked twice, is left out, as it must
-        not hold up the report, which then says less.
-        """
-        facts = self._queued.facts.get(queue_id)
-        its = [] if facts is None else facts.notes
-        return b"\n".join([note if isinstance(note, bytes) else self._read_notes(note) for note in its])
-
-    def _read_notes(self, place: int) -> bytes:
-        for _ in range(2):
-            try:
-                return self._notes_at(place)
-            except OSError as error:
-                if is_our_own_lack(error):
-                    raise
-        return b""
-
-    def _notes_at(self, place: int) -> bytes:
-        with contextlib.suppress(Corrupt):
-            handle = handle_of(place)
-            raw = self._segments.pread(handle, of_segments.length_of(place), offset_of(place))
-            window = SegmentReader(lambda size, offset: raw[offset : offset + size], len(raw))
-            found = next(pieces(window, self._segments[handle].mark, 0))
-            if isinstance(found, Record):
-                return found.payload
-        return b""
+        damaged: list[QueueId] = []
+        size_bytes = 0
+        with opened(self._disk, self._disk.open_read(self._layout.segment(segment.name))) as fd:
+            for queue_id in segment.live:
+                if size_bytes >= SLICE_BYTES:
+                    break
+                place = self._index.place(queue_id)
+                size_bytes += place.length
+                found = record_at(self._disk.pread(fd, place.length, place.offset), segment.mark, queue_id)
+                if found is None:
+                    damaged.append(queue_id)
+                else:
+                    kind = MOVED if found.kind in INLINE else MOVED_LONG
+                    records.append(New(kind, queue_id, found.payload, found.number))
+        for queue_id in segment.noted:
+            if size_bytes >= SLICE_BYTES:
+                break
+            raw = notes_at(self._disk, self._layout, queue_id, self._index.facts[queue_id].notes)
+            size_bytes += len(raw) + 1
+            records.append(New(said.NOTED_ANEW, queue_id, said.encode({}, raw)))
+        return records, damaged

@@ -43,9 +43,10 @@ MESSAGE = b"E"
 LONG = b"L"
 """A message in a file of its own."""
 MOVED = b"e"
-"""A message copied forward, by the sender: what was said of it before is in `SNAPSHOT` behind it."""
+"""A message copied forward, by the sender: what was said of it before still holds."""
 MOVED_LONG = b"l"
 MESSAGES = frozenset({MESSAGE, LONG, MOVED, MOVED_LONG})
+COPIES = frozenset({MOVED, MOVED_LONG})
 INLINE = frozenset({MESSAGE, MOVED})
 """Whose payload is a message file."""
 
@@ -153,19 +154,11 @@ def is_sound(head: Head, payload: bytes) -> bool:
     if header.file_bytes != len(payload):
         return False
     view = memoryview(payload)
-    content = view[message_file.HEADER_BYTES : header.envelope_offset]
-    return zlib.crc32(content) == header.content_crc and _is_sound_envelope(payload, header)
-
-
-def _is_sound_envelope(payload: bytes, header: message_file.Header) -> bool:
-    raw = payload[header.envelope_offset :]
-    if zlib.crc32(raw) == header.envelope_crc:
-        return True
-    # Its statuses count as if all were to do.
-    end = raw.find(b"\n") + 1
-    lines = raw[end:].split(b"\n")
-    as_accepted = raw[:end] + b"\n".join(b"T" + line[1:] if line else line for line in lines)
-    return zlib.crc32(as_accepted) == header.envelope_crc
+    content, envelope = (
+        view[message_file.HEADER_BYTES : header.envelope_offset],
+        view[header.envelope_offset :],
+    )
+    return zlib.crc32(content) == header.content_crc and zlib.crc32(envelope) == header.envelope_crc
 
 
 def decode_group(payload: bytes) -> tuple[int, int]:
