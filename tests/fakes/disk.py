@@ -82,6 +82,11 @@ class ModelDisk(AllOurs):
         """Return a value that is equal for disks of equal content, whatever the numbers of the files."""
         return self.platter.fingerprint()
 
+    @property
+    def open_paths(self) -> list[str]:
+        """Return what is open in this process."""
+        return [path for _, path, _ in self._fds.values()]
+
     def fail(self, fault: Fault) -> None:
         """Let a call from now on fail."""
         self.fault, self._counted = fault, 0
