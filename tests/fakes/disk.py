@@ -149,6 +149,7 @@ class ModelDisk(AllOurs):
         del self._fds[fd], self._positions[fd]
         if self.platter.locks.get(inode) == (self, fd):
             del self.platter.locks[inode]
+        self.platter.shared.get(inode, set()).discard((self, fd))
 
     def write_all(self, fd: int, content: bytes) -> None:
         inode, path, appends = self._entry(fd)
@@ -303,9 +304,12 @@ class ModelDisk(AllOurs):
         elif inode not in self.platter.fifos:
             raise disk_error(errno.EEXIST, path)
 
-    def lock(self, path: str, *, wait: bool) -> int | None:
+    def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
         fd = self.open_append(path)
-        if self.lock_open(fd):
+        if is_shared and self._entry(fd)[0] not in self.platter.locks:
+            self.platter.shared.setdefault(self._entry(fd)[0], set()).add((self, fd))
+            return fd
+        if not is_shared and not self.platter.shared.get(self._entry(fd)[0]) and self.lock_open(fd):
             return fd
         self.close(fd)
         if wait:

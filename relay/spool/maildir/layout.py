@@ -11,7 +11,7 @@
 The folder is the state; one link or rename is one transition.  notes/ID says why recipients failed, and goes
 after its message.  An absent file never means "relayed": what ends a message is its own status bytes.
 
-Beside them, as in every spool: `format`, `lock` (whose the queue is), `trigger` (a FIFO), `control.sock`.
+Beside them, as in every spool: `format`, `lock` (whose the queue is), `intakes` (who takes mail), `trigger` (a FIFO), `control.sock`.
 """
 
 import zlib
