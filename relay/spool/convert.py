@@ -1,12 +1,12 @@
 """A spool, from one engine to another: copied, compared, and then made the one that counts.
 
-| crash                        | what is there                         | and then                               |
-| ---------------------------- | ------------------------------------- | -------------------------------------- |
-| while it is copied, compared | the old spool, some of a new one      | the old counts; the next call begins   |
-|                              | in `converting/` or beside the old    | anew                                   |
-| `format` being replaced      | one or the other                      | as above, or as below                  |
-| while the old one is removed | the new spool, pieces of the old one  | the new counts; the next call removes  |
-|                              |                                       | them                                   |
+| crash                        | what is there                         | and then                           |
+| ---------------------------- | ------------------------------------- | ---------------------------------- |
+| while it is copied, compared | the old spool, some of a new one      | the old counts; the next call      |
+|                              | in `converting/` or beside the old    | begins anew                        |
+| `format` being replaced      | one or the other                      | as above, or as below              |
+| while the old one is removed | the new spool, pieces of the old one  | the new counts; the next call      |
+|                              |                                       | removes them                       |
 
 Guarantees: no message is lost or changed, whatever call it is killed in.
 Assumes: nobody owns the queue, and no intake is open; both locks are held meanwhile.
@@ -124,12 +124,16 @@ def _build(
 def _compare(source: Spool, target: Spool, page: Sequence[Message]) -> None:
     queue_ids = [message.queue_id for message in page]
     for was, now in zip(source.read(queue_ids), target.read(queue_ids), strict=True):
-        # The hint of the next attempt comes with a claim alone.
-        is_same = isinstance(was, Message) and was._replace(next_attempt_at_ns=None) == now
-        if not is_same or not isinstance(now, Message):
+        # The hint of the next attempt comes with a claim alone, as far as every engine promises.
+        is_same = isinstance(was, Message) and isinstance(now, Message) and _sure(was) == _sure(now)
+        if not isinstance(now, Message) or not is_same:
             raise Unavailable(f"{was} was copied as {now}")
         if now.content is None and list(source.content(now.queue_id)) != list(target.content(now.queue_id)):
             raise Unavailable(f"{now.queue_id} was copied with another content")
+
+
+def _sure(message: Message) -> Message:
+    return message._replace(next_attempt_at_ns=None)
 
 
 def _count(root: str, engine: Engine, disk: Disk) -> None:
