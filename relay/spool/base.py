@@ -28,7 +28,7 @@ from relay.spool.root.lock import take_lock
 from relay.spool.root.quarantine import OnCorrupt, Quarantine
 
 PAGE_BYTES = 4 * 1024 * 1024
-"""Of content, that one `claim` reads: what comes with a page is in memory for as long as it takes to queue it."""
+"""Of content, that comes with one `claim` about."""
 Failure = Full | Absent | Corrupt | Unavailable
 
 

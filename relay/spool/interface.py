@@ -25,23 +25,23 @@ class SpoolError(Exception):
     """Why a call, or what it was asked for one message, could not be done."""
 
 
-class SpoolBusy(SpoolError):
+class SpoolBusy(SpoolError):  # noqa: N818 - a state, not an error of ours
     """Somebody else owns the queue; the text says who."""
 
 
-class Full(SpoolError):
+class Full(SpoolError):  # noqa: N818 - a state of the store
     """No room for it: nothing of it is done, and it may be asked again later."""
 
 
-class Unavailable(SpoolError):
+class Unavailable(SpoolError):  # noqa: N818 - a state of the store
     """The store fails, or does not answer, now: whether it is done is unknown, and it may be asked again."""
 
 
-class Absent(SpoolError):
+class Absent(SpoolError):  # noqa: N818 - a plain answer
     """There is no such message in the queue."""
 
 
-class Corrupt(SpoolError):
+class Corrupt(SpoolError):  # noqa: N818 - what is stored
     """What is stored is torn, foreign or damaged; the text says how.  Never sent, never deleted."""
 
 

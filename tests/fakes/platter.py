@@ -105,6 +105,8 @@ class Platter:
     pending: list[Change] = field(default_factory=list)
     locks: dict[int, tuple[object, int]] = field(default_factory=dict)
     """By inode: which process holds the lock, by which descriptor."""
+    shared: dict[int, set[tuple[object, int]]] = field(default_factory=dict)
+    """By inode: who hold it together."""
     last_number: int = ROOT
     folders: dict[str, int] = field(default_factory=lambda: {"": ROOT})
     """Inodes of folders by path, as far as they were looked up."""
@@ -130,6 +132,7 @@ class Platter:
             dict(self.durable_names),
             dict(self.durable_contents),
             list(self.pending),
+            {},
             {},
             self.last_number,
             dict(self.folders),

@@ -134,8 +134,11 @@ class Disk(Protocol):
     def make_fifo(self, path: str) -> None:
         """Create a FIFO; fine if it is there, FileExistsError if something else is."""
 
-    def lock(self, path: str, *, wait: bool) -> int | None:
-        """Return a descriptor that holds the lock until it is closed, or None if it is taken."""
+    def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
+        """Return a descriptor that holds the lock until it is closed, or None if it is taken.
+
+        Many may hold it together as shared, and nobody else meanwhile.
+        """
 
     def lock_open(self, fd: int) -> bool:
         """Lock an open file until its descriptor is closed; return whether we got the lock."""
@@ -287,10 +290,11 @@ class RealDisk:
             if not stat.S_ISFIFO(os.stat(path, follow_symlinks=False).st_mode):
                 raise
 
-    def lock(self, path: str, *, wait: bool) -> int | None:
+    def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+        kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(fd, kind | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             os.close(fd)
             return None

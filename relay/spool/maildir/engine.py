@@ -20,12 +20,12 @@ from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.os_errors import is_not_now
 from relay.spool.errors import kernel_errors
 from relay.spool.identity import is_queue_id
-from relay.spool.interface import Absent, Adopted, Corrupt, Message, Settlement, Status
+from relay.spool.interface import Absent, Adopted, Corrupt, Message, Note, Settlement
 from relay.spool.maildir.adopting import adopt
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import Layout, prepare
 from relay.spool.maildir.marks import Marks, tellings
-from relay.spool.message import message_file, notes, reading
+from relay.spool.message import notes, reading
 from relay.spool.message.draft import abandoned
 from relay.spool.message.reading import Stretch
 from relay.spool.root.quarantine import OnCorrupt
@@ -203,12 +203,15 @@ class MaildirSpool(BaseSpool):
             message = message._replace(notes=self._notes_of(queue_id))
         return message._replace(is_held=True) if queue_id in self._held else message
 
-    def _notes_of(self, queue_id: QueueId) -> tuple[notes.Note, ...]:
-        try:
-            with opened(self._disk, self._disk.open_read(f"{self._layout.notes}/{queue_id}")) as fd:
+    def _notes_of(self, queue_id: QueueId) -> tuple[Note, ...]:
+        for _ in range(2):
+            with (
+                contextlib.suppress(OSError),
+                opened(self._disk, self._disk.open_read(f"{self._layout.notes}/{queue_id}")) as fd,
+            ):
                 return notes.latest(self._disk.pread(fd, LARGEST_NOTES_BYTES, 0))
-        except OSError:
-            return ()  # the report says less
+        # A report that says less is better than none.
+        return ()
 
     def _set_aside(self, queue_id: QueueId, why: str) -> None:
         self._aside.move(self._home(queue_id), why)
@@ -258,7 +261,7 @@ class MaildirSpool(BaseSpool):
                 lines.mark(marks)
             except FileNotFoundError:
                 # An end may be asked for again.
-                if marks or not each.ends:
+                if not each.ends:
                     group.fail(index, Absent(each.queue_id))
                 continue
             except Corrupt as fault:
@@ -277,7 +280,7 @@ class MaildirSpool(BaseSpool):
     def _publish(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
         asked = group.going(lambda each: each.report)
         # Asked again, after a failure behind this: its report may have been relayed, and be gone.
-        asked = [(i, each) for i, each in asked if not (each.told and marks[i][1].are_told(each.told))]
+        asked = [(i, each) for i, each in asked if i in marks and not marks[i][1].are_told(each.told)]
         if not asked:
             return
         reports = [each.report for _, each in asked if each.report is not None]
@@ -344,15 +347,16 @@ class MaildirSpool(BaseSpool):
         for index, each in group.going(lambda each: each.ends):
             if index in marks and marks[index][1].has_left:
                 raise AssertionError(f"{each.queue_id} is to be removed with recipients to do")
-            paths = [self._home(each.queue_id)]
-            paths += [f"{self._layout.notes}/{each.queue_id}"] if each.queue_id in self._noted else []
             try:
-                for path in paths:
-                    with contextlib.suppress(FileNotFoundError):
-                        self._disk.unlink(path)
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(self._home(each.queue_id))
             except OSError as error:
                 group.fail(index, error)
                 continue
+            if each.queue_id in self._noted:
+                # What stays of notes the next start removes.
+                with contextlib.suppress(OSError):
+                    self._disk.unlink(f"{self._layout.notes}/{each.queue_id}")
             self._held.discard(each.queue_id)
             self._noted.discard(each.queue_id)
 

@@ -20,6 +20,7 @@ from relay.spool.interface import Full, Report, Unavailable
 from relay.spool.maildir.layout import Layout, is_published
 from relay.spool.message.draft import SpoolDraft, ours
 from relay.spool.root.headroom import leave_headroom, room
+from relay.spool.root.lock import as_intake
 
 
 class MaildirIntake:
@@ -34,7 +35,11 @@ class MaildirIntake:
         *,
         headroom: bool = True,
     ) -> None:
-        """`headroom` is False for reports: they may use what new mail has to leave free."""
+        """Raise OSError, and SpoolBusy where the spool is being converted.
+
+        `headroom` is False for reports of the owner: they may use what new mail has to leave free.
+        """
+        self._lock_fd = as_intake(root, disk) if headroom else None
         self._layout = Layout(root)
         self._disk = disk
         self._clock = clock
@@ -89,7 +94,9 @@ class MaildirIntake:
             return room(self._disk.free(self._layout.drafts))
 
     def close(self) -> None:
-        """Nothing is held but drafts, which are their writers'."""
+        if self._lock_fd is not None:
+            self._disk.close(self._lock_fd)
+            self._lock_fd = None
 
     def _draft(self, queue_id: QueueId) -> SpoolDraft:
         return SpoolDraft(queue_id, self._disk, f"{self._layout.drafts}/{queue_id}", self._leave_room)

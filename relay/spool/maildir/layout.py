@@ -11,7 +11,7 @@
 The folder is the state; one link or rename is one transition.  notes/ID says why recipients failed, and goes
 after its message.  An absent file never means "relayed": what ends a message is its own status bytes.
 
-Beside them, as in every spool: `format`, `lock` (whose the queue is), `trigger` (a FIFO), `control.sock`.
+Beside them, as in every spool: `format`, `lock` (whose the queue is), `intakes` (who takes mail), `trigger` (a FIFO), `control.sock`.
 """
 
 import zlib
@@ -66,6 +66,10 @@ def prepare(root: str, disk: Disk) -> None:
 
 
 def is_published(disk: Disk, layout: Layout, queue_id: QueueId) -> bool:
-    """Return whether a message is there.  Raises OSError."""
-    places = (f"{layout.new}/{queue_id}", layout.queued(queue_id), f"{layout.hold}/{queue_id}")
-    return any(disk.inode(path) is not None for path in places)
+    """Return whether a message is there, durably.  Raises OSError."""
+    for path in (f"{layout.new}/{queue_id}", layout.queued(queue_id), f"{layout.hold}/{queue_id}"):
+        if disk.inode(path) is not None:
+            # The sync of its name may have failed.
+            disk.sync_directory(path.rpartition("/")[0])
+            return True
+    return False

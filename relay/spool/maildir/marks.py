@@ -41,8 +41,8 @@ class Marks:
         return Status.TODO.value in self._marks
 
     def are_told(self, told: Sequence[int]) -> bool:
-        """Whether the sender was told of all these recipients."""
-        return all(self._marks[index].islower() for index in told)
+        """Whether there are some, and the sender was told of all of them."""
+        return bool(told) and all(self._marks[index].islower() for index in told)
 
     def mark(self, marks: Mapping[int, Status]) -> None:
         """Write statuses; none that stands is changed.  Raises Corrupt before the first one; OSError."""

@@ -63,6 +63,22 @@ def take_lock(root: str, disk: Disk) -> int:
         return _take_named_lock(root, disk)
 
 
+def as_intake(root: str, disk: Disk) -> int:
+    """Keep conversions away for as long as the descriptor is open.  Raises OSError and SpoolBusy."""
+    fd = disk.lock(f"{root}/intakes", wait=False, is_shared=True)
+    if fd is None:
+        raise SpoolBusy(f"{root} is being converted")
+    return fd
+
+
+def without_intakes(root: str, disk: Disk) -> int:
+    """Keep intakes away for as long as the descriptor is open.  Raises OSError and SpoolBusy."""
+    fd = disk.lock(f"{root}/intakes", wait=False)
+    if fd is None:
+        raise SpoolBusy(f"a listener takes mail into {root}")
+    return fd
+
+
 def _take_named_lock(root: str, disk: Disk) -> int:
     path = f"{root}/lock"
     fd = disk.lock(path, wait=False)

@@ -82,9 +82,7 @@ def _first_crash(snapshots: list[Snapshot], rng: random.Random) -> tuple[str, Mo
     return (*rng.choice(images), snapshot)
 
 
-def _judge_failed_sync(
-    judge: Judge, scenario: Scenario, model: Model, rng: random.Random, most: int
-) -> None:
+def _judge_failed_sync(judge: Judge, scenario: Scenario, model: Model, rng: random.Random, most: int) -> None:
     """Let one sync fail, and judge what a restart finds, with the power on and cut."""
     nth, drops_pages = rng.randint(1, 12), rng.random() < 0.5
     fault = Fault(nth, errno.EIO, kinds=SYNCS, drops_pages=drops_pages)

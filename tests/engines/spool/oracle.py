@@ -158,7 +158,8 @@ def check_present(trace: Trace, message: Message, *, are_notes_given: bool = Tru
 
 
 def _check_absent(trace: Trace, queue_id: QueueId, present: set[QueueId]) -> None:
-    if queue_id not in trace.accepted and queue_id not in trace.finishing:
+    if queue_id not in trace.accepted:
+        # Nobody was told that it is ours; whoever handed it over does so again.
         return
     envelope, _ = trace.offered[queue_id]
     statuses = [trace.marked.get((queue_id, index)) for index in range(len(envelope.recipients))]
@@ -190,7 +191,7 @@ def _told_of(trace: Trace, queue_id: QueueId, among: set[QueueId]) -> list[int]:
 
 def check_told(trace: Trace) -> None:
     """Each failure, and each success that was asked for, is told by exactly one report, and nothing else."""
-    for queue_id in trace.finishing:
+    for queue_id in trace.finishing & trace.accepted:
         envelope, _ = trace.offered[queue_id]
         marks = [trace.marked[queue_id, index] for index in range(len(envelope.recipients))]
         if (to_tell := _to_tell(envelope, marks)) != (told := _told_of(trace, queue_id, trace.finishing)):
