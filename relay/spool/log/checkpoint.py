@@ -11,68 +11,57 @@ Guarantees, once `write` returned: both are durable.  Crash, or an error, before
 other, and either is right, as nothing was removed.
 """
 
-import contextlib
 import json
 import zlib
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
-from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.os_errors import is_not_now
 from relay.spool.disk.replacing import put_in_place
 from relay.spool.interface import Corrupt
-from relay.spool.log.facts import Facts
-from relay.spool.log.index import Index, Place, Segment
+from relay.spool.log.index import Index, Place
 from relay.spool.log.layout import Layout, SegmentName
+from relay.spool.log.writer import Position
 
 _MAGIC = b"relay-checkpoint 1 "
 _HEAD_BYTES = len(_MAGIC) + 8 + 1
-OnDamaged = Callable[[bytes, str], None]
-"""Given what a damaged checkpoint holds, and what is wrong with it."""
+Checkpoint = tuple[Index, dict[str, Position]]
 
 
-class Read(NamedTuple):
-    """How far a stream was read."""
-
-    number: int = 0
-    at: int = 0
-    messages: int = 0
-
-
-def encode(index: Index, positions: dict[str, Read]) -> bytes:
-    lines = [_line(positions)]
-    for segment in index.segments.values():
-        if segment.live or segment.is_damaged:
-            if segment.section is None:
-                segment.section = _section(index, segment)
-            lines.append(segment.section)
-    body = b"".join(lines)
+def encode(index: Index, positions: Mapping[str, Position]) -> bytes:
+    """Only sections that changed are made anew."""
+    rows: dict[SegmentName, list[list[object]]] = {}
+    for queue_id, place in index.places.items():
+        if place.segment.section is None:
+            known = [index.facts[queue_id].as_json()] if queue_id in index.facts else []
+            rows.setdefault(place.segment.name, []).append([queue_id, place.offset, place.length, *known])
+    for name, segment in index.segments.items():
+        if segment.section is None:
+            is_needed = name in rows or segment.is_damaged
+            segment.section = _line([*name, segment.is_damaged, rows.get(name, [])]) if is_needed else b""
+    body = _line(positions) + b"".join([segment.section or b"" for segment in index.segments.values()])
     return b"%s%08x\n%s" % (_MAGIC, zlib.crc32(body), body)
 
 
-def decode(raw: bytes) -> tuple[Index, dict[str, Read]]:
+def decode(raw: bytes) -> Checkpoint:
     """Raise Corrupt."""
     body = raw[_HEAD_BYTES:]
     if raw[:_HEAD_BYTES] != b"%s%08x\n" % (_MAGIC, zlib.crc32(body)):
         raise Corrupt("a checkpoint that does not match its checksum")
     first, *sections = body.splitlines(keepends=True)
-    index = Index()
+    index, read = Index(), []
     for line in sections:
         stream, number, is_damaged, rows = json.loads(line)
         segment = index.segment(SegmentName(stream, number))
-        segment.is_damaged, segment.section = is_damaged, line
-        for own, offset, length, *known in rows:
-            queue_id = QueueId(own)
-            segment.live[queue_id] = Place(offset, length).packed()
-            segment.live_bytes += length
-            index.where[queue_id] = segment
+        segment.is_damaged = is_damaged
+        read.append(segment)
+        for queue_id, offset, length, *known in rows:
+            index.put(queue_id, Place(segment, offset, length))
             for each in known:
-                facts = index.facts[queue_id] = Facts()
-                facts.apply(each)
-                for at, begin, size in each.get("notes", ()):
-                    index.note(queue_id, facts, (at, begin, size))
-    return index, {stream: Read(*read) for stream, read in json.loads(first).items()}
+                index.note(index.say(queue_id, each), each.get("notes", ()))
+    for segment, line in zip(read, sections, strict=True):
+        segment.section = line
+    return index, {stream: Position(*at) for stream, at in json.loads(first).items()}
 
 
 def write(disk: Disk, layout: Layout, content: bytes) -> None:
@@ -82,10 +71,10 @@ def write(disk: Disk, layout: Layout, content: bytes) -> None:
             pass
 
 
-def read(disk: Disk, layout: Layout, on_damaged: OnDamaged) -> tuple[Index, dict[str, Read]]:
+def read(disk: Disk, layout: Layout, on_damaged: Callable[[bytes, str], None]) -> Checkpoint:
     """Return what either copy says; nothing where there is none, or both are damaged.
 
-    Raises OSError where the disk gives neither.
+    `on_damaged` is given what a damaged one holds, and why.  Raises OSError where the disk gives neither.
     """
     unread: OSError | None = None
     for path in layout.checkpoints:
@@ -98,8 +87,6 @@ def read(disk: Disk, layout: Layout, on_damaged: OnDamaged) -> tuple[Index, dict
             continue
         except Corrupt as fault:
             on_damaged(raw, str(fault))
-            with contextlib.suppress(OSError):
-                disk.unlink(path)
         except OSError as error:
             if not is_not_now(error):
                 raise
@@ -107,17 +94,6 @@ def read(disk: Disk, layout: Layout, on_damaged: OnDamaged) -> tuple[Index, dict
     if unread is not None:
         raise unread
     return Index(), {}
-
-
-def _section(index: Index, segment: Segment) -> bytes:
-    rows: list[list[object]] = []
-    for queue_id, number in segment.live.items():
-        # As `unpacked`, which costs four times as much.
-        row: list[object] = [queue_id, number >> 64, number >> 32 & 0xFFFFFFFF]
-        if (facts := index.facts.get(queue_id)) is not None:
-            row.append(facts.as_json())
-        rows.append(row)
-    return _line([*segment.name, segment.is_damaged, rows])
 
 
 def _line(value: object) -> bytes:

@@ -10,16 +10,14 @@ import contextlib
 import errno
 from collections.abc import Collection, Sequence
 
-from relay.mail.envelope import Envelope, QueueId
+from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.interface import INLINE_BYTES, Message
 from relay.spool.log import facts
-from relay.spool.log.facts import NotePlace
 from relay.spool.log.layout import PART, SENDER, Layout, SegmentName
-from relay.spool.log.reader import record_at
-from relay.spool.log.record import LONG, MESSAGE, New, mark_of
+from relay.spool.log.record import MESSAGE, Record, mark_of, sound_record
 from relay.spool.message import message_file
-from relay.spool.message.draft import SpoolDraft, abandoned
+from relay.spool.message.draft import SpoolDraft
 from relay.spool.message.message_file import HEADER_BYTES
 
 
@@ -30,47 +28,35 @@ def decode(queue_id: QueueId, payload: bytes) -> Message:
     return message._replace(content=payload[HEADER_BYTES : header.envelope_offset])
 
 
-def notes_at(disk: Disk, layout: Layout, queue_id: QueueId, places: Sequence[NotePlace]) -> bytes:
-    """Return notes about a message as they were written, but for damaged ones.  Raises OSError."""
-    found = []
-    for number, offset, length in places:
-        name = SegmentName(SENDER, number)
-        with opened(disk, disk.open_read(layout.segment(name))) as fd:
-            record = record_at(disk.pread(fd, length, offset), mark_of(name), queue_id)
-        found += [facts.decode(record.payload)[1]] if record is not None else []
-    return b"\n".join(found)
-
-
-def record_of(draft: SpoolDraft, envelope: Envelope, header: bytes, tail: bytes) -> New:
+def record_of(draft: SpoolDraft, header: bytes, tail: bytes) -> Record:
     """Return the record of a message; long content is written into its file.  Raises OSError."""
-    recipients = len(envelope.recipients)
     if draft.is_on_disk or draft.content_bytes > INLINE_BYTES:
         draft.complete(header, tail)
-        return New(LONG, draft.queue_id, b"", recipients)
+        return Record(MESSAGE, draft.queue_id)
     content = draft.take_buffer()
     if len(content) != draft.content_bytes:
         raise OSError(errno.EINVAL, "a draft that was given up")
-    return New(MESSAGE, draft.queue_id, b"".join((header, content, tail)), recipients)
+    return Record(MESSAGE, draft.queue_id, b"".join((header, content, tail)))
 
 
 def name_long(disk: Disk, layout: Layout, drafts: Sequence[SpoolDraft]) -> list[OSError | None]:
-    """Make long content durable, and its names, before any record tells of it."""
-    results: list[OSError | None] = [OSError(errno.EINVAL, "not written") for _ in drafts]
+    """Make what drafts have in files durable, and its names, before any record tells of it."""
     written = [(i, draft, draft.fd) for i, draft in enumerate(drafts) if draft.fd is not None]
+    results: list[OSError | None] = [None] * len(drafts)
     if not written:
         return results
     synced = disk.sync_each([fd for _, _, fd in written], content_only=False)
     for (i, draft, _), error in zip(written, synced, strict=True):
         results[i] = error
-        if error is None:
-            try:
-                disk.rename(layout.part(draft.queue_id), layout.content(draft.queue_id))
-            except OSError as failed:
-                results[i] = failed
+        try:
+            disk.rename(layout.part(draft.queue_id), layout.content(draft.queue_id))
+        except OSError as failed:
+            results[i] = error or failed
     try:
         disk.sync_directory(layout.long)
     except OSError as failed:
-        results = [error or failed for error in results]
+        for i, _, _ in written:
+            results[i] = results[i] or failed
     return results
 
 
@@ -83,13 +69,25 @@ def discard(disk: Disk, layout: Layout, draft: SpoolDraft) -> None:
     draft.discard()
 
 
-def abandoned_files(disk: Disk, layout: Layout) -> list[str]:
-    """Return the names of files of long content that no writer holds.  Raises OSError."""
-    return list(abandoned(disk, layout.long))
+def notes_at(disk: Disk, layout: Layout, queue_id: QueueId, places: Sequence[facts.NotePlace]) -> bytes:
+    """Return notes about a message as they were written, but for damaged ones.  Raises OSError."""
+    found = []
+    for number, offset, length in places:
+        name = SegmentName(SENDER, number)
+        with opened(disk, disk.open_read(layout.segment(name))) as fd:
+            record = record_in(disk.pread(fd, length, offset), mark_of(name), queue_id)
+        found += [facts.decode(record.payload)[1]] if record is not None else []
+    return b"\n".join(found)
+
+
+def record_in(raw: bytes, mark: bytes, queue_id: QueueId) -> Record | None:
+    """Return the record that `raw` is; None for one that is not sound, or of another message."""
+    found = sound_record(mark, lambda at, size: raw[at : at + size], 0, len(raw))
+    return found if found is not None and found.queue_id == queue_id else None
 
 
 def remove_orphans(disk: Disk, layout: Layout, found: Sequence[str], queued: Collection[QueueId]) -> int:
-    """Remove those that were `found` before all records were read, and are of no message.  Raises OSError."""
+    """Remove files that were `found` abandoned before all records were read, and are of no message."""
     removed = 0
     for name in found:
         if name.endswith(PART) or QueueId(name) not in queued:

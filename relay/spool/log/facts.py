@@ -16,14 +16,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from relay.spool.interface import Corrupt, Message, Status
+from relay.spool.log.layout import SENDER, SegmentName
 
 SAID = b"S"
 NOTED_ANEW = b"s"
 ENDED = b"F"
 ASIDE = b"A"
 ENDS = frozenset({ENDED, ASIDE})
-NEED_A_WHOLE_GROUP = ("told", "warned")
-"""As an end does: the report may be what is damaged."""
 NotePlace = tuple[int, int, int]
 """Number of the sender's segment, offset and length of a record."""
 
@@ -48,6 +47,9 @@ class Facts:
         self.is_held = said.get("held", self.is_held)
         self.is_warned = said.get("warned", self.is_warned)
         self.next_attempt_at_ns = said.get("next", self.next_attempt_at_ns)
+
+    def is_noted_in(self, name: SegmentName) -> bool:
+        return name.stream == SENDER and any(number == name.number for number, _, _ in self.notes)
 
     def as_json(self) -> dict[str, Any]:
         known: dict[str, Any] = {

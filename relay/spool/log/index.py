@@ -1,65 +1,23 @@
 """What is queued, in memory: where each message is, and what was said of it.  No I/O.
 
 Everything here follows from the records of the streams: `take_in` is what one says.  A start calls it for each
-record behind the checkpoint, whoever writes for each that is durable.
-Needed of a segment are the messages in it that are queued, and notes about queued messages.  All else that it
-says is in memory, and in the next checkpoint.
+record behind the checkpoint, whoever writes for each that is durable.  Needed of a segment are the messages in
+it that are queued, and notes about queued ones.  All else is in memory, and in the next checkpoint.
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.spool.log import facts as said
-from relay.spool.log.facts import Facts, NotePlace
+from relay.spool.log.facts import Facts
 from relay.spool.log.layout import SENDER, SegmentName
-from relay.spool.log.record import COPIES, HEAD_BYTES, LONGEST_ID, MESSAGES, Record, mark_of
-
-UNKNOWN_CRC = 0
-_OFFSET_BITS = 40
-_LENGTH_BITS = _CRC_BITS = 32
-
-
-class Place(NamedTuple):
-    """Of a message's record; in memory as one number, and with it the checksum of its recipients."""
-
-    offset: int
-    length: int
-    recipients_crc: int = UNKNOWN_CRC
-    """Known once it was read."""
-
-    @property
-    def is_long(self) -> bool:
-        """Whether the content has a file of its own: the record has no payload."""
-        return self.length <= HEAD_BYTES + LONGEST_ID
-
-    def packed(self) -> int:
-        return (self.offset << _LENGTH_BITS | self.length) << _CRC_BITS | self.recipients_crc
-
-
-def unpacked(number: int) -> Place:
-    mask = (1 << _CRC_BITS) - 1
-    return Place(number >> _LENGTH_BITS + _CRC_BITS, number >> _CRC_BITS & mask, number & mask)
-
-
-def recipients_crc(recipients: Sequence[str]) -> int:
-    return zlib.crc32("\n".join(recipients).encode()) or 1
+from relay.spool.log.record import HEAD_BYTES, LONGEST_ID, MESSAGE, MOVED, Record, mark_of
 
 
 class Segment:
-    __slots__ = (
-        "end",
-        "is_damaged",
-        "is_done",
-        "is_stuck",
-        "live",
-        "live_bytes",
-        "mark",
-        "name",
-        "noted",
-        "section",
-    )
+    __slots__ = ("end", "is_damaged", "is_done", "is_stuck", "live_bytes", "mark", "name", "section")
 
     def __init__(self, name: SegmentName) -> None:
         self.name = name
@@ -71,112 +29,115 @@ class Segment:
         self.is_damaged = False
         """It is never removed."""
         self.is_stuck = False
-        """What lives in it cannot be copied now."""
-        self.live: dict[QueueId, int] = {}
-        """Messages that are queued, and their places."""
-        self.noted: dict[QueueId, int] = {}
-        """Messages with notes here, and how many bytes."""
+        """What is needed of it cannot be copied now."""
         self.live_bytes = 0
+        """What is needed."""
         self.section: bytes | None = None
         """What the next checkpoint says of it, where that did not change."""
 
     @property
     def is_dead(self) -> bool:
-        return self.is_done and not self.is_damaged and not self.live and not self.noted
+        return self.is_done and not self.is_damaged and not self.live_bytes
+
+
+class Place(NamedTuple):
+    """Of a message's record."""
+
+    segment: Segment
+    offset: int
+    length: int
+    recipients_crc: int = 0
+    """Known once it was read."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the content has a file of its own: the record has no payload."""
+        return self.length <= HEAD_BYTES + LONGEST_ID
 
 
 class Index:
     def __init__(self) -> None:
         self.segments: dict[SegmentName, Segment] = {}
-        self.where: dict[QueueId, Segment] = {}
+        self.places: dict[QueueId, Place] = {}
         self.facts: dict[QueueId, Facts] = {}
 
     def segment(self, name: SegmentName) -> Segment:
         """Return a segment, a new one where it is not known."""
-        found = self.segments.get(name)
-        if found is None:
-            found = self.segments[name] = Segment(name)
-        return found
-
-    def place(self, queue_id: QueueId) -> Place:
-        return unpacked(self.where[queue_id].live[queue_id])
+        return self.segments.get(name) or self.segments.setdefault(name, Segment(name))
 
     def read_with(self, queue_id: QueueId, recipients: Sequence[str]) -> None:
         """Be told whose recipients a queued message has."""
-        own = self.place(queue_id)._replace(recipients_crc=recipients_crc(recipients))
-        self.where[queue_id].live[queue_id] = own.packed()
+        self.places[queue_id] = self.places[queue_id]._replace(recipients_crc=recipients_crc(recipients))
 
     def take_in(self, segment: Segment, each: Record, *, is_whole: bool = True) -> bool:
         """Take in a record, of a whole group or another; return whether a message came that was not here."""
-        own = each.queue_id
-        if each.kind in MESSAGES:
-            return self._come(segment, each)
-        if own not in self.where or (each.kind in said.ENDS and not is_whole):
+        own, size = each.queue_id, each.record_bytes
+        known = self.places.get(own)
+        if each.kind in (MESSAGE, MOVED):
+            if known is None or each.kind == MOVED:
+                self.put(own, Place(segment, each.at, size, known.recipients_crc if known else 0))
+            return known is None
+        if known is None:
             return False
         if each.kind in said.ENDS:
-            self._leave(own)
-            self.forget_notes(own, self.facts.pop(own, Facts()))
+            if is_whole:
+                self._need(known.segment, -known.length)
+                self._forget_notes(self.facts.pop(own, Facts()))
+                del self.places[own]
             return False
         new, notes = said.decode(each.payload)
-        for key in () if is_whole else said.NEED_A_WHOLE_GROUP:
-            new.pop(key, None)
-        facts = self.say(own, new)
+        facts = self.say(own, new if is_whole else {"marks": new.get("marks", {})})
         if each.kind == said.NOTED_ANEW:
-            self.forget_notes(own, facts)
+            self._forget_notes(facts)
         if notes:
-            self.note(own, facts, (segment.name.number, each.at, each.record_bytes))
+            self.note(facts, [(segment.name.number, each.at, size)])
         return False
+
+    def put(self, queue_id: QueueId, place: Place) -> None:
+        if (before := self.places.get(queue_id)) is not None:
+            self._need(before.segment, -before.length)
+        self.places[queue_id] = place
+        self._need(place.segment, place.length)
 
     def say(self, queue_id: QueueId, new: Mapping[str, Any]) -> Facts:
         """Take in what is said of a queued message; return all that is."""
-        self.where[queue_id].section = None
-        facts = self.facts.get(queue_id)
-        if facts is None:
-            facts = self.facts[queue_id] = Facts()
+        self.places[queue_id].segment.section = None
+        facts = self.facts.get(queue_id) or self.facts.setdefault(queue_id, Facts())
         facts.apply(new)
         return facts
 
-    def note(self, queue_id: QueueId, facts: Facts, place: NotePlace) -> None:
-        number, _, length = place
-        segment = self.segment(SegmentName(SENDER, number))
-        facts.notes.append(place)
-        segment.noted[queue_id] = segment.noted.get(queue_id, 0) + length
-        segment.live_bytes += length
+    def note(self, facts: Facts, places: Iterable[said.NotePlace]) -> None:
+        for number, offset, length in places:
+            facts.notes.append((number, offset, length))
+            self._need(self.segment(SegmentName(SENDER, number)), length)
 
-    def forget_notes(self, queue_id: QueueId, facts: Facts) -> None:
-        for number, _, _ in facts.notes:
-            segment = self.segments[SegmentName(SENDER, number)]
-            segment.live_bytes -= segment.noted.pop(queue_id, 0)
-        facts.notes = []
-
-    def dead(self) -> list[Segment]:
-        return [segment for segment in self.segments.values() if segment.is_dead]
+    def needs_of(self, segment: Segment) -> list[QueueId]:
+        """Return messages of which something is in a segment."""
+        noted = [q for q, facts in self.facts.items() if facts.is_noted_in(segment.name)]
+        return [*(q for q, place in self.places.items() if place.segment is segment), *noted]
 
     def crowded(self, spare_bytes: int) -> Segment | None:
-        """Return the segment with the least of what lives, where all together hold too much that does not."""
-        done = [each for each in self.segments.values() if each.is_done and not each.is_damaged]
-        live_bytes = sum(each.live_bytes for each in done)
-        if sum(each.end for each in done if not each.is_dead) <= 2 * live_bytes + spare_bytes:
+        """Return the segment with the least that is needed, where all together hold too much that is not."""
+        done = [
+            each
+            for each in self.segments.values()
+            if each.is_done and not each.is_damaged and each.live_bytes
+        ]
+        if sum(each.end for each in done) <= 2 * sum(each.live_bytes for each in done) + spare_bytes:
             return None
-        partly = [each for each in done if 0 < each.live_bytes < each.end and not each.is_stuck]
+        partly = [each for each in done if each.live_bytes < each.end and not each.is_stuck]
         return min(partly, key=lambda each: each.live_bytes / each.end, default=None)
 
-    def _come(self, segment: Segment, each: Record) -> bool:
-        own, place = each.queue_id, Place(each.at, each.record_bytes)
-        is_new = own not in self.where
-        if not is_new and each.kind not in COPIES:
-            return False
-        if not is_new:
-            place = place._replace(recipients_crc=self._leave(own).recipients_crc)
-        self.where[own] = segment
-        segment.live[own] = place.packed()
-        segment.live_bytes += place.length
-        segment.section = None
-        return is_new
+    def _forget_notes(self, facts: Facts) -> None:
+        for number, _, length in facts.notes:
+            self._need(self.segment(SegmentName(SENDER, number)), -length)
+        facts.notes = []
 
-    def _leave(self, queue_id: QueueId) -> Place:
-        segment = self.where.pop(queue_id)
-        place = unpacked(segment.live.pop(queue_id))
-        segment.live_bytes -= place.length
+    @staticmethod
+    def _need(segment: Segment, size: int) -> None:
+        segment.live_bytes += size
         segment.section = None
-        return place
+
+
+def recipients_crc(recipients: Sequence[str]) -> int:
+    return zlib.crc32("\n".join(recipients).encode()) or 1

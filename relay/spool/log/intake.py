@@ -21,10 +21,11 @@ from relay.spool.identity import Identities
 from relay.spool.interface import Full, Unavailable
 from relay.spool.log.content import discard, name_long, record_of
 from relay.spool.log.layout import Layout
-from relay.spool.log.record import LONG, New
-from relay.spool.log.writer import SEGMENT_BYTES, Position, StreamWriter, encode_position
+from relay.spool.log.record import Record
+from relay.spool.log.writer import SEGMENT_BYTES, StreamWriter
 from relay.spool.message.draft import SpoolDraft, ours
 from relay.spool.root.headroom import leave_headroom, room
+from relay.spool.root.lock import as_intake
 
 _TRIES = 3
 
@@ -41,6 +42,8 @@ class LogIntake:
         *,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
+        """Raise OSError, and SpoolBusy where the spool is converted."""
+        self._lock_fd: int | None = as_intake(root, disk)
         self._layout = Layout(root)
         self._disk = disk
         self._clock = clock
@@ -48,7 +51,7 @@ class LogIntake:
         self._streams = Identities(clock, random_bytes)
         self._segment_bytes = segment_bytes
         self._writer: StreamWriter | None = None
-        self._lock_fd = -1
+        self._stream_fd = -1
         self._messages = 0
 
     def draft(self) -> SpoolDraft:
@@ -58,16 +61,16 @@ class LogIntake:
     def accept(self, drafts: Sequence[tuple[Draft, Envelope]]) -> list[Full | Unavailable | None]:
         own = [(ours(draft), envelope) for draft, envelope in drafts]
         results: list[OSError | None] = [None] * len(own)
-        records: dict[int, New] = {}
+        records: dict[int, Record] = {}
         refused = self._refused(sum(draft.buffered_bytes for draft, _ in own))
         for i, (draft, envelope) in enumerate(own):
             try:
                 if refused is not None:
                     raise refused
-                records[i] = record_of(draft, envelope, *draft.frame(envelope, self._clock))
+                records[i] = record_of(draft, *draft.frame(envelope, self._clock))
             except OSError as error:
                 results[i] = error
-        long = [i for i, new in records.items() if new.kind == LONG]
+        long = [i for i, new in records.items() if not new.payload]
         for i, failed in zip(
             long, name_long(self._disk, self._layout, [own[i][0] for i in long]), strict=True
         ):
@@ -89,11 +92,16 @@ class LogIntake:
             return room(self._disk.free(self._layout.log))
 
     def close(self) -> None:
-        """End the stream, so that the sender may remove it; by dying a process does the same."""
+        self._end_stream()
+        if self._lock_fd is not None:
+            self._disk.close(self._lock_fd)
+            self._lock_fd = None
+
+    def _end_stream(self) -> None:
+        """Let the sender remove it one day; by dying a process does the same."""
         if self._writer is not None:
             self._writer.close()
-            with contextlib.suppress(OSError):
-                self._disk.close(self._lock_fd)
+            self._disk.close(self._stream_fd)
             self._writer = None
 
     def _leave_room(self, size_bytes: int) -> None:
@@ -106,7 +114,7 @@ class LogIntake:
             return error
         return None
 
-    def _append(self, records: Sequence[New]) -> OSError | None:
+    def _append(self, records: Sequence[Record]) -> OSError | None:
         try:
             if self._writer is None:
                 self._writer = self._begin()
@@ -115,11 +123,11 @@ class LogIntake:
             return error
         self._messages += len(records)
         try:
-            position = Position(*self._writer.position, self._messages)
-            self._disk.write_at(self._lock_fd, encode_position(position), 0)
+            position = self._writer.position._replace(messages=self._messages)
+            self._disk.write_at(self._stream_fd, position.encoded(), 0)
         except OSError:
             # It is accepted, and nobody can be told how far: of a stream without a writer all is read.
-            self.close()
+            self._end_stream()
         return None
 
     def _begin(self) -> StreamWriter:
@@ -131,8 +139,8 @@ class LogIntake:
                 continue
             try:
                 if self._disk.leads_to(path, fd):
-                    self._lock_fd, self._messages = fd, 0
-                    return StreamWriter(self._disk, self._layout, name, segment_bytes=self._segment_bytes)
+                    self._stream_fd, self._messages = fd, 0
+                    return StreamWriter(self._disk, self._layout, name, self._segment_bytes)
             except OSError:
                 # A lock that is held says that its stream lives.
                 self._disk.close(fd)

@@ -1,52 +1,43 @@
 """The sender's own stream: what is written becomes durable as one group, and only then part of the index.
 
-Hints are no reason to wait for a disk: they are in memory at once, and durable with the next group or checkpoint.
-Raises OSError, and nothing of the group counts then.  Assumes: the owner of the queue.
+Hints are no reason to wait for a disk: they are in memory at once, and durable with the next group or
+checkpoint.  Raises OSError, and nothing of the group counts then.  Assumes: the owner of the queue.
 """
 
 from collections.abc import Sequence
 
 from relay.mail.envelope import QueueId
-from relay.spool.log.facts import SAID, encode
+from relay.spool.log import facts as said
 from relay.spool.log.index import Index
-from relay.spool.log.layout import SENDER, SegmentName
-from relay.spool.log.record import New, Record
+from relay.spool.log.layout import SegmentName
+from relay.spool.log.record import Record
 from relay.spool.log.writer import StreamWriter
 
 
 class Journal:
     def __init__(self, index: Index, writer: StreamWriter) -> None:
+        self.writer = writer
         self._index = index
-        self._writer = writer
-        self._hints: dict[QueueId, int] = {}
+        self._hints: dict[QueueId, Record] = {}
+        self._name: SegmentName | None = None
         self.written_bytes = 0
         """Since it was last set to 0."""
 
-    @property
-    def position(self) -> tuple[int, int]:
-        return self._writer.position
-
     def hint(self, queue_id: QueueId, at_ns: int) -> None:
-        self._hints[queue_id] = at_ns
-        self._index.say(queue_id, {"next": at_ns})
+        new = {"next": at_ns}
+        self._index.say(queue_id, new)
+        self._hints[queue_id] = Record(said.SAID, queue_id, said.encode(new))
 
-    def write(self, records: Sequence[New]) -> list[QueueId]:
+    def write(self, records: Sequence[Record]) -> list[QueueId]:
         """Write records, of which there are some; return which messages came with them."""
-        hints = [New(SAID, queue_id, encode({"next": at_ns})) for queue_id, at_ns in self._hints.items()]
-        before = self._writer.current
-        appended = self._writer.append([*hints, *records])
+        group = [*self._hints.values(), *records]
+        name, offsets = self.writer.append(group)
         self._hints = {}
-        segment = self._index.segment(appended.name)
-        if before is not None and before != appended.name.number:
-            self._index.segment(SegmentName(SENDER, before)).is_done = True
-        self.written_bytes += appended.end - (segment.end or 0)
-        segment.end = appended.end
-        came = []
-        for new, offset in zip([*hints, *records], appended.offsets, strict=True):
-            record = Record(new.kind, QueueId(new.queue_id), new.payload, new.number, offset)
-            if self._index.take_in(segment, record):
-                came.append(record.queue_id)
-        return came
-
-    def close(self) -> None:
-        self._writer.close()
+        if self._name is not None and self._name != name:
+            self._index.segment(self._name).is_done = True
+        self._name, segment = name, self._index.segment(name)
+        end = self.writer.position.end
+        self.written_bytes += end - segment.end
+        segment.end = end
+        pairs = zip(group, offsets, strict=True)
+        return [new.queue_id for new, at in pairs if self._index.take_in(segment, new._replace(at=at))]

@@ -26,8 +26,8 @@ PIECES = ("log", "long")
 """Names in the root that are this engine's own."""
 SENDER = "sender"
 PART = ".part"
-_SEGMENT = re.compile(r"([0-9a-z]{16}|sender)\.([0-9]{10})\Z")
-_LOCK = re.compile(r"([0-9a-z]{16})\.lock\Z")
+NAMES = re.compile(r"([0-9a-z]{16}|sender)\.(?:([0-9]{10})|lock)\Z")
+"""In log/: a stream, and the number of a segment or nothing."""
 
 
 class SegmentName(NamedTuple):
@@ -52,30 +52,19 @@ class Layout:
 
     @property
     def checkpoints(self) -> tuple[str, str]:
-        return f"{self.root}/log/checkpoint", f"{self.root}/log/checkpoint.copy"
+        return f"{self.log}/checkpoint", f"{self.log}/checkpoint.copy"
 
     def segment(self, name: SegmentName) -> str:
-        return f"{self.root}/log/{name}"
+        return f"{self.log}/{name}"
 
     def stream_lock(self, stream: str) -> str:
-        return f"{self.root}/log/{stream}.lock"
+        return f"{self.log}/{stream}.lock"
 
     def content(self, queue_id: QueueId) -> str:
-        return f"{self.root}/long/{queue_id}"
+        return f"{self.long}/{queue_id}"
 
     def part(self, queue_id: QueueId) -> str:
-        return f"{self.root}/long/{queue_id}{PART}"
-
-
-def segment_of(name: str) -> SegmentName | None:
-    found = _SEGMENT.match(name)
-    return None if found is None else SegmentName(found[1], int(found[2]))
-
-
-def stream_of(name: str) -> str | None:
-    """Return whose lock a file of log/ is."""
-    found = _LOCK.match(name)
-    return None if found is None else found[1]
+        return f"{self.long}/{queue_id}{PART}"
 
 
 def prepare(root: str, disk: Disk) -> None:

@@ -6,49 +6,41 @@ r"""The bytes of a segment: a header, then groups of records.  Encoding and deco
 BEFORE is the number of the segment that the stream's writer wrote before this one, and BEFORE_END how much
 of that one counts: what stands behind it, and in segments between the two, is void.
 
-A record is a head (the segment's mark, kind, length of its id, a number, length and CRC-32 of its payload,
-CRC-32 of the head), the id of its message, and its payload.  The payload of a message is a message file of
-its own format (`relay.spool.message.message_file`) whose three CRC-32 stand for the record's.
+A record is a head (the segment's mark, kind, length of its id, length and CRC-32 of its payload, CRC-32 of
+the head and the id), the id of its message, and its payload.  The payload of a message is a message file
+(`relay.spool.message.message_file`), or nothing where that is in long/; of others see `facts`.
 
-The mark is different in each segment, and nobody can know it who cannot list the folder: so that no content
-is taken for a record where the next sound one behind a damaged place is looked for.
+The mark is different in each segment, and nobody can know that of a listener's who cannot list the folder: so
+that no content is taken for a record where the next sound one behind a damaged place is looked for.
 """
 
 import hashlib
 import re
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
-from relay.spool.interface import Corrupt
 from relay.spool.log.layout import SegmentName
-from relay.spool.message import message_file
 
 HEADER_BYTES = 73
 _HEADER = re.compile(rb"relay-log 1 ([0-9a-z ]{16}) ([0-9]{10}) ([0-9]{10}) ([0-9]{12}) ([0-9a-f]{8})\n\Z")
-_HEAD = struct.Struct("<8scBIII")
+_HEAD = struct.Struct("<8scBII")
 _CRC = struct.Struct("<I")
 _GROUP = struct.Struct("<II")
+"""How many records, and how many bytes they are."""
 HEAD_BYTES = _HEAD.size + _CRC.size
-GROUP_BYTES = HEAD_BYTES + _GROUP.size
-"""Of a group's own record."""
+_GROUP_BYTES = HEAD_BYTES + _GROUP.size
 LONGEST_ID = 24
-MARK_BYTES = 8
+_READ_BYTES = 1024 * 1024
 
 GROUP = b"g"
 MESSAGE = b"E"
-"""A message; its number is that of its recipients."""
-LONG = b"L"
-"""A message in a file of its own."""
 MOVED = b"e"
 """A message copied forward, by the sender: what was said of it before still holds."""
-MOVED_LONG = b"l"
-MESSAGES = frozenset({MESSAGE, LONG, MOVED, MOVED_LONG})
-COPIES = frozenset({MOVED, MOVED_LONG})
-INLINE = frozenset({MESSAGE, MOVED})
-"""Whose payload is a message file."""
+Read = Callable[[int, int], bytes]
+"""Offset and size."""
 
 
 class SegmentHeader(NamedTuple):
@@ -57,33 +49,11 @@ class SegmentHeader(NamedTuple):
     before_end: int
 
 
-class New(NamedTuple):
-    """A record to be written."""
-
-    kind: bytes
-    queue_id: str
-    payload: bytes = b""
-    number: int = 0
-
-
-class Head(NamedTuple):
-    kind: bytes
-    number: int
-    id_bytes: int
-    payload_bytes: int
-    payload_crc: int
-
-    @property
-    def record_bytes(self) -> int:
-        return HEAD_BYTES + self.id_bytes + self.payload_bytes
-
-
 class Record(NamedTuple):
     kind: bytes
     queue_id: QueueId
-    payload: bytes
-    number: int
-    at: int
+    payload: bytes = b""
+    at: int = 0
     """Its offset in the segment."""
 
     @property
@@ -91,8 +61,17 @@ class Record(NamedTuple):
         return HEAD_BYTES + len(self.queue_id) + len(self.payload)
 
 
+class ReadGroup(NamedTuple):
+    at: int
+    end: int
+    is_whole: bool
+    records: list[Record]
+    damages: list[tuple[int, int]]
+    """Stretches that are no sound record."""
+
+
 def mark_of(name: SegmentName) -> bytes:
-    return hashlib.blake2b(b"%s.%d" % (name.stream.encode(), name.number), digest_size=MARK_BYTES).digest()
+    return hashlib.blake2b(str(name).encode(), digest_size=8).digest()
 
 
 def encode_header(name: SegmentName, header: SegmentHeader) -> bytes:
@@ -110,58 +89,93 @@ def decode_header(name: SegmentName, raw: bytes) -> SegmentHeader | None:
     return SegmentHeader(int(found[3]), int(found[4]))
 
 
-def encode_group(mark: bytes, records: Sequence[New], start: int) -> tuple[list[bytes], list[int]]:
-    """Return a group in pieces, and where each of its records begins if it is written at `start`."""
-    head_of, crc_of, crc32 = _HEAD.pack, _CRC.pack, zlib.crc32
-    pieces, offsets = [b""], []
-    begin = at = start + GROUP_BYTES
-    for kind, queue_id, payload, number in records:
-        own = queue_id.encode()
-        crc = 0 if kind in INLINE else crc32(payload)
-        head = head_of(mark, kind, len(own), number, len(payload), crc)
-        pieces += (head, crc_of(crc32(own, crc32(head))), own, payload)
+def encode_group(mark: bytes, records: Sequence[Record], start: int) -> tuple[bytes, list[int]]:
+    """Return a group, and where each of its records begins if it is written at `start`."""
+    pieces, offsets, at = [b""], [], start + _GROUP_BYTES
+    for new in records:
+        pieces += _pieces(mark, new)
         offsets.append(at)
-        at += HEAD_BYTES + len(own) + len(payload)
-    counted = _GROUP.pack(len(records), at - begin)
-    head = head_of(mark, GROUP, 0, 0, len(counted), crc32(counted))
-    pieces[0] = head + crc_of(crc32(head)) + counted
-    return pieces, offsets
+        at += new.record_bytes
+    counted = _GROUP.pack(len(records), at - start - _GROUP_BYTES)
+    pieces[0] = b"".join(_pieces(mark, Record(GROUP, QueueId(""), counted)))
+    return b"".join(pieces), offsets
 
 
-def decode_head(mark: bytes, raw: bytes) -> tuple[Head, QueueId] | None:
-    """Return what a sound head at the beginning of `raw` says, and its id; None for anything else."""
+def _pieces(mark: bytes, new: Record) -> tuple[bytes, bytes, bytes, bytes]:
+    own = new.queue_id.encode()
+    head = _HEAD.pack(mark, new.kind, len(own), len(new.payload), zlib.crc32(new.payload))
+    return head, _CRC.pack(zlib.crc32(own, zlib.crc32(head))), own, new.payload
+
+
+def sound_record(mark: bytes, read: Read, at: int, end: int) -> Record | None:
+    """Return the record that begins at an offset; None for anything else."""
+    raw = read(at, min(HEAD_BYTES + LONGEST_ID, end - at))
     if len(raw) < HEAD_BYTES or not raw.startswith(mark):
         return None
-    _, kind, id_bytes, number, payload_bytes, payload_crc = _HEAD.unpack_from(raw)
+    _, kind, id_bytes, payload_bytes, payload_crc = _HEAD.unpack_from(raw)
     own = raw[HEAD_BYTES : HEAD_BYTES + id_bytes]
-    if id_bytes > LONGEST_ID or len(own) != id_bytes:
-        return None
     if _CRC.unpack_from(raw, _HEAD.size)[0] != zlib.crc32(own, zlib.crc32(raw[: _HEAD.size])):
         return None
-    return Head(kind, number, id_bytes, payload_bytes, payload_crc), QueueId(own.decode("latin-1"))
+    begin = at + HEAD_BYTES + len(own)
+    payload = read(begin, min(payload_bytes, end - begin))
+    if len(own) != id_bytes or len(payload) != payload_bytes or zlib.crc32(payload) != payload_crc:
+        return None
+    return Record(kind, QueueId(own.decode("latin-1")), payload, at)
 
 
-def is_sound(head: Head, payload: bytes) -> bool:
-    """Return whether a payload is what was written behind its head."""
-    if len(payload) != head.payload_bytes:
-        return False
-    if head.kind not in INLINE:
-        return zlib.crc32(payload) == head.payload_crc
-    try:
-        header = message_file.decode_header(payload[: message_file.HEADER_BYTES])
-    except Corrupt:
-        return False
-    if header.file_bytes != len(payload):
-        return False
-    view = memoryview(payload)
-    content, envelope = (
-        view[message_file.HEADER_BYTES : header.envelope_offset],
-        view[header.envelope_offset :],
-    )
-    return zlib.crc32(content) == header.content_crc and zlib.crc32(envelope) == header.envelope_crc
+class SegmentReader:
+    """Groups of a segment, its bytes read in large pieces.
 
+    Behind a damaged place reading goes on at the next sound record: a bad sector costs what is in it, no more.
+    Assumes: nothing that is read changes meanwhile.
+    """
 
-def decode_group(payload: bytes) -> tuple[int, int]:
-    """Return how many records a group has, and how many bytes they are."""
-    count, size = _GROUP.unpack(payload)
-    return count, size
+    def __init__(self, mark: bytes, read: Read, end: int) -> None:
+        self._mark = mark
+        self._read = read
+        self._end = end
+        self._from, self._bytes = 0, b""
+
+    def groups(self, at: int) -> Iterator[ReadGroup]:
+        """Yield groups as they stand; what belongs to none comes as a group that is not whole."""
+        while at < self._end:
+            count, begin = -1, at
+            found = sound_record(self._mark, self._get, at, self._end)
+            if found is not None and found.kind == GROUP:
+                count, size = _GROUP.unpack(found.payload)
+                begin = at + _GROUP_BYTES
+                end = min(begin + size, self._end)
+            else:
+                end = self._next(self._mark + GROUP, at + 1, self._end)
+            records, damages = self._records(begin, end)
+            yield ReadGroup(at, end, not damages and len(records) == count, records, damages)
+            at = end
+
+    def _records(self, at: int, end: int) -> tuple[list[Record], list[tuple[int, int]]]:
+        records: list[Record] = []
+        damages: list[tuple[int, int]] = []
+        while at < end:
+            if (found := sound_record(self._mark, self._get, at, end)) is not None:
+                records.append(found)
+                at += found.record_bytes
+            else:
+                damages.append((at, self._next(self._mark, at + 1, end)))
+                at = damages[-1][1]
+        return records, damages
+
+    def _get(self, at: int, size: int) -> bytes:
+        """Return fewer bytes only at the end."""
+        start = at - self._from
+        if start < 0 or start + size > len(self._bytes):
+            self._bytes = self._read(at, min(max(size, _READ_BYTES), self._end - at))
+            self._from, start = at, 0
+        return self._bytes[start : start + size]
+
+    def _next(self, wanted: bytes, at: int, end: int) -> int:
+        """Return where some bytes stand next, or the end."""
+        while at < end:
+            some = self._get(at, min(_READ_BYTES, end - at))
+            if (found := some.find(wanted)) >= 0:
+                return at + found
+            at += max(1, len(some) - len(wanted) + 1)
+        return end

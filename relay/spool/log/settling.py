@@ -12,7 +12,7 @@ from relay.spool.interface import Absent, Corrupt, Report, Settlement, Status
 from relay.spool.log import facts as said
 from relay.spool.log.facts import Facts
 from relay.spool.log.index import Index, recipients_crc
-from relay.spool.log.record import New
+from relay.spool.log.record import Record
 from relay.spool.message import notes
 
 _NOTHING = Facts()
@@ -20,7 +20,7 @@ _NOTHING = Facts()
 
 class Settling:
     def __init__(
-        self, index: Index, recipients_of: Callable[[QueueId], int], published: Callable[[Report], New]
+        self, index: Index, recipients_of: Callable[[QueueId], int], published: Callable[[Report], Record]
     ) -> None:
         """`recipients_of` returns the checksum of a message's recipients, `published` a report's record."""
         self._index = index
@@ -28,14 +28,14 @@ class Settling:
         self._published = published
         self._marks: dict[QueueId, dict[int, Status]] = {}
         self._reports: set[QueueId] = set()
-        self.records: list[New] = []
-        self.relayed: list[New] = []
+        self.records: list[Record] = []
+        self.relayed: list[Record] = []
         """Of these only that recipients are relayed."""
 
     def add(self, each: Settlement) -> None:
         """Raise Absent, Corrupt, OSError; with the latter, relayed recipients are in the group all the same."""
         own = each.queue_id
-        if own not in self._index.where:
+        if own not in self._index.places:
             asks = each.report or each.notes or each.told or each.is_warned or each.is_held is not None
             # An end may be asked for again, and a hint is no promise.
             if each.marks or (asks and not each.ends):
@@ -45,7 +45,7 @@ class Settling:
         marks = self._new_marks(each, facts)
         relayed = {index: status for index, status in marks.items() if status.is_relayed}
         relayed_alone = (
-            [New(said.SAID, own, said.encode({"marks": said.by_mark(relayed)}))] if relayed else []
+            [Record(said.SAID, own, said.encode({"marks": said.by_mark(relayed)}))] if relayed else []
         )
         self.relayed += relayed_alone
         try:
@@ -59,9 +59,9 @@ class Settling:
             raise AssertionError(f"{own} is to be removed with recipients to do")
         if (new := _news(each, facts, marks)) or each.notes:
             raw = notes.encode(each.notes) if each.notes else b""
-            self.records.append(New(said.SAID, own, said.encode(new, raw)))
+            self.records.append(Record(said.SAID, own, said.encode(new, raw)))
         self.records += report
-        self.records += [New(said.ENDED, own)] if each.ends else []
+        self.records += [Record(said.ENDED, own)] if each.ends else []
 
     def _new_marks(self, each: Settlement, facts: Facts) -> dict[int, Status]:
         if not (each.marks or each.told or each.ends):
@@ -74,9 +74,9 @@ class Settling:
                 raise Corrupt(f"recipient {index} is {before[index].name} already, and not {status.name}")
         return {index: status for index, status in each.marks.items() if index not in before}
 
-    def _report(self, each: Settlement, facts: Facts) -> list[New]:
+    def _report(self, each: Settlement, facts: Facts) -> list[Record]:
         report = each.report
-        if report is None or report.queue_id in self._index.where or report.queue_id in self._reports:
+        if report is None or report.queue_id in self._index.places or report.queue_id in self._reports:
             return []
         # Asked again, after a failure that nobody knew the end of: it may have been relayed, and be gone.
         if (each.told and facts.told.issuperset(each.told)) or (each.is_warned and facts.is_warned):

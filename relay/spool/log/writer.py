@@ -4,7 +4,7 @@ Guarantees: when `append` returned the group is durable, and so are the names th
 OSError nothing of the group counts.  Where there was no room its bytes are taken back, and the next group goes
 to the same place.  After any other failure, above all of a sync, the segment is left: the group is cut off, as
 far as the disk lets us, and the next segment says how much of this one counts.
-Crash before that next segment: the group may count or not; whoever asked for it was told that nobody knows.
+Crash before that next segment: the group may count or not; who asked for it was told that nobody knows.
 Assumes: nobody else writes a stream of this name.  Does not: retry.
 
 The sender's groups are small and many, and each waits for its sync.  So its segments grow ahead of them, by
@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from relay.spool.disk.durable import ROOM_BYTES, Disk, write_with_room
 from relay.spool.disk.os_errors import is_lack_of_room
-from relay.spool.log.layout import Layout, SegmentName
-from relay.spool.log.record import HEADER_BYTES, New, SegmentHeader, encode_group, encode_header, mark_of
+from relay.spool.log.layout import SENDER, Layout, SegmentName
+from relay.spool.log.record import HEADER_BYTES, Record, SegmentHeader, encode_group, encode_header, mark_of
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 """A segment that is as long is not added to."""
@@ -30,17 +30,16 @@ POSITION_BYTES = _POSITION.size + _CRC.size
 
 
 class Position(NamedTuple):
-    """How far a listener's mail is accepted, in the file of its lock; not durable."""
+    """How far a stream was read; or, in the file of its lock, how far its mail is accepted: not durable."""
 
-    number: int
-    end: int
-    messages: int
+    number: int = 0
+    end: int = 0
+    messages: int = 0
     """Of the stream."""
 
-
-def encode_position(position: Position) -> bytes:
-    raw = _POSITION.pack(*position)
-    return raw + _CRC.pack(zlib.crc32(raw))
+    def encoded(self) -> bytes:
+        raw = _POSITION.pack(*self)
+        return raw + _CRC.pack(zlib.crc32(raw))
 
 
 def decode_position(raw: bytes) -> Position | None:
@@ -50,53 +49,36 @@ def decode_position(raw: bytes) -> Position | None:
     return Position(*_POSITION.unpack_from(raw))
 
 
-class Appended(NamedTuple):
-    name: SegmentName
-    offsets: list[int]
-    end: int
-
-
 class StreamWriter:
     def __init__(
         self,
         disk: Disk,
         layout: Layout,
         stream: str,
-        last: tuple[int, int] = (0, 0),
+        segment_bytes: int,
+        last: Position = Position(),  # noqa: B008 - a value
         highest: int = 0,
-        *,
-        has_room: bool = False,
-        segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
-        """`last` is the segment that the stream ends with, and how much of it counts.
-
-        `highest` is the highest number that is taken.
-        """
+        """`last` is where the stream ends, `highest` the highest number of a segment that is taken."""
         self._disk = disk
         self._layout = layout
         self._stream = stream
-        self._number, self._end = last
-        self._highest = highest
-        self._has_room = has_room
         self._segment_bytes = segment_bytes
+        self._number, self._end, _ = last
+        self._highest = highest
         self._fd: int | None = None
 
     @property
-    def position(self) -> tuple[int, int]:
+    def position(self) -> Position:
         """Return the number of the last segment that counts, and how much of it does."""
-        return self._number, self._end
+        return Position(self._number, self._end)
 
-    @property
-    def current(self) -> int | None:
-        """Return the number of the segment that is added to."""
-        return None if self._fd is None else self._number
-
-    def append(self, records: Sequence[New]) -> Appended:
+    def append(self, records: Sequence[Record]) -> tuple[SegmentName, list[int]]:
+        """Return the segment, and where each record is."""
         if self._fd is None or self._end >= self._segment_bytes:
             return self._begin(records)
         name = SegmentName(self._stream, self._number)
-        pieces, offsets = encode_group(mark_of(name), records, self._end)
-        group = b"".join(pieces)
+        group, offsets = encode_group(mark_of(name), records, self._end)
         size_bytes = self._disk.size(self._fd)
         try:
             self._write(self._fd, group, self._end)
@@ -111,26 +93,25 @@ class StreamWriter:
             self._leave(self._fd)
             raise
         self._end += len(group)
-        return Appended(name, offsets, self._end)
+        return name, offsets
 
     def close(self) -> None:
-        if self._fd is None:
-            return
-        with contextlib.suppress(OSError):
-            if self._has_room and self._disk.size(self._fd) > self._end:
-                # Crash here, or no room to do it: zeros, which no start takes for anything.
-                self._disk.truncate(self._fd, self._end)
-        self._close()
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                if self._disk.size(self._fd) > self._end:
+                    # Crash here, or no room to do it: zeros, which no start takes for anything.
+                    self._disk.truncate(self._fd, self._end)
+            self._disk.close(self._fd)
+            self._fd = None
 
-    def _begin(self, records: Sequence[New]) -> Appended:
+    def _begin(self, records: Sequence[Record]) -> tuple[SegmentName, list[int]]:
         """Write the first group of the next segment together with its header."""
         self.close()
         # A number is never used twice, though its file may be gone.
         self._highest += 1
         name = SegmentName(self._stream, self._highest)
-        header = encode_header(name, SegmentHeader(self._number, self._end))
-        pieces, offsets = encode_group(mark_of(name), records, HEADER_BYTES)
-        content = header + b"".join(pieces)
+        group, offsets = encode_group(mark_of(name), records, HEADER_BYTES)
+        content = encode_header(name, SegmentHeader(self._number, self._end)) + group
         path = self._layout.segment(name)
         fd = self._disk.open_new(path)
         try:
@@ -146,10 +127,10 @@ class StreamWriter:
             self._disk.close(fd)
             raise
         self._fd, self._number, self._end = fd, self._highest, len(content)
-        return Appended(name, offsets, self._end)
+        return name, offsets
 
     def _write(self, fd: int, content: bytes, offset: int) -> None:
-        if self._has_room:
+        if self._stream == SENDER:
             room_bytes = min(ROOM_BYTES, max(0, self._segment_bytes - offset - len(content)))
             write_with_room(self._disk, fd, content, offset, folder=self._layout.log, room_bytes=room_bytes)
         else:
@@ -170,10 +151,5 @@ class StreamWriter:
         with contextlib.suppress(OSError):
             self._disk.truncate(fd, self._end)
             self._disk.sync(fd)
-        self._close()
-
-    def _close(self) -> None:
-        if self._fd is not None:
-            with contextlib.suppress(OSError):
-                self._disk.close(self._fd)
-            self._fd = None
+        self._disk.close(fd)
+        self._fd = None

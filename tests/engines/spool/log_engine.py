@@ -9,7 +9,7 @@ from relay.spool.disk.durable import Disk, RealDisk
 from relay.spool.interface import Intake
 from relay.spool.log.engine import CHECKPOINT_BYTES, LogSpool
 from relay.spool.log.intake import LogIntake
-from relay.spool.log.layout import PART, Layout, prepare, segment_of
+from relay.spool.log.layout import NAMES, PART, Layout, prepare
 from relay.spool.log.writer import SEGMENT_BYTES
 from tests.engines.spool.engine import OneSpool
 from tests.fakes.clock import FakeClock
@@ -39,7 +39,7 @@ class LogEngine(OneSpool):
         if self.disk.length(path) is not None:
             self.flip(path, (self.disk.length(path) or 0) // 2)
             return
-        for path in [f"{self.root}/log/{name}" for name in self.names("log") if segment_of(name)]:
+        for path in [f"{self.root}/log/{name}" for name in self.names("log") if NAMES.match(name)]:
             raw = self.content_of(path)
             # Behind the header of a message comes its content, and its id stands before that.
             if (at := raw.find(queue_id.encode() + b"relay-message")) >= 0:
@@ -75,15 +75,19 @@ class LogOnModel:
         return [name for name in disk.names(f"{self.root}/long") if name.endswith(PART)]
 
     def remains(self, disk: ModelDisk) -> list[str]:
-        return [f"{folder}/{name}" for folder in ("long", "corrupt") for name in disk.names(f"{self.root}/{folder}")]
+        return [
+            f"{folder}/{name}"
+            for folder in ("long", "corrupt")
+            for name in disk.names(f"{self.root}/{folder}")
+        ]
 
 
 LOG = LogOnModel("/var/spool")
 
 
-def on_the_model() -> LogEngine:
+def log_on_the_model() -> LogEngine:
     return LogEngine("/var/spool", ModelDisk())
 
 
-def on_the_kernel(folder: Path) -> LogEngine:
+def log_on_the_kernel(folder: Path) -> LogEngine:
     return LogEngine(str(folder / "spool"), RealDisk())
