@@ -82,7 +82,7 @@ class LogOnModel:
         ]
 
 
-LOG = LogOnModel("/var/spool")
+LOG = LogOnModel("/var/log-spool")
 
 
 def log_on_the_model() -> LogEngine:
