@@ -1,6 +1,6 @@
 r"""What a start need not read again: one file, replaced whole, and a second copy of it.
 
-    relay-checkpoint 1 CRC\n
+    CRC\n
     JSON: how far each stream was read: segment number, offset, messages
     JSON: a segment, whether it is damaged, and its messages: id, offset, length, and what was said of it
     …
@@ -12,19 +12,16 @@ other, and either is right, as nothing was removed.
 """
 
 import json
-import zlib
 from collections.abc import Callable, Mapping
 
 from relay.spool.disk.durable import Disk, opened
-from relay.spool.disk.os_errors import is_not_now
 from relay.spool.disk.replacing import put_in_place
 from relay.spool.interface import Corrupt
 from relay.spool.log.index import Index, Place
 from relay.spool.log.layout import Layout, SegmentName
+from relay.spool.log.record import sealed, unsealed
 from relay.spool.log.writer import Position
 
-_MAGIC = b"relay-checkpoint 1 "
-_HEAD_BYTES = len(_MAGIC) + 8 + 1
 Checkpoint = tuple[Index, dict[str, Position]]
 
 
@@ -40,13 +37,13 @@ def encode(index: Index, positions: Mapping[str, Position]) -> bytes:
             is_needed = name in rows or segment.is_damaged
             segment.section = _line([*name, segment.is_damaged, rows.get(name, [])]) if is_needed else b""
     body = _line(positions) + b"".join([segment.section or b"" for segment in index.segments.values()])
-    return b"%s%08x\n%s" % (_MAGIC, zlib.crc32(body), body)
+    return sealed(body)
 
 
 def decode(raw: bytes) -> Checkpoint:
     """Raise Corrupt."""
-    body = raw[_HEAD_BYTES:]
-    if raw[:_HEAD_BYTES] != b"%s%08x\n" % (_MAGIC, zlib.crc32(body)):
+    body = unsealed(raw)
+    if body is None:
         raise Corrupt("a checkpoint that does not match its checksum")
     first, *sections = body.splitlines(keepends=True)
     index, read = Index(), []
@@ -84,12 +81,10 @@ def read(disk: Disk, layout: Layout, on_damaged: Callable[[bytes, str], None]) -
                 raw = disk.pread(fd, disk.size(fd), 0)
             return decode(raw)
         except FileNotFoundError:
-            continue
+            pass
         except Corrupt as fault:
             on_damaged(raw, str(fault))
         except OSError as error:
-            if not is_not_now(error):
-                raise
             unread = error
     if unread is not None:
         raise unread

@@ -75,14 +75,14 @@ def notes_at(disk: Disk, layout: Layout, queue_id: QueueId, places: Sequence[fac
     for number, offset, length in places:
         name = SegmentName(SENDER, number)
         with opened(disk, disk.open_read(layout.segment(name))) as fd:
-            record = record_in(disk.pread(fd, length, offset), mark_of(name), queue_id)
+            record = record_in(disk.pread(fd, length, offset), name, queue_id)
         found += [facts.decode(record.payload)[1]] if record is not None else []
     return b"\n".join(found)
 
 
-def record_in(raw: bytes, mark: bytes, queue_id: QueueId) -> Record | None:
-    """Return the record that `raw` is; None for one that is not sound, or of another message."""
-    found = sound_record(mark, lambda at, size: raw[at : at + size], 0, len(raw))
+def record_in(raw: bytes, name: SegmentName, queue_id: QueueId) -> Record | None:
+    """Return the record of a segment that `raw` is; None where it is not sound, or of another message."""
+    found = sound_record(mark_of(name), lambda at, size: raw[at : at + size], 0, len(raw))
     return found if found is not None and found.queue_id == queue_id else None
 
 

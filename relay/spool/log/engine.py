@@ -46,8 +46,6 @@ _READ_AHEAD_BYTES = 256 * 1024
 """Of each stream, while others may wait."""
 _SLICES = 64
 """That an hourly tidying cleans at once."""
-_RESTING = 256
-"""Calls until a checkpoint that failed is tried again."""
 
 
 class _Log(NamedTuple):
@@ -79,7 +77,6 @@ class LogSpool(BaseSpool):
         self._checkpoint_bytes = self._least_bytes = checkpoint_bytes
         self._read_bytes = 0
         """Of listeners' streams, since the last checkpoint."""
-        self._resting = 0
         self._found: _Log | None = None
         self._ahead: deque[tuple[QueueId, bytes]] = deque()
         """To claim; with its record's payload where that was just read."""
@@ -154,7 +151,7 @@ class LogSpool(BaseSpool):
             found = list(abandoned(self._disk, self._layout.long))
             self._listen()
             for _ in range(_SLICES):
-                if not log.cleaner.clean():
+                if not log.cleaner.clean(2 * self._segment_bytes):
                     break
             return remove_orphans(self._disk, self._layout, found, log.queued.places)
 
@@ -188,8 +185,7 @@ class LogSpool(BaseSpool):
             damages += [(segment, group)] if group.damages else []
         writer = StreamWriter(self._disk, self._layout, SENDER, self._segment_bytes, *streams.end_of_sender())
         journal = Journal(queued, writer)
-        spare_bytes = 2 * self._segment_bytes
-        cleaner = Cleaner(self._disk, self._layout, queued, journal, spare_bytes, self._set_aside)
+        cleaner = Cleaner(self._disk, self._layout, queued, journal)
         self._found = _Log(queued, streams, journal, cleaner)
         self._ahead = deque((queue_id, b"") for queue_id in sorted(queued.places))
         for segment, group in damages:
@@ -354,15 +350,12 @@ class LogSpool(BaseSpool):
         """Clean a little, and write a checkpoint, where it is time for that; never raises."""
         with contextlib.suppress(OSError):
             log = self._log()
-            self._resting = max(0, self._resting - 1)
             written_bytes = self._read_bytes + log.journal.written_bytes
             dead_bytes = sum(each.end for each in log.queued.segments.values() if each.is_dead)
-            is_due = written_bytes > self._least_bytes or dead_bytes > 2 * self._segment_bytes
-            if is_due and not self._resting:
-                self._resting = _RESTING
+            due_bytes = self._least_bytes // (8 if dead_bytes > 2 * self._segment_bytes else 1)
+            if written_bytes > due_bytes:
                 self._checkpoint(log)
-                self._resting = 0
-            log.cleaner.clean()
+            log.cleaner.clean(2 * self._segment_bytes)
 
     def _checkpoint(self, log: _Log) -> None:
         """Write one, and remove what it does not need.  Raises OSError."""
@@ -370,9 +363,10 @@ class LogSpool(BaseSpool):
         if log.journal.writer.position.number:
             positions[SENDER] = log.journal.writer.position
         dead = [segment for segment in log.queued.segments.values() if segment.is_dead]
+        # Also where this one fails: it is tried again after as much more.
+        self._read_bytes = log.journal.written_bytes = 0
         content = checkpoint.encode(log.queued, positions)
         checkpoint.write(self._disk, self._layout, content)
-        self._read_bytes = log.journal.written_bytes = 0
         self._least_bytes = max(self._checkpoint_bytes, 4 * len(content))
         # Crash here, or below: the next start finds some of them, below their streams' positions and dead.
         for segment in dead:

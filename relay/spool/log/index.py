@@ -13,15 +13,14 @@ from relay.mail.envelope import QueueId
 from relay.spool.log import facts as said
 from relay.spool.log.facts import Facts
 from relay.spool.log.layout import SENDER, SegmentName
-from relay.spool.log.record import HEAD_BYTES, LONGEST_ID, MESSAGE, MOVED, Record, mark_of
+from relay.spool.log.record import HEAD_BYTES, LONGEST_ID, MESSAGE, MOVED, Record
 
 
 class Segment:
-    __slots__ = ("end", "is_damaged", "is_done", "is_stuck", "live_bytes", "mark", "name", "section")
+    __slots__ = ("end", "is_damaged", "is_done", "is_stuck", "live_bytes", "name", "section")
 
     def __init__(self, name: SegmentName) -> None:
         self.name = name
-        self.mark = mark_of(name)
         self.end = 0
         """How long it is, as far as it was read or written."""
         self.is_done = False

@@ -7,7 +7,6 @@ unless the disk refused to take it back too.
 Assumes: the folders exist (`layout.prepare`).  Does not: know SMTP, or when to send.
 """
 
-import contextlib
 import errno
 import os
 from collections.abc import Callable, Sequence
@@ -62,11 +61,9 @@ class LogIntake:
         own = [(ours(draft), envelope) for draft, envelope in drafts]
         results: list[OSError | None] = [None] * len(own)
         records: dict[int, Record] = {}
-        refused = self._refused(sum(draft.buffered_bytes for draft, _ in own))
         for i, (draft, envelope) in enumerate(own):
             try:
-                if refused is not None:
-                    raise refused
+                self._leave_room(draft.buffered_bytes)
                 records[i] = record_of(draft, *draft.frame(envelope, self._clock))
             except OSError as error:
                 results[i] = error
@@ -106,13 +103,6 @@ class LogIntake:
 
     def _leave_room(self, size_bytes: int) -> None:
         leave_headroom(self._disk.free(self._layout.log), size_bytes)
-
-    def _refused(self, size_bytes: int) -> OSError | None:
-        try:
-            self._leave_room(size_bytes)
-        except OSError as error:
-            return error
-        return None
 
     def _append(self, records: Sequence[Record]) -> OSError | None:
         try:

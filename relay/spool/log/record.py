@@ -1,10 +1,9 @@
-r"""The bytes of a segment: a header, then groups of records.  Encoding and decoding only: no I/O.
+"""The bytes of a segment: groups of records.  Encoding and decoding only: no I/O.
 
-    relay-log 1 STREAM NUMBER BEFORE BEFORE_END CRC\n      of fixed width
-    group record, and as many records as it says            again and again
-
-BEFORE is the number of the segment that the stream's writer wrote before this one, and BEFORE_END how much
-of that one counts: what stands behind it, and in segments between the two, is void.
+A group is a record that says how many follow, and how many bytes they are, and those records.  The first one
+of a segment is its header, BEFORE and BEFORE_END: the number of the segment that the stream's writer wrote
+before this one, and how much of that one counts.  What stands behind it, and in segments between the two, is
+void.
 
 A record is a head (the segment's mark, kind, length of its id, length and CRC-32 of its payload, CRC-32 of
 the head and the id), the id of its message, and its payload.  The payload of a message is a message file
@@ -15,7 +14,6 @@ that no content is taken for a record where the next sound one behind a damaged 
 """
 
 import hashlib
-import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -24,18 +22,19 @@ from typing import NamedTuple
 from relay.mail.envelope import QueueId
 from relay.spool.log.layout import SegmentName
 
-HEADER_BYTES = 73
-_HEADER = re.compile(rb"relay-log 1 ([0-9a-z ]{16}) ([0-9]{10}) ([0-9]{10}) ([0-9]{12}) ([0-9a-f]{8})\n\Z")
 _HEAD = struct.Struct("<8scBII")
 _CRC = struct.Struct("<I")
-_GROUP = struct.Struct("<II")
-"""How many records, and how many bytes they are."""
+_PAIR = struct.Struct("<QQ")
 HEAD_BYTES = _HEAD.size + _CRC.size
-_GROUP_BYTES = HEAD_BYTES + _GROUP.size
+_FIRST_BYTES = HEAD_BYTES + _PAIR.size
+"""Of a group's own record, and of a header."""
 LONGEST_ID = 24
+BEGIN_BYTES = 2 * _FIRST_BYTES
+"""Of a segment, what its header is in."""
 _READ_BYTES = 1024 * 1024
 
 GROUP = b"g"
+HEADER = b"h"
 MESSAGE = b"E"
 MOVED = b"e"
 """A message copied forward, by the sender: what was said of it before still holds."""
@@ -74,29 +73,24 @@ def mark_of(name: SegmentName) -> bytes:
     return hashlib.blake2b(str(name).encode(), digest_size=8).digest()
 
 
-def encode_header(name: SegmentName, header: SegmentHeader) -> bytes:
-    text = b"relay-log 1 %-16s %010d %010d %012d" % (name.stream.encode(), name.number, *header)
-    return b"%s %08x\n" % (text, zlib.crc32(text))
+def header_of(header: SegmentHeader) -> Record:
+    return Record(HEADER, QueueId(""), _PAIR.pack(*header))
 
 
-def decode_header(name: SegmentName, raw: bytes) -> SegmentHeader | None:
-    """Return what a segment's header says; None for one that is damaged, or of another segment."""
-    found = _HEADER.match(raw)
-    if found is None or int(found[5], 16) != zlib.crc32(raw[: HEADER_BYTES - 10]):
-        return None
-    if (found[1].strip().decode(), int(found[2])) != name:
-        return None
-    return SegmentHeader(int(found[3]), int(found[4]))
+def decode_header(name: SegmentName, first: bytes) -> SegmentHeader | None:
+    """Return what a segment's header says, given how it begins; None for one that is damaged."""
+    found = sound_record(mark_of(name), lambda at, size: first[at : at + size], _FIRST_BYTES, len(first))
+    return SegmentHeader(*_PAIR.unpack(found.payload)) if found is not None and found.kind == HEADER else None
 
 
 def encode_group(mark: bytes, records: Sequence[Record], start: int) -> tuple[bytes, list[int]]:
     """Return a group, and where each of its records begins if it is written at `start`."""
-    pieces, offsets, at = [b""], [], start + _GROUP_BYTES
+    pieces, offsets, at = [b""], [], start + _FIRST_BYTES
     for new in records:
         pieces += _pieces(mark, new)
         offsets.append(at)
         at += new.record_bytes
-    counted = _GROUP.pack(len(records), at - start - _GROUP_BYTES)
+    counted = _PAIR.pack(len(records), at - start - _FIRST_BYTES)
     pieces[0] = b"".join(_pieces(mark, Record(GROUP, QueueId(""), counted)))
     return b"".join(pieces), offsets
 
@@ -123,6 +117,15 @@ def sound_record(mark: bytes, read: Read, at: int, end: int) -> Record | None:
     return Record(kind, QueueId(own.decode("latin-1")), payload, at)
 
 
+def sealed(body: bytes) -> bytes:
+    return b"%08x\n%s" % (zlib.crc32(body), body)
+
+
+def unsealed(raw: bytes) -> bytes | None:
+    """Return what was sealed; None for what is damaged, or just being written."""
+    return raw[9:] if sealed(raw[9:]) == raw else None
+
+
 class SegmentReader:
     """Groups of a segment, its bytes read in large pieces.
 
@@ -142,8 +145,8 @@ class SegmentReader:
             count, begin = -1, at
             found = sound_record(self._mark, self._get, at, self._end)
             if found is not None and found.kind == GROUP:
-                count, size = _GROUP.unpack(found.payload)
-                begin = at + _GROUP_BYTES
+                count, size = _PAIR.unpack(found.payload)
+                begin = at + _FIRST_BYTES
                 end = min(begin + size, self._end)
             else:
                 end = self._next(self._mark + GROUP, at + 1, self._end)

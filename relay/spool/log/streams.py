@@ -15,14 +15,15 @@ from relay.spool.disk.durable import Disk, opened
 from relay.spool.log.index import Index, Segment
 from relay.spool.log.layout import NAMES, SENDER, Layout, SegmentName
 from relay.spool.log.record import (
-    HEADER_BYTES,
+    BEGIN_BYTES,
     MESSAGE,
     ReadGroup,
     SegmentHeader,
     SegmentReader,
     decode_header,
+    mark_of,
 )
-from relay.spool.log.writer import POSITION_BYTES, Position, decode_position
+from relay.spool.log.writer import Position, decode_position
 
 Found = tuple[Segment, ReadGroup]
 
@@ -107,13 +108,12 @@ class Streams:
             return
         with opened(self._disk, fd):
             is_dead = self._disk.lock_open(fd)
-            raw = self._disk.pread(fd, POSITION_BYTES, 0)
+            announced = decode_position(self._disk.pread(fd, self._disk.size(fd), 0))
             if is_dead and not (stream.read.number or self._listed()[stream.name]):
                 # While we hold it: who was about to begin this stream begins another one.
                 self._disk.unlink(path)
                 del self._streams[stream.name]
-        announced = decode_position(raw)
-        if announced is None and raw and not is_dead:
+        if announced is None and not is_dead:
             # A start that took it for nothing would not know of whom our own stream speaks.
             raise OSError(errno.EAGAIN, "a listener is just announcing its mail")
         stream.is_dead, stream.announced = is_dead, announced or Position()
@@ -139,12 +139,9 @@ class Streams:
         before = stream.read
         if not stream.is_dead and stream.announced[:2] in ((0, 0), before[:2]):
             return
-        for number, header, end, torn_behind in self._parts(stream, numbers):
+        for number, end, torn_behind in self._parts(stream, numbers):
             segment = self._index.segment(SegmentName(stream.name, number))
-            begin = before.end if number == before.number else HEADER_BYTES
             waiting: list[ReadGroup] = []
-            if header is None and begin == HEADER_BYTES:
-                waiting.append(ReadGroup(0, begin, is_whole=False, records=[], damages=[(0, begin)]))
             with opened(self._disk, self._disk.open_read(self._layout.segment(segment.name))) as fd:
                 if torn_behind is not None and stream.name != SENDER:
                     # A killed writer may have left it in memory only.
@@ -153,7 +150,9 @@ class Streams:
                 def read(at: int, size: int, fd: int = fd) -> bytes:
                     return self._disk.pread(fd, size, at)
 
-                for group in SegmentReader(segment.mark, read, end).groups(begin):
+                for group in SegmentReader(mark_of(segment.name), read, end).groups(
+                    before.end if number == before.number else 0
+                ):
                     waiting.append(group)
                     if group.is_whole:
                         yield from ((segment, each) for each in waiting)
@@ -161,16 +160,13 @@ class Streams:
             damaged = [each for each in waiting if torn_behind is None or each.at < torn_behind]
             yield from ((segment, each) for each in damaged)
 
-    def _parts(
-        self, stream: Stream, numbers: Sequence[int]
-    ) -> list[tuple[int, SegmentHeader | None, int, int | None]]:
+    def _parts(self, stream: Stream, numbers: Sequence[int]) -> list[tuple[int, int, int | None]]:
         """Return the segments that count from where the stream was read to, the oldest first.
 
-        Of each its header, None where that is damaged, how much counts, and from where on what is not sound is
-        no damage; None: nowhere.  Each says how much of the one before it counts, and none between the two.
+        Of each how much counts, and from where on what is not sound is no damage; None: nowhere.
         """
         announced = stream.announced
-        parts: list[tuple[int, SegmentHeader | None, int, int | None]] = []
+        parts: list[tuple[int, int, int | None]] = []
         after: SegmentHeader | None = None
         for number in reversed(numbers):
             is_void = after is not None and number > after.before
@@ -178,12 +174,12 @@ class Streams:
                 continue
             name = SegmentName(stream.name, number)
             with opened(self._disk, self._disk.open_read(self._layout.segment(name))) as fd:
-                header, end = decode_header(name, self._disk.pread(fd, HEADER_BYTES, 0)), self._disk.size(fd)
+                header, end = decode_header(name, self._disk.pread(fd, BEGIN_BYTES, 0)), self._disk.size(fd)
             torn_behind: int | None = announced.end if number == announced.number else 0
             if after is not None:
                 end, torn_behind = after.before_end, None
             elif number == announced.number and not stream.is_dead:
                 end, torn_behind = announced.end, None
-            parts.append((number, header, end, torn_behind))
+            parts.append((number, end, torn_behind))
             after = header
         return parts[::-1]

@@ -12,21 +12,16 @@ room: zeros that the next groups overwrite.  A listener's are large, and room wo
 """
 
 import contextlib
-import struct
-import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from relay.spool.disk.durable import ROOM_BYTES, Disk, write_with_room
 from relay.spool.disk.os_errors import is_lack_of_room
 from relay.spool.log.layout import SENDER, Layout, SegmentName
-from relay.spool.log.record import HEADER_BYTES, Record, SegmentHeader, encode_group, encode_header, mark_of
+from relay.spool.log.record import Record, SegmentHeader, encode_group, header_of, mark_of, sealed, unsealed
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 """A segment that is as long is not added to."""
-_POSITION = struct.Struct("<QQQ")
-_CRC = struct.Struct("<I")
-POSITION_BYTES = _POSITION.size + _CRC.size
 
 
 class Position(NamedTuple):
@@ -38,15 +33,16 @@ class Position(NamedTuple):
     """Of the stream."""
 
     def encoded(self) -> bytes:
-        raw = _POSITION.pack(*self)
-        return raw + _CRC.pack(zlib.crc32(raw))
+        """As long as one before it, over which it is written."""
+        return sealed(b"%020d %020d %020d" % self)
 
 
 def decode_position(raw: bytes) -> Position | None:
-    """Return None where there is none yet, or it is just being written."""
-    if len(raw) != POSITION_BYTES or zlib.crc32(raw[:-4]) != _CRC.unpack(raw[-4:])[0]:
-        return None
-    return Position(*_POSITION.unpack_from(raw))
+    """Return None for one that is just being written."""
+    if not raw:
+        return Position()
+    body = unsealed(raw)
+    return None if body is None else Position(*map(int, body.split()))
 
 
 class StreamWriter:
@@ -110,12 +106,12 @@ class StreamWriter:
         # A number is never used twice, though its file may be gone.
         self._highest += 1
         name = SegmentName(self._stream, self._highest)
-        group, offsets = encode_group(mark_of(name), records, HEADER_BYTES)
-        content = encode_header(name, SegmentHeader(self._number, self._end)) + group
+        header = header_of(SegmentHeader(self._number, self._end))
+        group, (_, *offsets) = encode_group(mark_of(name), [header, *records], 0)
         path = self._layout.segment(name)
         fd = self._disk.open_new(path)
         try:
-            self._write(fd, content, 0)
+            self._write(fd, group, 0)
             self._disk.sync(fd)
             # Crash here: a whole segment, its name perhaps not durable; nobody was told of it.
             self._disk.sync_directory(self._layout.log)
@@ -126,7 +122,7 @@ class StreamWriter:
                 self._disk.unlink(path)
             self._disk.close(fd)
             raise
-        self._fd, self._number, self._end = fd, self._highest, len(content)
+        self._fd, self._number, self._end = fd, self._highest, len(group)
         return name, offsets
 
     def _write(self, fd: int, content: bytes, offset: int) -> None:
