@@ -55,7 +55,7 @@ def decode(raw: bytes) -> Checkpoint:
         for queue_id, offset, length, *known in rows:
             index.put(queue_id, Place(segment, offset, length))
             for each in known:
-                index.note(index.say(queue_id, each), each.get("notes", ()))
+                index.say(queue_id, each)
     for segment, line in zip(read, sections, strict=True):
         segment.section = line
     return index, {stream: Position(*at) for stream, at in json.loads(first).items()}

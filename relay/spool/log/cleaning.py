@@ -8,12 +8,10 @@ Guarantees: a copy is durable before its original is let go, and a segment goes 
 from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.os_errors import is_not_now
-from relay.spool.log import facts as said
-from relay.spool.log.content import notes_at, record_in
 from relay.spool.log.index import Index, Segment
 from relay.spool.log.journal import Journal
 from relay.spool.log.layout import Layout
-from relay.spool.log.record import MOVED, Record
+from relay.spool.log.record import MOVED, Record, mark_of, sound_record
 
 SLICE_BYTES = 256 * 1024
 
@@ -34,14 +32,15 @@ class Cleaner:
                 # Damaged, or not to be read now: who reads it next is told.
                 self._segment.is_stuck = True
             self._segment = self._index.crowded(spare_bytes)
-            self._ahead = [] if self._segment is None else self._index.needs_of(self._segment)
+            places = self._index.places.items()
+            self._ahead = [queue_id for queue_id, place in places if place.segment is self._segment]
         if self._segment is None:
             return False
         copies: list[Record] = []
         size_bytes = 0
         while self._ahead and size_bytes < SLICE_BYTES:
             try:
-                found = self._copies(self._segment, self._ahead[-1])
+                found = self._copy(self._segment, self._ahead[-1])
             except OSError as error:
                 if not is_not_now(error):
                     raise
@@ -58,16 +57,12 @@ class Cleaner:
                 raise
         return True
 
-    def _copies(self, segment: Segment, queue_id: QueueId) -> list[Record]:
-        """Return records again that are in a segment, of a message that may have ended meanwhile."""
-        copies: list[Record] = []
+    def _copy(self, segment: Segment, queue_id: QueueId) -> list[Record]:
+        """Return a message again; none for one that ended meanwhile, or is damaged."""
         place = self._index.places.get(queue_id)
-        if place is not None and place.segment is segment:
-            with opened(self._disk, self._disk.open_read(self._layout.segment(segment.name))) as fd:
-                found = record_in(self._disk.pread(fd, place.length, place.offset), segment.name, queue_id)
-            copies += [] if found is None else [found._replace(kind=MOVED)]
-        facts = self._index.facts.get(queue_id)
-        if facts is not None and facts.is_noted_in(segment.name):
-            raw = notes_at(self._disk, self._layout, queue_id, facts.notes)
-            copies.append(Record(said.NOTED_ANEW, queue_id, said.encode({}, raw)))
-        return copies
+        if place is None or place.segment is not segment:
+            return []
+        with opened(self._disk, self._disk.open_read(self._layout.segment(segment.name))) as fd:
+            raw = self._disk.pread(fd, place.length, place.offset)
+        found = sound_record(mark_of(segment.name), lambda at, size: raw[at : at + size], 0, len(raw))
+        return [] if found is None or found.queue_id != queue_id else [found._replace(kind=MOVED)]

@@ -11,21 +11,11 @@ import errno
 from collections.abc import Collection, Sequence
 
 from relay.mail.envelope import QueueId
-from relay.spool.disk.durable import Disk, opened
-from relay.spool.interface import INLINE_BYTES, Message
-from relay.spool.log import facts
-from relay.spool.log.layout import PART, SENDER, Layout, SegmentName
-from relay.spool.log.record import MESSAGE, Record, mark_of, sound_record
-from relay.spool.message import message_file
+from relay.spool.disk.durable import Disk
+from relay.spool.interface import INLINE_BYTES
+from relay.spool.log.layout import PART, Layout
+from relay.spool.log.record import MESSAGE, Record
 from relay.spool.message.draft import SpoolDraft
-from relay.spool.message.message_file import HEADER_BYTES
-
-
-def decode(queue_id: QueueId, payload: bytes) -> Message:
-    """Return the message of a sound record's payload.  Raises Corrupt for that of another message."""
-    header = message_file.decode_header(payload[:HEADER_BYTES])
-    message = message_file.decode(queue_id, header, payload[header.envelope_offset :])
-    return message._replace(content=payload[HEADER_BYTES : header.envelope_offset])
 
 
 def record_of(draft: SpoolDraft, header: bytes, tail: bytes) -> Record:
@@ -67,23 +57,6 @@ def discard(disk: Disk, layout: Layout, draft: SpoolDraft) -> None:
         with contextlib.suppress(OSError):
             disk.unlink(layout.content(draft.queue_id))
     draft.discard()
-
-
-def notes_at(disk: Disk, layout: Layout, queue_id: QueueId, places: Sequence[facts.NotePlace]) -> bytes:
-    """Return notes about a message as they were written, but for damaged ones.  Raises OSError."""
-    found = []
-    for number, offset, length in places:
-        name = SegmentName(SENDER, number)
-        with opened(disk, disk.open_read(layout.segment(name))) as fd:
-            record = record_in(disk.pread(fd, length, offset), name, queue_id)
-        found += [facts.decode(record.payload)[1]] if record is not None else []
-    return b"\n".join(found)
-
-
-def record_in(raw: bytes, name: SegmentName, queue_id: QueueId) -> Record | None:
-    """Return the record of a segment that `raw` is; None where it is not sound, or of another message."""
-    found = sound_record(mark_of(name), lambda at, size: raw[at : at + size], 0, len(raw))
-    return found if found is not None and found.queue_id == queue_id else None
 
 
 def remove_orphans(disk: Disk, layout: Layout, found: Sequence[str], queued: Collection[QueueId]) -> int:

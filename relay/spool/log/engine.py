@@ -27,7 +27,7 @@ from relay.spool.interface import INLINE_BYTES, Absent, Adopted, Corrupt, Messag
 from relay.spool.log import checkpoint
 from relay.spool.log import facts as said
 from relay.spool.log.cleaning import Cleaner
-from relay.spool.log.content import decode, discard, name_long, notes_at, record_of, remove_orphans
+from relay.spool.log.content import discard, name_long, record_of, remove_orphans
 from relay.spool.log.index import Index, Segment
 from relay.spool.log.journal import Journal
 from relay.spool.log.layout import SENDER, Layout, prepare
@@ -35,7 +35,7 @@ from relay.spool.log.record import HEAD_BYTES, ReadGroup, Record
 from relay.spool.log.settling import Settling
 from relay.spool.log.streams import Streams
 from relay.spool.log.writer import SEGMENT_BYTES, StreamWriter
-from relay.spool.message import message_file, notes, reading
+from relay.spool.message import message_file, reading
 from relay.spool.message.draft import SpoolDraft, abandoned
 from relay.spool.message.reading import Stretch
 from relay.spool.root.quarantine import OnCorrupt
@@ -78,8 +78,8 @@ class LogSpool(BaseSpool):
         self._read_bytes = 0
         """Of listeners' streams, since the last checkpoint."""
         self._found: _Log | None = None
-        self._ahead: deque[tuple[QueueId, bytes]] = deque()
-        """To claim; with its record's payload where that was just read."""
+        self._ahead: deque[QueueId] = deque()
+        """To claim."""
 
     def claim(self, most: int) -> list[Message]:
         page: list[Message] = []
@@ -90,7 +90,7 @@ class LogSpool(BaseSpool):
                 self._listen()
             while self._ahead and len(page) < most and size_bytes < PAGE_BYTES:
                 try:
-                    message = self._claimed(*self._ahead[0])
+                    message = self._claimed(self._ahead[0])
                 except OSError:
                     if not page:
                         raise
@@ -125,25 +125,16 @@ class LogSpool(BaseSpool):
         return group.results
 
     def adopt(self, adopted: Sequence[Adopted]) -> None:
-        drafts: list[SpoolDraft] = []
-        with kernel_errors("adopted messages"):
+        with kernel_errors("adopted messages"), self._written() as drafts:
             queued = self._log().queued
-            try:
-                records: list[Record] = []
-                for each in adopted:
-                    if each.message.queue_id not in queued.places:
-                        drafts.append(self._draft(each.message.queue_id))
-                        records += _adopted(drafts[-1], each)
-                self._name_long(drafts)
-                if records:
-                    # Crash here: content without a record, which the next start removes.
-                    self._write(records)
-            except BaseException:
-                for draft in drafts:
-                    discard(self._disk, self._layout, draft)
-                raise
-            for draft in drafts:
-                draft.close()
+            records: list[Record] = []
+            for each in adopted:
+                if each.message.queue_id not in queued.places:
+                    drafts.append(self._draft(each.message.queue_id))
+                    records += _adopted(drafts[-1], each)
+            self._name_long(drafts)
+            # Crash here: content without a record, which the next start removes.
+            self._write(records)
 
     def tidy(self) -> int:
         with kernel_errors("tidy"):
@@ -187,7 +178,7 @@ class LogSpool(BaseSpool):
         journal = Journal(queued, writer)
         cleaner = Cleaner(self._disk, self._layout, queued, journal)
         self._found = _Log(queued, streams, journal, cleaner)
-        self._ahead = deque((queue_id, b"") for queue_id in sorted(queued.places))
+        self._ahead = deque(sorted(queued.places))
         for segment, group in damages:
             self._keep_damage(segment, group)
         with contextlib.suppress(OSError):
@@ -199,7 +190,7 @@ class LogSpool(BaseSpool):
     def _listen(self) -> None:
         """Take in what listeners accepted.  Raises OSError where nothing came."""
         log = self._log()
-        came: list[tuple[QueueId, bytes]] = []
+        came: list[QueueId] = []
         try:
             for segment, group in log.streams.listen(_READ_AHEAD_BYTES):
                 came += _take_in(log.queued, segment, group)
@@ -210,13 +201,13 @@ class LogSpool(BaseSpool):
                 raise
         self._ahead.extend(sorted(came))
 
-    def _claimed(self, queue_id: QueueId, payload: bytes) -> Message | None:
+    def _claimed(self, queue_id: QueueId) -> Message | None:
         """Return a message; None for one that ended, or is set aside.  Raises OSError."""
         queued, left = self._log().queued, f"{self._layout.log}/{queue_id}"
         if queue_id not in queued.places or self._aside.has_left(left):
             return None
         try:
-            message = self._known(decode(queue_id, payload) if payload else self._stored(queue_id))
+            message = self._known(self._stored(queue_id))
         except Corrupt as fault:
             self._set_aside(queue_id, str(fault))
             return None
@@ -253,15 +244,7 @@ class LogSpool(BaseSpool):
 
     def _known(self, message: Message) -> Message:
         facts = self._log().queued.facts.get(message.queue_id)
-        if facts is None:
-            return message
-        message = facts.laid_over(message)
-        for _ in range(2 if facts.notes and message.owed_report is not None else 0):
-            with contextlib.suppress(OSError):
-                raw = notes_at(self._disk, self._layout, message.queue_id, facts.notes)
-                return message._replace(notes=notes.latest(raw))
-        # A report that says less is better than none.
-        return message
+        return message if facts is None else facts.laid_over(message)
 
     def _recipients_of(self, queue_id: QueueId) -> int:
         queued = self._log().queued
@@ -320,19 +303,28 @@ class LogSpool(BaseSpool):
 
     def _write(self, records: Sequence[Record]) -> None:
         if records:
-            self._ahead.extend((queue_id, b"") for queue_id in self._log().journal.write(records))
+            self._ahead.extend(self._log().journal.write(records))
 
     def _published(self, report: Report) -> Record:
-        draft = self._draft(report.queue_id)
-        draft.append(report.content)
+        with self._written() as drafts:
+            drafts.append(self._draft(report.queue_id))
+            drafts[0].append(report.content)
+            record = record_of(drafts[0], *drafts[0].frame(report.envelope, self._clock))
+            self._name_long(drafts)
+            return record
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[list[SpoolDraft]]:
+        """Let go of drafts at the end; of what fails before that nothing is left."""
+        drafts: list[SpoolDraft] = []
         try:
-            record = record_of(draft, *draft.frame(report.envelope, self._clock))
-            self._name_long([draft])
-        except OSError:
-            discard(self._disk, self._layout, draft)
+            yield drafts
+        except BaseException:
+            for draft in drafts:
+                discard(self._disk, self._layout, draft)
             raise
-        draft.close()
-        return record
+        for draft in drafts:
+            draft.close()
 
     def _draft(self, queue_id: QueueId) -> SpoolDraft:
         path = self._layout.part(queue_id)
@@ -379,10 +371,10 @@ class LogSpool(BaseSpool):
         log.streams.forget_removed()
 
 
-def _take_in(queued: Index, segment: Segment, group: ReadGroup) -> list[tuple[QueueId, bytes]]:
-    """Return which messages came, and the payloads of their records."""
-    records = group.records
-    return [(r.queue_id, r.payload) for r in records if queued.take_in(segment, r, is_whole=group.is_whole)]
+def _take_in(queued: Index, segment: Segment, group: ReadGroup) -> list[QueueId]:
+    """Return which messages came."""
+    is_whole = group.is_whole
+    return [each.queue_id for each in group.records if queued.take_in(segment, each, is_whole=is_whole)]
 
 
 def _adopted(draft: SpoolDraft, adopted: Adopted) -> list[Record]:
@@ -394,7 +386,5 @@ def _adopted(draft: SpoolDraft, adopted: Adopted) -> list[Record]:
             draft.spill()
     accepted = message_file.encode_envelope(message.queue_id, message.envelope)
     records = [record_of(draft, draft.header(message.envelope, accepted), accepted)]
-    known, raw = said.of_message(message), notes.encode(message.notes) if message.notes else b""
-    if known or raw:
-        records.append(Record(said.SAID, message.queue_id, said.encode(known, raw)))
-    return records
+    known = said.of_message(message)
+    return [*records, Record(said.SAID, message.queue_id, said.encode(known))] if known else records

@@ -1,18 +1,19 @@
 """What is queued, in memory: where each message is, and what was said of it.  No I/O.
 
 Everything here follows from the records of the streams: `take_in` is what one says.  A start calls it for each
-record behind the checkpoint, whoever writes for each that is durable.  Needed of a segment are the messages in
-it that are queued, and notes about queued ones.  All else is in memory, and in the next checkpoint.
+record behind the checkpoint, whoever writes for each that is durable.  Needed of a segment are the messages
+in it that are queued.  All else that it says is in memory, and in the next checkpoint.
 """
 
+import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.spool.log import facts as said
 from relay.spool.log.facts import Facts
-from relay.spool.log.layout import SENDER, SegmentName
+from relay.spool.log.layout import SegmentName
 from relay.spool.log.record import HEAD_BYTES, LONGEST_ID, MESSAGE, MOVED, Record
 
 
@@ -81,15 +82,14 @@ class Index:
         if each.kind in said.ENDS:
             if is_whole:
                 self._need(known.segment, -known.length)
-                self._forget_notes(self.facts.pop(own, Facts()))
                 del self.places[own]
+                self.facts.pop(own, None)
             return False
-        new, notes = said.decode(each.payload)
-        facts = self.say(own, new if is_whole else {"marks": new.get("marks", {})})
-        if each.kind == said.NOTED_ANEW:
-            self._forget_notes(facts)
-        if notes:
-            self.note(facts, [(segment.name.number, each.at, size)])
+        new = json.loads(each.payload)
+        if not is_whole:
+            # The report may be what is damaged.
+            new = {key: value for key, value in new.items() if key not in ("told", "warned")}
+        self.say(own, new)
         return False
 
     def put(self, queue_id: QueueId, place: Place) -> None:
@@ -98,22 +98,10 @@ class Index:
         self.places[queue_id] = place
         self._need(place.segment, place.length)
 
-    def say(self, queue_id: QueueId, new: Mapping[str, Any]) -> Facts:
-        """Take in what is said of a queued message; return all that is."""
+    def say(self, queue_id: QueueId, new: Mapping[str, Any]) -> None:
+        """Take in what is said of a queued message."""
         self.places[queue_id].segment.section = None
-        facts = self.facts.get(queue_id) or self.facts.setdefault(queue_id, Facts())
-        facts.apply(new)
-        return facts
-
-    def note(self, facts: Facts, places: Iterable[said.NotePlace]) -> None:
-        for number, offset, length in places:
-            facts.notes.append((number, offset, length))
-            self._need(self.segment(SegmentName(SENDER, number)), length)
-
-    def needs_of(self, segment: Segment) -> list[QueueId]:
-        """Return messages of which something is in a segment."""
-        noted = [q for q, facts in self.facts.items() if facts.is_noted_in(segment.name)]
-        return [*(q for q, place in self.places.items() if place.segment is segment), *noted]
+        (self.facts.get(queue_id) or self.facts.setdefault(queue_id, Facts())).apply(new)
 
     def crowded(self, spare_bytes: int) -> Segment | None:
         """Return the segment with the least that is needed, where all together hold too much that is not."""
@@ -126,11 +114,6 @@ class Index:
             return None
         partly = [each for each in done if each.live_bytes < each.end and not each.is_stuck]
         return min(partly, key=lambda each: each.live_bytes / each.end, default=None)
-
-    def _forget_notes(self, facts: Facts) -> None:
-        for number, _, length in facts.notes:
-            self._need(self.segment(SegmentName(SENDER, number)), -length)
-        facts.notes = []
 
     @staticmethod
     def _need(segment: Segment, size: int) -> None:

@@ -13,7 +13,6 @@ from relay.spool.log import facts as said
 from relay.spool.log.facts import Facts
 from relay.spool.log.index import Index, recipients_crc
 from relay.spool.log.record import Record
-from relay.spool.message import notes
 
 _NOTHING = Facts()
 
@@ -44,9 +43,7 @@ class Settling:
         facts = self._index.facts.get(own, _NOTHING)
         marks = self._new_marks(each, facts)
         relayed = {index: status for index, status in marks.items() if status.is_relayed}
-        relayed_alone = (
-            [Record(said.SAID, own, said.encode({"marks": said.by_mark(relayed)}))] if relayed else []
-        )
+        relayed_alone = [Record(said.SAID, own, said.encode(said.as_json(relayed, ())))] if relayed else []
         self.relayed += relayed_alone
         try:
             report = self._report(each, facts)
@@ -57,9 +54,8 @@ class Settling:
         known.update(marks)
         if each.ends and len(facts.statuses.keys() | known) < len(each.envelope.recipients):
             raise AssertionError(f"{own} is to be removed with recipients to do")
-        if (new := _news(each, facts, marks)) or each.notes:
-            raw = notes.encode(each.notes) if each.notes else b""
-            self.records.append(Record(said.SAID, own, said.encode(new, raw)))
+        if new := _news(each, facts, marks):
+            self.records.append(Record(said.SAID, own, said.encode(new)))
         self.records += report
         self.records += [Record(said.ENDED, own)] if each.ends else []
 
@@ -87,11 +83,6 @@ class Settling:
 
 
 def _news(each: Settlement, facts: Facts, marks: Mapping[int, Status]) -> dict[str, Any]:
-    new: dict[str, Any] = {"marks": said.by_mark(marks)} if marks else {}
-    if told := [index for index in each.told if index not in facts.told]:
-        new["told"] = told
-    if each.is_warned and not facts.is_warned:
-        new["warned"] = True
-    if each.is_held not in (None, facts.is_held):
-        new["held"] = each.is_held
-    return new
+    told = [index for index in each.told if index not in facts.told]
+    new = said.as_json(marks, each.notes, told=told, warned=each.is_warned and not facts.is_warned)
+    return new if each.is_held in (None, facts.is_held) else new | {"held": each.is_held}
