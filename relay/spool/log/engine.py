@@ -2,10 +2,10 @@
 
 For the owner of the queue, from one thread at a time.
 
-Guarantees: a settlement's records are in one group, which is there whole or not at all; memory is changed only
-when it is durable.  Nothing is sent again whose mark was durable, and nothing is dropped: what is not sound is
-copied to corrupt/, reading goes on at the next sound record, and its segment is never removed.  Of a group in
-which damage met something only messages, notes and fates count: a message comes again rather than never.
+Guarantees: the records of a batch of settlements are one group, which is there whole or not at all; memory is
+changed only when it is durable.  Nothing is sent again whose mark was durable, and nothing is dropped: what
+is not sound is copied to corrupt/, reading goes on at the next sound record, and its segment stays for ever.
+In a group that damage met no end counts: a message comes again rather than never.
 A segment that a start has to read, and that the disk does not give, is no empty one: all calls raise
 Unavailable until it does.  What is not given later is left where it is, and told of.
 Assumes: no group before the last one of a stream is torn.
@@ -26,10 +26,9 @@ from relay.spool.errors import kernel_errors
 from relay.spool.interface import INLINE_BYTES, Absent, Adopted, Corrupt, Message, Report, Settlement
 from relay.spool.log import checkpoint
 from relay.spool.log import facts as said
-from relay.spool.log.cleaning import Cleaner
 from relay.spool.log.content import discard, name_long, record_of, remove_orphans
 from relay.spool.log.index import Index, Segment
-from relay.spool.log.journal import Journal
+from relay.spool.log.journal import Cleaner, Journal
 from relay.spool.log.layout import SENDER, Layout, prepare
 from relay.spool.log.record import HEAD_BYTES, ReadGroup, Record
 from relay.spool.log.settling import Settling
@@ -106,7 +105,7 @@ class LogSpool(BaseSpool):
         group = Group(settlements)
         try:
             log = self._log()
-            settling = Settling(log.queued, self._recipients_of, self._published)
+            settling = Settling(log.queued, self._published)
             for index, each in group.going():
                 try:
                     settling.add(each)
@@ -207,22 +206,15 @@ class LogSpool(BaseSpool):
         if queue_id not in queued.places or self._aside.has_left(left):
             return None
         try:
-            message = self._known(self._stored(queue_id))
+            with self._at(queue_id) as at:
+                return self._known(reading.read(self._disk, at, queue_id))
         except Corrupt as fault:
             self._set_aside(queue_id, str(fault))
-            return None
         except OSError as error:
             if not is_not_now(error):
                 raise
             self._aside.leave(left, f"cannot be read now: {error.strerror}")
-            return None
-        queued.read_with(queue_id, message.envelope.recipients)
-        return message
-
-    def _stored(self, queue_id: QueueId) -> Message:
-        """Return a message as it was accepted.  Raises Absent, Corrupt, OSError."""
-        with self._at(queue_id) as at:
-            return reading.read(self._disk, at, queue_id)
+        return None
 
     @contextlib.contextmanager
     def _at(self, queue_id: QueueId) -> Iterator[Stretch]:
@@ -243,14 +235,10 @@ class LogSpool(BaseSpool):
                 yield Stretch(fd, place.length - head_bytes, place.offset + head_bytes)
 
     def _known(self, message: Message) -> Message:
-        facts = self._log().queued.facts.get(message.queue_id)
-        return message if facts is None else facts.laid_over(message)
-
-    def _recipients_of(self, queue_id: QueueId) -> int:
         queued = self._log().queued
-        if not queued.places[queue_id].recipients_crc:
-            queued.read_with(queue_id, self._stored(queue_id).envelope.recipients)
-        return queued.places[queue_id].recipients_crc
+        queued.read_with(message.queue_id, message.envelope.recipients)
+        facts = queued.facts.get(message.queue_id)
+        return message if facts is None else facts.laid_over(message)
 
     def _unclaimed(self) -> int:
         return len(self._ahead) + (0 if self._found is None else self._found.streams.unread)
@@ -285,7 +273,7 @@ class LogSpool(BaseSpool):
                 self._aside.leave(path, f"{why}, and cannot be copied: {error.strerror}")
 
     def _write_group(self, settling: Settling) -> None:
-        """Write what is settled.  Raises OSError: nothing of it is, but perhaps that recipients are relayed."""
+        """Write what is settled.  Raises OSError: nothing is, but perhaps that recipients are relayed."""
         places = self._log().queued.places
         ending = [each.queue_id for each in settling.records if each.kind == said.ENDED]
         long = [queue_id for queue_id in ending if queue_id in places and places[queue_id].is_long]

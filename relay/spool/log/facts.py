@@ -1,4 +1,4 @@
-"""What became of a queued message after it was accepted: records in the sender's stream, rows of a checkpoint.
+"""What became of a queued message: records in the sender's stream, and parts of a checkpoint.
 
 | kind | says | payload |
 | --- | --- | --- |

@@ -1,7 +1,7 @@
 """What is queued, in memory: where each message is, and what was said of it.  No I/O.
 
-Everything here follows from the records of the streams: `take_in` is what one says.  A start calls it for each
-record behind the checkpoint, whoever writes for each that is durable.  Needed of a segment are the messages
+Everything here follows from the records of the streams: `take_in` is what one says.  A start calls it for
+each record behind the checkpoint, who writes for each that is durable.  Needed of a segment are the messages
 in it that are queued.  All else that it says is in memory, and in the next checkpoint.
 """
 
@@ -15,6 +15,8 @@ from relay.spool.log import facts as said
 from relay.spool.log.facts import Facts
 from relay.spool.log.layout import SegmentName
 from relay.spool.log.record import HEAD_BYTES, LONGEST_ID, MESSAGE, MOVED, Record
+
+UNKNOWN_CRC = 0
 
 
 class Segment:
@@ -46,7 +48,7 @@ class Place(NamedTuple):
     segment: Segment
     offset: int
     length: int
-    recipients_crc: int = 0
+    recipients_crc: int = UNKNOWN_CRC
     """Known once it was read."""
 
     @property
@@ -75,7 +77,7 @@ class Index:
         known = self.places.get(own)
         if each.kind in (MESSAGE, MOVED):
             if known is None or each.kind == MOVED:
-                self.put(own, Place(segment, each.at, size, known.recipients_crc if known else 0))
+                self.put(own, Place(segment, each.at, size, known.recipients_crc if known else UNKNOWN_CRC))
             return known is None
         if known is None:
             return False

@@ -1,7 +1,7 @@
 """Which records say what a batch of settlements asks for, given what is known.  No I/O of its own.
 
-A group is there whole or not at all.  So a report, and that recipients are told of by it, come together, and no
-crash leaves one without the other: of a message that knows nothing of a report there is none.
+A group is there whole or not at all.  So a report, and that recipients are told of by it, come together, and
+no crash leaves one without the other: of a message that knows nothing of a report there is none.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,19 +11,16 @@ from relay.mail.envelope import QueueId
 from relay.spool.interface import Absent, Corrupt, Report, Settlement, Status
 from relay.spool.log import facts as said
 from relay.spool.log.facts import Facts
-from relay.spool.log.index import Index, recipients_crc
+from relay.spool.log.index import UNKNOWN_CRC, Index, recipients_crc
 from relay.spool.log.record import Record
 
 _NOTHING = Facts()
 
 
 class Settling:
-    def __init__(
-        self, index: Index, recipients_of: Callable[[QueueId], int], published: Callable[[Report], Record]
-    ) -> None:
-        """`recipients_of` returns the checksum of a message's recipients, `published` a report's record."""
+    def __init__(self, index: Index, published: Callable[[Report], Record]) -> None:
+        """Be told what returns a report's record."""
         self._index = index
-        self._recipients_of = recipients_of
         self._published = published
         self._marks: dict[QueueId, dict[int, Status]] = {}
         self._reports: set[QueueId] = set()
@@ -32,7 +29,7 @@ class Settling:
         """Of these only that recipients are relayed."""
 
     def add(self, each: Settlement) -> None:
-        """Raise Absent, Corrupt, OSError; with the latter, relayed recipients are in the group all the same."""
+        """Raise Absent, Corrupt, OSError; with that one, relayed recipients are in the group all the same."""
         own = each.queue_id
         if own not in self._index.places:
             asks = each.report or each.notes or each.told or each.is_warned or each.is_held is not None
@@ -62,7 +59,10 @@ class Settling:
     def _new_marks(self, each: Settlement, facts: Facts) -> dict[int, Status]:
         if not (each.marks or each.told or each.ends):
             return {}
-        if self._recipients_of(each.queue_id) != recipients_crc(each.envelope.recipients):
+        if self._index.places[each.queue_id].recipients_crc not in (
+            UNKNOWN_CRC,
+            recipients_crc(each.envelope.recipients),
+        ):
             raise Corrupt("its recipients are not those that it is settled for")
         before = {**facts.statuses, **self._marks.get(each.queue_id, {})}
         for index, status in each.marks.items():

@@ -1,7 +1,7 @@
 """Streams as the owner of the queue reads them: each group once, from where the checkpoint ends.
 
-Of a stream whose writer lives, what its lock's file announces is read: that is durable, and stays.  Of one whose
-writer is dead, and of our own at a start, everything that is sound is read; what is not at its very end, and
+Of a stream whose writer lives, what its lock's file announces is read: that is durable, and stays.  Of one
+whose writer is dead, and of our own at a start, all that is sound is read; what is not, at its very end and
 behind what was announced, is a group that a crash tore, or room: nobody was told of it.
 Anything else that is not sound is damage.  It comes as a group that is not whole, with what is sound of it.
 Raises OSError where the disk does not give what was accepted: it may be asked again, and goes on there.
@@ -15,7 +15,7 @@ from relay.spool.disk.durable import Disk, opened
 from relay.spool.log.index import Index, Segment
 from relay.spool.log.layout import NAMES, SENDER, Layout, SegmentName
 from relay.spool.log.record import (
-    BEGIN_BYTES,
+    HEADER_BYTES,
     MESSAGE,
     ReadGroup,
     SegmentHeader,
@@ -174,7 +174,7 @@ class Streams:
                 continue
             name = SegmentName(stream.name, number)
             with opened(self._disk, self._disk.open_read(self._layout.segment(name))) as fd:
-                header, end = decode_header(name, self._disk.pread(fd, BEGIN_BYTES, 0)), self._disk.size(fd)
+                header, end = decode_header(name, self._disk.pread(fd, HEADER_BYTES, 0)), self._disk.size(fd)
             torn_behind: int | None = announced.end if number == announced.number else 0
             if after is not None:
                 end, torn_behind = after.before_end, None
