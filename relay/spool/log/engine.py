@@ -14,6 +14,7 @@ Assumes: no group before the last one of a stream is torn.
 import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -160,13 +161,7 @@ class LogSpool(BaseSpool):
         # What a killed process wrote may be in memory only, and would be taken for durable.
         self._disk.sync_all(self._root)
         orphans = list(abandoned(self._disk, self._layout.long))
-        damaged: list[str] = []
-
-        def keep(raw: bytes, why: str) -> None:
-            damaged.append(why)
-            self._aside.keep("checkpoint", raw, why)
-
-        queued, positions = checkpoint.read(self._disk, self._layout, keep)
+        queued, positions = checkpoint.read(self._disk, self._layout, partial(self._aside.keep, "checkpoint"))
         streams = Streams(self._disk, self._layout, queued, positions)
         damages: list[tuple[Segment, ReadGroup]] = []
         # The messages first, then what became of them.
@@ -182,7 +177,7 @@ class LogSpool(BaseSpool):
             self._keep_damage(segment, group)
         with contextlib.suppress(OSError):
             remove_orphans(self._disk, self._layout, orphans, queued.places)
-            if damages or damaged:
+            if damages:
                 self._checkpoint(self._found)
         return self._found
 

@@ -20,7 +20,7 @@ UNKNOWN_CRC = 0
 
 
 class Segment:
-    __slots__ = ("end", "is_damaged", "is_done", "is_stuck", "live_bytes", "name", "section")
+    __slots__ = ("end", "is_damaged", "is_done", "live_bytes", "name", "section", "was_cleaned")
 
     def __init__(self, name: SegmentName) -> None:
         self.name = name
@@ -30,8 +30,8 @@ class Segment:
         """All that counts of it was read, and nothing is added to it."""
         self.is_damaged = False
         """It is never removed."""
-        self.is_stuck = False
-        """What is needed of it cannot be copied now."""
+        self.was_cleaned = False
+        """All that could be copied was, or is about to be."""
         self.live_bytes = 0
         """What is needed."""
         self.section: bytes | None = None
@@ -114,7 +114,7 @@ class Index:
         ]
         if sum(each.end for each in done) <= 2 * sum(each.live_bytes for each in done) + spare_bytes:
             return None
-        partly = [each for each in done if each.live_bytes < each.end and not each.is_stuck]
+        partly = [each for each in done if each.live_bytes < each.end and not each.was_cleaned]
         return min(partly, key=lambda each: each.live_bytes / each.end, default=None)
 
     @staticmethod

@@ -4,13 +4,13 @@ Hints are no reason to wait for a disk: they are in memory at once, and durable 
 checkpoint.  Raises OSError, and nothing of the group counts then.  Assumes: the owner of the queue.
 """
 
+import contextlib
 from collections.abc import Sequence
 
 from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import Disk, opened
-from relay.spool.disk.os_errors import is_not_now
 from relay.spool.log import facts as said
-from relay.spool.log.index import Index, Segment
+from relay.spool.log.index import Index
 from relay.spool.log.layout import Layout, SegmentName
 from relay.spool.log.record import MOVED, Record, record_in
 from relay.spool.log.writer import StreamWriter
@@ -60,47 +60,36 @@ class Cleaner:
         self._layout = layout
         self._index = index
         self._journal = journal
-        self._segment: Segment | None = None
         self._ahead: list[QueueId] = []
 
     def clean(self, spare_bytes: int) -> bool:
         """Copy a slice forward where there is a need to; return whether there was.  Raises OSError."""
         if not self._ahead:
-            if self._segment is not None and self._segment.live_bytes:
-                # Damaged, or not to be read now: who reads it next is told.
-                self._segment.is_stuck = True
-            self._segment = self._index.crowded(spare_bytes)
+            if (segment := self._index.crowded(spare_bytes)) is None:
+                return False
+            segment.was_cleaned = True
             places = self._index.places.items()
-            self._ahead = [queue_id for queue_id, place in places if place.segment is self._segment]
-        if self._segment is None:
-            return False
+            self._ahead = [queue_id for queue_id, place in places if place.segment is segment]
         copies: list[Record] = []
         size_bytes = 0
         while self._ahead and size_bytes < SLICE_BYTES:
-            try:
-                found = self._copy(self._segment, self._ahead[-1])
-            except OSError as error:
-                if not is_not_now(error):
-                    raise
-                found = []
-            self._ahead.pop()
-            copies += found
-            size_bytes += sum(each.record_bytes for each in found)
+            copies += self._copy(self._ahead.pop())
+            size_bytes += copies[-1].record_bytes if copies else 0
         if copies:
-            try:
-                # Crash here, before or after: the copy counts if it is there, and says the same.
-                self._journal.write(copies)
-            except OSError:
-                self._segment, self._ahead = None, []
-                raise
+            # Crash here, before or after: the copy counts if it is there, and says the same.
+            self._journal.write(copies)
         return True
 
-    def _copy(self, segment: Segment, queue_id: QueueId) -> list[Record]:
-        """Return a message again; none for one that ended meanwhile, or is damaged."""
+    def _copy(self, queue_id: QueueId) -> list[Record]:
+        """Return a message again; none for one that ended meanwhile, or cannot be read: that stays."""
         place = self._index.places.get(queue_id)
-        if place is None or place.segment is not segment:
+        if place is None or not place.segment.was_cleaned:
             return []
-        with opened(self._disk, self._disk.open_read(self._layout.segment(segment.name))) as fd:
+        name, raw = place.segment.name, b""
+        with (
+            contextlib.suppress(OSError),
+            opened(self._disk, self._disk.open_read(self._layout.segment(name))) as fd,
+        ):
             raw = self._disk.pread(fd, place.length, place.offset)
-        found = record_in(raw, segment.name)
+        found = record_in(raw, name)
         return [] if found is None or found.queue_id != queue_id else [found._replace(kind=MOVED)]
