@@ -19,8 +19,7 @@ from relay.spool.disk.replacing import put_in_place
 from relay.spool.interface import Corrupt
 from relay.spool.log.index import Index, Place
 from relay.spool.log.layout import Layout, SegmentName
-from relay.spool.log.record import sealed, unsealed
-from relay.spool.log.writer import Position
+from relay.spool.log.record import Position, sealed, unsealed
 
 Checkpoint = tuple[Index, dict[str, Position]]
 

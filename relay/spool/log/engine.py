@@ -168,7 +168,7 @@ class LogSpool(BaseSpool):
         for segment, group in chain(streams.listen(None), streams.replay_sender()):
             _take_in(queued, segment, group)
             damages += [(segment, group)] if group.damages else []
-        writer = StreamWriter(self._disk, self._layout, SENDER, self._segment_bytes, *streams.end_of_sender())
+        writer = StreamWriter(self._disk, self._layout, SENDER, self._segment_bytes, streams.end_of_sender())
         journal = Journal(queued, writer)
         cleaner = Cleaner(self._disk, self._layout, queued, journal)
         self._found = _Log(queued, streams, journal, cleaner)

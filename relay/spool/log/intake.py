@@ -21,7 +21,7 @@ from relay.spool.interface import Full, Unavailable
 from relay.spool.log.content import discard, name_long, record_of
 from relay.spool.log.layout import Layout
 from relay.spool.log.record import Record
-from relay.spool.log.writer import SEGMENT_BYTES, StreamWriter
+from relay.spool.log.writer import NOT_BEGUN, SEGMENT_BYTES, StreamWriter
 from relay.spool.message.draft import SpoolDraft, ours
 from relay.spool.root.headroom import leave_headroom, room
 from relay.spool.root.lock import as_intake
@@ -130,7 +130,7 @@ class LogIntake:
             try:
                 if self._disk.leads_to(path, fd):
                     self._stream_fd, self._messages = fd, 0
-                    return StreamWriter(self._disk, self._layout, name, self._segment_bytes)
+                    return StreamWriter(self._disk, self._layout, name, self._segment_bytes, NOT_BEGUN)
             except OSError:
                 # A lock that is held says that its stream lives.
                 self._disk.close(fd)

@@ -23,9 +23,8 @@ from relay.spool.log.layout import SegmentName
 
 _HEAD = struct.Struct("<8scBIII")
 _CRC = struct.Struct("<I")
-_PAIR = struct.Struct("<QQ")
 HEAD_BYTES = _HEAD.size + _CRC.size
-HEADER_BYTES = HEAD_BYTES + _PAIR.size
+HEADER_BYTES = HEAD_BYTES + 9 + 3 * 20 + 2
 LONGEST_ID = 24
 _READ_BYTES = 1024 * 1024
 
@@ -37,10 +36,18 @@ Read = Callable[[int, int], bytes]
 """Offset and size; fewer bytes only at the end."""
 
 
-class SegmentHeader(NamedTuple):
-    before: int
-    """0: there was none."""
-    before_end: int
+class Position(NamedTuple):
+    """How far a stream goes, or was read; or is accepted, in the file of its lock: that is not durable."""
+
+    number: int = 0
+    """Of a segment; 0: there is none."""
+    end: int = 0
+    messages: int = 0
+    """Of the stream, as far as they are counted."""
+
+    def encoded(self) -> bytes:
+        """As long as one before it, over which it is written."""
+        return sealed(b"%020d %020d %020d" % self)
 
 
 class Record(NamedTuple):
@@ -70,14 +77,20 @@ def mark_of(name: SegmentName) -> bytes:
     return hashlib.blake2b(str(name).encode(), digest_size=8).digest()
 
 
-def header_of(header: SegmentHeader) -> Record:
-    return Record(HEADER, QueueId(""), _PAIR.pack(*header))
+def header_of(before: Position) -> Record:
+    return Record(HEADER, QueueId(""), before.encoded())
 
 
-def decode_header(name: SegmentName, first: bytes) -> SegmentHeader | None:
+def decode_header(name: SegmentName, first: bytes) -> Position | None:
     """Return what a segment's header says, given how it begins; None for one that is damaged."""
     found = record_in(first, name)
-    return SegmentHeader(*_PAIR.unpack(found.payload)) if found is not None and found.kind == HEADER else None
+    return decode_position(found.payload) if found is not None and found.kind == HEADER else None
+
+
+def decode_position(raw: bytes) -> Position | None:
+    """Return None for one that is damaged, or just being written."""
+    body = unsealed(raw)
+    return None if body is None else Position(*map(int, body.split()))
 
 
 def record_in(raw: bytes, name: SegmentName) -> Record | None:

@@ -17,13 +17,14 @@ from relay.spool.log.layout import NAMES, SENDER, Layout, SegmentName
 from relay.spool.log.record import (
     HEADER_BYTES,
     MESSAGE,
+    Position,
     ReadGroup,
-    SegmentHeader,
     SegmentReader,
     decode_header,
+    decode_position,
     mark_of,
 )
-from relay.spool.log.writer import Position, decode_position
+from relay.spool.log.writer import Begun
 
 Found = tuple[Segment, ReadGroup]
 
@@ -78,8 +79,7 @@ class Streams:
         stream.is_dead = True
         yield from self._some(stream, self._listed().get(SENDER, []), None)
 
-    def end_of_sender(self) -> tuple[Position, int]:
-        """Return where our own stream ended, and the highest number of any segment of it."""
+    def end_of_sender(self) -> Begun:
         read = self._streams[SENDER].read
         return read, max([read.number, *(n.number for n in self._index.segments if n.stream == SENDER)])
 
@@ -108,7 +108,8 @@ class Streams:
             return
         with opened(self._disk, fd):
             is_dead = self._disk.lock_open(fd)
-            announced = decode_position(self._disk.pread(fd, self._disk.size(fd), 0))
+            raw = self._disk.pread(fd, self._disk.size(fd), 0)
+            announced = decode_position(raw) if raw else Position()
             if is_dead and not (stream.read.number or self._listed()[stream.name]):
                 # While we hold it: who was about to begin this stream begins another one.
                 self._disk.unlink(path)
@@ -167,9 +168,9 @@ class Streams:
         """
         announced = stream.announced
         parts: list[tuple[int, int, int | None]] = []
-        after: SegmentHeader | None = None
+        after: Position | None = None
         for number in reversed(numbers):
-            is_void = after is not None and number > after.before
+            is_void = after is not None and number > after.number
             if is_void or number < stream.read.number or not (stream.is_dead or number <= announced.number):
                 continue
             name = SegmentName(stream.name, number)
@@ -177,7 +178,7 @@ class Streams:
                 header, end = decode_header(name, self._disk.pread(fd, HEADER_BYTES, 0)), self._disk.size(fd)
             torn_behind: int | None = announced.end if number == announced.number else 0
             if after is not None:
-                end, torn_behind = after.before_end, None
+                end, torn_behind = after.end, None
             elif number == announced.number and not stream.is_dead:
                 end, torn_behind = announced.end, None
             parts.append((number, end, torn_behind))

@@ -12,55 +12,28 @@ room: zeros that the next groups overwrite.  A listener's are large, and room wo
 
 import contextlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from relay.spool.disk.durable import ROOM_BYTES, Disk, write_with_room
 from relay.spool.disk.os_errors import is_lack_of_room
 from relay.spool.log.layout import SENDER, Layout, SegmentName
-from relay.spool.log.record import Record, SegmentHeader, encode_group, header_of, mark_of, sealed, unsealed
+from relay.spool.log.record import Position, Record, encode_group, header_of, mark_of
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 """A segment that is as long is not added to."""
 
 
-class Position(NamedTuple):
-    """How far a stream was read; or, in the file of its lock, how far its mail is accepted: not durable."""
-
-    number: int = 0
-    end: int = 0
-    messages: int = 0
-    """Of the stream."""
-
-    def encoded(self) -> bytes:
-        """As long as one before it, over which it is written."""
-        return sealed(b"%020d %020d %020d" % self)
-
-
-def decode_position(raw: bytes) -> Position | None:
-    """Return None for one that is just being written."""
-    if not raw:
-        return Position()
-    body = unsealed(raw)
-    return None if body is None else Position(*map(int, body.split()))
+Begun = tuple[Position, int]
+"""Where a stream ends, and the highest number of a segment that is taken."""
+NOT_BEGUN = (Position(), 0)
 
 
 class StreamWriter:
-    def __init__(
-        self,
-        disk: Disk,
-        layout: Layout,
-        stream: str,
-        segment_bytes: int,
-        last: Position = Position(),  # noqa: B008 - a value
-        highest: int = 0,
-    ) -> None:
-        """`last` is where the stream ends, `highest` the highest number of a segment that is taken."""
+    def __init__(self, disk: Disk, layout: Layout, stream: str, segment_bytes: int, begun: Begun) -> None:
         self._disk = disk
         self._layout = layout
         self._stream = stream
         self._segment_bytes = segment_bytes
-        self._number, self._end, _ = last
-        self._highest = highest
+        (self._number, self._end, _), self._highest = begun
         self._fd: int | None = None
 
     @property
@@ -78,7 +51,7 @@ class StreamWriter:
         try:
             self._write(self._fd, group, self._end)
         except OSError as error:
-            if not (is_lack_of_room(error) and self._take_back(self._fd, size_bytes, len(group))):
+            if not (is_lack_of_room(error) and self._is_cut(self._fd, size_bytes)):
                 self._leave(self._fd)
             raise
         try:
@@ -105,7 +78,7 @@ class StreamWriter:
         # A number is never used twice, though its file may be gone.
         self._highest += 1
         name = SegmentName(self._stream, self._highest)
-        header = header_of(SegmentHeader(self._number, self._end))
+        header = header_of(self.position)
         group, (_, *offsets) = encode_group(mark_of(name), [header, *records], 0)
         path = self._layout.segment(name)
         fd = self._disk.open_new(path)
@@ -131,12 +104,10 @@ class StreamWriter:
         else:
             self._disk.write_at(fd, content, offset)
 
-    def _take_back(self, fd: int, size_bytes: int, group_bytes: int) -> bool:
-        """Let the file be as before a write for which there was no room; return whether it is."""
+    def _is_cut(self, fd: int, size_bytes: int) -> bool:
+        """Let a file be as long as before a write, which left no whole group; return whether it is."""
         try:
             self._disk.truncate(fd, size_bytes)
-            if dirty_bytes := min(group_bytes, size_bytes - self._end):
-                self._disk.write_at(fd, bytes(dirty_bytes), self._end)
         except OSError:
             return False
         return True

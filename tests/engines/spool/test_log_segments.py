@@ -325,25 +325,39 @@ def test_a_listener_that_lives_keeps_what_it_has_yet_to_announce() -> None:
     assert [name for name in life.disk.names(f"{ROOT}/log") if not name.startswith(("sender", "check"))] == []
 
 
-def test_a_stream_that_is_just_begun_is_never_taken_for_abandoned() -> None:
-    """An owner looks at each instant at which a listener begins: nothing that it accepts is missed."""
-    for nth in range(1, 12):
+def test_an_owner_that_looks_at_any_instant_misses_nothing_and_takes_nothing_early() -> None:
+    """Who just begins a stream is not taken for dead; of one that grows only what is announced counts."""
+    looks = 0
+    for nth in itertools.count(1):
         life = Life(ModelDisk())
         spool = life.open()
         spool.claim(1)
-        view, looks = life.disk.another(), map(nth.__eq__, itertools.count(1))
+        view, calls = life.disk.another(), itertools.count(1)
         intake = LogIntake(ROOT, view, life.engine.clock, random.Random(3).randbytes)
+        accepted: list[QueueId] = []
         found: list[QueueId] = []
 
-        def look(_step: str, found: list[QueueId] = found, looks: Iterator[bool] = looks) -> None:
-            if next(looks):
-                found.extend(message.queue_id for message in spool.claim(9))  # noqa: B023 - called at once
+        def look(
+            _step: str,
+            spool: LogSpool = spool,
+            nth: int = nth,
+            calls: Iterator[int] = calls,
+            lists: tuple[list[QueueId], list[QueueId]] = (found, accepted),
+        ) -> None:
+            if next(calls) == nth:
+                lists[0].extend(message.queue_id for message in spool.claim(9))
+                assert lists[0] == lists[1]
 
         view.before = look
-        queue_id = accept(intake, content=CONTENT)
-        view.before = None
+        for _ in range(3):
+            queue_id = accept(intake, content=CONTENT)
+            accepted.append(queue_id)
         found += [message.queue_id for message in claimed(spool)]
-        assert found == [queue_id]
+        assert found == accepted
+        if next(calls) <= nth:
+            break
+        looks += 1
+    assert looks > 10
 
 
 def test_a_lock_that_is_being_written_makes_a_start_wait() -> None:
