@@ -3,17 +3,16 @@
 The bytes are a message file's (`relay.spool.message.message_file`), its recipients all to do; what became of
 them since is said by `facts`.  A file of its own is synced, and its name, before its record is written; until
 it is whole it is called ID.part.  Crash here, between its own name and its record: a file without a record,
-which `remove_orphans` removes.
+which the owner of the queue removes.
 """
 
 import contextlib
 import errno
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import Disk
 from relay.spool.interface import INLINE_BYTES
-from relay.spool.log.layout import PART, Layout
+from relay.spool.log.layout import Layout
 from relay.spool.log.record import MESSAGE, Record
 from relay.spool.message.draft import SpoolDraft
 
@@ -57,14 +56,3 @@ def discard(disk: Disk, layout: Layout, draft: SpoolDraft) -> None:
         with contextlib.suppress(OSError):
             disk.unlink(layout.content(draft.queue_id))
     draft.discard()
-
-
-def remove_orphans(disk: Disk, layout: Layout, found: Sequence[str], queued: Collection[QueueId]) -> int:
-    """Remove files that were `found` abandoned before all records were read, and are of no message."""
-    removed = 0
-    for name in found:
-        if name.endswith(PART) or QueueId(name) not in queued:
-            with contextlib.suppress(FileNotFoundError):
-                disk.unlink(f"{layout.long}/{name}")
-                removed += 1
-    return removed

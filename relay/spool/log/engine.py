@@ -27,10 +27,10 @@ from relay.spool.errors import kernel_errors
 from relay.spool.interface import INLINE_BYTES, Absent, Adopted, Corrupt, Message, Report, Settlement
 from relay.spool.log import checkpoint
 from relay.spool.log import facts as said
-from relay.spool.log.content import discard, name_long, record_of, remove_orphans
+from relay.spool.log.content import discard, name_long, record_of
 from relay.spool.log.index import Index, Segment
 from relay.spool.log.journal import Cleaner, Journal
-from relay.spool.log.layout import SENDER, Layout, prepare
+from relay.spool.log.layout import PART, SENDER, Layout, prepare
 from relay.spool.log.record import HEAD_BYTES, ReadGroup, Record
 from relay.spool.log.settling import Settling
 from relay.spool.log.streams import Streams
@@ -86,8 +86,12 @@ class LogSpool(BaseSpool):
         size_bytes = 0
         with kernel_errors("claim"):
             self._log()
-            if not self._ahead:
-                self._listen()
+            try:
+                if not self._ahead:
+                    self._listen(_READ_AHEAD_BYTES)
+            except OSError:
+                if not self._ahead:
+                    raise
             while self._ahead and len(page) < most and size_bytes < PAGE_BYTES:
                 try:
                     message = self._claimed(self._ahead[0])
@@ -140,11 +144,12 @@ class LogSpool(BaseSpool):
         with kernel_errors("tidy"):
             log = self._log()
             found = list(abandoned(self._disk, self._layout.long))
-            self._listen()
+            # All of it: of what is not read yet, the content is no orphan.
+            self._listen(None)
             for _ in range(_SLICES):
                 if not log.cleaner.clean(2 * self._segment_bytes):
                     break
-            return remove_orphans(self._disk, self._layout, found, log.queued.places)
+            return self._remove_orphans(found)
 
     def close(self) -> None:
         if self._found is not None:
@@ -176,24 +181,37 @@ class LogSpool(BaseSpool):
         for segment, group in damages:
             self._keep_damage(segment, group)
         with contextlib.suppress(OSError):
-            remove_orphans(self._disk, self._layout, orphans, queued.places)
+            self._remove_orphans(orphans)
             if damages:
                 self._checkpoint(self._found)
         return self._found
 
-    def _listen(self) -> None:
-        """Take in what listeners accepted.  Raises OSError where nothing came."""
+    def _listen(self, most_bytes: int | None) -> None:
+        """Take in what listeners accepted, of each so much.  Raises OSError; what came by then is there."""
         log = self._log()
         came: list[QueueId] = []
         try:
-            for segment, group in log.streams.listen(_READ_AHEAD_BYTES):
+            for segment, group in log.streams.listen(most_bytes):
                 came += _take_in(log.queued, segment, group)
                 self._read_bytes += group.end - group.at
                 self._keep_damage(segment, group)
-        except OSError:
-            if not came:
-                raise
-        self._ahead.extend(sorted(came))
+        finally:
+            self._ahead.extend(sorted(came))
+
+    def _remove_orphans(self, found: Sequence[str]) -> int:
+        """Remove files that were `found` abandoned before all records were read, and are of no message."""
+        queued, removed = self._log().queued, 0
+        for name in found:
+            path = f"{self._layout.long}/{name}"
+            if QueueId(name) in queued.places:
+                continue
+            if not name.endswith(PART) and any(segment.is_damaged for segment in queued.segments.values()):
+                self._aside.move(path, "its record may be what is damaged in the log")
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(path)
+                removed += 1
+        return removed
 
     def _claimed(self, queue_id: QueueId) -> Message | None:
         """Return a message; None for one that ended, or is set aside.  Raises OSError."""

@@ -233,6 +233,22 @@ def test_damage_of_what_a_start_reads_is_kept_and_costs_nobody_else() -> None:
     assert len(found) == 6
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_damage_of_the_last_that_a_listener_accepted_is_not_taken_for_torn(*, dies: bool) -> None:
+    life = Life(ModelDisk())
+    view = life.disk.another()
+    life.open().close()
+    intake = LogIntake(ROOT, view, life.engine.clock, random.Random(1).randbytes)
+    first, last = (accept(intake, content=CONTENT) for _ in range(2))
+    if dies:
+        view.die()
+    (path,) = segments(life.disk)
+    flipped(life.disk, path, (life.disk.length(path) or 0) - 100)
+    assert [message.queue_id for message in claimed(life.open())] == [first]
+    assert len(life.told) == len(life.disk.names(f"{ROOT}/corrupt")) == 1
+    assert last.encode() in life.disk.peek(f"{ROOT}/corrupt/{life.disk.names(f'{ROOT}/corrupt')[0]}")
+
+
 def test_a_damaged_message_is_met_when_it_is_read_below_the_checkpoint() -> None:
     life = Life(ModelDisk())
     life.play(4)
@@ -325,7 +341,10 @@ def test_a_listener_that_lives_keeps_what_it_has_yet_to_announce() -> None:
     assert [name for name in life.disk.names(f"{ROOT}/log") if not name.startswith(("sender", "check"))] == []
 
 
-def test_an_owner_that_looks_at_any_instant_misses_nothing_and_takes_nothing_early() -> None:
+@pytest.mark.parametrize("segment_bytes", [1, 100_000])
+def test_an_owner_that_looks_at_any_instant_misses_nothing_and_takes_nothing_early(
+    segment_bytes: int,
+) -> None:
     """Who just begins a stream is not taken for dead; of one that grows only what is announced counts."""
     looks = 0
     for nth in itertools.count(1):
@@ -333,7 +352,8 @@ def test_an_owner_that_looks_at_any_instant_misses_nothing_and_takes_nothing_ear
         spool = life.open()
         spool.claim(1)
         view, calls = life.disk.another(), itertools.count(1)
-        intake = LogIntake(ROOT, view, life.engine.clock, random.Random(3).randbytes)
+        chance = random.Random(3).randbytes
+        intake = LogIntake(ROOT, view, life.engine.clock, chance, segment_bytes=segment_bytes)
         accepted: list[QueueId] = []
         found: list[QueueId] = []
 
@@ -392,6 +412,28 @@ def test_long_content_of_no_message_goes_and_that_of_others_stays() -> None:
     assert [m.queue_id for m in claimed(spool)] == [draft.queue_id]
     settle(spool, *(Settlement(q, ENVELOPE, EVERY, ends=True) for q in (long, draft.queue_id)))
     assert life.disk.names(f"{ROOT}/long") == []
+
+
+def test_long_content_stays_though_its_record_is_far_behind_what_was_read() -> None:
+    life = Life(ModelDisk(), 10_000_000, 10_000_000)
+    spool, intake = life.open(), life.engine.intake()
+    assert claimed(spool) == []
+    many = [accept(intake, content=bytes(200_000)) for _ in range(3)]
+    long = accept(intake, content=bytes(300_000))
+    assert spool.tidy() == 0
+    assert [message.queue_id for message in claimed(spool)] == [*many, long]
+    assert sum(map(len, spool.content(long))) == 300_000
+
+
+def test_long_content_whose_record_is_damaged_is_set_aside() -> None:
+    life = Life(ModelDisk())
+    life.open().close()
+    long = accept(life.engine.intake(), content=bytes(300_000))
+    (path,) = segments(life.disk)
+    flipped(life.disk, path, (life.disk.length(path) or 0) - 4)
+    assert claimed(life.open()) == []
+    assert long in life.disk.names(f"{ROOT}/corrupt")
+    assert [name for name, _ in life.told][-1] == long
 
 
 def test_a_sector_that_cannot_be_read_is_no_empty_one() -> None:
