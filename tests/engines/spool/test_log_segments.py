@@ -250,6 +250,44 @@ def test_damage_of_the_last_that_a_listener_accepted_is_not_taken_for_torn(*, di
     assert last.encode() in life.disk.peek(f"{ROOT}/corrupt/{life.disk.names(f'{ROOT}/corrupt')[0]}")
 
 
+def test_no_end_counts_whose_report_is_damaged() -> None:
+    life = Life(ModelDisk(), 100_000, 100_000)
+    spool, (message, other) = begun(life, 2)
+    report = Report(report_id(message.queue_id), REPORT, b"Subject: sorry\r\n")
+    marks = {0: RELAYED, 1: BOUNCED, 2: RELAYED}
+    settle(
+        spool, Settlement(message.queue_id, ENVELOPE, marks, [note(1)], report=report, told=[1], ends=True)
+    )
+    # The last group of all could be one that a crash tore.
+    settle(spool, Settlement(other.queue_id, ENVELOPE, EVERY, ends=True))
+    (path,) = segments(life.disk, "sender")
+    image = flipped(life.disk.after_kill(), path, life.disk.peek(path).index(b"sorry"))
+    again = Life(image, 100_000, 100_000)
+    (found,) = claimed(again.open())
+    assert (found.queue_id, found.left, found.notes) == (message.queue_id, (), (note(1),))
+    assert found.owed_report is not None
+    assert len(again.told) == 1
+
+
+def test_segments_go_and_a_held_message_keeps_none_while_the_owner_lives() -> None:
+    life = Life(ModelDisk(), 8000, 4000)
+    spool, intake = life.open(), life.engine.intake()
+    held, most = list[QueueId](), 0
+    for number in range(400):
+        queue_ids = [accept(intake, content=CONTENT) for _ in range(2)]
+        claimed(spool)
+        if number % 40 == 0:
+            held.append(queue_ids.pop())
+            settle(spool, Settlement(held[-1], ENVELOPE, {0: RELAYED}, is_held=True))
+        settle(spool, *(Settlement(queue_id, ENVELOPE, EVERY, ends=True) for queue_id in queue_ids))
+        most = max(most, len(segments(life.disk)))
+    assert most < 10
+    for image in (life.disk.after_kill(), *life.disk.prefixes()):
+        found = claimed(Life(image, 8000, 4000).open())
+        assert [(m.queue_id, m.left, m.is_held) for m in found] == [(q, (1, 2), True) for q in held]
+        assert all(m.content == CONTENT for m in found)
+
+
 def test_a_damaged_message_is_met_when_it_is_read_below_the_checkpoint() -> None:
     life = Life(ModelDisk())
     life.play(4)
