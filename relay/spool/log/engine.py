@@ -345,8 +345,7 @@ class LogSpool(BaseSpool):
             log = self._log()
             written_bytes = self._read_bytes + log.journal.written_bytes
             dead_bytes = sum(each.end for each in log.queued.segments.values() if each.is_dead)
-            due_bytes = self._least_bytes // (8 if dead_bytes > 2 * self._segment_bytes else 1)
-            if written_bytes > due_bytes:
+            if max(written_bytes, dead_bytes - 2 * self._segment_bytes) > self._least_bytes:
                 self._checkpoint(log)
             log.cleaner.clean(2 * self._segment_bytes)
 
@@ -356,9 +355,9 @@ class LogSpool(BaseSpool):
         if log.journal.writer.position.number:
             positions[SENDER] = log.journal.writer.position
         dead = [segment for segment in log.queued.segments.values() if segment.is_dead]
+        content = checkpoint.encode(log.queued, positions)
         # Also where this one fails: it is tried again after as much more.
         self._read_bytes = log.journal.written_bytes = 0
-        content = checkpoint.encode(log.queued, positions)
         checkpoint.write(self._disk, self._layout, content)
         self._least_bytes = max(self._checkpoint_bytes, 4 * len(content))
         # Crash here, or below: the next start finds some of them, below their streams' positions and dead.

@@ -13,7 +13,6 @@ of it begins another segment.  Beside them, as in every spool: `lock`, `trigger`
 """
 
 import re
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
@@ -38,21 +37,10 @@ class SegmentName(NamedTuple):
         return f"{self.stream}.{self.number:010d}"
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
-    root: str
-
-    @property
-    def log(self) -> str:
-        return f"{self.root}/log"
-
-    @property
-    def long(self) -> str:
-        return f"{self.root}/long"
-
-    @property
-    def checkpoints(self) -> tuple[str, str]:
-        return f"{self.log}/checkpoint", f"{self.log}/checkpoint.copy"
+    def __init__(self, root: str) -> None:
+        self.log, self.long = f"{root}/log", f"{root}/long"
+        self.checkpoints = (f"{self.log}/checkpoint", f"{self.log}/checkpoint.copy")
 
     def segment(self, name: SegmentName) -> str:
         return f"{self.log}/{name}"
