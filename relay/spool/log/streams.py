@@ -58,13 +58,16 @@ class Streams:
 
     def listen(self, most_bytes: int | None) -> Iterator[Found]:
         """Yield groups of all listeners, of each so many bytes at once; None: all there is."""
+        failed: OSError | None = None
         for name in self._listed().keys() - {SENDER}:
             self._streams.setdefault(name, Stream(name, Position()))
         for stream in [each for each in self._streams.values() if not each.is_dead and each.name != SENDER]:
-            self._hear(stream)
+            try:
+                self._hear(stream)
+            except OSError as error:
+                failed = error
         # Only now: what is announced is there, and a writer that is dead by now begins no segment any more.
         listed = self._listed()
-        failed: OSError | None = None
         for stream in [each for each in self._streams.values() if not each.is_over and each.name != SENDER]:
             try:
                 yield from self._some(stream, listed.get(stream.name, []), most_bytes)
@@ -114,10 +117,11 @@ class Streams:
                 # While we hold it: who was about to begin this stream begins another one.
                 self._disk.unlink(path)
                 del self._streams[stream.name]
-        if announced is None and not is_dead:
+        if announced is None and not is_dead and stream.announced == Position():
             # A start that took it for nothing would not know of whom our own stream speaks.
             raise OSError(errno.EAGAIN, "a listener is just announcing its mail")
-        stream.is_dead, stream.announced = is_dead, announced or Position()
+        # What was announced before is there in any case.
+        stream.is_dead, stream.announced = is_dead, announced or stream.announced
 
     def _some(self, stream: Stream, numbers: Sequence[int], most_bytes: int | None) -> Iterator[Found]:
         read_bytes = 0

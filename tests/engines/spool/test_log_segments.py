@@ -419,19 +419,34 @@ def test_an_owner_that_looks_at_any_instant_misses_nothing_and_takes_nothing_ear
     assert looks > 10
 
 
-def test_a_lock_that_is_being_written_makes_a_start_wait() -> None:
+def test_a_lock_that_cannot_be_read_makes_a_start_wait_and_later_nobody_but_itself() -> None:
+    """As while it is being written, or where the disk does not give it."""
     life = Life(ModelDisk())
     spool, (message,) = begun(life, 1)
     settle(spool, Settlement(message.queue_id, ENVELOPE, {0: RELAYED}))
+    (lock,) = [f"{ROOT}/log/{name}" for name in life.disk.names(f"{ROOT}/log") if name.endswith(".lock")]
+    raw = life.disk.peek(lock)
+    life.disk.poke(lock, raw[:20])
+    assert claimed(spool) == []
+    life.disk.poke(lock, raw)
+    other = life.engine.intake()
+    life.disk.fail(Fault(1, errno.EIO, forever=True, kinds=READS, path=lock))
+    accepted = accept(other, content=CONTENT)
+    assert [found.queue_id for found in spool.claim(9)] == [accepted]
+    life.disk.heal()
     spool.close()
-    (lock,) = [name for name in life.disk.names(f"{ROOT}/log") if name.endswith(".lock")]
-    raw = life.disk.peek(f"{ROOT}/log/{lock}")
-    life.disk.poke(f"{ROOT}/log/{lock}", raw[:20])
-    spool = life.open()
-    with pytest.raises(Unavailable):
-        spool.claim(1)
-    life.disk.poke(f"{ROOT}/log/{lock}", raw)
-    assert [m.left for m in claimed(spool)] == [(1, 2)]
+    for is_torn in (True, False):
+        spool = life.open()
+        if is_torn:
+            life.disk.poke(lock, raw[:20])
+        else:
+            life.disk.fail(Fault(1, errno.EIO, forever=True, kinds=READS, path=lock))
+        with pytest.raises(Unavailable):
+            spool.claim(1)
+        life.disk.poke(lock, raw)
+        life.disk.heal()
+        assert sorted(found.left for found in claimed(spool)) == [(0, 1, 2), (1, 2)]
+        spool.close()
 
 
 def test_long_content_of_no_message_goes_and_that_of_others_stays() -> None:
