@@ -7,7 +7,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from relay.mail.envelope import QueueId
+from relay.mail.envelope import QueueId, is_notice
 from relay.spool.disk.durable import Disk
 from relay.spool.errors import kernel_errors, of_kernel
 from relay.spool.identity import warning_id
@@ -99,7 +99,7 @@ def told_by(message: Message, notices: Collection[QueueId]) -> tuple[Sequence[in
 
     `notices` are the reports and warnings that are there.
     """
-    if not notices:
+    if not notices or is_notice(message.queue_id):
         return (), False
     owed = message.owed_report
     told = owed.indices if owed is not None and owed.report_id in notices else ()

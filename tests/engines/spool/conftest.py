@@ -3,10 +3,11 @@
 import pytest
 
 from tests.engines.spool.engine import OnModel
+from tests.engines.spool.log_engine import LOG
 from tests.engines.spool.maildir_engine import MAILDIR
 
 
-@pytest.fixture(params=[pytest.param(MAILDIR, id="maildir")])
+@pytest.fixture(params=[pytest.param(MAILDIR, id="maildir"), pytest.param(LOG, id="log")])
 def engine(request: pytest.FixtureRequest) -> OnModel:
     made: OnModel = request.param
     return made
