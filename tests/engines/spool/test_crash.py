@@ -32,7 +32,7 @@ from tests.engines.spool.cuts import (
 )
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.plays import prepared
-from tests.engines.spool.world import ROOT, Letter, Snapshot, World
+from tests.engines.spool.world import ROOT, Letter, Listener, Snapshot, World
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 
@@ -108,9 +108,9 @@ def test_what_a_start_returned_survives_the_next_cut(name: str, model: Model, en
         ]
 
 
-def _offer_with(world: World, nth: int) -> set[QueueId]:
+def _offer_with(world: World, listener: Listener, nth: int) -> set[QueueId]:
     """Offer messages while a sender does all it can just before the nth call; return what it took."""
-    listener, count, taken = world.listener(), itertools.count(1), set[QueueId]()
+    count, taken = itertools.count(1), set[QueueId]()
 
     def before(_step: str) -> None:
         if next(count) == nth:
@@ -135,9 +135,10 @@ def test_nothing_is_claimed_that_its_listener_may_take_back(fault_at: int, engin
     taken_early = False
     for nth in CALLS_OF_AN_OFFER:
         world = World(prepared(engine=engine), engine=engine)
+        listener = world.listener()
         if fault_at:
             world.listener_disk.fail(Fault(fault_at, errno.EIO))
-        taken = _offer_with(world, nth)
+        taken = _offer_with(world, listener, nth)
         assert taken <= world.trace.accepted
         taken_early = taken_early or bool(taken)
         world.listener_disk.die()

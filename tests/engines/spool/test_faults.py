@@ -64,8 +64,9 @@ def test_a_listeners_refused_mail_goes_and_accepted_mail_stays(
         world, fault = World(base.after_kill(), engine=engine), FAULTS[kind](nth)
         sender = world.sender()
         sender.claim()
+        listener = world.listener()
         world.listener_disk.fail(fault)
-        world.listener().offer(*LETTERS)
+        listener.offer(*LETTERS)
         if not world.listener_disk.has_failed:
             return False
         world.listener_disk.die()
