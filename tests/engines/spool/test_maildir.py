@@ -157,6 +157,7 @@ def test_no_call_leaves_a_descriptor_open() -> None:
         assert spool.tidy() == 0
         assert len(view.open_paths) == held
     spool.close()
+    intake.close()
     assert view.open_paths == []
 
 
