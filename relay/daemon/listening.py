@@ -12,12 +12,13 @@ import errno
 import json
 import socket
 import sys
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from relay.daemon.child import Child, Starter
-from relay.daemon.descriptors import Budget
+from relay.daemon.descriptors import EACH_CLIENT, fitted
 from relay.daemon.processes import listener_processes
 from relay.daemon.spool_intake import SpoolIntake
 from relay.listener.listener_files import ListenerFiles
@@ -38,6 +39,8 @@ LOOK_SECONDS = 2.0
 """How old the free space may be by which a declared size is judged."""
 LOOK_WHEN_FULL_SECONDS = 0.2
 """How long clients are still refused when there is room again."""
+MOST_LINE_BYTES = 1024 * 1024
+"""Of counts."""
 TELL_SECONDS = 1.0
 """How often listeners with quotas are told who has how much in the queue."""
 
@@ -70,27 +73,34 @@ class Start:
 
 class Listening:
     def __init__(
-        self, start: Start, intake: SpoolIntake, events: Events, counts: ListenerCounts, budget: Budget
+        self, start: Start, intake: SpoolIntake, events: Events, counts: ListenerCounts, limit: int
     ) -> None:
+        """`limit` of descriptors, of each process; tell where the policy allows more clients than that."""
         self._start = start
         self._listens = start.policy.listen
         self._intake = intake
         self._events = events
         self._counts = counts
-        self._budget = budget
         self._observer = ListenerObserver(events, counts)
         self._sockets: list[socket.socket] = []
         self._listeners: dict[int, Listener] = {}
-        self._processes: dict[int, set[Child]] = {}
+        self._processes: dict[int, set[Process]] = {}
         self._files: dict[int, ListenerFiles] = {}
         """All by the place of their `listen` in the policy."""
         self._keepers: list[asyncio.Task[None]] = []
         self._is_closing = False
-        self._starter = Starter()
-
-    @property
-    def has_processes(self) -> bool:
-        return any(listener_processes(listen) for listen in self._listens)
+        here = [listen for listen in self._listens if listener_processes(listen) == 0]
+        self._fitted = {listen.address: each for listen, each in zip(here, fitted(here, limit), strict=True)}
+        elsewhere = [[listen] for listen in self._listens if listener_processes(listen)]
+        for where, listens in (
+            ("relay", here),
+            *((f"listener {each[0].address}", each) for each in elsewhere),
+        ):
+            needed = EACH_CLIENT * sum(listen.max_connections for listen in listens)
+            if needed > limit:
+                events.descriptors_short(
+                    where=where, descriptors=limit, needed=needed, connections=limit // EACH_CLIENT
+                )
 
     async def bind(self) -> None:
         """Bind every address.  Raises OSError, with the address in `filename`."""
@@ -103,13 +113,13 @@ class Listening:
     async def start(self) -> None:
         for index, (listen, bound) in enumerate(zip(self._listens, self._sockets, strict=True)):
             if listener_processes(listen) == 0:
+                files = self._files.get(index)
                 listener = Listener(
-                    self._budget.fitted(listen),
+                    self._fitted[listen.address],
                     self._start.hostname,
                     self._intake,
                     self._observer,
-                    ceiling=self._budget.ceiling,
-                    files=self._files.get(index),
+                    files=files,
                 )
                 await listener.start(bound)
                 self._listeners[index] = listener
@@ -125,7 +135,7 @@ class Listening:
         if (listener := self._listeners.get(index)) is not None:
             listener.use(files)
         for process in self._processes.get(index, ()):
-            _give(process, files)
+            _order(process, files.to_order())
 
     async def tell_owners(self, owners: Callable[[], Iterable[tuple[tuple[str, str], int]]]) -> None:
         """Tell who has how much in the queue, again and again, where some listener asks."""
@@ -137,9 +147,9 @@ class Listening:
                 if (listener := self._listeners.get(index)) is not None:
                     listener.quotas.told(held)
                 for process in self._processes.get(index, ()):
-                    process.tell(
-                        json.dumps({"held": [[*owner, held[owner]] for owner in held]}).encode() + b"\n"
-                    )
+                    # A process that is stopped reads none, and they would fill the memory.
+                    if process.stdin is not None and not process.stdin.transport.get_write_buffer_size():
+                        _order(process, {"held": [[*owner, held[owner]] for owner in held]})
             await asyncio.sleep(TELL_SECONDS)
 
     async def close(self) -> None:
@@ -153,7 +163,6 @@ class Listening:
         await asyncio.gather(*listeners, *self._keepers, return_exceptions=True)
         for bound in self._sockets:
             bound.close()
-        self._starter.close()
         self._intake.close()
 
     async def _bind(self, listen: Listen) -> socket.socket:
@@ -174,8 +183,7 @@ class Listening:
         while True:
             began_at = asyncio.get_running_loop().time()
             try:
-                files = self._files.get(index)
-                process = await self._start_process(index, bound, files)
+                process = await self._start_process(index, bound)
             except OSError as error:
                 # No descriptor, no memory: the next one may find some.
                 self._events.fault(where=f"listener {listen.address}", error=error)
@@ -183,14 +191,10 @@ class Listening:
                 if has_run:
                     self._events.listener_restarted(listener=str(listen.address), pid=process.pid)
                 has_run = True
-                processes = self._processes.setdefault(index, set())
-                processes.add(process)
-                if (later := self._files.get(index)) is not files and later is not None:
-                    _give(process, later)
                 try:
                     status = await self._attend(process)
                 finally:
-                    processes.discard(process)
+                    self._processes[index].discard(process)
                 self._counts.drop_source(str(process.pid))
                 if self._is_closing:
                     return
@@ -201,7 +205,15 @@ class Listening:
             )
             await asyncio.sleep(pause_seconds)
 
-    async def _start_process(self, index: int, bound: socket.socket, files: ListenerFiles | None) -> Child:
+    async def _start_process(self, index: int, bound: socket.socket) -> Process:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "relay.daemon.listener_process"),
+            stdin=PIPE,
+            stdout=PIPE,
+            pass_fds=[bound.fileno()],
+            limit=MOST_LINE_BYTES,
+        )
+        files = self._files.get(index)
         orders = {
             "policy": self._start.text.decode("utf-8"),
             "path": str(self._start.path),
@@ -211,42 +223,53 @@ class Listening:
             "style": self._start.style,
             "files": files and files.to_order(),
         }
-        command = [sys.executable, "-m", "relay.daemon.listener_process"]
-        return await self._starter.start(command, json.dumps(orders).encode() + b"\n", [bound.fileno()])
+        _order(process, orders)
+        self._processes.setdefault(index, set()).add(process)
+        return process
 
-    async def _attend(self, process: Child) -> str:
+    async def _attend(self, process: Process) -> str:
         """Return how it ended."""
         try:
-            await self._collect(process)
-            code = await process.wait()
-        except asyncio.CancelledError:
-            # Its end of file is its order to stop: it finishes content in flight and goes.
-            process.end_orders()
-            await self._drain(process)
-            raise
-        except ValueError:
+            with contextlib.suppress(ValueError):
+                await self._collect(process)
+                return _end_of(await process.wait())
             # A line too long to be counts: whatever it has become, another one does better.
             process.kill()
-            code = await process.wait()
-        process.close()
-        return f"signal {-code}" if code < 0 else f"exit status {code}"
+            return _end_of(await process.wait())
+        except asyncio.CancelledError:
+            with contextlib.suppress(TimeoutError, ValueError):
+                async with asyncio.timeout(CLOSE_SECONDS + 2):
+                    # Its order to stop: it finishes content in flight and goes.
+                    _end_orders(process)
+                    await self._collect(process)
+                    await process.wait()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            raise
+        finally:
+            _end_orders(process)
 
-    async def _collect(self, process: Child) -> None:
-        async for line in process.lines():
+    async def _collect(self, process: Process) -> None:
+        if process.stdout is None:
+            raise AssertionError("a process without its output")
+        async for line in process.stdout:
             # What a dying process wrote half of is nothing that counts.
             with contextlib.suppress(ValueError):
                 self._counts.add_delta(json.loads(line), str(process.pid))
 
-    async def _drain(self, process: Child) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_SECONDS + 2):
-                await self._collect(process)
-                await process.wait()
-        if not process.has_ended:
-            process.kill()
-            await process.wait()
-        process.close()
+
+def _end_of(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit status {code}"
 
 
-def _give(process: Child, files: ListenerFiles) -> None:
-    process.order(json.dumps(files.to_order()).encode() + b"\n")
+def _order(process: Process, order: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError, RuntimeError):  # it has ended
+        if process.stdin is not None:
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+
+
+def _end_orders(process: Process) -> None:
+    with contextlib.suppress(OSError, RuntimeError):  # it has ended, and its end was noticed
+        if process.stdin is not None:
+            process.stdin.close()

@@ -35,33 +35,33 @@ _PHASES_OF_MAIL = frozenset({"rcpt", "data", "eod"})
 class ClientSession(ClientConnection):
     """The `SessionOwner` of its machine."""
 
-    def __init__(self, reception: Reception, host: str, admitted: ClientPlace | None = None) -> None:
-        """`host` is the client's; `admitted` the place that a connection behind `Handshakes` has already."""
+    def __init__(self, reception: Reception, place: ClientPlace) -> None:
+        """Hold a place that was counted in, to the end."""
         super().__init__(asyncio.get_running_loop())
         self._reception = reception
         self._observer = reception.observer
         self._admission = reception.admission
         self._intake = reception.intake
-        self._guesses = reception.guesses
         self._clock = reception.clock
-        self._host = host
-        self._admitted = admitted
-        self._place: ClientPlace
-        self._machine: SessionMachine
-        self._label = "unknown"
+        self._place = place
+        self._label = str(place.client)
         self._errors = 0
         self._idle_commands = 0
         self._began_at = 0.0
         self._is_in_content = False
+        self._is_sent_away = False
         self._login: str | None = None
         """The hash of the password that the client knew."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        # Only a test's transport has no socket; then there is no descriptor to count.
-        connected = transport.get_extra_info("socket")
-        self._fd = -1 if connected is None else connected.fileno()
-        self._reception.register.add(self)
+        self._machine = SessionMachine(
+            self._reception.terms,
+            self,
+            is_trusted=self._place.may_relay,
+            is_private=self._place.client.is_loopback,
+            is_tls=self.is_tls,
+        )
 
     # Asked by the machine.
 
@@ -81,37 +81,7 @@ class ClientSession(ClientConnection):
         return None
 
     async def _handle_client(self) -> None:
-        try:
-            await self._admit()
-        except Exception as error:  # noqa: BLE001 - the last line: a session must not take others with it
-            self._tell_fault(error)
-        finally:
-            if not self._is_lost:
-                self.transport.abort()
-            self._reception.register.remove(self)
-
-    async def _admit(self) -> None:
         room = self._reception
-        if self._admitted is not None:
-            self._place = self._admitted
-        elif self.session.peer is not None:
-            self._place = room.place_for(self._host, lambda: self.send_away(replies.GIVES_WAY))
-        else:
-            return  # gone before we looked
-        client = self._place.client
-        self._label = str(client)
-        self._machine = SessionMachine(
-            room.terms,
-            self,
-            is_trusted=self._place.may_relay,
-            is_private=client.is_loopback,
-            is_tls=self.is_tls,
-        )
-        refusal = None if self._admitted else room.enter(self._place, self._fd)
-        if refusal is not None:
-            self._tell_refused(refusal)
-            await self.finish(refusal, linger=False)
-            return
         self._admission.step(self._place)
         self._observer.connection_opened(room.name, self._label)
         reason = "fault"
@@ -124,18 +94,22 @@ class ClientSession(ClientConnection):
         except asyncio.CancelledError:
             reason = "crowded" if self._is_sent_away else "shutdown"
             raise
+        except Exception as error:  # noqa: BLE001 - the last line: a session must not take others with it
+            self._tell_fault(error)
         finally:
+            self.transport.abort()
             self._admission.leave(self._place)
             self._observer.connection_closed(room.name, self._label, reason)
 
     def send_away(self, text: str) -> None:
+        self._is_sent_away = True
         self._tell_refused(text)
         super().send_away(text)
 
     async def _serve(self) -> SessionEnd:
+        self.reply(self._reception.greeting)
+        self._began_at = self.loop.time()
         try:
-            self.reply(self._reception.greeting)
-            self._began_at = self.loop.time()
             while True:
                 await self._obey_next()
         except SessionEnd as end:
@@ -230,7 +204,7 @@ class ClientSession(ClientConnection):
         if users is None or not isinstance(proof, Credentials):
             raise AssertionError("a proof that was not asked for")
         self._admission.step(place)
-        check = await self._guesses.judge(
+        check = await self._reception.guesses.judge(
             place.client.origin, lambda: users.verify(proof.name, proof.password)
         )
         step = self._machine.judged(check)

@@ -4,20 +4,17 @@ Reads the certificate and the users file when it is made, unless it is given the
 them stops the start and not a session.  `use` takes others later.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from relay.clock import Clock
-from relay.listener.access import Admission, Client, ClientNetworks, ClientPlace, most_strangers
+from relay.listener.access import Admission, Client, ClientNetworks, ClientPlace
 from relay.listener.content import ContentDecoder
 from relay.listener.listener_files import ListenerFiles, read_listener_files
 from relay.listener.ports import IntakePort, Observer
 from relay.listener.quotas import Quotas
 from relay.listener.received import as_name
 from relay.listener.users import Guesses, Users
-from relay.listener.wire import Register
 from relay.policy.model import Listen, TimeoutSettings, Tls
-from relay.smtp import replies
 from relay.smtp.session_machine import ServerTerms
 
 MECHANISMS = ("PLAIN", "LOGIN")
@@ -60,10 +57,8 @@ class Reception:
         observer: Observer,
         clock: Clock,
         *,
-        ceiling: int | None = None,
         files: ListenerFiles | None = None,
     ) -> None:
-        self._ceiling = ceiling
         self.listen = listen
         self.name = str(listen.address)
         self.hostname = as_name(hostname)
@@ -73,12 +68,12 @@ class Reception:
         self.seconds = Seconds.of(listen.timeouts)
         self.strangers_seconds = self.seconds.of_strangers()
         self._relaying = ClientNetworks(listen.clients)
-        self.register = Register(min(self.seconds))
         files = files or read_listener_files(listen)
         self.users = Users(files.hashes) if files.hashes else None
         self.guesses = Guesses(clock)
-        strangers = most_strangers(listen.max_connections, can_log_in=self.users is not None)
-        self.admission = Admission(listen.max_connections, listen.max_connections_per_client, strangers)
+        self.admission = Admission(
+            listen.max_connections, listen.max_connections_per_client, can_log_in=self.users is not None
+        )
         self.tls = files.tls()
         self.max_errors = listen.max_errors
         self._normalised = ClientNetworks(listen.normalise_from)
@@ -90,7 +85,6 @@ class Reception:
             has_starttls=self.tls is not None and not self.is_implicit_tls,
         )
         self.quotas = Quotas(listen)
-        self.is_closing = False
         self.greeting = f"220 {self.hostname} ESMTP relay"
 
     def use(self, files: ListenerFiles) -> None:
@@ -103,27 +97,10 @@ class Reception:
     def is_implicit_tls(self) -> bool:
         return self.listen.tls is Tls.IMPLICIT
 
-    def place_for(self, host: str, give_way: Callable[[], None]) -> ClientPlace:
-        client = Client.of_peer(host)
-        return ClientPlace(client, self._relaying.has(client), give_way)
-
-    def tell_bad_header(self, host: str, why: str) -> None:
-        """Tell of a connection that a load balancer began without its header."""
-        client = str(Client.of_peer(host))
-        self.observer.refused(self.name, client, "connect", f"{replies.NO_PROXY_HEADER}: {why}", None)
+    def place_for(self, client: Client) -> ClientPlace:
+        return ClientPlace(client, self._relaying.has(client))
 
     def decoder_for(self, client: Client) -> ContentDecoder:
         listen = self.listen
         normalise = listen.bare_newlines == "normalise" or self._normalised.has(client)
         return ContentDecoder(listen.max_size, listen.max_hops, normalise=normalise)
-
-    def enter(self, place: ClientPlace, fd: int) -> str | None:
-        """Return the reply that refuses the connection with this socket, or None."""
-        if self.is_closing:
-            return replies.CLOSING
-        # The kernel gives the lowest number that is free, so all below it are taken.
-        is_short = self._ceiling is not None and fd >= self._ceiling
-        refusal, gives_way = self.admission.enter(place, is_short=is_short)
-        if gives_way is not None:
-            gives_way.give_way()
-        return refusal

@@ -12,7 +12,6 @@ import pytest
 
 from relay.clock import SystemClock
 from relay.control.offline import OfflineOperations
-from relay.daemon.descriptors import sender_budget
 from relay.daemon.listening import Listening, Start, spool_intake
 from relay.daemon.policy_watch import PolicyWatch, Waiting
 from relay.daemon.spool_intake import SpoolIntake
@@ -118,7 +117,7 @@ async def test_a_listener_process_that_cannot_start_is_tried_again(
         spool_intake(policy, Host(SystemClock(), RealDisk()), relay.events),
         relay.events,
         ListenerCounts([]),
-        sender_budget(policy, 1024),
+        1024,
     )
     await listening.bind()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python-here"))

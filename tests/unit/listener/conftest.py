@@ -22,6 +22,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.full)
 
 
+@pytest.fixture
+async def leap(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return what has the event loop's clock go forward by seconds; uvloop's cannot."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, asyncio.SelectorEventLoop):
+        pytest.skip("the clock of this loop is its own")
+    time = loop.time
+    return lambda seconds: monkeypatch.setattr(loop, "time", lambda: time() + seconds)
+
+
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make_certificates(tmp_path_factory.mktemp("certificates"))

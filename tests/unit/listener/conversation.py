@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from relay.listener.server import Listener
 from relay.listener.session import ClientSession
 from relay.policy.model import Listen
+from tests.fakes.clock import FakeClock
 from tests.fakes.intake import MemoryIntake, MemoryObserver
 
 _LAST_LINE = re.compile(rb"[2-5][0-9][0-9](?: [^\r\n]*)?\r\n\Z")
@@ -78,6 +79,7 @@ class Room:
     listener: Listener
     intake: MemoryIntake
     observer: MemoryObserver
+    clock: FakeClock
     clients: list[Client]
 
     async def connect(
@@ -111,7 +113,7 @@ class Room:
 
     @property
     def sessions(self) -> list[ClientSession]:
-        return [s for s in self.listener._reception.register if isinstance(s, ClientSession)]
+        return self.listener.sessions
 
     async def until_over(self) -> None:
         """Wait until the server has ended every session that is open now."""
@@ -124,8 +126,6 @@ class Room:
 async def listening(
     policy: dict[str, object] | None = None,
     intake: MemoryIntake | None = None,
-    *,
-    ceiling: int | None = None,
 ) -> AsyncIterator[Room]:
     """Run a listener that lets 127.0.0.0/8 relay, unless the policy says otherwise."""
     listen = Listen.model_validate(
@@ -133,9 +133,10 @@ async def listening(
     )
     observer = MemoryObserver()
     intake = intake or MemoryIntake()
-    listener = Listener(listen, "relay.example", intake, observer, ceiling=ceiling)
+    clock = FakeClock()
+    listener = Listener(listen, "relay.example", intake, observer, clock=clock)
     await listener.start()
-    room = Room(listener, intake, observer, [])
+    room = Room(listener, intake, observer, clock, [])
     try:
         yield room
         intake.gate.set()

@@ -175,12 +175,8 @@ async def test_third_wrong_password_ends_the_session_and_begins_a_wait(users_fil
         assert codes(await again.ask(b64encode("zoë".encode()))) == [334]
         assert codes(await again.ask(b64encode(b"x"))) == [454]
         assert room.observer.tried == ["mjd", "mjd", "mjd", "mjd", "zoë"]
-        # As if the wait were over.
-        back_off = room.listener._reception.guesses.back_off
-        count, last_at_ns = back_off._failures["127.0.0.1"]
-        back_off._failures["127.0.0.1"] = (count, last_at_ns - 10 * SECOND_NS)
+        room.clock.advance(10 * SECOND_NS)
         assert codes(await again.ask(b"AUTH PLAIN " + GOOD)) == [235]
-        assert len(back_off) == 0
 
 
 async def test_no_secret_reaches_the_observer(users_file: Path) -> None:
@@ -232,10 +228,10 @@ async def _try(room: Room, line: bytes) -> list[int]:
 
 
 async def test_sessions_at_once_have_no_more_guesses_than_one(users_file: Path) -> None:
-    async with listening(_policy(users_file, max_connections_per_client=100)) as room:
-        told = await asyncio.gather(*(_try(room, b"AUTH PLAIN " + WRONG) for _ in range(100)))
+    async with listening(_policy(users_file)) as room:
+        told = await asyncio.gather(*(_try(room, b"AUTH PLAIN " + WRONG) for _ in range(25)))
         answers = [code for codes_of_one in told for code in codes_of_one]
 
         # One after the other: three wrong ones, of which the third in one session is told by 421.
         assert answers.count(535) + answers.count(421) == 3
-        assert answers.count(454) >= 290
+        assert answers.count(454) >= 65
