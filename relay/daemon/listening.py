@@ -2,8 +2,7 @@
 
 A listener process shares nothing with the sender but the spool.  Its death costs its own open
 sessions, whose clients keep their messages; it is restarted after a pause, which grows while it
-keeps dying.  It is a fresh interpreter, not a fork of one that has threads and a loop; the listening
-socket is bound here and inherited, so that no connection is refused meanwhile.
+keeps dying.  The listening socket is bound here and inherited, so that no connection is refused meanwhile.
 """
 
 import asyncio
@@ -14,7 +13,7 @@ import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,30 +70,46 @@ class Start:
     style: LogStyle
 
 
+@dataclass(eq=False, slots=True)
+class _Listening:
+    """One `listen` of the policy."""
+
+    index: int
+    listen: Listen
+    bound: socket.socket | None = None
+    files: ListenerFiles | None = None
+    listener: Listener | None = None
+    """In this process."""
+    processes: set[Process] = field(default_factory=set)
+
+    def order(self, order: dict[str, Any], *, is_replaced: bool = False) -> None:
+        """Order processes; `is_replaced`: by the next such order, so not while earlier ones are unread."""
+        for process in self.processes:
+            # A process that is stopped reads none, and they would fill the memory.
+            if not (is_replaced and process.stdin and process.stdin.transport.get_write_buffer_size()):
+                _order(process, order)
+
+
 class Listening:
     def __init__(
         self, start: Start, intake: SpoolIntake, events: Events, counts: ListenerCounts, limit: int
     ) -> None:
         """`limit` of descriptors, of each process; tell where the policy allows more clients than that."""
         self._start = start
-        self._listens = start.policy.listen
         self._intake = intake
         self._events = events
         self._counts = counts
-        self._observer = ListenerObserver(events, counts)
-        self._sockets: list[socket.socket] = []
-        self._listeners: dict[int, Listener] = {}
-        self._processes: dict[int, set[Process]] = {}
-        self._files: dict[int, ListenerFiles] = {}
-        """All by the place of their `listen` in the policy."""
+        self._all = [_Listening(index, listen) for index, listen in enumerate(start.policy.listen)]
+        self._limit = limit
         self._keepers: list[asyncio.Task[None]] = []
         self._is_closing = False
-        here = [listen for listen in self._listens if listener_processes(listen) == 0]
-        self._fitted = {listen.address: each for listen, each in zip(here, fitted(here, limit), strict=True)}
-        elsewhere = [[listen] for listen in self._listens if listener_processes(listen)]
         for where, listens in (
-            ("relay", here),
-            *((f"listener {each[0].address}", each) for each in elsewhere),
+            ("relay", self._here),
+            *(
+                (f"listener {each.address}", [each])
+                for each in start.policy.listen
+                if listener_processes(each)
+            ),
         ):
             needed = EACH_CLIENT * sum(listen.max_connections for listen in listens)
             if needed > limit:
@@ -102,54 +117,50 @@ class Listening:
                     where=where, descriptors=limit, needed=needed, connections=limit // EACH_CLIENT
                 )
 
+    @property
+    def _here(self) -> list[Listen]:
+        return [each.listen for each in self._all if listener_processes(each.listen) == 0]
+
     async def bind(self) -> None:
         """Bind every address.  Raises OSError, with the address in `filename`."""
-        for listen in self._listens:
+        for each in self._all:
             try:
-                self._sockets.append(await self._bind(listen))
+                each.bound = await self._bind(each.listen)
             except OSError as error:
-                raise OSError(error.errno, error.strerror, str(listen.address)) from error
+                raise OSError(error.errno, error.strerror, str(each.listen.address)) from error
 
     async def start(self) -> None:
-        for index, (listen, bound) in enumerate(zip(self._listens, self._sockets, strict=True)):
-            if listener_processes(listen) == 0:
-                files = self._files.get(index)
-                listener = Listener(
-                    self._fitted[listen.address],
-                    self._start.hostname,
-                    self._intake,
-                    self._observer,
-                    files=files,
+        sizes = iter(fitted(self._here, self._limit))
+        for each in self._all:
+            count = listener_processes(each.listen)
+            if count == 0:
+                observer = ListenerObserver(self._events, self._counts)
+                each.listener = Listener(
+                    next(sizes), self._start.hostname, self._intake, observer, files=each.files
                 )
-                await listener.start(bound)
-                self._listeners[index] = listener
-            for _ in range(listener_processes(listen)):
-                self._keepers.append(asyncio.create_task(self._keep(index, listen, bound)))
-            protocol = "SMTP with TLS" if listen.tls is Tls.IMPLICIT else "SMTP"
-            self._events.listening(listener=str(listen.address), protocol=protocol)
+                await each.listener.start(each.bound)
+            self._keepers += [asyncio.create_task(self._keep(each)) for _ in range(count)]
+            protocol = "SMTP with TLS" if each.listen.tls is Tls.IMPLICIT else "SMTP"
+            self._events.listening(listener=str(each.listen.address), protocol=protocol)
         self._keepers.append(asyncio.create_task(look_for_room(self._intake)))
 
     def use(self, index: int, files: ListenerFiles) -> None:
         """Go by other users and another certificate, now and in processes to come."""
-        self._files[index] = files
-        if (listener := self._listeners.get(index)) is not None:
-            listener.use(files)
-        for process in self._processes.get(index, ()):
-            _order(process, files.to_order())
+        each = self._all[index]
+        each.files = files
+        if each.listener is not None:
+            each.listener.use(files)
+        each.order(files.to_order())
 
     async def tell_owners(self, owners: Callable[[], Iterable[tuple[tuple[str, str], int]]]) -> None:
         """Tell who has how much in the queue, again and again, where some listener asks."""
-        quotas = {index: Quotas(listen) for index, listen in enumerate(self._listens)}
-        asked = {index: of_listen for index, of_listen in quotas.items() if of_listen.is_any}
+        asked = [(each, quotas) for each in self._all if (quotas := Quotas(each.listen)).is_any]
         while asked:
-            for index, of_listen in asked.items():
-                held = of_listen.worth_telling(owners())
-                if (listener := self._listeners.get(index)) is not None:
-                    listener.quotas.told(held)
-                for process in self._processes.get(index, ()):
-                    # A process that is stopped reads none, and they would fill the memory.
-                    if process.stdin is not None and not process.stdin.transport.get_write_buffer_size():
-                        _order(process, {"held": [[*owner, held[owner]] for owner in held]})
+            for each, quotas in asked:
+                held = quotas.worth_telling(owners())
+                if each.listener is not None:
+                    each.listener.quotas.told(held)
+                each.order({"held": [[*owner, held[owner]] for owner in held]}, is_replaced=True)
             await asyncio.sleep(TELL_SECONDS)
 
     async def close(self) -> None:
@@ -159,10 +170,11 @@ class Listening:
         self._is_closing = True
         for keeper in self._keepers:
             keeper.cancel()
-        listeners = (listener.close(CLOSE_SECONDS) for listener in self._listeners.values())
+        listeners = [each.listener.close(CLOSE_SECONDS) for each in self._all if each.listener is not None]
         await asyncio.gather(*listeners, *self._keepers, return_exceptions=True)
-        for bound in self._sockets:
-            bound.close()
+        for each in self._all:
+            if each.bound is not None:
+                each.bound.close()
         self._intake.close()
 
     async def _bind(self, listen: Listen) -> socket.socket:
@@ -177,65 +189,61 @@ class Listening:
                     raise
             await asyncio.sleep(BIND_AGAIN_SECONDS)
 
-    async def _keep(self, index: int, listen: Listen, bound: socket.socket) -> None:
+    async def _keep(self, of: _Listening) -> None:
+        name, loop = str(of.listen.address), asyncio.get_running_loop()
         pause_seconds = RESTART_FIRST_SECONDS
         has_run = False
         while True:
-            began_at = asyncio.get_running_loop().time()
+            began_at = loop.time()
             try:
-                process = await self._start_process(index, bound)
+                process = await self._start_process(of)
             except OSError as error:
                 # No descriptor, no memory: the next one may find some.
-                self._events.fault(where=f"listener {listen.address}", error=error)
+                self._events.fault(where=f"listener {name}", error=error)
             else:
                 if has_run:
-                    self._events.listener_restarted(listener=str(listen.address), pid=process.pid)
+                    self._events.listener_restarted(listener=name, pid=process.pid)
                 has_run = True
                 try:
                     status = await self._attend(process)
                 finally:
-                    self._processes[index].discard(process)
+                    of.processes.discard(process)
                 self._counts.drop_source(str(process.pid))
-                if self._is_closing:
-                    return
-                self._events.listener_died(listener=str(listen.address), pid=process.pid, status=status)
-            is_long = asyncio.get_running_loop().time() - began_at > RESTART_LONGEST_SECONDS
+                self._events.listener_died(listener=name, pid=process.pid, status=status)
+            is_long = loop.time() - began_at > RESTART_LONGEST_SECONDS
             pause_seconds = (
                 RESTART_FIRST_SECONDS if is_long else min(pause_seconds * 2, RESTART_LONGEST_SECONDS)
             )
             await asyncio.sleep(pause_seconds)
 
-    async def _start_process(self, index: int, bound: socket.socket) -> Process:
+    async def _start_process(self, of: _Listening) -> Process:
+        fd = of.bound.fileno() if of.bound is not None else -1
+        command = (sys.executable, "-m", "relay.daemon.listener_process")
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "relay.daemon.listener_process"),
-            stdin=PIPE,
-            stdout=PIPE,
-            pass_fds=[bound.fileno()],
-            limit=MOST_LINE_BYTES,
+            *command, stdin=PIPE, stdout=PIPE, pass_fds=[fd], limit=MOST_LINE_BYTES
         )
-        files = self._files.get(index)
         orders = {
             "policy": self._start.text.decode("utf-8"),
             "path": str(self._start.path),
-            "listen": index,
-            "fd": bound.fileno(),
+            "listen": of.index,
+            "fd": fd,
             "hostname": self._start.hostname,
             "style": self._start.style,
-            "files": files and files.to_order(),
+            "files": of.files and of.files.to_order(),
         }
         _order(process, orders)
-        self._processes.setdefault(index, set()).add(process)
+        of.processes.add(process)
         return process
 
     async def _attend(self, process: Process) -> str:
         """Return how it ended."""
         try:
-            with contextlib.suppress(ValueError):
+            try:
                 await self._collect(process)
-                return _end_of(await process.wait())
-            # A line too long to be counts: whatever it has become, another one does better.
-            process.kill()
-            return _end_of(await process.wait())
+            except ValueError:
+                # A line too long to be counts: whatever it has become, another one does better.
+                process.kill()
+            code = await process.wait()
         except asyncio.CancelledError:
             with contextlib.suppress(TimeoutError, ValueError):
                 async with asyncio.timeout(CLOSE_SECONDS + 2):
@@ -247,8 +255,8 @@ class Listening:
                 process.kill()
                 await process.wait()
             raise
-        finally:
-            _end_orders(process)
+        _end_orders(process)
+        return f"signal {-code}" if code < 0 else f"exit status {code}"
 
     async def _collect(self, process: Process) -> None:
         if process.stdout is None:
@@ -257,10 +265,6 @@ class Listening:
             # What a dying process wrote half of is nothing that counts.
             with contextlib.suppress(ValueError):
                 self._counts.add_delta(json.loads(line), str(process.pid))
-
-
-def _end_of(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit status {code}"
 
 
 def _order(process: Process, order: dict[str, Any]) -> None:

@@ -59,12 +59,9 @@ class _Edit:
 
 
 class FileState(enum.Enum):
-    DECIDED = "decided"
-    """Its text is in force, or was refused."""
-    RESTING = "resting"
-    """It holds a good edit that allows more, which is not in force yet."""
-    UNREAD = "unread"
-    """It cannot be read, and that was told."""
+    DECIDED = "its text is in force, or was refused"
+    RESTING = "it holds a good edit that allows more, which is not in force yet"
+    UNREAD = "it cannot be read, and that was told"
 
 
 class FileEvent(enum.Enum):
@@ -83,24 +80,26 @@ class FileEffect(enum.Enum):
     APPLY = "the edit comes into force"
 
 
+_DECIDED, _RESTING, _UNREAD = FileState
+_RESTRAIN, _RESTORE, _REFUSE, _APPLY = FileEffect
 STATES: dict[tuple[FileState, FileEvent], tuple[FileState, tuple[FileEffect, ...]]] = {
-    (FileState.DECIDED, FileEvent.SAME): (FileState.DECIDED, ()),
-    (FileState.DECIDED, FileEvent.FAULTY): (FileState.DECIDED, (FileEffect.REFUSE,)),
-    (FileState.DECIDED, FileEvent.EARLY): (FileState.RESTING, (FileEffect.RESTRAIN,)),
-    (FileState.DECIDED, FileEvent.DUE): (FileState.DECIDED, (FileEffect.APPLY,)),
-    (FileState.DECIDED, FileEvent.GONE): (FileState.UNREAD, (FileEffect.REFUSE,)),
+    (_DECIDED, FileEvent.SAME): (_DECIDED, ()),
+    (_DECIDED, FileEvent.FAULTY): (_DECIDED, (_REFUSE,)),
+    (_DECIDED, FileEvent.EARLY): (_RESTING, (_RESTRAIN,)),
+    (_DECIDED, FileEvent.DUE): (_DECIDED, (_APPLY,)),
+    (_DECIDED, FileEvent.GONE): (_UNREAD, (_REFUSE,)),
     # The edit was taken back: the file holds again what it held before.
-    (FileState.RESTING, FileEvent.SAME): (FileState.DECIDED, (FileEffect.RESTORE,)),
-    (FileState.RESTING, FileEvent.FAULTY): (FileState.DECIDED, (FileEffect.RESTORE, FileEffect.REFUSE)),
-    (FileState.RESTING, FileEvent.EARLY): (FileState.RESTING, (FileEffect.RESTRAIN,)),
-    (FileState.RESTING, FileEvent.DUE): (FileState.DECIDED, (FileEffect.APPLY,)),
-    (FileState.RESTING, FileEvent.GONE): (FileState.UNREAD, (FileEffect.RESTORE, FileEffect.REFUSE)),
+    (_RESTING, FileEvent.SAME): (_DECIDED, (_RESTORE,)),
+    (_RESTING, FileEvent.FAULTY): (_DECIDED, (_RESTORE, _REFUSE)),
+    (_RESTING, FileEvent.EARLY): (_RESTING, (_RESTRAIN,)),
+    (_RESTING, FileEvent.DUE): (_DECIDED, (_APPLY,)),
+    (_RESTING, FileEvent.GONE): (_UNREAD, (_RESTORE, _REFUSE)),
     # Every text is another one than none.
-    (FileState.UNREAD, FileEvent.FAULTY): (FileState.DECIDED, (FileEffect.REFUSE,)),
-    (FileState.UNREAD, FileEvent.EARLY): (FileState.RESTING, (FileEffect.RESTRAIN,)),
-    (FileState.UNREAD, FileEvent.DUE): (FileState.DECIDED, (FileEffect.APPLY,)),
-    (FileState.UNREAD, FileEvent.GONE): (FileState.UNREAD, (FileEffect.REFUSE,)),
-    (FileState.UNREAD, FileEvent.STILL_GONE): (FileState.UNREAD, ()),
+    (_UNREAD, FileEvent.FAULTY): (_DECIDED, (_REFUSE,)),
+    (_UNREAD, FileEvent.EARLY): (_RESTING, (_RESTRAIN,)),
+    (_UNREAD, FileEvent.DUE): (_DECIDED, (_APPLY,)),
+    (_UNREAD, FileEvent.GONE): (_UNREAD, (_REFUSE,)),
+    (_UNREAD, FileEvent.STILL_GONE): (_UNREAD, ()),
 }
 """From a state, by what a look found, to the next one and its effects; what is not here cannot be found."""
 

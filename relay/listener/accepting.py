@@ -23,31 +23,40 @@ class Door:
     def __init__(self, bound: socket.socket, receive: Receive, on_error: Callable[[OSError], None]) -> None:
         """Accept from now on.  `on_error` is told why there is a pause."""
         bound.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        self._loop = asyncio.get_running_loop()
         self._bound = bound
         self._receive = receive
         self._on_error = on_error
         self._receiving: set[asyncio.Task[None]] = set()
-        self._accepting = asyncio.create_task(self._accept())
+        self._pause: asyncio.TimerHandle | None = None
+        self._go_on()
 
     async def close(self) -> None:
         """Accept no more; what was accepted has begun, and goes on.  Idempotent."""
-        self._accepting.cancel()
-        await asyncio.wait([self._accepting])
-        self._bound.close()
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._bound.fileno() >= 0:
+            self._loop.remove_reader(self._bound.fileno())
+            self._bound.close()
+        # A coroutine that is cancelled before its first step could not close its socket.
+        await asyncio.sleep(0)
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, peer = await loop.sock_accept(self._bound)
-            except ConnectionAbortedError:
-                continue
-            except OSError as error:
-                self._on_error(error)
-                await asyncio.sleep(PAUSE_S)
-                continue
-            receiving = loop.create_task(self._receive(accepted, peer))
-            self._receiving.add(receiving)
-            receiving.add_done_callback(self._receiving.discard)
-            # Open connections get their turn, and this one begins: cancelled earlier, it would close nothing.
-            await asyncio.sleep(0)
+    def _go_on(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._bound.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        """Accept one: open connections have their turn before the next."""
+        try:
+            accepted, peer = self._bound.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            self._loop.remove_reader(self._bound.fileno())
+            self._pause = self._loop.call_later(PAUSE_S, self._go_on)
+            self._on_error(error)
+            return
+        accepted.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        receiving = self._loop.create_task(self._receive(accepted, peer))
+        self._receiving.add(receiving)
+        receiving.add_done_callback(self._receiving.discard)

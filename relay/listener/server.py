@@ -54,8 +54,8 @@ class Listener:
         self._reception = Reception(listen, hostname, intake, observer, clock or SystemClock(), files=files)
         self._proxies = ClientNetworks(listen.proxies)
         self._without_header = 0
-        self._open: dict[asyncio.Task[None], ClientSession | None] = {}
-        """All connections, each with its session once it has one."""
+        self._opening: set[asyncio.Task[None]] = set()
+        """Connections without a session, or in a handshake before it."""
         self._door: Door | None = None
         self._address = listen.address
 
@@ -67,10 +67,6 @@ class Listener:
     @property
     def open_connections(self) -> int:
         return self._reception.admission.total
-
-    @property
-    def sessions(self) -> list[ClientSession]:
-        return [session for session in self._open.values() if session is not None and session.has_begun]
 
     @property
     def quotas(self) -> Quotas:
@@ -94,43 +90,51 @@ class Listener:
         """Accept no more, let content in flight finish, and drop what is left at the deadline.
 
         Sessions that wait for a command get 421, and so does the next MAIL of others; EHLO and QUIT are
-        answered as ever.
-        A message that is cut off here was not replied to, and the client keeps it.
+        answered as ever.  A message that is cut off here was not replied to, and the client keeps it.
         """
-        for session in self.sessions:
+        sessions = self._reception.sessions
+        for session in sessions:
             session.shut_down()
         if self._door is not None:
             await self._door.close()
-        for connection, opened in self._open.items():
-            if opened is not None and opened.has_begun:
-                opened.shut_down()
-            else:
-                connection.cancel()
-        if self._open:
-            await asyncio.wait(tuple(self._open), timeout=deadline_seconds)
-        for session in self.sessions:
+        for opening in self._opening:
+            opening.cancel()
+        if self._opening:
+            await asyncio.wait(self._opening)
+        for session in sessions:  # some may have begun meanwhile
+            session.shut_down()
+        if sessions:
+            await asyncio.wait([session.task for session in sessions], timeout=deadline_seconds)
+        for session in (cut_off := list(sessions)):
             session.abort()
-        if self._open:
-            await asyncio.wait(tuple(self._open))
+        await asyncio.gather(*(session.task for session in cut_off), return_exceptions=True)
         if self._reception.users is not None:
             self._reception.users.close()
 
     async def _receive(self, accepted: socket.socket, peer: Any) -> None:
-        """Own a connection from its first octet to its last; a `Receive` of a `Door`."""
-        connection = asyncio.current_task()
-        if connection is None:
+        """Make a session of a connection, or close it; a `Receive` of a `Door`."""
+        opening = asyncio.current_task()
+        if opening is None:
             raise AssertionError("outside of a task")
-        self._open[connection] = None
+        self._opening.add(opening)
+        session: ClientSession | None = None
         try:
             client = await self._client_of(accepted, Client.of_peer(peer[0]))
             if client is not None:
-                await self._admit(accepted, client, connection)
+                session = self._admitted(accepted, client, opening)
+            if (made := session) is not None:
+                # From here on it has its place, also while it shakes hands: silent clients hold no others.
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: made, accepted, **self._handshake
+                )
         except OSError:  # gone before it began, a handshake that failed or took too long
             pass
         finally:
-            session = self._open.pop(connection)
+            self._opening.discard(opening)
             if session is None or not session.has_begun:
                 accepted.close()
+                if session is not None:
+                    self._reception.admission.leave(session.place)
 
     async def _client_of(self, accepted: socket.socket, peer: Client) -> Client | None:
         """Return whose connection it is; None where a load balancer does not tell it."""
@@ -154,42 +158,33 @@ class Listener:
         # A program on the balancer's host is on no loopback of ours.
         return peer if client.is_loopback and not peer.is_loopback else client
 
-    async def _admit(self, accepted: socket.socket, client: Client, connection: "asyncio.Task[None]") -> None:
-        """Run the session of a client that has a place, or refuse it."""
+    def _admitted(
+        self, accepted: socket.socket, client: Client, opening: "asyncio.Task[None]"
+    ) -> ClientSession | None:
+        """Return the session of a client that has a place, or refuse it."""
         room = self._reception
-
-        def refuse(reply: str) -> None:
-            room.observer.refused(room.name, str(client), "connect", reply, None)
-            if not room.is_implicit_tls:  # before its handshake the client could not read it
-                with contextlib.suppress(OSError):
-                    accepted.send(reply.encode("ascii") + b"\r\n")
 
         def give_way() -> None:
             if session.has_begun:
                 # Not before its coroutine has run: cancelled earlier, it would tell nobody.
                 loop.call_soon(session.send_away, replies.GIVES_WAY)
             else:
-                connection.cancel()
-                refuse(replies.GIVES_WAY)
+                opening.cancel()
+                room.observer.refused(room.name, str(client), "connect", replies.GIVES_WAY, None)
 
         place = room.place_for(client)
         refusal = room.admission.enter(place)
         if refusal is not None:
-            refuse(refusal)
-            return
-        # From here on it has its place, also while it shakes hands: silent clients hold no others.
-        loop = asyncio.get_running_loop()
-        self._open[connection] = session = ClientSession(room, place)
+            room.observer.refused(room.name, str(client), "connect", refusal, None)
+            if not room.is_implicit_tls:  # before its handshake the client could not read it
+                with contextlib.suppress(OSError):
+                    accepted.send(refusal.encode("ascii") + b"\r\n")
+            return None
+        loop, session = asyncio.get_running_loop(), ClientSession(room, place)
         place.give_way = give_way
-        try:
-            await loop.connect_accepted_socket(
-                lambda: session,
-                accepted,
-                ssl=room.tls if room.is_implicit_tls else None,
-                ssl_handshake_timeout=HANDSHAKE_S if room.is_implicit_tls else None,
-            )
-            await asyncio.wait([session.task])
-        finally:
-            room.admission.leave(place)
-            if session.has_begun:
-                session.abort()
+        return session
+
+    @property
+    def _handshake(self) -> dict[str, Any]:
+        room = self._reception
+        return {"ssl": room.tls, "ssl_handshake_timeout": HANDSHAKE_S} if room.is_implicit_tls else {}

@@ -6,7 +6,7 @@ them stops the start and not a session.  `use` takes others later.
 
 from typing import NamedTuple
 
-from relay.clock import Clock
+from relay.clock import SECOND_NS, Clock
 from relay.listener.access import Admission, Client, ClientNetworks, ClientPlace
 from relay.listener.content import ContentDecoder
 from relay.listener.listener_files import ListenerFiles, read_listener_files
@@ -14,12 +14,12 @@ from relay.listener.ports import IntakePort, Observer
 from relay.listener.quotas import Quotas
 from relay.listener.received import as_name
 from relay.listener.users import Guesses, Users
-from relay.policy.model import Listen, TimeoutSettings, Tls
+from relay.listener.wire import ClientConnection
+from relay.policy.model import Listen, Tls
 from relay.smtp.session_machine import ServerTerms
 
 MECHANISMS = ("PLAIN", "LOGIN")
 """CRAM-MD5 would need the passwords themselves, not their hashes."""
-_SECOND_NS = 1e9
 _STRANGERS_COMMAND_S = 60.0
 _STRANGERS_SESSION_S = 120.0
 """RFC 5321, 4.5.3.2 asks for five minutes a command, for the sake of mail; to log in takes seconds."""
@@ -27,23 +27,7 @@ _STRANGERS_SESSION_S = 120.0
 
 class Seconds(NamedTuple):
     command: float
-    content: float
-    transfer: float
     session: float
-
-    @classmethod
-    def of(cls, timeouts: TimeoutSettings) -> "Seconds":
-        return cls(
-            timeouts.command_ns / _SECOND_NS,
-            timeouts.content_ns / _SECOND_NS,
-            timeouts.transfer_ns / _SECOND_NS,
-            timeouts.session_ns / _SECOND_NS,
-        )
-
-    def of_strangers(self) -> "Seconds":
-        return self._replace(
-            command=min(self.command, _STRANGERS_COMMAND_S), session=min(self.session, _STRANGERS_SESSION_S)
-        )
 
 
 class Reception:
@@ -65,9 +49,14 @@ class Reception:
         self.intake = intake
         self.observer = observer
         self.clock = clock
-        self.seconds = Seconds.of(listen.timeouts)
-        self.strangers_seconds = self.seconds.of_strangers()
+        times = listen.timeouts
+        self.seconds = Seconds(times.command_ns / SECOND_NS, times.session_ns / SECOND_NS)
+        self.strangers_seconds = Seconds(
+            min(self.seconds.command, _STRANGERS_COMMAND_S), min(self.seconds.session, _STRANGERS_SESSION_S)
+        )
+        self.content_s, self.transfer_s = times.content_ns / SECOND_NS, times.transfer_ns / SECOND_NS
         self._relaying = ClientNetworks(listen.clients)
+        self._normalised = ClientNetworks(listen.normalise_from)
         files = files or read_listener_files(listen)
         self.users = Users(files.hashes) if files.hashes else None
         self.guesses = Guesses(clock)
@@ -75,8 +64,7 @@ class Reception:
             listen.max_connections, listen.max_connections_per_client, can_log_in=self.users is not None
         )
         self.tls = files.tls()
-        self.max_errors = listen.max_errors
-        self._normalised = ClientNetworks(listen.normalise_from)
+        self.is_implicit_tls = listen.tls is Tls.IMPLICIT
         self.terms = ServerTerms(
             self.hostname,
             listen.max_size,
@@ -85,6 +73,7 @@ class Reception:
             has_starttls=self.tls is not None and not self.is_implicit_tls,
         )
         self.quotas = Quotas(listen)
+        self.sessions: set[ClientConnection] = set()
         self.greeting = f"220 {self.hostname} ESMTP relay"
 
     def use(self, files: ListenerFiles) -> None:
@@ -92,10 +81,6 @@ class Reception:
         self.tls = files.tls()
         if self.users is not None:
             self.users.use(files.hashes)
-
-    @property
-    def is_implicit_tls(self) -> bool:
-        return self.listen.tls is Tls.IMPLICIT
 
     def place_for(self, client: Client) -> ClientPlace:
         return ClientPlace(client, self._relaying.has(client))

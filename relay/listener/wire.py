@@ -10,8 +10,10 @@ of input cancels nothing, what came before it is still answered; every wait has 
 
 import asyncio
 import contextlib
+import math
 import ssl
-from typing import cast
+from collections.abc import Coroutine
+from typing import Any, TypeVar, cast
 
 from aiosmtpd.smtp import SMTP
 
@@ -31,6 +33,9 @@ READING_S = 1.0
 together for one, the last (dma): with 421 right behind the 250 they would send the message again."""
 TURN_COMMANDS = 8
 """How many commands of one client, sent ahead, are read before others have their turn."""
+
+
+_Waited = TypeVar("_Waited")
 
 
 class SessionEnd(Exception):  # noqa: N818 - how a session ends is not an error
@@ -69,9 +74,13 @@ class ClientConnection(SMTP):
         self._is_skipping = False
         self._replies = bytearray()
         self._in_turn = 0
-        self._idling: asyncio.Timeout | None = None
         self._settled_at = 0.0
         """When the client will have had its time to read what it was told last."""
+        self._deadline = math.inf
+        """Of what is waited for; of nothing: never."""
+        self._is_idle = False
+        self._is_late = False
+        self._timer: asyncio.TimerHandle | None = None
         self._open_stream()
 
     def _open_stream(self) -> None:
@@ -102,8 +111,8 @@ class ClientConnection(SMTP):
         Of commands that come before that, `ANSWERED_AT_A_STOP` are obeyed.
         """
         self.is_stopping = True
-        if self._idling is not None and not self._idling.expired():
-            self._idling.reschedule(min(self._settled_at, self._idling.when() or self._settled_at))
+        if self._is_idle:
+            self._set_deadline(min(self._settled_at, self._deadline))
 
     def send_away(self, text: str) -> None:
         """Send a last reply, where it can be written at once, and drop the connection."""
@@ -131,13 +140,7 @@ class ClientConnection(SMTP):
     async def flush(self, deadline: float) -> None:
         """Wait while the client does not read its replies.  Raises SessionEnd."""
         self._send()
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._writer.drain()
-        except TimeoutError:
-            raise SessionEnd("timeout", replies.IDLE_TOO_LONG) from None
-        except OSError:
-            raise SessionEnd("lost") from None
+        await self._by(deadline, self._writer.drain())
 
     async def flush_much(self, deadline: float) -> None:
         """Send the replies if they are many, and let other sessions run after TURN_COMMANDS.
@@ -213,17 +216,17 @@ class ClientConnection(SMTP):
         """
         if text is not None:
             self.reply(text)
-        with contextlib.suppress(OSError):  # TimeoutError is one; or the client was quicker
-            async with asyncio.timeout(LINGER_S):
-                self._send()
-                self._can_reply = False
-                if linger and not self.is_tls and not self.transport.is_closing():
-                    self._writer.write_eof()
-                    left = LINGER_BYTES
-                    while left > 0 and (dropped := await self._reader.read(_ALL_BYTES)):
-                        left -= len(dropped)
-                self._writer.close()
-                await self._writer.wait_closed()
+        deadline = self.loop.time() + LINGER_S
+        with contextlib.suppress(OSError, SessionEnd):  # the client was quicker, or takes too long
+            self._send()
+            self._can_reply = False
+            if linger and not self.is_tls and not self.transport.is_closing():
+                self._writer.write_eof()
+                left = LINGER_BYTES
+                while left > 0 and (dropped := await self._by(deadline, self._reader.read(_ALL_BYTES))):
+                    left -= len(dropped)
+            self._writer.close()
+            await self._by(deadline, self._writer.wait_closed())
 
     # Inside.
 
@@ -252,24 +255,59 @@ class ClientConnection(SMTP):
         if self.loop.time() >= deadline:
             # Checked before waiting too: octets that trickle in may always be quicker than the timer.
             raise SessionEnd("timeout", replies.IDLE_TOO_LONG)
+        if self.transport.get_write_buffer_size() > REPLIES_BYTES:
+            await self._by(deadline, self._writer.drain())
         until = min(deadline, self._settled_at) if is_idle and self.is_stopping else deadline
+        self._is_idle = is_idle
         try:
-            async with asyncio.timeout_at(until) as waiting:
-                await self._writer.drain()
-                self._idling = waiting if is_idle else None
-                more = await self._reader.read(_ALL_BYTES)
-        except TimeoutError:
-            if is_idle and self.is_stopping and self.loop.time() < deadline:
+            more = await self._by(until, self._reader.read(_ALL_BYTES))
+        except SessionEnd as end:
+            if end.reason == "timeout" and is_idle and self.is_stopping and self.loop.time() < deadline:
                 raise SessionEnd("shutdown", replies.CLOSING) from None
-            raise SessionEnd("timeout", replies.IDLE_TOO_LONG) from None
-        except OSError:
-            raise SessionEnd("lost") from None
+            raise
         finally:
-            self._idling = None
+            self._is_idle = False
         if not more:
             raise SessionEnd("lost")
         self._in_turn = 0
         self._received += more
+
+    async def _by(self, deadline: float, wait: Coroutine[Any, Any, _Waited]) -> _Waited:
+        """Raise SessionEnd where it takes too long, or the connection is lost.
+
+        As `asyncio.timeout_at`, but that costs a timer for each wait: here one rings at the first
+        deadline, and is set again for the last.
+        """
+        self._set_deadline(deadline)
+        try:
+            return await wait
+        except asyncio.CancelledError:
+            if not self._is_late or self.task.uncancel():
+                raise
+            raise SessionEnd("timeout", replies.IDLE_TOO_LONG) from None
+        except OSError:
+            raise SessionEnd("lost") from None
+        finally:
+            self._deadline, self._is_late = math.inf, False
+
+    def _set_deadline(self, deadline: float) -> None:
+        self._deadline = deadline
+        if self._timer is None or self._timer.when() > deadline:
+            self._stop_timer()
+            self._timer = self.loop.call_at(deadline, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self.loop.time() >= self._deadline:
+            self._is_late = True
+            self.task.cancel()
+        elif self._deadline < math.inf:
+            self._set_deadline(self._deadline)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def _check_line(line: bytes) -> None:

@@ -113,7 +113,7 @@ class Room:
 
     @property
     def sessions(self) -> list[ClientSession]:
-        return self.listener.sessions
+        return [s for s in self.listener._reception.sessions if isinstance(s, ClientSession)]
 
     async def until_over(self) -> None:
         """Wait until the server has ended every session that is open now."""
