@@ -1,8 +1,4 @@
-"""The event loop of a process (uvloop where available), its threads, its garbage, and what stops it.
-
-The collector of garbage stops the loop for some 0.35 microseconds an object that it looks at, and a queued
-message is one object.  A million of them, looked at together, are 0.36 s.
-"""
+"""The event loop of a process (uvloop where available), its threads, its garbage, and what it logs."""
 
 import asyncio
 import gc
@@ -18,9 +14,9 @@ from relay.telemetry.events import Events
 Returned = TypeVar("Returned")
 
 GARBAGE_THRESHOLDS = (20_000, 2, 50)
-"""New objects before the collector looks for cycles among them: we make few, and a long queue is many
-objects.  Each third time it looks at all that are new since it last did so, 60,000 and some 20 ms; each
-150th time at all but what is frozen."""
+"""New objects before the collector of garbage looks for cycles among them: we make few, and a long queue is
+many objects.  It stops the loop for some 0.35 microseconds an object.  Each third time it looks at all that
+are new since it last did so, 60,000 and some 20 ms; each 150th time at all but what is frozen."""
 SPARED_AT_ONCE = 20_000
 """Messages by which the queue grows before the collector is kept off them."""
 SPARE_SECONDS = 1.0
@@ -37,10 +33,10 @@ def run(main: Coroutine[Any, Any, Returned]) -> Returned:
 
 
 async def spare_queue(queued: Callable[[], int]) -> None:
-    """Keep the collector of garbage off a long queue, for ever.
+    """Keep the collector of garbage off a long queue, for ever: freeze all objects each time it has grown.
 
-    All objects of the process are frozen (`gc.freeze`) each time the queue has grown.  A message is in no
-    cycle, so a frozen one goes when it leaves the queue; a frozen cycle waits until the queue is short.
+    A message is in no cycle, so a frozen one goes when it leaves the queue; a frozen cycle waits until the
+    queue is short.
     """
     spared = 0
     while True:

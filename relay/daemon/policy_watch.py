@@ -13,7 +13,6 @@ import asyncio
 import enum
 import hashlib
 import os
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -39,16 +38,14 @@ class Sight(NamedTuple):
     """CLOSED where nothing is new: then it was not asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     sha256: str
     because: str
     until_ns: int | None
     """Boottime at which it comes into force; None: not by itself, or not while it is being written."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Edit:
+class _Edit(NamedTuple):
     sha256: str
     found: Loosening
     has_end: bool
@@ -229,7 +226,7 @@ class PolicyWatch:
         edit = self._edit
         if edit is None or edit.sha256 != sight.sha256:
             return None
-        return replace(edit, since_ns=self._clock.boottime_ns()) if sight.writing is Writing.OPEN else edit
+        return edit._replace(since_ns=self._clock.boottime_ns()) if sight.writing is Writing.OPEN else edit
 
     def _judged(self, sight: Sight, policy: Policy) -> _Edit:
         unfinished = read_document(sight.text).unfinished()

@@ -72,12 +72,11 @@ class ClientPlace:
 
 
 class Admission:
-    """Counts open connections, in all and per client, and says which is one too many.
+    """Counts open connections, and says which is one too many.
 
-    A stranger is a connection that may not relay, or not yet.  Guarantees: at most `max_connections`
-    places; strangers have a fixed share of them, and one origin a part of that share; no stranger keeps a
-    place from a client that may relay; the newest stranger gets one too, so that a user gets as far as its
-    password.  The stranger that gives way is the one whose last step towards a login is longest ago.
+    A stranger may not relay, or not yet.  Strangers have a fixed share of the places, one origin a part of
+    that share, and keep no place from a client that may relay.  The newest stranger gets a place, so that a
+    user gets as far as its password: the one whose last step towards a login is longest ago gives way.
     """
 
     def __init__(self, max_connections: int, max_per_client: int, *, can_log_in: bool) -> None:
@@ -88,6 +87,7 @@ class Admission:
         self._most_of_origin = min(max_per_client, max(self._share // 4, min(self._share, 10)))
         self._open: Counter[str] = Counter()
         self._of_origin: Counter[str] = Counter()
+        """Strangers."""
         self._strangers: dict[ClientPlace, None] = {}  # longest without a step first
         self._others: set[ClientPlace] = set()
 
@@ -149,4 +149,4 @@ class Admission:
 def _count_down(counts: Counter[str], key: str) -> None:
     counts[key] -= 1
     if not counts[key]:
-        del counts[key]
+        del counts[key]  # what is left behind would fill the memory

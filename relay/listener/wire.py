@@ -84,7 +84,7 @@ class ClientConnection(SMTP):
         self._open_stream()
 
     def _open_stream(self) -> None:
-        # Not SMTP.__init__: it scans this class and the handler for every connection.
+        """Begin with nothing read.  Not by SMTP.__init__, which scans this class for each connection."""
         reader = asyncio.StreamReader(READ_AHEAD_BYTES // 2, self.loop)  # it holds twice its limit
         asyncio.StreamReaderProtocol.__init__(self, reader, self._cb_client_connected, self.loop)
 
@@ -97,8 +97,7 @@ class ClientConnection(SMTP):
         self.task = self.loop.create_task(self._handle_client())
         self.has_begun = True
 
-    def eof_received(self) -> bool | None:
-        return asyncio.StreamReaderProtocol.eof_received(self)
+    eof_received = asyncio.StreamReaderProtocol.eof_received  # SMTP's would cancel what runs
 
     def connection_lost(self, error: Exception | None) -> None:
         asyncio.StreamReaderProtocol.connection_lost(self, error)
@@ -106,10 +105,7 @@ class ClientConnection(SMTP):
     # Called by the listener.
 
     def shut_down(self) -> None:
-        """End the session where it waits for a command and has read its last reply.
-
-        Of commands that come before that, `ANSWERED_AT_A_STOP` are obeyed.
-        """
+        """End the session where it waits for a command and has read its last reply."""
         self.is_stopping = True
         if self._is_idle:
             self._set_deadline(min(self._settled_at, self._deadline))
@@ -166,7 +162,8 @@ class ClientConnection(SMTP):
                     return line
                 self._is_skipping = False
             else:
-                self._look_at_partial_line()
+                if self.has_unread:
+                    self._look_at_partial_line()
                 await self._more(deadline, is_idle=True)
 
     async def read_chunk(self, deadline: float) -> bytes:

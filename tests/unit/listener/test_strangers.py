@@ -1,11 +1,13 @@
 """Clients that may not relay (yet): few, the first to go, and never in the way of who may."""
 
+import ssl
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.certificates import Certificates
 from tests.unit.listener.conversation import TRANSACTION, Client, Room, codes, listening, until
 from tests.unit.listener.test_auth import GOOD
 
@@ -68,6 +70,23 @@ async def test_stranger_idle_for_longest_is_told_and_closed(users_file: Path) ->
 
         assert room.observer.refusals == [("noop", "421 4.7.0 Too many connections, this one gives way")]
         await until(lambda: room.observer.closed == ["crowded"])
+
+
+async def test_silent_handshakes_hold_only_the_strangers_share(
+    users_file: Path, certificates: Certificates
+) -> None:
+    tls = {"tls": "implicit", "certificate": str(certificates.cert), "key": str(certificates.key)}
+    async with listening(FULL | tls | {"users_file": str(users_file)}) as room:
+        silent = [await room.connect(source=f"127.3.0.{number + 1}") for number in range(6)]
+
+        assert await silent[0].rest() == b""
+        assert room.observer.refusals == [("connect", "421 4.7.0 Too many connections, this one gives way")]
+        assert room.listener.open_connections == 5
+        user = await room.connect(ssl.create_default_context(cafile=certificates.ca), source="127.0.0.1")
+        assert codes(await user.reply()) == [220]
+        for each in silent:
+            await each.close()
+        await until(lambda: room.listener.open_connections == 1)
 
 
 async def test_user_logs_in_while_strangers_fill_all_places(users_file: Path) -> None:
