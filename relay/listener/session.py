@@ -105,9 +105,10 @@ class ClientSession(ClientConnection):
             self._reception.observer.connection_closed(room.name, self._label, reason)
 
     def send_away(self, text: str) -> None:
-        self._is_sent_away = True
-        self._tell_refused(text)
-        super().send_away(text)
+        if not self.task.done():
+            self._is_sent_away = True
+            self._tell_refused(text)
+            super().send_away(text)
 
     async def _serve(self) -> SessionEnd:
         self.reply(self._reception.greeting)
