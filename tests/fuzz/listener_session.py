@@ -91,7 +91,7 @@ async def _heard(pieces: list[bytes], pauses: list[int]) -> Heard:
     session.connection_made(transport)
     await deliver(transport, session, pieces, pauses)
     commands = sum(piece.count(b"\n") for piece in pieces)
-    await until(session.task.done, TURNS_A_PIECE + 4 * commands)
+    await until(lambda: room.admission.total == 0, TURNS_A_PIECE + 4 * commands)
 
     assert observer.faults == []
     assert session.task.exception() is None
