@@ -150,6 +150,19 @@ async def test_silent_client_is_told_421_after_the_time_of_its_phase(
         assert room.observer.closed == ["timeout"]
 
 
+async def test_each_command_has_its_time_anew(leap: Callable[[float], None]) -> None:
+    async with listening({"timeouts": {"command": "1000s"}}) as room:
+        client = await room.greeted()
+        for later_s in (600, 1200, 1800):
+            leap(later_s)
+            assert codes(await client.ask(b"NOOP")) == [250]
+        leap(2700)
+        other = await room.greeted()  # the loop has looked at its timers
+        assert codes(await client.ask(b"NOOP") + await other.ask(b"NOOP")) == [250, 250]
+        leap(3701)
+        assert codes(await client.rest()) == [421]
+
+
 async def test_session_is_not_timed_out_while_we_store(leap: Callable[[float], None]) -> None:
     async with listening() as room:
         room.intake.gate.clear()
