@@ -13,6 +13,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
@@ -29,14 +30,23 @@ SYNCS = frozenset({"sync", "sync_content", "sync_directory"})
 COMPACTS = {"never": 256 * 1024, "now and then": 40, "each time": 1}
 """What a line counts for when it is judged whether the file has outgrown its worth."""
 CUTS_AT_ONCE = 128
+STEP = 5
+"""Of the short runs `make test` has every so-manieth, `make test-all` as many others."""
 SHARE = 0.1
-"""Of the budget of all crash runs."""
+"""Of the budget of all crash runs, for each test."""
+Run = tuple[tuple[str, ...], Model]
 
 
 def compact(monkeypatch: pytest.MonkeyPatch, how_often: str) -> None:
     if how_often != "never":
         monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 0)
         monkeypatch.setattr(history, "LONGEST_RECORD_BYTES", COMPACTS[how_often])
+
+
+def short_runs() -> Iterator[Run]:
+    """Yield all runs of up to three deeds; the longest each on one model, in turn."""
+    yield from itertools.product(itertools.chain(runs(1), runs(2)), Model)
+    yield from zip(runs(3), itertools.cycle(Model), strict=False)
 
 
 def judge_run(judge: Judge, run: tuple[str, ...], model: Model, rng: random.Random) -> None:
@@ -53,28 +63,40 @@ def judge_run(judge: Judge, run: tuple[str, ...], model: Model, rng: random.Rand
 
 
 @pytest.mark.parametrize(
-    ("how_often", "every"),
+    ("how_often", "first"),
     [
-        *[(each, 5) for each in COMPACTS],
-        *[pytest.param(each, 1, marks=pytest.mark.full) for each in COMPACTS],
+        *[(each, 0) for each in COMPACTS],
+        *[pytest.param(each, 2, marks=pytest.mark.full) for each in COMPACTS],
     ],
 )
 def test_no_crash_frees_a_slot_early_or_stops_the_account(
-    how_often: str, every: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    how_often: str, first: int, monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None]
 ) -> None:
     compact(monkeypatch, how_often)
     judge, rng = Judge(), random.Random(how_often)
-    short = itertools.product(itertools.chain(runs(1), runs(2)), Model)
-    # Of the longer ones each on one model, in turn: that is what time allows here.
-    every_run = itertools.chain(short, zip(runs(3), itertools.cycle(Model), strict=False))
-    for run, model in itertools.islice(every_run, 0, None, every):
+    for run, model in itertools.islice(short_runs(), first, None, STEP):
         judge_run(judge, run, model, rng)
         judge.tally.runs += 1
 
-    with capsys.disabled():
-        sys.stdout.write(f"\nhistory rewritten {how_often}: {judge.tally}, nothing freed early\n")
-    assert len(judge.tally.states) > 3000 / every
-    assert len(judge.tally.second) > 600 / every
+    tell(f"history rewritten {how_often}: {judge.tally}, nothing freed early")
+    assert len(judge.tally.states) > 3000 / STEP
+    assert len(judge.tally.second) > 600 / STEP
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("how_often", COMPACTS)
+def test_no_crash_of_any_short_run_does_either(
+    how_often: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tell: Callable[[str], None],
+    drawn_in_time: Callable[[Iterable[Run], float], Iterator[tuple[int, Run]]],
+) -> None:
+    compact(monkeypatch, how_often)
+    judge = Judge()
+    for number, (run, model) in drawn_in_time(short_runs(), SHARE):
+        judge_run(judge, run, model, random.Random(number))
+        judge.tally.runs += 1
+    tell(f"history rewritten {how_often}: {judge.tally}, nothing freed early")
 
 
 def test_folders_of_a_killed_start_are_durable_before_a_grant() -> None:

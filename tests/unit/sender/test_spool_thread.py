@@ -8,7 +8,7 @@ Here the sender's own spool thread does it, before the crash and after it; what 
 import asyncio
 import errno
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pytest
 
@@ -35,6 +35,7 @@ from tests.fakes.platter import Model
 from tests.fakes.virtual_time import WorkersInTurn
 
 CUTS_AT_ONCE = 6
+
 NO_REASON = b"The reason is no longer known."
 
 
@@ -233,18 +234,34 @@ WRITTEN = [
 ]
 
 
-QUICK = {"bounced", "a batch of two", "warned, then bounced"}
+QUICK = [
+    "bounced",
+    "a batch of two",
+    "warned, then bounced",
+    pytest.param("two bounced", marks=pytest.mark.full),
+    pytest.param("bounced, the first report waits", marks=pytest.mark.full),
+]
+"""`make crash` has them all."""
 
 
 @pytest.mark.usefixtures("_at_desks")
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in WRITTEN]
-)
+@pytest.mark.parametrize("name", QUICK)
 def test_a_power_cut_while_endings_are_written_loses_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few_folders(monkeypatch)
     cut_on_each_model(name, _run_of, Judge(), CUTS_AT_ONCE)
+
+
+@pytest.mark.crash
+@pytest.mark.usefixtures("_at_desks")
+def test_any_power_cut_while_endings_are_written_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    drawn_in_time: Callable[[Iterable[str], float], Iterator[tuple[int, str]]],
+) -> None:
+    few_folders(monkeypatch)
+    for _, name in drawn_in_time(WRITTEN, 0.1):
+        cut_on_each_model(name, _run_of, Judge(), CUTS_AT_ONCE)
 
 
 @pytest.mark.usefixtures("_at_desks")
