@@ -23,10 +23,10 @@ _THREADS = 2
 class Users:
     """`close` ends its threads."""
 
-    def __init__(self, hashes: Mapping[str, str]) -> None:
+    def __init__(self, hashes: Mapping[str, str], hasher: PasswordHasher | None = None) -> None:
         """Take what `policy.secrets.read_users` returned, of at least one user."""
         self.use(hashes)
-        self._hasher = PasswordHasher()
+        self._hasher = hasher or PasswordHasher()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="relay-auth")
 
     def use(self, hashes: Mapping[str, str]) -> None:

@@ -19,6 +19,15 @@ _GIVE_UP_S = 120
 TRANSACTION = b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.net>\r\nDATA\r\n"
 
 
+class LeapingLoop(asyncio.SelectorEventLoop):
+    """One that a test may have sleep for a while, as a suspended host does."""
+
+    leaps_s = 0
+
+    def time(self) -> float:
+        return super().time() + self.leaps_s
+
+
 class Client:
     """One connection from outside."""
 

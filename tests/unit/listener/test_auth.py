@@ -12,6 +12,7 @@ from relay.clock import SECOND_NS
 from relay.listener.listener_files import read_listener_files
 from tests.fakes.certificates import Certificates
 from tests.unit.listener.conversation import TRANSACTION, Room, codes, listening
+from tests.unit.listener.test_proxied import header
 
 CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 GOOD = b64encode(b"\0mjd\0open sesame")
@@ -195,13 +196,13 @@ async def test_no_secret_reaches_the_observer(users_file: Path) -> None:
 
 
 async def test_password_is_not_taken_in_the_clear_from_another_host(
-    users_file: Path, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+    users_file: Path, certificates: Certificates
 ) -> None:
-    # All of 127/8 is loopback, so that no test can connect from elsewhere: only this answer is changed.
-    monkeypatch.setattr("relay.listener.access.Client.is_loopback", False)
     policy = _policy(users_file, certificate=str(certificates.cert), key=str(certificates.key))
-    async with listening(policy) as room:
+    async with listening({**policy, "proxies": ["127.0.0.1"]}) as room:
         client = await room.connect()
+        # All of 127/8 is loopback: only a balancer can tell of another host.
+        await client.send(header("192.0.2.1"))
         await client.reply()
         assert b"AUTH" not in await client.ask(b"EHLO x")
         assert codes(await client.ask(b"AUTH PLAIN " + GOOD)) == [538]
