@@ -100,7 +100,7 @@ class World:
         acts = self.random.choices([act for _, act in chances], [chance for chance, _ in chances], k=events)
         for act in acts:
             act()
-            assert not self.disk._locks
+            assert not self.disk.locks
 
     def _chances(self) -> list[tuple[int, Callable[[], None]]]:
         return [
@@ -344,8 +344,8 @@ class World:
         try:
             self._reserve()
         except HistoryError:
-            assert not self.disk._failures
-        self.disk._failures.clear()
+            assert not self.disk.failures
+        self.disk.failures.clear()
 
     def _lose_power(self) -> None:
         for sender in self.senders:

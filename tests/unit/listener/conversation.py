@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+from relay.clock import Clock
 from relay.listener.server import Listener
 from relay.listener.session import ClientSession
 from relay.policy.model import Listen
@@ -84,6 +85,7 @@ class Client:
 class Room:
     """A listener under test."""
 
+    listen: Listen
     listener: Listener
     intake: MemoryIntake
     observer: MemoryObserver
@@ -135,6 +137,7 @@ async def listening(
     intake: MemoryIntake | None = None,
     *,
     ceiling: int | None = None,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Room]:
     """Run a listener that lets 127.0.0.0/8 relay, unless the policy says otherwise."""
     listen = Listen.model_validate(
@@ -142,9 +145,9 @@ async def listening(
     )
     observer = MemoryObserver()
     intake = intake or MemoryIntake()
-    listener = Listener(listen, "relay.example", intake, observer, ceiling=ceiling)
+    listener = Listener(listen, "relay.example", intake, observer, clock=clock, ceiling=ceiling)
     await listener.start()
-    room = Room(listener, intake, observer, [])
+    room = Room(listen, listener, intake, observer, [])
     try:
         yield room
         intake.gate.set()
