@@ -66,6 +66,7 @@ class Start:
     policy: Policy
     hostname: str
     style: LogStyle
+    python: str = sys.executable
 
 
 class Listening:
@@ -219,7 +220,7 @@ class Listening:
             "style": self._start.style,
             "files": files and files.to_order(),
         }
-        command = [sys.executable, "-m", "relay.daemon.listener_process"]
+        command = [self._start.python, "-m", "relay.daemon.listener_process"]
         return await self._starter.start(command, json.dumps(orders).encode() + b"\n", [bound.fileno()])
 
     async def _attend(self, process: Child) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -104,15 +103,13 @@ async def test_a_message_whose_client_goes_is_stored_whole(tmp_path: Path) -> No
     intake.close()
 
 
-async def test_a_listener_process_that_cannot_start_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_listener_process_that_cannot_start_is_tried_again(tmp_path: Path) -> None:
     policy = policy_of(tmp_path, 25)
     (listen,) = policy.listen
     policy = policy.model_copy(update={"listen": (listen.model_copy(update={"processes": 1}),)})
     relay = Relay(policy)
     listening = Listening(
-        Start(tmp_path / "policy.yaml", b"", policy, "relay.test", "text"),
+        Start(tmp_path / "policy.yaml", b"", policy, "relay.test", "text", str(tmp_path / "no-python-here")),
         spool_intake(policy, Host(SystemClock(), RealDisk()), relay.events),
         relay.events,
         ListenerCounts([]),
@@ -120,7 +117,6 @@ async def test_a_listener_process_that_cannot_start_is_tried_again(
         restart_first_seconds=0.001,
     )
     await listening.bind()
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python-here"))
     await listening.start()
 
     def has_tried_twice() -> bool:

@@ -76,8 +76,7 @@ def test_wait_doubles_from_the_third_failure_up_to_15_minutes() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 15), st.integers(0, BackOff.MEMORY_NS // 3)), max_size=60))
 def test_table_holds_whoever_failed_within_the_hour_and_no_more(steps: list[tuple[int, int]]) -> None:
-    back_off = BackOff()
-    back_off.MAX_ORIGINS = 10
+    back_off = BackOff(most_origins=10)
     now_ns = 0
     last: dict[str, int] = {}
     for number, step_ns in steps:

@@ -57,11 +57,13 @@ async def ask(client: Client) -> bytes:
     return await client[0].readuntil(b"ok\n")
 
 
-async def ended(client: Client) -> None:
-    """Return once the other side has closed."""
+async def told_until_the_end(client: Client) -> bytes:
+    """Return what came until the other side closed."""
+    told = b""
     with contextlib.suppress(ConnectionError):
-        await client[0].read()
+        told = await client[0].read()
     client[1].close()
+    return told
 
 
 async def test_one_too_many_costs_the_one_that_was_idle_for_longest() -> None:
@@ -73,8 +75,8 @@ async def test_one_too_many_costs_the_one_that_was_idle_for_longest() -> None:
         others = [await connect(address) for _ in range(BOUNDS.most - 1)]
         await ask(others[-1])
 
-        await ended(second)
-        await ask(first)
+        assert await told_until_the_end(second) == b""
+        assert (await ask(first)).startswith(b"HTTP/1.1 200 ")
         for _, writer in (first, *others):
             writer.close()
 
@@ -84,8 +86,7 @@ async def test_a_request_has_to_be_there_soon() -> None:
         silent, slow = await connect(address), await connect(address)
         slow[1].write(ASK[:-2])
 
-        await ended(silent)
-        await ended(slow)
+        assert [await told_until_the_end(client) for client in (silent, slow)] == [b"", b""]
 
 
 async def test_an_answer_has_to_be_read_in_time() -> None:
