@@ -23,10 +23,16 @@ TRANSACTION = b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.net>\r\nDATA\r\n
 class LeapingLoop(asyncio.SelectorEventLoop):
     """One that a test may have sleep for a while, as a suspended host does."""
 
-    leaps_s = 0
+    leaps_s = 0.0
 
     def time(self) -> float:
         return super().time() + self.leaps_s
+
+
+def leap(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, LeapingLoop)
+    loop.leaps_s += seconds
 
 
 class Client:
