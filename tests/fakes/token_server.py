@@ -171,7 +171,10 @@ class _Codes(DeviceAuthorizationEndpoint):  # type: ignore[misc]  # authlib has 
     def save_device_credential(self, client_id: str, scope: str, data: dict[str, Any]) -> None:
         fields = {**data, "client_id": client_id, "scope": scope}
         fields["expires_at"] = time.time() + data["expires_in"]
-        self.server.holder.devices[data["device_code"]] = DeviceCredentialDict(fields)
+        holder = self.server.holder
+        holder.devices[data["device_code"]] = DeviceCredentialDict(fields)
+        if holder.says_at_once is not None:
+            holder.consents[data["user_code"]] = holder.says_at_once
 
 
 class _Asking(ClientMixin):  # type: ignore[misc]  # authlib has no types
@@ -217,6 +220,8 @@ class TokenServer:
         """Status, content and headers of the next answers, instead of its own."""
         self.consents: dict[str, bool] = {}
         """By user code: whether the person said yes."""
+        self.says_at_once: bool | None = None
+        """What a person says to every code that is shown from now on; None: nothing."""
         self.granted: list[_Token] = []
         self.is_taken = True
         """Whether an upstream takes any token."""
