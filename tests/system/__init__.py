@@ -1,5 +1,7 @@
 """Real peers, started privately: what the relay has to live with, and not our idea of it.
 
+Nothing here imports the relay: it is met by SMTP, at its command line, by HTTP and by signals.
+
 apart        a layer of its own over this machine, for a package that conflicts with Postfix
 fronts       Exim, OpenSMTPD, sendmail, nullmailer and dma, each in one of its own; msmtp and esmtp
 libraries    Django, PHPMailer and nodemailer, in programs that send with them
@@ -12,7 +14,9 @@ three_accounts  a relay with three accounts under everything at once
 smtp_tools   smtp-source, smtp-sink and swaks
 prometheus   a Prometheus that scrapes, and promtool that judges
 relay        the relay itself, as an operator runs it
-practice     the practice smarthost, beside the test, with every transaction on record
+strict_smarthost  an upstream beside the test, with every transaction on record
+witness      what it saw, counted by plain arithmetic
+floods       strangers that flood a relay, and how long others wait meanwhile
 feeder       clients that keep handing mail over, whatever happens to the relay
 hostile      a line to an upstream on which replies are lost, changed or unasked
 warm         relays and verbs, forked from an interpreter that has imported them already

@@ -29,7 +29,7 @@ class Letter:
 
     @property
     def refused(self) -> tuple[str, ...]:
-        """Return the recipients whom the practice upstream refuses for good: they get a report instead."""
+        """Return the recipients whom the strict upstream refuses for good: they get a report instead."""
         return tuple(each for each in self.recipients if each.startswith("bad"))
 
     @property

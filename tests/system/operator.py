@@ -4,18 +4,15 @@ Asked again and again while the relay is killed and started: each order goes on 
 answer left off, and what the queue then looks like must agree with what was answered.
 """
 
-import asyncio
+import json
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
-from relay.control.client import ControlClient
-from relay.control.operations import OK, UNCHANGED, Verb
-from relay.mail.envelope import QueueId
-from relay.status.snapshot import MessageView, QueueState
+from tests.system.warm import WarmRelay
 
-ORDERS: tuple[Verb, ...] = ("hold", "release", "delete")
+ORDERS = ("hold", "release", "delete")
 
 
 @dataclass(slots=True)
@@ -37,11 +34,14 @@ class Operator:
 
     def __init__(self) -> None:
         self.faults: list[str] = []
-        self._orders: dict[QueueId, Orders] = {}
+        self._orders: dict[str, Orders] = {}
 
-    def work(self, spool: Path) -> None:
-        """Give each message that stays its next order.  Raises Unreachable, OSError."""
-        asyncio.run(self._work(spool))
+    def work(self, relay: WarmRelay) -> None:
+        """Give each message that stays its next order."""
+        for line in relay.command("queue", "--json").stdout.splitlines():
+            message = json.loads(line)
+            if any(recipient.startswith("stay") for recipient in message["recipients"]):
+                self._order(relay, message)
 
     def judge(self, tried: Sequence[tuple[str, int]], promised: Collection[str]) -> None:
         """Fail if what was deleted or held was tried, or what stays is gone without an order."""
@@ -67,17 +67,8 @@ class Operator:
         if any(from_ns < at_ns and (until_ns is None or at_ns < until_ns) for at_ns in tried_at_ns):
             self.faults.append(f"{orders.recipients} tried though {what}")
 
-    async def _work(self, spool: Path) -> None:
-        client = ControlClient(spool)
-        try:
-            for message in await client.queue():
-                if any(recipient.startswith("stay") for recipient in message.recipients):
-                    await self._order(client, message)
-        finally:
-            await client.close()
-
-    async def _order(self, client: ControlClient, message: MessageView) -> None:
-        orders = self._orders.setdefault(message.queue_id, Orders(message.recipients))
+    def _order(self, relay: WarmRelay, message: dict[str, Any]) -> None:
+        orders = self._orders.setdefault(message["queue_id"], Orders(tuple(message["recipients"])))
         self._look(orders, message)
         if orders.answered == len(ORDERS):
             return
@@ -85,19 +76,18 @@ class Operator:
         if orders.asked == orders.answered:
             orders.asked += 1
             orders.asked_at_ns.append(_now_ns())
-        results = await client.act(verb, [message.queue_id])
-        # Unchanged: a relay that was killed ahead of its answer had done it.
-        if results[message.queue_id] in (OK, UNCHANGED):
+        # Also where a relay that was killed ahead of its answer had done it.
+        if relay.command("queue", verb, message["queue_id"]).returncode == 0:
             orders.answered += 1
             orders.answered_at_ns.append(_now_ns())
 
-    def _look(self, orders: Orders, message: MessageView) -> None:
+    def _look(self, orders: Orders, message: dict[str, Any]) -> None:
         """Compare what the queue says with what was answered; between order and answer both are right."""
-        is_held = message.state is QueueState.HELD
+        is_held = message["state"] == "held"
         if orders.answered == len(ORDERS):
-            self.faults.append(f"{message.queue_id} is there though deleted")
+            self.faults.append(f"{message['queue_id']} is there though deleted")
         elif orders.asked == orders.answered and is_held != (orders.answered == 1):
-            self.faults.append(f"{message.queue_id} is {message.state} after {orders.answered} orders")
+            self.faults.append(f"{message['queue_id']} is {message['state']} after {orders.answered} orders")
 
 
 def _now_ns() -> int:

@@ -19,7 +19,6 @@ from email.message import EmailMessage
 import pytest
 from flufl.bounce import all_failures
 
-from relay.policy.model import SpoolEngine
 from tests.system import postfix
 from tests.system.demand import demand
 from tests.system.feeder import letter
@@ -84,7 +83,7 @@ class Chain:
         self.relay.wait_until_empty()
         wait_for_change(lambda: self.upstream.queue() == [] or None, self.upstream.home)
 
-    def use(self, engine: SpoolEngine) -> None:
+    def use(self, engine: str) -> None:
         """Go on with a spool of this engine."""
         self.relay.stop()
         self.relay.policy["spool"] = {"path": f"./spool-{engine}", "engine": engine}
@@ -180,8 +179,8 @@ def _parted(arrived: Arrived) -> tuple[bytes, bytes]:
     return ours[1], arrived.content[fronts.end() :]
 
 
-@pytest.mark.parametrize("engine", SpoolEngine)
-def test_messages_arrive_once_each_byte_for_byte(chain: Chain, engine: SpoolEngine) -> None:
+@pytest.mark.parametrize("engine", ["maildir", "log"])
+def test_messages_arrive_once_each_byte_for_byte(chain: Chain, engine: str) -> None:
     chain.use(engine)
     sent: dict[str, tuple[str, bytes]] = {}
     with ThreadPoolExecutor(CLIENTS) as clients:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.practice import Practice
+from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import free_port, wait_until
 from tests.system.warm import WarmRelay
 
@@ -41,7 +41,7 @@ def use(relay: WarmRelay, engine: str) -> None:
 def test_mail_goes_on_through_kills_and_conversions(tmp_path: Path) -> None:
     limit = {"messages": 1000, "per": "1s"}
     nowhere = {"host": "127.0.0.1", "port": free_port(), "tls": "none"}
-    with Practice(tmp_path, limit, seed=SEED) as host:
+    with StrictSmarthost(tmp_path, limit, seed=SEED) as host:
         relay = WarmRelay(tmp_path, {"isp": nowhere}, spool={"path": "./spool", "engine": "log"})
         relay.start()
         hand_over(relay, ["Subject: x\r\n\r\nx\r\n"] * 5 + [LONG])
