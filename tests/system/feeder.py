@@ -6,7 +6,6 @@ import smtplib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 from tests.system.waiting import HANG_S
@@ -129,9 +128,7 @@ class Feeder:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._more:
             self._is_stopping = True
             self._more.notify_all()

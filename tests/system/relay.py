@@ -5,6 +5,7 @@ or guesses.  The log is a file, as it would be under a service manager; what is 
 several runs in one folder follows each other in it.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -15,7 +16,6 @@ import sys
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -108,6 +108,12 @@ class RelayProcess:
         """Return its exit status once it ends by itself."""
         return self._started().wait(within_s)
 
+    def live(self, for_s: float) -> None:
+        """Return after a while; fails where it ends by itself before that."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(within_s=for_s)
+            raise AssertionError("it ended by itself:\n" + "\n".join(self.log()[-20:]))
+
     def kill(self) -> None:
         """End it at this instant, as a lost machine would (SIGKILL)."""
         self.stop(signal_number=signal.SIGKILL)
@@ -173,9 +179,7 @@ class RelayProcess:
         """Start it; ready on return."""
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop it, by force where it does not end."""
         try:
             self.stop()

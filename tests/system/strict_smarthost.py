@@ -5,9 +5,7 @@ the reply or is gone; one that is abandoned after MAIL is counted too.  The inst
 between MAIL and the reply.  Strict in its protocol as well: lines end in CRLF and nothing else does, mail
 needs AUTH, a path has its brackets, a parameter was offered, 8-bit content was announced.
 
-It runs in a thread of its own, since waiting for a relay would stop an event loop of the test's.  What it saw
-is read from the test's thread: `seen()` once it is stopped, or when nothing is going on any more; counters
-at any time.
+`seen()` is asked for once it is stopped, or when nothing is going on any more; counters at any time.
 """
 
 import asyncio
@@ -15,17 +13,15 @@ import base64
 import binascii
 import random
 import re
-import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, cast
 
+from tests.system.loop_thread import LoopThread
 from tests.system.waiting import HANG_S, free_port, wait_until
 from tests.system.witness import SECOND_NS, Fate, Seen, Witness
 
-T = TypeVar("T")
 USER, PASSWORD = "mjd", "correct horse"
 REFUSALS = {"bad": "550 5.1.1 nobody of that name", "stay": "450 4.2.0 come again"}
 PULSE_NS = 20_000_000
@@ -240,7 +236,7 @@ class _Session(asyncio.Protocol):
         return "250 2.0.0 Ok"
 
 
-class StrictSmarthost:
+class StrictSmarthost(LoopThread):
     """A context manager: in it, it listens."""
 
     def __init__(
@@ -257,6 +253,7 @@ class StrictSmarthost:
 
         Whoever is called `bad…` it refuses for good, and `stay…` each time for now.
         """
+        super().__init__()
         self._password = folder / "upstream-password"
         self._password.write_text(PASSWORD + "\n")
         self._password.chmod(0o600)
@@ -278,8 +275,6 @@ class StrictSmarthost:
         self._latest_reply_s = latest_reply_s
         self._sessions: dict[_Session, asyncio.Task[None]] = {}
         self._broken: list[BaseException] = []
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="upstream", daemon=True)
 
     def upstream(self, **more: Any) -> dict[str, Any]:
         """Return it as a section `upstreams.NAME` of a policy, with `more` keys."""
@@ -292,7 +287,7 @@ class StrictSmarthost:
 
     def cut_off(self) -> None:
         """Lose every connection at once; what came to its dot is taken, and nobody hears of it."""
-        self._run(self._lose(lambda sessions: sessions))
+        self.run(self._lose(lambda sessions: sessions))
 
     def cut_one(self, dice: random.Random) -> int | None:
         """Lose one connection between the dot and its reply, if there is one; return when its MAIL came."""
@@ -301,17 +296,17 @@ class StrictSmarthost:
             held = [each for each in sessions if each.held_mail_at_ns and not each.transport.is_closing()]
             return [dice.choice(held)] if held else []
 
-        cut = self._run(self._lose(drawn))
+        cut = self.run(self._lose(drawn))
         return cut[0] if cut else None
 
     def crash(self) -> None:
         """Die in the middle of everything and come back: what it did not reply to, it never took."""
-        self._run(self._stop())
-        self._run(self._start())
+        self.run(self._stop())
+        self.run(self._start())
 
     def catch_up(self) -> None:
         """Read what a client that just died had sent."""
-        self._run(self._read_on())
+        self.run(self._read_on())
 
     def wait_until(self, condition: Callable[[Witness], object], *, within_s: float = HANG_S) -> None:
         """Return once something is true of its ledger.  Raises TimeoutError."""
@@ -321,23 +316,15 @@ class StrictSmarthost:
             counts = f"{self.ledger.relayed} relayed, {self.ledger.refused} refused"
             raise TimeoutError(f"{error}: {counts}") from None
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._run(self._start())
-        self._pulse = asyncio.run_coroutine_threadsafe(self._feel_pulse(), self._loop)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pulse.cancel()
-        self._run(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        assert self._broken == []
-
     # Of its sessions, in its thread.
+
+    async def begin(self) -> None:
+        await self._start()
+        self._pulse = self._loop.create_task(self._feel_pulse())
+
+    async def end(self) -> None:
+        await self._stop()
+        assert self._broken == []
 
     def began(self, session: _Session, conversation: asyncio.Task[None]) -> None:
         self._sessions[session] = conversation
@@ -401,9 +388,6 @@ class StrictSmarthost:
     async def _read_on(self) -> None:
         for _ in range(TURNS_TO_READ):
             await asyncio.sleep(0)
-
-    def _run(self, doing: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(doing, self._loop).result()
 
     async def _feel_pulse(self) -> None:
         while True:

@@ -57,8 +57,7 @@ class Operated:
 
     def queue(self) -> dict[str, dict[str, Any]]:
         """Return the queue by id, as a program sees it."""
-        lines = self.run("queue", "--json").splitlines()
-        return {message["queue_id"]: message for message in map(json.loads, lines)}
+        return {message["queue_id"]: message for message in self.relay.queue()}
 
     def states(self) -> dict[str, str]:
         """Return the state of each message of the queue."""

@@ -82,6 +82,7 @@ WITHOUT_QUEUE = {"msmtp": (fronts.MSMTP, os.EX_TEMPFAIL), "esmtp": (fronts.ESMTP
 TOGETHER = (
     *(package for packages, _ in WITHOUT_QUEUE.values() for package in packages),
     *(package for library in LIBRARIES for package in library.packages),
+    "php-cli",
 )
 """What needs no machine of its own."""
 

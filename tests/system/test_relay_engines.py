@@ -1,6 +1,5 @@
 """Mail that waits goes on through kills, and from one engine of the spool to the other and back."""
 
-import json
 import os
 import smtplib
 from collections.abc import Sequence
@@ -26,8 +25,7 @@ def hand_over(relay: WarmRelay, contents: Sequence[str]) -> None:
 
 def listed(relay: WarmRelay) -> list[tuple[str, str]]:
     """Return each message's id and state."""
-    lines = relay.command("queue", "--json").stdout.splitlines()
-    return sorted((each["queue_id"], each["state"]) for each in map(json.loads, lines))
+    return sorted((each["queue_id"], each["state"]) for each in relay.queue())
 
 
 def use(relay: WarmRelay, engine: str) -> None:

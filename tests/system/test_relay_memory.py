@@ -1,6 +1,5 @@
 """A flood of large messages costs disk, not memory, on the way in and on the way out."""
 
-import json
 import shutil
 import socket
 import threading
@@ -95,7 +94,7 @@ def test_twenty_clients_with_50_megabytes_each_need_little_memory(folder: Path) 
 
         assert [reply[:3] for reply in replies] == [b"250"] * CLIENTS
         assert _resident_bytes(relay) - before_bytes < MOST_GROWTH_BYTES
-    every = [json.loads(line)["queue_id"] for line in relay.command("queue", "--json").stdout.splitlines()]
+    every = [each["queue_id"] for each in relay.queue()]
     assert _clients_whose_mail_is_whole(relay, every) == list(range(CLIENTS))
     assert relay.command("queue", "delete", *every[RELAYED:]).returncode == 0
     with smtp_sink() as sink:
