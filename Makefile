@@ -108,7 +108,7 @@ mutants: $(TEST_READY)
 
 # Without DIR the mail that Python's own test suite ships.
 corpus: $(READY)
-	@$(RUN) tests/system/corpus.py $(if $(DIR),"$(DIR)")
+	@$(RUN) -m tests.system.corpus $(if $(DIR),"$(DIR)")
 
 # The seed is printed first, so that a failure can be had again: make crash SEED=…
 crash: $(TEST_READY)

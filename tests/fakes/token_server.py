@@ -29,8 +29,6 @@ from flask import Flask, Response, request
 from joserfc.jwk import RSAKey
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from relay.smtp.sasl import BearerToken
-
 CLIENT, SECRET, USER = "relay-client", "client s3cret", "news@example.com"
 UPSTREAM, UPSTREAM_SECRET = "upstream", "upstream-s3cret"
 """Who may ask about tokens."""
@@ -261,8 +259,8 @@ class TokenServer:
         self.granted.append(_Token({"refresh_token": text, "scope": scope}, USER))
         return text
 
-    def is_good(self, token: BearerToken) -> bool:
-        """Return whether an upstream takes the token."""
+    def is_good(self, token: Any) -> bool:
+        """Return whether an upstream takes it; `token` has a `name` and a `token`."""
         return self.is_taken and any(
             each.fields.get("access_token") == token.token
             and not each.was_revoked

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.bench.flooding import KINDS
-from tests.bench.floods import flooded_relay, measure
-from tests.bench.waits import MOST
+from tests.system.flooding import KINDS
+from tests.system.floods import flooded_relay, measure
+from tests.system.waits import MOST
 
 pytestmark = pytest.mark.measures
 
