@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from relay.daemon.processes import listener_processes
 from relay.policy.model import Listen, Policy
-from relay.status import visitors
+from relay.status.visitors import BOUNDS
 
 BASE = 48
 """The interpreter, loops, standard streams, locks, ledger, trigger, inotify."""
@@ -80,7 +80,7 @@ def raise_limit() -> int:
 
 
 def most_visitors(limit: int) -> int:
-    return min(visitors.MOST, max(FEWEST_VISITORS, limit // ONE_VISITOR_OF))
+    return min(BOUNDS.most, max(FEWEST_VISITORS, limit // ONE_VISITOR_OF))
 
 
 def sender_budget(policy: Policy, limit: int) -> Budget:

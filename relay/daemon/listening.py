@@ -66,11 +66,19 @@ class Start:
     policy: Policy
     hostname: str
     style: LogStyle
+    python: str = sys.executable
 
 
 class Listening:
     def __init__(
-        self, start: Start, intake: SpoolIntake, events: Events, counts: ListenerCounts, budget: Budget
+        self,
+        start: Start,
+        intake: SpoolIntake,
+        events: Events,
+        counts: ListenerCounts,
+        budget: Budget,
+        *,
+        restart_first_seconds: float = RESTART_FIRST_SECONDS,
     ) -> None:
         self._start = start
         self._listens = start.policy.listen
@@ -78,6 +86,7 @@ class Listening:
         self._events = events
         self._counts = counts
         self._budget = budget
+        self._restart_first_seconds = restart_first_seconds
         self._observer = ListenerObserver(events, counts)
         self._sockets: list[socket.socket] = []
         self._listeners: dict[int, Listener] = {}
@@ -169,7 +178,7 @@ class Listening:
             await asyncio.sleep(BIND_AGAIN_SECONDS)
 
     async def _keep(self, index: int, listen: Listen, bound: socket.socket) -> None:
-        pause_seconds = RESTART_FIRST_SECONDS
+        pause_seconds = self._restart_first_seconds
         has_run = False
         while True:
             began_at = asyncio.get_running_loop().time()
@@ -197,7 +206,7 @@ class Listening:
                 self._events.listener_died(listener=str(listen.address), pid=process.pid, status=status)
             is_long = asyncio.get_running_loop().time() - began_at > RESTART_LONGEST_SECONDS
             pause_seconds = (
-                RESTART_FIRST_SECONDS if is_long else min(pause_seconds * 2, RESTART_LONGEST_SECONDS)
+                self._restart_first_seconds if is_long else min(pause_seconds * 2, RESTART_LONGEST_SECONDS)
             )
             await asyncio.sleep(pause_seconds)
 
@@ -211,7 +220,7 @@ class Listening:
             "style": self._start.style,
             "files": files and files.to_order(),
         }
-        command = [sys.executable, "-m", "relay.daemon.listener_process"]
+        command = [self._start.python, "-m", "relay.daemon.listener_process"]
         return await self._starter.start(command, json.dumps(orders).encode() + b"\n", [bound.fileno()])
 
     async def _attend(self, process: Child) -> str:

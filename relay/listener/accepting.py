@@ -42,6 +42,7 @@ class Door:
         on_error: Callable[[OSError], None],
         *,
         waits_for_client: bool,
+        pause_s: float = PAUSE_S,
     ) -> None:
         """Accept from now on.  `on_error` is told why there is a pause.
 
@@ -53,6 +54,7 @@ class Door:
         self._receive = receive
         self._on_error = on_error
         self._waits_for_client = waits_for_client
+        self._pause_s = pause_s
         self._opening: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._go_on()
@@ -91,7 +93,7 @@ class Door:
                 return
             except OSError as error:
                 self._loop.remove_reader(self._bound.fileno())
-                self._pause = self._loop.call_later(PAUSE_S, self._go_on)
+                self._pause = self._loop.call_later(self._pause_s, self._go_on)
                 self._on_error(error)
                 return
             accepted.setblocking(False)  # noqa: FBT003 - the socket's own signature

@@ -23,10 +23,10 @@ _THREADS = 2
 class Users:
     """`close` ends its threads."""
 
-    def __init__(self, hashes: Mapping[str, str]) -> None:
+    def __init__(self, hashes: Mapping[str, str], hasher: PasswordHasher | None = None) -> None:
         """Take what `policy.secrets.read_users` returned, of at least one user."""
         self.use(hashes)
-        self._hasher = PasswordHasher()
+        self._hasher = hasher or PasswordHasher()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="relay-auth")
 
     def use(self, hashes: Mapping[str, str]) -> None:
@@ -78,7 +78,8 @@ class BackOff:
     MEMORY_NS = 3600 * SECOND_NS
     MAX_ORIGINS = 10_000
 
-    def __init__(self) -> None:
+    def __init__(self, most_origins: int = MAX_ORIGINS) -> None:
+        self._most_origins = most_origins
         # origin: (failures, instant of the last one); oldest failure first.
         self._failures: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._begun: dict[str, int] = {}
@@ -111,7 +112,7 @@ class BackOff:
         self._forget_old(now_ns)
         count, _ = self._failures.pop(origin, (0, 0))
         self._failures[origin] = (count + 1, now_ns)
-        if len(self._failures) > self.MAX_ORIGINS:
+        if len(self._failures) > self._most_origins:
             self._failures.popitem(last=False)
 
     def succeeded(self, origin: str) -> None:

@@ -16,7 +16,7 @@ from tests.simulation.shrink import shortened
 from tests.simulation.story import Story
 from tests.simulation.worlds import WORLDS
 
-SEEDS = range(3, 7) if os.environ.get("RELAY_TESTS") == "full" else range(1, 3)
+SEEDS = range(3, 9) if os.environ.get("RELAY_TESTS") == "full" else range(1, 3)
 """Of the stories of each world and engine; `make crash` goes on from its own seed for its budget."""
 
 

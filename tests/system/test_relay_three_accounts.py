@@ -1,4 +1,4 @@
-"""Two Postfixes with Dovecot and a practice upstream behind one relay: nothing lost, nothing over."""
+"""Two Postfixes with Dovecot and a strict upstream behind one relay: nothing lost, nothing over."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tests.system.feeder import SENDER
 from tests.system.three_accounts import CONNECTIONS, NAMES, STRANGER, Found, Terms, undergo
 
 SMALLEST_SHARE = 0.95
-"""Of the sum of N / (T + guard + mean transaction), where all have mail and none is paused or stopped."""
+"""Of N / (T + guard + mean transaction), the mean of all three, where none is paused or stopped."""
 CALM = Terms(count=60, period_s=5.0, deeds=20, seed=0, is_wild=False)
 WILD = Terms(count=40, period_s=2.0, deeds=30, seed=0, is_wild=True)
 SMALL = replace(WILD, count=20, deeds=8, seed=4, happens_each_s=0.7)

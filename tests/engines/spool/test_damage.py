@@ -6,9 +6,8 @@ each image.  A status byte that becomes another status is the one damage that no
 """
 
 import errno
-import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -166,31 +165,19 @@ def _is_kept(image: ModelDisk, damaged: bytes) -> bool:
     return any(damaged == image.peek(f"{ROOT}/corrupt/{name}") for name in image.names(f"{ROOT}/corrupt"))
 
 
-@pytest.mark.parametrize("places", [4, pytest.param(12, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "places",
+    [4, pytest.param(12, marks=pytest.mark.full), pytest.param(40, marks=pytest.mark.crash(least_s=60))],
+)
 def test_any_damage_to_any_file_is_told_and_costs_no_other_message(spoiled: Spoiled, places: int) -> None:
     for path in spoiled.files():
-        rng = random.Random(f"{path} {places}")
+        rng, length = random.Random(path), spoiled.disk.length(path) or 0
         for what in KINDS:
-            _strike_at_some(spoiled, path, what, rng, places)
-
-
-@pytest.mark.crash
-def test_damage_of_any_place_is_told_and_costs_no_other_message(
-    spoiled: Spoiled,
-    crash_seed: int,
-    drawn_in_time: Callable[[Iterable[tuple[str, str]], float], Iterator[tuple[int, tuple[str, str]]]],
-) -> None:
-    for _, (path, what) in drawn_in_time(itertools.product(spoiled.files(), KINDS), 0.05):
-        _strike_at_some(spoiled, path, what, random.Random(crash_seed), 40)
-
-
-def _strike_at_some(spoiled: Spoiled, path: str, what: str, rng: random.Random, places: int) -> None:
-    length = spoiled.disk.length(path) or 0
-    for at in sorted({rng.randrange(length) for _ in range(places)}):
-        try:
-            strike(spoiled, path, what, at)
-        except Exception as error:
-            raise AssertionError(f"{path}: {what} at {at}: {error!r}") from error
+            for at in sorted({rng.randrange(length) for _ in range(places)}):
+                try:
+                    strike(spoiled, path, what, at)
+                except Exception as error:
+                    raise AssertionError(f"{path}: {what} at {at}: {error!r}") from error
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])

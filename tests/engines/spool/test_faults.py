@@ -27,8 +27,6 @@ from tests.engines.spool.world import ROOT, Letter, Snapshot, World
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 
-WHOLE_BUDGET_S = 300.0
-"""Of a crash run that has all scenarios; a shorter one draws its part of them."""
 LETTERS = (Letter(({0: RELAYED},), content=LONG, spills=1), Letter(({0: RELAYED},)))
 
 
@@ -37,10 +35,7 @@ def few(*names: str, kinds: Sequence[str] = tuple(FAULTS)) -> list[object]:
     some = [pytest.param(name, [kind for kind in kinds if kind in SOME], id=name) for name in names]
     later = [pytest.param(name, kinds, marks=pytest.mark.full, id=f"{name}, all kinds") for name in names]
     others = [name for name in SCENARIOS if name not in names]
-    drawn = [
-        pytest.param(name, kinds, marks=pytest.mark.crash, id=name)
-        for name in part_of(others, WHOLE_BUDGET_S)
-    ]
+    drawn = [pytest.param(name, kinds, marks=pytest.mark.crash, id=name) for name in part_of(others, 300.0)]
     return [*some, *later, *drawn]
 
 

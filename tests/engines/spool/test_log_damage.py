@@ -2,15 +2,14 @@
 
 One spool, and a copy of it for each damage.  The places are all files of the engine, from the first byte to
 the last: headers, heads, records and tails of the segments of listeners and of the sender, long content,
-summaries and locks.  They are some hundred bytes apart, elsewhere in `make test-all` than in `make test`, and
-in `make crash` wherever its seed has them.
+summaries and locks.  They are some hundred bytes apart, and others in `make test`, `make test-all` and each
+seed of `make crash`.
 """
 
 import errno
-import itertools
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -20,6 +19,7 @@ from relay.spool.disk.durable import opened
 from relay.spool.identity import report_id, subject_of
 from relay.spool.interface import INLINE_BYTES, Corrupt, Spool, Status, Unreadable
 from relay.spool.log.engine import LogSpool
+from tests.budget import SEED
 from tests.engines.spool.engine import BOUNCED, ENVELOPE, RELAYED, accept, note, recovered, taken
 from tests.engines.spool.log_engine import LogEngine, drop_summaries, end, log_on_the_model, model_of
 from tests.engines.spool.recovering import recover
@@ -29,7 +29,7 @@ from tests.fakes.platter import SECTOR_BYTES, disk_error
 pytestmark = pytest.mark.draws
 
 STEP_BYTES = 131
-FIRST_BYTE = 65 if os.environ.get("RELAY_TESTS") == "full" else 0
+FIRST_BYTE = 65 if os.environ.get("RELAY_TESTS") == "full" else SEED % STEP_BYTES
 REPORT = replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",))
 
 DAMAGE: dict[str, Callable[[bytes, int], bytes]] = {
@@ -127,15 +127,13 @@ def is_senders(path: str) -> bool:
     return "/sender." in path and not path.endswith(".sum")
 
 
-def damages(
-    base: Written, kind: str, first: int = FIRST_BYTE
-) -> Iterator[tuple[LogEngine, str, int, set[QueueId]]]:
+def damages(base: Written, kind: str) -> Iterator[tuple[LogEngine, str, int, set[QueueId]]]:
     """Yield the spool with each damage of a kind, where that is, and the messages that it meets."""
     places = {q: base.engine.places(q) + base.engine.records(q) for q in base.queued}
     for path in base.files():
         raw = base.disk.peek(path)
         step = STEP_BYTES if len(raw) < INLINE_BYTES else len(raw) // 9
-        for at in sorted({*range(first % step, len(raw), step), len(raw) - 1}):
+        for at in sorted({*range(FIRST_BYTE % step, len(raw), step), len(raw) - 1}):
             if (damaged := DAMAGE[kind](raw, at)) == raw:
                 continue
             engine = LogEngine(base.engine.root, base.disk.after_kill(), first_intake=50)
@@ -169,25 +167,12 @@ def set_aside(engine: LogEngine) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("kind", "with_summaries"),
     [("a flipped bit", True), *((kind, False) for kind in DAMAGE)]
-    + [pytest.param(kind, True, marks=pytest.mark.full) for kind in DAMAGE if kind != "a flipped bit"],
+    + [pytest.param(kind, True, marks=pytest.mark.full) for kind in DAMAGE if kind != "a flipped bit"]
+    + [pytest.param(kind, False, marks=pytest.mark.crash(least_s=60)) for kind in DAMAGE],
 )
 def test_damage_costs_what_it_meets_and_is_told_and_kept(kind: str, *, with_summaries: bool) -> None:
-    assert _cost(written(with_summaries=with_summaries), kind, FIRST_BYTE) > 5
-
-
-@pytest.mark.crash
-def test_damage_anywhere_costs_what_it_meets_and_is_told_and_kept(
-    drawn_in_time: Callable[[Iterable[tuple[str, int]], float], Iterator[tuple[int, tuple[str, int]]]],
-) -> None:
-    bases = [written(with_summaries=which) for which in (False, True)]
-    for number, (kind, first) in drawn_in_time(itertools.product(DAMAGE, range(STEP_BYTES)), 0.1):
-        _cost(bases[number % 2], kind, first)
-
-
-def _cost(base: Written, kind: str, first: int) -> int:
-    """Judge each damage of a kind; return how many messages were lost to them in sum."""
-    cost = 0
-    for engine, path, at, met in damages(base, kind, first):
+    base, cost = written(with_summaries=with_summaries), 0
+    for engine, path, at, met in damages(base, kind):
         where = f"{kind} of {path} at {at}"
         spool, found = start(engine)
         for queue_id, known in found.items():
@@ -218,7 +203,7 @@ def _cost(base: Written, kind: str, first: int) -> int:
             end(spool, queue_id)
         spool.close()
         assert (start(engine)[1], set_aside(engine)) == ({}, before), where
-    return cost
+    assert cost > 5
 
 
 def check(base: Written, queue_id: QueueId, known: Known, *, are_fates_damaged: bool) -> None:

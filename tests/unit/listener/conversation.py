@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+from relay.clock import Clock
 from relay.listener.server import Listener
 from relay.listener.session import ClientSession
 from relay.policy.model import Listen
@@ -17,6 +18,21 @@ _GIVE_UP_S = 120
 """Only so that a broken test ends; nothing waits for it."""
 
 TRANSACTION = b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.net>\r\nDATA\r\n"
+
+
+class LeapingLoop(asyncio.SelectorEventLoop):
+    """One that a test may have sleep for a while, as a suspended host does."""
+
+    leaps_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.leaps_s
+
+
+def leap(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, LeapingLoop)
+    loop.leaps_s += seconds
 
 
 class Client:
@@ -75,6 +91,7 @@ class Client:
 class Room:
     """A listener under test."""
 
+    listen: Listen
     listener: Listener
     intake: MemoryIntake
     observer: MemoryObserver
@@ -126,6 +143,7 @@ async def listening(
     intake: MemoryIntake | None = None,
     *,
     ceiling: int | None = None,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Room]:
     """Run a listener that lets 127.0.0.0/8 relay, unless the policy says otherwise."""
     listen = Listen.model_validate(
@@ -133,9 +151,9 @@ async def listening(
     )
     observer = MemoryObserver()
     intake = intake or MemoryIntake()
-    listener = Listener(listen, "relay.example", intake, observer, ceiling=ceiling)
+    listener = Listener(listen, "relay.example", intake, observer, clock=clock, ceiling=ceiling)
     await listener.start()
-    room = Room(listener, intake, observer, [])
+    room = Room(listen, listener, intake, observer, [])
     try:
         yield room
         intake.gate.set()

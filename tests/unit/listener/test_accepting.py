@@ -8,9 +8,6 @@ import socket
 from collections.abc import AsyncIterator
 from typing import cast
 
-import pytest
-
-from relay.listener import accepting
 from relay.listener.accepting import Door, into_protocol
 
 
@@ -42,7 +39,8 @@ async def listening(lacks: int = 0) -> AsyncIterator[tuple[Listening, list[OSErr
     bound.listen()
     bound.lacks = lacks
     errors: list[OSError] = []
-    entrance = Door(bound, into_protocol(lambda _peer: Greeting()), errors.append, waits_for_client=False)
+    receive = into_protocol(lambda _peer: Greeting())
+    entrance = Door(bound, receive, errors.append, waits_for_client=False, pause_s=0.001)
     try:
         yield bound, errors
     finally:
@@ -57,8 +55,7 @@ async def greeted(bound: socket.socket) -> bytes:
         writer.close()
 
 
-async def test_who_came_meanwhile_is_let_in_after_the_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepting, "PAUSE_S", 0.001)
+async def test_who_came_meanwhile_is_let_in_after_the_pauses() -> None:
     async with listening(lacks=3) as (bound, errors):
         assert await greeted(bound) == b"hello"
 

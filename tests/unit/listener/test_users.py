@@ -1,6 +1,7 @@
 """Passwords, and the brake on guessing them."""
 
 import asyncio
+from typing import Literal
 
 import pytest
 from argon2 import PasswordHasher
@@ -34,16 +35,15 @@ async def test_only_the_user_with_the_password_is_let_in(name: str, password: st
     users.close()
 
 
-async def test_unknown_user_costs_a_hash_like_a_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    users = Users({"mjd": CHEAP.hash("open sesame")})
-    checked: list[str] = []
-    verify = users._matches
+async def test_unknown_user_costs_a_hash_like_a_known_one() -> None:
+    checked: list[str | bytes] = []
 
-    def counting(password_hash: str, password: str) -> bool:
-        checked.append(password_hash)
-        return verify(password_hash, password)
+    class Counting(PasswordHasher):
+        def verify(self, hash: str | bytes, password: str | bytes) -> Literal[True]:  # noqa: A002 - its name
+            checked.append(hash)
+            return super().verify(hash, password)
 
-    monkeypatch.setattr(users, "_matches", counting)
+    users = Users({"mjd": CHEAP.hash("open sesame")}, Counting())
     for name in ("mjd", "nobody"):
         # The right password for the wrong name matches the decoy, and must not count.
         assert await users.verify(name, "open sesame") is (name == "mjd")
@@ -76,8 +76,7 @@ def test_wait_doubles_from_the_third_failure_up_to_15_minutes() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 15), st.integers(0, BackOff.MEMORY_NS // 3)), max_size=60))
 def test_table_holds_whoever_failed_within_the_hour_and_no_more(steps: list[tuple[int, int]]) -> None:
-    back_off = BackOff()
-    back_off.MAX_ORIGINS = 10
+    back_off = BackOff(most_origins=10)
     now_ns = 0
     last: dict[str, int] = {}
     for number, step_ns in steps:

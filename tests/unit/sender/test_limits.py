@@ -7,6 +7,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.throttle.history_check import audit_file
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Script, Smarthost
+from tests.fakes.virtual_time import pass_time
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 
 
@@ -84,7 +85,7 @@ async def test_a_history_that_fails_opens_no_connection(tmp_path: Path) -> None:
         async with Relay(policy) as relay:
             history = policy.history_path("isp")
             # What is overwritten while it is read for the first time is another fault.
-            await relay.until(lambda: relay.dispatcher.dispatcher._has_history)
+            await pass_time(1)
             history.parent.mkdir(exist_ok=True)
             history.write_bytes(b"user: password\n")
             relay.accept()

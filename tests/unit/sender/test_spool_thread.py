@@ -8,7 +8,7 @@ Here the sender's own spool thread does it, before the crash and after it; what 
 import asyncio
 import errno
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
@@ -35,7 +35,6 @@ from tests.fakes.platter import Model
 from tests.fakes.virtual_time import WorkersInTurn
 
 CUTS_AT_ONCE = 6
-
 NO_REASON = b"The reason is no longer known."
 
 
@@ -234,34 +233,24 @@ WRITTEN = [
 ]
 
 
-QUICK = [
-    "bounced",
-    "a batch of two",
-    "warned, then bounced",
-    pytest.param("two bounced", marks=pytest.mark.full),
-    pytest.param("bounced, the first report waits", marks=pytest.mark.full),
-]
-"""`make crash` has them all."""
+QUICK = {"bounced", "a batch of two", "warned, then bounced"}
+FULL, LONG = pytest.mark.full, pytest.mark.crash(least_s=60)
+IN_FULL = {"two bounced", "bounced, the first report waits"}
 
 
 @pytest.mark.usefixtures("_at_desks")
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else FULL if name in IN_FULL else LONG)
+        for name in WRITTEN
+    ],
+)
 def test_a_power_cut_while_endings_are_written_loses_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few_folders(monkeypatch)
     cut_on_each_model(name, _run_of, Judge(), CUTS_AT_ONCE)
-
-
-@pytest.mark.crash
-@pytest.mark.usefixtures("_at_desks")
-def test_any_power_cut_while_endings_are_written_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-    drawn_in_time: Callable[[Iterable[str], float], Iterator[tuple[int, str]]],
-) -> None:
-    few_folders(monkeypatch)
-    for _, name in drawn_in_time(WRITTEN, 0.1):
-        cut_on_each_model(name, _run_of, Judge(), CUTS_AT_ONCE)
 
 
 @pytest.mark.usefixtures("_at_desks")
