@@ -19,7 +19,7 @@ from tests.system.waiting import free_port
 pytestmark = pytest.mark.measures
 
 CLIENTS = 20
-CONTENT_BYTES = 50_000_000
+CONTENT_BYTES = 25_000_000
 RELAYED = 6
 """How many of them go out again: more than there are connections."""
 MOST_GROWTH_BYTES = 64 * 1024 * 1024
@@ -78,7 +78,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)
 
 
-def test_twenty_clients_with_50_megabytes_each_need_little_memory(folder: Path) -> None:
+def test_twenty_clients_with_25_megabytes_each_need_little_memory(folder: Path) -> None:
     demand(smtp_tools.why_missing())
     down = {"host": "127.0.0.1", "port": free_port(), "tls": "none"}
     with RelayProcess(folder, {"isp": down}) as relay:

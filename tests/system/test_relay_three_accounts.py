@@ -42,7 +42,7 @@ def test_three_accounts_under_all_of_it_lose_and_exceed_nothing(
     assert_all_went_well(found)
 
 
-@pytest.mark.crash
+@pytest.mark.crash(least_s=60)
 def test_three_accounts_are_used_to_the_full_while_all_have_mail(
     tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:
@@ -55,7 +55,7 @@ def test_three_accounts_are_used_to_the_full_while_all_have_mail(
     assert found.share >= SMALLEST_SHARE, str(found)
 
 
-@pytest.mark.crash
+@pytest.mark.crash(least_s=60)
 def test_three_accounts_at_length_lose_and_exceed_nothing(
     tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:

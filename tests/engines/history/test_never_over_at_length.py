@@ -1,4 +1,4 @@
-"""Never over: random events, each grant held against a brute-force oracle; 100,000 of them in test-all."""
+"""Never over: random events, each grant held against a brute-force oracle; 36,000 of them in test-all."""
 
 import concurrent.futures
 import multiprocessing
@@ -15,7 +15,7 @@ from relay.throttle.gauge import KEY_ENTRIES
 from tests.engines.history.world import World
 
 EVENTS_A_WORLD = 200
-WORLDS = 500
+WORLDS = 180
 
 
 def _bounds(number: int) -> Bounds:
