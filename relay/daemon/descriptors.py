@@ -9,7 +9,7 @@ import resource
 from collections.abc import Sequence
 
 from relay.policy.model import Listen
-from relay.status import visitors
+from relay.status.visitors import BOUNDS
 
 EACH_CLIENT = 4
 """Of the limit: its two descriptors, and as many for everything else."""
@@ -30,7 +30,7 @@ def raise_limit() -> int:
 
 
 def most_visitors(limit: int) -> int:
-    return min(visitors.MOST, max(FEWEST_VISITORS, limit // ONE_VISITOR_OF))
+    return min(BOUNDS.most, max(FEWEST_VISITORS, limit // ONE_VISITOR_OF))
 
 
 def fitted(listens: Sequence[Listen], limit: int) -> list[Listen]:

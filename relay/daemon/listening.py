@@ -68,6 +68,7 @@ class Start:
     policy: Policy
     hostname: str
     style: LogStyle
+    python: str = sys.executable
 
 
 @dataclass(eq=False, slots=True)
@@ -92,7 +93,14 @@ class _Listening:
 
 class Listening:
     def __init__(
-        self, start: Start, intake: SpoolIntake, events: Events, counts: ListenerCounts, limit: int
+        self,
+        start: Start,
+        intake: SpoolIntake,
+        events: Events,
+        counts: ListenerCounts,
+        limit: int,
+        *,
+        restart_first_seconds: float = RESTART_FIRST_SECONDS,
     ) -> None:
         """`limit` of descriptors, of each process; tell where the policy allows more clients than that."""
         self._start = start
@@ -101,6 +109,7 @@ class Listening:
         self._counts = counts
         self._all = [_Listening(index, listen) for index, listen in enumerate(start.policy.listen)]
         self._limit = limit
+        self._restart_first_seconds = restart_first_seconds
         self._keepers: list[asyncio.Task[None]] = []
         self._is_closing = False
         for where, listens in (
@@ -191,7 +200,7 @@ class Listening:
 
     async def _keep(self, of: _Listening) -> None:
         name, loop = str(of.listen.address), asyncio.get_running_loop()
-        pause_seconds = RESTART_FIRST_SECONDS
+        pause_seconds = self._restart_first_seconds
         has_run = False
         while True:
             began_at = loop.time()
@@ -212,13 +221,13 @@ class Listening:
                 self._events.listener_died(listener=name, pid=process.pid, status=status)
             is_long = loop.time() - began_at > RESTART_LONGEST_SECONDS
             pause_seconds = (
-                RESTART_FIRST_SECONDS if is_long else min(pause_seconds * 2, RESTART_LONGEST_SECONDS)
+                self._restart_first_seconds if is_long else min(pause_seconds * 2, RESTART_LONGEST_SECONDS)
             )
             await asyncio.sleep(pause_seconds)
 
     async def _start_process(self, of: _Listening) -> Process:
         fd = of.bound.fileno() if of.bound is not None else -1
-        command = (sys.executable, "-m", "relay.daemon.listener_process")
+        command = (self._start.python, "-m", "relay.daemon.listener_process")
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, pass_fds=[fd], limit=MOST_LINE_BYTES
         )

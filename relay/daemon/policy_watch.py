@@ -116,7 +116,16 @@ class Edits(Protocol):
 
 
 class PolicyWatch:
-    def __init__(self, path: Path, in_force: Policy, seen: bytes, edits: Edits, clock: Clock) -> None:
+    def __init__(
+        self,
+        path: Path,
+        in_force: Policy,
+        seen: bytes,
+        edits: Edits,
+        clock: Clock,
+        *,
+        settle_seconds: float = SETTLE_SECONDS,
+    ) -> None:
         """`seen` is the text of what is in force."""
         self._path = path
         self._in_force = self._counts = in_force
@@ -124,6 +133,7 @@ class PolicyWatch:
         """Of the text that was decided about; empty where there was none."""
         self._edits = edits
         self._clock = clock
+        self._settle_seconds = settle_seconds
         self._state = FileState.DECIDED
         self._edit: _Edit | None = None
         self._waiting: Waiting | None = None
@@ -215,7 +225,7 @@ class PolicyWatch:
         """Wait until new content stays as it is.  Raises OSError."""
         sight = await asyncio.to_thread(_read, self._path, self._seen)
         while sight.sha256 != self._seen and self._rested(sight) is None:
-            await asyncio.sleep(SETTLE_SECONDS)
+            await asyncio.sleep(self._settle_seconds)
             before, sight = sight, await asyncio.to_thread(_read, self._path, self._seen)
             if before.text == sight.text:
                 break

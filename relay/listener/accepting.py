@@ -20,13 +20,21 @@ Receive = Callable[[socket.socket, Any], Coroutine[None, None, None]]
 class Door:
     """Takes connections on a listening socket, which it closes in the end."""
 
-    def __init__(self, bound: socket.socket, receive: Receive, on_error: Callable[[OSError], None]) -> None:
+    def __init__(
+        self,
+        bound: socket.socket,
+        receive: Receive,
+        on_error: Callable[[OSError], None],
+        *,
+        pause_s: float = PAUSE_S,
+    ) -> None:
         """Accept from now on.  `on_error` is told why there is a pause."""
         bound.setblocking(False)  # noqa: FBT003 - the socket's own signature
         self._loop = asyncio.get_running_loop()
         self._bound = bound
         self._receive = receive
         self._on_error = on_error
+        self._pause_s = pause_s
         self._receiving: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._go_on()
@@ -53,7 +61,7 @@ class Door:
             return
         except OSError as error:
             self._loop.remove_reader(self._bound.fileno())
-            self._pause = self._loop.call_later(PAUSE_S, self._go_on)
+            self._pause = self._loop.call_later(self._pause_s, self._go_on)
             self._on_error(error)
             return
         accepted.setblocking(False)  # noqa: FBT003 - the socket's own signature

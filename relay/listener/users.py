@@ -23,10 +23,10 @@ _THREADS = 2
 class Users:
     """`close` ends its threads."""
 
-    def __init__(self, hashes: Mapping[str, str]) -> None:
+    def __init__(self, hashes: Mapping[str, str], hasher: PasswordHasher | None = None) -> None:
         """Take what `policy.secrets.read_users` returned, of at least one user."""
         self.use(hashes)
-        self._hasher = PasswordHasher()
+        self._hasher = hasher or PasswordHasher()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="relay-auth")
 
     def use(self, hashes: Mapping[str, str]) -> None:
@@ -70,8 +70,9 @@ class Guesses:
     MEMORY_NS = 3600 * SECOND_NS
     MAX_ORIGINS = 10_000
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, most_origins: int = MAX_ORIGINS) -> None:
         self._clock = clock
+        self._most_origins = most_origins
         self._failures: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """Origin: how many, and the instant of the last; the oldest first."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -101,6 +102,6 @@ class Guesses:
                 return PasswordCheck.RIGHT
             count, _ = self._failures.pop(origin, (0, 0))
             self._failures[origin] = (count + 1, self._clock.boottime_ns())
-            if len(self._failures) > self.MAX_ORIGINS:
+            if len(self._failures) > self._most_origins:
                 self._failures.popitem(last=False)
             return PasswordCheck.WRONG

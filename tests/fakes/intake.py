@@ -16,10 +16,13 @@ class MemoryDraft:
         self.buffer = bytearray()
         self.spilled = bytearray()
         self.spilled_bytes = 0
+        self.append_error: Exception | None = None
         self.most_buffered_bytes = 0
         self._keeps_spilled = keeps_spilled
 
     def append(self, chunk: bytes) -> None:
+        if self.append_error is not None:
+            raise self.append_error
         self.buffer += chunk
         self.most_buffered_bytes = max(self.most_buffered_bytes, len(self.buffer))
 

@@ -3,7 +3,7 @@
 import errno
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,8 +107,8 @@ def test_there_and_back_is_where_it_was(source: str, target: str, told: list[Sto
 
 FEW = [STORIES[2], replace(STORIES[3], is_held=True), STORIES[6]]
 LONG = [STORIES[4], STORIES[7]]
-SHORT_STEP = 8
-"""Of the calls at which a conversion is killed, every so-manieth in the short form."""
+STEP = 8
+"""Of the calls at which a conversion is killed, every so-manieth at once."""
 
 
 def killed_at(base: ModelDisk, nth: int, target: str) -> ModelDisk | None:
@@ -183,12 +183,12 @@ def images_of_two(base: ModelDisk, nth: int, target: str, rng: random.Random) ->
     return found
 
 
-def kill_everywhere(source: str, target: str, told: list[Story], model: Model, step: int) -> None:
+def kill_everywhere(source: str, target: str, told: list[Story], model: Model, first: int = 1) -> None:
     base = spool_of(source, told, model)
     before = without_hints(read(source, base.after_kill()))
     rng, met = random.Random(f"{source}/{model}"), set()
     judged, calls = 0, calls_of(base, target)
-    for nth in sorted({*range(1, calls, step), *range(calls - 2, calls + 1)}):
+    for nth in sorted({*range(first, calls, STEP), *range(calls - 2, calls + 1)}):
         found = images_of_two(base, nth, target, rng)
         for story, image in found:
             try:
@@ -208,18 +208,21 @@ def test_a_conversion_killed_anywhere_goes_on(
     source: str, target: str, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few_folders(monkeypatch)
-    kill_everywhere(source, target, FEW, model, SHORT_STEP)
+    kill_everywhere(source, target, FEW, model)
+
+
+Case = tuple[tuple[str, str], Model, list[Story], int]
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("told", [FEW, LONG], ids=["few", "long"])
-@pytest.mark.parametrize("model", Model)
-@pytest.mark.parametrize(("source", "target"), WAYS)
 def test_a_conversion_killed_at_every_call_goes_on(
-    source: str, target: str, model: Model, told: list[Story], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
+    drawn_in_time: Callable[[Iterable[Case], float], Iterator[tuple[int, Case]]],
 ) -> None:
     few_folders(monkeypatch)
-    kill_everywhere(source, target, told, model, 1)
+    cases = itertools.product(WAYS, Model, [FEW, LONG], range(1, STEP + 1))
+    for _, ((source, target), model, told, first) in drawn_in_time(cases, 0.2):
+        kill_everywhere(source, target, told, model, first)
 
 
 @pytest.mark.parametrize("told", [FEW, LONG], ids=["few", "long"])

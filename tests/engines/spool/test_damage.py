@@ -165,7 +165,10 @@ def _is_kept(image: ModelDisk, damaged: bytes) -> bool:
     return any(damaged == image.peek(f"{ROOT}/corrupt/{name}") for name in image.names(f"{ROOT}/corrupt"))
 
 
-@pytest.mark.parametrize("places", [4, pytest.param(40, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "places",
+    [4, pytest.param(12, marks=pytest.mark.full), pytest.param(40, marks=pytest.mark.crash(least_s=60))],
+)
 def test_any_damage_to_any_file_is_told_and_costs_no_other_message(spoiled: Spoiled, places: int) -> None:
     for path in spoiled.files():
         rng, length = random.Random(path), spoiled.disk.length(path) or 0

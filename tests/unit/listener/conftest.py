@@ -9,10 +9,11 @@ import uvloop
 from argon2 import PasswordHasher
 
 from tests.fakes.certificates import Certificates, make_certificates
+from tests.unit.listener.conversation import LeapingLoop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
+    return {"asyncio": LeapingLoop, "uvloop": uvloop.new_event_loop}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,16 +21,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent) and "uvloop" in item.name:
             item.add_marker(pytest.mark.full)
-
-
-@pytest.fixture
-async def leap(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Return what has the event loop's clock go forward by seconds; uvloop's cannot."""
-    loop = asyncio.get_running_loop()
-    if not isinstance(loop, asyncio.SelectorEventLoop):
-        pytest.skip("the clock of this loop is its own")
-    time = loop.time
-    return lambda seconds: monkeypatch.setattr(loop, "time", lambda: time() + seconds)
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,21 @@ _GIVE_UP_S = 120
 TRANSACTION = b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.net>\r\nDATA\r\n"
 
 
+class LeapingLoop(asyncio.SelectorEventLoop):
+    """One that a test may have sleep for a while, as a suspended host does."""
+
+    leaps_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.leaps_s
+
+
+def leap(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, LeapingLoop)
+    loop.leaps_s += seconds
+
+
 class Client:
     """One connection from outside."""
 
@@ -76,6 +91,7 @@ class Client:
 class Room:
     """A listener under test."""
 
+    listen: Listen
     listener: Listener
     intake: MemoryIntake
     observer: MemoryObserver
@@ -136,7 +152,7 @@ async def listening(
     clock = FakeClock()
     listener = Listener(listen, "relay.example", intake, observer, clock=clock)
     await listener.start()
-    room = Room(listener, intake, observer, clock, [])
+    room = Room(listen, listener, intake, observer, clock, [])
     try:
         yield room
         intake.gate.set()

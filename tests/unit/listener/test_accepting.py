@@ -5,9 +5,6 @@ import errno
 import os
 import socket
 
-import pytest
-
-from relay.listener import accepting
 from relay.listener.accepting import Door
 
 
@@ -28,13 +25,12 @@ async def greet(accepted: socket.socket, _peer: object) -> None:
     accepted.close()
 
 
-async def test_who_came_meanwhile_is_let_in_after_the_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepting, "PAUSE_S", 0.001)
+async def test_who_came_meanwhile_is_let_in_after_the_pauses() -> None:
     bound = Listening()
     bound.bind(("127.0.0.1", 0))
     bound.listen()
     errors: list[OSError] = []
-    door = Door(bound, greet, errors.append)
+    door = Door(bound, greet, errors.append, pause_s=0.001)
     reader, writer = await asyncio.open_connection(*bound.getsockname())
 
     assert await reader.read() == b"hello"
