@@ -81,8 +81,8 @@ install:
 test: $(TEST_READY)
 	$(RUN) $(FILES_AT_ONCE) -m 'not full and not measures and not crash'
 
-# Real peers mostly wait: four files at once.  What measures runs alone, and last.
-test-all: private STREAMS = 4
+# Real peers mostly wait: five files at once.  What measures runs alone, and last.
+test-all: private STREAMS = 5
 test-all: test
 	RELAY_TESTS=full $(RUN) $(FILES_AT_ONCE) -m '(full or hypothesis or draws) and not measures and not crash'
 	$(RUN) -m pytest -q -m 'measures and not crash'
@@ -108,7 +108,7 @@ mutants: $(TEST_READY)
 
 # Without DIR the mail that Python's own test suite ships.
 corpus: $(READY)
-	@$(RUN) tests/system/corpus.py $(if $(DIR),"$(DIR)")
+	@$(RUN) -m tests.system.corpus $(if $(DIR),"$(DIR)")
 
 # The seed is printed first, so that a failure can be had again: make crash SEED=…
 crash: $(TEST_READY)

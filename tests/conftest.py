@@ -5,13 +5,16 @@ they pass or fail for what changed.  `make crash` draws from its seed, which it 
 """
 
 import os
+import random
 import signal
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.budget import BUDGET_S, SEED, Of
 from tests.figures import FIGURES
 
 # A shell starts what it runs in the background with SIGINT ignored, and programs inherit that.
@@ -30,6 +33,14 @@ settings.load_profile("crash" if "RELAY_CRASH_SEED" in os.environ else os.enviro
 _TOLD: list[str] = []
 _COUNTED: Counter[str] = Counter()
 """Of all tests, in whatever process they ran."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what a small budget has no time for: `crash(least_s=…)`."""
+    marks = {item: item.get_closest_marker("crash") for item in items}
+    too_long = {item for item, mark in marks.items() if mark and mark.kwargs.get("least_s", 0) > BUDGET_S}
+    config.hook.pytest_deselected(items=[*too_long])
+    items[:] = [item for item in items if item not in too_long]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -70,13 +81,33 @@ def umask_of_its_own() -> Iterator[None]:
 @pytest.fixture
 def crash_seed() -> int:
     """Return what a crash run draws from: `make crash SEED=`; 0 without."""
-    return int(os.environ.get("RELAY_CRASH_SEED", "0"))
+    return SEED
 
 
 @pytest.fixture
 def crash_budget_s() -> float:
     """Return about how many seconds one `make crash` may take: `make crash BUDGET=`; a second without."""
-    return float(os.environ.get("RELAY_CRASH_BUDGET", "1"))
+    return BUDGET_S
+
+
+@pytest.fixture
+def drawn_in_time(
+    crash_seed: int, crash_budget_s: float
+) -> Callable[[Iterable[Of], float], Iterator[tuple[int, Of]]]:
+    """Return what yields the members of a finite space, numbered, in an order drawn from the seed.
+
+    The first is always yielded; the others until this share of the budget is used up.
+    """
+
+    def yields(space: Iterable[Of], share: float) -> Iterator[tuple[int, Of]]:
+        until, members = time.monotonic() + crash_budget_s * share, list(enumerate(space))
+        random.Random(crash_seed).shuffle(members)
+        for count, member in enumerate(members):
+            if count and time.monotonic() > until:
+                return
+            yield member
+
+    return yields
 
 
 @pytest.fixture

@@ -19,10 +19,9 @@ DEFAULTS = f"${POLICY_VARIABLE}, then ./{DEFAULT_POLICY}, then {SYSTEM_POLICY}"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def default_policy() -> Path:
+def default_policy(systems: Path = SYSTEM_POLICY) -> Path:
     """Return the policy where none is named: that of this folder, or the system's if only that is there."""
-    is_systems = not os.path.lexists(DEFAULT_POLICY) and os.path.lexists(SYSTEM_POLICY)
-    return SYSTEM_POLICY if is_systems else DEFAULT_POLICY
+    return systems if not os.path.lexists(DEFAULT_POLICY) and os.path.lexists(systems) else DEFAULT_POLICY
 
 
 def policy_option(verb: _Command) -> _Command:

@@ -20,7 +20,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.spool.root.quarantine import set_aside
 from relay.status.filters import Wanted
 from relay.status.snapshot import MessageView, QueueState
-from relay.status.visitors import Visitors
+from relay.status.visitors import Bounds, Visitors
 from relay.telemetry.events import Events
 from relay.verdicts.operator_pause import PauseAsked
 
@@ -70,9 +70,8 @@ class ControlServer:
         self._policy = policy
         self._operations = operations
         self._events = events
-        self._visitors = Visitors(
-            events, "the control socket", answer_seconds=LONGEST_ANSWER_SECONDS, most=MOST_AT_ONCE
-        )
+        bounds = Bounds(MOST_AT_ONCE, answer_seconds=LONGEST_ANSWER_SECONDS)
+        self._visitors = Visitors(events, "the control socket", bounds)
 
     async def start(self) -> None:
         app = web.Application(middlewares=[self._guard], client_max_size=LONGEST_QUESTION_BYTES)

@@ -19,13 +19,12 @@ from relay.clock import Clock, SystemClock
 from relay.control.server import ControlServer
 from relay.control.wire import PolicyInForce
 from relay.daemon.assembly import Assembly
-from relay.daemon.descriptors import Budget, listener_budget, most_visitors, raise_limit, sender_budget
+from relay.daemon.descriptors import most_visitors, raise_limit
 from relay.daemon.listener_files_watch import ListenerFilesWatch
 from relay.daemon.listening import Listening, Start, spool_intake
-from relay.daemon.loops import give_way, spare_queue, start_threads, tell_unhandled
-from relay.daemon.notify import Recovering, notify, reloading, stopping, watchdog_seconds
+from relay.daemon.loops import spare_queue, start_threads, tell_unhandled
+from relay.daemon.notify import notify, recovering, reloading, stopping, watchdog_seconds
 from relay.daemon.policy_watch import PolicyWatch, digest
-from relay.daemon.processes import listener_processes
 from relay.daemon.reload import Reload
 from relay.hooks.hooks import Hooks
 from relay.policy.model import Policy
@@ -41,6 +40,7 @@ from relay.spool.interface import SpoolFault
 from relay.status.collector import collect
 from relay.status.http import StatusServer
 from relay.status.snapshot import Condition, PolicyStatus
+from relay.status.visitors import Bounds
 from relay.status.watch import Watch
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events, LogStyle
@@ -52,12 +52,11 @@ from relay.telemetry.telemetry import Telemetry
 
 
 class Stop:
-    def __init__(self, events: Events, metrics: Metrics, recovering: Recovering) -> None:
+    def __init__(self, events: Events, metrics: Metrics) -> None:
         self.why = "told to"
         self.exit_code = os.EX_OK
         self._events = events
         self._metrics = metrics
-        self._recovering = recovering
         self._is_set = asyncio.Event()
 
     async def wait(self) -> None:
@@ -91,8 +90,6 @@ class Stop:
             drain(sys.stderr)
             os._exit(128 + signal.Signals[name])
         self.why = name
-        # A recovery may be killed at any instant: a stop does not wait longer for it than the manager does.
-        self._recovering.end()
         self._is_set.set()
 
 
@@ -124,8 +121,7 @@ class Daemon:
         )
         self._metrics = Metrics(self._clock)
         self._counts = ListenerCounts([str(listen.address) for listen in start.policy.listen])
-        self._recovering = Recovering(self._clock)
-        self._stop = Stop(self._events, self._metrics, self._recovering)
+        self._stop = Stop(self._events, self._metrics)
 
     async def run(self) -> int:
         """Return the exit code.  Raises SpoolBusy, OSError, ValueError."""
@@ -140,12 +136,9 @@ class Daemon:
         if (doubt := doubt_about(root)) is not None:
             self._events.spool_failed(error=f"messages may not survive a loss of power: {doubt}")
         intake = spool_intake(policy, self._host, self._events)
-        listening = Listening(self._start, intake, self._events, self._counts, self._count_descriptors())
+        listening = Listening(self._start, intake, self._events, self._counts, raise_limit())
         try:
             await listening.bind()
-            if listening.has_processes:
-                # Before the sender's threads are there, which have the priority of this one.
-                give_way()
             start_threads()
             hooks = Hooks(policy, hostname, self._host.disk, self._telemetry)
             outcomes = OutcomeStore(root, policy.recent, self._host.disk, self._telemetry)
@@ -169,22 +162,6 @@ class Daemon:
     @property
     def _telemetry(self) -> Telemetry:
         return Telemetry(self._events, self._metrics, self._clock)
-
-    def _count_descriptors(self) -> Budget:
-        """Raise the limit, and warn where the policy allows more clients than that."""
-        policy, limit = self._start.policy, raise_limit()
-        ours = sender_budget(policy, limit)
-        others = (
-            (f"listener {each.address}", listener_budget(each, limit))
-            for each in policy.listen
-            if listener_processes(each)
-        )
-        for where, budget in (("relay", ours), *others):
-            if budget.is_short:
-                self._events.descriptors_short(
-                    where=where, descriptors=limit, needed=budget.needed, connections=budget.clients
-                )
-        return ours
 
     async def _serve(
         self, relay: Assembly, hooks: Hooks, outcomes: OutcomeStore, listening: Listening
@@ -213,7 +190,8 @@ class Daemon:
             await listening.start()
             watch.refusing_because = ""
             try:
-                await sender.start(self._recovering)
+                recovering()
+                await sender.start()
             except SpoolFault as fault:
                 self._stop.fail(fault)
             else:
@@ -279,7 +257,6 @@ class Daemon:
             await control.stop()
 
     def _tell_ready(self, watch: Watch) -> None:
-        self._recovering.end()
         watch.condition = Condition.RUNNING
         watch.started_ns = self._clock.boottime_ns()
         notify("READY=1", "STATUS=relaying")
@@ -297,7 +274,7 @@ class Daemon:
             self._events,
             coming=watch.coming,
             names=names,
-            most=most_visitors(raise_limit()),
+            bounds=Bounds(most_visitors(raise_limit())),
         )
         await server.start()
         return server

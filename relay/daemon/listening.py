@@ -2,8 +2,7 @@
 
 A listener process shares nothing with the sender but the spool.  Its death costs its own open
 sessions, whose clients keep their messages; it is restarted after a pause, which grows while it
-keeps dying.  It is a fresh interpreter, not a fork of one that has threads and a loop; the listening
-socket is bound here and inherited, so that no connection is refused meanwhile.
+keeps dying.  The listening socket is bound here and inherited, so that no connection is refused meanwhile.
 """
 
 import asyncio
@@ -12,12 +11,13 @@ import errno
 import json
 import socket
 import sys
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from relay.daemon.child import Child, Starter
-from relay.daemon.descriptors import Budget
+from relay.daemon.descriptors import EACH_CLIENT, fitted
 from relay.daemon.processes import listener_processes
 from relay.daemon.spool_intake import SpoolIntake
 from relay.listener.listener_files import ListenerFiles
@@ -38,6 +38,8 @@ LOOK_SECONDS = 2.0
 """How old the free space may be by which a declared size is judged."""
 LOOK_WHEN_FULL_SECONDS = 0.2
 """How long clients are still refused when there is room again."""
+MOST_LINE_BYTES = 1024 * 1024
+"""Of counts."""
 TELL_SECONDS = 1.0
 """How often listeners with quotas are told who has how much in the queue."""
 
@@ -66,80 +68,108 @@ class Start:
     policy: Policy
     hostname: str
     style: LogStyle
+    python: str = sys.executable
+
+
+@dataclass(eq=False, slots=True)
+class _Listening:
+    """One `listen` of the policy."""
+
+    index: int
+    listen: Listen
+    bound: socket.socket | None = None
+    files: ListenerFiles | None = None
+    listener: Listener | None = None
+    """In this process."""
+    processes: set[Process] = field(default_factory=set)
+
+    def order(self, order: dict[str, Any], *, is_replaced: bool = False) -> None:
+        """Order processes; `is_replaced`: by the next such order, so not while earlier ones are unread."""
+        for process in self.processes:
+            # A process that is stopped reads none, and they would fill the memory.
+            if not (is_replaced and process.stdin and process.stdin.transport.get_write_buffer_size()):
+                _order(process, order)
 
 
 class Listening:
     def __init__(
-        self, start: Start, intake: SpoolIntake, events: Events, counts: ListenerCounts, budget: Budget
+        self,
+        start: Start,
+        intake: SpoolIntake,
+        events: Events,
+        counts: ListenerCounts,
+        limit: int,
+        *,
+        restart_first_seconds: float = RESTART_FIRST_SECONDS,
     ) -> None:
+        """`limit` of descriptors, of each process; tell where the policy allows more clients than that."""
         self._start = start
-        self._listens = start.policy.listen
         self._intake = intake
         self._events = events
         self._counts = counts
-        self._budget = budget
-        self._observer = ListenerObserver(events, counts)
-        self._sockets: list[socket.socket] = []
-        self._listeners: dict[int, Listener] = {}
-        self._processes: dict[int, set[Child]] = {}
-        self._files: dict[int, ListenerFiles] = {}
-        """All by the place of their `listen` in the policy."""
+        self._all = [_Listening(index, listen) for index, listen in enumerate(start.policy.listen)]
+        self._limit = limit
+        self._restart_first_seconds = restart_first_seconds
         self._keepers: list[asyncio.Task[None]] = []
         self._is_closing = False
-        self._starter = Starter()
+        for where, listens in (
+            ("relay", self._here),
+            *(
+                (f"listener {each.address}", [each])
+                for each in start.policy.listen
+                if listener_processes(each)
+            ),
+        ):
+            needed = EACH_CLIENT * sum(listen.max_connections for listen in listens)
+            if needed > limit:
+                events.descriptors_short(
+                    where=where, descriptors=limit, needed=needed, connections=limit // EACH_CLIENT
+                )
 
     @property
-    def has_processes(self) -> bool:
-        return any(listener_processes(listen) for listen in self._listens)
+    def _here(self) -> list[Listen]:
+        return [each.listen for each in self._all if listener_processes(each.listen) == 0]
 
     async def bind(self) -> None:
         """Bind every address.  Raises OSError, with the address in `filename`."""
-        for listen in self._listens:
+        for each in self._all:
             try:
-                self._sockets.append(await self._bind(listen))
+                each.bound = await self._bind(each.listen)
             except OSError as error:
-                raise OSError(error.errno, error.strerror, str(listen.address)) from error
+                raise OSError(error.errno, error.strerror, str(each.listen.address)) from error
 
     async def start(self) -> None:
-        for index, (listen, bound) in enumerate(zip(self._listens, self._sockets, strict=True)):
-            if listener_processes(listen) == 0:
-                listener = Listener(
-                    self._budget.fitted(listen),
-                    self._start.hostname,
-                    self._intake,
-                    self._observer,
-                    ceiling=self._budget.ceiling,
-                    files=self._files.get(index),
+        sizes = iter(fitted(self._here, self._limit))
+        for each in self._all:
+            count = listener_processes(each.listen)
+            if count == 0:
+                observer = ListenerObserver(self._events, self._counts)
+                each.listener = Listener(
+                    next(sizes), self._start.hostname, self._intake, observer, files=each.files
                 )
-                await listener.start(bound)
-                self._listeners[index] = listener
-            for _ in range(listener_processes(listen)):
-                self._keepers.append(asyncio.create_task(self._keep(index, listen, bound)))
-            protocol = "SMTP with TLS" if listen.tls is Tls.IMPLICIT else "SMTP"
-            self._events.listening(listener=str(listen.address), protocol=protocol)
+                await each.listener.start(each.bound)
+            self._keepers += [asyncio.create_task(self._keep(each)) for _ in range(count)]
+            protocol = "SMTP with TLS" if each.listen.tls is Tls.IMPLICIT else "SMTP"
+            self._events.listening(listener=str(each.listen.address), protocol=protocol)
         self._keepers.append(asyncio.create_task(look_for_room(self._intake)))
 
     def use(self, index: int, files: ListenerFiles) -> None:
         """Go by other users and another certificate, now and in processes to come."""
-        self._files[index] = files
-        if (listener := self._listeners.get(index)) is not None:
-            listener.use(files)
-        for process in self._processes.get(index, ()):
-            _give(process, files)
+        each = self._all[index]
+        each.files = files
+        if each.listener is not None:
+            each.listener.use(files)
+        each.order(files.to_order())
 
     async def tell_owners(self, owners: Callable[[], Iterable[tuple[tuple[str, str], int]]]) -> None:
         """Tell who has how much in the queue, again and again, where some listener asks."""
-        quotas = {index: Quotas(listen) for index, listen in enumerate(self._listens)}
-        asked = {index: of_listen for index, of_listen in quotas.items() if of_listen.is_any}
+        asked = [(each, quotas) for each in self._all if (quotas := Quotas(each.listen)).is_any]
         while asked:
-            for index, of_listen in asked.items():
-                held = of_listen.worth_telling(owners())
-                if (listener := self._listeners.get(index)) is not None:
-                    listener.quotas.told(held)
-                for process in self._processes.get(index, ()):
-                    process.tell(
-                        json.dumps({"held": [[*owner, held[owner]] for owner in held]}).encode() + b"\n"
-                    )
+            for each, quotas in asked:
+                held = quotas.worth_telling(owners())
+                if each.listener is not None:
+                    each.listener.quotas.told(held)
+                each.order({"held": [[*owner, held[owner]] for owner in held]}, is_replaced=True)
             await asyncio.sleep(TELL_SECONDS)
 
     async def close(self) -> None:
@@ -149,11 +179,11 @@ class Listening:
         self._is_closing = True
         for keeper in self._keepers:
             keeper.cancel()
-        listeners = (listener.close(CLOSE_SECONDS) for listener in self._listeners.values())
+        listeners = [each.listener.close(CLOSE_SECONDS) for each in self._all if each.listener is not None]
         await asyncio.gather(*listeners, *self._keepers, return_exceptions=True)
-        for bound in self._sockets:
-            bound.close()
-        self._starter.close()
+        for each in self._all:
+            if each.bound is not None:
+                each.bound.close()
         self._intake.close()
 
     async def _bind(self, listen: Listen) -> socket.socket:
@@ -168,85 +198,91 @@ class Listening:
                     raise
             await asyncio.sleep(BIND_AGAIN_SECONDS)
 
-    async def _keep(self, index: int, listen: Listen, bound: socket.socket) -> None:
-        pause_seconds = RESTART_FIRST_SECONDS
+    async def _keep(self, of: _Listening) -> None:
+        name, loop = str(of.listen.address), asyncio.get_running_loop()
+        pause_seconds = self._restart_first_seconds
         has_run = False
         while True:
-            began_at = asyncio.get_running_loop().time()
+            began_at = loop.time()
             try:
-                files = self._files.get(index)
-                process = await self._start_process(index, bound, files)
+                process = await self._start_process(of)
             except OSError as error:
                 # No descriptor, no memory: the next one may find some.
-                self._events.fault(where=f"listener {listen.address}", error=error)
+                self._events.fault(where=f"listener {name}", error=error)
             else:
                 if has_run:
-                    self._events.listener_restarted(listener=str(listen.address), pid=process.pid)
+                    self._events.listener_restarted(listener=name, pid=process.pid)
                 has_run = True
-                processes = self._processes.setdefault(index, set())
-                processes.add(process)
-                if (later := self._files.get(index)) is not files and later is not None:
-                    _give(process, later)
                 try:
                     status = await self._attend(process)
                 finally:
-                    processes.discard(process)
+                    of.processes.discard(process)
                 self._counts.drop_source(str(process.pid))
-                if self._is_closing:
-                    return
-                self._events.listener_died(listener=str(listen.address), pid=process.pid, status=status)
-            is_long = asyncio.get_running_loop().time() - began_at > RESTART_LONGEST_SECONDS
+                self._events.listener_died(listener=name, pid=process.pid, status=status)
+            is_long = loop.time() - began_at > RESTART_LONGEST_SECONDS
             pause_seconds = (
-                RESTART_FIRST_SECONDS if is_long else min(pause_seconds * 2, RESTART_LONGEST_SECONDS)
+                self._restart_first_seconds if is_long else min(pause_seconds * 2, RESTART_LONGEST_SECONDS)
             )
             await asyncio.sleep(pause_seconds)
 
-    async def _start_process(self, index: int, bound: socket.socket, files: ListenerFiles | None) -> Child:
+    async def _start_process(self, of: _Listening) -> Process:
+        fd = of.bound.fileno() if of.bound is not None else -1
+        command = (self._start.python, "-m", "relay.daemon.listener_process")
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, pass_fds=[fd], limit=MOST_LINE_BYTES
+        )
         orders = {
             "policy": self._start.text.decode("utf-8"),
             "path": str(self._start.path),
-            "listen": index,
-            "fd": bound.fileno(),
+            "listen": of.index,
+            "fd": fd,
             "hostname": self._start.hostname,
             "style": self._start.style,
-            "files": files and files.to_order(),
+            "files": of.files and of.files.to_order(),
         }
-        command = [sys.executable, "-m", "relay.daemon.listener_process"]
-        return await self._starter.start(command, json.dumps(orders).encode() + b"\n", [bound.fileno()])
+        _order(process, orders)
+        of.processes.add(process)
+        return process
 
-    async def _attend(self, process: Child) -> str:
+    async def _attend(self, process: Process) -> str:
         """Return how it ended."""
         try:
-            await self._collect(process)
+            try:
+                await self._collect(process)
+            except ValueError:
+                # A line too long to be counts: whatever it has become, another one does better.
+                process.kill()
             code = await process.wait()
         except asyncio.CancelledError:
-            # Its end of file is its order to stop: it finishes content in flight and goes.
-            process.end_orders()
-            await self._drain(process)
+            with contextlib.suppress(TimeoutError, ValueError):
+                async with asyncio.timeout(CLOSE_SECONDS + 2):
+                    # Its order to stop: it finishes content in flight and goes.
+                    _end_orders(process)
+                    await self._collect(process)
+                    await process.wait()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
             raise
-        except ValueError:
-            # A line too long to be counts: whatever it has become, another one does better.
-            process.kill()
-            code = await process.wait()
-        process.close()
+        _end_orders(process)
         return f"signal {-code}" if code < 0 else f"exit status {code}"
 
-    async def _collect(self, process: Child) -> None:
-        async for line in process.lines():
+    async def _collect(self, process: Process) -> None:
+        if process.stdout is None:
+            raise AssertionError("a process without its output")
+        async for line in process.stdout:
             # What a dying process wrote half of is nothing that counts.
             with contextlib.suppress(ValueError):
                 self._counts.add_delta(json.loads(line), str(process.pid))
 
-    async def _drain(self, process: Child) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_SECONDS + 2):
-                await self._collect(process)
-                await process.wait()
-        if not process.has_ended:
-            process.kill()
-            await process.wait()
-        process.close()
+
+def _order(process: Process, order: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError, RuntimeError):  # it has ended
+        if process.stdin is not None:
+            process.stdin.write(json.dumps(order).encode() + b"\n")
 
 
-def _give(process: Child, files: ListenerFiles) -> None:
-    process.order(json.dumps(files.to_order()).encode() + b"\n")
+def _end_orders(process: Process) -> None:
+    with contextlib.suppress(OSError, RuntimeError):  # it has ended, and its end was noticed
+        if process.stdin is not None:
+            process.stdin.close()

@@ -5,20 +5,15 @@ import os
 import socket
 import time
 
-from relay.clock import SECOND_NS, Clock
-
-TELL_NS = 5 * SECOND_NS
-"""Between two requests for more time."""
-EXTENSION_SECONDS = 120
-"""For how long each request asks: no single step of a recovery, such as a sync of 64 files, takes longer
-on a disk that works."""
+RECOVERY_SECONDS = 1800
+"""What a start asks for before it reads the spool: a million messages take some minutes."""
 STOP_SECONDS = 90
 """What a stop asks for: the grace of the transactions in flight, and writing down what they came to."""
 LONGEST_SECONDS = 0.1
 """A service manager that does not read must not stop mail; a sign of life may get lost."""
 
 
-def notify(*assignments: str, within_s: float = LONGEST_SECONDS) -> None:
+def notify(*assignments: str) -> None:
     """Send such as `READY=1` to the service manager, if it takes them in time.  Never raises."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
@@ -28,42 +23,17 @@ def notify(*assignments: str, within_s: float = LONGEST_SECONDS) -> None:
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         # Connected: only then poll(2), by which the time is kept, knows of the receiver's queue.
         sender.connect(target)
-        sender.settimeout(within_s)
+        sender.settimeout(LONGEST_SECONDS)
         sender.send("\n".join(assignments).encode())
+
+
+def recovering() -> None:
+    notify(f"EXTEND_TIMEOUT_USEC={RECOVERY_SECONDS * 1_000_000}", "STATUS=recovering")
 
 
 def reloading() -> None:
     """Tell that the configuration is being read again (systemd 253 and later need the time)."""
     notify("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
-
-
-class Recovering:
-    """Asks the service manager for more time while a start reads the spool; called for each step.
-
-    A disk that gives no answer makes no step, so a start that hangs ends at the manager's own timeout.
-    From one thread at a time.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._steps = 0
-        self._tells_at_ns = clock.boottime_ns()
-        self._is_over = False
-
-    def __call__(self) -> None:
-        self._steps += 1
-        now_ns = self._clock.boottime_ns()
-        if self._is_over or now_ns < self._tells_at_ns:
-            return
-        self._tells_at_ns = now_ns + TELL_NS
-        notify(
-            f"EXTEND_TIMEOUT_USEC={EXTENSION_SECONDS * 1_000_000}",
-            f"STATUS=recovering: {self._steps} steps done",
-            within_s=0,
-        )
-
-    def end(self) -> None:
-        self._is_over = True
 
 
 def stopping(in_flight: int) -> None:

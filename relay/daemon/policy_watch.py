@@ -13,7 +13,6 @@ import asyncio
 import enum
 import hashlib
 import os
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -39,16 +38,14 @@ class Sight(NamedTuple):
     """CLOSED where nothing is new: then it was not asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     sha256: str
     because: str
     until_ns: int | None
     """Boottime at which it comes into force; None: not by itself, or not while it is being written."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Edit:
+class _Edit(NamedTuple):
     sha256: str
     found: Loosening
     has_end: bool
@@ -59,12 +56,9 @@ class _Edit:
 
 
 class FileState(enum.Enum):
-    DECIDED = "decided"
-    """Its text is in force, or was refused."""
-    RESTING = "resting"
-    """It holds a good edit that allows more, which is not in force yet."""
-    UNREAD = "unread"
-    """It cannot be read, and that was told."""
+    DECIDED = "its text is in force, or was refused"
+    RESTING = "it holds a good edit that allows more, which is not in force yet"
+    UNREAD = "it cannot be read, and that was told"
 
 
 class FileEvent(enum.Enum):
@@ -83,24 +77,26 @@ class FileEffect(enum.Enum):
     APPLY = "the edit comes into force"
 
 
+_DECIDED, _RESTING, _UNREAD = FileState
+_RESTRAIN, _RESTORE, _REFUSE, _APPLY = FileEffect
 STATES: dict[tuple[FileState, FileEvent], tuple[FileState, tuple[FileEffect, ...]]] = {
-    (FileState.DECIDED, FileEvent.SAME): (FileState.DECIDED, ()),
-    (FileState.DECIDED, FileEvent.FAULTY): (FileState.DECIDED, (FileEffect.REFUSE,)),
-    (FileState.DECIDED, FileEvent.EARLY): (FileState.RESTING, (FileEffect.RESTRAIN,)),
-    (FileState.DECIDED, FileEvent.DUE): (FileState.DECIDED, (FileEffect.APPLY,)),
-    (FileState.DECIDED, FileEvent.GONE): (FileState.UNREAD, (FileEffect.REFUSE,)),
+    (_DECIDED, FileEvent.SAME): (_DECIDED, ()),
+    (_DECIDED, FileEvent.FAULTY): (_DECIDED, (_REFUSE,)),
+    (_DECIDED, FileEvent.EARLY): (_RESTING, (_RESTRAIN,)),
+    (_DECIDED, FileEvent.DUE): (_DECIDED, (_APPLY,)),
+    (_DECIDED, FileEvent.GONE): (_UNREAD, (_REFUSE,)),
     # The edit was taken back: the file holds again what it held before.
-    (FileState.RESTING, FileEvent.SAME): (FileState.DECIDED, (FileEffect.RESTORE,)),
-    (FileState.RESTING, FileEvent.FAULTY): (FileState.DECIDED, (FileEffect.RESTORE, FileEffect.REFUSE)),
-    (FileState.RESTING, FileEvent.EARLY): (FileState.RESTING, (FileEffect.RESTRAIN,)),
-    (FileState.RESTING, FileEvent.DUE): (FileState.DECIDED, (FileEffect.APPLY,)),
-    (FileState.RESTING, FileEvent.GONE): (FileState.UNREAD, (FileEffect.RESTORE, FileEffect.REFUSE)),
+    (_RESTING, FileEvent.SAME): (_DECIDED, (_RESTORE,)),
+    (_RESTING, FileEvent.FAULTY): (_DECIDED, (_RESTORE, _REFUSE)),
+    (_RESTING, FileEvent.EARLY): (_RESTING, (_RESTRAIN,)),
+    (_RESTING, FileEvent.DUE): (_DECIDED, (_APPLY,)),
+    (_RESTING, FileEvent.GONE): (_UNREAD, (_RESTORE, _REFUSE)),
     # Every text is another one than none.
-    (FileState.UNREAD, FileEvent.FAULTY): (FileState.DECIDED, (FileEffect.REFUSE,)),
-    (FileState.UNREAD, FileEvent.EARLY): (FileState.RESTING, (FileEffect.RESTRAIN,)),
-    (FileState.UNREAD, FileEvent.DUE): (FileState.DECIDED, (FileEffect.APPLY,)),
-    (FileState.UNREAD, FileEvent.GONE): (FileState.UNREAD, (FileEffect.REFUSE,)),
-    (FileState.UNREAD, FileEvent.STILL_GONE): (FileState.UNREAD, ()),
+    (_UNREAD, FileEvent.FAULTY): (_DECIDED, (_REFUSE,)),
+    (_UNREAD, FileEvent.EARLY): (_RESTING, (_RESTRAIN,)),
+    (_UNREAD, FileEvent.DUE): (_DECIDED, (_APPLY,)),
+    (_UNREAD, FileEvent.GONE): (_UNREAD, (_REFUSE,)),
+    (_UNREAD, FileEvent.STILL_GONE): (_UNREAD, ()),
 }
 """From a state, by what a look found, to the next one and its effects; what is not here cannot be found."""
 
@@ -120,7 +116,16 @@ class Edits(Protocol):
 
 
 class PolicyWatch:
-    def __init__(self, path: Path, in_force: Policy, seen: bytes, edits: Edits, clock: Clock) -> None:
+    def __init__(
+        self,
+        path: Path,
+        in_force: Policy,
+        seen: bytes,
+        edits: Edits,
+        clock: Clock,
+        *,
+        settle_seconds: float = SETTLE_SECONDS,
+    ) -> None:
         """`seen` is the text of what is in force."""
         self._path = path
         self._in_force = self._counts = in_force
@@ -128,6 +133,7 @@ class PolicyWatch:
         """Of the text that was decided about; empty where there was none."""
         self._edits = edits
         self._clock = clock
+        self._settle_seconds = settle_seconds
         self._state = FileState.DECIDED
         self._edit: _Edit | None = None
         self._waiting: Waiting | None = None
@@ -219,7 +225,7 @@ class PolicyWatch:
         """Wait until new content stays as it is.  Raises OSError."""
         sight = await asyncio.to_thread(_read, self._path, self._seen)
         while sight.sha256 != self._seen and self._rested(sight) is None:
-            await asyncio.sleep(SETTLE_SECONDS)
+            await asyncio.sleep(self._settle_seconds)
             before, sight = sight, await asyncio.to_thread(_read, self._path, self._seen)
             if before.text == sight.text:
                 break
@@ -230,7 +236,7 @@ class PolicyWatch:
         edit = self._edit
         if edit is None or edit.sha256 != sight.sha256:
             return None
-        return replace(edit, since_ns=self._clock.boottime_ns()) if sight.writing is Writing.OPEN else edit
+        return edit._replace(since_ns=self._clock.boottime_ns()) if sight.writing is Writing.OPEN else edit
 
     def _judged(self, sight: Sight, policy: Policy) -> _Edit:
         unfinished = read_document(sight.text).unfinished()

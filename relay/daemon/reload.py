@@ -54,9 +54,9 @@ class Reload:
         if not await self._go_on_by(policy, keys):
             return
         changes, self._loaded = _changes(self._loaded, self._watch.policy), self._watch.policy
-        refused_file = self._watch.policy_status.refused_file
+        old = self._watch.policy_status
         self._watch.policy_status = PolicyStatus(
-            sha256, self._clock.wall_ns(), refused_file=refused_file, path=self._watch.policy_status.path
+            sha256, self._clock.wall_ns(), refused_file=old.refused_file, path=old.path
         )
         self._metrics.policy_reloaded(is_ok=True)
         self._events.policy_loaded(path=str(self._path), sha256=sha256, changes=changes)
@@ -83,31 +83,25 @@ class Reload:
         return True
 
     def wait(self, waiting: Waiting | None) -> None:
-        if waiting is None:
-            self._watch.policy_status = replace(
-                self._watch.policy_status, waiting_because="", waiting_until_ns=None
-            )
-            return
-        until_ns = waiting.until_ns
+        because, until_ns = (waiting.because, waiting.until_ns) if waiting else ("", None)
         if until_ns is not None:
             until_ns += self._clock.wall_ns() - self._clock.boottime_ns()
         self._watch.policy_status = replace(
-            self._watch.policy_status, waiting_because=waiting.because, waiting_until_ns=until_ns
+            self._watch.policy_status, waiting_because=because, waiting_until_ns=until_ns
         )
-        self._events.policy_waiting(
-            path=str(self._path), sha256=waiting.sha256, reason=waiting.because, until_at_ns=until_ns
-        )
+        if waiting is not None:
+            self._events.policy_waiting(
+                path=str(self._path), sha256=waiting.sha256, reason=because, until_at_ns=until_ns
+            )
 
     def refuse(self, error: PolicyError) -> None:
-        old = self._watch.policy_status
         faults = [str(fault) for fault in error.errors]
-        self._watch.policy_status = PolicyStatus(
-            old.sha256,
-            old.loaded_at_ns,
+        self._watch.policy_status = replace(
+            self._watch.policy_status,
             last_reload_ok=False,
             last_error=faults[0] if faults else "",
-            refused_file=old.refused_file,
-            path=old.path,
+            waiting_because="",
+            waiting_until_ns=None,
         )
         self._metrics.policy_reloaded(is_ok=False)
         self._events.policy_refused(path=str(self._path), faults=faults)

@@ -26,8 +26,9 @@ from relay.spool.disk.durable import Disk
 from relay.telemetry.telemetry import Telemetry
 
 MOST_NOTICES = 1000
+"""That wait for all hooks together, in memory and on disk; the oldest goes first."""
 MOST_BYTES = 4 * 1024 * 1024
-"""Of what waits for all hooks together, in memory and on disk; the oldest goes first."""
+"""Of these."""
 FIRST_BACK_OFF_NS = 5 * SECOND_NS
 LONGEST_BACK_OFF_NS = 3600 * SECOND_NS
 AN_EARLIER = "an earlier hook"
@@ -47,10 +48,13 @@ class _Waiting:
 
 
 class Hooks:
-    def __init__(self, policy: Policy, host: str, disk: Disk, telemetry: Telemetry) -> None:
+    def __init__(
+        self, policy: Policy, host: str, disk: Disk, telemetry: Telemetry, most: int = MOST_NOTICES
+    ) -> None:
         """Hears of events from now on."""
         self._hooks = {hook.key: hook for hook in policy.notify}
         self._host = host
+        self._most = most
         self._events, self._metrics, self._clock = telemetry
         self._files = NoticeFiles(f"{policy.spool}.notices", disk)
         self._receiver = Receiver(self._clock)
@@ -79,7 +83,7 @@ class Hooks:
         self._heard.append(EventHeard(event, fields, rfc3339(self._clock.wall_ns())))
         if not self._is_started:
             # A start that takes long must not hold more than may wait.
-            del self._heard[:-MOST_NOTICES]
+            del self._heard[: -self._most]
 
     async def start(self) -> None:
         """Go on with what an earlier run left, and with what was heard meanwhile."""
@@ -136,7 +140,7 @@ class Hooks:
         waiting = self._waiting[kept] = _Waiting(kept, now_ns, now_ns)
         self._bytes += len(kept.notice.content)
         over: dict[str, int] = {}
-        while len(self._waiting) > MOST_NOTICES or self._bytes > MOST_BYTES:
+        while len(self._waiting) > self._most or self._bytes > MOST_BYTES:
             oldest = next(iter(self._waiting.values()))
             self._forget(oldest)
             over[oldest.kept.key] = over.get(oldest.kept.key, 0) + 1

@@ -1,8 +1,8 @@
 """SMTP in: what a client says becomes an envelope and a stream of content, or a refusal.
 
-server      the end of all sessions, and connections under implicit TLS
+server      from an accepted connection to its end: a balancer's header, a place, TLS, a session
 accepting   accepts connections
-proxied     of a load balancer: reads first whose they are; proxy_header is its grammar, pure
+proxied     the header of a load balancer
 shared      what the sessions of one listener share
 session     one client: what the machine of `relay.smtp` decides, carried out
 wire        its connection: octets and deadlines

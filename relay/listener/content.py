@@ -3,18 +3,17 @@
 `ContentDecoder` is pure.  Every flag is a property of the octets up to the end, so a client cannot
 choose an answer by its packets.  It takes a few searches at memory speed per chunk, no step per line.
 
-`Transfer` takes the content in.  Guarantees: memory is bounded by `_CHUNK_BYTES`,
-`SPILL_BYTES` and one read; content is read to its true end or the session ends, so that no octet
-of it is ever taken for a command; a draft that is not accepted is discarded, also when the client
-is lost or the session is cancelled half-way.
+`Transfer` takes the content in.  Guarantees: memory is bounded by `_CHUNK_BYTES`, `SPILL_BYTES` and one
+read; content is read to its true end or the session ends, so that no octet of it is ever taken for a
+command; a draft that is not accepted is discarded, also when the session is cancelled half-way.
 """
 
-import enum
 import re
 from collections.abc import Callable
 
-from relay.listener.ports import DraftPort, IntakePort, NotAccepted
+from relay.listener.ports import IntakePort, NotAccepted
 from relay.listener.wire import ClientConnection, SessionEnd
+from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope
 from relay.mail.header import DECIDING_BYTES, HEAD_BYTES, message_id_of, opened
 from relay.smtp import replies
@@ -30,21 +29,8 @@ _CUT_NEWLINE = re.compile(rb"(?<!\r)\n\.?\Z")
 # How much more than max_size may come over the wire before the end: dots double at most a
 # third of the octets, so no content that fits is ever cut off by this.
 _WIRE_SLACK_BYTES = 64 * 1024
-
-
-class Fault(enum.Enum):
-    """Most decisive first."""
-
-    TOO_BIG = enum.auto()
-    BARE_NEWLINE = enum.auto()
-    LOOP = enum.auto()
-
-
-_REFUSALS = {
-    Fault.TOO_BIG: replies.TOO_BIG,
-    Fault.BARE_NEWLINE: replies.BARE_NEWLINE,
-    Fault.LOOP: replies.LOOPING,
-}
+_RECEIVED = b"\r\nreceived:"
+_HEADER_END = b"\r\n\r\n"
 
 
 class ContentDecoder:
@@ -56,7 +42,6 @@ class ContentDecoder:
         self._normalise = normalise
         self._wire_bytes = 0
         self._unstuffing = DotUnstuffing()
-        self._header = HeaderScan()
         self._head = b""
         self._has_bare_newline = False
         self._held = b""
@@ -64,6 +49,11 @@ class ContentDecoder:
         """The first octets, until they are enough for `opened`; then None."""
         self.size_bytes = 0
         """Octets of content as it is stored, so far; goes on counting after a fault."""
+        self.hops = 0
+        """Received: lines in the header (RFC 5321, 6.3)."""
+        self.has_ascii_header = True
+        self._header: bytes | None = b"\r\n"
+        """The end of what was read of the header; None behind it."""
 
     @property
     def is_ended(self) -> bool:
@@ -74,21 +64,17 @@ class ContentDecoder:
         return self._unstuffing.rest
 
     @property
-    def has_ascii_header(self) -> bool:
-        return self._header.is_ascii
-
-    @property
     def message_id(self) -> str | None:
         return message_id_of(self._head)
 
     @property
-    def fault(self) -> Fault | None:
-        """Return why this content cannot be accepted, as far as it is known."""
+    def refusal(self) -> str | None:
+        """Return why this content cannot be accepted, as far as it is known; the most decisive first."""
         if self.size_bytes > self._max_size_bytes:
-            return Fault.TOO_BIG
+            return replies.TOO_BIG
         if self._has_bare_newline and not self._normalise:
-            return Fault.BARE_NEWLINE
-        return Fault.LOOP if self._header.hops > self._max_hops else None
+            return replies.BARE_NEWLINE
+        return replies.LOOPING if self.hops > self._max_hops else None
 
     @property
     def is_hopeless(self) -> bool:
@@ -113,9 +99,9 @@ class ContentDecoder:
         self.size_bytes += len(block)
         if self.size_bytes > self._max_size_bytes:
             return b""
-        self._header.feed(block)
+        self._read_header(block)
         self._head += block[: HEAD_BYTES - len(self._head)]
-        return b"" if self.fault else block
+        return b"" if self.refusal else block
 
     def _opened(self, block: bytes) -> bytes:
         first = (self._first or b"") + block
@@ -132,31 +118,17 @@ class ContentDecoder:
         self._held = cut[0] if cut else b""
         return _ANY_NEWLINE.sub(b"\r\n", block[: len(block) - len(self._held)])
 
-
-class HeaderScan:
-    """Reads the header, however it is cut: counts hops (RFC 5321, 6.3), and tells if all of it is ASCII."""
-
-    _LINE = b"\r\nreceived:"
-    _HEADER_END = b"\r\n\r\n"
-
-    def __init__(self) -> None:
-        self.hops = 0
-        self.is_ascii = True
-        self._carry = b"\r\n"
-        self._is_past_header = False
-
-    def feed(self, block: bytes) -> None:
-        if self._is_past_header:
+    def _read_header(self, block: bytes) -> None:
+        if self._header is None:
             return
-        text = self._carry + block
-        end = text.find(self._HEADER_END)
+        text = self._header + block
+        end = text.find(_HEADER_END)
         if end >= 0:
-            self._is_past_header = True
             text = text[: end + 2]
-        self.hops += text.lower().count(self._LINE)
-        self.is_ascii = self.is_ascii and text.isascii()
+        self.hops += text.lower().count(_RECEIVED)
+        self.has_ascii_header = self.has_ascii_header and text.isascii()
         # One octet less than the line, so that none is counted twice.
-        self._carry = text[1 - len(self._LINE) :]
+        self._header = text[1 - len(_RECEIVED) :] if end < 0 else None
 
 
 class Transfer:
@@ -165,12 +137,12 @@ class Transfer:
     def __init__(
         self,
         intake: IntakePort,
-        draft: DraftPort,
+        draft: Draft,
         decoder: ContentDecoder,
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self._intake = intake
-        self._draft: DraftPort | None = draft
+        self._draft: Draft | None = draft
         self._decoder = decoder
         self._on_fault = on_fault
         self._pending = bytearray()
@@ -179,8 +151,7 @@ class Transfer:
     @property
     def refusal(self) -> str | None:
         # What is wrong with the message comes first: the client need not try it again.
-        fault = self._decoder.fault
-        return _REFUSALS[fault] if fault is not None else self._not_stored
+        return self._decoder.refusal or self._not_stored
 
     async def receive(self, wire: ClientConnection, idle_s: float, transfer_s: float) -> str | None:
         """Take the content in, to its end; return the refusal, or None if the draft is whole.
@@ -189,20 +160,19 @@ class Transfer:
         """
         until = wire.loop.time() + transfer_s
         try:
-            while True:
-                chunk = await wire.read_chunk(min(wire.loop.time() + idle_s, until))
-                content = self._decoder.feed(chunk)
+            is_ended = False
+            while not is_ended:
+                if self._decoder.is_hopeless:
+                    raise SessionEnd("refused", self.refusal or replies.TOO_BIG)
+                content = self._decoder.feed(await wire.read_chunk(min(wire.loop.time() + idle_s, until)))
                 is_ended = self._decoder.is_ended
                 if is_ended:
                     wire.unread(self._decoder.rest)
                 await self._store(content)
-                if is_ended:
-                    return self.refusal
-                if self._decoder.is_hopeless:
-                    raise SessionEnd("refused", self.refusal or replies.TOO_BIG)
         except BaseException:
             await self._discard()
             raise
+        return self.refusal
 
     async def accept(self, envelope: Envelope) -> str | None:
         """Hand the draft to the intake; return the refusal, or None when it is durably ours.
@@ -211,41 +181,39 @@ class Transfer:
         though the 250 is lost, and the client may send it again (RFC 1047).
         """
         draft, self._draft = self._draft, None
-        if draft is None:
-            return self.refusal
-        try:
-            await self._intake.accept(draft, envelope)
-        except NotAccepted as refused:
-            return refused.reply
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not become a 5yz
-            self._on_fault(error)
-            return replies.INTERNAL_FAULT
-        return None
+        if draft is not None:
+            try:
+                await self._intake.accept(draft, envelope)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must not become a 5yz
+                return self._answer_to(error)
+        return self.refusal
 
     async def _store(self, content: bytes) -> None:
         """Pass content on in pieces that are not small, and out of memory when it is much."""
         if self.refusal is not None:
             await self._discard()
             return
-        if self._draft is None:
+        if self._draft is None:  # it could not be stored
             return
-        if self._pending or len(content) < _CHUNK_BYTES:
-            self._pending += content
-            if len(self._pending) < _CHUNK_BYTES and not self._decoder.is_ended:
-                return
-            content = bytes(self._pending)
-            self._pending.clear()
-        self._draft.append(content)
+        self._pending += content
+        if len(self._pending) < _CHUNK_BYTES and not self._decoder.is_ended:
+            return
+        self._draft.append(bytes(self._pending))
+        self._pending.clear()
         if self._draft.buffered_bytes < SPILL_BYTES:
             return
         try:
             await self._intake.spill(self._draft)
-        except NotAccepted as refused:
-            self._not_stored, self._draft = refused.reply, None
         except Exception as error:  # noqa: BLE001 - as in accept
-            self._on_fault(error)
-            self._not_stored = replies.INTERNAL_FAULT
+            self._not_stored = self._answer_to(error)
             await self._discard()
+
+    def _answer_to(self, error: Exception) -> str:
+        if isinstance(error, NotAccepted):
+            self._draft = None  # it is gone
+            return error.reply
+        self._on_fault(error)
+        return replies.INTERNAL_FAULT
 
     async def _discard(self) -> None:
         self._pending.clear()

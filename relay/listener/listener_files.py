@@ -1,7 +1,7 @@
-"""The files that a listener goes by: who may log in, and the certificate that it shows.  Reads the disk.
+"""The files that a listener goes by: who may log in, and the certificate that it shows.
 
-Guarantees: what `read_listener_files` returns was read whole and fits together; otherwise it raises, and
-the caller goes on by what it has.  `to_order` and `from_order` hand it to another process of ours.
+What `read_listener_files` returns was read whole and fits together.  `to_order` and `from_order` hand it
+to another process of ours.
 """
 
 import ssl

@@ -1,10 +1,8 @@
-"""What the listener needs from other rooms: it knows no spool and no metrics.
-
-`daemon` plugs the real ones in; tests plug in their own.
-"""
+"""What the listener needs from other rooms: it knows no spool and no metrics."""
 
 from typing import Protocol
 
+from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
 
 
@@ -19,24 +17,8 @@ class NotAccepted(Exception):  # noqa: N818 - it is an answer to the client, not
         self.reply = reply
 
 
-class DraftPort(Protocol):
-    """Nothing is promised of a message that is still arriving."""
-
-    queue_id: QueueId
-    """The id if it is accepted; goes into `Received:`."""
-
-    def append(self, chunk: bytes) -> None:
-        """Hold it in memory only; never block, never fail."""
-        ...
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Count what waits for `IntakePort.spill`."""
-        ...
-
-
 class IntakePort(Protocol):
-    def draft(self) -> DraftPort:
+    def draft(self) -> Draft:
         """Do no I/O."""
         ...
 
@@ -44,11 +26,11 @@ class IntakePort(Protocol):
         """Return the 452 reply if this declared size cannot be stored now.  Cheap; no I/O."""
         ...
 
-    async def spill(self, draft: DraftPort) -> None:
+    async def spill(self, draft: Draft) -> None:
         """Move what is buffered out of memory.  Raises NotAccepted; the draft is gone then."""
         ...
 
-    async def accept(self, draft: DraftPort, envelope: Envelope) -> None:
+    async def accept(self, draft: Draft, envelope: Envelope) -> None:
         """Store the message durably and take responsibility: on return, 250 may be sent.
 
         Raises NotAccepted, and then nothing is queued.  If the caller is cancelled, the
@@ -56,7 +38,7 @@ class IntakePort(Protocol):
         """
         ...
 
-    async def discard(self, draft: DraftPort) -> None:
+    async def discard(self, draft: Draft) -> None:
         """Never raise."""
         ...
 
@@ -67,9 +49,7 @@ class Observer(Protocol):
     `listener` is the address as the policy writes it, e.g. `127.0.0.1:2525`.
     """
 
-    def connection_opened(self, listener: str, client: str) -> None:
-        """Tell of a connection that was let in."""
-        ...
+    def connection_opened(self, listener: str, client: str) -> None: ...
 
     def connection_closed(self, listener: str, client: str, reason: str) -> None:
         """`reason` is quit, lost, timeout, errors, refused, crowded, shutdown or fault."""

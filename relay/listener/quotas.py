@@ -1,9 +1,8 @@
 """How much of the queue one owner may have: a user, or a client that needs no login.  Pure.
 
 The sender counts; about once a second it tells who has more than half of what it may.  Whoever is not
-told of has at most half, so that what may still be taken is known without a list of everybody.
-Guarantees: between two tellings no owner gets more in than was left at the first of them, and a message
-for each of its connections.  Not counted: what the sender had not seen yet when it told.
+told of has at most half.  Guarantees: between two tellings no owner gets more in than was left at the
+first of them, and a message for each of its connections.
 """
 
 from collections import Counter
@@ -45,16 +44,10 @@ class Quotas:
 
     def worth_telling(self, held: Iterable[tuple[tuple[str, str], int]]) -> Held:
         """Return those who have more than half of what they may."""
-        if self._least is None:
-            return {}
         # Most have little, and are many: they cost a comparison.
-        floor = self._least // 2
+        floor = (self._least or 0) // 2
         found = [(Owner(*owner), count) for owner, count in held if count > floor]
-        return {
-            owner: count
-            for owner, count in found
-            if (most := self.most(owner)) is not None and count > most // 2
-        }
+        return {owner: count for owner, count in found if count > (self.most(owner) or count * 2) // 2}
 
     def told(self, held: Held) -> None:
         """Go by what `worth_telling` returned."""

@@ -35,33 +35,38 @@ _PHASES_OF_MAIL = frozenset({"rcpt", "data", "eod"})
 class ClientSession(ClientConnection):
     """The `SessionOwner` of its machine."""
 
-    def __init__(self, reception: Reception, host: str, admitted: ClientPlace | None = None) -> None:
-        """`host` is the client's; `admitted` the place that a connection behind `Handshakes` has already."""
+    def __init__(self, reception: Reception, place: ClientPlace) -> None:
+        """Hold a place that was counted in, to the end."""
         super().__init__(asyncio.get_running_loop())
         self._reception = reception
-        self._observer = reception.observer
-        self._admission = reception.admission
-        self._intake = reception.intake
-        self._guesses = reception.guesses
-        self._clock = reception.clock
-        self._host = host
-        self._admitted = admitted
-        self._place: ClientPlace
-        self._machine: SessionMachine
-        self._label = "unknown"
+        self.place = place
+        self._label = str(place.client)
         self._errors = 0
         self._idle_commands = 0
         self._began_at = 0.0
         self._is_in_content = False
+        self._is_sent_away = False
         self._login: str | None = None
         """The hash of the password that the client knew."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        # Only a test's transport has no socket; then there is no descriptor to count.
-        connected = transport.get_extra_info("socket")
-        self._fd = -1 if connected is None else connected.fileno()
-        self._reception.register.add(self)
+        self._machine = SessionMachine(
+            self._reception.terms,
+            self,
+            is_trusted=self.place.may_relay,
+            is_private=self.place.client.is_loopback,
+            is_tls=self.is_tls,
+        )
+        self._reception.sessions.add(self)
+        # Not in the coroutine: cancelled before its first step, it would do nothing.
+        self.task.add_done_callback(self._leave)
+
+    def _leave(self, _ended: object) -> None:
+        self._stop_timer()
+        self.transport.abort()
+        self._reception.sessions.discard(self)
+        self._reception.admission.leave(self.place)
 
     # Asked by the machine.
 
@@ -75,45 +80,15 @@ class ClientSession(ClientConnection):
                 return replies.NOT_YOUR_SENDER
         if self._reception.quotas.is_full(Owner.of(user, self._label)):
             return replies.TOO_MUCH_QUEUED
-        return self._intake.refusal(size_bytes)
+        return self._reception.intake.refusal(size_bytes)
 
     def recipient_refusal(self, recipient: str) -> str | None:  # noqa: ARG002 - all are taken; the upstream decides
         return None
 
     async def _handle_client(self) -> None:
-        try:
-            await self._admit()
-        except Exception as error:  # noqa: BLE001 - the last line: a session must not take others with it
-            self._tell_fault(error)
-        finally:
-            if not self._is_lost:
-                self.transport.abort()
-            self._reception.register.remove(self)
-
-    async def _admit(self) -> None:
         room = self._reception
-        if self._admitted is not None:
-            self._place = self._admitted
-        elif self.session.peer is not None:
-            self._place = room.place_for(self._host, lambda: self.send_away(replies.GIVES_WAY))
-        else:
-            return  # gone before we looked
-        client = self._place.client
-        self._label = str(client)
-        self._machine = SessionMachine(
-            room.terms,
-            self,
-            is_trusted=self._place.may_relay,
-            is_private=client.is_loopback,
-            is_tls=self.is_tls,
-        )
-        refusal = None if self._admitted else room.enter(self._place, self._fd)
-        if refusal is not None:
-            self._tell_refused(refusal)
-            await self.finish(refusal, linger=False)
-            return
-        self._admission.step(self._place)
-        self._observer.connection_opened(room.name, self._label)
+        self._reception.admission.step(self.place)
+        self._reception.observer.connection_opened(room.name, self._label)
         reason = "fault"
         try:
             end = await self._serve()
@@ -124,18 +99,21 @@ class ClientSession(ClientConnection):
         except asyncio.CancelledError:
             reason = "crowded" if self._is_sent_away else "shutdown"
             raise
+        except Exception as error:  # noqa: BLE001 - the last line: a session must not take others with it
+            self._tell_fault(error)
         finally:
-            self._admission.leave(self._place)
-            self._observer.connection_closed(room.name, self._label, reason)
+            self._reception.observer.connection_closed(room.name, self._label, reason)
 
     def send_away(self, text: str) -> None:
-        self._tell_refused(text)
-        super().send_away(text)
+        if not self.task.done():
+            self._is_sent_away = True
+            self._tell_refused(text)
+            super().send_away(text)
 
     async def _serve(self) -> SessionEnd:
+        self.reply(self._reception.greeting)
+        self._began_at = self.loop.time()
         try:
-            self.reply(self._reception.greeting)
-            self._began_at = self.loop.time()
             while True:
                 await self._obey_next()
         except SessionEnd as end:
@@ -169,18 +147,18 @@ class ClientSession(ClientConnection):
                 raise SessionEnd("fault") from None
             self._machine.go_on()
         await self._count_idleness(errors)
-        if self._errors >= self._reception.max_errors:
+        if self._errors >= self._reception.listen.max_errors:
             raise SessionEnd("errors", replies.TOO_MANY_ERRORS)
         await self.flush_much(deadline)
 
     @property
     def _seconds(self) -> Seconds:
         room = self._reception
-        return room.seconds if self._place.may_relay else room.strangers_seconds
+        return room.seconds if self.place.may_relay else room.strangers_seconds
 
     async def _count_idleness(self, errors_before: int) -> None:
         """Count a command that brought no mail; of very many each is an error, if it was none by itself."""
-        may_relay = self._place.may_relay
+        may_relay = self.place.may_relay
         if may_relay and self._machine.phase in _PHASES_OF_MAIL:
             return
         self._idle_commands += 1
@@ -219,23 +197,22 @@ class ClientSession(ClientConnection):
 
     async def _respond(self) -> SessionStep:
         try:
-            line = await self.read_line(self.loop.time() + self._seconds.command)
+            return self._machine.respond(await self.read_line(self.loop.time() + self._seconds.command))
         except BadLine as bad:
             self._machine.go_on()
             return SessionStep(replies.AUTH_LINE_TOO_LONG if bad.is_too_long else bad.reply)
-        return self._machine.respond(line)
 
     async def _verify(self, proof: Proof | None) -> SessionStep:
-        users, place = self._reception.users, self._place
+        room, place, users = self._reception, self.place, self._reception.users
         if users is None or not isinstance(proof, Credentials):
             raise AssertionError("a proof that was not asked for")
-        self._admission.step(place)
-        check = await self._guesses.judge(
+        room.admission.step(place)
+        check = await room.guesses.judge(
             place.client.origin, lambda: users.verify(proof.name, proof.password)
         )
         step = self._machine.judged(check)
         if check is PasswordCheck.RIGHT:
-            self._admission.log_in(place)
+            room.admission.log_in(place)
             self._idle_commands = 0
             self._login = self._login_now()
         return step
@@ -253,7 +230,7 @@ class ClientSession(ClientConnection):
             raise SessionEnd("refused", replies.TLS_PIPELINED)
         self.say(reply)
         await self.start_tls(context)
-        self._admission.step(self._place)
+        self._reception.admission.step(self.place)
         self._machine.secured()
 
     async def _take_content(self, go_ahead: str) -> str:
@@ -261,34 +238,33 @@ class ClientSession(ClientConnection):
 
         Raises SessionEnd.  After any other error from `go_ahead` on, the session cannot go on.
         """
-        room, machine = self._reception, self._machine
-        transaction = machine.transaction
+        room, machine, transaction = self._reception, self._machine, self._machine.transaction
         if transaction is None:
             raise AssertionError("content without a transaction")
-        draft = self._intake.draft()
+        draft = room.intake.draft()
         helo, protocol, user = machine.helo or "", machine.protocol, machine.user
         trace = received_line(
             helo=helo,
-            address=self._place.client.address,
+            address=self.place.client.address,
             hostname=room.hostname,
             protocol=protocol,
             queue_id=draft.queue_id,
-            wall_ns=self._clock.wall_ns(),
+            wall_ns=room.clock.wall_ns(),
         )
         draft.append(trace)
-        decoder = room.decoder_for(self._place.client)
-        transfer = Transfer(self._intake, draft, decoder, self._tell_fault)
+        decoder = room.decoder_for(self.place.client)
+        transfer = Transfer(room.intake, draft, decoder, self._tell_fault)
         self.say(go_ahead)
         self._is_in_content = True
-        refusal = await transfer.receive(self, room.seconds.content, room.seconds.transfer)
+        refusal = await transfer.receive(self, room.content_s, room.transfer_s)
         self._is_in_content = False
         machine.go_on()
         machine.phase = "eod"
-        ended_at_ns = self._clock.boottime_ns()
+        ended_at_ns = room.clock.boottime_ns()
         envelope = Envelope(
             reverse_path=transaction.reverse_path,
             recipients=tuple(transaction.recipients),
-            arrival_at_ns=self._clock.wall_ns(),
+            arrival_at_ns=room.clock.wall_ns(),
             client=self._label,
             helo=helo,
             protocol=protocol,
@@ -296,23 +272,25 @@ class ClientSession(ClientConnection):
             smtputf8=transaction.smtputf8 and not (transaction.is_ascii and decoder.has_ascii_header),
             dsn=transaction.dsn,
         )
-        refusal = refusal or await transfer.accept(envelope)
-        if refusal is not None:
+        if refusal := refusal or await transfer.accept(envelope):
             return refusal
         room.quotas.took(Owner.of(user, self._label))
-        commit_ns = self._clock.boottime_ns() - ended_at_ns
-        size_bytes = len(trace) + decoder.size_bytes
-        queue_id, message_id = draft.queue_id, decoder.message_id
-        self._observer.accepted(
-            room.name, queue_id, envelope, message_id, size_bytes=size_bytes, commit_ns=commit_ns
+        room.observer.accepted(
+            room.name,
+            draft.queue_id,
+            envelope,
+            decoder.message_id,
+            size_bytes=len(trace) + decoder.size_bytes,
+            commit_ns=room.clock.boottime_ns() - ended_at_ns,
         )
-        self._errors = 0
-        self._idle_commands = 0
+        self._errors = self._idle_commands = 0
         return replies.queued(draft.queue_id)
 
     def _tell_refused(self, reply: str) -> None:
         machine = self._machine
-        self._observer.refused(self._reception.name, self._label, machine.phase, reply, machine.named_user)
+        self._reception.observer.refused(
+            self._reception.name, self._label, machine.phase, reply, machine.named_user
+        )
 
     def _tell_fault(self, error: BaseException) -> None:
-        self._observer.fault(self._reception.name, self._label, error)
+        self._reception.observer.fault(self._reception.name, self._label, error)

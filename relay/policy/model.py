@@ -133,7 +133,7 @@ class Listen(Section):
     clients: Annotated[tuple[Network, ...], AnyOrder] = ()
     """Networks that may relay without AUTH."""
     proxies: Annotated[tuple[Network, ...], AnyOrder] = ()
-    """Networks of load balancers, whose connections begin with a PROXY header (version 2)."""
+    """Networks of load balancers, whose connections begin with a PROXY header."""
     users_file: Annotated[UsersFile | None, Field(validate_default=True)] = None
     """Lines `name:$argon2id$…` as `relay hash-password` prints them; AUTH needs it."""
     users: dict[Text, ListenUser] = Field(default_factory=dict)

@@ -14,7 +14,7 @@ the messages that may go.
 - While the upstream is in doubt, messages that it refused are set aside (`doubt`).
 - While a pause holds what comes in (`hold_new`), that is *held*; it goes on when the pause ends.
 
-No call takes longer for a long queue.  `first_ready` moves at most `SLICE` messages; if more are
+No call takes longer for a long queue.  `first_ready` moves a slice of messages; if more are
 left it returns None, `next_due_at_ns` says at once, and what comes meanwhile stands behind them.
 
 All instants are nanoseconds of one boot (`Clock.boottime_ns`), so that no step of the wall
@@ -58,8 +58,11 @@ MOST_SUSPECTS = 10_000
 
 
 class Scheduler:
-    def __init__(self, pages: Pages | None = None) -> None:
-        """`pages`: for what listings show of its messages; shared by all lines of a queue."""
+    def __init__(self, pages: Pages | None = None, slice_of: int = SLICE) -> None:
+        """`pages`: for what listings show of its messages; shared by all lines of a queue.
+
+        `slice_of`: so many messages are moved in one look.
+        """
         self.on_change: Callable[[], None] = lambda: None
         """Called where another message may go next, because one came, left, or was kept or released."""
         self._pages = pages or Pages()
@@ -77,7 +80,8 @@ class Scheduler:
         """Messages yet to go to the end of the line, in that order."""
         self._is_waking = False
         """Some back-offs that ended are not moved yet: they go ahead of `_coming`."""
-        self._is_cut_off, self._steps_left = False, SLICE
+        self._slice = slice_of
+        self._is_cut_off, self._steps_left = False, slice_of
         self._suspect_senders: set[str] = set()
         """Senders of mail refused as if for our fault since the last success."""
         self._suspects: dict[QueueId, None] = {}
@@ -151,7 +155,7 @@ class Scheduler:
         deferred: Iterable[tuple[int, QueueId]],
         sitting_out: Iterable[tuple[str, QueueId]],
     ) -> "Scheduler":
-        twin = Scheduler()
+        twin = Scheduler(slice_of=self._slice)
         twin._messages, twin._order, twin._parking = messages, order, parking
         twin._suspects, twin._coming = dict.fromkeys(suspects), OrderedDict.fromkeys(coming)
         twin._deferred = list(deferred)
@@ -361,7 +365,7 @@ class Scheduler:
 
     def first_ready(self, now_ns: int) -> Queued | None:
         """Return the message that `next_ready` would take, and leave it; None also while `is_behind`."""
-        self._steps_left = SLICE
+        self._steps_left = self._slice
         return self._first(now_ns)
 
     def reserved(self, queue_id: QueueId, recipients: int) -> None:
@@ -628,7 +632,7 @@ class Scheduler:
         """Count a step; return whether it was the last of this look.  The next look has as many again."""
         self._steps_left -= 1
         if self._steps_left <= 0:
-            self._steps_left, self._is_cut_off = SLICE, True
+            self._steps_left, self._is_cut_off = self._slice, True
         return self._is_cut_off
 
     def _prefer_unsuspected(self, now_ns: int) -> None:

@@ -196,6 +196,7 @@ class Consequences:
             refusals=queued.past.refusals,
             singled_out=queued.past.singled_out,
             sender=sender,
+            span_ns=(attempt.reservation.reserved_at_ns if attempt.reservation else ended_ns, ended_ns),
             late_ns=ended_ns - arrived_ns,
             paused_ns=paused_ns,
             resting_ns=pausing.paused_ns(arrived_ns, ended_ns, (*rests, *queued.past.rested))

@@ -205,7 +205,7 @@ class SessionMachine:
         self._owner = owner
         self._is_trusted = is_trusted
         self._is_private = is_private
-        self._is_extended = False
+        self.is_extended = False
         self._attempts = 0
         self._exchange: SaslExchange | None = None
         self._claimed = ""
@@ -220,7 +220,7 @@ class SessionMachine:
     def protocol(self) -> str:
         smtputf8 = self.transaction is not None and self.transaction.smtputf8
         return protocol_name(
-            extended=self._is_extended,
+            extended=self.is_extended,
             tls=self.is_tls,
             authenticated=self.user is not None,
             smtputf8=smtputf8,
@@ -285,7 +285,7 @@ class SessionMachine:
             raise _out_of_order("TLS", self.state)
         self.is_tls = True
         self.helo = self.user = self.transaction = None
-        self._is_extended = False
+        self.is_extended = False
         self.state = GREETED
 
     def go_on(self) -> None:
@@ -313,7 +313,7 @@ class SessionMachine:
     @property
     def _takes_dsn(self) -> bool:
         """After HELO no extension was announced (RFC 5321, 4.1.1.11: 555)."""
-        return self._terms.has_dsn and self._is_extended
+        return self._terms.has_dsn and self.is_extended
 
     def _check(self, verb: str, argument: str | None) -> None:
         if argument is not None and verb in _NO_ARGUMENT:
@@ -340,7 +340,7 @@ class SessionMachine:
         """RFC 4954, 4."""
         if not self._terms.mechanisms:
             raise Refused(replies.AUTH_NOT_OFFERED)
-        if not self._is_extended:
+        if not self.is_extended:
             raise Refused(replies.NEEDS_EHLO)
         if not self._offers_auth:
             raise Refused(replies.NEEDS_TLS)
@@ -363,11 +363,11 @@ class SessionMachine:
     # What an accepted command does.
 
     def _helo(self, argument: str | None) -> SessionStep:
-        self.helo, self._is_extended = parse_host_name(argument), False
+        self.helo, self.is_extended = parse_host_name(argument), False
         return SessionStep(f"250 {self._terms.hostname}")
 
     def _ehlo(self, argument: str | None) -> SessionStep:
-        self.helo, self._is_extended = parse_host_name(argument), True
+        self.helo, self.is_extended = parse_host_name(argument), True
         offered = offer(
             self._terms.max_size_bytes,
             starttls=self._terms.has_starttls and not self.is_tls,

@@ -25,11 +25,9 @@ from relay.status import page
 from relay.status.live import Live
 from relay.status.samples import Samples
 from relay.status.snapshot import Coming, Condition, Snapshot, public, public_coming, to_json
-from relay.status.visitors import BACKLOG, MOST, Visitors
+from relay.status.visitors import BACKLOG, BOUNDS, Bounds, Visitors
 from relay.telemetry.events import Events
 
-ANSWER_SECONDS = 30.0
-"""For making an answer and for the client to read it."""
 ONE_OF = 5
 """The share of the time that answers may take: mail has four times as long between two of them."""
 
@@ -65,14 +63,13 @@ class StatusServer:
         *,
         coming: Callable[[], Coming],
         names: Collection[str] = (),
-        most: int = MOST,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         """`foresee` is awaited before a snapshot that is to tell when the queue will have drained.
 
         It is awaited before `coming` as well.
 
-        `names` are host names by which it may be called, beside `localhost` and IP addresses;
-        `most` is how many connections there may be at once.
+        `names` are host names by which it may be called, beside `localhost` and IP addresses.
         """
         self._address = address
         self._snapshot = snapshot
@@ -81,11 +78,13 @@ class StatusServer:
         self._registry = registry
         self._events = events
         self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
-        self._visitors = Visitors(events, "http", answer_seconds=ANSWER_SECONDS, most=most)
+        self._visitors = Visitors(events, "http", bounds)
         self._turn = asyncio.Lock()
         self._samples = Samples()
         self._sampling: asyncio.TimerHandle | None = None
-        self._live = Live(self._picture_in_turn, self._fault, most=max(1, most // STREAMS))
+        self._live = Live(
+            self._picture_in_turn, self._fault, bounds.part_seconds, most=max(1, bounds.most // STREAMS)
+        )
         self._is_stopping = False
 
     async def start(self) -> HostPort:

@@ -1,6 +1,6 @@
 """Server-sent events: each new picture of the page, for browsers that stay (HTML, 9.2).
 
-Guarantees: a picture is made once for all readers, every EVERY_SECONDS and only while somebody
+Guarantees: a picture is made once for all readers, every `seconds` and only while somebody
 reads; at most `most` readers.  A slow reader gets the newest picture when it has read the last
 one, and nothing is kept for it meanwhile.  Does not: know HTTP connections (`visitors`).
 """
@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-EVERY_SECONDS = 2.0
 RETRY_MS = 2_000
 """After which a browser that lost the stream asks again."""
 
@@ -18,12 +17,17 @@ class Live:
     """For one event loop."""
 
     def __init__(
-        self, make: Callable[[], Awaitable[str]], on_fault: Callable[[Exception], None], *, most: int
+        self,
+        make: Callable[[], Awaitable[str]],
+        on_fault: Callable[[Exception], None],
+        seconds: float,
+        *,
+        most: int,
     ) -> None:
         """`make` returns a picture; where it fails the streams end, and the browsers ask again."""
         self._make = make
         self._on_fault = on_fault
-        self._most = most
+        self._seconds, self._most = seconds, most
         self._readers = 0
         self._next: asyncio.Future[str] | None = None
         self._maker: asyncio.Task[None] | None = None
@@ -65,7 +69,7 @@ class Live:
                 self._on_fault(error)
                 break
             self._publish(picture)
-            await asyncio.sleep(EVERY_SECONDS)
+            await asyncio.sleep(self._seconds)
         self._end()
 
     def _publish(self, picture: str) -> None:

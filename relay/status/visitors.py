@@ -1,7 +1,7 @@
 """Connections to our HTTP servers: few, short, and the first to go.
 
 Guarantees: at most `most` connections at once; one more closes the one that was idle longest.
-A connection is closed unless its request is complete within REQUEST_SECONDS and its answer is
+A connection is closed unless its request is complete within `request_seconds` and its answer is
 read within `answer_seconds` (of a stream: each part); an idle one after KEEP_ALIVE_SECONDS.  A
 silent connection costs no object of aiohttp's.  Does not: know any route.
 """
@@ -10,32 +10,43 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import cast
 
 from aiohttp import web
 
-from relay.listener.accepting import Door, into_protocol
+from relay.listener.accepting import Door
 from relay.mail.formats import described
 from relay.telemetry.events import Events
 
-MOST = 64
-"""A handful of scrapers and browsers; each costs a descriptor."""
-REQUEST_SECONDS = 5.0
 KEEP_ALIVE_SECONDS = 10.0
 BACKLOG = 128
 STOP_SECONDS = 1.0
 """How long an answer may still take when the server stops."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    most: int = 64
+    """Connections at once: a handful of scrapers and browsers; each costs a descriptor."""
+    request_seconds: float = 5.0
+    answer_seconds: float = 30.0
+    """For making an answer and for the client to read it."""
+    part_seconds: float = 2.0
+    """Between two parts of a stream."""
+
+
+BOUNDS = Bounds()
+
+
 class Visitors:
     """For one event loop."""
 
-    def __init__(self, events: Events, where: str, *, answer_seconds: float, most: int = MOST) -> None:
+    def __init__(self, events: Events, where: str, bounds: Bounds) -> None:
         """`where` is what an event calls the server."""
         self._events = events
         self._where = where
-        self._answer_seconds = answer_seconds
-        self._most = most
+        self._bounds = bounds
         self._runner: web.AppRunner | None = None
         self._visits: dict[_Visit, None] = {}
         """Least recently active first."""
@@ -69,18 +80,24 @@ class Visitors:
             raise
         bound.listen(BACKLOG)
         self._runner = runner
+
+        async def begin(accepted: socket.socket, _peer: object) -> None:
+            try:
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: _Visit(self, server), accepted
+                )
+            except OSError:
+                accepted.close()  # gone before it began
+
         self._door = Door(
-            bound,
-            into_protocol(lambda _peer: _Visit(self, server)),
-            lambda error: self._events.shortage(where=self._where, error=described(error)),
-            waits_for_client=False,
+            bound, begin, lambda error: self._events.shortage(where=self._where, error=described(error))
         )
         return bound
 
     async def close(self) -> bool:
         """Wait a moment for answers under way; return whether anything was open."""
         if self._door is not None:
-            self._door.close()
+            await self._door.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -92,7 +109,7 @@ class Visitors:
         if visit is not None:
             self._touch(visit)
             visit.is_asking = True
-            visit.expire_in(self._answer_seconds)
+            visit.expire_in(self._bounds.answer_seconds)
         try:
             yield
         finally:
@@ -103,15 +120,15 @@ class Visitors:
         """Begin the time of an answer anew: its client has read what there was of it."""
         visit = self._answering.get(request.protocol)
         if visit is not None:
-            visit.expire_in(self._answer_seconds)
+            visit.expire_in(self._bounds.answer_seconds)
 
     def enter(self, visit: "_Visit") -> None:
         """Close another connection if there are too many."""
-        if len(self._visits) >= self._most:
+        if len(self._visits) >= self._bounds.most:
             idle = (each for each in self._visits if not each.is_asking)
             next(idle, next(iter(self._visits))).abort()
         self._visits[visit] = None
-        visit.expire_in(REQUEST_SECONDS)
+        visit.expire_in(self._bounds.request_seconds)
 
     def heard(self, visit: "_Visit", handler: object) -> None:
         self._answering[handler] = visit

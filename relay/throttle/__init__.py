@@ -8,6 +8,7 @@ slots           memory: what is in flight, what has ended, and the limits that j
 gauge           one limit: a window, or one for each key (pure)
 window          the rule and its proof: how much of N is occupied, when room opens (pure)
 wall            what the wall clock may say, and when a calendar's period is surely over (pure)
+bounds          how much of the past is kept as it was, and when a file is written anew
 compaction      old ends told more briefly, so that memory and the file stay bounded (pure)
 
 history         the file: locked, shared, durable before anything is sent

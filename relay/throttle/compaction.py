@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from relay.clock import LONGEST_DURATION_NS
+from relay.throttle.bounds import BOUNDS
 from relay.throttle.history_format import UNKNOWN, Charged, Share
-from relay.throttle.window import BUCKETS
 
 KEEP_NS = 2 * LONGEST_DURATION_NS
 """The longest period and the longest guard that a policy can hold."""
@@ -31,13 +31,13 @@ LEAST_OF_A_SLICE = 16
 """So many keys of each kind keep a share of their own in a slice, however many shares there are."""
 
 
-def merge(ended: Iterable[Charged], now_ns: int) -> list[Charged]:
+def merge(ended: Iterable[Charged], now_ns: int, parts: int = BOUNDS.parts) -> list[Charged]:
     """Round ends up and add up those that fall together; drop what no window can ask for."""
     together: dict[int, list[Charged]] = {}
     for charged in ended:
         age_ns = now_ns - charged.ended_at_ns
         if age_ns <= KEEP_NS:
-            at_ns = rounded_up(charged.ended_at_ns, age_ns, BUCKETS)
+            at_ns = rounded_up(charged.ended_at_ns, age_ns, parts)
             together.setdefault(at_ns, []).append(charged)
     return [_as_one(at_ns, each) for at_ns, each in together.items()]
 
@@ -124,7 +124,7 @@ def rounded_up(ended_at_ns: int, age_ns: int, parts: int) -> int:
     return -(-ended_at_ns // grain_ns) * grain_ns
 
 
-def thinned(ended: Sequence[Charged], most: int, now_ns: int) -> list[Charged]:
+def thinned(ended: Sequence[Charged], most: int, now_ns: int, least: int = LEAST_OF_A_SLICE) -> list[Charged]:
     """Keep about `most` shares of ends, which ascend; empty shares come on top."""
     if sum(len(charged.shares) for charged in ended) <= most:
         return list(ended)
@@ -140,13 +140,13 @@ def thinned(ended: Sequence[Charged], most: int, now_ns: int) -> list[Charged]:
             slices.setdefault(at_ns, []).append(charged)
     told = [charged for charged in ended[:split] if not charged.shares]
     for each in reversed(slices.values()):
-        *others, last = _by_the_last(each, spare)
+        *others, last = _by_the_last(each, spare, least)
         spare -= len(last.shares)
         told += [*others, last]
     return [*sorted(told, key=lambda charged: charged.ended_at_ns), *ended[split:]]
 
 
-def _by_the_last(ended: Sequence[Charged], spare: int) -> list[Charged]:
+def _by_the_last(ended: Sequence[Charged], spare: int, least: int) -> list[Charged]:
     last = ended[-1]
     kinds = sorted({share.for_each for charged in ended for share in charged.shares})
     shares: list[Share] = []
@@ -154,7 +154,7 @@ def _by_the_last(ended: Sequence[Charged], spare: int) -> list[Charged]:
         of_kind = [share for charged in ended for share in charged.shares if share.for_each == kind]
         if not any(share.for_each == kind for share in last.shares):
             of_kind.append(_unknown(kind, last))
-        shares += _heaviest(kind, of_kind, max(LEAST_OF_A_SLICE, spare // len(kinds)))
+        shares += _heaviest(kind, of_kind, max(least, spare // len(kinds)))
     return [
         *(charged._replace(shares=_elsewhere(charged)) for charged in ended[:-1]),
         last._replace(

@@ -12,9 +12,9 @@ Of a calendar's periods `wall` says when slots open; a clock that says something
 and then the gauge is filled anew.  Outside a limit's hours there is no room.  A ramp's N is that of the
 instant that is asked about; it only grows, so any window that ends then held no more than that N.
 
-Memory is bounded by MOST_ENTRIES instants, where a key weighs KEY_ENTRIES.  Beyond that no further key
-gets a window, and the keys that have one keep further ends more coarsely.  A key leaves once its
-window is empty.
+Memory is bounded by `Bounds.most_entries` instants, where a key weighs KEY_ENTRIES.  Beyond that no
+further key gets a window, and the keys that have one keep further ends more coarsely.  A key leaves
+once its window is empty.
 
 Instants are boottime of the current boot in nanoseconds.
 """
@@ -25,13 +25,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from relay.clock import SECOND_NS
+from relay.throttle.bounds import BOUNDS
 from relay.throttle.history_format import UNKNOWN, UNKNOWN_BYTES, Charged, Reserved
 from relay.throttle.limit import Calendar, ForEach, Hours, Limit, Ramp, Unit, count_at, reaches_after_ns
 from relay.throttle.wall import Times, WallBounds, opens_at, resets_at
 from relay.throttle.window import KeptSlots, Window
 
-MOST_ENTRIES = 1_000_000
-"""Instants that the windows of one limit keep, some 55 MB; with the coarse ones 150 MB at the very worst."""
 KEY_ENTRIES = 8
 """What a key and its window weigh: at most 111,111 keys, of one instant each, have a window of their own."""
 LOOKED_AT = 2
@@ -108,7 +107,12 @@ class _Terms(NamedTuple):
 
 class Gauge:
     def __init__(
-        self, limit: Limit, guard_ns: int | None, times: Times | None = None, now_ns: int = 0
+        self,
+        limit: Limit,
+        guard_ns: int | None,
+        times: Times | None = None,
+        now_ns: int = 0,
+        most_entries: int = BOUNDS.most_entries,
     ) -> None:
         """Share `times`, which goes on to be told of the clock."""
         self.label = limit.label
@@ -122,6 +126,7 @@ class Gauge:
         self._guard_ns = _guard_of(limit, guard_ns)
         self._bounds = self._bounds_now(now_ns)
         self._kept = KeptSlots()
+        self._most_entries = most_entries
         self._most = 0
         self._crowded_until_ns = -1
         self._shared = self._window()
@@ -291,7 +296,7 @@ class Gauge:
 
     def _is_short(self) -> bool:
         weight = self._kept.entries + KEY_ENTRIES * len(self._of_key)
-        return weight >= MOST_ENTRIES
+        return weight >= self._most_entries
 
     def _let_go(self, now_ns: int) -> None:
         """Look at the keys that were not looked at for longest, and forget the empty ones."""

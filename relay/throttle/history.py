@@ -38,7 +38,7 @@ before the power went.  More than LONGEST_BELIEVED_NS counts as none: a clock th
 costs a wait, as one that starts in 1970 does.  Not noticed: a wall clock that is further ahead of
 the truth after the reboot than ever before it, by less than that.
 
-A file above COMPACT_ABOVE_BYTES and twice its worth is written anew.  `PATH.new` is a rewrite that
+A file above `Bounds.compact_above_bytes` and twice its worth is written anew.  `PATH.new` is a rewrite that
 died, and the next rewrite removes it; a file of others there is renamed, never removed.
 """
 
@@ -49,6 +49,7 @@ from pathlib import Path
 from relay.clock import SECOND_NS, Clock
 from relay.spool.disk.durable import SECTOR_BYTES, Disk, opened, sync_above, why_a_strangers, write_with_room
 from relay.spool.disk.replacing import InDoubt, put_in_place
+from relay.throttle.bounds import Bounds
 from relay.throttle.history_format import (
     MARK_BYTES,
     ROOM,
@@ -80,9 +81,6 @@ from relay.throttle.history_states import (
 )
 from relay.throttle.slots import Slots
 
-COMPACT_ABOVE_BYTES = 256 * 1024
-LONGEST_RECORD_BYTES = 72
-"""A line with two instants of a year and six-digit weights, and some to spare; apart from its shares."""
 LONGEST_BELIEVED_NS = 30 * 86_400 * SECOND_NS
 """How long a host may have been off by its wall clock; longer is rather a clock without a battery."""
 
@@ -120,13 +118,14 @@ def is_left_of_a_rewrite(disk: Disk, path: str) -> bool:
 class History:
     """One thread at a time."""
 
-    def __init__(self, path: Path, disk: Disk, clock: Clock, slots: Slots) -> None:
+    def __init__(self, path: Path, disk: Disk, clock: Clock, slots: Slots, bounds: Bounds) -> None:
         self._path = str(path)
         self._folder = str(path.parent)
         self._lock_path = f"{path}.lock"
         self._disk = disk
         self._clock = clock
         self._slots = slots
+        self._bounds = bounds
         self._known = Known.UNREAD
         self._fd: int | None = None
         self._inode: int | None = None
@@ -264,8 +263,10 @@ class History:
         return is_first
 
     def _is_long(self, more_records: int) -> bool:
-        worth_bytes = LONGEST_RECORD_BYTES * (self._slots.kept + more_records) + self._slots.shares_bytes
-        return self._offset > max(COMPACT_ABOVE_BYTES, 2 * worth_bytes, self._compacts_above_bytes)
+        worth_bytes = self._bounds.record_bytes * (self._slots.kept + more_records) + self._slots.shares_bytes
+        return self._offset > max(
+            self._bounds.compact_above_bytes, 2 * worth_bytes, self._compacts_above_bytes
+        )
 
     def close(self) -> None:
         """Leave a lock where it is gone, so that no start begins anew."""
@@ -317,7 +318,9 @@ class History:
 
     def _looker(self, now_ns: int) -> Looker:
         marks = [mark for mark in (self._lock_mark_ns, self._own_mark_ns) if mark is not None]
-        return Looker(self._clock.boot_id(), now_ns, max(marks, default=None), self._has_used_it)
+        return Looker(
+            self._clock.boot_id(), now_ns, max(marks, default=None), self._has_used_it, self._bounds.alike_ns
+        )
 
     def _found_without_it(self, looker: Looker) -> Observation:
         if self._at is None:
@@ -414,7 +417,7 @@ class History:
         except OSError:
             if self._known is Known.DOUBTED:
                 raise
-            self._compacts_above_bytes = self._offset + COMPACT_ABOVE_BYTES
+            self._compacts_above_bytes = self._offset + self._bounds.compact_above_bytes
             return False
         self._compacts_above_bytes = 0
         return True

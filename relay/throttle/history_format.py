@@ -377,7 +377,7 @@ def read_header(content: bytes) -> tuple[str, int]:
     raise HistoryError(f"byte 0: not a history, or its first line is damaged: {start!r}")
 
 
-def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
+def read_groups(content: bytes, start: int, origin: int = 0, alike_ns: int = ALIKE_NS) -> Contents:
     """Read whole groups from an offset on; `origin` is where `content` stands in its file.
 
     Each group is durable before the next begins, so a crash can only tear the last.  A bad group with
@@ -397,7 +397,7 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
         at = _read_lines(lines, records, origin + end)
         end = after
         ahead_ns = at.wall_ns - at.boottime_ns
-        if not readings or abs(readings[-1].least_ns - ahead_ns) > ALIKE_NS:
+        if not readings or abs(readings[-1].least_ns - ahead_ns) > alike_ns:
             readings.append(ClockReading(at.boottime_ns, at.boottime_ns, ahead_ns, ahead_ns))
         else:
             last = readings[-1]

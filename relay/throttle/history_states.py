@@ -14,7 +14,16 @@ from enum import Enum
 from typing import NamedTuple
 
 from relay.clock import SECOND_NS
-from relay.throttle.history_format import ROOM, At, HistoryError, Record, is_current, read_groups, read_header
+from relay.throttle.history_format import (
+    ALIKE_NS,
+    ROOM,
+    At,
+    HistoryError,
+    Record,
+    is_current,
+    read_groups,
+    read_header,
+)
 
 LARGEST_BYTES = 256 * 1024 * 1024
 """No history of ours is a tenth of this; reading more would be a memory bomb."""
@@ -169,6 +178,7 @@ class Looker(NamedTuple):
     """The latest mark of a durable group, by its lock and by memory."""
     has_used_it: bool = False
     """This process has had the file in the time of this boot."""
+    alike_ns: int = ALIKE_NS
 
 
 class Examination(NamedTuple):
@@ -187,7 +197,7 @@ def examine(content: bytes, looker: Looker, origin: int = 0, last: At | None = N
     content = content.rstrip(ROOM)
     try:
         boot_id, start = read_header(content) if last is None else (looker.boot_id, 0)
-        records, at, end, readings = read_groups(content, start, origin)
+        records, at, end, readings = read_groups(content, start, origin, looker.alike_ns)
     except HistoryError as error:
         return Examination([Observation(Event.DAMAGED, str(error))])
     at, is_of_this_boot = at or last, boot_id == looker.boot_id

@@ -2,7 +2,7 @@
 
 Guarantees: a reservation occupies every window until it is settled, or until its deadline, at
 which it counts as ended.  What ended is kept for as long as any policy could ask for it, in bounded
-memory: the newest EXACT_ENDS to the nanosecond, and older ones as `compaction` says.  Each reboot
+memory: the newest `Bounds.exact_ends` to the nanosecond, and older ones as `compaction` says.  Each reboot
 moves the grid, so each rounds them *up* once more, by less than 1/1024 of their age.  So new limits
 judge the same past (`judge_by`), and a sum never falls too early.
 
@@ -36,6 +36,7 @@ from relay.throttle.admission import (
     too_large,
     wait,
 )
+from relay.throttle.bounds import BOUNDS, Bounds
 from relay.throttle.compaction import merge, thinned
 from relay.throttle.gauge import Gauge, Limited
 from relay.throttle.history_format import (
@@ -54,20 +55,16 @@ from relay.throttle.limit import Limit
 from relay.throttle.limit_hints import Tally
 from relay.throttle.peaks import raised
 from relay.throttle.wall import Times
-from relay.throttle.window import EXACT_SLOTS
 
 Answer = TypeVar("Answer")
 
-EXACT_ENDS = 2 * EXACT_SLOTS
-"""What an exact window admits in two spans, so that rounding what is older cannot reach into it."""
-MOST_SHARES = 262_144
-"""Shares of what has ended that are kept as they are, some 40 MB at most; of older ones see `compaction`."""
 SHARE_BYTES = 40
-"""How long a share is as written, about; after so many as MOST_SHARES it is seen to that they are no more."""
+"""How long a share is as written, about; after `Bounds.most_shares` more they are thinned."""
 
 
 class Slots:
-    def __init__(self) -> None:
+    def __init__(self, bounds: Bounds = BOUNDS) -> None:
+        self._bounds = bounds
         self._mutex = Lock()
         self._limits: list[Limit] = []
         self._guard_ns: int | None = None
@@ -75,7 +72,7 @@ class Slots:
         self._has_keys = False
         self._now_ns = 0
         """The latest instant that is known to have come."""
-        self._times = Times()
+        self._times = Times(bounds=bounds)
         self._in_flight: dict[int, Reserved] = {}
         self._own: set[int] = set()
         """Other processes' reservations are not here: those may have died and never settle."""
@@ -84,8 +81,8 @@ class Slots:
         self._ended: list[Charged] = []
         self._shares_bytes = 0
         self._highest: list[Highest] = []
-        self._merge_above = EXACT_ENDS + EXACT_SLOTS
-        self._thin_above_bytes = MOST_SHARES * SHARE_BYTES
+        self._merge_above = bounds.exact_ends + bounds.merged_at_once
+        self._thin_above_bytes = bounds.most_shares * SHARE_BYTES
         self._last_id = 0
         self._unwritten: list[Record] = []
 
@@ -255,7 +252,7 @@ class Slots:
         return likely_ns if reserved.id in self._own else reserved.deadline_ns
 
     def _filled(self, limit: Limit, guard_ns: int | None) -> Gauge:
-        gauge = Gauge(limit, guard_ns, self._times, self._now_ns)
+        gauge = Gauge(limit, guard_ns, self._times, self._now_ns, self._bounds.most_entries)
         for reserved in self._in_flight.values():
             gauge.start(reserved, self._now_ns)
         for charged in self._ended:
@@ -321,7 +318,7 @@ class Slots:
             deadline_ns, reservation_id = heapq.heappop(self._deadlines)
             if (reserved := self._in_flight.pop(reservation_id, None)) is not None:
                 self._end(reserved, deadline_ns)
-        if len(self._deadlines) > 2 * (len(self._in_flight) + EXACT_SLOTS):
+        if len(self._deadlines) > 2 * (len(self._in_flight) + self._bounds.merged_at_once):
             self._deadlines = [(each.deadline_ns, each.id) for each in self._in_flight.values()]
             heapq.heapify(self._deadlines)
 
@@ -336,11 +333,11 @@ class Slots:
         with self._mutex:
             self._advance(now_ns)
             if (
-                len(self._ended) <= EXACT_ENDS
-                and sum(len(each.shares) for each in self._ended) <= MOST_SHARES
+                len(self._ended) <= self._bounds.exact_ends
+                and sum(len(each.shares) for each in self._ended) <= self._bounds.most_shares
             ):
                 # Few shares, but long ones: they are not to be counted again at each decision.
-                few_more_bytes = MOST_SHARES * SHARE_BYTES // 4
+                few_more_bytes = self._bounds.most_shares * SHARE_BYTES // 4
                 self._thin_above_bytes = max(self._thin_above_bytes, self._shares_bytes + few_more_bytes)
                 return
             known: list[Record] = [*self._times.readings, *self._ended, *self._in_flight.values()]
@@ -352,16 +349,16 @@ class Slots:
             self._merge(now_ns)
 
     def _merge(self, now_ns: int) -> None:
-        split = max(0, len(self._ended) - EXACT_ENDS)
-        merged = merge(self._ended[:split], now_ns)
+        split = max(0, len(self._ended) - self._bounds.exact_ends)
+        merged = merge(self._ended[:split], now_ns, self._bounds.parts)
         self._ended = sorted([*merged, *self._ended[split:]], key=_ended_at)
         if self._shares_bytes:
-            self._ended = thinned(self._ended, MOST_SHARES, now_ns)
+            self._ended = thinned(self._ended, self._bounds.most_shares, now_ns)
             self._shares_bytes = sum(map(_length, self._ended)) + sum(map(_length, self._in_flight.values()))
         self._times.readings.forget(now_ns)
         # The more is kept, the longer a merge takes, and the more decisions share its cost.
-        self._merge_above = len(self._ended) + max(EXACT_SLOTS, len(self._ended))
-        self._thin_above_bytes = self._shares_bytes + MOST_SHARES * SHARE_BYTES
+        self._merge_above = len(self._ended) + max(self._bounds.merged_at_once, len(self._ended))
+        self._thin_above_bytes = self._shares_bytes + self._bounds.most_shares * SHARE_BYTES
 
 
 def _heirs(

@@ -32,6 +32,7 @@ from relay.spool.disk.durable import Disk
 from relay.throttle import admission
 from relay.throttle.admission import Grant, Place, TooLarge, Wait
 from relay.throttle.admission import Request as Request  # noqa: PLC0414 - part of the door
+from relay.throttle.bounds import BOUNDS, Bounds
 from relay.throttle.gauge import Gauge, Limited, Usage
 from relay.throttle.history import History
 from relay.throttle.history_check import audit_file
@@ -135,11 +136,12 @@ class Throttle(View):
         clock: Clock,
         *,
         transaction_ns: int = TRANSACTION_NS,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         """Touch no disk yet.  `guard_ns` None: 1 % of each period, at most a second."""
-        super().__init__(Slots(), clock)
+        super().__init__(Slots(bounds), clock)
         self._transaction_ns = transaction_ns
-        self._history = History(history_path, disk, clock, self.slots)
+        self._history = History(history_path, disk, clock, self.slots, bounds)
         self._turn = Lock()
         self._path = history_path
         self._disk = disk

@@ -26,13 +26,12 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from relay.clock import LONGEST_DURATION_NS, SECOND_NS
-from relay.throttle.history_format import ALIKE_NS, ClockReading
+from relay.throttle.bounds import BOUNDS, Bounds
+from relay.throttle.history_format import ClockReading
 from relay.throttle.limit import Calendar, Ramp
 
 RAMP_DOUBT_NS = 86_400 * SECOND_NS
 """For so long an earlier reading of the clock holds a dated ramp back."""
-MOST_READINGS = 64
-"""Of more, the oldest are taken together."""
 
 
 class WallBounds(NamedTuple):
@@ -59,8 +58,9 @@ class WallBounds(NamedTuple):
 class Readings:
     """Every offset that was read, in bounded memory: never less is possible than was read."""
 
-    def __init__(self, kept: Iterable[ClockReading] = ()) -> None:
+    def __init__(self, kept: Iterable[ClockReading] = (), bounds: Bounds = BOUNDS) -> None:
         self._kept: list[ClockReading] = []
+        self._most, self._alike_ns = bounds.most_readings, bounds.alike_ns
         for each in kept:
             self.add(each)
 
@@ -79,14 +79,14 @@ class Readings:
             is_next = index == len(self._kept) - 1 and new.since_ns >= before.since_ns
             is_beside = new.since_ns <= before.until_ns and before.since_ns <= new.until_ns
             # Never over another reading in between: the clock did not say this all along.
-            if (is_next or is_beside) and (both := _together(before, new)) is not None:
+            if (is_next or is_beside) and (both := self._together(before, new)) is not None:
                 self._kept[index] = both
                 return
             if is_next and new.until_ns > before.until_ns:
                 break
         self._kept.append(new)
         self._kept.sort(key=lambda each: each.until_ns)
-        while len(self._kept) > MOST_READINGS:
+        while len(self._kept) > self._most:
             first, second, *later = self._kept
             bounds = WallBounds(*first[2:]).and_of(WallBounds(*second[2:]))
             merged = ClockReading(min(first.since_ns, second.since_ns), second.until_ns, *bounds)
@@ -108,12 +108,28 @@ class Readings:
             bounds = bounds.and_of(each)
         return bounds
 
+    def _together(self, before: ClockReading, new: ClockReading) -> ClockReading | None:
+        """Return one reading for both, where they are alike."""
+        if before == new:
+            return new
+        if before.most_ns is None or new.most_ns is None:
+            return None
+        least_ns, most_ns = min(before.least_ns, new.least_ns), max(before.most_ns, new.most_ns)
+        if most_ns - least_ns > self._alike_ns:
+            return None
+        return ClockReading(
+            min(before.since_ns, new.since_ns), max(before.until_ns, new.until_ns), least_ns, most_ns
+        )
+
 
 class Times:
     """All that limits ask of time but the present instant (boottime)."""
 
-    def __init__(self, readings: Iterable[ClockReading] = (), begun_at_ns: int | None = None) -> None:
-        self.readings = Readings(readings)
+    def __init__(
+        self, readings: Iterable[ClockReading] = (), begun_at_ns: int | None = None, bounds: Bounds = BOUNDS
+    ) -> None:
+        self._bounds = bounds
+        self.readings = Readings(readings, bounds)
         self.begun_at_ns = begun_at_ns
         """When the account had its first slot."""
         self.ahead_ns = 0
@@ -130,7 +146,7 @@ class Times:
         self.begun_at_ns = at_ns if self.begun_at_ns is None else min(at_ns, self.begun_at_ns)
 
     def copy(self) -> "Times":
-        twin = Times(self.readings, self.begun_at_ns)
+        twin = Times(self.readings, self.begun_at_ns, self._bounds)
         twin.ahead_ns = self.ahead_ns
         return twin
 
@@ -143,20 +159,6 @@ class Times:
         if ramp.since_ns is None:
             return now_ns if self.begun_at_ns is None else self.begun_at_ns
         return ramp.since_ns - self.readings.bounds(now_ns - RAMP_DOUBT_NS).least_ns
-
-
-def _together(before: ClockReading, new: ClockReading) -> ClockReading | None:
-    """Return one reading for both, where they are alike."""
-    if before == new:
-        return new
-    if before.most_ns is None or new.most_ns is None:
-        return None
-    least_ns, most_ns = min(before.least_ns, new.least_ns), max(before.most_ns, new.most_ns)
-    if most_ns - least_ns > ALIKE_NS:
-        return None
-    return ClockReading(
-        min(before.since_ns, new.since_ns), max(before.until_ns, new.until_ns), least_ns, most_ns
-    )
 
 
 def opens_at(calendar: Calendar, guard_ns: int, bounds: WallBounds, ended_at_ns: int) -> tuple[int, bool]:

@@ -99,6 +99,8 @@ class Standing(NamedTuple):
     """How often it did so where it had just relayed others."""
     sender: str = ""
     """Its reverse-path, the same for all spellings of an address."""
+    span_ns: tuple[int, int] = (0, 0)
+    """From when to when the attempt was, by one clock for all attempts."""
     late_ns: int = 0
     """Since the message was accepted."""
     paused_ns: int = 0
@@ -147,7 +149,7 @@ class Decision(NamedTuple):
 def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -> Decision:
     """Decide what one outcome means.  Of the arguments only the shield's memory changes."""
     asked = [(index, standing.recipients[index]) for index in standing.asked]
-    outcome = shield.judge(outcome, standing.sender, standing.queue_id, asked)
+    outcome = shield.judge(outcome, standing.sender, standing.queue_id, asked, standing.span_ns)
     outcome, age_ns, singled_out = _blamed(outcome, standing, terms)
     fates = _fates(outcome, standing.asked, is_old=age_ns >= terms.lifetime_ns)
     is_relayed, is_attempted = is_any_relayed(outcome), {fate for fate, _ in fates.values()} != {Fate.WAITING}

@@ -6,7 +6,7 @@ recognised (`Layer.DEFAULT`) is *unknown*.  The shield judges unknown refusals a
 refusal that a rule recognises, nor one that the relay makes itself, without a reply.
 
 - An unknown refusal is *doubted*: the recipient is deferred, however old its message is.  It bounces only
-  if it is refused again after the upstream relayed something else meanwhile, which shows that the
+  if it is refused again after the upstream relayed something that was begun since, which shows that the
   upstream has nothing against us; or it expires by its age when it is refused again.
 - Other mail that goes through proves nothing while `SEVERAL` other recipients were told the same words, of
   the last `WINDOW`; nor where a recipient that was told them was relayed later: those words are not
@@ -61,6 +61,7 @@ _ID = re.compile(r"(?<!\S)[^\s0-9]*[0-9]\S*")
 """A word with a digit in it: a number, or an id in whatever alphabet (Gmail, Postfix, Exim)."""
 
 _Key = tuple[QueueId, int]
+_Asked = Sequence[tuple[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,8 @@ class Shield:
         self._is_true: dict[str, bool] = {}
         """By words: believed by the operator, or false since a recipient told them was relayed later."""
         self._suspects: dict[_Key, tuple[Suspect, int]] = {}
-        """With how often the upstream had relayed at the first refusal."""
-        self._relayed = 0
+        """With when the first refusal came."""
+        self._relayed_from_ns = -1  # when the latest transaction began that relayed something
         self._unproven: dict[_Key, str] = {}
         """The words each recipient was told last that may not have been about it."""
 
@@ -107,12 +108,12 @@ class Shield:
         return tuple(suspect for suspect, _ in self._suspects.values())
 
     def judge(
-        self, outcome: Outcome, sender: str, queue_id: QueueId, asked: Sequence[tuple[int, str]]
+        self, outcome: Outcome, sender: str, queue_id: QueueId, asked: _Asked, span_ns: tuple[int, int]
     ) -> Outcome:
         """Return what may be believed of an outcome; its pause says why the shield tripped.
 
         `sender` is the same for all spellings of an address.  `asked` names each recipient of the
-        transaction, index and address, in the order of the answers.
+        transaction, index and address, in the order of the answers; `span_ns` is from when to when it was.
         """
         answers = [
             self._proven(answer, (queue_id, index)) if answer.is_unproven or self._unproven else answer
@@ -128,11 +129,11 @@ class Shield:
             self._last.extend(dict.fromkeys(told.values()))
             for (index, recipient), answer in zip(asked, answers, strict=True):
                 if answer.verdict is Verdict.RELAYED:
-                    self._relay((queue_id, index), recipient)
+                    self._relay((queue_id, index), recipient, span_ns[0])
             trips = self._trips({each.said: answers[place] for place, each in told.items()})
             for place, each in told.items():
                 suspect = Suspect(queue_id, asked[place][0], _without_lines(answers[place]))
-                answers[place] = self._believed(suspect, each, trips.get(each.said))
+                answers[place] = self._believed(suspect, each, trips.get(each.said), span_ns[1])
         if all(map(operator.is_, answers, outcome.answers)):
             return outcome  # as nearly always
         pause = gravest(answers)
@@ -175,9 +176,9 @@ class Shield:
             del self._unproven[next(iter(self._unproven))]
         return answer
 
-    def _relay(self, key: _Key, recipient: str) -> None:
-        """Count a recipient that was relayed; what it was told before was not true."""
-        self._relayed += 1
+    def _relay(self, key: _Key, recipient: str, began_ns: int) -> None:
+        """Hear of a recipient that was relayed; what it was told before was not true."""
+        self._relayed_from_ns = max(self._relayed_from_ns, began_ns)
         self._stopped_because = ""
         self._last.append(_Told("", recipient, ""))
         if self._suspects and (known := self._suspects.pop(key, None)) is not None:
@@ -204,22 +205,20 @@ class Shield:
             self._stopped_because = why
         return _Trip(_STOP, self._stopped_because) if self._stopped_because else None
 
-    def _believed(self, suspect: Suspect, told: _Told, trip: _Trip | None) -> Answer:
+    def _believed(self, suspect: Suspect, told: _Told, trip: _Trip | None, now_ns: int) -> Answer:
         answer, key = suspect.answer, (suspect.queue_id, suspect.index)
         known = self._suspects.get(key)
-        went_on = known is not None and self._relayed != known[1]
+        went_on = known is not None and self._relayed_from_ns >= known[1]
         if went_on and trip is not None and trip.ruling is _SENDER_WAITS:
             trip = None
         if trip is None and (self._is_true.get(told.said) or (went_on and self._is_proven(told))):
             self._suspects.pop(key, None)
             return answer
-        self._suspects[key] = (suspect, self._relayed if known is None else known[1])
+        self._suspects[key] = (suspect, now_ns if known is None else known[1])
         while len(self._suspects) > MOST_KEPT:
             del self._suspects[next(iter(self._suspects))]
-        is_first = known is None
-        if trip is not None:
-            return answer._replace(verdict=trip.ruling.verdict, ruling=trip.ruling, is_doubted=is_first)
-        return answer._replace(verdict=Verdict.DEFER, ruling=None, is_doubted=is_first)
+        verdict, ruling = (Verdict.DEFER, None) if trip is None else (trip.ruling.verdict, trip.ruling)
+        return answer._replace(verdict=verdict, ruling=ruling, is_doubted=known is None)
 
     def _is_proven(self, told: _Told) -> bool:
         """Whether it is about its recipient alone, if others went through since it was told so first."""

@@ -9,7 +9,6 @@ By `make bench`:
 contenders     Postfix and the relay, set up alike
 cost           processor time a message, beside the floor of the loop (`--only cost`)
 decisions      the throttle beside other rate limiters: decisions a second
-floods         how long a client waits while strangers flood, beside peace (`--only floods`)
 measure        one round, and what the rounds say together
 disk           an ext4 of their own
 __main__       the command and its tables
@@ -18,5 +17,5 @@ Alone, by `python -m tests.bench.restart`:
 
 restart        how soon a relay with a long queue takes mail and relays again
 
-`flooding` and `waits` are of floods, `filling` of restart.
+`filling` is of restart; tests.system.floods, by `--only floods`, tells how long a client waits in one.
 """

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from relay.spool.engines import ENGINES
-from tests.bench import cost, decisions, disk, floods
+from tests.bench import cost, decisions, disk
 from tests.bench.contenders import floor_contender, postfix_contender, relay_contender
 from tests.bench.measure import Load, Round, as_json, run_round, summarise
-from tests.system import postfix, smtp_tools
+from tests.system import floods, postfix, smtp_tools
 
 
 def main() -> int:

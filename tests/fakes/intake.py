@@ -3,7 +3,8 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from relay.listener.ports import DraftPort, NotAccepted
+from relay.listener.ports import NotAccepted
+from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
 
 
@@ -15,10 +16,13 @@ class MemoryDraft:
         self.buffer = bytearray()
         self.spilled = bytearray()
         self.spilled_bytes = 0
+        self.append_error: Exception | None = None
         self.most_buffered_bytes = 0
         self._keeps_spilled = keeps_spilled
 
     def append(self, chunk: bytes) -> None:
+        if self.append_error is not None:
+            raise self.append_error
         self.buffer += chunk
         self.most_buffered_bytes = max(self.most_buffered_bytes, len(self.buffer))
 
@@ -79,7 +83,7 @@ class MemoryIntake:
         """Set while somebody waits in `accept`."""
         self._keeps_spilled = keeps_spilled
 
-    def draft(self) -> DraftPort:
+    def draft(self) -> Draft:
         draft = MemoryDraft(QueueId(f"{len(self.drafts):016d}"), keeps_spilled=self._keeps_spilled)
         self.drafts.append(draft)
         return draft
@@ -88,7 +92,7 @@ class MemoryIntake:
         self.declared_bytes.append(size_bytes)
         return self.refuses
 
-    async def spill(self, draft: DraftPort) -> None:
+    async def spill(self, draft: Draft) -> None:
         assert isinstance(draft, MemoryDraft)
         if self.spill_error is not None:
             if isinstance(self.spill_error, NotAccepted):
@@ -96,7 +100,7 @@ class MemoryIntake:
             raise self.spill_error
         draft.take_buffer()
 
-    async def accept(self, draft: DraftPort, envelope: Envelope) -> None:
+    async def accept(self, draft: Draft, envelope: Envelope) -> None:
         assert isinstance(draft, MemoryDraft)
         self.is_accepting.set()
         try:
@@ -107,7 +111,7 @@ class MemoryIntake:
             raise self.accept_error
         self.accepted.append(Accepted(draft.queue_id, envelope, draft.content))
 
-    async def discard(self, draft: DraftPort) -> None:
+    async def discard(self, draft: Draft) -> None:
         assert draft.queue_id not in self.discarded, "discarded twice"
         self.discarded.append(draft.queue_id)
 

@@ -29,8 +29,6 @@ from flask import Flask, Response, request
 from joserfc.jwk import RSAKey
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from relay.smtp.sasl import BearerToken
-
 CLIENT, SECRET, USER = "relay-client", "client s3cret", "news@example.com"
 UPSTREAM, UPSTREAM_SECRET = "upstream", "upstream-s3cret"
 """Who may ask about tokens."""
@@ -171,7 +169,10 @@ class _Codes(DeviceAuthorizationEndpoint):  # type: ignore[misc]  # authlib has 
     def save_device_credential(self, client_id: str, scope: str, data: dict[str, Any]) -> None:
         fields = {**data, "client_id": client_id, "scope": scope}
         fields["expires_at"] = time.time() + data["expires_in"]
-        self.server.holder.devices[data["device_code"]] = DeviceCredentialDict(fields)
+        holder = self.server.holder
+        holder.devices[data["device_code"]] = DeviceCredentialDict(fields)
+        if holder.says_at_once is not None:
+            holder.consents[data["user_code"]] = holder.says_at_once
 
 
 class _Asking(ClientMixin):  # type: ignore[misc]  # authlib has no types
@@ -217,6 +218,8 @@ class TokenServer:
         """Status, content and headers of the next answers, instead of its own."""
         self.consents: dict[str, bool] = {}
         """By user code: whether the person said yes."""
+        self.says_at_once: bool | None = None
+        """What a person says to every code that is shown from now on; None: nothing."""
         self.granted: list[_Token] = []
         self.is_taken = True
         """Whether an upstream takes any token."""
@@ -256,8 +259,8 @@ class TokenServer:
         self.granted.append(_Token({"refresh_token": text, "scope": scope}, USER))
         return text
 
-    def is_good(self, token: BearerToken) -> bool:
-        """Return whether an upstream takes the token."""
+    def is_good(self, token: Any) -> bool:
+        """Return whether an upstream takes it; `token` has a `name` and a `token`."""
         return self.is_taken and any(
             each.fields.get("access_token") == token.token
             and not each.was_revoked

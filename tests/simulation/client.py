@@ -55,7 +55,7 @@ class Client:
     def _copy(self) -> Copy:
         send, key = self._send, f"{self._send.number}.{len(self.copies)}"
         author = f"From: Ann <{send.sender}>\r\n" if send.sender else ""
-        head = f"Subject: {send.number}\r\n{author}X-Copy: {key}\r\n\r\n".encode()
+        head = f"Subject: {send.subject}\r\n{author}X-Copy: {key}\r\n\r\n".encode()
         line = b"..a line with dots, \xc3\xa9\r\n" if send.is_8bit else b"..a line with dots, and no more\r\n"
         content, now_ns = head + line * send.lines, self._loop.clock.true_ns
         return Copy(key, send.sender, send.recipients, content, now_ns, send.notify, send.ret)

@@ -15,7 +15,15 @@ from relay.policy.limits import LimitSettings
 from tests.simulation.client import AGAIN_S, TIMEOUT_S, Copy
 from tests.simulation.keys import key_of_sender, rewritten
 from tests.simulation.script import Crash, Disturb, Event, Feel, Script, Send, SetClock, World
-from tests.simulation.upstream import DEFERRED_TIMES, LOST_MOODS, Taken
+from tests.simulation.upstream import (
+    ALIEN_TIMES,
+    DEFERRED_TIMES,
+    FAILING,
+    GREETING_S,
+    LOST_MOODS,
+    Mood,
+    Taken,
+)
 
 Limits = Mapping[str, Sequence[LimitSettings]]
 """Of each upstream."""
@@ -29,6 +37,11 @@ TRACE_BYTES = 400
 REPORT_BYTES = 4_000
 MAX_TRANSACTION_S = 180.0
 HISTORY_LOOK_S = 60.0
+ALIEN_RESTS_S = (15 + 30 + 60 + 120 + 240 + 6) * 60.0
+"""Of a sender that may not send at first, and a minute before each of its tries."""
+DOWN_MOODS = (Mood.DOWN, Mood.BUSY, Mood.QUOTA_AT_MAIL, Mood.QUOTA_AT_DOT)
+FAILOVER_S = 45.0
+"""`failover_after`, and until a look at it."""
 PROVING_S = 30.0
 """After a pause one message goes first, and others follow as it went."""
 
@@ -43,6 +56,8 @@ def calm_ns(world: World, limits: Limits, left: Sequence[Copy], script: Script) 
         # A slot whose end nobody saw.
         bound_s += MAX_TRANSACTION_S + longest_s
     bound_s += max((event.down_s for event in script.events if isinstance(event, Crash)), default=0)
+    if any(isinstance(event, Feel) and event.mood is Mood.MUTE for event in script.events):
+        bound_s += GREETING_S
     hows = {event.how for event in script.events if isinstance(event, Disturb | SetClock)}
     if hows & {"connections silent", "stop"}:
         bound_s += TIMEOUT_S
@@ -75,6 +90,8 @@ def late_in_fair_weather(
                 if each.begun_ns <= due_ns and gone_ns.get(each.key, due_ns) >= copy.accepted_ns
             ]
             span_s = sum(_span_s(world, each, beside) for each in limits.values())
+            if copy.sender.startswith("alien"):
+                span_s += ALIEN_RESTS_S
             before_ns, due_ns = due_ns, copy.accepted_ns + int(span_s * SECOND_NS)
         if until_ns is not None and due_ns >= until_ns:
             continue
@@ -83,6 +100,29 @@ def late_in_fair_weather(
                 f"{copy.key} was to be gone by {due_ns / SECOND_NS:.1f} s, and went at "
                 f"{ended_ns.get(copy.key, -SECOND_NS) / SECOND_NS:.1f} s"
             )
+    return ""
+
+
+def late_in_failover(
+    world: World, limits: Limits, copies: Sequence[Copy], seen: "Passed", script: Script
+) -> str:
+    """Return which message did not leave through its second upstream, while the first was down for long."""
+    others = [event for event in script.events if not isinstance(event, Send)]
+    feels = [event for event in others if isinstance(event, Feel) and event.mood in DOWN_MOODS]
+    if len(feels) != 1 or len(others) != 1:
+        return ""
+    (feel,) = feels
+    spans_s = sum(_span_s(world, each, copies) for name, each in limits.items() if name != feel.upstream)
+    for copy in copies:
+        due_s = copy.accepted_ns / SECOND_NS + FAILOVER_S + TRANSACTION_S + spans_s
+        if copy.accepted_ns < feel.at_s * SECOND_NS or due_s > feel.at_s + feel.seconds:
+            continue
+        for recipient in copy.recipients:
+            first, _ = world.routes.get(recipient.rpartition("@")[2], ("", 0))
+            times = seen.taken.get((copy.key, recipient), ())
+            is_late = not times or times[0].true_ns > due_s * SECOND_NS
+            if first == feel.upstream and recipient.startswith("ok") and is_late:
+                return f"{copy.key} was to go past {first} by {due_s:.1f} s"
     return ""
 
 
@@ -99,8 +139,12 @@ class Passed:
         """Return by copy when it was relayed to the last of those recipients that an upstream takes."""
         ends: dict[str, int] = {}
         for copy in copies:
-            wanted = [each for each in copy.recipients if not each.startswith(("bad", "never"))]
-            times = [some[0].true_ns for each in wanted if (some := self.taken.get((copy.key, each)))]
+            wanted = [each for each in copy.recipients if not each.startswith(FAILING)]
+            times = [
+                some[0].true_ns
+                for each in wanted
+                if (some := self.taken.get((copy.key, each)) or self.reports.get((copy.key, each, "failed")))
+            ]
             if len(times) == len(wanted):
                 ends[copy.key] = max(times, default=copy.accepted_ns)
         return ends
@@ -120,7 +164,7 @@ class Passed:
 
 def _span_s(world: World, limits: Sequence[LimitSettings], left: Sequence[Copy]) -> float:
     """Return how long these limits may hold up all of that, from windows that are full."""
-    tries = [_tries(copy) for copy in left]
+    tries = [_tries(copy, world.most_recipients) for copy in left]
     spans_s = 0.0
     for limit in limits:
         weights: dict[str, int] = {}
@@ -138,11 +182,12 @@ def _span_s(world: World, limits: Sequence[LimitSettings], left: Sequence[Copy])
     return spans_s + transactions * EACH_S + TRANSACTION_S + deferred * (RETRY_S + TRANSACTION_S)
 
 
-def _tries(copy: Copy) -> tuple[int, int]:
+def _tries(copy: Copy, most_recipients: int = 1_000) -> tuple[int, int]:
     """Return how many transactions a message asks for, and how many its reports do."""
-    is_deferred = any(each.startswith("later") for each in copy.recipients)
-    own = 1 + DEFERRED_TIMES * is_deferred
-    is_reported = copy.notify or any(each.startswith("bad") for each in copy.recipients)
+    is_deferred = any(each.startswith(("later", "slow")) for each in copy.recipients)
+    own = (1 + DEFERRED_TIMES * is_deferred) * math.ceil(len(copy.recipients) / most_recipients)
+    own += ALIEN_TIMES * copy.sender.startswith("alien")
+    is_reported = copy.notify or any(each.startswith(("bad", "junk")) for each in copy.recipients)
     if not (is_reported and copy.sender):
         return own, 0
     return own, 1 + DEFERRED_TIMES * copy.sender.startswith("later")

@@ -15,12 +15,18 @@ from relay.policy.limits import LimitSettings
 from tests.fakes.clock import START_WALL_NS
 from tests.simulation.client import Copy, asked_for
 from tests.simulation.keys import key_of_sender, rewritten
-from tests.simulation.liveness import Limits, Passed, late_in_fair_weather
-from tests.simulation.script import Script, Send, World
-from tests.simulation.upstream import Ledger, Seen, Taken
+from tests.simulation.liveness import Limits, Passed, late_in_failover, late_in_fair_weather
+from tests.simulation.manners import Manners
+from tests.simulation.script import Feel, Script, Send, World
+from tests.simulation.upstream import FAILING, Ledger, Mood, Seen, Taken
 
 _KEY = re.compile(rb"^X-Copy: (\S+)", re.MULTILINE)
 _FATE = re.compile(rb"^Final-Recipient: rfc822; ?(\S+)\r\nAction: (\w+)", re.MULTILINE | re.IGNORECASE)
+_REASON = re.compile(
+    rb"^Final-Recipient: rfc822; ?(\S+)\r\nAction: failed\r\nStatus: (\S+)\r\n"
+    rb"(?:.+\r\n)*?Diagnostic-Code: smtp; (.*)$",
+    re.MULTILINE,
+)
 _ORCPT = re.compile(rb"^Original-Recipient: rfc822; ?(\S+)\r\nFinal-Recipient: rfc822; ?(\S+)", re.MULTILINE)
 _MESSAGE_ID = re.compile(rb"^Message-ID: <(\S+)>", re.MULTILINE)
 LIVENESS = "mail that may go, goes"
@@ -33,6 +39,8 @@ PAUSING_NS = 10 * SECOND_NS
 """For so long behind `relay pause` a transaction that was granted before may still begin."""
 REPORTS_LATE_NS = 200 * SECOND_NS
 """How far apart reports may leave later than they were queued, where only crashes disturb."""
+LOOK_NS = 60 * SECOND_NS
+"""How long after `warn_after` a sender is told at the latest whose mail waits for so long again."""
 _FRONT = re.compile(rb"Received: [^\r\n]+\r\n(?:[ \t][^\r\n]*\r\n)*")
 
 
@@ -114,6 +122,8 @@ class Past:
     orders: Orders
     set_aside: Sequence[str] | None
     """What was told of damage; None where nothing was damaged."""
+    calm_since_ns: int
+    """From when on nothing disturbs any more."""
 
 
 def judge(past: Past) -> None:
@@ -130,12 +140,25 @@ def judge(past: Past) -> None:
     _told_right(past)
     _obeyed(past)
     seen = passed(past.ledgers, past.copies)
-    if late := late_in_fair_weather(past.world, past.limits, past.copies, seen, past.script):
+    late = late_in_fair_weather(past.world, past.limits, past.copies, seen, past.script)
+    if late := late or late_in_failover(past.world, past.limits, past.copies, seen, past.script):
         raise Broken(LIVENESS, late)
     if all(isinstance(event, Send) for event in past.script.events):
         _few_connections(past)
     if past.world.reports_per_hour:
         _reports_paced(past, past.world.reports_per_hour)
+    _mannerly(past)
+
+
+def _mannerly(past: Past) -> None:
+    manners = Manners(past.world, past.script, past.limits, past.crashes_ns, past.calm_since_ns)
+    for name, ledger in past.ledgers.items():
+        for words in manners.of_upstream(name, ledger):
+            raise Broken("never cut off by us", words)
+    for words in manners.of_order(past.copies, _taken(past)):
+        raise Broken("first come, first served", words)
+    for words in manners.of_routes({copy.key: copy for copy in past.copies}, _taken(past)):
+        raise Broken("by its route", words)
 
 
 def _never_lost(past: Past) -> None:
@@ -174,14 +197,24 @@ def _no_more_than_was_told(past: Past, missing: Sequence[str]) -> None:
 
 
 def _may_be_returned(past: Past, copy: Copy, recipient: str, report: Taken) -> None:
-    if recipient.startswith("bad") or copy.queue_id in {*past.orders.bounced, *past.orders.unsure}:
+    if recipient.startswith(("bad", "junk")) or copy.queue_id in {*past.orders.bounced, *past.orders.unsure}:
         return
-    if past.world.lifetime_ns and not recipient.startswith("ok"):
-        age_ns = report.true_ns - copy.begun_ns
+    if past.world.lifetime_ns and (copy.sender.startswith("alien") or not recipient.startswith("ok")):
+        age_ns = report.true_ns - copy.begun_ns - _rested_ns(past, copy.begun_ns, report.true_ns)
         if age_ns >= past.world.lifetime_ns:
             return
         raise Broken("never cut off by us", f"{copy.key} to {recipient} expired after {_s(age_ns)}")
     raise Broken("never cut off by us", f"{copy.key} to {recipient} was returned")
+
+
+def _rested_ns(past: Past, since_ns: int, until_ns: int) -> int:
+    """Return for how long upstreams had to be left alone: that is no age."""
+    rested_ns, from_ns = 0, since_ns
+    for begun_ns, asked_ns in sorted(each for ledger in past.ledgers.values() for each in ledger.refusals):
+        over_ns = min(asked_ns, until_ns, max(begun_ns, past.calm_since_ns))
+        rested_ns += max(0, over_ns - max(begun_ns, from_ns))
+        from_ns = max(from_ns, over_ns)
+    return rested_ns
 
 
 def _was_bounced_unseen(past: Past, copy: Copy, passed: Sequence[Taken]) -> bool:
@@ -235,6 +268,8 @@ def _told_right(past: Past) -> None:
     for (key, recipient, action), reports in told.items():
         if key in copies:
             _report_is_right(copies[key], recipient, action, reports)
+            if action == "failed" and not past.crashes_ns and past.set_aside is None:
+                _tells_why(past, copies[key], recipient, reports[0])
     for copy in past.copies:
         for recipient in copy.recipients:
             notify, passed = _notify(copy, recipient), taken[copy.key, recipient]
@@ -244,8 +279,23 @@ def _told_right(past: Past) -> None:
                 continue
             _success_is_told(copy, recipient, passed, is_told=bool(told[copy.key, recipient, "relayed"]))
             is_late = past.world.warn_after_ns and recipient.startswith("never")
-            if is_late and (not notify or "DELAY" in notify) and not told[copy.key, recipient, "delayed"]:
+            warnings = told[copy.key, recipient, "delayed"]
+            if is_late and (not notify or "DELAY" in notify) and not warnings:
                 raise Broken("warned", f"nobody was told that {copy.key} to {recipient} is late")
+            _warned_in_time(past, copy, recipient, warnings)
+
+
+def _warned_in_time(past: Past, copy: Copy, recipient: str, warnings: Sequence[Taken]) -> None:
+    who, warn_after_ns = f"{copy.key} to {recipient}", past.world.warn_after_ns
+    if any(not 0 < warn_after_ns <= each.true_ns - copy.begun_ns for each in warnings):
+        raise Broken("warned", f"its sender was told too early that {who} is late")
+    if len({found[1] for each in warnings if (found := _MESSAGE_ID.search(each.content))}) > 1:
+        raise Broken("warned", f"its sender was told twice that {who} is late")
+    passed, notify = _taken(past)[copy.key, recipient], _notify(copy, recipient)
+    waited_ns = passed[0].begun_ns - copy.accepted_ns if passed else 0
+    is_owed = past.world.warns_of_waiting and (not notify or "DELAY" in notify)
+    if is_owed and not warnings and waited_ns > warn_after_ns + LOOK_NS:
+        raise Broken("warned", f"nobody was told that {who} waits for {_s(waited_ns)}")
 
 
 def _report_is_right(copy: Copy, recipient: str, action: str, reports: Sequence[Taken]) -> None:
@@ -261,6 +311,24 @@ def _report_is_right(copy: Copy, recipient: str, action: str, reports: Sequence[
         _returns_as_asked(copy, recipient, action, report)
 
 
+def _tells_why(past: Past, copy: Copy, recipient: str, report: Taken) -> None:
+    """Raise Broken unless a report says what the upstream said."""
+    if copy.queue_id in {*past.orders.bounced, *past.orders.unsure}:
+        return
+    if any(isinstance(each, Feel) and each.mood in (Mood.BLOCKED, Mood.ODD) for each in past.script.events):
+        return
+    why = {name.decode(): (status, said) for name, status, said in _REASON.findall(report.content)}
+    kind = next((each for each in WHY if recipient.startswith(each)), "")
+    status, said = why.get(recipient, (b"", b""))
+    if kind and not (status == WHY[kind][0] and said.startswith(WHY[kind][1])):
+        raise Broken("reported as it was", f"{copy.key} to {recipient} failed for {status!r}, {said!r}")
+
+
+WHY = {
+    "bad": (b"5.1.1", b"550 5.1.1"),
+    "junk": (b"5.6.0", b"554 5.6.0"),
+    "never": (b"5.4.7", b"451 4.7.1"),
+}
 ASKED = {"failed": "FAILURE", "delayed": "DELAY", "relayed": "SUCCESS"}
 
 
@@ -339,7 +407,7 @@ def _reports_paced(past: Past, most: int) -> None:
 
 def fails(recipient: str) -> bool:
     """Whether it is never relayed."""
-    return recipient.startswith(("bad", "never"))
+    return recipient.startswith(FAILING)
 
 
 def can_be_told(copy: Copy) -> bool:

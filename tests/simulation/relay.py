@@ -8,6 +8,7 @@ from pathlib import Path
 
 from relay.daemon.assembly import Assembly
 from relay.daemon.listening import look_for_room, spool_intake
+from relay.listener.access import Client
 from relay.listener.session import ClientSession
 from relay.listener.shared import Reception
 from relay.policy.model import Policy
@@ -141,7 +142,8 @@ class SimulatedRelay:
 
     async def run(self) -> None:
         """Start, as the daemon does: take mail, recover, relay."""
-        self._loop.network.serve(self._port, lambda: ClientSession(self._reception, "127.0.0.1"))
+        place = self._reception.place_for(Client.of_peer("127.0.0.1"))
+        self._loop.network.serve(self._port, lambda: ClientSession(self._reception, place))
         try:
             await self.sender.start()
         except Exception as error:  # noqa: BLE001 - the daemon ends, whatever it was

@@ -24,6 +24,7 @@ class Send:
     notify: tuple[str, ...] = ()
     """NOTIFY of each recipient; empty: not given."""
     ret: str = ""
+    subject: str = ""
 
     def __str__(self) -> str:
         asked = " ".join((*self.notify, self.ret)).strip()
@@ -156,6 +157,8 @@ class World:
     messages: int = 14
     minutes: float = 4.0
     moods: tuple[Mood, ...] = tuple(Mood)
+    lasting_s: tuple[float, ...] = (1.0, 20.0, 90.0)
+    """How long a mood lasts."""
     acts: tuple[Verb, ...] = ("hold", "release", "retry", "first", "pause", "resume")
     senders: tuple[str, ...] = ("s{n}@here.test",)
     domains: tuple[str, ...] = ("x.test",)
@@ -165,11 +168,23 @@ class World:
     notifies: tuple[str, ...] = ()
     """What clients ask for by NOTIFY, ORCPT and ENVID."""
     rets: tuple[str, ...] = ("",)
+    subjects: tuple[str, ...] = ("Hello",)
+    recipients: tuple[int, ...] = (1, 1, 2, 3)
+    """How many a message has."""
+    half_of_all: tuple[str, ...] = ()
+    """The senders of a lane whose share is 50; with lanes all others take turns."""
+    routes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """By recipient's domain: the first upstream, and after how many seconds mail spills; 0: never."""
+    most_recipients: int = 1_000
+    """That an upstream takes in one transaction."""
     rewrite: str = ""
     """By what address, or `@` and domain, all mail of this world leaves."""
     lifetime_ns: int = 0
     """`retry.lifetime`, where a story may last so long; 0: never."""
     warn_after_ns: int = 0
+    """0: never."""
+    warns_of_waiting: bool = False
+    """Also of mail that has not been tried; nothing but clients is in the world."""
     ceiling_percent: int = 100
     """The least that a lane may use of a limit."""
     reports_per_hour: int = 0
@@ -202,12 +217,12 @@ def drawn(world: World, seed: int, engine: str) -> Script:
         return sorted(rng.uniform(0, length_s) for _ in range(rng.randint(0, most[kind])))
 
     events += [
-        Act(at_s, rng.choice(world.acts), rng.choice(world.upstreams), rng.choice((1, 20)))
+        Act(at_s, rng.choice(world.acts), rng.choice(world.upstreams), rng.choice((1, 20, 60)))
         for at_s in (times("act") if world.acts else ())
     ]
     for at_s in times("feel") if world.moods else ():
         mood = rng.choice(world.moods)
-        events.append(Feel(at_s, rng.choice(world.upstreams), mood, rng.choice((1.0, 20.0, 90.0))))
+        events.append(Feel(at_s, rng.choice(world.upstreams), mood, rng.choice(world.lasting_s)))
     events += [Edit(at_s, rng.randrange(len(world.policies))) for at_s in times("edit")]
     for at_s in times("clock"):
         how = rng.choice(world.clocks)
@@ -226,13 +241,14 @@ def drawn(world: World, seed: int, engine: str) -> Script:
 
 
 def _message(world: World, rng: random.Random, number: int, at_s: float) -> Send:
-    kinds = [rng.choice(world.kinds) for _ in range(rng.choice((1, 1, 2, 3)))]
+    kinds = [rng.choice(world.kinds) for _ in range(rng.choice(world.recipients))]
+    if whole := next((kind for kind in kinds if kind in ("junk", "slow")), ""):
+        kinds = [whole for _ in kinds]  # what is refused at the dot is refused to all
     recipients = tuple(
         f"{kind}{number}-{index}@{rng.choice(world.domains)}" for index, kind in enumerate(kinds)
     )
     sender = rng.choice(world.senders).format(n=number)
     lines, is_8bit = rng.choice(world.lines), rng.random() < 0.2
-    if not world.notifies:
-        return Send(at_s, number, sender, recipients, lines, is_8bit)
-    notify = tuple(rng.choice(world.notifies) for _ in recipients)
-    return Send(at_s, number, sender, recipients, lines, is_8bit, notify, rng.choice(world.rets))
+    notify = tuple(rng.choice(world.notifies) for _ in recipients) if world.notifies else ()
+    ret = rng.choice(world.rets) if world.notifies else ""
+    return Send(at_s, number, sender, recipients, lines, is_8bit, notify, ret, rng.choice(world.subjects))

@@ -23,7 +23,7 @@ from relay.mail.envelope import QueueId
 from relay.policy.limits import LimitSettings
 from relay.spool.identity import Identities
 from relay.spool.interface import SpoolFault
-from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.operator_pause import FOREVER_NS, PauseAsked
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model, Platter
 from tests.simulation import damage, liveness, oracle
@@ -73,6 +73,7 @@ class Story:
     def __init__(self, script: Script) -> None:
         self._script = script
         self._world = WORLDS[script.world]
+        self._is_fair = all(isinstance(event, Send) for event in script.events)
         self._rng = random.Random(f"run/{script.seed}")
         self._clock = SimulatedClock()
         self._loop = SimulatedLoop(self._clock, self._rng)
@@ -89,7 +90,7 @@ class Story:
         self._is_damaged = self._is_history_damaged = False
         self._regimes: dict[str, list[Regime]] = {name: [] for name in self._world.upstreams}
         self._regime_since_ns = 0
-        self._disturbed_until_ns = 0
+        self._disturbed_until_ns = self._calm_since_ns = 0
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -115,13 +116,16 @@ class Story:
                 self._crashes_ns,
                 self._orders,
                 self._set_aside if self._is_damaged else None,
+                self._calm_since_ns,
             )
         )
         return self.outcome
 
     async def _live(self) -> None:
         for name, ledger in self._ledgers.items():
-            self._upstreams[name] = Upstream(name, PORTS[name], self._loop, self._rng, ledger)
+            upstream = Upstream(name, PORTS[name], self._loop, self._rng, ledger)
+            upstream.most_recipients = self._world.most_recipients
+            self._upstreams[name] = upstream
         ModelDisk(self._platter).make_directory("/var/history")
         for process in self._processes:
             self._start(process)
@@ -393,6 +397,8 @@ class Story:
                 disk.after = None
         self._note("from here on all is well")
         began_ns = self._clock.true_ns
+        # Where nothing disturbs, no operator has to help.
+        self._calm_since_ns = FOREVER_NS if self._is_fair else began_ns
         self._orders.all_is_released(began_ns)
         # The last clients begin.
         await asyncio.sleep(0)
@@ -403,7 +409,7 @@ class Story:
         left += [client.copies[-1] for client in self._clients if not client.copies[-1].is_accepted]
         calm_ns = liveness.calm_ns(self._world, self._limits(self._policy), left, self._script)
         while True:
-            await asyncio.sleep(max(LOOK_S, calm_ns / SECOND_NS / 600))
+            await asyncio.sleep(max(LOOK_S, calm_ns / SECOND_NS / 200))
             if self._is_history_unusable():
                 await self._begin_history_anew()
                 began_ns = self._clock.true_ns
@@ -429,9 +435,9 @@ class Story:
         async def look() -> None:
             nonlocal is_empty
             ids = _queued(relay)
-            if ids:
+            if ids and not self._is_fair:
                 await relay.operator.act("release", ids)
-            for name in relay.policy.upstreams:
+            for name in () if self._is_fair else relay.policy.upstreams:
                 await relay.operator.resume(name)
             await relay.sender.look()
             is_empty = not ids and relay.sender.queued == 0

@@ -4,6 +4,7 @@ A failing story is shortened and told; `python -m tests.simulation` runs more of
 """
 
 import os
+import random
 import time
 
 import pytest
@@ -15,9 +16,8 @@ from tests.simulation.shrink import shortened
 from tests.simulation.story import Story
 from tests.simulation.worlds import WORLDS
 
-SEED = 1
-FEW = 12 if os.environ.get("RELAY_TESTS") == "full" else 2
-"""Stories of each world and engine; `make crash` goes on from its own seed for its budget."""
+SEEDS = range(3, 9) if os.environ.get("RELAY_TESTS") == "full" else range(1, 3)
+"""Of the stories of each world and engine; `make crash` goes on from its own seed for its budget."""
 
 
 def _judge(script: Script) -> None:
@@ -32,7 +32,7 @@ def _judge(script: Script) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_promise_holds_in_drawn_stories(world: str, engine: str) -> None:
-    for seed in range(SEED, SEED + FEW):
+    for seed in SEEDS:
         _judge(drawn(WORLDS[world], seed, engine))
 
 
@@ -45,9 +45,6 @@ def test_equal_seeds_give_equal_stories(engine: str) -> None:
 
 @pytest.mark.crash
 def test_every_promise_holds_for_as_long_as_there_is_time(crash_seed: int, crash_budget_s: float) -> None:
-    seed, until = crash_seed, time.monotonic() + crash_budget_s
+    dice, until = random.Random(crash_seed), time.monotonic() + crash_budget_s
     while time.monotonic() < until:
-        for world in WORLDS.values():
-            for engine in ENGINES:
-                _judge(drawn(world, seed, engine))
-        seed += 1
+        _judge(drawn(WORLDS[dice.choice(list(WORLDS))], dice.getrandbits(32), dice.choice(ENGINES)))

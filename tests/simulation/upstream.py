@@ -3,7 +3,8 @@
 Each notes what it saw, and when (`Ledger`).  What it counts of a message when is drawn for each sender: at
 MAIL, or when it has replied to the dot, or where the connection was lost long behind the dot.  A *mood* is
 what it does for a while, to everybody.  Beside that a recipient's name says what becomes of it:
-`bad…` is refused for good, `later…` is deferred at first, `never…` each time, all others are taken.
+`bad…` is refused for good, `later…` is deferred at first, `never…` each time, all others are taken; `junk…`
+is refused for good at the dot, and `slow…` deferred there at first.  A sender `alien…` may not send at first.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from relay.clock import SECOND_NS
 from tests.simulation.loop import SimulatedLoop
@@ -38,11 +39,32 @@ class Mood(enum.StrEnum):
     DOWN = "takes no connection"
     OFFERS_NO_DSN = "offers no DSN to whoever connects"
     REFUSES_DSN = "refuses what DSN asks for"
+    MUTE = "says nothing to whoever connects"
+    LEAVES = "refuses a recipient that it would take, in new words each time, and hangs up"
+    ADDS = "says one reply too many in front of those to RCPT"
+    OMITS = "says one reply too few to RCPT"
 
 
-LOST_MOODS = (Mood.HANGS, Mood.DEAF, Mood.HANGS_UP, Mood.DROPS, Mood.UNASKED, Mood.ODD, Mood.DOWN)
+LOST_MOODS = (
+    *(Mood.HANGS, Mood.DEAF, Mood.HANGS_UP, Mood.DROPS, Mood.UNASKED, Mood.ODD, Mood.DOWN),
+    *(Mood.MUTE, Mood.LEAVES, Mood.ADDS, Mood.OMITS),
+)
 """In which a relay may not know when a transaction ended."""
 DEFERRED_TIMES = 2
+ALIEN_TIMES = 5
+"""So often a sender is refused that may not send."""
+SHORTEST_REST_S = 15
+GREETING_S = 300
+"""How long a greeting is waited for, and a transaction lasts at most (`max_transaction`)."""
+MAX_TRANSACTION_S = 180
+FAILING = ("bad", "never", "junk")
+"""Recipients who are never relayed to."""
+QUOTAS = (
+    ("550 5.7.1 You have exceeded your sending limit", SHORTEST_REST_S),
+    ("451 4.7.0 Sending rate limit exceeded, try again in 120 seconds", 120),
+    ("554 5.7.1 Daily sending quota exceeded", SHORTEST_REST_S),
+)
+"""Refusals of the account, and for how many seconds it is not to come again."""
 
 
 class Seen(NamedTuple):
@@ -75,11 +97,36 @@ class Taken:
 
 
 @dataclass
+class Silence:
+    """A connection to an upstream that said nothing."""
+
+    since_ns: int
+    most_ns: int
+    """How long it may be left open."""
+    until_ns: int = 0
+
+
+@dataclass
 class Ledger:
     seen: list[Seen] = field(default_factory=list)
     taken: list[Taken] = field(default_factory=list)
     sessions: list[tuple[int, int]] = field(default_factory=list)
     """From when to when each connection was open; those that are closed."""
+    transactions: list[tuple[int, int, int]] = field(default_factory=list)
+    """From MAIL to the last reply, or to the end of the session; and how many recipients were named."""
+    blocks: list[tuple[int, str]] = field(default_factory=list)
+    """When a message was refused in words that nobody knows, and its sender."""
+    refusals: list[tuple[int, int]] = field(default_factory=list)
+    """Of the account: when one was said, and until when it is not to come again."""
+    deferrals: list[tuple[int, str]] = field(default_factory=list)
+    """When a recipient was told to come again."""
+    aliens: list[tuple[int, str]] = field(default_factory=list)
+    """When a sender was told that it may not send."""
+    silences: list["Silence"] = field(default_factory=list)
+    proofs: list[int] = field(default_factory=list)
+    """When it showed that it works: it took a message, or refused one, or a recipient, for good."""
+    idle: list[tuple[int, int]] = field(default_factory=list)
+    """From the last reply of a session to QUIT."""
     refused_dsn: bool = False
     """It offered DSN and refused what was asked for by it, at least once."""
 
@@ -94,6 +141,10 @@ class Upstream:
         self.extensions: Sequence[str] = ("8BITMIME", "SMTPUTF8", "SIZE 1000000", "DSN", "PIPELINING")
         self.mood: Mood | None = None
         self._mood_number = 0
+        self.most_recipients = 1_000
+        """Of a transaction."""
+        self.words = 0
+        self.refuses_at_mail = False
         self._deferred: Counter[str] = Counter()
         self._writers: dict[asyncio.StreamWriter, None] = {}
         self.muddled: set[asyncio.StreamWriter] = set()
@@ -106,7 +157,7 @@ class Upstream:
     def feel(self, mood: Mood, seconds: float) -> None:
         """Be so for a while; a later mood takes its place."""
         self.calm()
-        self.mood = mood
+        self.mood, self.refuses_at_mail = mood, self.rng.random() < 0.5
         if mood is Mood.DOWN:
             self.loop.network.stop_serving(self.port)
         if mood is Mood.UNASKED:
@@ -137,10 +188,12 @@ class Upstream:
         """Whether a recipient is to come again: `later…` the first times it is tried, and `never…` always."""
         if recipient.startswith("never"):
             return True
-        if recipient.startswith("later") and self._deferred[recipient] < DEFERRED_TIMES:
-            self._deferred[recipient] += 1
-            return True
-        return False
+        return recipient.startswith("later") and self.is_early(recipient, DEFERRED_TIMES)
+
+    def is_early(self, name: str, most: int) -> bool:
+        """Whether this name has yet to come again `most` times, and count it."""
+        self._deferred[name] += 1
+        return self._deferred[name] <= most
 
     def _protocol(self) -> asyncio.Protocol:
         reader = asyncio.StreamReader(limit=1 << 22, loop=self.loop)
@@ -179,7 +232,10 @@ class _Session:
         """For as long as the session lasts, whichever EHLO asks."""
         self._of_mail = ""
         self._of_rcpt: list[str] = []
-        self._begun_ns = 0
+        self._has_pipelining = upstream.rng.random() < 0.7
+        self._begun_ns = self._said_ns = 0
+        self._is_begun = self._is_muddled = False
+        self._named = 0
         self._mails = 0
 
     @property
@@ -188,18 +244,43 @@ class _Session:
 
     async def run(self) -> None:
         self._upstream.note("connect")
+        if self._mood is Mood.MUTE:
+            await self._say_nothing(GREETING_S)
         if self._mood is Mood.BUSY:
             await self._say("421 4.3.2 too busy, come again")
             raise _Over
         await self._say("220 upstream.test ESMTP")
-        while line := await self._reader.readuntil(b"\r\n"):
-            await self._command(line.decode("utf-8", "surrogateescape").rstrip("\r\n"))
+        try:
+            while line := await self._reader.readuntil(b"\r\n"):
+                await self._command(line.decode("utf-8", "surrogateescape").rstrip("\r\n"))
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Note that the transaction is over."""
+        if self._is_begun:
+            self._is_begun = False
+            self._upstream.ledger.transactions.append((self._begun_ns, self._now_ns, self._named))
+
+    @property
+    def _now_ns(self) -> int:
+        return self._upstream.loop.clock.true_ns
+
+    async def _say_nothing(self, most_s: int = MAX_TRANSACTION_S) -> NoReturn:
+        silence = Silence(self._now_ns, most_s * SECOND_NS)
+        self._upstream.ledger.silences.append(silence)
+        try:
+            await self._reader.read()
+        finally:
+            silence.until_ns = self._now_ns
+        raise _Over
 
     async def _command(self, line: str) -> None:
         verb = line[:4].upper()
         match verb:
             case "EHLO":
-                offered = [each for each in self._upstream.extensions if each != "DSN" or self._has_dsn]
+                lacks = {"DSN": not self._has_dsn, "PIPELINING": not self._has_pipelining}
+                offered = [each for each in self._upstream.extensions if not lacks.get(each)]
                 lines = ["upstream.test", *offered]
                 marks = ["-"] * (len(lines) - 1) + [" "]
                 await self._say(*(f"250{mark}{each}" for mark, each in zip(marks, lines, strict=True)))
@@ -215,35 +296,55 @@ class _Session:
             case "RSET":
                 self._sender, self._recipients = None, []
                 await self._say("250 2.0.0 ok")
+                self._end()
             case "QUIT":
+                self._upstream.ledger.idle.append((self._said_ns, self._now_ns))
                 await self._say("221 2.0.0 bye")
                 raise _Over
             case _:
                 await self._say("502 5.5.1 what?")
 
     async def _mail(self, sender: str, line: str) -> None:
-        self._mails, self._asked, self._begun_ns = self._mails + 1, sender, self._upstream.loop.clock.true_ns
+        self._end()
+        self._mails, self._asked, self._begun_ns = self._mails + 1, sender, self._now_ns
+        self._is_begun, self._is_muddled, self._named = True, False, 0
         size = next((int(word[5:]) for word in line.split() if word.startswith("SIZE=")), 0)
         self._upstream.note("mail", sender, size=size)
         if counts_at_mail(sender):
             self._upstream.note("counted", sender, size=size)
         match self._mood:
             case Mood.QUOTA_AT_MAIL:
-                return await self._say("550 5.7.1 You have exceeded your sending limit")
+                return await self._refuse_account()
             case Mood.BLOCKED:
-                return await self._say("554 5.0.0 rpd-7 zone closed")
+                await self._say("554 5.0.0 rpd-7 zone closed")
+                if self._is_connected:
+                    self._upstream.ledger.blocks.append((self._now_ns, sender))
+                self._end()
+                return None
             case Mood.GOES if self._mails > 1:
                 await self._say("421 4.7.0 too many messages in this session")
                 raise _Over
             case Mood.DEAF:
-                await self._reader.read()
-                raise _Over
+                await self._say_nothing()
+        if sender.startswith("alien") and self._upstream.is_early(sender, ALIEN_TIMES):
+            await self._say(f"553 5.7.1 <{sender}>: Sender address rejected: not owned by user relay")
+            if self._is_connected:
+                self._upstream.ledger.aliens.append((self._now_ns, sender))
+            self._end()
+            return None
         self._of_mail = "".join(f" {word}" for word in line.split() if word.startswith(("RET=", "ENVID=")))
-        if self._of_mail and self._mood is Mood.REFUSES_DSN:
+        if self._of_mail and self._mood is Mood.REFUSES_DSN and self._upstream.refuses_at_mail:
             return await self._refuse_dsn()
         self._sender, self._recipients, self._of_rcpt = sender, [], []
         await self._say("250 2.1.0 ok")
         return None
+
+    async def _refuse_account(self) -> None:
+        words, rest_s = self._rng.choice(QUOTAS)
+        await self._say(words)
+        if self._is_connected:
+            self._upstream.ledger.refusals.append((self._now_ns, self._now_ns + rest_s * SECOND_NS))
+        self._end()
 
     async def _refuse_dsn(self) -> None:
         self._upstream.ledger.refused_dsn = True
@@ -251,21 +352,49 @@ class _Session:
 
     async def _rcpt(self, recipient: str, asked: str) -> None:
         self._upstream.note("rcpt", self._asked, recipient)
+        self._named += 1
         if self._mood is Mood.DROPS:
             raise _Over
         if self._sender is None:
             return await self._say("503 5.5.1 MAIL first")
         if asked and self._mood is Mood.REFUSES_DSN:
             return await self._refuse_dsn()
+        if self._mood in (Mood.LEAVES, Mood.ADDS, Mood.OMITS) and await self._is_out_of_step():
+            return None
+        if len(self._recipients) >= self._upstream.most_recipients:
+            return await self._say("452 4.5.3 too many recipients")
         if recipient.startswith("bad"):
+            self._upstream.ledger.proofs.append(self._now_ns)
             # What it prints of addresses is no word of its own.
             return await self._say(f"550 5.1.1 <{recipient}> from <{self._sender}>: nobody of that name")
         if self._mood is Mood.GREYLIST or self._upstream.defers(recipient):
-            return await self._say("451 4.7.1 come again")
+            return await self._defer("451 4.7.1 come again", recipient)
         self._recipients.append(recipient)
         self._of_rcpt.append(asked)
         await self._say("250 2.1.5 ok")
         return None
+
+    async def _is_out_of_step(self) -> bool:
+        """Say too much or too little; return whether that is all that is said to this RCPT."""
+        if self._mood is Mood.LEAVES:
+            await self._say(f"550 5.1.1 {self._new_word()}")
+            raise _Over
+        self._upstream.muddled.add(self._writer)
+        if self._is_muddled:
+            return False
+        self._is_muddled = True
+        if self._mood is Mood.ADDS:
+            await self._say("550 5.1.1 nobody of that name")
+        return self._mood is Mood.OMITS
+
+    async def _defer(self, words: str, *recipients: str) -> None:
+        await self._say(words)
+        if self._is_connected:
+            self._upstream.ledger.deferrals += [(self._now_ns, each) for each in recipients]
+
+    def _new_word(self) -> str:
+        self._upstream.words += 1
+        return "".join(chr(97 + int(digit)) for digit in str(self._upstream.words))
 
     async def _content(self) -> None:
         lines = bytearray()
@@ -278,26 +407,43 @@ class _Session:
         upstream.note("dot", sender, size=len(lines), recipients=len(recipients))
         if mood is Mood.QUOTA_AT_DOT:
             self._count_late(sender, len(lines))
-            return await self._say("554 5.7.1 Daily sending quota exceeded")
+            return await self._refuse_account()
+        if refusal := self._refusal_of(bytes(lines), sender, recipients[0]):
+            self._count_late(sender, len(lines))
+            upstream.ledger.proofs += [self._now_ns] if refusal[0] == "5" else []
+            await (self._say(refusal) if refusal[0] == "5" else self._defer(refusal, *recipients))
+            self._end()
+            return None
         is_lost = mood in (Mood.HANGS, Mood.HANGS_UP)
         if is_lost:
             # It may decide, and count, when nobody listens any more.
             upstream.loop.call_later(self._rng.uniform(0, LOST_REPLY_S), self._count_late, sender, len(lines))
         else:
             await asyncio.sleep(self._rng.choice((0.0, 0.01, 0.4, 2.0)))
-        now_ns = upstream.loop.clock.true_ns
         taken = Taken(
-            now_ns, upstream.name, sender, recipients, bytes(lines), self._begun_ns, dsn, self._of_mail
+            self._now_ns, upstream.name, sender, recipients, bytes(lines), self._begun_ns, dsn, self._of_mail
         )
         upstream.ledger.taken.append(taken)
+        upstream.ledger.proofs.append(self._now_ns)
         if mood is Mood.HANGS:
-            await self._reader.read()
+            await self._say_nothing()
         if is_lost:
             raise _Over
         self._count_late(sender, len(lines))
         await self._say("250 2.0.0 taken")
         taken.is_told = self._is_connected
+        self._end()
         return None
+
+    def _refusal_of(self, content: bytes, sender: str, recipient: str) -> str:
+        """Print of the message what its client wrote: these are no words of the upstream's own."""
+        subject = content.partition(b"Subject: ")[2].partition(b"\r\n")[0].decode()
+        said = self._rng.choice((f'"{subject}" from <{sender}>', f"Subject: {subject}", f"<{recipient}>"))
+        if recipient.startswith("junk"):
+            return f"554 5.6.0 Message refused: {said}"
+        if recipient.startswith("slow") and self._upstream.is_early(recipient, DEFERRED_TIMES):
+            return f"451 4.6.0 Message put off: {said}"
+        return ""
 
     @property
     def _is_connected(self) -> bool:
@@ -317,6 +463,7 @@ class _Session:
             octets = self._rng.choice((_with_long_line, _without_cr, _with_octets))(octets)
         self._writer.write(octets)
         await self._writer.drain()
+        self._said_ns = self._now_ns
 
 
 def counts_at_mail(sender: str) -> bool:

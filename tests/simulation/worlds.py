@@ -40,6 +40,20 @@ _ROUTES = """routes:
 """
 _TWO = _upstream("isp", 1001, "{messages: 3, per: 60s}") + _upstream("other", 1002, "{messages: 4, per: 30s}")
 
+_TWO_WIDE = _upstream("isp", 1001, "{messages: 30, per: 60s}") + _upstream(
+    "other", 1002, "{messages: 40, per: 60s}"
+)
+_REVERSED = """routes:
+  - {recipient_domain: x.test, upstreams: [other]}
+  - {upstreams: [isp]}
+"""
+_LANES = "lanes:\n  lists: {recipient_domain: y.test, share: 20}\n"
+_OTHER_ACCOUNT = _TWO.replace("/var/history/isp", "/var/history/isp-again")
+_ACCOUNTS = (
+    *(_TWO + _ROUTES, _TWO + _REVERSED, _TWO + _ROUTES + _LANES),
+    *(_OTHER_ACCOUNT + _ROUTES, _OTHER_ACCOUNT + _REVERSED),
+)
+
 WORLDS = {
     world.name: world
     for world in (
@@ -59,6 +73,8 @@ WORLDS = {
             (_HEAD % ("5d", "null", "null") + f"upstreams:\n{_TWO}{_ROUTES}",),
             upstreams=("isp", "other"),
             domains=("x.test", "y.test"),
+            routes={"x.test": ("isp", 120), "y.test": ("other", 0)},
+            lasting_s=(1.0, 20.0, 90.0, 300.0),
             weights={"feel": 5},
         ),
         World(
@@ -71,6 +87,7 @@ WORLDS = {
                 ),
             ),
             ceiling_percent=60,
+            half_of_all=("s1@here.test",),
             senders=("list@here.test", "list@here.test", "s1@here.test", "s{n}@here.test"),
             messages=40,
             weights={"feel": 2, "crash": 1},
@@ -102,6 +119,7 @@ WORLDS = {
         World(
             "year",
             (_one("{messages: 5, per: 60s}", lifetime="30d", warn_after="1d"),),
+            warn_after_ns=86_400 * SECOND_NS,
             clocks=("year", "year back"),
             weights={"clock": 2, "crash": 2, "feel": 2},
             calm_s=40_000.0,
@@ -137,6 +155,62 @@ WORLDS = {
             calm_s=1_000.0,
         ),
         World(
+            "expired and paused",
+            (_one("{messages: 20, per: 20s}", lifetime="8m"),),
+            kinds=("ok", "later", "never", "never"),
+            lifetime_ns=8 * 60 * SECOND_NS,
+            moods=(Mood.QUOTA_AT_MAIL, Mood.QUOTA_AT_DOT),
+            acts=(),
+            messages=5,
+            minutes=9.0,
+            weights={"feel": 5, "crash": 0, "disturb": 0},
+            calm_s=2_000.0,
+        ),
+        World(
+            "warned and waiting",
+            (_one("{messages: 2, per: 60s}", warn_after="70s"),),
+            kinds=("ok",),
+            warn_after_ns=70 * SECOND_NS,
+            warns_of_waiting=True,
+            notifies=("", "", "", "NEVER", "FAILURE", "DELAY", "FAILURE,DELAY"),
+            moods=(),
+            messages=30,
+            acts=(),
+            weights={"crash": 0, "disturb": 0},
+            calm_s=4_000.0,
+        ),
+        World(
+            "failover",
+            (_HEAD % ("5d", "null", "null") + f"upstreams:\n{_TWO_WIDE}{_ROUTES}",),
+            upstreams=("isp", "other"),
+            domains=("x.test", "y.test"),
+            routes={"x.test": ("isp", 120), "y.test": ("other", 0)},
+            lasting_s=(600.0,),
+            kinds=("ok", "ok", "bad"),
+            moods=(Mood.DOWN, Mood.BUSY, Mood.QUOTA_AT_MAIL, Mood.QUOTA_AT_DOT),
+            acts=(),
+            weights={"feel": 1, "crash": 0, "disturb": 0},
+            calm_s=2_000.0,
+        ),
+        World(
+            "blocked",
+            (_one("{messages: 20, per: 20s}"),),
+            kinds=("ok",),
+            moods=(Mood.BLOCKED,),
+            lasting_s=(90.0, 300.0),
+            acts=(),
+            messages=40,
+            weights={"feel": 2, "crash": 0, "disturb": 0},
+        ),
+        World(
+            "accounts edited",
+            tuple(_HEAD % ("5d", "null", "null") + f"upstreams:\n{each}" for each in _ACCOUNTS),
+            upstreams=("isp", "other"),
+            domains=("x.test", "y.test"),
+            acts=("pause", "pause", "resume", "hold"),
+            weights={"edit": 5, "act": 6, "feel": 2},
+        ),
+        World(
             "reports an hour",
             (_one("{messages: 50, per: 10s}", reports_per_hour="3"),),
             kinds=("bad", "bad", "ok"),
@@ -164,12 +238,58 @@ WORLDS = {
         World(
             "echoes",
             (_one("{messages: 12, per: 20s}"),),
-            kinds=("ok", "later", "bad", "bad-daily-sending-quota-exceeded-", "bad-too-many-messages-"),
+            subjects=(
+                "Hello",
+                "Daily sending quota exceeded",
+                "Your account is blocked",
+                "try again in 2 hours",
+            ),
+            kinds=(
+                "ok",
+                "later",
+                "junk",
+                "slow",
+                "bad",
+                "bad-daily-sending-quota-exceeded-",
+                "bad-too-many-messages-",
+            ),
             senders=("s{n}@here.test", "account-blocked-{n}@here.test", "rate-limit-exceeded@here.test"),
             domains=("x.test", "spam-limit.test"),
             moods=(),
             acts=(),
             weights={"crash": 2, "disturb": 0},
+        ),
+        World(
+            "may not send",
+            (_one("{messages: 9, per: 20s}", lifetime="1h"),),
+            senders=("s{n}@here.test", "s{n}@here.test", "alien-s{n}@here.test"),
+            kinds=("ok",),
+            lifetime_ns=3_600 * SECOND_NS,
+            moods=(),
+            acts=(),
+            messages=25,
+            minutes=240.0,
+            weights={"crash": 0, "disturb": 0},
+            calm_s=17 * 3_600.0,
+        ),
+        World(
+            "many recipients",
+            (_one("{messages: 20, per: 20s}, {recipients: 60, per: 30s}"),),
+            kinds=("ok", "ok", "ok", "bad", "later", "slow"),
+            recipients=(1, 4, 12, 26),
+            most_recipients=7,
+            messages=8,
+            moods=(Mood.GREYLIST, Mood.QUOTA_AT_MAIL, Mood.HANGS_UP, Mood.GOES),
+            weights={"feel": 2},
+        ),
+        World(
+            "out of step",
+            (_one("{messages: 12, per: 20s}"),),
+            kinds=("ok", "ok", "bad"),
+            recipients=(1, 2, 3, 5),
+            moods=(Mood.ADDS, Mood.OMITS, Mood.LEAVES, Mood.UNASKED),
+            acts=(),
+            weights={"feel": 6, "crash": 1, "disturb": 0},
         ),
         World(
             "keys",
@@ -256,6 +376,8 @@ WORLDS = {
                 Mood.GOES,
                 Mood.HANGS_UP,
                 Mood.BLOCKED,
+                Mood.MUTE,
+                Mood.QUOTA_AT_DOT,
             ),
             weights={"feel": 8},
         ),

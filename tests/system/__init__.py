@@ -1,8 +1,10 @@
 """Real peers, started privately: what the relay has to live with, and not our idea of it.
 
+Nothing here imports the relay: it is met by SMTP, at its command line, by HTTP and by signals.
+
 apart        a layer of its own over this machine, for a package that conflicts with Postfix
 fronts       Exim, OpenSMTPD, sendmail, nullmailer and dma, each in one of its own; msmtp and esmtp
-libraries    Django, PHPMailer and nodemailer, in programs that send with them
+libraries    Django and nodemailer, in programs that send with them
 snippets     the settings of docs/clients.md, as the tests use them
 postfix      an MTA in front of the relay, or an upstream behind it (SASL, TLS, a mailbox)
 dovecot      what checks the logins of such an upstream: passwords, or access tokens
@@ -12,7 +14,10 @@ three_accounts  a relay with three accounts under everything at once
 smtp_tools   smtp-source, smtp-sink and swaks
 prometheus   a Prometheus that scrapes, and promtool that judges
 relay        the relay itself, as an operator runs it
-practice     the practice smarthost, beside the test, with every transaction on record
+strict_smarthost  an upstream beside the test, with every transaction on record
+loop_thread  the thread that it and the hostile line are in
+witness      what it saw, counted by plain arithmetic
+floods       strangers that flood a relay, and how long others wait meanwhile
 feeder       clients that keep handing mail over, whatever happens to the relay
 hostile      a line to an upstream on which replies are lost, changed or unasked
 warm         relays and verbs, forked from an interpreter that has imported them already

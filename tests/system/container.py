@@ -4,6 +4,7 @@ The image's tree is run as its configuration says, in namespaces of its own: as 
 on a root that is read-only.  Where containers nest, podman would do no more than that.
 """
 
+import hashlib
 import json
 import os
 import subprocess
@@ -75,10 +76,7 @@ def built() -> Iterator[Image]:
     """Build the image, and remove it at the end."""
     with tempfile.TemporaryDirectory(prefix="relay-image-") as folder:
         store = [f"--root={folder}/store", f"--runroot={folder}/run"]
-        base, wheels = _base(Path(folder)), Path(folder, "wheels")
-        pip = ["-m", "pip", "--disable-pip-version-check"]
-        lock = ["--require-hashes", "-r", str(PROJECT / "requirements.lock")]
-        _run("/usr/bin/python3", *pip, "download", "-q", *lock, "-d", str(wheels))
+        base, wheels = _base(Path(folder)), _wheels()
         empty = _run("buildah", *store, "from", "scratch").strip()
         _run("buildah", *store, "add", "-q", empty, str(base), "/")
         _run("buildah", *store, "commit", "-q", "--rm", empty, "localhost/base")
@@ -95,6 +93,19 @@ def built() -> Iterator[Image]:
             yield Image(tree, told["Docker"]["config"])
         finally:
             _run("buildah", *store, "umount", container)
+
+
+def _wheels() -> Path:
+    """Return a folder with what the relay runs on, fetched once; pip compares hashes when it installs."""
+    lock = PROJECT / "requirements.lock"
+    wheels = _KEPT.with_name(f"wheels-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}")
+    if not wheels.exists():
+        wheels.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=wheels.parent) as partial:
+            pip = ["-m", "pip", "--disable-pip-version-check", "download", "-q", "--require-hashes"]
+            _run("/usr/bin/python3", *pip, "-r", str(lock), "-d", f"{partial}/wheels")
+            Path(partial, "wheels").rename(wheels)
+    return wheels
 
 
 def _base(folder: Path) -> Path:

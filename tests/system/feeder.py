@@ -6,7 +6,6 @@ import smtplib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 from tests.system.waiting import HANG_S
@@ -29,7 +28,7 @@ class Letter:
 
     @property
     def refused(self) -> tuple[str, ...]:
-        """Return the recipients whom the practice upstream refuses for good: they get a report instead."""
+        """Return the recipients whom the strict upstream refuses for good: they get a report instead."""
         return tuple(each for each in self.recipients if each.startswith("bad"))
 
     @property
@@ -129,9 +128,7 @@ class Feeder:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._more:
             self._is_stopping = True
             self._more.notify_all()

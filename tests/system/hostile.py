@@ -8,11 +8,9 @@ refused; what is said of the account may be anything.  How each connection behav
 import asyncio
 import contextlib
 import random
-import threading
-from types import TracebackType
-from typing import Self
 
 from tests.system.kills import Kills
+from tests.system.loop_thread import LoopThread
 
 ABOUT_US = (
     b"421 4.7.0 Try again later, closing connection",
@@ -40,10 +38,11 @@ MANNERS = {
 CHANCE = 0.35
 
 
-class HostileLine:
-    """The line, in a thread of its own.  A context manager: in it, it is open."""
+class HostileLine(LoopThread):
+    """The line.  A context manager: in it, it is open."""
 
     def __init__(self, upstream_port: int, seed: int, kills: Kills) -> None:
+        super().__init__()
         self.port = 0
         self.is_honest = False
         self.happened: dict[str, int] = {}
@@ -51,38 +50,21 @@ class HostileLine:
         self._upstream_port = upstream_port
         self._dice = random.Random(seed)
         self._kills = kills
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="line")
         self._writers: set[asyncio.StreamWriter] = set()
 
     def become_honest(self) -> None:
         """Pass everything on as it is from now on, on new connections."""
         self.is_honest = True
         with self._kills.one():
-            asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result()
+            self.run(self._hang_up())
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        starting = asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self._server = asyncio.run_coroutine_threadsafe(starting, self._loop).result()
+    async def begin(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _end(self) -> None:
+    async def end(self) -> None:
         self._server.close()
         await self._hang_up()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
 
     async def _hang_up(self) -> None:
         for writer in self._writers:

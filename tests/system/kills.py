@@ -1,7 +1,7 @@
 """What an upstream must have seen of mail that was relayed while programs were killed.
 
 The judge knows the promises and nothing of the relay: it compares what clients were told
-(`Feeder`), what upstreams took (`Record`), and when something was killed.
+(`Feeder`), what upstreams took (`Seen`), and when something was killed.
 
 Two copies of a message need a reason: something was killed after the MAIL of the first
 and before the MAIL of the second.  And each kill is a reason for so many transactions
@@ -15,33 +15,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
 
-from relay.practice.witness import Witnessed
-from relay.sender.delivery import UNSETTLED
 from tests.system.feeder import SENDER, Letter, letter
-from tests.system.practice import Seen
+from tests.system.witness import Fate, Seen
 
 _RECEIVED = re.compile(rb"\AReceived: from .*\r\n\tby relay\.test .*\r\n(?:[ \t].*\r\n)*")
 _REPORTED = re.compile(
     rb"^Final-Recipient: rfc822; ?([a-z]+[0-9]+@list\.test)\r\nAction: ([a-z]+)\r$", re.MULTILINE
 )
 _FINAL = b"\r\nFinal-Recipient: "
+UNSETTLED = 2
+"""For each connection: a message in its transaction, and one whose end is not durable yet."""
 _NUMBER = re.compile(r"(?:r([0-9]+)\.[0-9]+|told([0-9]+))@(?:[a-z]+\.)?list\.test")
-
-
-class Record(Protocol):
-    """What upstreams saw."""
-
-    @property
-    def tried(self) -> Sequence[tuple[str, int]]:
-        """Each recipient that was refused, and when RCPT came, by boottime."""
-
-    def seen(self) -> Sequence[Seen]:
-        """Return every transaction."""
-
-    def content_of(self, seen: Seen) -> bytes:
-        """Return what was taken in one."""
 
 
 @dataclass(slots=True)
@@ -102,30 +87,31 @@ class Verdict:
 
 
 def judge(
-    host: Record,
+    seen: Sequence[Seen],
+    tried: Sequence[tuple[str, int]],
     kills: Kills,
     acknowledged: Collection[int],
     attempted: Collection[int],
     *,
     letter: Callable[[int], Letter] = letter,
 ) -> Verdict:
-    """Judge letters by what upstreams have on record; a `Practice` must have been told to keep content."""
-    relayed = [seen for seen in host.seen() if seen.entry.fate is Witnessed.RELAYED]
+    """Judge letters by what upstreams saw, and by whom they refused, and when RCPT came."""
+    relayed = [each for each in seen if each.fate is Fate.RELAYED]
     copies: dict[str, list[tuple[int, Seen]]] = defaultdict(list)
-    for index, seen in sorted(enumerate(relayed), key=lambda each: each[1].mail_at_ns):
-        for told in _told(seen, host.content_of):
-            copies[told].append((index, seen))
+    for index, one in sorted(enumerate(relayed), key=lambda each: each[1].mail_at_ns):
+        for told in _told(one):
+            copies[told].append((index, one))
     written = {told for number in attempted for told in _promised(letter(number))}
     promised = {told for number in acknowledged for told in _promised(letter(number))}
-    corrupt = [fault for seen in relayed if (fault := _fault(seen, host.content_of, letter)) is not None]
+    corrupt = [fault for each in relayed if (fault := _fault(each, letter)) is not None]
     unexplained, repeated = _explain(copies, kills)
     return Verdict(
         lost=promised - set(copies),
         foreign=set(copies) - written,
         corrupt=corrupt,
-        unexplained=unexplained + _tried_again(host.tried, kills),
+        unexplained=unexplained + _tried_again(tried, kills),
         relayed=len(relayed),
-        reports=sum(not seen.entry.envelope.reverse_path for seen in relayed),
+        reports=sum(not each.reverse_path for each in relayed),
         duplicates=sum(len(each) - 1 for each in copies.values()),
         repeated=repeated,
     )
@@ -138,11 +124,11 @@ def _promised(letter: Letter) -> set[str]:
     return copies | {f"report of {recipient}" for recipient in reported}
 
 
-def _told(seen: Seen, content_of: Callable[[Seen], bytes]) -> list[str]:
+def _told(seen: Seen) -> list[str]:
     """Return whom a transaction gave a copy, or of whom it is a report."""
-    if seen.entry.envelope.reverse_path:
-        return list(seen.entry.envelope.recipients)
-    return [f"report of {recipient.decode()}" for recipient, _ in _REPORTED.findall(content_of(seen))]
+    if seen.reverse_path:
+        return list(seen.recipients)
+    return [f"report of {recipient.decode()}" for recipient, _ in _REPORTED.findall(seen.content)]
 
 
 def _tried_again(tried: Sequence[tuple[str, int]], kills: Kills) -> list[str]:
@@ -182,35 +168,35 @@ def _explain(
     return unexplained, dict(repeated)
 
 
-def _fault(seen: Seen, content_of: Callable[[Seen], bytes], letter: Callable[[int], Letter]) -> str | None:
+def _fault(seen: Seen, letter: Callable[[int], Letter]) -> str | None:
     """Return what is wrong with a message that arrived: anything but one `Received:` on top."""
-    envelope = seen.entry.envelope
-    if not envelope.reverse_path:
-        return _report_fault(envelope.recipients, content_of(seen))
-    found = _NUMBER.fullmatch(envelope.recipients[0])
+    if not seen.reverse_path:
+        return _report_fault(seen)
+    found = _NUMBER.fullmatch(seen.recipients[0])
     if found is None:
-        return f"to {envelope.recipients}"
+        return f"to {seen.recipients}"
     sent = letter(int(found[1] or found[2]))
-    if envelope.reverse_path != sent.sender or not set(envelope.recipients) <= set(sent.recipients):
-        return f"{sent.number}: from {envelope.reverse_path} to {envelope.recipients}"
-    if len(set(envelope.recipients)) < len(envelope.recipients):
+    if seen.reverse_path != sent.sender or not set(seen.recipients) <= set(sent.recipients):
+        return f"{sent.number}: from {seen.reverse_path} to {seen.recipients}"
+    if len(set(seen.recipients)) < len(seen.recipients):
         return f"{sent.number}: twice to one recipient in a transaction"
-    if _RECEIVED.sub(b"", content_of(seen), count=1) != sent.content:
+    if _RECEIVED.sub(b"", seen.content, count=1) != sent.content:
         return f"{sent.number}: other content"
     return None
 
 
-def _report_fault(recipients: Sequence[str], content: bytes) -> str | None:
+def _report_fault(seen: Seen) -> str | None:
     """Return what is wrong with a report.
 
     It tells the sender of one refused recipient, and of why, or of one relayed, or of one each.
     """
+    recipients, content = seen.recipients, seen.content
     told = _REPORTED.findall(content)
     of_kinds = [(re.sub(rb"[0-9]+@.*", b"", recipient), action) for recipient, action in told]
     is_of_others = not set(of_kinds) <= {(b"bad", b"failed"), (b"told", b"relayed")}
     if is_of_others or len(set(of_kinds)) != len(of_kinds):
         return f"a report of {told}"
-    if tuple(recipients) != (SENDER,) or not told or content.count(_FINAL) != len(told):
+    if recipients != (SENDER,) or not told or content.count(_FINAL) != len(told):
         return f"a report of {told} to {recipients}"
     if (b"550 5.1.1" in content) is not ((b"bad", b"failed") in of_kinds):
         return f"a report of {told} that does not say why"

@@ -14,8 +14,6 @@ from tests.system.apart import Apart
 from tests.system.snippets import snippet
 
 SENT = b"sent\n"
-# Without the packages' scripts there is neither `php` nor the list of extensions.
-PHP = ("php8.2", "-d", "extension=ctype")
 _DJANGO = """
 import json, sys
 {settings}
@@ -29,26 +27,6 @@ for line in sys.stdin:
         print("sent", flush=True)
     except Exception as error:
         print(repr(error), flush=True)
-"""
-_PHPMAILER = """
-<?php
-require '/usr/share/php/libphp-phpmailer/autoload.php';
-while (($line = fgets(STDIN)) !== false) {{
-    $told = json_decode($line, true);
-    $mail = new PHPMailer\\PHPMailer\\PHPMailer(true);
-    {settings}
-    try {{
-        $mail->CharSet = 'utf-8';
-        $mail->setFrom($told['sender']);
-        $mail->addAddress($told['recipient']);
-        $mail->Subject = $told['subject'];
-        $mail->Body = $told['text'];
-        $mail->send();
-        echo "sent\\n";
-    }} catch (Exception $error) {{
-        echo json_encode($error->getMessage()), "\\n";
-    }}
-}}
 """
 _NODEMAILER = """
 {settings}
@@ -80,7 +58,6 @@ class Library:
 
 LIBRARIES = [
     Library("django", ("python3-django",), ("/usr/bin/python3", "-c"), _DJANGO),
-    Library("phpmailer", ("php-cli", "libphp-phpmailer"), PHP, _PHPMAILER),
     Library(
         "nodemailer",
         ("nodejs", "node-nodemailer"),
@@ -117,11 +94,7 @@ class Program:
 def using(machine: Apart, library: Library, smarthost_port: int) -> Iterator[Program]:
     """Run such a program."""
     text = library.program.format(settings=snippet(library.name, port=smarthost_port)).lstrip()
-    command = [*library.command, text]
-    if library.command == PHP:
-        machine.run("tee", f"/tmp/{library.name}.php", stdin=text.encode())
-        command = [*PHP, f"/tmp/{library.name}.php"]
-    with machine.talk_to(*command) as process:
+    with machine.talk_to(*library.command, text) as process:
         try:
             yield Program(process)
         finally:

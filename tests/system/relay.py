@@ -5,7 +5,7 @@ or guesses.  The log is a file, as it would be under a service manager; what is 
 several runs in one folder follows each other in it.
 """
 
-import asyncio
+import contextlib
 import json
 import os
 import select
@@ -16,16 +16,10 @@ import sys
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from relay.control.client import ControlClient
-from relay.policy.model import SpoolEngine
-from relay.spool.disk.durable import RealDisk
-from relay.spool.engines import ENGINES
-from relay.status.snapshot import QueueState
 from tests.system.waiting import HANG_S, free_port, wait_for_change, wait_until
 
 PROJECT = Path(__file__).parents[2]
@@ -81,18 +75,6 @@ class RelayProcess:
         edited.replace(self.policy_path)
 
     @property
-    def spool(self) -> Path:
-        """Return the spool's folder."""
-        storage: Any = self.policy["spool"]
-        return self.folder / str(storage["path"] if isinstance(storage, dict) else storage)
-
-    @property
-    def engine(self) -> str:
-        """Return the name of the spool's engine."""
-        storage: Any = self.policy["spool"]
-        return str(storage["engine"]) if isinstance(storage, dict) else SpoolEngine.MAILDIR
-
-    @property
     def pid(self) -> int:
         """Return the pid of the relay that was started last."""
         return self._started().pid
@@ -125,6 +107,12 @@ class RelayProcess:
     def wait(self, *, within_s: float = HANG_S) -> int:
         """Return its exit status once it ends by itself."""
         return self._started().wait(within_s)
+
+    def live(self, for_s: float) -> None:
+        """Return after a while; fails where it ends by itself before that."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(within_s=for_s)
+            raise AssertionError("it ended by itself:\n" + "\n".join(self.log()[-20:]))
 
     def kill(self) -> None:
         """End it at this instant, as a lost machine would (SIGKILL)."""
@@ -166,27 +154,32 @@ class RelayProcess:
             for sample in family.samples
         }
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
         """Run another verb on the same policy, e.g. `command("queue", "--json")`."""
         command = [sys.executable, "-m", "relay", *arguments]
         surroundings = os.environ | {"RELAY_POLICY": str(self.policy_path)}
-        return subprocess.run(
+        ran = subprocess.run(
             command,
             cwd=PROJECT,
             env=surroundings,
+            input=stdin,
             capture_output=True,
-            text=True,
             timeout=HANG_S,
             check=False,
         )
+        return subprocess.CompletedProcess(command, ran.returncode, ran.stdout.decode(), ran.stderr.decode())
+
+    def queue(self) -> list[dict[str, Any]]:
+        """Return the queue, as a program sees it."""
+        ran = self.command("queue", "--json")
+        assert ran.returncode == 0, ran.stderr
+        return [json.loads(line) for line in ran.stdout.splitlines()]
 
     def __enter__(self) -> Self:
         """Start it; ready on return."""
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop it, by force where it does not end."""
         try:
             self.stop()
@@ -196,11 +189,15 @@ class RelayProcess:
 
     def is_empty(self) -> bool:
         """Return whether it has no message; raises OSError and more while nobody answers."""
-        return asyncio.run(_queued(self.spool)) == 0 and self.stored() == 0
+        status = json.loads(self.get("/status.json"))
+        # A message with no recipient left may still owe its report.
+        counted = sum(its["messages"] for state, its in status["queue"].items() if state != "corrupt")
+        return status["ledger"]["queued"] + counted + status["recovering"] == 0 and self.stored() == 0
 
     def stored(self) -> int:
         """Return how many messages are on disk, accepted or queued, whatever the relay knows of them."""
-        return ENGINES[self.engine].inspect(str(self.spool), RealDisk()).messages
+        told: dict[str, Any] = json.loads(self.command("fsck", "--json").stdout.splitlines()[-1])
+        return int(told["messages"])
 
     def _started(self) -> Started:
         assert self._relay is not None, "no relay was started here"
@@ -222,18 +219,6 @@ class RelayProcess:
                     raise TimeoutError(f"relay run not ready in {HANG_S:g} s:\n" + "\n".join(self.log()))
         finally:
             os.close(ended)
-
-
-async def _queued(spool: Path) -> int:
-    client = ControlClient(spool)
-    try:
-        snapshot = await client.snapshot()
-        # A message with no recipient left may still owe its report.
-        states = set(QueueState) - {QueueState.CORRUPT}
-        counted = sum(snapshot.counts(state).messages for state in states)
-        return snapshot.ledger.queued + counted + snapshot.recovering
-    finally:
-        await client.close()
 
 
 def _series(name: str, labels: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""A relay under everything at once, towards a practice upstream that forgives nothing; and the share it used.
+"""A relay under everything at once, towards a strict upstream that forgives nothing; and the share it used.
 
 The upstream counts each transaction at an instant of its own choosing between MAIL and its
 reply, replies late, and sometimes not at all: a line is cut between the dot and its reply, and
@@ -15,21 +15,19 @@ relay runs (from SIGKILL to READY=1), or while the machine does not run even the
 end of that: on the average for sum(length^2) / 2 / span.
 """
 
-import contextlib
 import random
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relay.clock import SECOND_NS
 from tests.system.feeder import Feeder
 from tests.system.kills import Kills, judge, told_relayed_twice
-from tests.system.practice import Practice, Seen
+from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import free_port, wait_until
 from tests.system.warm import WarmRelay
+from tests.system.witness import SECOND_NS, Seen
 
 CONNECTIONS = 40
 BACKLOG_WINDOWS = 1.5
@@ -114,7 +112,7 @@ class Ordeal:
     """One relay under these terms."""
 
     terms: Terms
-    host: Practice
+    host: StrictSmarthost
     relay: WarmRelay
     feeder: Feeder
     dice: random.Random
@@ -162,8 +160,7 @@ class Ordeal:
         return self.dice.uniform(0, 2 * mean_s)
 
     def _transactions(self) -> int:
-        ledger = self.host.ledger
-        return ledger.relayed + ledger.refused + ledger.abandoned
+        return len(self.host.ledger.seen)
 
     def _feed(self) -> None:
         wanted = self._transactions() + int(BACKLOG_WINDOWS * self.terms.count)
@@ -173,9 +170,7 @@ class Ordeal:
     def _live_until(self, at_s: float) -> bool:
         """Let the relay live for a while; return whether it lived until then."""
         left_s = max(0.0, at_s - time.monotonic())
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.relay.wait(within_s=min(left_s, LOOK_S))
-            raise AssertionError("it ended by itself:\n" + "\n".join(self.relay.log()[-20:]))
+        self.relay.live(min(left_s, LOOK_S))
         return left_s <= LOOK_S
 
     def is_unheard(self, seen: Seen) -> bool:
@@ -229,10 +224,7 @@ def as_limit(count: int, period_s: float) -> dict[str, Any]:
 def undergo(folder: Path, terms: Terms) -> Strictness:
     """Put one relay through it, see that no mail was hurt, and say what came of it."""
     dice = random.Random(terms.seed)
-    keep = folder / "kept"
-    with Practice(
-        folder, terms.limit, seed=terms.seed, latest_reply_s=terms.latest_reply_s, keep=keep
-    ) as host:
+    with StrictSmarthost(folder, terms.limit, seed=terms.seed, latest_reply_s=terms.latest_reply_s) as host:
         isp = host.upstream(
             connections=CONNECTIONS,
             limits=[terms.limit],
@@ -250,7 +242,7 @@ def undergo(folder: Path, terms: Terms) -> Strictness:
         relay.wait_until_empty(within_s=10 * terms.period_s + 60)
         wait_until(lambda: host.unanswered == 0)
         assert relay.stop() == 0
-        verdict = judge(host, ordeal.kills, feeder.acknowledged, feeder.attempted)
+        verdict = judge(host.seen(), host.tried, ordeal.kills, feeder.acknowledged, feeder.attempted)
     verdict.assert_good(connections=CONNECTIONS)
     assert told_relayed_twice(relay.log()) == []
     seen = sorted(host.seen(), key=lambda each: each.mail_at_ns)[: terms.transactions]

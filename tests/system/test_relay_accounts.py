@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from relay.policy.secrets import read_key_pair
 from tests.fakes.token_server import USER, TokenServer
 from tests.system import accounts, dovecot, postfix
 from tests.system.accounts import LIFE_SECONDS, NAME, PASSWORD, owned
-from tests.system.certificate import Certificate, make_certificate
+from tests.system.certificate import Certificate, fingerprint, make_certificate
 from tests.system.demand import demand
 from tests.system.postfix import Postfix
 from tests.system.relay import RelayProcess
@@ -164,7 +163,7 @@ def certificate_in(folder: Path) -> tuple[Certificate, str]:
     """Make a certificate of a client; return it with its fingerprint."""
     folder.mkdir()
     made = make_certificate(folder)
-    return made, str(read_key_pair(made.certificate, made.key).fingerprint)
+    return made, fingerprint(made)
 
 
 def test_a_postfix_knows_the_relay_by_its_certificate_also_a_new_one(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.practice import Practice
+from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
 from tests.system.warm import WarmRelay
 
@@ -22,7 +22,7 @@ ABSENT_ID = "2jx5qbmkq8b8tnng"
 class Operated:
     """A relay, and an operator at its command line; the upstream defers `stay…` and refuses `bad…`."""
 
-    def __init__(self, relay: WarmRelay, host: Practice) -> None:
+    def __init__(self, relay: WarmRelay, host: StrictSmarthost) -> None:
         self.relay = relay
         self.host = host
 
@@ -57,8 +57,7 @@ class Operated:
 
     def queue(self) -> dict[str, dict[str, Any]]:
         """Return the queue by id, as a program sees it."""
-        lines = self.run("queue", "--json").splitlines()
-        return {message["queue_id"]: message for message in map(json.loads, lines)}
+        return {message["queue_id"]: message for message in self.relay.queue()}
 
     def states(self) -> dict[str, str]:
         """Return the state of each message of the queue."""
@@ -84,7 +83,7 @@ class Operated:
 @pytest.fixture
 def operator(tmp_path: Path) -> Iterator[Operated]:
     """Return a relay that is not started yet."""
-    with Practice(tmp_path, {"messages": 1000, "per": "1m"}, seed=1) as host:
+    with StrictSmarthost(tmp_path, {"messages": 1000, "per": "1m"}, seed=1) as host:
         limits = [{"messages": 100, "per": "1h"}]
         retry = {"min": "1h", "max": "1h", "lifetime": "5d"}
         isp = host.upstream(limits=limits, shield=None)
@@ -113,7 +112,7 @@ def test_a_running_relay_is_seen_and_told_what_to_do(operator: Operated) -> None
         assert operator.run("queue", "bounce", bounced) == f"{bounced}: bounced\n"
         operator.host.wait_until(lambda ledger: ledger.relayed == 1)
         assert operator.states() == {held: "held", retried: "deferred"}
-        (report,) = (seen.entry.envelope for seen in operator.host.seen() if seen.entry.reply[:3] == "250")
+        (report,) = (seen for seen in operator.host.seen() if seen.reply[:3] == "250")
         assert (report.reverse_path, report.recipients) == ("", (SENDER,))
 
         assert operator.run("queue", "release", held) == f"{held}: released\n"

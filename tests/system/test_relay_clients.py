@@ -20,10 +20,10 @@ from tests.system import apart, fronts, libraries, postfix
 from tests.system.demand import demand
 from tests.system.fronts import Front
 from tests.system.libraries import LIBRARIES, Library
-from tests.system.practice import Practice
 from tests.system.relay import PROJECT
 from tests.system.shapes import shape, without_traces
 from tests.system.snippets import names, snippet
+from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_for_change
 from tests.system.warm import WarmRelay
 
@@ -82,6 +82,7 @@ WITHOUT_QUEUE = {"msmtp": (fronts.MSMTP, os.EX_TEMPFAIL), "esmtp": (fronts.ESMTP
 TOGETHER = (
     *(package for packages, _ in WITHOUT_QUEUE.values() for package in packages),
     *(package for library in LIBRARIES for package in library.packages),
+    "php-cli",
 )
 """What needs no machine of its own."""
 
@@ -95,13 +96,13 @@ def programs() -> Iterator[apart.Apart]:
 
 
 @pytest.fixture
-def upstream(tmp_path: Path) -> Iterator[Practice]:
-    with Practice(tmp_path, {"messages": 10_000, "per": "1s"}, seed=0, keep=tmp_path / "kept") as practice:
+def upstream(tmp_path: Path) -> Iterator[StrictSmarthost]:
+    with StrictSmarthost(tmp_path, {"messages": 10_000, "per": "1s"}, seed=0) as practice:
         yield practice
 
 
 @pytest.fixture
-def relay(tmp_path: Path, upstream: Practice) -> Iterator[WarmRelay]:
+def relay(tmp_path: Path, upstream: StrictSmarthost) -> Iterator[WarmRelay]:
     relay = WarmRelay(tmp_path, {"isp": upstream.upstream()})
     relay.policy["listen"][0]["normalise_from"] = [LF_FROM]
     relay.write_policy()
@@ -135,13 +136,13 @@ def _over_smtp(front: smtplib.SMTP, relay: WarmRelay) -> None:
     _through_a_stop(relay, SENT, send)
 
 
-def _arrived(relay: WarmRelay, upstream: Practice, *, traces: int) -> dict[str, tuple[str, bytes]]:
+def _arrived(relay: WarmRelay, upstream: StrictSmarthost, *, traces: int) -> dict[str, tuple[str, bytes]]:
     """Return sender and content, less the lines on top, of what the upstream took, for each recipient."""
     relay.wait_until_empty()
     arrived = {
-        recipient: (seen.entry.envelope.reverse_path, without_traces(upstream.content_of(seen), traces))
+        recipient: (seen.reverse_path, without_traces(seen.content, traces))
         for seen in upstream.seen()
-        for recipient in seen.entry.envelope.recipients
+        for recipient in seen.recipients
     }
     assert len(upstream.seen()) == len(arrived), "something arrived twice"
     return arrived
@@ -154,7 +155,7 @@ def test_no_snippet_has_a_name_and_no_test() -> None:
 
 @pytest.mark.parametrize("way", WAYS_IN, ids=lambda way: way.name)
 def test_a_mail_server_hands_over_everything_through_a_restart(
-    way: WayIn, relay: WarmRelay, upstream: Practice
+    way: WayIn, relay: WarmRelay, upstream: StrictSmarthost
 ) -> None:
     demand(apart.why_missing(*way.packages))
     with way.run(relay.port) as front:
@@ -174,7 +175,7 @@ def test_a_mail_server_hands_over_everything_through_a_restart(
 
 @pytest.mark.parametrize(("name", "status"), [(name, status) for name, (_, status) in WITHOUT_QUEUE.items()])
 def test_a_client_without_a_queue_says_what_it_did_not_hand_over(
-    name: str, status: int, programs: apart.Apart, relay: WarmRelay, upstream: Practice
+    name: str, status: int, programs: apart.Apart, relay: WarmRelay, upstream: StrictSmarthost
 ) -> None:
     client = fronts.without_queue(programs, name, relay.port)
 
@@ -191,7 +192,7 @@ def test_a_client_without_a_queue_says_what_it_did_not_hand_over(
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
 def test_a_library_sends_what_it_says_it_sent(
-    library: Library, programs: apart.Apart, relay: WarmRelay, upstream: Practice
+    library: Library, programs: apart.Apart, relay: WarmRelay, upstream: StrictSmarthost
 ) -> None:
     with libraries.using(programs, library, relay.port) as program:
 
@@ -211,7 +212,7 @@ def test_a_library_sends_what_it_says_it_sent(
 
 
 def test_mail_of_php_goes_by_relay_sendmail_or_not_at_all(
-    programs: apart.Apart, relay: WarmRelay, upstream: Practice
+    programs: apart.Apart, relay: WarmRelay, upstream: StrictSmarthost
 ) -> None:
     # Of a spool that is not the caller's own: else its mail would go there, relay or none.
     policy = json.dumps(relay.policy | {"spool": "/var/spool/relay"})
@@ -242,7 +243,7 @@ def _read(content: bytes) -> tuple[str, str]:
     return message["Subject"], message.get_content().replace("\r\n", "\n").rstrip()
 
 
-def test_postfix_hands_over_everything_through_a_restart(relay: WarmRelay, upstream: Practice) -> None:
+def test_postfix_hands_over_everything_through_a_restart(relay: WarmRelay, upstream: StrictSmarthost) -> None:
     demand(postfix.why_missing())
     lines = snippet("postfix", port=relay.port).splitlines()
     settings = dict(line.split(" = ") for line in lines)
@@ -255,7 +256,7 @@ def test_postfix_hands_over_everything_through_a_restart(relay: WarmRelay, upstr
     assert _arrived(relay, upstream, traces=2) == SENT
 
 
-def test_the_python_of_the_page_sends_its_message(relay: WarmRelay, upstream: Practice) -> None:
+def test_the_python_of_the_page_sends_its_message(relay: WarmRelay, upstream: StrictSmarthost) -> None:
     subprocess.run([sys.executable, "-c", snippet("python", port=relay.port)], check=True)
 
     sender, content = _arrived(relay, upstream, traces=1)["you@example.net"]
@@ -263,7 +264,9 @@ def test_the_python_of_the_page_sends_its_message(relay: WarmRelay, upstream: Pr
     assert content.endswith(b"\r\n\r\nhello\r\n")
 
 
-def test_a_script_that_sends_lf_is_served_where_it_is_named(relay: WarmRelay, upstream: Practice) -> None:
+def test_a_script_that_sends_lf_is_served_where_it_is_named(
+    relay: WarmRelay, upstream: StrictSmarthost
+) -> None:
     message = EmailMessage()
     message["Subject"] = "dots"
     message.set_content("one\n.two\n.\n..\nlast\n")

@@ -8,20 +8,15 @@ import smtplib
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from relay.policy.source import parse_policy
 from tests.system import container, smtp_tools
 from tests.system.container import Image, process_1
 from tests.system.demand import demand
-from tests.system.relay import PROJECT
 from tests.system.smtp_tools import smtp_sink
 from tests.system.waiting import HANG_S, free_port, wait_for_answer, wait_until
 
-DEPLOY = PROJECT / "deploy"
 UID = 10001
 
 
@@ -142,37 +137,3 @@ def test_the_image_holds_the_relay_and_nothing_of_the_checkout(image: Image) -> 
     assert not list((image.tree / "var" / "lib" / "relay").iterdir())
     folder = (image.tree / "var" / "lib" / "relay").stat()
     assert (folder.st_uid, folder.st_mode & 0o777) == (UID, 0o700)
-
-
-def test_policies_of_container_and_kubernetes_are_valid() -> None:
-    path = DEPLOY / "container" / "etc" / "policy.yaml"
-    config, _, _ = _kubernetes()
-
-    for text in (path.read_text(), config["data"]["policy.yaml"]):
-        policy = parse_policy(text.encode(), Path("/etc/relay/policy.yaml"))
-        (upstream,) = policy.upstreams.values()
-        assert upstream.auth is not None
-        assert upstream.auth.password_credential == "isp"
-        assert policy.spool == Path("/var/lib/relay/spool")
-        assert [str(listen.address) for listen in policy.listen] == ["0.0.0.0:2525"]
-        assert str(policy.http) == "0.0.0.0:9725"
-
-
-def test_compose_and_kubernetes_run_it_confined_and_alone() -> None:
-    relay = yaml.safe_load((DEPLOY / "container" / "compose.yaml").read_text())["services"]["relay"]
-    config, _, stateful = _kubernetes()
-    pod = stateful["spec"]["template"]["spec"]
-    (ours,) = pod["containers"]
-
-    assert (relay["read_only"], relay["cap_drop"], relay["stop_grace_period"]) == (True, ["ALL"], "5m")
-    assert (stateful["spec"]["replicas"], pod["terminationGracePeriodSeconds"]) == (1, 300)
-    assert {pod["securityContext"][key] for key in ("runAsUser", "runAsGroup", "fsGroup")} == {UID}
-    assert ours["securityContext"]["readOnlyRootFilesystem"]
-    assert ours["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert all("subPath" not in mount for mount in ours["volumeMounts"]), "a file alone is never renewed"
-    assert pod["volumes"][0]["configMap"]["name"] == config["metadata"]["name"]
-
-
-def _kubernetes() -> list[dict[str, Any]]:
-    """Return the manifest's ConfigMap, Service and StatefulSet."""
-    return list(yaml.safe_load_all((DEPLOY / "kubernetes" / "relay.yaml").read_text()))

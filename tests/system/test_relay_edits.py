@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.practice import Practice
+from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
 from tests.system.warm import WarmRelay
 
@@ -32,7 +32,7 @@ def half_of(policy: dict[str, Any]) -> str:
 class Edited:
     """A relay with one limit of 2 messages an hour, that tells which policy it lives by."""
 
-    def __init__(self, relay: WarmRelay, host: Practice) -> None:
+    def __init__(self, relay: WarmRelay, host: StrictSmarthost) -> None:
         self.relay = relay
         self.host = host
         self.isp: dict[str, Any] = relay.policy["upstreams"]["isp"]
@@ -66,7 +66,7 @@ def hand_over(relay: WarmRelay, count: int) -> None:
 @pytest.fixture
 def edited(tmp_path: Path) -> Iterator[Edited]:
     """Return a relay that is not started yet."""
-    with Practice(tmp_path, {"messages": 1000, "per": "1s"}, seed=1) as host:
+    with StrictSmarthost(tmp_path, {"messages": 1000, "per": "1s"}, seed=1) as host:
         isp = host.upstream(limits=[{"messages": 2, "per": "1h"}])
         yield Edited(WarmRelay(tmp_path, {"isp": isp}), host)
 
@@ -119,7 +119,7 @@ def test_every_way_to_save_a_policy_keeps_the_history(edited: Edited) -> None:
 def test_the_upstream_sees_no_half_of_an_edit(tmp_path: Path, *, is_kept_open: bool) -> None:
     """30 messages wait where 5 in 2 s are allowed, while the policy is written with a pause."""
     limits = [{"messages": 5, "per": "2s"}]
-    with Practice(tmp_path, limits[0], seed=60) as host:
+    with StrictSmarthost(tmp_path, limits[0], seed=60) as host:
         relay = WarmRelay(tmp_path, {"isp": host.upstream(limits=limits)})
         half, other_half = half_of(relay.policy), f"    limits: {json.dumps(limits)}\n"
         whole = hashlib.sha256((half + other_half).encode()).hexdigest()
@@ -203,7 +203,7 @@ def test_an_edit_that_needs_a_restart_says_so_and_the_rest_counts(edited: Edited
     (tmp_path / "elsewhere").mkdir()
     with (
         edited.relay as relay,
-        Practice(tmp_path / "elsewhere", {"messages": 9, "per": "1s"}, seed=2) as other,
+        StrictSmarthost(tmp_path / "elsewhere", {"messages": 9, "per": "1s"}, seed=2) as other,
     ):
         relay.policy |= {"hostname": "other.test", "spool": "./other"}
         edited.isp |= other.upstream()

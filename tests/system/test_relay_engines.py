@@ -1,6 +1,5 @@
 """Mail that waits goes on through kills, and from one engine of the spool to the other and back."""
 
-import json
 import os
 import smtplib
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.practice import Practice
+from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import free_port, wait_until
 from tests.system.warm import WarmRelay
 
@@ -26,8 +25,7 @@ def hand_over(relay: WarmRelay, contents: Sequence[str]) -> None:
 
 def listed(relay: WarmRelay) -> list[tuple[str, str]]:
     """Return each message's id and state."""
-    lines = relay.command("queue", "--json").stdout.splitlines()
-    return sorted((each["queue_id"], each["state"]) for each in map(json.loads, lines))
+    return sorted((each["queue_id"], each["state"]) for each in relay.queue())
 
 
 def use(relay: WarmRelay, engine: str) -> None:
@@ -41,7 +39,7 @@ def use(relay: WarmRelay, engine: str) -> None:
 def test_mail_goes_on_through_kills_and_conversions(tmp_path: Path) -> None:
     limit = {"messages": 1000, "per": "1s"}
     nowhere = {"host": "127.0.0.1", "port": free_port(), "tls": "none"}
-    with Practice(tmp_path, limit, seed=SEED) as host:
+    with StrictSmarthost(tmp_path, limit, seed=SEED) as host:
         relay = WarmRelay(tmp_path, {"isp": nowhere}, spool={"path": "./spool", "engine": "log"})
         relay.start()
         hand_over(relay, ["Subject: x\r\n\r\nx\r\n"] * 5 + [LONG])

@@ -103,7 +103,7 @@ async def test_a_damaged_sector_of_long_content_is_no_fault_of_the_sender(
             with smtplib.SMTP("127.0.0.1", relay.port, timeout=HANG_S) as session:
                 session.sendmail("mjd@front.test", ["r@list.test"], b"Subject: long\r\n\r\n" + LONG)
             relay.kill()
-        (path,) = (p for p in relay.spool.rglob("*") if p.is_file() and p.stat().st_size > len(LONG))
+        (path,) = (p for p in (tmp_path / "spool").rglob("*") if p.is_file() and p.stat().st_size > len(LONG))
         with path.open("r+b") as file:
             file.seek(len(LONG) // 2)
             file.write(b"\r" * 512)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.demand import demand, find, missing_program
-from tests.system.practice import Practice
+from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import free_port, wait_for_port
 from tests.system.warm import WarmRelay
 
@@ -37,7 +37,7 @@ def haproxy(folder: Path, backend_port: int) -> Iterator[int]:
 
 def test_who_may_relay_is_the_client_behind_the_balancer(tmp_path: Path) -> None:
     demand(missing_program("haproxy"))
-    with Practice(tmp_path, {"messages": 100, "per": "1s"}, seed=1) as host:
+    with StrictSmarthost(tmp_path, {"messages": 100, "per": "1s"}, seed=1) as host:
         relay = WarmRelay(tmp_path, {"isp": host.upstream()})
         relay.policy["listen"][0] |= {"clients": ["127.0.0.2"], "proxies": ["127.0.0.1"]}
         relay.write_policy()

@@ -14,7 +14,7 @@ import pytest
 from tests.system.feeder import Feeder, partly_refused
 from tests.system.hostile import HostileLine
 from tests.system.kills import Kills, judge
-from tests.system.practice import PASSWORD, Practice
+from tests.system.strict_smarthost import PASSWORD, StrictSmarthost
 from tests.system.waiting import wait_until
 from tests.system.warm import WarmRelay
 
@@ -28,7 +28,7 @@ def _live(folder: Path, seed: int, *, letters: int, kills: int) -> Counter[str]:
     folder.mkdir()
     dice, reasons = random.Random(seed), Kills()
     with (
-        Practice(folder, LIMIT, seed=seed, latest_reply_s=0.02, keep=folder / "kept") as host,
+        StrictSmarthost(folder, LIMIT, seed=seed, latest_reply_s=0.02) as host,
         HostileLine(host.port, seed, reasons) as line,
     ):
         isp = host.upstream(port=line.port, connections=CONNECTIONS, limits=[LIMIT], shield=None)
@@ -55,7 +55,9 @@ def _live(folder: Path, seed: int, *, letters: int, kills: int) -> Counter[str]:
         wait_until(is_home)
         wait_until(lambda: host.unanswered == 0)
         assert relay.stop() == 0
-        verdict = judge(host, reasons, feeder.acknowledged, feeder.attempted, letter=partly_refused)
+        verdict = judge(
+            host.seen(), host.tried, reasons, feeder.acknowledged, feeder.attempted, letter=partly_refused
+        )
     faults = (verdict.lost, verdict.foreign, verdict.corrupt, verdict.unexplained)
     assert faults == (set(), set(), [], []), "lost, foreign, corrupt, unexplained"
     assert host.ledger.most_in_any_window() <= COUNT

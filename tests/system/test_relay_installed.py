@@ -1,12 +1,12 @@
 """`make install`: what packagers and administrators put in place, in a folder of its own."""
 
+import importlib.metadata
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from relay import __version__
 from tests.system.demand import demand, missing_program
 from tests.system.relay import PROJECT
 
@@ -41,7 +41,7 @@ def test_what_is_installed_runs_and_names_no_place_where_it_was_made(tmp_path: P
     )
 
     assert edited.read_text().endswith("# edited\n"), "a policy that is there is left as it is"
-    assert version == f"relay {__version__}\n"
+    assert version == f"relay {importlib.metadata.version('relay-smarthost')}\n"
     assert checked.returncode == 0, checked.stderr
     assert program.read_text().startswith("#!/usr/lib/relay/bin/python -I\n")
     assert named.stdout == ""

@@ -9,6 +9,7 @@ report and a removal; one stays until an operator has held, released and deleted
 """
 
 import contextlib
+import http.client
 import itertools
 import os
 import random
@@ -21,14 +22,13 @@ from pathlib import Path
 
 import pytest
 
-from relay.control.operations import Unreachable
 from tests.system import syscalls
 from tests.system.demand import demand
 from tests.system.feeder import Feeder, of_every_end
 from tests.system.kills import Kills, judge, told_relayed_twice
 from tests.system.operator import Operator
-from tests.system.practice import Practice
 from tests.system.processes import leader_of
+from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.syscalls import Call
 from tests.system.waiting import wait_until
 from tests.system.warm import WarmRelay
@@ -48,7 +48,7 @@ SECOND_KILL_WITHIN = 60
 class Gallows:
     """One upstream and one spool for many runs, and the account of them all."""
 
-    def __init__(self, folder: Path, host: Practice, seed: int) -> None:
+    def __init__(self, folder: Path, host: StrictSmarthost, seed: int) -> None:
         # So a letter with three recipients takes two transactions.
         # Whoever is refused here is refused on purpose, each time.
         isp = host.upstream(connections=CONNECTIONS, max_recipients=2, limits=[LIMIT], shield=None)
@@ -89,10 +89,11 @@ class Gallows:
     def judged(self) -> str:
         """Judge all runs; return the figures."""
         wait_until(lambda: self._host.unanswered == 0)
-        verdict = judge(self._host, self._kills, self._acknowledged, self._attempted, letter=of_every_end)
+        seen, tried = self._host.seen(), self._host.tried
+        verdict = judge(seen, tried, self._kills, self._acknowledged, self._attempted, letter=of_every_end)
         verdict.assert_good(connections=CONNECTIONS)
         staying = [each for number in self._acknowledged for each in of_every_end(number).staying]
-        self.operator.judge(self._host.tried, staying)
+        self.operator.judge(tried, staying)
         assert told_relayed_twice(self.relay.log()) == []
         assert self._host.ledger.most_in_any_window() <= MOST
         ahead_of = ", ".join(f"{count} {name}" for name, count in self.ahead_of.most_common())
@@ -113,8 +114,7 @@ class Gallows:
         self._attempted |= feeder.attempted
 
     def _is_over(self) -> bool:
-        self.operator.work(self.relay.folder / "spool")
-        return self.relay.is_empty()
+        return not self.operator.work(self.relay.folder / "spool") and self.relay.is_empty()
 
     def _run(self, feeder: Feeder, nth: int, *, only_listeners: bool = False, about: str = "") -> bool:
         """Run the relay until it is killed, or has nothing left to do and is stopped."""
@@ -143,7 +143,7 @@ class Gallows:
             # A relay whose listener is killed goes on, and starts another.
             if has_killed and not only_listeners:
                 return True
-            with contextlib.suppress(Unreachable, OSError):
+            with contextlib.suppress(OSError, http.client.HTTPException):
                 return self._is_over() and len(feeder.acknowledged) >= LETTERS
             return False
 
@@ -159,7 +159,7 @@ class Gallows:
 @pytest.fixture
 def gallows(tmp_path: Path, crash_seed: int) -> Iterator[Gallows]:
     demand(syscalls.why_missing())
-    with Practice(tmp_path, LIMIT, seed=1, keep=tmp_path / "kept") as host:
+    with StrictSmarthost(tmp_path, LIMIT, seed=1) as host:
         yield Gallows(tmp_path, host, seed=crash_seed)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from argon2 import PasswordHasher
 
-from tests.system.practice import Practice
 from tests.system.processes import command_of, halted, is_alive
+from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import free_port, wait_until
 from tests.system.warm import WarmRelay
 
@@ -24,8 +24,8 @@ QUOTA = 40
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Practice]:
-    with Practice(tmp_path, LIMIT, seed=5, latest_reply_s=1) as host:
+def host(tmp_path: Path) -> Iterator[StrictSmarthost]:
+    with StrictSmarthost(tmp_path, LIMIT, seed=5, latest_reply_s=1) as host:
         yield host
 
 
@@ -35,7 +35,7 @@ def send(relay: WarmRelay, count: int = 1) -> None:
             session.sendmail(*FROM_TO, CONTENT)
 
 
-def with_listeners(folder: Path, host: Practice, processes: int) -> WarmRelay:
+def with_listeners(folder: Path, host: StrictSmarthost, processes: int) -> WarmRelay:
     relay = WarmRelay(folder, {"isp": host.upstream(connections=20)})
     relay.policy["listen"][0]["processes"] = processes
     relay.write_policy()
@@ -53,7 +53,9 @@ def _session_with(relay: WarmRelay, listener: int, others: Sequence[int]) -> smt
         return smtplib.SMTP("127.0.0.1", relay.port, timeout=60)
 
 
-def test_sigterm_finishes_what_is_in_flight_and_leaves_the_rest(tmp_path: Path, host: Practice) -> None:
+def test_sigterm_finishes_what_is_in_flight_and_leaves_the_rest(
+    tmp_path: Path, host: StrictSmarthost
+) -> None:
     relay = WarmRelay(tmp_path, {"isp": host.upstream(connections=3)})
     relay.start()
     send(relay, 8)
@@ -70,7 +72,7 @@ def test_sigterm_finishes_what_is_in_flight_and_leaves_the_rest(tmp_path: Path, 
     assert (host.ledger.relayed, host.ledger.abandoned) == (8, 0)
 
 
-def test_a_second_relay_on_a_spool_gives_way_and_says_to_whom(tmp_path: Path, host: Practice) -> None:
+def test_a_second_relay_on_a_spool_gives_way_and_says_to_whom(tmp_path: Path, host: StrictSmarthost) -> None:
     with WarmRelay(tmp_path, {"isp": host.upstream()}) as relay:
         second = relay.command("run")
 
@@ -81,7 +83,7 @@ def test_a_second_relay_on_a_spool_gives_way_and_says_to_whom(tmp_path: Path, ho
     assert host.ledger.relayed == 1
 
 
-def test_a_listener_process_that_dies_is_replaced(tmp_path: Path, host: Practice) -> None:
+def test_a_listener_process_that_dies_is_replaced(tmp_path: Path, host: StrictSmarthost) -> None:
     with with_listeners(tmp_path, host, 2) as relay:
         wait_until(lambda: len(_listeners(relay)) == 2)
         listeners = victim, survivor = _listeners(relay)
@@ -114,7 +116,9 @@ def test_a_listener_process_that_dies_is_replaced(tmp_path: Path, host: Practice
     assert not is_alive(survivor)
 
 
-def test_a_relay_starts_while_an_orphan_listener_has_the_address(tmp_path: Path, host: Practice) -> None:
+def test_a_relay_starts_while_an_orphan_listener_has_the_address(
+    tmp_path: Path, host: StrictSmarthost
+) -> None:
     relay = with_listeners(tmp_path, host, 1)
     relay.start()
     wait_until(lambda: len(_listeners(relay)) == 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.practice import Practice
+from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_until
 from tests.system.warm import WarmRelay
 
@@ -29,9 +29,9 @@ SMALL_PIPE_BYTES = 4096
 @contextlib.contextmanager
 def relaying(
     folder: Path, *, descriptors: tuple[int, int] | None = None, log_fd: int | None = None, **listen: Any
-) -> Iterator[tuple[WarmRelay, Practice]]:
+) -> Iterator[tuple[WarmRelay, StrictSmarthost]]:
     limit = {"messages": 1000, "per": "1s"}
-    with Practice(folder, limit, seed=1) as host:
+    with StrictSmarthost(folder, limit, seed=1) as host:
         relay = WarmRelay(folder, {"isp": host.upstream(connections=2, limits=[limit])})
         relay.policy["listen"][0] |= listen
         relay.write_policy()

@@ -16,11 +16,12 @@ from tests.system import certificate, smtp_tools
 from tests.system.certificate import make_certificate
 from tests.system.demand import demand
 from tests.system.dialogues import DIALOGUES, MAX_SIZE_BYTES, PASSWORD, PLAIN, TLS, USER, Dialogue
-from tests.system.practice import Practice, Seen
 from tests.system.shapes import without_traces
 from tests.system.smtp_tools import swaks
+from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import HANG_S, free_port
 from tests.system.warm import WarmRelay
+from tests.system.witness import Seen
 
 CHEAP = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
 LOG_IN = ("--auth-user", USER, "--auth-password", PASSWORD)
@@ -61,7 +62,7 @@ class Client:
 class House:
     """A relay with four doors: for this host in the clear and under TLS, for users, and for nobody."""
 
-    def __init__(self, folder: Path, upstream: Practice) -> None:
+    def __init__(self, folder: Path, upstream: StrictSmarthost) -> None:
         made = make_certificate(folder)
         (folder / "users").write_text(f"{USER}:{CHEAP.hash(PASSWORD)}\n")
         (folder / "users").chmod(0o600)
@@ -107,7 +108,7 @@ class House:
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     demand(certificate.why_missing())
     folder = tmp_path_factory.mktemp("relay")
-    with Practice(folder, {"messages": 1000, "per": "1s"}, seed=0, keep=folder / "kept") as upstream:
+    with StrictSmarthost(folder, {"messages": 1000, "per": "1s"}, seed=0) as upstream:
         made = House(folder, upstream)
         made.relay.start(RELAY_LOG="json")
         yield made
@@ -129,7 +130,7 @@ def test_a_reply_is_of_the_class_that_another_server_gives(house: House, dialogu
             wrong += [(sent, wanted, code) for sent, wanted, code in said if code // 100 != wanted]
 
     assert wrong == []
-    arrived = [house.upstream.content_of(seen) for seen in house.relayed_since(before)]
+    arrived = [seen.content for seen in house.relayed_since(before)]
     assert [without_traces(content, 1) for content in arrived] == (
         [dialogue.content] if dialogue.content else []
     )
@@ -220,8 +221,7 @@ def test_an_address_in_use_is_taken_and_passed_on_as_it_came(
 
     assert told == [250, 250, 250, 354, 250]
     (seen,) = house.relayed_since(before)
-    envelope = seen.entry.envelope
-    assert (envelope.reverse_path.encode(), envelope.recipients) == (address, (address.decode(),))
+    assert (seen.reverse_path.encode(), seen.recipients) == (address, (address.decode(),))
 
 
 @pytest.mark.parametrize(
@@ -242,4 +242,4 @@ def test_a_client_is_greeted_whatever_it_calls_itself(house: House, name: bytes,
     assert told == [250, 250, 250, 354, 250]
     (seen,) = house.relayed_since(before)
     trace = b"Received: from " + shown + b" (unknown [127.0.0.1])\r\n"
-    assert house.upstream.content_of(seen).startswith(trace)
+    assert seen.content.startswith(trace)

@@ -59,7 +59,10 @@ FIVE_WINDOWS = replace(WHOLE, count=200, period_s=4.0, transactions=1000)
 
 @pytest.mark.parametrize(
     "terms",
-    [pytest.param(WHOLE, marks=pytest.mark.crash), pytest.param(FIVE_WINDOWS, marks=pytest.mark.measures)],
+    [
+        pytest.param(WHOLE, marks=pytest.mark.crash(least_s=100)),
+        pytest.param(FIVE_WINDOWS, marks=pytest.mark.measures),
+    ],
 )
 def test_late_and_lost_replies_and_edits_waste_little(
     tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float, terms: Terms
@@ -71,7 +74,7 @@ def test_late_and_lost_replies_and_edits_waste_little(
     assert found.share >= SMALLEST_SHARE, str(found)
 
 
-@pytest.mark.crash
+@pytest.mark.crash(least_s=100)
 def test_a_kill_each_second_wastes_little(
     tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:

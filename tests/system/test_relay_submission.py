@@ -4,19 +4,16 @@ Where the spool is the caller's own no relay needs to run; elsewhere they speak 
 """
 
 import bisect
+import json
 import os
 import random
 import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from relay.clock import SystemClock
-from relay.policy.source import parse_policy
-from relay.spool.disk.durable import RealDisk
-from relay.spool.engines import open_spool
-from tests.engines.spool.recovering import recover
 from tests.system import syscalls
 from tests.system.demand import demand
 from tests.system.syscalls import Call, Watcher
@@ -61,17 +58,14 @@ def killed_ahead(folder: Path, nth: int, words: list[str], text: bytes = b"") ->
 
 def contents(policy: Path) -> list[bytes]:
     """Return the content of what is queued, behind our Received line; nothing may be damaged."""
-    spool = open_spool(parse_policy(policy.read_bytes(), policy), RealDisk(), SystemClock(), lambda *_: None)
-    try:
-        recovered = recover(spool)
-        assert recovered.corrupt == 0
-        entries = (*recovered.entries, *spool.take(100))
-        stored = [
-            spool.load(each.queue_id).content or b"".join(spool.content(each.queue_id)) for each in entries
-        ]
-        return [each.split(b"\r\n", 3)[3] for each in stored]
-    finally:
-        spool.close()
+    at = ("--policy", str(policy))
+    assert run("fsck", *at).returncode != os.EX_DATAERR
+    listed = run("queue", *at, "--json")
+    ids = "\n".join(json.loads(line)["queue_id"] for line in listed.stdout.splitlines())
+    with tempfile.TemporaryDirectory() as output:
+        exported = run("export", *at, "--output", output, "-", stdin=ids.encode())
+        assert (listed.returncode, exported.returncode) == (0, 0), exported
+        return [path.read_bytes().split(b"\r\n", 3)[3] for path in Path(output).glob("*.eml")]
 
 
 def fresh(folder: Path) -> Path:

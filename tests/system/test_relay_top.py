@@ -1,7 +1,7 @@
-"""`relay top` on a relay that runs, towards a practice upstream: by its keys, and in a real terminal."""
+"""`relay top` on a relay that runs, in a real terminal."""
 
-import asyncio
 import fcntl
+import json
 import os
 import re
 import select
@@ -12,20 +12,14 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.pilot import Pilot
 
-from relay.cli.top.looking import Looking
-from relay.cli.top.screen import Top
-from relay.clock import SystemClock
-from relay.control.client import ControlClient
-from relay.status.snapshot import Snapshot
-from tests.system.practice import Practice
 from tests.system.relay import PROJECT
+from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import HANG_S
 from tests.system.warm import WarmRelay
 
@@ -36,13 +30,13 @@ SENDER = "list@lists.test"
 
 
 @pytest.fixture
-def practice(tmp_path: Path) -> Iterator[Practice]:
-    with Practice(tmp_path, {"messages": 100, "per": "1m"}, seed=1) as practice:
+def practice(tmp_path: Path) -> Iterator[StrictSmarthost]:
+    with StrictSmarthost(tmp_path, {"messages": 100, "per": "1m"}, seed=1) as practice:
         yield practice
 
 
 @pytest.fixture
-def relay(tmp_path: Path, practice: Practice) -> WarmRelay:
+def relay(tmp_path: Path, practice: StrictSmarthost) -> WarmRelay:
     return WarmRelay(tmp_path, {"isp": practice.upstream(limits=LIMITS)})
 
 
@@ -50,112 +44,6 @@ def hand_over(relay: WarmRelay, *recipients: str, sender: str = SENDER) -> None:
     with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as session:
         for recipient in recipients:
             session.sendmail(sender, [recipient], "Subject: x\r\n\r\nx\r\n")
-
-
-class Watching:
-    """A `relay top` whose keys are pressed, and which is read, by a test."""
-
-    def __init__(self, relay: WarmRelay, pilot: Pilot[None]) -> None:
-        self._relay = relay
-        self._pilot = pilot
-
-    @property
-    def picture(self) -> str:
-        strips = self._pilot.app.screen._compositor.render_strips()
-        return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
-
-    async def press(self, *keys: str) -> None:
-        await self._pilot.press(*keys)
-
-    async def shows(self, *words: str) -> None:
-        """Return once all of this is to be seen; blanks, line ends and borders count alike."""
-        await self._until(lambda: all(word in self._in_one_line() for word in words))
-
-    async def shows_no(self, word: str) -> None:
-        await self._until(lambda: word not in self._in_one_line())
-
-    def _in_one_line(self) -> str:
-        return " ".join(self.picture.replace("|", " ").split())
-
-    async def choose(self, word: str) -> None:
-        """Move the cursor to the row with a word."""
-        await self.press("home")
-        while not re.search(rf"^> .*{re.escape(word)}", self.picture, re.MULTILINE):
-            before = self.picture
-            await self.press("down")
-            await self._pilot.pause()
-            assert self.picture != before, f"no row with {word}:\n{before}"
-
-    async def asked(self) -> Snapshot:
-        client = ControlClient(self._relay.folder / "spool")
-        try:
-            return await client.snapshot()
-        finally:
-            await client.close()
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + HANG_S
-        while not condition():
-            assert time.monotonic() < deadline, self.picture
-            await self._pilot.pause()
-
-
-def watch(relay: WarmRelay, story: Callable[[Watching], Any]) -> None:
-    app = Top(Looking(relay.folder / "spool", SystemClock()), "anna", every_seconds=0.2)
-
-    async def tell() -> None:
-        async with app.run_test(size=(80, 24)) as pilot:
-            await story(Watching(relay, pilot))
-
-    asyncio.run(tell())
-
-
-def test_an_upstream_is_paused_and_used_again_by_keys(relay: WarmRelay) -> None:
-    async def story(top: Watching) -> None:
-        await top.choose("isp")
-        await top.press("p")
-        await top.shows("Pause upstream isp:", "until it is used again")
-        await top.press(*"2x", "enter")
-        await top.shows("expected a duration")
-        assert (await top.asked()).upstreams[0].paused_by == ""
-        await top.press("backspace", "h", "enter")
-        await top.shows("isp: paused", "isp paused for", "by anna")
-        upstream = (await top.asked()).upstreams[0]
-        assert (upstream.paused_by, upstream.paused_until_ns is None) == ("anna", False)
-        await top.press("u")
-        await top.shows("Use upstream isp again")
-        await top.press("n")
-        await top.shows("nothing was done")
-        assert (await top.asked()).upstreams[0].paused_by == "anna"
-        await top.press("u", "y")
-        await top.shows("isp: used again, one message first")
-        assert (await top.asked()).upstreams[0].paused_by == ""
-
-    with relay:
-        watch(relay, story)
-
-
-def test_it_says_that_the_relay_is_down_and_sees_it_again(relay: WarmRelay) -> None:
-    async def story(top: Watching) -> None:
-        await top.shows("running for", "queue: 1 waiting")
-        await asyncio.to_thread(relay.kill)
-        await top.shows(f"no relay runs on {relay.folder}"[:60], "as it was", "queue: 1 waiting")
-        await top.choose("isp")
-        await top.press("h")
-        await top.shows("hold: nothing was answered: no relay runs on")
-        await asyncio.to_thread(relay.start)
-        await top.shows_no("as it was")
-        await top.press("h")
-        await top.shows("hold 1 messages")
-        await top.press("y")
-        await top.shows("1 messages: held")
-
-    relay.policy["upstreams"]["isp"]["limits"] = [{"messages": 1, "per": "1h"}]
-    with relay:
-        hand_over(relay, "first@x.test")
-        relay.wait_until_empty()
-        hand_over(relay, "ann@x.test")
-        watch(relay, story)
 
 
 class Terminal:
@@ -181,17 +69,21 @@ class Terminal:
             start_new_session=True,
         )
         self.written = b""
+        self._read = 0
 
-    def press(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
+    def press(self, *keys: bytes) -> None:
+        for key in keys:
+            os.write(self._ours, key)
 
     def read_until(self, word: bytes) -> None:
+        """Return once this was written, behind all that was waited for before."""
         deadline = time.monotonic() + HANG_S
-        while word not in self.written:
+        while (at := self.written.find(word, self._read)) < 0:
             assert time.monotonic() < deadline, self.written[-4000:]
             assert self.process.poll() is None, self.written[-4000:]
             if select.select([self._ours], [], [], 1)[0]:
                 self.written += os.read(self._ours, 65536)
+        self._read = at + len(word)
 
     def end(self) -> int:
         """Return its exit code once it ended."""
@@ -227,6 +119,7 @@ def terminals() -> Iterator[list[Terminal]]:
 
 LEFT = b"\x1b[?1049l"
 """The screen from before is there again."""
+ENTER, BACKSPACE = b"\r", b"\x7f"
 COLOURED = re.compile(rb"\x1b\[(?:[0-9]+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")
 
 
@@ -240,12 +133,67 @@ def test_a_key_ends_it_with_the_terminal_as_it_was(
     top.read_until(b"no relay runs on")
     with relay:
         top.read_until(b"running for")
-        top.press("q")
+        top.press(b"q")
         assert top.end() == os.EX_OK
 
     assert LEFT in top.written
     assert top.is_as_before()
     assert bool(COLOURED.search(top.written)) is is_coloured
+
+
+def upstream(relay: WarmRelay) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(relay.command("status", "--json").stdout)["upstreams"][0]
+    return told
+
+
+def test_an_upstream_is_paused_and_used_again_by_keys(relay: WarmRelay, terminals: list[Terminal]) -> None:
+    with relay:
+        terminals.append(top := Terminal(relay, USER="anna"))
+        top.read_until(b"> isp")
+        top.press(b"p")
+        top.read_until(b"Pause upstream isp")
+        top.press(b"2x", ENTER)
+        top.read_until(b"expected a duration")
+        assert upstream(relay)["paused_by"] is None
+        # Keys that come in one piece are a paste.
+        for key, shown in ((BACKSPACE, b"m2\x1b"), (b"h", b"m2h\x1b"), (ENTER, b"isp: paused")):
+            top.press(key)
+            top.read_until(shown)
+        told = upstream(relay)
+        assert (told["paused_by"], told["paused_until"] is None) == ("anna", False)
+        top.press(b"u")
+        top.read_until(b"Use upstream isp again")
+        top.press(b"n")
+        top.read_until(b"nothing was done")
+        assert upstream(relay)["paused_by"]
+        top.press(b"u")
+        top.read_until(b"Use upstream isp again")
+        top.press(b"y")
+        top.read_until(b"isp: used again, one message first")
+        assert upstream(relay)["paused_by"] is None
+
+
+def test_it_says_that_the_relay_is_down_and_sees_it_again(
+    relay: WarmRelay, terminals: list[Terminal]
+) -> None:
+    with relay:
+        hand_over(relay, "first@x.test")
+        relay.wait_until_empty()
+        hand_over(relay, "ann@x.test")
+        terminals.append(top := Terminal(relay))
+        top.read_until(b"queue: 1 waiting")
+        relay.kill()
+        top.read_until(b"no relay runs on")
+        top.read_until(b"> isp")
+        top.press(b"h")
+        top.read_until(b"nothing was answered")
+        relay.start()
+        top.read_until(b"running for")
+        top.press(b"h")
+        top.read_until(b"hold 1 messages")
+        top.press(b"y")
+        top.read_until(b"1 messages: held")
+        assert [each["state"] for each in relay.queue()] == ["held"]
 
 
 def test_a_signal_ends_it_with_the_terminal_as_it_was(relay: WarmRelay, terminals: list[Terminal]) -> None:

@@ -1,31 +1,25 @@
-"""One relay with three accounts under everything at once: two real Postfixes, and the practice upstream.
+"""One relay with three accounts under everything at once: two real Postfixes, and the strict upstream.
 
 The first Postfix asks for a password, the second for tokens that live for 5 s (Dovecot checks both), and
 each takes only the senders of its login; the third account takes any.  Each counts by its own clock: Postfix
-in a `Ledger`, the practice upstream as ever.  Mail waits for all three, each third of it prefers another one,
+in a `Ledger`, the strict upstream as ever.  Mail waits for all three, each third of it prefers another one,
 and some goes in parts.
 
 *Calm*: each second the policy is edited (routes, connections, limits that are never reached), and nothing
-else.  Then the share of all budgets that was used is known (as in `strict`: N / (T + guard + mean)).
+else.  Then the share of the budgets that was used is judged (as in `strict`: N / (T + guard + mean)).
 *Wild*: each second one of these is drawn: an edit, which may tighten a limit or loosen it again, a pause of
 an account or its end, a stop and a start, SIGKILL, or the end of all tokens given so far.  There the
 share is told, of all that the accounts allow, and not judged.
 """
 
-import asyncio
 import random
-import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relay.clock import SECOND_NS
-from relay.control.client import ControlClient
-from relay.control.operations import OK, UNCHANGED
-from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.token_server import CLIENT, USER, TokenServer
 from tests.system import accounts, dovecot, postfix
 from tests.system.feeder import SENDER, Feeder, Letter
@@ -33,10 +27,11 @@ from tests.system.feeder import letter as plain_letter
 from tests.system.kills import Kills, Verdict, judge, told_relayed_twice
 from tests.system.ledger import Ledger
 from tests.system.postfix import Postfix
-from tests.system.practice import Practice, Seen
 from tests.system.strict import Allowance, as_limit, share_of
+from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_for_change, wait_until
 from tests.system.warm import WarmRelay
+from tests.system.witness import SECOND_NS, Seen, Witness
 
 NAMES = ("password", "token", "practice")
 STRANGER = "news@lists.test"
@@ -93,7 +88,7 @@ class Found:
     counts: dict[str, int]
     taken: dict[str, int]
     share: float
-    """Of the sum of what all accounts allow, whatever happened to the relay."""
+    """Of what an account allows, the mean of all, whatever happened to the relay."""
     unexpected: list[str]
     """Upstreams that stopped, as the log tells it."""
 
@@ -103,28 +98,8 @@ class Found:
             f"seed {self.terms.seed}: {deeds}; taken: {self.taken}; "
             f"at most {max(self.most.values())} of {self.terms.count} in any "
             f"{self.terms.period_s:g} s, {self.refused} refused; {self.verdict.duplicates} recipients twice; "
-            f"{self.share:.3f} of the sum of all budgets"
+            f"{self.share:.3f} of all budgets"
         )
-
-
-class Together:
-    """The records of all three, for the judge."""
-
-    def __init__(self, ledgers: dict[str, Ledger], practice: Practice) -> None:
-        self._of = {id(seen): ledger for ledger in ledgers.values() for seen in ledger.seen()}
-        self._practice = practice
-        self._seen = [seen for ledger in ledgers.values() for seen in ledger.seen()] + practice.seen()
-
-    @property
-    def tried(self) -> Sequence[tuple[str, int]]:
-        return self._practice.tried
-
-    def seen(self) -> Sequence[Seen]:
-        return self._seen
-
-    def content_of(self, seen: Seen) -> bytes:
-        ledger = self._of.get(id(seen))
-        return self._practice.content_of(seen) if ledger is None else ledger.content_of(seen)
 
 
 @dataclass
@@ -133,13 +108,23 @@ class House:
 
     ledgers: dict[str, Ledger]
     postfixes: dict[str, Postfix]
-    practice: Practice
+    practice: StrictSmarthost
     server: TokenServer
 
     def taken(self) -> int:
-        ledger = self.practice.ledger
-        ours = ledger.relayed + ledger.refused + ledger.abandoned
-        return ours + sum(each.taken for each in self.ledgers.values())
+        return sum(len(witness.seen) for witness in self.witnesses().values())
+
+    def witnesses(self) -> dict[str, Witness]:
+        return {name: each.witness for name, each in self.ledgers.items()} | {
+            "practice": self.practice.ledger
+        }
+
+    def seen(self) -> dict[str, list[Seen]]:
+        """Return what each saw, once all of it has arrived."""
+        for upstream in self.postfixes.values():
+            wait_for_change(lambda upstream=upstream: upstream.queue() == [] or None, upstream.home)  # type: ignore[misc]  # bound now
+        found = {name: each.seen(self.postfixes[name].mailbox) for name, each in self.ledgers.items()}
+        return found | {"practice": self.practice.seen()}
 
     def sections(self, terms: Terms, folder: Path) -> dict[str, Any]:
         """Return `upstreams` of a policy."""
@@ -183,9 +168,7 @@ def house(terms: Terms, folder: Path) -> Iterator[House]:
             for name, checker, login in zip(NAMES, checkers, logins, strict=False)
         }
         (folder / "practice").mkdir()
-        practice = Practice(
-            folder / "practice", terms.limit, seed=terms.seed, latest_reply_s=0.02, keep=folder / "kept"
-        )
+        practice = StrictSmarthost(folder / "practice", terms.limit, seed=terms.seed, latest_reply_s=0.02)
         yield House(ledgers, postfixes, ends.enter_context(practice), server)
 
 
@@ -206,13 +189,13 @@ class Ordeal:
     def prepare(self) -> None:
         """Have as much mail wait as always will."""
         for name in NAMES:
-            self._ask(lambda client, name=name: client.pause(name, PauseAsked("the test")))  # type: ignore[misc]  # bound now
+            self._ask("pause", name)
         self.feed()
         wait_until(lambda: len(self.feeder.acknowledged) >= self._granted)
 
     def begin(self) -> None:
         for name in NAMES:
-            self._ask(lambda client, name=name: client.resume(name))  # type: ignore[misc]  # bound now
+            self._ask("resume", name)
 
     def run(self) -> None:
         acts: dict[str, Callable[[], None]] = {
@@ -246,20 +229,11 @@ class Ordeal:
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
             self.feed()
-            with suppress(subprocess.TimeoutExpired):
-                self.relay.wait(within_s=min(left_s, LOOK_S))
-                raise AssertionError("it ended by itself:\n" + "\n".join(self.relay.log()[-20:]))
+            self.relay.live(min(left_s, LOOK_S))
 
-    def _ask(self, verb: Callable[[ControlClient], Awaitable[str]]) -> None:
-        async def ask() -> str:
-            client = ControlClient(self.relay.folder / "spool")
-            try:
-                return await verb(client)
-            finally:
-                await client.close()
-
-        said = asyncio.run(ask())
-        assert said in (OK, UNCHANGED), said
+    def _ask(self, *words: str) -> None:
+        ran = self.relay.command(*words)
+        assert ran.returncode == 0, ran
 
     def _edit(self) -> None:
         for section in self.relay.policy["upstreams"].values():
@@ -275,7 +249,7 @@ class Ordeal:
 
     def _pause(self) -> None:
         name = self.dice.choice(NAMES)
-        self._ask(lambda client: client.pause(name, PauseAsked("the test")))
+        self._ask("pause", name)
         self.paused.setdefault(name, sum(self.counts.values()))
 
     def _resume(self) -> None:
@@ -288,7 +262,7 @@ class Ordeal:
                 self._resumed(name)
 
     def _resumed(self, name: str) -> None:
-        self._ask(lambda client: client.resume(name))
+        self._ask("resume", name)
         del self.paused[name]
 
     def _revoke(self) -> None:
@@ -331,7 +305,6 @@ def undergo(folder: Path, terms: Terms) -> Found:
         with Feeder(relay.port, ahead=0, letter=letter) as feeder:
             ordeal = Ordeal(terms, three, relay, feeder, dice)
             ordeal.prepare()
-            began_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             ordeal.begin()
             ordeal.run()
             ended_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -339,44 +312,28 @@ def undergo(folder: Path, terms: Terms) -> Found:
         relay.wait_until_empty()
         wait_until(lambda: three.practice.unanswered == 0)
         assert relay.stop() == 0
-        for name, upstream in three.postfixes.items():
-            wait_for_change(lambda upstream=upstream: upstream.queue() == [] or None, upstream.home)  # type: ignore[misc]  # bound now
-            three.ledgers[name].read(upstream.mailbox)
-        record = Together(three.ledgers, three.practice)
-        verdict = judge(record, ordeal.kills, feeder.acknowledged, feeder.attempted, letter=letter)
-    seen = {name: ledger.seen() for name, ledger in three.ledgers.items()} | {
-        "practice": three.practice.seen()
-    }
-    within = {name: [s for s in its if s.mail_at_ns < ended_ns] for name, its in seen.items()}
-    rounds_ns = {name: _round_ns(terms, its) for name, its in within.items()}
-    span_ns = ended_ns - began_ns
-    shares = {
-        name: (
-            len(its) / terms.count * rounds_ns[name] / span_ns
-            if terms.is_wild
-            else share_of(terms.count, rounds_ns[name], sorted(its, key=lambda each: each.mail_at_ns))
+        seen = three.seen()
+        every = [each for its in seen.values() for each in its]
+        verdict = judge(
+            every, three.practice.tried, ordeal.kills, feeder.acknowledged, feeder.attempted, letter=letter
         )
-        for name, its in within.items()
-    }
-    possible = {name: 1 / rounds_ns[name] for name in NAMES}
-    witnesses = {name: ledger.witness for name, ledger in three.ledgers.items()}
-    witnesses["practice"] = three.practice.ledger
+    shares = [_share(terms, [each for each in its if each.mail_at_ns < ended_ns]) for its in seen.values()]
     return Found(
         terms=terms,
         verdict=verdict,
-        most={name: witness.most_in_any_window() for name, witness in witnesses.items()},
-        refused=sum(each.exceeded for each in three.ledgers.values()) + three.practice.ledger.refused,
-        senders={name: {s.entry.envelope.reverse_path for s in its} for name, its in seen.items()},
+        most={name: each.most_in_any_window() for name, each in three.witnesses().items()},
+        refused=sum(each.refused + each.cut_offs for each in three.witnesses().values()),
+        senders={name: {s.reverse_path for s in its} for name, its in seen.items()},
         logins={name: ledger.logins for name, ledger in three.ledgers.items()},
         told_twice=told_relayed_twice(relay.log()),
         counts=ordeal.counts,
         taken={name: len(its) for name, its in seen.items()},
-        share=sum(shares[name] * possible[name] for name in NAMES) / sum(possible.values()),
+        share=sum(shares) / len(shares),
         unexpected=[line for line in relay.log() if " stopped: " in line],
     )
 
 
-def _round_ns(terms: Terms, seen: Sequence[Seen]) -> float:
-    """Return the shortest time in which each slot can be used once."""
+def _share(terms: Terms, seen: Sequence[Seen]) -> float:
     mean_ns = sum(each.ended_at_ns - each.mail_at_ns for each in seen) / len(seen)
-    return terms.period_s * SECOND_NS + terms.guard_ns + mean_ns
+    shortest_ns = terms.period_s * SECOND_NS + terms.guard_ns + mean_ns
+    return share_of(terms.count, shortest_ns, sorted(seen, key=lambda each: each.mail_at_ns))

@@ -7,11 +7,8 @@ Each program leads a process group of its own, so that a relay can be killed tog
 
 import atexit
 import contextlib
-import gc
-import importlib
 import json
 import os
-import pkgutil
 import resource
 import select
 import signal
@@ -24,11 +21,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import relay
 from tests.system.processes import children_of
 from tests.system.relay import PROJECT, RelayProcess
 from tests.system.syscalls import Call, Watcher, install
 from tests.system.waiting import HANG_S
+
+# What the first process of all is: it alone has imported the relay.
+_PROGRAM = """
+import gc, importlib, pkgutil, sys
+import relay
+from relay.cli.main import main
+from tests.system.warm import serve
+for module in pkgutil.walk_packages(relay.__path__, "relay."):
+    if not module.name.endswith("__main__") and not module.name.startswith("relay.cli.top"):
+        importlib.import_module(module.name)
+gc.freeze()
+serve(int(sys.argv[1]), main)
+"""
 
 
 class Warm:
@@ -36,7 +45,7 @@ class Warm:
 
     def __init__(self) -> None:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.system.warm", str(theirs.fileno())]
+        command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(command, cwd=PROJECT, pass_fds=[theirs.fileno()])
 
@@ -167,8 +176,9 @@ class WarmRelay(RelayProcess):
         return forked
 
 
-def _serve(orders: socket.socket) -> None:
+def serve(orders_fd: int, main: Callable[[list[str]], object]) -> None:
     """Fork a program for each order, and tell how each ended."""
+    orders = socket.socket(fileno=orders_fd)
     running: dict[int, tuple[int, socket.socket]] = {}
     while True:
         for fd in select.select([orders.fileno(), *running], [], [])[0]:
@@ -186,7 +196,7 @@ def _serve(orders: socket.socket) -> None:
                         os.close(pidfd)
                         others.close()
                     orders.close()
-                    _become(json.loads(order), fds, told)
+                    _become(json.loads(order), fds, told, main)
                     return
                 for each in fds:
                     os.close(each)
@@ -199,7 +209,9 @@ def _serve(orders: socket.socket) -> None:
                     told.send(str(status).encode())
 
 
-def _become(order: dict[str, Any], fds: list[int], told: socket.socket) -> None:
+def _become(
+    order: dict[str, Any], fds: list[int], told: socket.socket, main: Callable[[list[str]], object]
+) -> None:
     # Ahead of the pid: who knows it may kill the group.  A session, since the kernel continues what is
     # stopped in a group whose leader dies within one.
     os.setsid()
@@ -216,19 +228,5 @@ def _become(order: dict[str, Any], fds: list[int], told: socket.socket) -> None:
     for fd in watcher:
         os.close(fd)
     told.close()
-    from relay.cli.main import main
-
     sys.argv = ["relay", *order["words"]]
     main(order["words"])
-
-
-def _import_all() -> None:
-    for module in pkgutil.walk_packages(relay.__path__, "relay."):
-        if not module.name.endswith("__main__") and not module.name.startswith("relay.cli.top"):
-            importlib.import_module(module.name)
-    gc.freeze()
-
-
-if __name__ == "__main__":
-    _import_all()
-    _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -6,7 +6,7 @@ Each law is one test, and a broken one lists every offender.
 import ast
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -245,9 +245,29 @@ def test_nothing_is_unfinished_skipped_or_ignored_without_a_reason() -> None:
     _none(_found(r"# noqa(?!: [A-Z0-9, ]+ - \w)|# type: ignore(?!\[[a-z, -]+\]\s+# \w)"))
 
 
+def _imports_of_ours(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import():
+                names = [alias.name for alias in node.names]
+            case ast.ImportFrom():
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            case _:
+                names = []
+        yield from (name for name in names if name.split(".")[0] in {"relay", "tests"})
+
+
 def test_no_test_sleeps_and_the_system_is_tested_from_outside() -> None:
     _none(_found(r"\btime\.sleep\(|\basyncio\.sleep\((?!0\))", r"tests/(.*/)?(test_\w+\.py|fakes/)"))
-    _none(_found(r"(?m)^ *(from|import) relay\b", "tests/system/"))
+    paths, offenders = [*sorted((ROOT / "tests" / "system").glob("*.py"))], list[str]()
+    for path in paths:  # which grow: what they import is followed
+        for name in _imports_of_ours(path):
+            if not f"{name}.".startswith(("tests.system.", "tests.fakes.", "tests.figures.")):
+                offenders.append(f"{path.relative_to(ROOT)} imports {name}")
+            module = ROOT.joinpath(*name.split("."))
+            files = (module.with_suffix(".py"), module.parent.with_suffix(".py"))
+            paths += [each for each in files if each.exists() and each not in paths]
+    _none(offenders)
 
 
 def test_every_path_in_prose_is_there() -> None:

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -368,3 +369,37 @@ def test_postfix_knows_every_parameter_of_our_snippet() -> None:
 
     assert unknown == ""
     _none([key for key, value in settings.items() if f"{key} = {value}\n" not in shown])
+
+
+def test_policies_of_container_and_kubernetes_are_valid() -> None:
+    path = ROOT / "deploy" / "container" / "etc" / "policy.yaml"
+    config, _, _ = _kubernetes()
+
+    for text in (path.read_text(), config["data"]["policy.yaml"]):
+        policy = parse_policy(text.encode(), Path("/etc/relay/policy.yaml"))
+        (upstream,) = policy.upstreams.values()
+        assert upstream.auth is not None
+        assert upstream.auth.password_credential == "isp"
+        assert policy.spool == Path("/var/lib/relay/spool")
+        assert [str(listen.address) for listen in policy.listen] == ["0.0.0.0:2525"]
+        assert str(policy.http) == "0.0.0.0:9725"
+
+
+def test_compose_and_kubernetes_run_it_confined_and_alone() -> None:
+    relay = yaml.safe_load((ROOT / "deploy" / "container" / "compose.yaml").read_text())["services"]["relay"]
+    config, _, stateful = _kubernetes()
+    pod = stateful["spec"]["template"]["spec"]
+    (ours,) = pod["containers"]
+
+    assert (relay["read_only"], relay["cap_drop"], relay["stop_grace_period"]) == (True, ["ALL"], "5m")
+    assert (stateful["spec"]["replicas"], pod["terminationGracePeriodSeconds"]) == (1, 300)
+    assert {pod["securityContext"][key] for key in ("runAsUser", "runAsGroup", "fsGroup")} == {10001}
+    assert ours["securityContext"]["readOnlyRootFilesystem"]
+    assert ours["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert all("subPath" not in mount for mount in ours["volumeMounts"]), "a file alone is never renewed"
+    assert pod["volumes"][0]["configMap"]["name"] == config["metadata"]["name"]
+
+
+def _kubernetes() -> list[dict[str, Any]]:
+    """Return the manifest's ConfigMap, Service and StatefulSet."""
+    return list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "relay.yaml").read_text()))

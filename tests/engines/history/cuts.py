@@ -20,10 +20,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from relay.clock import SECOND_NS
+from relay.throttle.bounds import BOUNDS, Bounds
 from relay.throttle.gauge import Usage
 from relay.throttle.history_format import HistoryError
 from relay.throttle.throttle import Request, Reservation, Throttle
-from tests.engines.history.limits import TRANSACTION_NS, PerPeriod, messages, recipients
+from tests.engines.history.limits import TRANSACTION_NS, PerPeriod, messages, recipients, throttle
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model, Platter
@@ -87,7 +88,12 @@ class Account:
     """Two processes that send through one account, A and B."""
 
     def __init__(
-        self, disk: ModelDisk, clock: FakeClock, true_ns: int = 0, slots: Sequence[Slot] = ()
+        self,
+        disk: ModelDisk,
+        clock: FakeClock,
+        true_ns: int = 0,
+        slots: Sequence[Slot] = (),
+        bounds: Bounds = BOUNDS,
     ) -> None:
         self.clock = clock
         self.slots = list(slots)
@@ -95,9 +101,7 @@ class Account:
         self.failed_at = 0
         self.disks = (disk, disk.another())
         self._true_of_boot_ns = true_ns - clock.boottime_ns()
-        self.throttles = [
-            Throttle(PATH, LIMITS, 0, d, clock, transaction_ns=TRANSACTION_NS) for d in self.disks
-        ]
+        self.throttles = [throttle(PATH, each, clock, LIMITS, bounds) for each in self.disks]
         self._owners: dict[int, int] = {}
         self._flying: tuple[list[tuple[int, Reservation]], ...] = ([], [])
         for each in self.disks:
@@ -171,9 +175,11 @@ def runs(length: int) -> Iterator[tuple[str, ...]]:
             yield (first, *rest)
 
 
-def instants_of(run: Sequence[str], model: Model, fault: Fault | None = None) -> list[Instant]:
+def instants_of(
+    run: Sequence[str], model: Model, fault: Fault | None = None, bounds: Bounds = BOUNDS
+) -> list[Instant]:
     """Return every instant of the last deed of a run; with a fault, of A's disk, all from when it struck."""
-    account = Account(ModelDisk(Platter(model)), FakeClock())
+    account = Account(ModelDisk(Platter(model)), FakeClock(), bounds=bounds)
     if fault is not None:
         account.disks[0].fail(fault)
     last = 0
@@ -204,7 +210,8 @@ def crashes(instant: Instant, rng: random.Random, most: int) -> Images:
 class Judge:
     """Judges crash states of a history, each different one once."""
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: Bounds = BOUNDS) -> None:
+        self.bounds = bounds
         self.tally = Tally()
 
     def judge(
@@ -224,7 +231,7 @@ class Judge:
                 if state in self.tally.states:
                     continue
                 try:
-                    _check(image, instant, is_reboot=is_reboot)
+                    self._check(image, instant, is_reboot=is_reboot)
                 except (Overrun, HistoryError) as error:
                     raise Overrun(f"{story}, {label}: {error}") from error
                 self.tally.states.add(state)
@@ -235,41 +242,39 @@ class Judge:
         """Recover from one crash, send on, and crash at every instant of that."""
         instant = rng.choice(instants)
         label, image, is_reboot = rng.choice(list(crashes(instant, rng, 8)))
-        account = _after(image, instant, is_reboot=is_reboot)
+        account = self._after(image, instant, is_reboot=is_reboot)
         for deed in ("A flushes", "B reserves", "A settles", "A reserves"):
             DEEDS[deed](account)
         self.judge(account.instants, rng, most, story=f"{story}, {label}", is_second=True)
 
+    def _after(self, image: ModelDisk, instant: Instant, *, is_reboot: bool) -> Account:
+        """Return the two processes as they are started after a crash."""
+        clock, true_ns = copy.copy(instant.clock), instant.true_ns
+        if is_reboot:
+            clock.reboot(DOWN_NS, boottime_ns=BOOT_NS)
+            true_ns += DOWN_NS + BOOT_NS
+        return Account(image, clock, true_ns, instant.slots, self.bounds)
 
-def _after(image: ModelDisk, instant: Instant, *, is_reboot: bool) -> Account:
-    """Return the two processes as they are started after a crash."""
-    clock, true_ns = copy.copy(instant.clock), instant.true_ns
-    if is_reboot:
-        clock.reboot(DOWN_NS, boottime_ns=BOOT_NS)
-        true_ns += DOWN_NS + BOOT_NS
-    return Account(image, clock, true_ns, instant.slots)
-
-
-def _check(image: ModelDisk, instant: Instant, *, is_reboot: bool) -> None:
-    asked = image.after_kill()
-    image.platter.is_safe = asked.platter.is_safe = True
-    found = _after(image, instant, is_reboot=is_reboot)
-    throttle, clock = found.throttles[0], found.clock
-    throttle.flush()
-    again = found.throttles[1]
-    again.flush()
-    if _occupied(again) != _occupied(throttle):
-        raise Overrun(f"recovering twice is not recovering once: {throttle.usage()}, {again.usage()}")
-    _check_what_is_granted(_after(asked, instant, is_reboot=is_reboot))
-    ends = {end for slot in found.slots for end in (slot.least_end_ns, slot.most_end_ns)}
-    edges = {end + limit.per_ns - early for end in ends for limit in LIMITS for early in (1, 0)}
-    for true_ns in sorted({found.true_ns, *(edge for edge in edges if edge > found.true_ns)}):
-        clock.advance(true_ns - found.true_ns)
-        for limit, usage in zip(LIMITS, throttle.usage(), strict=True):
-            least, most = _bounds(found.slots, limit, true_ns)
-            if not least <= usage.used <= most:
-                late_s = (true_ns - instant.true_ns) / SECOND_NS
-                raise Overrun(f"{usage.used} of {limit.label}, not {least} to {most}, {late_s:g} s later")
+    def _check(self, image: ModelDisk, instant: Instant, *, is_reboot: bool) -> None:
+        asked = image.after_kill()
+        image.platter.is_safe = asked.platter.is_safe = True
+        found = self._after(image, instant, is_reboot=is_reboot)
+        first, clock = found.throttles[0], found.clock
+        first.flush()
+        again = found.throttles[1]
+        again.flush()
+        if _occupied(again) != _occupied(first):
+            raise Overrun(f"recovering twice is not recovering once: {first.usage()}, {again.usage()}")
+        _check_what_is_granted(self._after(asked, instant, is_reboot=is_reboot))
+        ends = {end for slot in found.slots for end in (slot.least_end_ns, slot.most_end_ns)}
+        edges = {end + limit.per_ns - early for end in ends for limit in LIMITS for early in (1, 0)}
+        for true_ns in sorted({found.true_ns, *(edge for edge in edges if edge > found.true_ns)}):
+            clock.advance(true_ns - found.true_ns)
+            for limit, usage in zip(LIMITS, first.usage(), strict=True):
+                least, most = _bounds(found.slots, limit, true_ns)
+                if not least <= usage.used <= most:
+                    late_s = (true_ns - instant.true_ns) / SECOND_NS
+                    raise Overrun(f"{usage.used} of {limit.label}, not {least} to {most}, {late_s:g} s later")
 
 
 def _occupied(throttle: Throttle) -> list[Usage]:

@@ -7,11 +7,14 @@ from pathlib import Path
 from relay.clock import SECOND_NS
 from relay.spool.disk.durable import Disk
 from relay.throttle.admission import TooLarge, Wait
+from relay.throttle.bounds import BOUNDS, Bounds
 from relay.throttle.limit import Calendar, ForEach, Hours, Limit, Ramp, Unit
 from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock
 
 TRANSACTION_NS = 100 * SECOND_NS
+WRITTEN_ANEW = Bounds(compact_above_bytes=0, record_bytes=10)
+"""A history that is written anew at almost each append."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,15 @@ def connections(count: int, seconds: float) -> PerPeriod:
 
 
 def throttle(
-    path: Path, disk: Disk, clock: FakeClock, limits: Sequence[Limit], *, guard_ns: int | None = 0
+    path: Path,
+    disk: Disk,
+    clock: FakeClock,
+    limits: Sequence[Limit],
+    bounds: Bounds = BOUNDS,
+    *,
+    guard_ns: int | None = 0,
 ) -> Throttle:
-    return Throttle(path, limits, guard_ns, disk, clock, transaction_ns=TRANSACTION_NS)
+    return Throttle(path, limits, guard_ns, disk, clock, transaction_ns=TRANSACTION_NS, bounds=bounds)
 
 
 def ask(throttle: Throttle, *wanted: int) -> list[Reservation | Wait | TooLarge]:

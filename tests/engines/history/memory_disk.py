@@ -66,9 +66,9 @@ class MemoryDisk(AllOurs, RealDisk):
         self._renamings: list[dict[str, int]] = []
         self._files: dict[int, _File] = {}
         self._open: dict[int, int] = {}
-        self._locks: dict[int, str] = {}
+        self.locks: dict[int, str] = {}
         self._next = 100
-        self._failures: dict[str, int] = {}
+        self.failures: dict[str, int] = {}
         self._dies_in: int | None = None
         self._dying_random = Random(0)
         self.free_bytes = 1 << 40
@@ -79,7 +79,7 @@ class MemoryDisk(AllOurs, RealDisk):
 
     def fail(self, operation: str, error: int = errno.EIO) -> None:
         """Let the next call of an operation raise, once."""
-        self._failures[operation] = error
+        self.failures[operation] = error
 
     def kill_at(self, operations: int, random: Random) -> None:
         """Let the caller die at its n-th operation from now that changes something."""
@@ -93,12 +93,12 @@ class MemoryDisk(AllOurs, RealDisk):
         """Close what the caller had open, as a kernel does for the dead.  What it wrote stays."""
         self._dies_in = None
         self._open.clear()
-        self._locks.clear()
+        self.locks.clear()
 
     def cut_power(self, random: Random) -> None:
         """All users die, and with them whatever was not durable, or a part of it."""
         self.bury()
-        self._failures.clear()
+        self.failures.clear()
         for names in self._renamings[: random.randint(0, len(self._renamings))]:
             self.names_durable = names
         self.names_now, self._renamings = dict(self.names_durable), []
@@ -124,20 +124,20 @@ class MemoryDisk(AllOurs, RealDisk):
     def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
         assert wait
         assert not is_shared
-        assert path not in self._locks.values(), "a lock that was not released"
+        assert path not in self.locks.values(), "a lock that was not released"
         if path not in self.names_now:
             self._next += 1
             self._files[self._next] = _File()
             self._rename({**self.names_now, path: self._next})
         fd = self._descriptor(self.names_now[path])
-        self._locks[fd] = path
+        self.locks[fd] = path
         return fd
 
     def close(self, fd: int) -> None:
         if self._dies_in is None or self._dies_in > 0:
-            assert fd in self._open or fd in self._locks, "closed twice"
+            assert fd in self._open or fd in self.locks, "closed twice"
         self._open.pop(fd, None)
-        self._locks.pop(fd, None)
+        self.locks.pop(fd, None)
 
     def inode(self, path: str) -> int | None:
         return self.names_now.get(path)
@@ -184,7 +184,7 @@ class MemoryDisk(AllOurs, RealDisk):
     def write_at(self, fd: int, content: bytes, offset: int) -> None:
         file = self._file(fd)
         try:
-            self._act("note" if fd in self._locks else "write")
+            self._act("note" if fd in self.locks else "write")
         except (Killed, OSError):
             # In what is said rather than in the room behind it.
             said = content.rstrip(b"\0")
@@ -238,7 +238,7 @@ class MemoryDisk(AllOurs, RealDisk):
         return self._files[self._open[fd]]
 
     def _fail(self, operation: str) -> None:
-        if (error := self._failures.pop(operation, None)) is not None:
+        if (error := self.failures.pop(operation, None)) is not None:
             raise OSError(error, os.strerror(error))
 
     def _act(self, operation: str) -> None:

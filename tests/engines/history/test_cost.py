@@ -11,6 +11,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.throttle import admission
 from relay.throttle.admission import Grant, Request
+from relay.throttle.bounds import Bounds
 from relay.throttle.gauge import KEY_ENTRIES
 from relay.throttle.history_format import Ended
 from relay.throttle.slots import Slots
@@ -83,10 +84,9 @@ def test_a_new_key_costs_the_same_among_many() -> None:
     assert costs[1] < 1.2 * costs[0]
 
 
-def test_keys_beyond_the_bound_share_a_window_and_stay_under_n(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_beyond_the_bound_share_a_window_and_stay_under_n() -> None:
     keys = 50
-    monkeypatch.setattr("relay.throttle.gauge.MOST_ENTRIES", keys * (KEY_ENTRIES + 1))
-    slots = Slots()
+    slots = Slots(Bounds(most_entries=keys * (KEY_ENTRIES + 1)))
     slots.judge_by([messages(3, seconds=60, for_each="sender")], 0)
     for number in range(keys):
         assert _decide(slots, number, Request(1, sender=f"{number}"))
@@ -102,9 +102,8 @@ def test_keys_beyond_the_bound_share_a_window_and_stay_under_n(monkeypatch: pyte
     assert not slots.ask(admission.usage, 61 * SECOND_NS)[0].is_crowded
 
 
-def test_where_memory_is_short_no_slot_is_free_early_nor_much_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.throttle.gauge.MOST_ENTRIES", 2 * KEY_ENTRIES + 10)
-    slots = Slots()
+def test_where_memory_is_short_no_slot_is_free_early_nor_much_later() -> None:
+    slots = Slots(Bounds(most_entries=2 * KEY_ENTRIES + 10))
     slots.judge_by([messages(200, seconds=1600, for_each="sender")], 0)
     for number in range(400):
         assert _decide(slots, number * SECOND_NS, Request(1, sender="ab"[number % 2]))

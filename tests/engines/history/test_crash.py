@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-from relay.throttle import history
+from relay.throttle.bounds import BOUNDS, Bounds
 from relay.throttle.history_format import HistoryError
 from relay.throttle.throttle import Request
 from tests.engines.history.cuts import DEEDS, PATH, Account, Instant, Judge, Overrun, instants_of, runs
@@ -26,55 +26,47 @@ from tests.fakes.platter import Model, Platter
 from tests.fakes.tally import Packed, Part, on_all_cores
 
 SYNCS = frozenset({"sync", "sync_content", "sync_directory"})
-COMPACTS = {"never": 256 * 1024, "now and then": 40, "each time": 1}
-"""What a line counts for when it is judged whether the file has outgrown its worth."""
+COMPACTS = {"never": BOUNDS, "now and then": Bounds(0, 40), "each time": Bounds(0, 1)}
+"""By what a line counts for when it is judged whether the file has outgrown its worth."""
 CUTS_AT_ONCE = 128
+STEP = 5
+"""Of the short runs `make test` has every so-manieth, `make test-all` as many others."""
 SHARE = 0.1
 """Of the budget of all crash runs."""
-
-
-def compact(monkeypatch: pytest.MonkeyPatch, how_often: str) -> None:
-    if how_often != "never":
-        monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 0)
-        monkeypatch.setattr(history, "LONGEST_RECORD_BYTES", COMPACTS[how_often])
 
 
 def judge_run(judge: Judge, run: tuple[str, ...], model: Model, rng: random.Random) -> None:
     """Judge one run: as it is, with a sync that fails, and crashed twice."""
     story = f"{', '.join(run)} ({model.name})"
-    instants = instants_of(run, model)
+    instants = instants_of(run, model, bounds=judge.bounds)
     judge.judge(instants, rng, CUTS_AT_ONCE, story=story)
     nth, drops_pages = rng.randint(1, 6), rng.random() < 0.5
     fault = Fault(nth, errno.EIO, kinds=SYNCS, drops_pages=drops_pages)
     failed = f"{story}, sync {nth} failed{' and dropped its pages' * drops_pages}"
-    judge.judge(instants_of(run, model, fault), rng, CUTS_AT_ONCE, story=failed)
+    judge.judge(instants_of(run, model, fault, judge.bounds), rng, CUTS_AT_ONCE, story=failed)
     if instants:
         judge.crash_twice(instants, rng, 8, story=story)
 
 
 @pytest.mark.parametrize(
-    ("how_often", "every"),
-    [
-        *[(each, 5) for each in COMPACTS],
-        *[pytest.param(each, 1, marks=pytest.mark.full) for each in COMPACTS],
-    ],
+    ("how_often", "first"),
+    [(each, 0) for each in COMPACTS] + [pytest.param(each, 2, marks=pytest.mark.full) for each in COMPACTS],
 )
 def test_no_crash_frees_a_slot_early_or_stops_the_account(
-    how_often: str, every: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    how_often: str, first: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    compact(monkeypatch, how_often)
-    judge, rng = Judge(), random.Random(how_often)
+    judge, rng = Judge(COMPACTS[how_often]), random.Random(how_often)
     short = itertools.product(itertools.chain(runs(1), runs(2)), Model)
     # Of the longer ones each on one model, in turn: that is what time allows here.
     every_run = itertools.chain(short, zip(runs(3), itertools.cycle(Model), strict=False))
-    for run, model in itertools.islice(every_run, 0, None, every):
+    for run, model in itertools.islice(every_run, first, None, STEP):
         judge_run(judge, run, model, rng)
         judge.tally.runs += 1
 
     with capsys.disabled():
         sys.stdout.write(f"\nhistory rewritten {how_often}: {judge.tally}, nothing freed early\n")
-    assert len(judge.tally.states) > 3000 / every
-    assert len(judge.tally.second) > 600 / every
+    assert len(judge.tally.states) > 3000 / STEP
+    assert len(judge.tally.second) > 600 / STEP
 
 
 def test_folders_of_a_killed_start_are_durable_before_a_grant() -> None:
@@ -124,15 +116,14 @@ def walk(part: Part, *, seed: int, budget_s: float) -> Packed:
     (first, many), until, judge = part, time.monotonic() + budget_s, Judge()
     for number in itertools.count(first, many):
         rng = random.Random(f"{seed}/history {number}")
-        with pytest.MonkeyPatch.context() as patch:
-            compact(patch, rng.choice(list(COMPACTS)))
-            run = ("A reserves", *rng.choices(list(DEEDS), k=6))
-            model = rng.choice(list(Model))
-            try:
-                for deeds in range(1, len(run) + 1):
-                    judge_run(judge, run[:deeds], model, rng)
-            except Overrun as overrun:
-                raise Overrun(f"RELAY_CRASH_SEED={seed}, slice {number}: {overrun}") from overrun
+        judge.bounds = rng.choice(list(COMPACTS.values()))
+        run = ("A reserves", *rng.choices(list(DEEDS), k=6))
+        model = rng.choice(list(Model))
+        try:
+            for deeds in range(1, len(run) + 1):
+                judge_run(judge, run[:deeds], model, rng)
+        except Overrun as overrun:
+            raise Overrun(f"RELAY_CRASH_SEED={seed}, slice {number}: {overrun}") from overrun
         judge.tally.runs += 1
         if time.monotonic() > until:
             break

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.throttle import history
+from relay.throttle.bounds import BOUNDS, Bounds
 from relay.throttle.history_format import HistoryError
 from relay.throttle.throttle import Reservation, Throttle
-from tests.engines.history.limits import ask, granted, messages, settle, throttle
+from tests.engines.history.limits import WRITTEN_ANEW, ask, granted, messages, settle, throttle
 from tests.engines.history.oracle import Seen, most_in_a_window
 from tests.engines.spool.faulting import FAULTS
 from tests.fakes.clock import FakeClock
@@ -32,7 +32,8 @@ OFTEN = ("EIO", "half a write, then ENOSPC", "a lying write", "EIO from then on"
 class Account:
     """Senders of one account on one disk, and what their upstream may have seen, in boottime."""
 
-    def __init__(self, disk: ModelDisk, clock: FakeClock, seen: list[Seen]) -> None:
+    def __init__(self, disk: ModelDisk, clock: FakeClock, seen: list[Seen], bounds: Bounds) -> None:
+        self.bounds = bounds
         self.disk = disk
         self.clock = clock
         self.seen = seen
@@ -40,7 +41,7 @@ class Account:
         """How often the history failed."""
 
     def sender(self) -> Throttle:
-        return throttle(PATH, self.disk, self.clock, [LIMIT])
+        return throttle(PATH, self.disk, self.clock, [LIMIT], self.bounds)
 
     def send(self, sender: Throttle, count: int, *, ends: bool = True) -> None:
         """Send what is granted of so many; what is not seen to end counts until its deadline."""
@@ -109,14 +110,10 @@ def _prepared() -> ModelDisk:
         for compacts in (False, True)
     ],
 )
-def test_no_fault_of_the_disk_grants_what_is_not_charged(
-    kind: str, compacts: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if compacts:
-        monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 0)
-        monkeypatch.setattr(history, "LONGEST_RECORD_BYTES", 10)
+def test_no_fault_of_the_disk_grants_what_is_not_charged(kind: str, compacts: bool) -> None:
+    bounds = WRITTEN_ANEW if compacts else BOUNDS
     for nth in itertools.count(1):
-        account = Account(_prepared(), FakeClock(), [])
+        account = Account(_prepared(), FakeClock(), [], bounds)
         account.disk.fail(FAULTS[kind](nth))
         _live(account)
         if not account.disk.has_failed:
@@ -127,7 +124,7 @@ def test_no_fault_of_the_disk_grants_what_is_not_charged(
         for image, clock in _images(account):
             shift_ns = clock.boottime_ns() - account.clock.boottime_ns()
             moved = [_moved(each, shift_ns) for each in account.seen]
-            after = Account(image, clock, moved)
+            after = Account(image, clock, moved, bounds)
             after.send(after.sender(), 6)
             assert not after.refused, f"{kind} at {nth}: {account.disk.steps[-4:]}"
     assert nth > 3
@@ -154,13 +151,9 @@ def test_a_history_that_cannot_be_written_is_not_sound() -> None:
     assert len(granted(account, 1, 1, 1, 1, 1)) == 4
 
 
-def test_a_full_disk_that_stops_compaction_stops_no_mail(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 0)
-    monkeypatch.setattr(history, "LONGEST_RECORD_BYTES", 10)
+def test_a_full_disk_that_stops_compaction_stops_no_mail() -> None:
     disk, clock = _prepared(), FakeClock()
-    account = throttle(PATH, disk, clock, [LIMIT])
+    account = throttle(PATH, disk, clock, [LIMIT], WRITTEN_ANEW)
     granted(account, 1)
     inode = disk.inode(str(PATH))
     disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"open_new"}), forever=True))

@@ -41,7 +41,9 @@ def test_a_history_at_work_at_rest_and_not_yet_there_is_clean(path: Path, clock:
 
 
 @pytest.mark.parametrize("is_lock_lost", [False, True], ids=["its lock is whole", "its lock is empty"])
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.full), 7])
+@pytest.mark.parametrize(
+    "step", [7, pytest.param(5, marks=pytest.mark.full), pytest.param(1, marks=pytest.mark.crash(least_s=60))]
+)
 def test_damage_at_any_byte_is_told_where_nothing_is_sent(
     step: int, is_lock_lost: bool, path: Path, clock: FakeClock
 ) -> None:

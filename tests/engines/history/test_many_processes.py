@@ -179,7 +179,7 @@ def test_eight_senders_under_kills_send_as_much_as_one(tmp_path: Path, tell: Cal
     tell(_compare(tmp_path, seconds=9, random=Random(8)))
 
 
-@pytest.mark.crash
+@pytest.mark.crash(least_s=45)
 def test_eight_senders_under_long_kills_never_exceed(
     tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:

@@ -1,53 +1,50 @@
-"""Never over: random events, each grant held against a brute-force oracle; 100,000 of them in test-all."""
+"""Never over: random events, each grant held against a brute-force oracle; 36,000 of them in test-all."""
 
 import concurrent.futures
 import multiprocessing
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from relay.throttle import compaction, gauge, history, history_format, slots, wall
+from relay.throttle.bounds import BOUNDS, Bounds
+from relay.throttle.gauge import KEY_ENTRIES
 from tests.engines.history.world import World
 
 EVENTS_A_WORLD = 200
-WORLDS = 500
+WORLDS = 180
 
 
-def _shrink(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def _bounds(number: int) -> Bounds:
     """Make small, in some worlds, what takes thousands of messages to reach."""
+    bounds = BOUNDS
     if number % 5:
         # These worlds last for microseconds: a step of the clock within a second is none, or is one.
-        monkeypatch.setattr(wall, "ALIKE_NS", 1)
-        monkeypatch.setattr(history_format, "ALIKE_NS", 1)
-        monkeypatch.setattr(wall, "MOST_READINGS", 4 if number % 7 == 3 else 64)
+        bounds = replace(bounds, alike_ns=1, most_readings=4 if number % 7 == 3 else 64)
     if number % 2:
-        monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 0)
-        monkeypatch.setattr(history, "LONGEST_RECORD_BYTES", 10)
+        bounds = replace(bounds, compact_above_bytes=0, record_bytes=10)
     if number % 4 == 3:
-        monkeypatch.setattr(slots, "EXACT_ENDS", 3)
-        monkeypatch.setattr(slots, "EXACT_SLOTS", 3)
-        monkeypatch.setattr(slots, "MOST_SHARES", 6 if number % 8 == 7 else 1000)
         # What is merged is rounded so coarsely that it reaches into windows of today.
-        monkeypatch.setattr(compaction, "BUCKETS", 4)
+        most_shares = 6 if number % 8 == 7 else 1000
+        bounds = replace(bounds, exact_ends=3, merged_at_once=3, most_shares=most_shares, parts=4)
     if number % 3 == 2:
         # Two keys have a window of their own, of some instants, and are counted coarsely beyond that.
-        monkeypatch.setattr(gauge, "MOST_ENTRIES", 2 * gauge.KEY_ENTRIES + number % 5)
+        bounds = replace(bounds, most_entries=2 * KEY_ENTRIES + number % 5)
+    return bounds
 
 
 def _live(seed: str, number: int) -> tuple[int, int]:
     """Live through one world; return how much was granted in it, and how much of that behind a reset."""
-    with pytest.MonkeyPatch.context() as patched:
-        _shrink(patched, number)
-        world = World(Random(f"{seed} {number}"))
-        try:
-            world.live(EVENTS_A_WORLD)
-            assert world.all_is_free_at_last(), "stuck, or wasteful"
-        except AssertionError as error:
-            raise AssertionError(f"world {number} of seed {seed}: {error}") from error
-        return world.grants, world.boundaries
+    world = World(Random(f"{seed} {number}"), _bounds(number))
+    try:
+        world.live(EVENTS_A_WORLD)
+        assert world.all_is_free_at_last(), "stuck, or wasteful"
+    except AssertionError as error:
+        raise AssertionError(f"world {number} of seed {seed}: {error}") from error
+    return world.grants, world.boundaries
 
 
 def _live_for(seconds: float, seed: str, first: int, step: int) -> int:

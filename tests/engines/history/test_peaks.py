@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.throttle import history, slots
+from relay.throttle.bounds import BOUNDS, Bounds
 from relay.throttle.history_check import audit_file
 from relay.throttle.history_format import (
     HistoryError,
@@ -29,21 +29,17 @@ PATH = Path("/history/isp")
 
 @pytest.mark.parametrize("seed", range(6))
 def test_it_agrees_with_an_oracle_that_never_saw_the_file(
-    seed: int, memory: MemoryDisk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    seed: int, memory: MemoryDisk, clock: FakeClock
 ) -> None:
     # Of some seeds histories are rewritten often, of some merged too, and of some limits edited.
-    if seed % 3:
-        monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 400)
-        monkeypatch.setattr(history, "LONGEST_RECORD_BYTES", 10)
-    if seed % 3 == 2:
-        monkeypatch.setattr(slots, "EXACT_ENDS", 5)
+    bounds = [BOUNDS, Bounds(400, 10), Bounds(400, 10, exact_ends=5)][seed % 3]
     draw = random.Random(seed)
     limits = [
         messages(draw.randint(2, 6), 60),
         recipients(draw.randint(3, 9), 90),
         recipients(draw.randint(1, 6), 60, "sender"),
     ]
-    account = throttle(PATH, memory, clock, limits)
+    account = throttle(PATH, memory, clock, limits, bounds)
     seen: list[Seen] = []
     of_sender: dict[str, list[Seen]] = {"a": [], "b": [], "c": []}
     flying: list[tuple[Reservation, Seen]] = []

@@ -1,16 +1,15 @@
 """Of more shares than are kept: no key counts for less or for shorter, and what is kept is bounded."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.throttle import slots
 from relay.throttle.admission import Grant
-from relay.throttle.compaction import PARTS, merge, thinned
+from relay.throttle.bounds import Bounds
+from relay.throttle.compaction import LEAST_OF_A_SLICE, PARTS, merge, thinned
 from relay.throttle.gauge import Gauge
 from relay.throttle.history_format import Charged, Ended, Share
-from relay.throttle.slots import Slots
+from relay.throttle.slots import SHARE_BYTES, Slots
 from relay.throttle.throttle import Request
 from tests.engines.history.limits import PerPeriod, messages
 
@@ -46,13 +45,11 @@ def test_no_key_counts_for_less_however_often_shares_merge(
 ) -> None:
     exact = sorted((_charged(*each) for each in ends), key=lambda each: each.ended_at_ns)
     told, now_ns = exact, NOW_NS
-    with pytest.MonkeyPatch.context() as patch:
-        if is_fine:
-            patch.setattr("relay.throttle.compaction.LEAST_OF_A_SLICE", 1)
-        for age_ns in ages_ns:
-            now_ns += age_ns
-            told = thinned(sorted(merge(told, now_ns)) if is_merged else told, most, now_ns)
-            assert told == sorted(told, key=lambda each: each.ended_at_ns)
+    least = 1 if is_fine else LEAST_OF_A_SLICE
+    for age_ns in ages_ns:
+        now_ns += age_ns
+        told = thinned(sorted(merge(told, now_ns)) if is_merged else told, most, now_ns, least)
+        assert told == sorted(told, key=lambda each: each.ended_at_ns)
     # What has no keys is none of its business.
     if not is_merged:
         assert [each[:4] for each in told] == [each[:4] for each in exact]
@@ -80,9 +77,8 @@ def test_an_older_share_counts_longer_by_less_than_a_part_of_its_age() -> None:
             assert _used(told, PerPeriod(9999, span_ns, for_each="sender"), key, now_ns) <= most
 
 
-def test_few_transactions_to_very_many_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "MOST_SHARES", 2000)
-    known = Slots()
+def test_few_transactions_to_very_many_are_bounded_too() -> None:
+    known = Slots(Bounds(most_shares=2000))
     known.judge_by([messages(9, 60, "recipient_domain")], 0)
     most = 0
     for number in range(50):
@@ -94,4 +90,4 @@ def test_few_transactions_to_very_many_are_bounded_too(monkeypatch: pytest.Monke
         most = max(most, known.shares_bytes)
 
     # What is kept, and as much again before it is looked at.
-    assert most < 3 * 2000 * slots.SHARE_BYTES
+    assert most < 3 * 2000 * SHARE_BYTES

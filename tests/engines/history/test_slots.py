@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from relay.clock import SECOND_NS
 from relay.throttle import admission
 from relay.throttle.admission import Request, TooLarge, Wait
+from relay.throttle.bounds import BOUNDS
 from relay.throttle.compaction import KEEP_NS
 from relay.throttle.history_format import Charged, Ended, Record, Reserved
-from relay.throttle.slots import EXACT_ENDS, Slots
+from relay.throttle.slots import Slots
 from tests.engines.history.limits import TRANSACTION_NS, messages
 
 DAY_NS = 86_400 * SECOND_NS
@@ -72,7 +73,7 @@ def test_merging_never_moves_an_end_to_before_it_nor_past_now_nor_far(
 ) -> None:
     slots = Slots()
     slots.judge_by([], 0)
-    newer = [Charged(400 * DAY_NS, 1, 1)] * EXACT_ENDS
+    newer = [Charged(400 * DAY_NS, 1, 1)] * BOUNDS.exact_ends
     slots.reset([*(Charged(*each) for each in ends), *newer])
 
     now_ns = 400 * DAY_NS
@@ -96,12 +97,12 @@ def test_merging_never_moves_an_end_to_before_it_nor_past_now_nor_far(
 
 def test_the_newest_ends_are_kept_exactly() -> None:
     slots = Slots()
-    ends: list[Record] = [Charged(number * 1_000_003, 1, 1) for number in range(2 * EXACT_ENDS)]
+    ends: list[Record] = [Charged(number * 1_000_003, 1, 1) for number in range(2 * BOUNDS.exact_ends)]
     slots.reset(ends)
 
-    told = _charged(slots, now_ns=2 * EXACT_ENDS * 1_000_003)
+    told = _charged(slots, now_ns=2 * BOUNDS.exact_ends * 1_000_003)
 
-    assert set(ends[-EXACT_ENDS:]) <= set(told)
+    assert set(ends[-BOUNDS.exact_ends :]) <= set(told)
     assert len(told) < len(ends)
     assert all(earlier.ended_at_ns <= later.ended_at_ns for earlier, later in pairwise(told))
 
@@ -122,4 +123,4 @@ def test_memory_stays_bounded_at_millions_per_day() -> None:
         most = max(most, slots.kept)
 
     # The exact ones and a thousand a doubling of the age; as many again before they are merged.
-    assert most < 2 * (EXACT_ENDS + 1024 * 4)
+    assert most < 2 * (BOUNDS.exact_ends + 1024 * 4)

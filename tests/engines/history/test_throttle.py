@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.spool.disk.durable import Disk, RealDisk
-from relay.throttle import history
 from relay.throttle.admission import Wait
+from relay.throttle.bounds import Bounds
 from relay.throttle.history_check import audit_file
 from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.engines.history.limits import (
@@ -209,19 +209,18 @@ def test_several_throttles_of_one_history_see_each_other(path: Path, disk: Disk,
 
 
 def test_an_id_that_ended_is_given_to_no_other_at_the_same_instant(
-    memory: MemoryDisk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    memory: MemoryDisk, clock: FakeClock
 ) -> None:
     """Else its end, told once more, would end the other's reservation, whose upstream counts on."""
-    monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 0)
-    limits = [messages(99, seconds=60)]
-    first, known = throttle(PATH, memory, clock, limits), set[int]()
+    limits, often = [messages(99, seconds=60)], Bounds(compact_above_bytes=0)
+    first, known = throttle(PATH, memory, clock, limits, often), set[int]()
     for _ in range(20):  # so that all is written anew, by then without its reservations
         (ended,) = granted(first, 1)
         known.add(ended.id)
         settle(first, clock, ended)
         first.flush()
 
-        (given,) = granted(throttle(PATH, memory, clock, limits), 1)
+        (given,) = granted(throttle(PATH, memory, clock, limits, often), 1)
         assert given.id not in known
         known.add(given.id)
 

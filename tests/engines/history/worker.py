@@ -13,21 +13,22 @@ from random import Random
 
 from relay.clock import SECOND_NS, SystemClock
 from relay.spool.disk.durable import RealDisk
-from relay.throttle import history
+from relay.throttle.bounds import Bounds
 from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.engines.history.limits import PerPeriod
 
-FILE_OUTGROWN_BYTES = 4096
+WRITTEN_ANEW_OFTEN = Bounds(compact_above_bytes=4096)
+"""So that some are killed in it."""
 
 
 def main() -> None:
     path, *numbers = sys.argv[1:]
     count, period_ns, transaction_ns, flight_ns, grants, seed = map(int, numbers)
-    # Often, so that some are killed in it.
-    history.COMPACT_ABOVE_BYTES = FILE_OUTGROWN_BYTES
     clock, random = SystemClock(), Random(seed)
     limit = PerPeriod(count, period_ns)
-    account = Throttle(Path(path), [limit], 0, RealDisk(), clock, transaction_ns=transaction_ns)
+    account = Throttle(
+        Path(path), [limit], 0, RealDisk(), clock, transaction_ns=transaction_ns, bounds=WRITTEN_ANEW_OFTEN
+    )
     while grants > 0:
         answers = account.reserve([Request(1)] * random.randint(1, 3))
         for answer in answers:

@@ -19,6 +19,7 @@ from random import Random
 
 from relay.clock import SECOND_NS
 from relay.throttle.admission import TooLarge, Wait
+from relay.throttle.bounds import BOUNDS, Bounds
 from relay.throttle.history_format import HistoryError
 from relay.throttle.limit import ForEach, Unit
 from relay.throttle.throttle import Request, Reservation, Throttle
@@ -75,8 +76,9 @@ class Sender:
 class World:
     """Three senders, one disk, one clock; `true_ns` is the time that never errs."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, bounds: Bounds = BOUNDS) -> None:
         self.random = random
+        self.bounds = bounds
         self.disk = MemoryDisk()
         self.clock = FakeClock()
         self.true_ns = 0
@@ -98,7 +100,7 @@ class World:
         acts = self.random.choices([act for _, act in chances], [chance for chance, _ in chances], k=events)
         for act in acts:
             act()
-            assert not self.disk._locks
+            assert not self.disk.locks
 
     def _chances(self) -> list[tuple[int, Callable[[], None]]]:
         return [
@@ -147,7 +149,9 @@ class World:
         )
 
     def _new_throttle(self, limits: list[PerPeriod]) -> Throttle:
-        return Throttle(PATH, limits, 0, self.disk, self.clock, transaction_ns=TRANSACTION_NS)
+        return Throttle(
+            PATH, limits, 0, self.disk, self.clock, transaction_ns=TRANSACTION_NS, bounds=self.bounds
+        )
 
     def _throttle(self, sender: Sender) -> Throttle:
         if sender.throttle is None:
@@ -340,8 +344,8 @@ class World:
         try:
             self._reserve()
         except HistoryError:
-            assert not self.disk._failures
-        self.disk._failures.clear()
+            assert not self.disk.failures
+        self.disk.failures.clear()
 
     def _lose_power(self) -> None:
         for sender in self.senders:

@@ -94,7 +94,7 @@ def test_no_power_cut_of_a_real_disk_breaks_a_promise(name: str, experiments: Ex
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "name", ["ext4", *(pytest.param(name, marks=pytest.mark.crash) for name in ("xfs", "btrfs"))]
+    "name", ["ext4", *(pytest.param(name, marks=pytest.mark.crash(least_s=60)) for name in ("xfs", "btrfs"))]
 )
 def test_a_relay_that_leaves_out_a_folder_sync_is_caught(name: str, tmp_path: Path) -> None:
     _demand(name)

@@ -9,50 +9,35 @@
 Who is told of failures is `front…`; reports to `deaf…` are refused.
 """
 
-import asyncio
-import threading
-from types import TracebackType
-from typing import Self
-
 from tests.engines.lab.observations import Scribe
 from tests.fakes.smarthost import CLOSE, DEFAULT, Script, Smarthost, Turn
-from tests.system.waiting import HANG_S
+from tests.system.loop_thread import LoopThread
 
 REFUSED, DEFERRED = "550 5.1.1 nobody of that name", "450 4.2.0 come again"
 HANG_UP = "hung up"
 REFUSED_ALL = "554 5.6.0 we do not like it"
 
 
-class Upstream:
+class Upstream(LoopThread):
     """A server in a thread of its own.  A context manager: in it, it listens."""
 
     def __init__(self, scribe: Scribe) -> None:
+        super().__init__()
         self._scribe = scribe
         self._seen: set[str] = set()
         """Recipients that were deferred, or lost, once."""
         self._host = Smarthost(Script(mail=self._mail, rcpt=self._rcpt, eod=self._end_of_content))
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="upstream", daemon=True)
 
     @property
     def port(self) -> int:
         """Return where it listens."""
         return self._host.port
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._host.__aenter__(), self._loop).result(HANG_S)
-        return self
+    async def begin(self) -> None:
+        await self._host.__aenter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            asyncio.run_coroutine_threadsafe(self._host.stop(), self._loop).result(HANG_S)
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+    async def end(self) -> None:
+        await self._host.stop()
         for fault in self._host.faults:
             self._scribe.fault(f"the relay broke the protocol: {fault}")
 

@@ -164,12 +164,8 @@ def test_a_wrong_call_does_nothing(practised: Practised, arguments: list[str], c
     assert practised.server.requests == []
 
 
-def test_a_login_ends_with_a_token_on_disk(practised: Practised, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def consent(_seconds: float) -> None:
-        for code in practised.server.devices.values():
-            practised.server.consents[code.get_user_code()] = True
-
-    monkeypatch.setattr("relay.sender.oauth.consent.asyncio.sleep", consent)
+def test_a_login_ends_with_a_token_on_disk(practised: Practised) -> None:
+    practised.server.says_at_once = True
     code, output = practised.run("login", "isp")
 
     token = (practised.folder / "refresh").read_text().strip()
@@ -181,12 +177,8 @@ def test_a_login_ends_with_a_token_on_disk(practised: Practised, monkeypatch: py
     assert practised.run("probe", "isp")[0] == 0
 
 
-def test_a_refused_login_keeps_what_there_was(practised: Practised, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuse(_seconds: float) -> None:
-        for code in practised.server.devices.values():
-            practised.server.consents[code.get_user_code()] = False
-
-    monkeypatch.setattr("relay.sender.oauth.consent.asyncio.sleep", refuse)
+def test_a_refused_login_keeps_what_there_was(practised: Practised) -> None:
+    practised.server.says_at_once = False
     practised.consent()
     before = (practised.folder / "refresh").read_text()
 

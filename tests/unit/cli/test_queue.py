@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli.operate import LAID_OUT_BY
+from relay.cli.render import queue_lines
 from relay.control.operations import VERBS
 from relay.mail.envelope import QueueId
 from relay.status.snapshot import (
@@ -65,16 +66,11 @@ def up(tmp_path: Path, operations: FakeOperations, monkeypatch: pytest.MonkeyPat
         yield
 
 
-@pytest.mark.usefixtures("up")
-def test_the_listing_is_a_line_a_message_as_mailq_has_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("relay.clock.SystemClock.wall_ns", lambda _clock: AT_NS)
-
-    assert code_of("queue") == 0
+def test_the_listing_is_a_line_a_message_as_mailq_has_it(operations: FakeOperations) -> None:
+    lines = queue_lines(list(operations.messages.values()), AT_NS, operations.shown)
 
     who = "list@example.org -> ann@example.net +1"
-    assert capsys.readouterr().out.splitlines() == [
+    assert list(lines) == [
         (
             "----Queue ID------ --Size-- ----Arrival Time---- --Sender -> Recipient----------------- "
             "--State-- -Left- --Why, ETA--"

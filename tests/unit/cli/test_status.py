@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from relay.clock import SECOND_NS
+from relay.cli.options import default_policy
+from relay.clock import SECOND_NS, SystemClock
 from relay.mail.formats import rfc3339
-from relay.policy.model import Policy
-from relay.spool.interface import SpoolBusy, Totals
+from relay.spool.disk.durable import RealDisk
+from relay.spool.interface import Totals
+from relay.spool.maildir.engine import MaildirSpool
+from relay.spool.maildir.layout import prepare
 from relay.status import snapshot as snapshots
 from relay.status.snapshot import LaneStatus, PolicyStatus, Snapshot, UpstreamState
 from relay.telemetry.outcomes import Outcome
@@ -156,19 +159,16 @@ def test_a_pipe_gets_no_colours_and_no_folded_lines(
 
 
 def test_the_systems_policy_is_looked_for_last(
-    policy_path: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    policy_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     monkeypatch.chdir(empty)
     monkeypatch.delenv("RELAY_POLICY", raising=False)
-    monkeypatch.setattr("relay.cli.options.SYSTEM_POLICY", policy_path)
     with relay_up(policy_path.parent / "spool", FakeOperations()):
-        assert code_of("status") == 0
+        assert default_policy(policy_path) == policy_path
         Path("policy.yaml").symlink_to("nowhere")
+        assert default_policy(policy_path) == Path("policy.yaml")
         assert code_of("status") == os.EX_CONFIG
         assert "policy.yaml:1:1: policy: cannot read it" in capsys.readouterr().err
         monkeypatch.setenv("RELAY_POLICY", str(policy_path))
@@ -226,24 +226,24 @@ def test_a_relay_that_is_down_is_told_by_the_exit_code_and_with_the_policy_that_
 
 
 def test_a_spool_that_is_held_by_somebody_silent_is_75(
-    policy_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def busy(_policy: Policy) -> FakeOperations:
-        raise SpoolBusy("pid 7")
-
-    monkeypatch.setattr("relay.control.offline.OfflineOperations", busy)
+    spool = str(policy_path.parent / "spool")
+    prepare(spool, RealDisk())
+    holder = MaildirSpool(spool, RealDisk(), SystemClock(), lambda _name, _why: None)
 
     assert code_of("status", "--policy", str(policy_path)) == os.EX_TEMPFAIL
-    assert "pid 7" in capsys.readouterr().err
+    assert f"held by process {os.getpid()}" in capsys.readouterr().err
+    holder.close()
 
 
-def test_a_spool_of_somebody_else_is_77(
-    policy_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def foreign(_policy: Policy) -> FakeOperations:
-        raise PermissionError(13, "Permission denied", "spool")
-
-    monkeypatch.setattr("relay.control.offline.OfflineOperations", foreign)
+def test_a_spool_of_somebody_else_is_77(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = policy_path.parent / "spool" / "ledger"
+    ledger.touch()
+    try:
+        os.chown(ledger, os.geteuid() + 1, -1)
+    except PermissionError:
+        pytest.skip("only root can make this")
 
     assert code_of("status", "--policy", str(policy_path)) == os.EX_NOPERM
     assert "run this as the user that the relay runs as" in capsys.readouterr().err

@@ -1,47 +1,32 @@
-"""The budget of descriptors, for any policy and any limit: the disk's are never a client's."""
+"""What clients may have of the descriptors: half of them are never a client's."""
 
-from pathlib import Path
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.daemon.descriptors import EACH_CLIENT, sender_budget
-from relay.policy.model import Policy
-from tests.unit.sender.in_process_relay import policy_of
+from relay.daemon.descriptors import fitted
+from relay.policy.model import Listen
 
-LIMITS = st.integers(64, 200_000)
 MANY = st.integers(1, 10_000)
 
 
-def with_listeners(counts: list[tuple[int, int]]) -> Policy:
-    policy = policy_of(Path("/nowhere"), 25)
-    (listen,) = policy.listen
-    return policy.model_copy(
-        update={
-            "listen": tuple(
-                listen.model_copy(
-                    update={"max_connections": most, "max_connections_per_client": each, "processes": 0}
-                )
-                for most, each in counts
-            )
-        }
-    )
+@given(st.integers(64, 200_000), st.lists(st.tuples(MANY, MANY), min_size=1, max_size=5))
+def test_clients_have_no_more_than_half_of_the_limit(limit: int, counts: Sequence[tuple[int, int]]) -> None:
+    listens = [
+        Listen.model_validate(
+            {"address": "127.0.0.1:25", "max_connections": most, "max_connections_per_client": each}
+        )
+        for most, each in counts
+    ]
+    found = fitted(listens, limit)
 
-
-@given(LIMITS, st.lists(st.tuples(MANY, MANY), min_size=1, max_size=5))
-def test_whoever_is_let_in_leaves_the_disk_its_share(limit: int, counts: list[tuple[int, int]]) -> None:
-    policy = with_listeners(counts)
-    budget = sender_budget(policy, limit)
-    fitted = [budget.fitted(listen) for listen in policy.listen]
-
-    assert all(listen.max_connections >= 1 for listen in fitted)
-    assert all(listen.max_connections_per_client >= 1 for listen in fitted)
-    most = sum(listen.max_connections for listen in fitted)
-    assert most <= max(budget.clients, len(fitted)) + len(fitted)
-    # A quarter is left at least, however low the limit, but for one client a listener.
-    assert EACH_CLIENT * budget.clients <= max(limit, EACH_CLIENT * len(fitted))
-    assert limit // 2 <= budget.ceiling < limit
+    assert all(each.max_connections >= 1 <= each.max_connections_per_client for each in found)
+    # One each at least, however low the limit.
+    assert 2 * sum(each.max_connections for each in found) <= limit // 2 + 2 * len(found)
+    assert found == listens or 4 * sum(each.max_connections for each in listens) > limit
 
 
 def test_the_usual_policy_needs_less_than_the_usual_limit() -> None:
-    assert not sender_budget(policy_of(Path("/nowhere"), 25), 1024).is_short
+    usual = [Listen.model_validate({"address": "127.0.0.1:25"})]
+    assert fitted(usual, 1024) == usual

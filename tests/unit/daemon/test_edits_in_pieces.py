@@ -4,16 +4,14 @@ import asyncio
 import contextlib
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.daemon import policy_watch
 from relay.daemon.policy_watch import PolicyWatch, Waiting
 from relay.policy.document import read_document
 from relay.policy.faults import PolicyError
@@ -28,13 +26,6 @@ listen: [{address: "127.0.0.1:0", clients: [127.0.0.0/8]}]
 """
 HORIZONS = (1, 60, 3600, 86400)
 LIMIT = st.tuples(st.sampled_from([1, 5, 50, 60, 600]), st.sampled_from(["1s", "10s", "1m", "1h"]))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_time_is_lost() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(policy_watch, "SETTLE_SECONDS", 0)
-        yield
 
 
 def text_of(limits: Sequence[tuple[int, str]], connections: int, *, is_flow: bool, tail: str) -> str:
@@ -89,6 +80,7 @@ class Followed:
             text.encode(),
             self,
             self.clock,
+            settle_seconds=0,
         )
 
     def policy_in(self, text: str) -> Policy:

@@ -7,10 +7,13 @@ import smtplib
 import threading
 from pathlib import Path
 
-import pytest
-
-from relay.daemon import daemon
+from relay.clock import SystemClock
+from relay.daemon.daemon import Daemon
+from relay.daemon.listening import Start
+from relay.policy.source import parse_policy
+from relay.sender.host import Host
 from relay.spool.disk.durable import RealDisk
+from relay.telemetry.event_table import Level
 from tests.fakes.smarthost import Smarthost
 from tests.system.waiting import free_port
 from tests.unit.sender.in_process_relay import CONTENT, PATIENCE_SECONDS
@@ -38,18 +41,20 @@ def _offer(port: int) -> None:
         client.sendmail("a@here.example", ["b@there.example"], CONTENT)
 
 
-async def test_a_250_comes_before_the_queue_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_250_comes_before_the_queue_is_read(tmp_path: Path) -> None:
     disk, port = SlowDisk(), free_port()
-    monkeypatch.setattr(daemon, "RealDisk", lambda: disk)
     async with Smarthost() as host:
-        policy = tmp_path / "policy.yaml"
-        policy.write_text(
+        path = tmp_path / "policy.yaml"
+        text = (
             "spool: ./spool\nhostname: relay.test\n"
             f'listen: [{{address: "127.0.0.1:{port}", clients: [127.0.0.0/8], processes: 0}}]\n'
             f"upstreams: {{isp: {{host: 127.0.0.1, port: {host.port}, tls: none}}}}\n"
         )
+        start = Start(path, text.encode(), parse_policy(text.encode(), path), "relay.test", "text")
+        path.write_text(text)
         ready = asyncio.Event()
-        running = asyncio.create_task(daemon.serve(policy, "text", lambda _policy: ready.set()))
+        relay = Daemon(start, Host(SystemClock(), disk), lambda _policy: ready.set(), Level.INFO)
+        running = asyncio.create_task(relay.run())
         assert await asyncio.to_thread(disk.is_asked.wait, PATIENCE_SECONDS)
 
         await asyncio.to_thread(_offer, port)

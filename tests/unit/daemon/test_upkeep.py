@@ -1,9 +1,7 @@
 """What must go on around the sender: taking mail, keeping listeners, watching the policy."""
 
 import asyncio
-import errno
 import os
-import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -11,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SystemClock
-from relay.control.offline import OfflineOperations
-from relay.daemon.descriptors import sender_budget
 from relay.daemon.listening import Listening, Start, spool_intake
-from relay.daemon.policy_watch import PolicyWatch, Waiting
+from relay.daemon.policy_watch import SETTLE_SECONDS, PolicyWatch, Waiting
 from relay.daemon.spool_intake import SpoolIntake
 from relay.mail.envelope import Envelope
 from relay.policy.faults import PolicyError
@@ -26,6 +22,7 @@ from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import prepare
 from relay.spool.root.trigger import Trigger
 from relay.telemetry.listener_counts import ListenerCounts
+from tests.fakes.virtual_time import VirtualTimeLoop
 from tests.unit.sender.in_process_relay import CONTENT, PATIENCE_SECONDS, Relay, policy_of
 
 
@@ -105,23 +102,20 @@ async def test_a_message_whose_client_goes_is_stored_whole(tmp_path: Path) -> No
     intake.close()
 
 
-async def test_a_listener_process_that_cannot_start_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("relay.daemon.listening.RESTART_FIRST_SECONDS", 0.001)
+async def test_a_listener_process_that_cannot_start_is_tried_again(tmp_path: Path) -> None:
     policy = policy_of(tmp_path, 25)
     (listen,) = policy.listen
     policy = policy.model_copy(update={"listen": (listen.model_copy(update={"processes": 1}),)})
     relay = Relay(policy)
     listening = Listening(
-        Start(tmp_path / "policy.yaml", b"", policy, "relay.test", "text"),
+        Start(tmp_path / "policy.yaml", b"", policy, "relay.test", "text", str(tmp_path / "no-python-here")),
         spool_intake(policy, Host(SystemClock(), RealDisk()), relay.events),
         relay.events,
         ListenerCounts([]),
-        sender_budget(policy, 1024),
+        1024,
+        restart_first_seconds=0.001,
     )
     await listening.bind()
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python-here"))
     await listening.start()
 
     def has_tried_twice() -> bool:
@@ -187,36 +181,18 @@ async def test_an_edit_is_seen_though_the_system_cannot_watch_files(
     assert len(edited.policies) == 1
 
 
-async def test_half_of_an_edit_is_never_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_an_edit_is_never_in_force(tmp_path: Path) -> None:
     """The first half is a policy as well, one without limits."""
     path, edited = tmp_path / "policy.yaml", Edited()
     path.write_text(policy_text(""))
     whole = policy_text(", limits: [{messages: 1, per: 1h}]")
-    waited: list[float] = []
 
-    async def write_the_rest(seconds: float) -> None:
-        waited.append(seconds)
-        if len(waited) == 1:
-            path.write_text(whole)
+    async def look() -> None:
+        asyncio.get_running_loop().call_later(SETTLE_SECONDS / 2, path.write_text, whole)
+        await edited.file(path).look(is_asked=False)
 
-    file = edited.file(path)
-    monkeypatch.setattr("relay.daemon.policy_watch.asyncio.sleep", write_the_rest)
-    await file.look(is_asked=False)
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(look())
 
     assert [len(policy.upstreams["isp"].limits) for policy in edited.policies] == [1]
     assert edited.refusals == []
-
-
-def test_an_operator_who_is_not_the_relays_user_changes_nothing(tmp_path: Path) -> None:
-    policy = policy_of(tmp_path, 25)
-    prepare(str(policy.spool), RealDisk())
-    ledger = policy.spool / "ledger"
-    ledger.touch()
-    try:
-        os.chown(ledger, os.geteuid() + 1, -1)
-    except PermissionError:
-        pytest.skip("only root can make this")
-    with pytest.raises(PermissionError) as refused:
-        OfflineOperations(policy)
-
-    assert refused.value.errno == errno.EPERM

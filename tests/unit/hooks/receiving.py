@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from relay.clock import Clock
-from relay.hooks.hooks import Hooks
+from relay.hooks.hooks import MOST_NOTICES, Hooks
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.spool.disk.durable import Disk, RealDisk
@@ -86,13 +86,15 @@ def policy_with(folder: Path, *hooks: dict[str, Any]) -> Policy:
 class Telling:
     """The hooks of one run of a relay, and what it says of them."""
 
-    def __init__(self, policy: Policy, clock: Clock | None = None, disk: Disk | None = None) -> None:
+    def __init__(
+        self, policy: Policy, clock: Clock | None = None, disk: Disk | None = None, most: int = MOST_NOTICES
+    ) -> None:
         self.log = io.StringIO()
         self.clock = clock or FakeClock()
         self.events = Events(self.log, "text", self.clock)
         self.metrics = Metrics(self.clock)
         telemetry = Telemetry(self.events, self.metrics, self.clock)
-        self.hooks = Hooks(policy, "relay.test", disk or RealDisk(), telemetry)
+        self.hooks = Hooks(policy, "relay.test", disk or RealDisk(), telemetry, most)
         self.folder = Path(f"{policy.spool}.notices")
 
     async def until(self, condition: Callable[[], Any]) -> None:

@@ -2,17 +2,20 @@
 
 from pathlib import Path
 
-import pytest
-
-from relay.hooks import hooks
 from relay.spool.disk.durable import RealDisk
 from relay.spool.root.headroom import HEADROOM_BYTES
 from tests.unit.hooks.receiving import HttpReceiver, Telling, policy_with
 
 
-async def test_the_oldest_go_first_and_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "MOST_NOTICES", 3)
-    telling = Telling(policy_with(tmp_path, {"command": ["/bin/false"]}))
+class FullDisk(RealDisk):
+    """A disk without room for a notice."""
+
+    def free(self, _path: str) -> tuple[int, int | None]:
+        return HEADROOM_BYTES, None
+
+
+async def test_the_oldest_go_first_and_are_counted(tmp_path: Path) -> None:
+    telling = Telling(policy_with(tmp_path, {"command": ["/bin/false"]}), most=3)
     await telling.hooks.start()
 
     for name in "abcde":
@@ -57,14 +60,10 @@ async def test_an_edit_adds_a_hook_and_drops_what_waits_for_another(tmp_path: Pa
     assert telling.kept() == []
 
 
-async def test_without_room_on_the_disk_a_notice_is_told_from_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = RealDisk()
-    monkeypatch.setattr(disk, "free", lambda _: (HEADROOM_BYTES, None))
+async def test_without_room_on_the_disk_a_notice_is_told_from_memory(tmp_path: Path) -> None:
     receiver = HttpReceiver()
     async with receiver.listening():
-        telling = Telling(policy_with(tmp_path, {"url": receiver.url}), disk=disk)
+        telling = Telling(policy_with(tmp_path, {"url": receiver.url}), disk=FullDisk())
         await telling.hooks.start()
         telling.resume("a")
         telling.resume("b")

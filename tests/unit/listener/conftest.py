@@ -9,10 +9,11 @@ import uvloop
 from argon2 import PasswordHasher
 
 from tests.fakes.certificates import Certificates, make_certificates
+from tests.unit.listener.conversation import LeapingLoop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
+    return {"asyncio": LeapingLoop, "uvloop": uvloop.new_event_loop}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from relay.listener.server import Listener
 from relay.listener.session import ClientSession
 from relay.policy.model import Listen
+from tests.fakes.clock import FakeClock
 from tests.fakes.intake import MemoryIntake, MemoryObserver
 
 _LAST_LINE = re.compile(rb"[2-5][0-9][0-9](?: [^\r\n]*)?\r\n\Z")
@@ -17,6 +18,21 @@ _GIVE_UP_S = 120
 """Only so that a broken test ends; nothing waits for it."""
 
 TRANSACTION = b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.net>\r\nDATA\r\n"
+
+
+class LeapingLoop(asyncio.SelectorEventLoop):
+    """One that a test may have sleep for a while, as a suspended host does."""
+
+    leaps_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.leaps_s
+
+
+def leap(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, LeapingLoop)
+    loop.leaps_s += seconds
 
 
 class Client:
@@ -75,9 +91,11 @@ class Client:
 class Room:
     """A listener under test."""
 
+    listen: Listen
     listener: Listener
     intake: MemoryIntake
     observer: MemoryObserver
+    clock: FakeClock
     clients: list[Client]
 
     async def connect(
@@ -111,7 +129,7 @@ class Room:
 
     @property
     def sessions(self) -> list[ClientSession]:
-        return [s for s in self.listener._reception.register if isinstance(s, ClientSession)]
+        return [s for s in self.listener._reception.sessions if isinstance(s, ClientSession)]
 
     async def until_over(self) -> None:
         """Wait until the server has ended every session that is open now."""
@@ -124,8 +142,6 @@ class Room:
 async def listening(
     policy: dict[str, object] | None = None,
     intake: MemoryIntake | None = None,
-    *,
-    ceiling: int | None = None,
 ) -> AsyncIterator[Room]:
     """Run a listener that lets 127.0.0.0/8 relay, unless the policy says otherwise."""
     listen = Listen.model_validate(
@@ -133,9 +149,10 @@ async def listening(
     )
     observer = MemoryObserver()
     intake = intake or MemoryIntake()
-    listener = Listener(listen, "relay.example", intake, observer, ceiling=ceiling)
+    clock = FakeClock()
+    listener = Listener(listen, "relay.example", intake, observer, clock=clock)
     await listener.start()
-    room = Room(listener, intake, observer, [])
+    room = Room(listen, listener, intake, observer, clock, [])
     try:
         yield room
         intake.gate.set()

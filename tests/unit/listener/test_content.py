@@ -7,15 +7,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.listener.content import ContentDecoder, Fault, HeaderScan
+from relay.listener.content import ContentDecoder
 from relay.mail.header import opened
+from relay.smtp import replies
 
 END = b"\r\n.\r\n"
 MAX_BYTES = 40
 MAX_HOPS = 2
 
 
-def _reference(wire: bytes, *, normalise: bool) -> tuple[bool, Fault | None, bytes, bytes]:
+def _reference(wire: bytes, *, normalise: bool) -> tuple[bool, str | None, bytes, bytes]:
     """Return whether it ended, why it is refused, the content and the rest, by the words of the RFCs."""
     stream = b"\r\n" + wire
     before, end, rest = stream.partition(END)
@@ -34,24 +35,24 @@ def _reference(wire: bytes, *, normalise: bool) -> tuple[bool, Fault | None, byt
     header = (b"\r\n" + content).partition(b"\r\n\r\n")[0]
     hops = len([line for line in header.split(b"\r\n") if line.lower().startswith(b"received:")])
     if len(content) > MAX_BYTES:
-        return True, Fault.TOO_BIG, b"", rest
+        return True, replies.TOO_BIG, b"", rest
     if re.search(rb"\r(?!\n)|(?<!\r)\n", raw) and not normalise:
-        return True, Fault.BARE_NEWLINE, b"", rest
-    return True, Fault.LOOP if hops > MAX_HOPS else None, content, rest
+        return True, replies.BARE_NEWLINE, b"", rest
+    return True, replies.LOOPING if hops > MAX_HOPS else None, content, rest
 
 
 def _decode(
     pieces: list[bytes], *, normalise: bool, max_bytes: int = MAX_BYTES
-) -> tuple[ContentDecoder, bytes]:
-    """Feed the pieces; what is left when the content has ended is added to `rest`, as the session does."""
+) -> tuple[ContentDecoder, bytes, bytes]:
+    """Feed the pieces; return the decoder, the content, and what is left when it has ended."""
     decoder = ContentDecoder(max_bytes, MAX_HOPS, normalise=normalise)
-    content = b""
+    content = late = b""
     for piece in pieces:
         if decoder.is_ended:
-            decoder._unstuffing.rest += piece
+            late += piece
         else:
             content += decoder.feed(piece)
-    return decoder, content
+    return decoder, content, decoder.rest + late
 
 
 def _wires() -> st.SearchStrategy[list[bytes]]:
@@ -73,12 +74,12 @@ def _wires() -> st.SearchStrategy[list[bytes]]:
 def test_decoder_agrees_with_the_reference_at_every_cut(pieces: list[bytes], normalise: bool) -> None:
     is_ended, fault, content, rest = _reference(b"".join(pieces), normalise=normalise)
 
-    decoder, decoded = _decode(pieces, normalise=normalise)
+    decoder, decoded, left = _decode(pieces, normalise=normalise)
 
     assert decoder.is_ended == is_ended
     if is_ended:
-        assert decoder.fault == fault
-        assert decoder.rest == rest
+        assert decoder.refusal == fault
+        assert left == rest
         if fault is None:
             assert decoded == content
             assert decoder.size_bytes == len(content)
@@ -92,11 +93,11 @@ def test_what_a_correct_client_stuffs_comes_out_as_it_was(content: bytes) -> Non
     content += b"" if not content or content.endswith(b"\r\n") else b"\r\n"
     stuffed = re.sub(rb"(?m)^\.", b"..", content)
 
-    decoder, decoded = _decode([stuffed + b".\r\nQUIT\r\n"], normalise=False, max_bytes=1000)
+    decoder, decoded, left = _decode([stuffed + b".\r\nQUIT\r\n"], normalise=False, max_bytes=1000)
 
-    assert decoder.fault is None
+    assert decoder.refusal is None
     assert decoded == opened(content)
-    assert decoder.rest == b"QUIT\r\n"
+    assert left == b"QUIT\r\n"
 
 
 LOOKALIKES = [
@@ -121,15 +122,16 @@ HEADER_LINES = [
 
 @given(st.lists(st.sampled_from(HEADER_LINES), max_size=8), st.lists(st.integers(0, 80), max_size=6))
 def test_the_header_is_read_the_same_however_it_is_cut(lines: list[bytes], cuts: list[int]) -> None:
-    content = b"".join(line + b"\r\n" for line in lines)
+    content = b"".join(line + b"\r\n" for line in (b"To: x", *lines))
     header = lines[: lines.index(b"")] if b"" in lines else lines
     edges = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
-    scan = HeaderScan()
+    decoder = ContentDecoder(10_000, 99, normalise=False)
     for start, stop in pairwise(edges):
-        scan.feed(content[start:stop])
+        decoder.feed(content[start:stop])
+    decoder.feed(b".\r\n")
 
-    assert scan.hops == sum(line.lower().startswith(b"received:") for line in header)
-    assert scan.is_ascii == b"".join(header).isascii()
+    assert decoder.hops == sum(line.lower().startswith(b"received:") for line in header)
+    assert decoder.has_ascii_header == b"".join(header).isascii()
 
 
 @pytest.mark.parametrize(

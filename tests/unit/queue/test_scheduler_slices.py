@@ -2,13 +2,11 @@
 
 import copy
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relay.mail.envelope import QueueId
-from relay.queue import scheduler as scheduler_module
 from relay.queue.lanes import DEFAULT_LANE, Lane, Price
 from relay.queue.queued import NO_REASON, origin_of
 from relay.queue.scheduler import SLICE, Queued, Scheduler, State
@@ -17,6 +15,7 @@ from tests.unit.queue.test_counts import assert_counted
 
 LANES: tuple[Lane, ...] = (Lane("a", 3), Lane("b", 1, patience_ns=20), Lane(DEFAULT_LANE, 1))
 MANY = 10 * SLICE
+IN_ONE_GO = 10**6
 BAD = "bad@x.example"
 senders = st.sampled_from([BAD, "y@x.example", "z@x.example"])
 lanes = st.sampled_from(["a", "b", DEFAULT_LANE])
@@ -59,19 +58,6 @@ def test_no_look_is_long_when_all_back_offs_end_at_once() -> None:
     assert max(lengths) <= SLICE
 
 
-class Whole(Scheduler):
-    """A queue that looks in one go, and has who sat out come back at once."""
-
-    def _is_cut(self) -> bool:
-        return False
-
-    def trust_sender(self, sender: str, now_ns: int) -> None:
-        self.sender_pauses.end(sender, now_ns)
-        for queue_id in list(self._sitting_out.get(sender, ())):
-            if self._messages[queue_id].state is State.DEFERRED:
-                self.release(queue_id)
-
-
 class Slices(RuleBasedStateMachine):
     """To a queue that looks in slices happens what happens to one that looks in one go.
 
@@ -81,16 +67,11 @@ class Slices(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(scheduler_module, "SLICE", 2)
-        self.sliced, self.whole = Scheduler(), Whole()
+        self.sliced, self.whole = Scheduler(slice_of=2), Scheduler(slice_of=IN_ONE_GO)
         self.queues = (self.sliced, self.whole)
         self.now_ns = 1
         self.count = 0
         self.active: list[QueueId] = []
-
-    def teardown(self) -> None:
-        self.patch.undo()
 
     def is_level(self) -> bool:
         return not self.sliced.is_behind
@@ -251,43 +232,39 @@ def test_an_edit_in_slices_is_the_edit_in_one_go(
     taken: int,
 ) -> None:
     queues = []
-    for slice_of in (2, 10**6):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scheduler_module, "SLICE", slice_of)
-            queue = Scheduler()
-            queue.arrange(*before, 100)
-            for number, (sender, lane) in enumerate(came):
-                queue.add(a_message(number, sender, lane))
-            for queued in [queue.next_ready(0) for _ in range(taken)]:
-                if queued is not None:
-                    queue.give_back(queued.queue_id, NO_REASON)
-            queue.arrange(*after, 100)
-            queues.append([queued.queue_id for queued in drained(queue, 0)])
+    for slice_of in (2, IN_ONE_GO):
+        queue = Scheduler(slice_of=slice_of)
+        queue.arrange(*before, 100)
+        for number, (sender, lane) in enumerate(came):
+            queue.add(a_message(number, sender, lane))
+        for queued in [queue.next_ready(0) for _ in range(taken)]:
+            if queued is not None:
+                queue.give_back(queued.queue_id, NO_REASON)
+        queue.arrange(*after, 100)
+        queues.append([queued.queue_id for queued in drained(queue, 0)])
     assert queues[0] == queues[1]
 
 
 @given(st.integers(0, 12), st.lists(st.integers(0, 7), max_size=3, unique=True))
 def test_what_is_released_in_an_edit_goes_last(steps: int, released: list[int]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler_module, "SLICE", 1)
-        queue = Scheduler()
-        for number in range(8):
-            queue.add(a_message(number, BAD, "a"))
-        assert queue.first_ready(5) is not None or queue.is_behind
-        while queue.is_behind:
-            queue.first_ready(5)
-        queue.arrange(LANES, Price(), 100)
-        for _ in range(steps):
-            queue.first_ready(5)
-        for number in released:
-            queue.hold(QueueId(f"{number:016d}"))
-            queue.release(QueueId(f"{number:016d}"))
+    queue = Scheduler(slice_of=1)
+    for number in range(8):
+        queue.add(a_message(number, BAD, "a"))
+    assert queue.first_ready(5) is not None or queue.is_behind
+    while queue.is_behind:
+        queue.first_ready(5)
+    queue.arrange(LANES, Price(), 100)
+    for _ in range(steps):
+        queue.first_ready(5)
+    for number in released:
+        queue.hold(QueueId(f"{number:016d}"))
+        queue.release(QueueId(f"{number:016d}"))
 
-        twin = queue.twin([copy.copy(queued) for queued in queue])
+    twin = queue.twin([copy.copy(queued) for queued in queue])
 
-        expected = [*(number for number in range(8) if number not in released), *released]
-        assert [int(queued.queue_id) for queued in drained(twin, 5)] == expected
-        assert [int(queued.queue_id) for queued in drained(queue, 5)] == expected
+    expected = [*(number for number in range(8) if number not in released), *released]
+    assert [int(queued.queue_id) for queued in drained(twin, 5)] == expected
+    assert [int(queued.queue_id) for queued in drained(queue, 5)] == expected
 
 
 def test_an_edit_of_lanes_keeps_no_sender_waiting_for_proof() -> None:

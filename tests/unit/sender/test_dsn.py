@@ -7,27 +7,22 @@ from pathlib import Path
 import pytest
 from flufl.bounce import all_failures, scan_message
 
-from relay.clock import SECOND_NS
 from relay.control.operations import OK
 from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
 from relay.status.snapshot import MessageView
 from tests.fakes.smarthost import Script, Smarthost
 from tests.fakes.smarthost_dialogue import Recorded
-from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of, virtual_clock
-from tests.unit.sender.test_late_mail import RETRY, fields, full_window, limited, warnings
+from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
+from tests.unit.sender.test_late_mail import fields
 from tests.unit.sender.test_reports import (
     SHIELD_OFF,
-    capped,
     fussy,
     is_deferred,
     nobody,
     patient,
     reports,
-    told,
-    waiting,
 )
 
-HOUR_NS = 3600 * SECOND_NS
 DSN = (*Smarthost.EXTENSIONS, "DSN")
 GONE, HERE, SLOW = "gone@there.example", "here@there.example", "slow@there.example"
 
@@ -48,52 +43,6 @@ def unsubscribed(report: Recorded) -> set[bytes]:
     return set(permanent)
 
 
-async def test_success_is_told_as_relayed_where_no_dsn_is_offered(tmp_path: Path) -> None:
-    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
-        success, failure = Notify.SUCCESS | Notify.FAILURE, Notify.FAILURE
-        relay.accept(
-            HERE,
-            "two@there.example",
-            "three@there.example",
-            dsn=asked(success, failure, None, envid="QQ+2B1"),
-        )
-        await relay.until_empty()
-
-        (report,) = reports(host)
-        assert report.recipients == ["a@here.example"]
-        assert actions(report) == [(HERE, "relayed")]
-        of_message, of_one = fields(report)
-        assert of_message["Original-Envelope-Id"] == "QQ+1"
-        assert (of_one["Status"], of_one["Diagnostic-Code"]) == ("2.0.0", "smtp; 250 2.0.0 taken")
-        assert of_one["Remote-MTA"] == "dns; [127.0.0.1]"
-        assert "sender delivery status notification: " in told(relay)
-        assert "non-delivery" not in told(relay)
-        assert unsubscribed(report) == set()
-
-
-async def test_success_is_the_upstreams_to_tell_where_it_offers_dsn(tmp_path: Path) -> None:
-    async with Smarthost(extensions=DSN) as host, Relay(policy_of(tmp_path, host.port)) as relay:
-        relay.accept(HERE, dsn=asked(Notify.SUCCESS, ret=Ret.HDRS))
-        await relay.until_empty()
-
-        assert len(host.relayed) == 1
-        assert f"RCPT TO:<{HERE}> NOTIFY=SUCCESS" in host.commands
-        assert host.relayed[0].parameters[-1] == "RET=HDRS"
-
-
-async def test_failures_are_told_by_us_wherever_they_happen(tmp_path: Path) -> None:
-    async with (
-        Smarthost(Script(rcpt=nobody), extensions=DSN) as host,
-        Relay(policy_of(tmp_path, host.port, SHIELD_OFF)) as relay,
-    ):
-        relay.accept(GONE, HERE, dsn=asked(Notify.FAILURE, Notify.SUCCESS))
-        await relay.until_empty()
-
-        (report,) = reports(host)
-        assert actions(report) == [(GONE, "failed")]
-        assert unsubscribed(report) == {GONE.encode()}
-
-
 async def test_failures_and_successes_are_told_together(tmp_path: Path) -> None:
     async with (
         Smarthost(Script(rcpt=nobody)) as host,
@@ -105,44 +54,6 @@ async def test_failures_and_successes_are_told_together(tmp_path: Path) -> None:
         (report,) = reports(host)
         assert actions(report) == [(HERE, "relayed"), (GONE, "failed")]
         assert unsubscribed(report) == {GONE.encode()}
-
-
-async def test_never_silences_failures_and_the_log_says_so(tmp_path: Path) -> None:
-    async with (
-        Smarthost(Script(rcpt=nobody)) as host,
-        Relay(policy_of(tmp_path, host.port, SHIELD_OFF)) as relay,
-    ):
-        silent = relay.accept(
-            GONE, "gone2@there.example", dsn=asked(Notify.NEVER, Notify.SUCCESS | Notify.DELAY)
-        )
-        await relay.until(lambda: f"{silent}: removed" in told(relay))
-        assert f"{silent}: no report of 2 failed recipients" in told(relay)
-        mixed = relay.accept(GONE, "gone2@there.example", dsn=asked(Notify.NEVER, None))
-        await relay.until_empty()
-
-        (report,) = reports(host)
-        assert actions(report) == [("gone2@there.example", "failed")]
-        assert f"{mixed}: no report of 1 failed recipients" in told(relay)
-
-
-async def test_ret_says_how_much_of_the_message_returns(tmp_path: Path) -> None:
-    async with (
-        Smarthost(Script(rcpt=nobody)) as host,
-        Relay(policy_of(tmp_path, host.port, SHIELD_OFF)) as relay,
-    ):
-        for ret in (Ret.FULL, Ret.HDRS, None):
-            relay.accept(GONE, dsn=asked(None, ret=ret))
-            await relay.until_empty()
-        long = CONTENT + b"x" * 70 + b"\r\n" + b"filler\r\n" * 40_000
-        relay.accept(GONE, content=long, dsn=asked(None, ret=Ret.FULL))
-        await relay.until_empty()
-
-        full, *others = [report.content for report in reports(host)]
-        assert b"Content-Type: message/rfc822\r\n\r\n" + CONTENT in full
-        assert len(others) == 3
-        for report in others:
-            assert b"text/rfc822-headers" in report
-            assert b".dotted" not in report
 
 
 LONG_LINE = CONTENT + b"x" * 2000 + b"\r\n"
@@ -171,25 +82,6 @@ async def test_a_returned_message_is_found_by_a_parser(tmp_path: Path, content: 
             assert original["Subject"] == "hello"
         else:
             assert part.get_content_type() == "text/rfc822-headers"
-
-
-async def test_a_success_is_told_once_though_its_report_waits_over_a_restart(tmp_path: Path) -> None:
-    clock = virtual_clock()
-    async with Smarthost(Script(rcpt=nobody)) as host:
-        policy = capped(tmp_path, host.port, "1")
-        async with Relay(policy) as relay:
-            relay.accept(GONE)
-            await relay.until(lambda: reports(host))
-            queue_id = relay.accept(HERE, dsn=asked(Notify.SUCCESS))
-            await relay.until(lambda: waiting(relay) == [queue_id])
-        async with Relay(policy) as relay:
-            await relay.until(lambda: waiting(relay) == [queue_id])
-            assert len(reports(host)) == 1
-            clock.advance(HOUR_NS + SECOND_NS)
-            relay.sender.owed.wake()
-            await relay.until_empty()
-        assert [actions(report) for report in reports(host)[1:]] == [[(HERE, "relayed")]]
-        assert sum(HERE in each.recipients for each in host.relayed) == 1
 
 
 async def test_successes_of_a_message_that_goes_on_are_told_at_once(tmp_path: Path) -> None:
@@ -233,25 +125,3 @@ async def test_a_false_offer_of_dsn_costs_a_slot_and_bounces_nobody(tmp_path: Pa
         await relay.until_empty()
         assert len(reports(host)) == 2
         assert sum("NOTIFY" in command for command in host.commands) <= 2
-
-
-async def test_no_delay_is_told_that_the_sender_did_not_ask_for(tmp_path: Path) -> None:
-    clock = virtual_clock()
-    async with Smarthost(Script()) as host, Relay(limited(tmp_path, host.port)) as relay:
-        await full_window(relay, host)
-        relay.accept("x@there.example", dsn=asked(Notify.FAILURE))
-        relay.accept("y@there.example", "z@there.example", dsn=asked(Notify.NEVER, Notify.DELAY))
-        await relay.until(lambda: len(relay.sender.queue) == 3)
-        clock.advance(4 * HOUR_NS + SECOND_NS)
-        assert await relay.late.look() == 2
-        assert await relay.late.look() == 0
-        assert warnings(relay) == 2
-
-        await relay.sender.apply(policy_of(tmp_path, host.port, rest=RETRY))
-        await relay.until_empty()
-        late = [actions(report) for report in reports(host)]
-        assert sorted(late) == [
-            [("second@there.example", "delayed"), ("third@there.example", "delayed")],
-            [("z@there.example", "delayed")],
-        ]
-        assert all(unsubscribed(report) == set() for report in reports(host))

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from relay.queue.scheduler import State
 from tests.fakes.smarthost import Script, Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
@@ -62,34 +61,6 @@ async def test_a_recipient_whose_name_speaks_of_a_quota_stops_no_other_mail(
         (report,) = [relayed for relayed in host.relayed if relayed.reverse_path == ""]
         assert b"Status: 5." in report.content
         assert relay.line.sender_pauses.senders() == {}
-
-
-async def test_a_subject_that_an_upstream_prints_stops_no_other_mail(tmp_path: Path) -> None:
-    subject = "Sending limit exceeded: your account has been suspended"
-
-    def eod(_: str) -> str:
-        # The report is refused likewise, for the header that it returns.
-        if subject.encode() in host.transactions[-1].content:
-            return f'554 5.7.1 Message refused by the filter of subjects: "{subject}"'
-        return "250 ok"
-
-    async with (
-        Smarthost(Script(eod=eod)) as host,
-        Relay(policy_of(tmp_path, host.port, connections=1)) as relay,
-    ):
-        relay.accept(content=f"Subject: {subject}\r\n\r\nhello\r\n".encode())
-        for other in OTHERS:
-            relay.accept(other)
-        await relay.until(lambda: relay.dispatcher.pausing.because or len(host.relayed) == len(OTHERS))
-
-        assert relay.dispatcher.pausing.because == ""
-        await relay.until(
-            lambda: (
-                relay.dispatcher.pausing.because
-                or any(q.reverse_path == "" and q.state is State.DEFERRED for q in relay.sender.queue)
-            )
-        )
-        assert relay.dispatcher.pausing.because == ""
 
 
 async def test_a_refusal_about_us_that_prints_such_a_name_still_stops(tmp_path: Path) -> None:

@@ -117,11 +117,11 @@ async def test_a_start_on_a_full_disk_relays_reports_and_drains(small: SmallDisk
 async def test_a_start_at_any_level_of_a_full_disk_drains(
     small: SmallDisk, host: Smarthost, crash_seed: int, crash_budget_s: float
 ) -> None:
-    """A level for each second of the budget: 1,024 is all of them, and 64 the least."""
+    """A level for each second of the budget: 1,024 is all of them, and 16 the least."""
     assert len(set(LEVELS)) == 1024
     # The levels are of one hour, and one report is owed at each.
     policy = policy_of(small.path, host.port, LIMITS, "reports: {per_hour: null}")
-    levels = min(len(LEVELS), max(64, int(crash_budget_s)))
+    levels = min(len(LEVELS), max(16, int(crash_budget_s)))
     for level in random.Random(crash_seed).sample(LEVELS, levels):
         await _drains_at(level, small, host, policy)
 

@@ -40,29 +40,6 @@ def _senders(transactions: list[Recorded]) -> str:
     return "".join(transaction.reverse_path[0] for transaction in transactions)
 
 
-async def test_a_password_reset_behind_500_list_messages_has_the_next_slot_and_the_list_its_share(
-    tmp_path: Path,
-) -> None:
-    async with Smarthost() as host:
-        policy = policy_of(tmp_path, host.port, ", limits: [{messages: 1, per: 36s}], guard: 1ms", LANES, 1)
-        async with Relay(policy) as relay:
-            _hand_over(relay, 500, "list@here.example", LISTED)
-            await relay.until(lambda: len(host.relayed) == 5 and len(relay.sender.queue) == 495)
-            relay.accept(sender="noreply@here.example")
-            await relay.until(lambda: len(host.relayed) == 7 and len(relay.sender.queue) == 494)
-            assert _senders(host.relayed[5:]) == "nl"
-
-            # A flood of them, and of all else: everybody has a share of 50, 30 and 20.
-            _hand_over(relay, 40, "noreply@here.example", CONTENT)
-            _hand_over(relay, 40, "else@here.example", CONTENT)
-            await relay.until(lambda: len(host.relayed) == 47 and len(relay.sender.queue) == 534)
-            went = _senders(host.relayed[7:])
-            assert abs(went.count("n") - 20) <= 1
-            assert abs(went.count("l") - 12) <= 1
-            assert abs(went.count("e") - 8) <= 1
-            assert _waiting(relay)["list"] == 494 - went.count("l")
-
-
 async def test_a_message_that_the_operator_puts_first_has_the_next_slot_before_every_lane(
     tmp_path: Path,
 ) -> None:

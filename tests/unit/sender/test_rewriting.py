@@ -36,17 +36,6 @@ FIXED = "{upstreams: [isp], rewrite: news@example.com}"
 DOMAIN = "{upstreams: [isp], rewrite: '@example.com'}"
 
 
-async def test_the_upstream_sees_the_rewritten_message(tmp_path: Path) -> None:
-    async with Smarthost() as host, Relay(policy(tmp_path, host.port, FIXED)) as relay:
-        relay.accept()
-        await relay.until_empty()
-
-    (relayed,) = host.relayed
-    assert relayed.reverse_path == "news@example.com"
-    assert relayed.content == REWRITTEN
-    assert f"SIZE={len(REWRITTEN)}" in relayed.parameters
-
-
 @pytest.mark.parametrize("size", [300_000, 1_000_000])
 async def test_long_content_is_streamed_behind_its_rewritten_front(tmp_path: Path, size: int) -> None:
     line = b"x" * 70 + b"\r\n"

@@ -53,22 +53,8 @@ async def leap(relay: Relay, clock: FakeClock, span_ns: int) -> None:
     await turns_of_the_loop()
 
 
-BY_SENDER = "  - {sender: '@lists.example', upstreams: [two]}\n  - {upstreams: [one]}"
 BY_DOMAIN = "  - {recipient_domain: '*.two', upstreams: [two]}\n  - {upstreams: [one]}"
 BOTH = "  - {upstreams: [one, two]}"
-
-
-async def test_each_message_goes_by_the_first_route_that_matches(tmp_path: Path) -> None:
-    async with Smarthost() as one, Smarthost() as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BY_SENDER)
-        async with Relay(policy) as relay:
-            for number in range(5):
-                relay.accept(f"l{number}@x.example", sender="news@lists.example")
-                relay.accept(f"p{number}@x.example", sender="p@here.example")
-            await relay.until_empty()
-
-        assert recipients(one) == [f"p{number}@x.example" for number in range(5)]
-        assert recipients(two) == [f"l{number}@x.example" for number in range(5)]
 
 
 async def test_recipients_of_one_message_go_in_parts_by_their_routes(tmp_path: Path) -> None:

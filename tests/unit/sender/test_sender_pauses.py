@@ -6,7 +6,9 @@ from pathlib import Path
 from relay.clock import SECOND_NS
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Turn, Until, turns
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
-from tests.unit.sender.test_verdicts import HOUR_NS, with_password
+from tests.unit.sender.test_verdicts import with_password
+
+HOUR_NS = 3600 * SECOND_NS
 
 
 async def test_refused_credentials_stop_also_while_an_older_connection_works(

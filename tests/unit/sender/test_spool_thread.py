@@ -234,11 +234,17 @@ WRITTEN = [
 
 
 QUICK = {"bounced", "a batch of two", "warned, then bounced"}
+FULL, LONG = pytest.mark.full, pytest.mark.crash(least_s=60)
+IN_FULL = {"two bounced", "bounced, the first report waits"}
 
 
 @pytest.mark.usefixtures("_at_desks")
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in WRITTEN]
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else FULL if name in IN_FULL else LONG)
+        for name in WRITTEN
+    ],
 )
 def test_a_power_cut_while_endings_are_written_loses_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch

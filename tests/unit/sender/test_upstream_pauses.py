@@ -11,7 +11,6 @@ from relay.queue.scheduler import State
 from tests.fakes.smarthost import Script, Smarthost, Until, turns
 from tests.fakes.unsynced import BeforeSync
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
-from tests.unit.sender.test_races import turns_of_the_loop
 
 REFUSED = "421 4.7.0 too much from you, come back later"
 DAY_NS = 86400 * SECOND_NS
@@ -48,27 +47,6 @@ async def test_a_message_that_met_a_refusal_about_us_keeps_its_place(tmp_path: P
 
         assert host.relayed[0].recipients == ["first@there.example"]
         assert len(host.relayed) == 3
-
-
-async def test_a_proving_upstream_gets_one_transaction_until_it_went_well(tmp_path: Path) -> None:
-    goes_well = asyncio.Event()
-    script = Script(mail=turns(REFUSED), eod=turns([Until(goes_well), "250 ok"]))
-    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, connections=4)) as relay:
-        relay.accept("first@there.example")
-        await _paused(relay)
-        for number in range(4):
-            relay.accept(f"{number}@there.example")
-        await relay.until(lambda: len(relay.sender.queue) == 5)
-        _over(relay)
-        await relay.until(lambda: mails(host) == 2)
-        for _ in range(3):
-            relay.dispatcher.wake()
-            await turns_of_the_loop()
-
-        assert relay.dispatcher.in_flight == 1
-        assert mails(host) == 2
-        goes_well.set()
-        await relay.until_empty()
 
 
 async def test_a_step_of_the_clock_is_told_and_counted_once(tmp_path: Path) -> None:

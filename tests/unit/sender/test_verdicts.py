@@ -1,6 +1,5 @@
 """What the relay does by a verdict: pause a sender, stop at a refused account, go on when somebody acted."""
 
-import io
 import itertools
 from pathlib import Path
 
@@ -8,29 +7,11 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.control.operations import ABSENT, OK
-from relay.policy.shipped import standard_judge
 from relay.queue.scheduler import State
-from relay.sender.upstream_health import Pausing
-from relay.smtp.reply import Phase
-from relay.spool.interface import Totals
 from relay.status.snapshot import UpstreamState
-from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
-from relay.telemetry.telemetry import Telemetry
-from relay.throttle.limit_hints import Tally
-from relay.verdicts.outcome import Answer
-from relay.verdicts.pause_record import PauseRecord
-from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Script, Smarthost, Turn, turns
 from tests.fakes.virtual_time import pass_time
-from tests.unit.policy.corpus import parsed
 from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock
-
-HOUR_NS = 3600 * SECOND_NS
-
-
-def not_his(argument: str) -> Turn:
-    return "553 5.7.1 Sender address rejected: not owned by user mjd" if "bad@" in argument else "250 ok"
 
 
 def with_password(folder: Path, password: str) -> str:
@@ -41,33 +22,6 @@ def with_password(folder: Path, password: str) -> str:
     new.chmod(0o600)
     new.replace(secret)
     return f", auth: {{user: mjd, password_file: {secret}}}"
-
-
-async def test_a_refused_sender_waits_untouched_and_all_other_mail_goes_on(tmp_path: Path) -> None:
-    async with (
-        Smarthost(Script(mail=not_his)) as host,
-        Relay(policy_of(tmp_path, host.port)) as relay,
-    ):
-        bad = [relay.accept(sender="bad@here.example") for _ in range(20)]
-        await relay.until(lambda: all((q := relay.queued(i)) and q.state is State.DEFERRED for i in bad))
-        for _ in range(5):
-            relay.accept(sender="good@here.example")
-        await relay.until(lambda: len(host.relayed) == 5 and len(relay.sender.queue) == 20)
-
-        assert relay.dispatcher.pausing.because == ""
-        assert {r.reverse_path for r in host.relayed} == {"good@here.example"}
-        # Asked about once for each connection at the most, not for each message.
-        assert (
-            sum("bad@" in command for command in host.commands) <= relay.policy.upstreams["isp"].connections
-        )
-        assert all("not owned by user" in queued.reason for queued in relay.sender.queue)
-        assert await relay.sender.spool_thread.totals() == Totals(accepted=25, relayed=5, queued=20)
-
-        host.script = Script()
-        assert await relay.operator.resume("isp") == OK
-        await relay.until_empty()
-        assert len(host.relayed) == 25
-    assert "mail from <bad@here.example> paused until" in relay.log.getvalue()
 
 
 async def test_refused_credentials_stop_until_the_password_is_another(tmp_path: Path) -> None:
@@ -146,44 +100,6 @@ async def test_a_verdict_about_the_message_asks_no_further_recipient(tmp_path: P
             sum(command.startswith("RCPT TO:<") and "x.example" in command for command in host.commands) == 1
         )
         assert all(b"no lists here" in r.content for r in host.relayed)
-
-
-class _Deaf:
-    def not_taken(self, refused: Tally) -> None:
-        pass
-
-    def refused(self, answer: Answer) -> None:
-        pass
-
-
-class World:
-    """A `Pausing` with a clock that stands still."""
-
-    def __init__(self) -> None:
-        self.clock = FakeClock()
-        self.log = io.StringIO()
-        events = Events(self.log, "text", self.clock)
-        metrics = Metrics(self.clock)
-        metrics.know_upstreams(["isp"])
-        self.kept: list[PauseRecord] = []
-        self.pausing = Pausing(
-            "isp",
-            Telemetry(events, metrics, self.clock),
-            keep=self.kept.append,
-            leaves_in_ns=lambda _: None,
-            lessons=_Deaf(),
-            here=lambda _, at_ns: at_ns,
-        )
-
-    def refused(self, phase: Phase, line: str) -> None:
-        reply = parsed(line)
-        ruling = standard_judge().ruling(phase, reply)
-        self.pausing.rest(Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling))
-
-    def rests_ns(self) -> int | None:
-        now_ns = self.clock.boottime_ns()
-        until_ns = self.pausing.until_ns(now_ns)
-        return None if until_ns is None else until_ns - now_ns
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def machine(
 def snapshot(of: SessionMachine) -> tuple[object, ...]:
     transaction = of.transaction
     recipients = None if transaction is None else tuple(transaction.recipients)
-    return of.state, of.helo, of.user, of.is_tls, transaction, recipients, of._is_extended
+    return of.state, of.helo, of.user, of.is_tls, transaction, recipients, of.is_extended
 
 
 def test_the_page_is_what_the_table_says() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +17,6 @@ from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.policy.source import parse_policy
 from relay.policy.written_out import policy_text
-from relay.sender import spool_thread
 from relay.status.estimate.plan import Plan
 from relay.status.snapshot import MessageView, UpstreamStatus
 from relay.verdicts.operator_pause import PauseAsked
@@ -124,15 +122,8 @@ class Play:
 
 
 def play_out(play: Coroutine[object, object, None], clock: FakeClock) -> None:
-    """Run a play in virtual time, in which writing takes none, since no estimate knows of it.
-
-    Whether endings are several, and so gather, depends on threads.
-    """
-    with (
-        pytest.MonkeyPatch.context() as patched,
-        asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(clock)) as runner,
-    ):
-        patched.setattr(spool_thread, "GATHERS_SECONDS", 0.0)
+    """Run a play in virtual time, in which writing takes none, since no estimate knows of it."""
+    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(clock)) as runner:
         runner.run(play)
 
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from relay.policy.units import HostPort
-from relay.status import http, visitors
 from relay.status.http import StatusServer
 from relay.status.snapshot import NOTHING_COMING
+from relay.status.visitors import BOUNDS, Bounds
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
@@ -27,13 +27,19 @@ async def nothing_to_foresee() -> None:
 
 @contextlib.asynccontextmanager
 async def serving(
-    foresee: Callable[[], Awaitable[None]] = nothing_to_foresee,
+    foresee: Callable[[], Awaitable[None]] = nothing_to_foresee, bounds: Bounds = BOUNDS
 ) -> AsyncIterator[HostPort]:
     clock = FakeClock()
     events = Events(io.StringIO(), "text", clock)
     metrics = Metrics(clock)
     server = StatusServer(
-        HostPort("127.0.0.1", 0), a_snapshot, foresee, metrics.registry, events, coming=lambda: NOTHING_COMING
+        HostPort("127.0.0.1", 0),
+        a_snapshot,
+        foresee,
+        metrics.registry,
+        events,
+        coming=lambda: NOTHING_COMING,
+        bounds=bounds,
     )
     address = await server.start()
     try:
@@ -51,11 +57,13 @@ async def ask(client: Client) -> bytes:
     return await client[0].readuntil(b"ok\n")
 
 
-async def ended(client: Client) -> None:
-    """Return once the other side has closed."""
+async def told_until_the_end(client: Client) -> bytes:
+    """Return what came until the other side closed."""
+    told = b""
     with contextlib.suppress(ConnectionError):
-        await client[0].read()
+        told = await client[0].read()
     client[1].close()
+    return told
 
 
 async def test_one_too_many_costs_the_one_that_was_idle_for_longest() -> None:
@@ -64,28 +72,25 @@ async def test_one_too_many_costs_the_one_that_was_idle_for_longest() -> None:
         second = await connect(address)
         await ask(second)
         await ask(first)
-        others = [await connect(address) for _ in range(visitors.MOST - 1)]
+        others = [await connect(address) for _ in range(BOUNDS.most - 1)]
         await ask(others[-1])
 
-        await ended(second)
-        await ask(first)
+        assert await told_until_the_end(second) == b""
+        assert (await ask(first)).startswith(b"HTTP/1.1 200 ")
         for _, writer in (first, *others):
             writer.close()
 
 
-async def test_a_request_has_to_be_there_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visitors, "REQUEST_SECONDS", 0.01)
-    async with serving() as address:
+async def test_a_request_has_to_be_there_soon() -> None:
+    async with serving(bounds=Bounds(request_seconds=0.01)) as address:
         silent, slow = await connect(address), await connect(address)
         slow[1].write(ASK[:-2])
 
-        await ended(silent)
-        await ended(slow)
+        assert [await told_until_the_end(client) for client in (silent, slow)] == [b"", b""]
 
 
-async def test_an_answer_has_to_be_read_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "ANSWER_SECONDS", 0.05)
-    async with serving() as address:
+async def test_an_answer_has_to_be_read_in_time() -> None:
+    async with serving(bounds=Bounds(answer_seconds=0.05)) as address:
         client = await connect(address)
         client[1].transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport reads
         with pytest.raises(ConnectionError):

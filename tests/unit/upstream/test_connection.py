@@ -1,7 +1,6 @@
 """Opening and closing connections: what can go wrong before MAIL, and that no message is blamed for it."""
 
 import asyncio
-import socket
 
 import pytest
 
@@ -13,6 +12,7 @@ from relay.upstream.connection import Account, UpstreamUnavailable, open_connect
 from relay.upstream.timeouts import Timeouts
 from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import CLOSE, DEFAULT, SILENCE, Script, Smarthost, Turn
+from tests.unit.upstream.naming import have_two_addresses
 from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
 
 
@@ -47,26 +47,15 @@ async def test_nobody_listening() -> None:
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop's cannot be told what a name means
-async def test_a_second_address_is_tried_when_the_first_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Smarthost() as host:
-        loop = asyncio.get_running_loop()
-
-        async def two_addresses(*_: object, **__: object) -> list[tuple[object, ...]]:
-            return [
-                (socket.AF_INET, 1, 6, "", (address, host.port)) for address in ("127.0.0.9", "127.0.0.1")
-            ]
-
-        monkeypatch.setattr(loop, "getaddrinfo", two_addresses)
-
-        async with connected(account(host, name="two.example")) as connection:
-            assert connection.name == f"two.example[127.0.0.1]:{host.port}"
+async def test_a_second_address_is_tried_when_the_first_refuses() -> None:
+    have_two_addresses("two.example")
+    async with Smarthost() as host, connected(account(host, name="two.example")) as connection:
+        assert connection.name == f"two.example[127.0.0.1]:{host.port}"
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop's cannot be told what a name means
 @pytest.mark.parametrize("tls", [Tls.IMPLICIT, Tls.STARTTLS])
-async def test_one_opening_is_one_connection_by_the_upstreams_count(
-    monkeypatch: pytest.MonkeyPatch, tls: Tls
-) -> None:
+async def test_one_opening_is_one_connection_by_the_upstreams_count(tls: Tls) -> None:
     seen = []
 
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -76,11 +65,7 @@ async def test_one_opening_is_one_connection_by_the_upstreams_count(
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as one:
         port = one.sockets[0].getsockname()[1]
         async with await asyncio.start_server(hang_up, "127.0.0.9", port):
-
-            async def two_addresses(*_: object, **__: object) -> list[tuple[object, ...]]:
-                return [(socket.AF_INET, 1, 6, "", (address, port)) for address in ("127.0.0.9", "127.0.0.1")]
-
-            monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", two_addresses)
+            have_two_addresses("two.example")
             verdict, _, _ = await failure(Account("two.example", port, tls, "me.example"))
 
     assert verdict is Verdict.PAUSE

@@ -1,5 +1,7 @@
 """The shield: a list is not bounced by one refusal said many times, and a dead address still is."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,13 +30,23 @@ RELAYED = _answer("ok", 250, phase=Phase.EOD)
 _LACKS = Answer(Verdict.BOUNCE, Phase.MAIL, None, "no 8BITMIME", own_status="5.6.3", lack=Need.EIGHT_BIT)
 
 
+_INSTANTS = itertools.count()
+
+
 def _judge(
-    shield: Shield, *answers: Answer, message: QueueId = MESSAGE, first: int = 0, sender: str | None = None
+    shield: Shield,
+    *answers: Answer,
+    message: QueueId = MESSAGE,
+    first: int = 0,
+    sender: str | None = None,
+    began_ns: int | None = None,
 ) -> Outcome:
-    """By default each message has another sender."""
+    """By default each message has another sender, and begins when the last one had ended."""
+    now_ns = next(_INSTANTS)
     asked = [(first + place, f"r{first + place}@there.example") for place in range(len(answers))]
     sender = f"{message}-{first}@here.example" if sender is None else sender
-    return shield.judge(Outcome(answers), sender, message, asked)
+    span_ns = (now_ns if began_ns is None else began_ns, now_ns)
+    return shield.judge(Outcome(answers), sender, message, asked, span_ns)
 
 
 def _verdicts(outcome: Outcome) -> list[Verdict]:
@@ -49,6 +61,16 @@ def test_an_unknown_refusal_is_doubted_until_others_went_through() -> None:
     _judge(shield, RELAYED, first=7)
     assert _verdicts(_judge(shield, refused)) == [Verdict.BOUNCE]
     assert shield.suspects == ()
+
+
+def test_what_was_under_way_at_the_first_refusal_proves_nothing() -> None:
+    shield, refused = Shield(), _answer(UNKNOWN)
+    began_ns = next(_INSTANTS)
+    _judge(shield, refused)
+    _judge(shield, RELAYED, first=7, began_ns=began_ns)
+    assert _verdicts(_judge(shield, refused)) == [Verdict.DEFER]
+    _judge(shield, RELAYED, first=8)
+    assert _verdicts(_judge(shield, refused)) == [Verdict.BOUNCE]
 
 
 def test_a_refusal_that_a_rule_recognises_is_believed_at_once() -> None:
@@ -142,7 +164,7 @@ def test_a_shield_tripped_before_a_restart_stays_tripped() -> None:
 def test_a_shield_that_is_off_changes_nothing() -> None:
     outcome = Outcome(tuple(_answer(UNKNOWN) for _ in range(50)))
     asked = [(n, f"r{n}@x") for n in range(50)]
-    assert Shield(is_off=True).judge(outcome, "", MESSAGE, asked) is outcome
+    assert Shield(is_off=True).judge(outcome, "", MESSAGE, asked, (0, 0)) is outcome
 
 
 answers = st.sampled_from(

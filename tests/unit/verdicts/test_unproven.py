@@ -15,7 +15,8 @@ def unproven(text: str = "5.1.1 no such user", *, is_unproven: bool = True) -> O
 
 
 def judged(memory: Shield, outcome: Outcome, queue_id: QueueId = ONE, index: int = 0) -> Verdict:
-    return memory.judge(outcome, "", queue_id, [(index, "a@there.example")]).answers[0].verdict
+    asked = [(index, "a@there.example")]
+    return memory.judge(outcome, "", queue_id, asked, (0, 0)).answers[0].verdict
 
 
 def test_what_is_said_twice_to_one_recipient_is_believed() -> None:

@@ -17,7 +17,8 @@ from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
 from tests.fakes.snapshots import AT_NS, a_limit, a_message, a_snapshot, an_upstream, routes
-from tests.system.browser import (
+from tests.system.demand import demand, missing_program
+from tests.unit.status.browser import (
     HTML_VALIDATE,
     PROGRAM,
     Browser,
@@ -26,7 +27,6 @@ from tests.system.browser import (
     why_no_axe,
     why_no_html_validate,
 )
-from tests.system.demand import demand, missing_program
 
 pytestmark = pytest.mark.full
 

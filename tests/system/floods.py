@@ -8,11 +8,11 @@ from typing import Any
 
 from argon2 import PasswordHasher
 
-from tests.bench.flooding import KINDS, flood
-from tests.bench.waits import TIMES, Waits, compared, greeting, medians, message, page
 from tests.fakes.certificates import make_certificates
+from tests.system.flooding import KINDS, flood
 from tests.system.relay import RelayProcess
 from tests.system.waiting import free_port
+from tests.system.waits import TIMES, Waits, compared, greeting, medians, message, page
 
 
 @contextmanager

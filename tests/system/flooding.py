@@ -1,4 +1,4 @@
-"""Strangers that flood a listener, in their own process: `python -m tests.bench.flooding KIND PORT`.
+"""Strangers that flood a listener, in their own process: `python -m tests.system.flooding KIND PORT`.
 
 Each connection comes from another address of 127/8, as a botnet's would; when it is
 closed, another takes its place at once.  Writes a line once the flood is at its full
@@ -84,7 +84,7 @@ KINDS: dict[str, tuple[int, Flooding]] = {
 @contextmanager
 def flood(kind: str, port: int) -> Iterator[None]:
     """Flood a listener on 127.0.0.1 while in it; at its full number on entry."""
-    command = [sys.executable, "-m", "tests.bench.flooding", kind, str(port)]
+    command = [sys.executable, "-m", "tests.system.flooding", kind, str(port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as flooder:
         assert flooder.stdout is not None
         try:

@@ -1,0 +1,198 @@
+"""How upstreams are treated, and in what order mail goes: what the pages for administrators say of it.
+
+Each rule yields what was broken, in words.  A span counts only where nothing happened in it that may have
+changed the relay's mind or kept it from hearing: an operator, an edit, a crash, the disk, the clock.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from relay.clock import SECOND_NS
+from tests.simulation.client import Copy
+from tests.simulation.liveness import Limits
+from tests.simulation.script import Crash, Damage, Disturb, Feel, Script, Send, SetClock, World
+from tests.simulation.upstream import Ledger, Taken
+
+GRACE_NS = SECOND_NS
+"""What was under way when a reply came; and replies that are under way themselves."""
+SENDER_RESTS_NS = 15 * 60 * SECOND_NS
+RETRY_NS = 7 * SECOND_NS
+"""`retry.min` of every world."""
+DURABLE_NS = 3 * SECOND_NS
+"""So long after a reply what it came to is on the disk."""
+IN_A_ROW = 11
+"""So many messages refused alike, and the one that trips the shield, stop an upstream."""
+STOP_NS = 3_600 * SECOND_NS
+IDLE_NS = 12 * SECOND_NS
+"""`idle`, and as long as a transaction may take to begin after all."""
+FAILOVER_S = 40
+EVIDENT = 3
+"""After so many refusals, with others relayed behind each, the next one returns what is old enough."""
+SEVERAL = 4
+"""So many may go before one's turn: those of all connections, and one that was ahead."""
+TakenBy = Mapping[tuple[str, str], Sequence[Taken]]
+
+
+class Manners:
+    def __init__(
+        self, world: World, script: Script, limits: Limits, crashes_ns: Sequence[int], calm_ns: int
+    ) -> None:
+        self._world = world
+        self._calm_ns = calm_ns
+        """From when on operators resume and release whatever rests."""
+        self._feels = [event for event in script.events if isinstance(event, Feel)]
+        self._is_fair = all(isinstance(event, Send) for event in script.events)
+        self._disturbed = [(at_ns, at_ns) for at_ns in crashes_ns]
+        for event in script.events:
+            if not isinstance(event, Send | Feel | Crash):
+                lasts_s = event.seconds if isinstance(event, Disturb | SetClock) else 0
+                self._disturbed.append((_ns(event.at_s), _ns(event.at_s + lasts_s + 5)))
+        all_limits = [limit for each in limits.values() for limit in each]
+        self._is_keyed = any(limit.for_each or limit.unit == "bytes" for limit in all_limits)
+        """What comes first may be overtaken, and a connection be taken for it in vain."""
+        self._has_crashes_only = all(isinstance(event, Send | Feel | Crash) for event in script.events)
+        self._is_clock_set = any(isinstance(event, SetClock | Damage) for event in script.events)
+
+    def _is_quiet(self, since_ns: int, until_ns: int) -> bool:
+        is_before = until_ns < self._calm_ns
+        return is_before and not any(
+            begun_ns <= until_ns and since_ns <= over_ns for begun_ns, over_ns in self._disturbed
+        )
+
+    def of_upstream(self, name: str, ledger: Ledger) -> Iterator[str]:
+        if self._is_clock_set or self._world.relays > 1:
+            return
+        mails = [(seen.true_ns, seen.sender) for seen in ledger.seen if seen.what == "mail"]
+        for said_ns, until_ns in ledger.refusals:
+            for at_ns in self._within(said_ns, until_ns, [at_ns for at_ns, _ in mails]):
+                yield f"{name} refused the account at {_s(said_ns)}, and saw MAIL at {_s(at_ns)}"
+            yield from self._one_at_a_time(name, ledger, said_ns, until_ns)
+        yield from self._stops(name, ledger, [at_ns for at_ns, _ in mails])
+        yield from self._of_aliens(name, ledger, mails)
+        for said_ns, recipient in ledger.deferrals:
+            asked = [seen.true_ns for seen in ledger.seen if seen.recipient == recipient]
+            for at_ns in self._within(said_ns, said_ns + RETRY_NS, asked, DURABLE_NS):
+                yield f"{name} put {recipient} off at {_s(said_ns)}, and was asked again at {_s(at_ns)}"
+        yield from self._of_connections(name, ledger)
+
+    def _of_connections(self, name: str, ledger: Ledger) -> Iterator[str]:
+        for silence in ledger.silences:
+            until_ns = silence.until_ns or self._calm_ns
+            late_ns = silence.since_ns + silence.most_ns + GRACE_NS
+            if until_ns > late_ns and self._is_quiet(silence.since_ns, min(late_ns, self._calm_ns - 1)):
+                yield f"{name} was silent from {_s(silence.since_ns)}, and was left at {_s(until_ns)}"
+        for since_ns, until_ns in () if self._is_keyed else ledger.idle:
+            if until_ns - since_ns > IDLE_NS and self._is_quiet(since_ns, until_ns):
+                yield f"{name} saw nothing from {_s(since_ns)} to QUIT at {_s(until_ns)}"
+
+    def _of_aliens(self, name: str, ledger: Ledger, mails: Sequence[tuple[int, str]]) -> Iterator[str]:
+        """Mail of a sender that may not send waits, and is returned once old, while others go."""
+        for said_ns, sender in ledger.aliens:
+            own = [at_ns for at_ns, whose in mails if whose == sender]
+            for at_ns in self._within(said_ns, said_ns + SENDER_RESTS_NS, own):
+                yield f"{name} refused {sender} at {_s(said_ns)}, and saw its MAIL at {_s(at_ns)}"
+        if not self._world.lifetime_ns or self._disturbed:
+            return
+        for sender in sorted({sender for _, sender in ledger.aliens}):
+            said = [at_ns for at_ns, whose in ledger.aliens if whose == sender]
+            if len(said) <= EVIDENT + 1 or said[EVIDENT] - said[0] <= self._world.lifetime_ns:
+                continue
+            spans = [(each.begun_ns - GRACE_NS, each.true_ns + GRACE_NS) for each in ledger.taken]
+            gaps = list(pairwise(said))[:EVIDENT]
+            if all(any(since < begun and over < until for begun, over in spans) for since, until in gaps):
+                yield f"{sender} was asked about after {EVIDENT} refusals with others relayed in between"
+
+    def _within(
+        self, said_ns: int, until_ns: int, instants: Sequence[int], durable_ns: int = 0
+    ) -> Iterator[int]:
+        """Yield those between; what is `durable_ns` after it was said survives a crash."""
+        for at_ns in instants:
+            if said_ns + GRACE_NS < at_ns < until_ns - GRACE_NS:
+                heard_ns = said_ns + durable_ns if durable_ns and self._has_crashes_only else at_ns
+                if at_ns < self._calm_ns and self._is_quiet(said_ns - GRACE_NS, min(at_ns, heard_ns)):
+                    yield at_ns
+
+    def _stops(self, name: str, ledger: Ledger, mails: Sequence[int]) -> Iterator[str]:
+        """Where many messages of different senders are refused alike, and none is relayed, all wait."""
+        row: list[str] = []
+        relayed = sorted(each.true_ns for each in ledger.taken)
+        for place, (said_ns, sender) in enumerate(ledger.blocks):
+            if place and any(ledger.blocks[place - 1][0] < at_ns < said_ns for at_ns in relayed):
+                row.clear()
+            row += [sender] if sender not in row else []
+            if len(row) >= IN_A_ROW:
+                for at_ns in self._within(said_ns, said_ns + STOP_NS, mails):
+                    if self._is_quiet(0, at_ns):
+                        yield f"{name} refused {len(row)} messages alike; MAIL at {_s(at_ns)}"
+
+    def _one_at_a_time(self, name: str, ledger: Ledger, said_ns: int, until_ns: int) -> Iterator[str]:
+        """After a rest one transaction proves the upstream before the others follow."""
+        proof_ns = min((at_ns for at_ns in ledger.proofs if at_ns > said_ns), default=self._calm_ns)
+        since_ns = until_ns - GRACE_NS
+        proving = sorted(each for each in ledger.transactions if since_ns < each[0] < proof_ns)
+        for begun_ns, _, named in proving[:1]:
+            if named > 1 and self._is_quiet(said_ns - GRACE_NS, begun_ns):
+                yield f"{name} was not proven, and was asked for {named} recipients at {_s(begun_ns)}"
+        for (begun_ns, over_ns, _), (next_ns, _, _) in pairwise(proving):
+            if next_ns < over_ns and self._is_quiet(said_ns - GRACE_NS, next_ns):
+                yield f"{name} was not proven, and saw MAIL at {_s(begun_ns)} and at {_s(next_ns)}"
+
+    # In fair weather.
+
+    def of_order(self, copies: Sequence[Copy], taken: TakenBy) -> Iterator[str]:
+        """First come, first served; with lanes senders take turns, and a lane has its share."""
+        if not self._is_fair or self._is_keyed or len(self._world.upstreams) > 1 or self._world.relays > 1:
+            return
+        begun: list[tuple[int, Copy]] = []
+        for copy in copies:
+            times = [each.begun_ns for name in copy.recipients for each in taken.get((copy.key, name), ())]
+            is_plain = all(each.startswith("ok") for each in copy.recipients) and "alien" not in copy.sender
+            if copy.is_accepted and times and is_plain:
+                begun.append((min(times), copy))
+        begun.sort(key=lambda each: each[0])
+        has_lanes = bool(self._world.half_of_all)
+        for at_ns, copy in begun:
+            for before_ns, other in begun:
+                is_behind = copy.accepted_ns + GRACE_NS < other.begun_ns and before_ns + GRACE_NS < at_ns
+                if is_behind and (not has_lanes or other.sender == copy.sender):
+                    yield f"{other.key} went at {_s(before_ns)}, before {copy.key} at {_s(at_ns)}"
+            if has_lanes:
+                senders = [each.sender for ns, each in begun if copy.accepted_ns + GRACE_NS < ns < at_ns]
+                yield from self._of_lanes(copy, senders)
+
+    def _of_lanes(self, copy: Copy, senders: Sequence[str]) -> Iterator[str]:
+        """Of `senders`, in this order, one message each went while this one waited."""
+        lane = self._world.half_of_all
+        if copy.sender in lane:
+            own = sum(sender in lane for sender in senders)
+            if len(senders) - own > own + SEVERAL:
+                yield f"{len(senders) - own} of other lanes went before {copy.key}, with {own} of its own"
+            return
+        own = senders.count(copy.sender)
+        for sender in set(senders) - {copy.sender, *lane}:
+            if senders.count(sender) > own + SEVERAL:
+                yield f"{senders.count(sender)} of {sender} went before {copy.key}, with {own} of its sender"
+
+    def of_routes(self, copies: Mapping[str, Copy], taken: TakenBy) -> Iterator[str]:
+        """Another upstream than the first is used where that one is down, or after `spill_after`."""
+        for (key, recipient), times in taken.items():
+            first, spills_s = self._world.routes.get(recipient.rpartition("@")[2], ("", 0))
+            for each in times:
+                if not first or each.upstream == first or key not in copies or copies[key].accepted_ns == 0:
+                    continue
+                is_spilled = spills_s and each.begun_ns - copies[key].accepted_ns >= _ns(spills_s)
+                is_down = self._is_clock_set or bool(self._disturbed)
+                is_down = is_down or any(
+                    feel.upstream == first and _ns(feel.at_s + FAILOVER_S) <= each.begun_ns
+                    for feel in self._feels
+                )
+                if not is_spilled and not is_down:
+                    yield f"{key} to {recipient} went by {each.upstream} at {_s(each.begun_ns)}"
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * SECOND_NS)
+
+
+def _s(true_ns: int) -> str:
+    return f"{true_ns / SECOND_NS:.3f} s"

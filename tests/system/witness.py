@@ -1,0 +1,110 @@
+"""What a strict upstream saw, and whether any window of its limit held too much.
+
+It judges the relay, so it has nothing of it: a limit is read from the policy's words, and counted by plain
+arithmetic.  A window is half-open, `(t - T, t]` for any t: two attempts exactly T apart never share one.
+Everything attempted counts, refused or not, and is judged by every window that it falls into, also where its
+instant lies before that of others already counted.
+"""
+
+import enum
+import re
+from bisect import bisect_right, insort
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SECOND_NS = 1_000_000_000
+_UNITS_NS = {"ms": SECOND_NS // 1000, "s": SECOND_NS, "m": 60 * SECOND_NS, "h": 3600 * SECOND_NS}
+
+
+class Fate(enum.StrEnum):
+    """What became of a transaction."""
+
+    RELAYED = "relayed"
+    REFUSED = "refused"
+    ABANDONED = "abandoned"
+    """MAIL was counted, and the final dot never came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One transaction as the upstream saw it; instants by boottime."""
+
+    mail_at_ns: int
+    """When MAIL came."""
+    ended_at_ns: int
+    """When it replied to the final dot, or lost the client before that."""
+    reverse_path: str
+    recipients: tuple[str, ...]
+    content: bytes
+    """Without the stuffed dots."""
+    reply: str
+    """What the final dot was answered, or would have been; empty if it never came."""
+    fate: Fate
+
+
+class Witness:
+    """Counts for one limit, as a policy writes it: `messages` or `recipients`, and `per`."""
+
+    def __init__(self, limit: Mapping[str, Any], *, cut_off_ns: int = 0) -> None:
+        """`cut_off_ns` is how long everything is refused once the limit was exceeded."""
+        (self._unit,) = set(limit) - {"per"}
+        self.count = int(limit[self._unit])
+        self.label = f"{self.count} {self._unit} per {limit['per']}"
+        number, unit = re.fullmatch(r"([0-9]+)(ms|s|m|h)", limit["per"]).groups()  # type: ignore[union-attr]  # or fail
+        self._period_ns = int(number) * _UNITS_NS[unit]
+        self._cut_off_ns = cut_off_ns
+        self._cut_off_until_ns = 0
+        self._counted: list[int] = []
+        """In order: the instant of each attempt, as often as it weighs."""
+        self._came: list[int] = []
+        """The same as they came, for the count at the end, which owes nothing to the judging."""
+        self.seen: list[Seen] = []
+        """In the order in which they ended."""
+        self.relayed = 0
+        self.refused = 0
+        self.abandoned = 0
+        self.cut_offs = 0
+        """How often the limit was exceeded while nobody was cut off yet."""
+
+    def admit(self, counted_at_ns: int, recipients: int, now_ns: int) -> bool:
+        """Count one attempt; return whether it is within the limit and nobody is cut off.
+
+        The attempt that exceeds begins the cut-off; those refused during it do not lengthen it, but count.
+        """
+        for _ in range(recipients if self._unit == "recipients" else 1):
+            insort(self._counted, counted_at_ns)
+            self._came.append(counted_at_ns)
+        if now_ns < self._cut_off_until_ns:
+            return False
+        if self._most_around(counted_at_ns) > self.count:
+            self._cut_off_until_ns = now_ns + self._cut_off_ns
+            self.cut_offs += 1
+            return False
+        return True
+
+    def enter(self, seen: Seen) -> None:
+        """Put a transaction that ended on record."""
+        self.seen.append(seen)
+        self.relayed += seen.fate is Fate.RELAYED
+        self.refused += seen.fate is Fate.REFUSED
+        self.abandoned += seen.fate is Fate.ABANDONED
+
+    def most_in_any_window(self) -> int:
+        """Look at all attempts: each window that ends at one."""
+        most = first = 0
+        attempts = sorted(self._came)
+        for last, instant_ns in enumerate(attempts):
+            while attempts[first] <= instant_ns - self._period_ns:
+                first += 1
+            most = max(most, last - first + 1)
+        return most
+
+    def _most_around(self, instant_ns: int) -> int:
+        """Look at the windows that this instant is in and that end at an attempt: no other holds more."""
+        most = 0
+        for last in range(bisect_right(self._counted, instant_ns) - 1, len(self._counted)):
+            if self._counted[last] >= instant_ns + self._period_ns:
+                break
+            most = max(most, last + 1 - bisect_right(self._counted, self._counted[last] - self._period_ns))
+        return most
