@@ -14,7 +14,8 @@ from tests.simulation.shrink import shortened
 from tests.simulation.story import Story
 from tests.simulation.worlds import WORLDS
 
-ENGINES = ("maildir", "log")
+ENGINES = ("maildir",)
+"""Without the log, which does not speak the spool's protocol yet."""
 
 
 def _say(text: str) -> None:

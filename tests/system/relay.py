@@ -192,7 +192,7 @@ class RelayProcess:
         status = json.loads(self.get("/status.json"))
         # A message with no recipient left may still owe its report.
         counted = sum(its["messages"] for state, its in status["queue"].items() if state != "corrupt")
-        return status["ledger"]["queued"] + counted + status["recovering"] == 0 and self.stored() == 0
+        return counted + status["recovering"] == 0 and self.stored() == 0
 
     def stored(self) -> int:
         """Return how many messages are on disk, accepted or queued, whatever the relay knows of them."""
