@@ -14,8 +14,7 @@ from tests.simulation.shrink import shortened
 from tests.simulation.story import Story
 from tests.simulation.worlds import WORLDS
 
-ENGINES = ("maildir",)
-"""Without the log, which does not speak the spool's protocol yet."""
+ENGINES = ("maildir", "log")
 
 
 def _say(text: str) -> None:
