@@ -196,7 +196,9 @@ class RelayProcess:
 
     def stored(self) -> int:
         """Return how many messages of a maildir are on disk, whatever the relay knows of them."""
-        return sum(1 for folder in ("new", "hold", "cur/*") for _ in self.spool.glob(f"{folder}/*"))
+        spool = self.folder / str(self.policy["spool"]) if isinstance(self.policy["spool"], str) else None
+        folders = ("new", "hold", "cur/*")
+        return 0 if spool is None else sum(len([*spool.glob(f"{each}/*")]) for each in folders)
 
     def _started(self) -> Started:
         assert self._relay is not None, "no relay was started here"
