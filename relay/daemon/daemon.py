@@ -1,8 +1,8 @@
 """The daemon: puts the rooms together, runs until told to stop, and says how it ended.
 
 Crash-only: a start recovers, a stop finishes what is in flight, and a clean stop leaves no state of
-its own.  Exit codes are sysexits: 0 after SIGTERM, 69 when an address is taken, 74 when the disk
-cannot be trusted (a restart reads it again), 75 when another sender holds the spool, 78 for the policy.
+its own.  Exit codes are sysexits: 0 after SIGTERM, 69 when an address is taken, 74 when the spool
+cannot be read at the start, 75 when another sender holds the spool, 78 for the policy.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from relay.practice.smarthost import PracticeSmarthost
 from relay.sender.host import Host
 from relay.spool.disk.durable import RealDisk, doubt_about
 from relay.spool.engines import open_spool
-from relay.spool.interface import SpoolFault
+from relay.spool.interface import Full, Unavailable
 from relay.status.collector import collect
 from relay.status.http import StatusServer
 from relay.status.snapshot import Condition, PolicyStatus
@@ -73,7 +73,7 @@ class Stop:
         """End because of what only a restart can make good; the first error counts."""
         if self._is_set.is_set() and self.exit_code != os.EX_OK:
             return
-        if isinstance(error, SpoolFault | OSError):
+        if isinstance(error, Full | Unavailable | OSError):
             self._metrics.spool_failed()
             self._events.spool_failed(error=str(error))
             self.exit_code, self.why = os.EX_IOERR, "the spool failed"
@@ -189,11 +189,11 @@ class Daemon:
             ends.push_async_callback(listening.close)
             await listening.start()
             watch.refusing_because = ""
+            recovering()
             try:
-                recovering()
                 await sender.start()
-            except SpoolFault as fault:
-                self._stop.fail(fault)
+            except (Full, Unavailable) as trouble:
+                self._stop.fail(trouble)
             else:
                 await hooks.start()
                 outcomes.start()
@@ -251,9 +251,8 @@ class Daemon:
                 chore.cancel()
             await asyncio.gather(*chores, return_exceptions=True)
             await asyncio.gather(listening.close(), sender.finish())
-            with contextlib.suppress(SpoolFault, OSError):
-                # What was accepted since the last one was taken is ours too.
-                await sender.look()
+            # What was accepted since the last page was claimed is ours too.
+            await sender.look()
             await control.stop()
 
     def _tell_ready(self, watch: Watch) -> None:

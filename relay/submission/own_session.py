@@ -45,7 +45,7 @@ def own_session(policy: Policy, listen: Listen, hostname: str, tell: Tell) -> It
     intake = SpoolIntake(
         open_intake(policy, disk, clock),
         Trigger(str(policy.spool), disk),
-        lambda error: tell(f"spool: {error.strerror or error}"),
+        lambda error: tell(f"spool: {error}"),
     )
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)  # noqa: FBT003 - the socket's own signature

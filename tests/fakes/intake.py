@@ -30,10 +30,17 @@ class MemoryDraft:
     def buffered_bytes(self) -> int:
         return len(self.buffer)
 
-    def take_buffer(self) -> None:
+    @property
+    def is_on_disk(self) -> bool:
+        return self.spilled_bytes > 0
+
+    def spill(self) -> None:
         self.spilled_bytes += len(self.buffer)
         if self._keeps_spilled:
             self.spilled += self.buffer
+        self.buffer.clear()
+
+    def discard(self) -> None:
         self.buffer.clear()
 
     @property
@@ -98,7 +105,7 @@ class MemoryIntake:
             if isinstance(self.spill_error, NotAccepted):
                 self.discarded.append(draft.queue_id)
             raise self.spill_error
-        draft.take_buffer()
+        draft.spill()
 
     async def accept(self, draft: Draft, envelope: Envelope) -> None:
         assert isinstance(draft, MemoryDraft)

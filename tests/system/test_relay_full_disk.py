@@ -67,7 +67,6 @@ def test_64_levels_of_a_full_disk_lose_nothing_and_relaying_goes_on(tmp_path: Pa
                 FIGURES["levels of a full disk, a real relay on ext4"] += 1
             _check_ready(relay, disk)
             relay.wait_until_empty()
-            assert relay.metrics()["relay_ledger_imbalance_recipients"] == 0
         assert sink.count == client.accepted, "relayed twice, or lost"
         assert client.refused >= 32
         assert not [line for line in relay.log() if "corrupt" in line and "corrupt=0" not in line]

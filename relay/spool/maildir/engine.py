@@ -32,6 +32,8 @@ from relay.spool.root.quarantine import OnCorrupt
 
 LARGEST_NOTES_BYTES = 64 * 1024 * 1024
 """Ten times what 10,000 refused recipients need; what stands behind it is not read."""
+READ_AGAIN_NS = 60_000_000_000
+"""Until what could not be read is claimed all the same; a disk that loses a sector takes long to say so."""
 _PLAUSIBLE_DEFERRAL_NS = 1_000_000_000
 """A file modified less than this after its arrival was never postponed."""
 
@@ -55,14 +57,17 @@ class MaildirSpool(BaseSpool):
         self._is_started = False
         self._ahead: deque[str] = deque()
         """Paths to claim."""
+        self._unread: set[str] = set()
+        """Those that could not be read."""
+        self._clock = clock
+        self._reads_again_at_ns = 0
 
     def claim(self, most: int) -> list[Message]:
         with kernel_errors("claim"):
             if not self._is_started:
                 self._start()
             elif not self._ahead:
-                self._notices = frozenset()
-                self._ahead.extend(f"{self._layout.new}/{name}" for name in self._new())
+                self._ahead.extend(self._next())
             page: list[Message] = []
             size_bytes = 0
             while self._ahead and len(page) < most and size_bytes < PAGE_BYTES:
@@ -138,15 +143,24 @@ class MaildirSpool(BaseSpool):
         else:
             self._aside.move(path, "a message of this id is queued already")
 
-    def _new(self) -> list[str]:
-        return sorted(self._disk.names(self._layout.new))
+    def _next(self) -> list[str]:
+        """Return what listeners accepted, and now and then what could not be read before."""
+        paths = [f"{self._layout.new}/{name}" for name in sorted(self._disk.names(self._layout.new))]
+        if self._unread and self._clock.boottime_ns() >= self._reads_again_at_ns:
+            return [*paths, *sorted(self._unread.difference(paths))]
+        if not self._unread:
+            self._notices = frozenset()
+        return [path for path in paths if path not in self._unread]
 
     def _claimed(self, path: str) -> Message | None:
         """Return a message, in its home; None for what is none, or not yet.  Raises OSError."""
         queue_id = QueueId(path.rpartition("/")[2])
         is_new = path.startswith(f"{self._layout.new}/")
-        if not is_queue_id(queue_id) or queue_id in self._untold or self._aside.has_left(path):
+        if not is_queue_id(queue_id) or queue_id in self._untold:
             return None
+        if self._aside.has_left(path) and path not in self._unread:
+            return None
+        self._unread.discard(path)
         try:
             with opened(self._disk, self._disk.open_update(path)) as fd:
                 # Its listener holds this lock until it is durable, and pulls the trigger then.
@@ -159,6 +173,7 @@ class MaildirSpool(BaseSpool):
                     raise Corrupt("a message of this id is queued already")
                 # Crash here, or after the rename: accepted or queued, the next start finds either.
                 self._disk.rename(path, self._layout.queued(queue_id))
+            self._aside.forget(path)
             return self._known(message)
         except FileNotFoundError:
             return None
@@ -168,12 +183,15 @@ class MaildirSpool(BaseSpool):
             if not is_not_now(error):
                 raise
             self._aside.leave(path, f"cannot be read now: {error.strerror}")
+            self._unread.add(path)
+            self._reads_again_at_ns = self._clock.boottime_ns() + READ_AGAIN_NS
         return None
 
     def _marked_as_told(self, fd: int, message: Message) -> Message:
         told, is_warned = told_by(message, self._notices)
         if not told and not is_warned:
             return message
+        hint_ns = self._disk.status(fd).modified_at_ns
         marks = Marks(self._disk, fd, message.envelope)
         for some in tellings(told, ends=not marks.has_left):
             marks.tell(some)
@@ -181,6 +199,7 @@ class MaildirSpool(BaseSpool):
         if is_warned:
             marks.warn()
             self._disk.sync_content(fd)
+        self._disk.set_modified_at_ns(fd, hint_ns)
         is_warned = is_warned or message.is_warned
         return message._replace(told=message.told.union(told), is_warned=is_warned)
 
@@ -225,16 +244,16 @@ class MaildirSpool(BaseSpool):
     def _note(self, group: Group) -> None:
         noted = group.going(lambda each: each.notes)
         fds: list[int] = []
-        written: list[int] = []
+        written: dict[int, int] = {}
         for index, each in noted:
             try:
                 fds.append(self._disk.open_append(f"{self._layout.notes}/{each.queue_id}"))
                 self._noted.add(each.queue_id)
                 self._disk.write_all(fds[-1], notes.encode(each.notes))
-                written.append(index)
+                written[index] = fds[-1]
             except OSError as error:
                 group.fail(index, error)
-        self._sync(group, dict(zip(written, fds, strict=False)))
+        self._sync(group, written)
         for fd in fds:
             self._disk.close(fd)
         if noted:
@@ -295,13 +314,17 @@ class MaildirSpool(BaseSpool):
         for step in range(2):
             written: dict[int, int] = {}
             for index, each in asked:
+                if group.results[index] is not None:
+                    continue  # the first recipient comes last, also where the others failed
                 fd, lines = marks[index]
                 told = list(tellings(each.told, ends=each.ends))[step : step + 1]
                 try:
+                    hint_ns = self._disk.status(fd).modified_at_ns
                     for some in told:
                         lines.tell(some)
                     if step == 0 and each.is_warned:
                         lines.warn()
+                    self._disk.set_modified_at_ns(fd, hint_ns)
                     written |= {index: fd} if any(told) or (step == 0 and each.is_warned) else {}
                 except OSError as error:
                     group.fail(index, error)

@@ -1,7 +1,7 @@
 """The way to corrupt/, for damaged messages.
 
 Guarantees: a move deletes nothing and replaces nothing.  What cannot be moved, or cannot be read now, is told
-of once, counted, and left for the next start.
+of once, counted, and left where it is.
 Assumes: who owns the queue.  Does not: judge messages (the engine).
 """
 
@@ -66,6 +66,10 @@ class Quarantine:
         if path not in self._left:
             self._left[path] = _Left(path, why)
             self._on_corrupt(describe(path.rpartition("/")[2]), why)
+
+    def forget(self, path: str) -> None:
+        """Take back that something was left: it could be read."""
+        self._left.pop(path, None)
 
     def has_left(self, path: str) -> bool:
         return path in self._left

@@ -241,8 +241,10 @@ class Conformance:
         spool, (queue_id,) = begun(engine, CONTENT)
         at_ns = START_WALL_NS + 300 * SECOND_NS
         settle(spool, Settlement(queue_id, ENVELOPE, {0: RELAYED}, next_attempt_at_ns=at_ns))
+        warning = Report(warning_id(queue_id), REPORT, b"late")
+        settle(spool, Settlement(queue_id, ENVELOPE, report=warning, is_warned=True))
         for _ in range(2):
-            spool, (message,) = again(engine, spool)
+            spool, (message, _) = again(engine, spool)
             assert message.next_attempt_at_ns == at_ns
 
     def test_an_unknown_message_is_absent_and_the_others_are_settled(self, engine: Engine) -> None:
