@@ -41,7 +41,7 @@ from relay.spool.interface import SpoolFault
 from relay.status.collector import collect
 from relay.status.http import StatusServer
 from relay.status.snapshot import Condition, PolicyStatus
-from relay.status.visitors import Bounds
+from relay.status.visitors import VisitorBounds
 from relay.status.watch import Watch
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events, LogStyle
@@ -298,7 +298,7 @@ class Daemon:
             self._events,
             coming=watch.coming,
             names=names,
-            bounds=Bounds(most_visitors(raise_limit())),
+            bounds=VisitorBounds(most_visitors(raise_limit())),
         )
         await server.start()
         return server
