@@ -18,7 +18,7 @@ from relay.policy.document import MAX_BYTES
 from relay.policy.faults import PolicyError
 from relay.status.filters import Wanted
 from relay.status.snapshot import MessageView, QueueState
-from relay.status.visitors import Bounds, Visitors
+from relay.status.visitors import VisitorBounds, Visitors
 from relay.telemetry.events import Events
 from relay.verdicts.operator_pause import PauseAsked
 
@@ -64,7 +64,7 @@ class ControlServer:
         self._policy = policy
         self._operations = operations
         self._events = events
-        bounds = Bounds(MOST_AT_ONCE, answer_seconds=LONGEST_ANSWER_SECONDS)
+        bounds = VisitorBounds(MOST_AT_ONCE, answer_seconds=LONGEST_ANSWER_SECONDS)
         self._visitors = Visitors(events, "the control socket", bounds)
 
     async def start(self) -> None:

@@ -40,7 +40,7 @@ from relay.spool.interface import Full, Unavailable
 from relay.status.collector import collect
 from relay.status.http import StatusServer
 from relay.status.snapshot import Condition, PolicyStatus
-from relay.status.visitors import Bounds
+from relay.status.visitors import VisitorBounds
 from relay.status.watch import Watch
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events, LogStyle
@@ -273,7 +273,7 @@ class Daemon:
             self._events,
             coming=watch.coming,
             names=names,
-            bounds=Bounds(most_visitors(raise_limit())),
+            bounds=VisitorBounds(most_visitors(raise_limit())),
         )
         await server.start()
         return server

@@ -26,9 +26,9 @@ from relay.spool.disk.durable import Disk
 from relay.telemetry.telemetry import Telemetry
 
 MOST_NOTICES = 1000
-"""That wait for all hooks together, in memory and on disk; the oldest goes first."""
+"""So many wait for all hooks together, in memory and on disk; the oldest goes first."""
 MOST_BYTES = 4 * 1024 * 1024
-"""Of these."""
+"""Of all notices that wait."""
 FIRST_BACK_OFF_NS = 5 * SECOND_NS
 LONGEST_BACK_OFF_NS = 3600 * SECOND_NS
 AN_EARLIER = "an earlier hook"

@@ -25,7 +25,7 @@ from relay.status import page
 from relay.status.live import Live
 from relay.status.samples import Samples
 from relay.status.snapshot import Coming, Condition, Snapshot, public, public_coming, to_json
-from relay.status.visitors import BACKLOG, BOUNDS, Bounds, Visitors
+from relay.status.visitors import BACKLOG, BOUNDS, VisitorBounds, Visitors
 from relay.telemetry.events import Events
 
 ONE_OF = 5
@@ -63,7 +63,7 @@ class StatusServer:
         *,
         coming: Callable[[], Coming],
         names: Collection[str] = (),
-        bounds: Bounds = BOUNDS,
+        bounds: VisitorBounds = BOUNDS,
     ) -> None:
         """`foresee` is awaited before a snapshot that is to tell when the queue will have drained.
 

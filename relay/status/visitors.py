@@ -26,7 +26,7 @@ STOP_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class VisitorBounds:
     most: int = 64
     """Connections at once: a handful of scrapers and browsers; each costs a descriptor."""
     request_seconds: float = 5.0
@@ -36,13 +36,13 @@ class Bounds:
     """Between two parts of a stream."""
 
 
-BOUNDS = Bounds()
+BOUNDS = VisitorBounds()
 
 
 class Visitors:
     """For one event loop."""
 
-    def __init__(self, events: Events, where: str, bounds: Bounds) -> None:
+    def __init__(self, events: Events, where: str, bounds: VisitorBounds) -> None:
         """`where` is what an event calls the server."""
         self._events = events
         self._where = where

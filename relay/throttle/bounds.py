@@ -7,7 +7,7 @@ from relay.throttle.window import BUCKETS, EXACT_SLOTS
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class HistoryBounds:
     compact_above_bytes: int = 256 * 1024
     """A shorter history is never written anew."""
     record_bytes: int = 72
@@ -28,4 +28,4 @@ class Bounds:
     """Readings of the wall clock that differ by no more are one."""
 
 
-BOUNDS = Bounds()
+BOUNDS = HistoryBounds()

@@ -12,7 +12,7 @@ Of a calendar's periods `wall` says when slots open; a clock that says something
 and then the gauge is filled anew.  Outside a limit's hours there is no room.  A ramp's N is that of the
 instant that is asked about; it only grows, so any window that ends then held no more than that N.
 
-Memory is bounded by `Bounds.most_entries` instants, where a key weighs KEY_ENTRIES.  Beyond that no
+Memory is bounded by `HistoryBounds.most_entries` instants, where a key weighs KEY_ENTRIES.  Beyond that no
 further key gets a window, and the keys that have one keep further ends more coarsely.  A key leaves
 once its window is empty.
 

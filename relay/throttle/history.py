@@ -38,8 +38,8 @@ before the power went.  More than LONGEST_BELIEVED_NS counts as none: a clock th
 costs a wait, as one that starts in 1970 does.  Not noticed: a wall clock that is further ahead of
 the truth after the reboot than ever before it, by less than that.
 
-A file above `Bounds.compact_above_bytes` and twice its worth is written anew.  `PATH.new` is a rewrite that
-died, and the next rewrite removes it; a file of others there is renamed, never removed.
+A file above `HistoryBounds.compact_above_bytes` and twice its worth is written anew.  `PATH.new` is a
+rewrite that died, and the next rewrite removes it; a file of others there is renamed, never removed.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ from pathlib import Path
 from relay.clock import SECOND_NS, Clock
 from relay.spool.disk.durable import SECTOR_BYTES, Disk, opened, sync_above, why_a_strangers, write_with_room
 from relay.spool.disk.replacing import InDoubt, put_in_place
-from relay.throttle.bounds import Bounds
+from relay.throttle.bounds import HistoryBounds
 from relay.throttle.history_format import (
     MARK_BYTES,
     ROOM,
@@ -118,7 +118,7 @@ def is_left_of_a_rewrite(disk: Disk, path: str) -> bool:
 class History:
     """One thread at a time."""
 
-    def __init__(self, path: Path, disk: Disk, clock: Clock, slots: Slots, bounds: Bounds) -> None:
+    def __init__(self, path: Path, disk: Disk, clock: Clock, slots: Slots, bounds: HistoryBounds) -> None:
         self._path = str(path)
         self._folder = str(path.parent)
         self._lock_path = f"{path}.lock"

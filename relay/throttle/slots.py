@@ -2,7 +2,7 @@
 
 Guarantees: a reservation occupies every window until it is settled, or until its deadline, at
 which it counts as ended.  What ended is kept for as long as any policy could ask for it, in bounded
-memory: the newest `Bounds.exact_ends` to the nanosecond, and older ones as `compaction` says.  Each reboot
+memory: the newest `HistoryBounds.exact_ends` to the nanosecond, older ones as `compaction` says.  Each reboot
 moves the grid, so each rounds them *up* once more, by less than 1/1024 of their age.  So new limits
 judge the same past (`judge_by`), and a sum never falls too early.
 
@@ -36,7 +36,7 @@ from relay.throttle.admission import (
     too_large,
     wait,
 )
-from relay.throttle.bounds import BOUNDS, Bounds
+from relay.throttle.bounds import BOUNDS, HistoryBounds
 from relay.throttle.compaction import merge, thinned
 from relay.throttle.gauge import Gauge, Limited
 from relay.throttle.history_format import (
@@ -59,11 +59,11 @@ from relay.throttle.wall import Times
 Answer = TypeVar("Answer")
 
 SHARE_BYTES = 40
-"""How long a share is as written, about; after `Bounds.most_shares` more they are thinned."""
+"""How long a share is as written, about; after `HistoryBounds.most_shares` more they are thinned."""
 
 
 class Slots:
-    def __init__(self, bounds: Bounds = BOUNDS) -> None:
+    def __init__(self, bounds: HistoryBounds = BOUNDS) -> None:
         self._bounds = bounds
         self._mutex = Lock()
         self._limits: list[Limit] = []

@@ -32,7 +32,7 @@ from relay.spool.disk.durable import Disk
 from relay.throttle import admission
 from relay.throttle.admission import Grant, Place, TooLarge, Wait
 from relay.throttle.admission import Request as Request  # noqa: PLC0414 - part of the door
-from relay.throttle.bounds import BOUNDS, Bounds
+from relay.throttle.bounds import BOUNDS, HistoryBounds
 from relay.throttle.gauge import Gauge, Limited, Usage
 from relay.throttle.history import History
 from relay.throttle.history_check import audit_file
@@ -136,7 +136,7 @@ class Throttle(View):
         clock: Clock,
         *,
         transaction_ns: int = TRANSACTION_NS,
-        bounds: Bounds = BOUNDS,
+        bounds: HistoryBounds = BOUNDS,
     ) -> None:
         """Touch no disk yet.  `guard_ns` None: 1 % of each period, at most a second."""
         super().__init__(Slots(bounds), clock)

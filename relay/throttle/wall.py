@@ -19,14 +19,14 @@ within the bounds.  So at s all of them together weighed more than N, and the la
 A period is at most as long as the calendar's longest, so a slot never opens later than one of a
 sliding window of that length: a clock that is wholly in doubt costs the reset, and nothing more.
 
-Bounds are rounded outwards to `grain_ns`, so that a clock that is slewed moves them rarely.
+HistoryBounds are rounded outwards to `grain_ns`, so that a clock that is slewed moves them rarely.
 """
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from relay.clock import LONGEST_DURATION_NS, SECOND_NS
-from relay.throttle.bounds import BOUNDS, Bounds
+from relay.throttle.bounds import BOUNDS, HistoryBounds
 from relay.throttle.history_format import ClockReading
 from relay.throttle.limit import Calendar, Ramp
 
@@ -58,7 +58,7 @@ class WallBounds(NamedTuple):
 class Readings:
     """Every offset that was read, in bounded memory: never less is possible than was read."""
 
-    def __init__(self, kept: Iterable[ClockReading] = (), bounds: Bounds = BOUNDS) -> None:
+    def __init__(self, kept: Iterable[ClockReading] = (), bounds: HistoryBounds = BOUNDS) -> None:
         self._kept: list[ClockReading] = []
         self._most, self._alike_ns = bounds.most_readings, bounds.alike_ns
         for each in kept:
@@ -126,7 +126,10 @@ class Times:
     """All that limits ask of time but the present instant (boottime)."""
 
     def __init__(
-        self, readings: Iterable[ClockReading] = (), begun_at_ns: int | None = None, bounds: Bounds = BOUNDS
+        self,
+        readings: Iterable[ClockReading] = (),
+        begun_at_ns: int | None = None,
+        bounds: HistoryBounds = BOUNDS,
     ) -> None:
         self._bounds = bounds
         self.readings = Readings(readings, bounds)

@@ -48,7 +48,7 @@ class Manners:
                 lasts_s = event.seconds if isinstance(event, Disturb | SetClock) else 0
                 self._disturbed.append((_ns(event.at_s), _ns(event.at_s + lasts_s + 5)))
         all_limits = [limit for each in limits.values() for limit in each]
-        self._is_keyed = any(limit.for_each or limit.unit == "bytes" for limit in all_limits)
+        self._is_keyed = any(limit.for_each or limit.unit in ("bytes", "recipients") for limit in all_limits)
         """What comes first may be overtaken, and a connection be taken for it in vain."""
         self._has_crashes_only = all(isinstance(event, Send | Feel | Crash) for event in script.events)
         self._is_clock_set = any(isinstance(event, SetClock | Damage) for event in script.events)

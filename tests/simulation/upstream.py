@@ -168,7 +168,8 @@ class Upstream:
             for writer in self._writers:
                 if mood is Mood.DOWN:
                     writer.close()
-                else:
+                elif writer not in self.muddled:
+                    # In the place of a reply that it left out nobody could tell it from one.
                     self.muddled.add(writer)
                     writer.write(self.rng.choice((b"421 4.3.2 good bye\r\n", b"250 ok\r\n", b"\r\n")))
         number = self._mood_number

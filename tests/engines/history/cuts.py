@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from relay.clock import SECOND_NS
-from relay.throttle.bounds import BOUNDS, Bounds
+from relay.throttle.bounds import BOUNDS, HistoryBounds
 from relay.throttle.gauge import Usage
 from relay.throttle.history_format import HistoryError
 from relay.throttle.throttle import Request, Reservation, Throttle
@@ -93,7 +93,7 @@ class Account:
         clock: FakeClock,
         true_ns: int = 0,
         slots: Sequence[Slot] = (),
-        bounds: Bounds = BOUNDS,
+        bounds: HistoryBounds = BOUNDS,
     ) -> None:
         self.clock = clock
         self.slots = list(slots)
@@ -176,7 +176,7 @@ def runs(length: int) -> Iterator[tuple[str, ...]]:
 
 
 def instants_of(
-    run: Sequence[str], model: Model, fault: Fault | None = None, bounds: Bounds = BOUNDS
+    run: Sequence[str], model: Model, fault: Fault | None = None, bounds: HistoryBounds = BOUNDS
 ) -> list[Instant]:
     """Return every instant of the last deed of a run; with a fault, of A's disk, all from when it struck."""
     account = Account(ModelDisk(Platter(model)), FakeClock(), bounds=bounds)
@@ -210,7 +210,7 @@ def crashes(instant: Instant, rng: random.Random, most: int) -> Images:
 class Judge:
     """Judges crash states of a history, each different one once."""
 
-    def __init__(self, bounds: Bounds = BOUNDS) -> None:
+    def __init__(self, bounds: HistoryBounds = BOUNDS) -> None:
         self.bounds = bounds
         self.tally = Tally()
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from relay.clock import SECOND_NS
 from relay.spool.disk.durable import Disk
 from relay.throttle.admission import TooLarge, Wait
-from relay.throttle.bounds import BOUNDS, Bounds
+from relay.throttle.bounds import BOUNDS, HistoryBounds
 from relay.throttle.limit import Calendar, ForEach, Hours, Limit, Ramp, Unit
 from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock
 
 TRANSACTION_NS = 100 * SECOND_NS
-WRITTEN_ANEW = Bounds(compact_above_bytes=0, record_bytes=10)
+WRITTEN_ANEW = HistoryBounds(compact_above_bytes=0, record_bytes=10)
 """A history that is written anew at almost each append."""
 
 
@@ -103,7 +103,7 @@ def throttle(
     disk: Disk,
     clock: FakeClock,
     limits: Sequence[Limit],
-    bounds: Bounds = BOUNDS,
+    bounds: HistoryBounds = BOUNDS,
     *,
     guard_ns: int | None = 0,
 ) -> Throttle:

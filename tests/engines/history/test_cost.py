@@ -11,7 +11,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.throttle import admission
 from relay.throttle.admission import Grant, Request
-from relay.throttle.bounds import Bounds
+from relay.throttle.bounds import HistoryBounds
 from relay.throttle.gauge import KEY_ENTRIES
 from relay.throttle.history_format import Ended
 from relay.throttle.slots import Slots
@@ -86,7 +86,7 @@ def test_a_new_key_costs_the_same_among_many() -> None:
 
 def test_keys_beyond_the_bound_share_a_window_and_stay_under_n() -> None:
     keys = 50
-    slots = Slots(Bounds(most_entries=keys * (KEY_ENTRIES + 1)))
+    slots = Slots(HistoryBounds(most_entries=keys * (KEY_ENTRIES + 1)))
     slots.judge_by([messages(3, seconds=60, for_each="sender")], 0)
     for number in range(keys):
         assert _decide(slots, number, Request(1, sender=f"{number}"))
@@ -103,7 +103,7 @@ def test_keys_beyond_the_bound_share_a_window_and_stay_under_n() -> None:
 
 
 def test_where_memory_is_short_no_slot_is_free_early_nor_much_later() -> None:
-    slots = Slots(Bounds(most_entries=2 * KEY_ENTRIES + 10))
+    slots = Slots(HistoryBounds(most_entries=2 * KEY_ENTRIES + 10))
     slots.judge_by([messages(200, seconds=1600, for_each="sender")], 0)
     for number in range(400):
         assert _decide(slots, number * SECOND_NS, Request(1, sender="ab"[number % 2]))

@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-from relay.throttle.bounds import BOUNDS, Bounds
+from relay.throttle.bounds import BOUNDS, HistoryBounds
 from relay.throttle.history_format import HistoryError
 from relay.throttle.throttle import Request
 from tests.engines.history.cuts import DEEDS, PATH, Account, Instant, Judge, Overrun, instants_of, runs
@@ -26,7 +26,7 @@ from tests.fakes.platter import Model, Platter
 from tests.fakes.tally import Packed, Part, on_all_cores
 
 SYNCS = frozenset({"sync", "sync_content", "sync_directory"})
-COMPACTS = {"never": BOUNDS, "now and then": Bounds(0, 40), "each time": Bounds(0, 1)}
+COMPACTS = {"never": BOUNDS, "now and then": HistoryBounds(0, 40), "each time": HistoryBounds(0, 1)}
 """By what a line counts for when it is judged whether the file has outgrown its worth."""
 CUTS_AT_ONCE = 128
 STEP = 5

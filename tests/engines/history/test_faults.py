@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.throttle.bounds import BOUNDS, Bounds
+from relay.throttle.bounds import BOUNDS, HistoryBounds
 from relay.throttle.history_format import HistoryError
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import WRITTEN_ANEW, ask, granted, messages, settle, throttle
@@ -32,7 +32,7 @@ OFTEN = ("EIO", "half a write, then ENOSPC", "a lying write", "EIO from then on"
 class Account:
     """Senders of one account on one disk, and what their upstream may have seen, in boottime."""
 
-    def __init__(self, disk: ModelDisk, clock: FakeClock, seen: list[Seen], bounds: Bounds) -> None:
+    def __init__(self, disk: ModelDisk, clock: FakeClock, seen: list[Seen], bounds: HistoryBounds) -> None:
         self.bounds = bounds
         self.disk = disk
         self.clock = clock

@@ -10,7 +10,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.spool.disk.durable import ROOM_BYTES, Disk, RealDisk
-from relay.throttle.bounds import Bounds
+from relay.throttle.bounds import HistoryBounds
 from relay.throttle.history_format import HistoryError
 from tests.engines.history.limits import ask, granted, messages, settle, throttle
 from tests.engines.history.memory_disk import Killed, MemoryDisk
@@ -191,7 +191,7 @@ def test_an_append_is_one_write_and_one_sync(memory: MemoryDisk, clock: FakeCloc
 def test_a_shorter_file_whose_name_may_not_be_durable_grants_nothing(
     memory: MemoryDisk, clock: FakeClock
 ) -> None:
-    account = throttle(PATH, memory, clock, LIMITS, Bounds(0, 1))
+    account = throttle(PATH, memory, clock, LIMITS, HistoryBounds(0, 1))
     granted(account, 1)
     memory.fail("sync_directory")
 
@@ -304,7 +304,7 @@ def test_a_file_that_outgrew_its_worth_is_compacted_and_counts_as_before(
     tmp_path: Path, clock: FakeClock
 ) -> None:
     path, disk, limits = tmp_path / "isp", RealDisk(), [messages(5, seconds=60)]
-    account, other = (throttle(path, disk, clock, limits, Bounds(5_000)) for _ in range(2))
+    account, other = (throttle(path, disk, clock, limits, HistoryBounds(5_000)) for _ in range(2))
     before = len(list(Path("/proc/self/fd").iterdir()))
     lengths = []
     # What ended stays known for a longer period, so the file's worth grows by one line a message.

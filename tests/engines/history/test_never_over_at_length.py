@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from relay.throttle.bounds import BOUNDS, Bounds
+from relay.throttle.bounds import BOUNDS, HistoryBounds
 from relay.throttle.gauge import KEY_ENTRIES
 from tests.engines.history.world import World
 
@@ -18,7 +18,7 @@ EVENTS_A_WORLD = 200
 WORLDS = 180
 
 
-def _bounds(number: int) -> Bounds:
+def _bounds(number: int) -> HistoryBounds:
     """Make small, in some worlds, what takes thousands of messages to reach."""
     bounds = BOUNDS
     if number % 5:

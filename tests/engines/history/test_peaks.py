@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.throttle.bounds import BOUNDS, Bounds
+from relay.throttle.bounds import BOUNDS, HistoryBounds
 from relay.throttle.history_check import audit_file
 from relay.throttle.history_format import (
     HistoryError,
@@ -32,7 +32,7 @@ def test_it_agrees_with_an_oracle_that_never_saw_the_file(
     seed: int, memory: MemoryDisk, clock: FakeClock
 ) -> None:
     # Of some seeds histories are rewritten often, of some merged too, and of some limits edited.
-    bounds = [BOUNDS, Bounds(400, 10), Bounds(400, 10, exact_ends=5)][seed % 3]
+    bounds = [BOUNDS, HistoryBounds(400, 10), HistoryBounds(400, 10, exact_ends=5)][seed % 3]
     draw = random.Random(seed)
     limits = [
         messages(draw.randint(2, 6), 60),

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.throttle.admission import Grant
-from relay.throttle.bounds import Bounds
+from relay.throttle.bounds import HistoryBounds
 from relay.throttle.compaction import LEAST_OF_A_SLICE, PARTS, merge, thinned
 from relay.throttle.gauge import Gauge
 from relay.throttle.history_format import Charged, Ended, Share
@@ -78,7 +78,7 @@ def test_an_older_share_counts_longer_by_less_than_a_part_of_its_age() -> None:
 
 
 def test_few_transactions_to_very_many_are_bounded_too() -> None:
-    known = Slots(Bounds(most_shares=2000))
+    known = Slots(HistoryBounds(most_shares=2000))
     known.judge_by([messages(9, 60, "recipient_domain")], 0)
     most = 0
     for number in range(50):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from relay.clock import SECOND_NS
 from relay.spool.disk.durable import Disk, RealDisk
 from relay.throttle.admission import Wait
-from relay.throttle.bounds import Bounds
+from relay.throttle.bounds import HistoryBounds
 from relay.throttle.history_check import audit_file
 from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.engines.history.limits import (
@@ -212,7 +212,7 @@ def test_an_id_that_ended_is_given_to_no_other_at_the_same_instant(
     memory: MemoryDisk, clock: FakeClock
 ) -> None:
     """Else its end, told once more, would end the other's reservation, whose upstream counts on."""
-    limits, often = [messages(99, seconds=60)], Bounds(compact_above_bytes=0)
+    limits, often = [messages(99, seconds=60)], HistoryBounds(compact_above_bytes=0)
     first, known = throttle(PATH, memory, clock, limits, often), set[int]()
     for _ in range(20):  # so that all is written anew, by then without its reservations
         (ended,) = granted(first, 1)

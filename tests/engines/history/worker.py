@@ -13,11 +13,11 @@ from random import Random
 
 from relay.clock import SECOND_NS, SystemClock
 from relay.spool.disk.durable import RealDisk
-from relay.throttle.bounds import Bounds
+from relay.throttle.bounds import HistoryBounds
 from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.engines.history.limits import PerPeriod
 
-WRITTEN_ANEW_OFTEN = Bounds(compact_above_bytes=4096)
+WRITTEN_ANEW_OFTEN = HistoryBounds(compact_above_bytes=4096)
 """So that some are killed in it."""
 
 

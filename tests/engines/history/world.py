@@ -19,7 +19,7 @@ from random import Random
 
 from relay.clock import SECOND_NS
 from relay.throttle.admission import TooLarge, Wait
-from relay.throttle.bounds import BOUNDS, Bounds
+from relay.throttle.bounds import BOUNDS, HistoryBounds
 from relay.throttle.history_format import HistoryError
 from relay.throttle.limit import ForEach, Unit
 from relay.throttle.throttle import Request, Reservation, Throttle
@@ -76,7 +76,7 @@ class Sender:
 class World:
     """Three senders, one disk, one clock; `true_ns` is the time that never errs."""
 
-    def __init__(self, random: Random, bounds: Bounds = BOUNDS) -> None:
+    def __init__(self, random: Random, bounds: HistoryBounds = BOUNDS) -> None:
         self.random = random
         self.bounds = bounds
         self.disk = MemoryDisk()

@@ -14,13 +14,13 @@ from relay.policy.units import HostPort
 from relay.status.http import STREAMS, StatusServer
 from relay.status.live import Live, event
 from relay.status.snapshot import NOTHING_COMING, Snapshot
-from relay.status.visitors import Bounds
+from relay.status.visitors import VisitorBounds
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
 from tests.fakes.snapshots import AT_NS, a_snapshot
 
-QUICK = Bounds(8, part_seconds=0)
+QUICK = VisitorBounds(8, part_seconds=0)
 
 
 class Maker:
@@ -77,7 +77,7 @@ async def nothing_to_foresee() -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(bounds: Bounds = QUICK) -> AsyncIterator[World]:
+async def serving(bounds: VisitorBounds = QUICK) -> AsyncIterator[World]:
     world, clock = World(), FakeClock()
     server = StatusServer(
         HostPort("127.0.0.1", 0),
@@ -127,7 +127,7 @@ async def test_streams_leave_places_for_other_requests() -> None:
 @pytest.mark.full
 async def test_a_stream_that_nobody_reads_is_closed() -> None:
     async with (
-        serving(Bounds(4, answer_seconds=0.05, part_seconds=0)) as world,
+        serving(VisitorBounds(4, answer_seconds=0.05, part_seconds=0)) as world,
         aiohttp.ClientSession() as session,
     ):
         host, port = world.base.removeprefix("http://").split(":")

@@ -10,7 +10,7 @@ import pytest
 from relay.policy.units import HostPort
 from relay.status.http import StatusServer
 from relay.status.snapshot import NOTHING_COMING
-from relay.status.visitors import BOUNDS, Bounds
+from relay.status.visitors import BOUNDS, VisitorBounds
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
@@ -27,7 +27,7 @@ async def nothing_to_foresee() -> None:
 
 @contextlib.asynccontextmanager
 async def serving(
-    foresee: Callable[[], Awaitable[None]] = nothing_to_foresee, bounds: Bounds = BOUNDS
+    foresee: Callable[[], Awaitable[None]] = nothing_to_foresee, bounds: VisitorBounds = BOUNDS
 ) -> AsyncIterator[HostPort]:
     clock = FakeClock()
     events = Events(io.StringIO(), "text", clock)
@@ -82,7 +82,7 @@ async def test_one_too_many_costs_the_one_that_was_idle_for_longest() -> None:
 
 
 async def test_a_request_has_to_be_there_soon() -> None:
-    async with serving(bounds=Bounds(request_seconds=0.01)) as address:
+    async with serving(bounds=VisitorBounds(request_seconds=0.01)) as address:
         silent, slow = await connect(address), await connect(address)
         slow[1].write(ASK[:-2])
 
@@ -90,7 +90,7 @@ async def test_a_request_has_to_be_there_soon() -> None:
 
 
 async def test_an_answer_has_to_be_read_in_time() -> None:
-    async with serving(bounds=Bounds(answer_seconds=0.05)) as address:
+    async with serving(bounds=VisitorBounds(answer_seconds=0.05)) as address:
         client = await connect(address)
         client[1].transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport reads
         with pytest.raises(ConnectionError):
