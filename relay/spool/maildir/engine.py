@@ -49,16 +49,16 @@ class MaildirSpool(BaseSpool):
         self._reports = MaildirIntake(root, disk, clock, headroom=False)
         self._held: set[QueueId] = set()
         self._noted: set[QueueId] = set()
-        """Of whom there are notes."""
+        """Messages with a file of notes."""
         self._untold: set[QueueId] = set()
-        """Published reports of which their messages do not know yet: they are not claimed before."""
+        """Published reports whose messages are not marked yet; they are not claimed before that."""
         self._notices: frozenset[QueueId] = frozenset()
         """Reports and warnings that the start found."""
         self._is_started = False
         self._ahead: deque[str] = deque()
         """Paths to claim."""
         self._unread: set[str] = set()
-        """Those that could not be read."""
+        """Paths that could not be read."""
         self._clock = clock
         self._reads_again_at_ns = 0
 
