@@ -3,10 +3,11 @@
 For the owner of the queue, from one thread at a time.
 
 Guarantees: the order of a settlement is notes, status bytes, report, told, end; a crash between two leaves
-the earlier ones, from which the next start goes on.  Of a report that a crash left without its mark, the
-message is marked before either is claimed.
+the earlier ones, from which the next start goes on.  Where a crash left a report that its message is not
+marked for, the start marks the message before it claims either.
 Assumes: rename is one operation, also across loss of power.
-Does not: sync an end.  What a loss of power brings back has no recipient left and nothing to tell.
+Does not: sync an end.  What a loss of power brings back has no recipient left and nothing to tell, but for a
+report that an operator gave up.
 """
 
 import contextlib
