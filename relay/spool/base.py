@@ -1,6 +1,6 @@
 """What the engines on a disk share: the lock, reading, quarantine, and that a report is there once.
 
-An engine says where a message lies (`_at`), and lays over what it knows of it besides (`_known`).
+An engine says where a message lies (`_at`), and adds what it knows apart from the message's bytes (`_known`).
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """A message in a record, or in a file of its own where its content is long.
 
-The bytes are a message file's (`relay.spool.message.message_file`), its recipients all to do; what became of
-them since is said by `facts`.  A file of its own is synced, and its name, before its record is written; until
-it is whole it is called ID.part.  Crash here, between its own name and its record: a file without a record,
+The bytes are a message file's (`relay.spool.message.message_file`) with all recipients to do; `facts` says
+what became of them since.  A file of its own is synced, and its name, before its record is written; until it
+is whole it is called ID.part.  Crash here, between its own name and its record: a file without a record,
 which the owner of the queue removes.
 """
 

@@ -2,12 +2,12 @@
 
 For the owner of the queue, from one thread at a time.
 
-Guarantees: the records of a batch of settlements are one group, which is there whole or not at all; memory is
-changed only when it is durable.  Nothing is sent again whose mark was durable, and nothing is dropped: what
-is not sound is copied to corrupt/, reading goes on at the next sound record, and its segment stays for ever.
-In a group that damage met no end counts: a message comes again rather than never.
-A segment that a start has to read, and that the disk does not give, is no empty one: all calls raise
-Unavailable until it does.  What is not given later is left where it is, and told of.
+Guarantees: the records of a batch of settlements are one group, which counts whole or not at all; memory
+changes only when the group is durable.  No recipient is sent to again whose mark was durable.
+Damage: a stretch that is not sound is copied to corrupt/, reading goes on at the next sound record, and the
+segment is never removed.  In a damaged group no end counts, since a message may come again but not be lost.
+A read that fails: where a start needs it, all calls raise Unavailable until it succeeds.  Later, the message
+is left where it is, told of, and read by the next start.
 Assumes: no group before the last one of a stream is torn.
 """
 

@@ -1,10 +1,10 @@
-"""The one who adds to a stream: groups of records, each one write and one sync.
+"""Adds groups of records to one stream; each group is one write and one sync.
 
 Guarantees: when `append` returned the group is durable, and so are the names that lead to it.  When it raised
 OSError nothing of it counts.  Where there was no room its bytes are taken back, and the next group goes to
 the same place.  After any other failure, above all of a sync, the segment is left: the group is cut off, as
 far as the disk lets us, and the next segment says how much of this one counts.
-Crash before that: the group may count or not; who asked for it was told that nobody knows.
+Crash before that: the group may count or not; its caller was told neither.
 
 The sender's groups are small and many, and each waits for its sync.  So its segments grow ahead of them, by
 room: zeros that the next groups overwrite.  A listener's are large, and room would double what it writes.

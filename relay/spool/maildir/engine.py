@@ -3,10 +3,11 @@
 For the owner of the queue, from one thread at a time.
 
 Guarantees: the order of a settlement is notes, status bytes, report, told, end; a crash between two leaves
-the earlier ones, from which the next start goes on.  Of a report that a crash left without its mark, the
-message is marked before either is claimed.
+the earlier ones, from which the next start goes on.  Where a crash left a report that its message is not
+marked for, the start marks the message before it claims either.
 Assumes: rename is one operation, also across loss of power.
-Does not: sync an end.  What a loss of power brings back has no recipient left and nothing to tell.
+Does not: sync an end.  What a loss of power brings back has no recipient left and nothing to tell, but for a
+report that an operator gave up.
 """
 
 import contextlib
@@ -49,16 +50,16 @@ class MaildirSpool(BaseSpool):
         self._reports = MaildirIntake(root, disk, clock, headroom=False)
         self._held: set[QueueId] = set()
         self._noted: set[QueueId] = set()
-        """Of whom there are notes."""
+        """Messages with a file of notes."""
         self._untold: set[QueueId] = set()
-        """Published reports of which their messages do not know yet: they are not claimed before."""
+        """Published reports whose messages are not marked yet; they are not claimed before that."""
         self._notices: frozenset[QueueId] = frozenset()
         """Reports and warnings that the start found."""
         self._is_started = False
         self._ahead: deque[str] = deque()
         """Paths to claim."""
         self._unread: set[str] = set()
-        """Those that could not be read."""
+        """Paths that could not be read."""
         self._clock = clock
         self._reads_again_at_ns = 0
 
