@@ -167,6 +167,12 @@ class Message(NamedTuple):
         """Return the content, or the beginning of it where it is long."""
         return self.long_head if self.content is None else self.content
 
+    def with_notes(self, notes: Iterable[Note]) -> "Message":
+        """Return it with those notes of which a report is owed."""
+        owed = self.owed_report
+        kept = tuple([note for note in notes if owed is not None and note.index in owed.indices])
+        return self._replace(notes=kept)
+
     def after(self, marks: Mapping[int, Status], notes: Sequence[Note] = ()) -> "Message":
         """Return it with marks and notes that a settlement made durable."""
         if not marks:
@@ -288,7 +294,8 @@ class Spool(Protocol):
         """Write down what became of messages, as one group; for each why it is not done, or None.
 
         A settlement that is not done may be done in part, in the order of `Settlement`.  Where one finds no
-        room, relayed recipients are marked all the same: a crash must not send to them again.
+        room, relayed recipients are marked all the same: a crash must not send to them again.  It is asked
+        again, as it was, before anything else is asked about that message.
         """
 
     def adopt(self, adopted: Sequence[Adopted]) -> None:

@@ -67,7 +67,7 @@ def write(disk: Disk, layout: Layout, content: bytes) -> None:
             pass
 
 
-def read(disk: Disk, layout: Layout, on_damaged: Callable[[bytes, str], None]) -> Checkpoint:
+def read(disk: Disk, layout: Layout, on_damaged: Callable[[bytes, str], object]) -> Checkpoint:
     """Return what either copy says; nothing where there is none, or both are damaged.
 
     `on_damaged` is given what a damaged one holds, and why.  Raises OSError where the disk gives neither.

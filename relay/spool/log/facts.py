@@ -66,9 +66,7 @@ class Facts:
             is_warned=self.is_warned,
             next_attempt_at_ns=self.next_attempt_at_ns,
         )
-        if not self.notes or after.owed_report is None:
-            return after
-        return after._replace(notes=tuple(note for _, note in sorted(self.notes.items())))
+        return after.with_notes(note for _, note in sorted(self.notes.items())) if self.notes else after
 
 
 def as_json(marks: Mapping[int, Status], notes: Iterable[Note], **more: object) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Settling:
         if own not in self._index.places:
             asks = each.report or each.notes or each.told or each.is_warned or each.is_held is not None
             # An end may be asked for again, and a hint is no promise.
-            if each.marks or (asks and not each.ends):
+            if (each.marks or asks) and not each.ends:
                 raise Absent(own)
             return
         facts = self._index.facts.get(own, _NOTHING)
