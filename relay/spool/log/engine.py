@@ -31,7 +31,7 @@ from relay.spool.log.content import discard, name_long, record_of
 from relay.spool.log.index import Index, Segment
 from relay.spool.log.journal import Cleaner, Journal
 from relay.spool.log.layout import FORMAT, PART, SENDER, Layout, prepare
-from relay.spool.log.record import HEAD_BYTES, ReadGroup, Record
+from relay.spool.log.record import RECORD_HEAD_BYTES, ReadGroup, Record
 from relay.spool.log.settling import Settling
 from relay.spool.log.streams import Streams
 from relay.spool.log.writer import SEGMENT_BYTES, StreamWriter
@@ -216,7 +216,7 @@ class LogSpool(BaseSpool):
         place = self._log().queued.places.get(queue_id)
         if place is None:
             raise Absent(queue_id)
-        head_bytes, path = HEAD_BYTES + len(queue_id), self._layout.segment(place.segment.name)
+        head_bytes, path = RECORD_HEAD_BYTES + len(queue_id), self._layout.segment(place.segment.name)
         if place.is_long:
             path = self._layout.content(queue_id)
         try:

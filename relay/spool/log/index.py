@@ -14,7 +14,7 @@ from relay.mail.envelope import QueueId
 from relay.spool.log import facts as said
 from relay.spool.log.facts import Facts
 from relay.spool.log.layout import SegmentName
-from relay.spool.log.record import HEAD_BYTES, LONGEST_ID, MESSAGE, MOVED, Record
+from relay.spool.log.record import LONGEST_ID, MESSAGE, MOVED, RECORD_HEAD_BYTES, Record
 
 UNKNOWN_CRC = 0
 
@@ -54,7 +54,7 @@ class Place(NamedTuple):
     @property
     def is_long(self) -> bool:
         """Whether the content has a file of its own: the record has no payload."""
-        return self.length <= HEAD_BYTES + LONGEST_ID
+        return self.length <= RECORD_HEAD_BYTES + LONGEST_ID
 
 
 class Index:

@@ -1,9 +1,9 @@
 """The bytes of a segment: groups of records.  Encoding and decoding only: no I/O.
 
-A record is a head (the segment's mark, kind, length of its id, the number of its group, how many records that
-has, which only its first one says, length and CRC-32 of its payload, CRC-32 of the head and the id), the id of
-its message, and its payload: of a message a message file (`relay.spool.message.message_file`), or nothing where
-that is in long/; of others see `facts`.
+A record is a head (the segment's mark, kind, length of its id, the number of its group, how many records
+that has, which only its first one says, length and CRC-32 of its payload, CRC-32 of the head and the id),
+the id of its message, and its payload: of a message a message file (`relay.spool.message.message_file`), or
+nothing where that is in long/; of others see `facts`.
 
 A group has a number of its own in its segment, also one that found no room: what such a one left behind
 completes none that is written over it, and torn.
@@ -26,8 +26,8 @@ from relay.spool.log.layout import SegmentName
 
 _HEAD = struct.Struct("<8scBIIII")
 _CRC = struct.Struct("<I")
-HEAD_BYTES = _HEAD.size + _CRC.size
-HEADER_BYTES = HEAD_BYTES + 9 + 3 * 20 + 2
+RECORD_HEAD_BYTES = _HEAD.size + _CRC.size
+SEGMENT_HEADER_BYTES = RECORD_HEAD_BYTES + 9 + 3 * 20 + 2
 LONGEST_ID = 24
 _READ_BYTES = 1024 * 1024
 
@@ -66,7 +66,7 @@ class Record(NamedTuple):
 
     @property
     def record_bytes(self) -> int:
-        return HEAD_BYTES + len(self.queue_id) + len(self.payload)
+        return RECORD_HEAD_BYTES + len(self.queue_id) + len(self.payload)
 
 
 class ReadGroup(NamedTuple):
@@ -118,14 +118,14 @@ def encode_group(mark: bytes, records: Sequence[Record], at: int, number: int) -
 
 def sound_record(mark: bytes, read: Read, at: int, end: int) -> Record | None:
     """Return the record that begins at an offset; None for anything else."""
-    raw = read(at, min(HEAD_BYTES + LONGEST_ID, end - at))
-    if len(raw) < HEAD_BYTES or not raw.startswith(mark):
+    raw = read(at, min(RECORD_HEAD_BYTES + LONGEST_ID, end - at))
+    if len(raw) < RECORD_HEAD_BYTES or not raw.startswith(mark):
         return None
     _, kind, id_bytes, group, count, payload_bytes, payload_crc = _HEAD.unpack_from(raw)
-    own = raw[HEAD_BYTES : HEAD_BYTES + id_bytes]
+    own = raw[RECORD_HEAD_BYTES : RECORD_HEAD_BYTES + id_bytes]
     if _CRC.unpack_from(raw, _HEAD.size)[0] != zlib.crc32(own, zlib.crc32(raw[: _HEAD.size])):
         return None
-    begin = at + HEAD_BYTES + len(own)
+    begin = at + RECORD_HEAD_BYTES + len(own)
     payload = read(begin, min(payload_bytes, end - begin))
     if len(payload) != payload_bytes or zlib.crc32(payload) != payload_crc:
         return None

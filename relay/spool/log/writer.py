@@ -108,7 +108,7 @@ class StreamWriter:
             self._disk.write_at(fd, content, offset)
 
     def _is_cut(self, fd: int, size_bytes: int) -> bool:
-        """Let a file be as long as before a write, of which a part may stay in its room; return whether it is."""
+        """Let a file be as long as before a write, of which a part may stay in its room; return if it is."""
         try:
             self._disk.truncate(fd, size_bytes)
         except OSError:
