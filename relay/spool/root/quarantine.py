@@ -48,7 +48,7 @@ class Quarantine:
             self._on_corrupt(describe(name), why)
 
     def keep(self, name: str, content: bytes, why: str) -> None:
-        """Write what is damaged, and part of something that stays, into a file of its own.  Raises OSError."""
+        """Write what is damaged of a file that stays into a file of its own.  Raises OSError."""
         path = self._free_path(name)
         with opened(self._disk, self._disk.open_new(path)) as fd:
             try:
