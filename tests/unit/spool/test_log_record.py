@@ -1,0 +1,99 @@
+"""What a segment's reader makes of any bytes: sound records, and nothing else."""
+
+from itertools import chain
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.mail.envelope import QueueId
+from relay.spool.log.facts import ENDED
+from relay.spool.log.layout import SegmentName
+from relay.spool.log.record import (
+    MESSAGE,
+    Position,
+    ReadGroup,
+    Record,
+    SegmentReader,
+    decode_header,
+    decode_position,
+    encode_group,
+    header_of,
+    mark_of,
+)
+
+NAME = SegmentName("0123456789abcdef", 7)
+MARK = mark_of(NAME)
+BEFORE = Position(6, 1234)
+IDS = [QueueId(f"{number:016d}") for number in range(6)]
+
+
+def segment(*sizes: int) -> tuple[bytes, list[list[Record]]]:
+    """Return a segment of groups with so many records each, and these; the first one is its header."""
+    raw, groups = b"", list[list[Record]]()
+    for size in sizes:
+        some = [header_of(BEFORE)] if not groups else []
+        for number in range(len(some), size):
+            is_message = number % 2
+            some.append(Record(*((MESSAGE, IDS[number], b"x" * 600) if is_message else (ENDED, IDS[number]))))
+        made, offsets = encode_group(MARK, some, len(raw))
+        raw += made
+        counts = [len(some), *[0] * (len(some) - 1)]
+        places = zip(some, offsets, counts, strict=True)
+        groups.append([new._replace(at=at, group=count) for new, at, count in places])
+    return raw, groups
+
+
+def read(raw: bytes, at: int = 0) -> list[ReadGroup]:
+    return list(SegmentReader(MARK, lambda at, size: raw[at : at + size], len(raw)).groups(at))
+
+
+def records(groups: list[ReadGroup]) -> list[Record]:
+    return [each for group in groups for each in group.records]
+
+
+def test_what_was_written_is_read() -> None:
+    raw, groups = segment(3, 1, 4)
+    found = read(raw)
+    assert [group.records for group in found] == groups
+    assert all(group.is_whole and not group.damages for group in found)
+    assert read(raw, found[1].at) == found[1:]
+    assert decode_header(NAME, raw) == BEFORE
+    assert decode_header(NAME._replace(number=8), raw) is None
+    position = Position(3, 4711, 12)
+    assert decode_position(position.encoded()) == position
+    assert decode_position(position.encoded()[:-1]) is None
+
+
+@given(st.data(), st.binary(min_size=1, max_size=700))
+def test_damage_costs_the_records_it_meets_and_no_other(data: st.DataObject, junk: bytes) -> None:
+    raw, groups = segment(3, 1, 4)
+    at = data.draw(st.integers(0, len(raw) - 1))
+    damaged = (raw[:at] + junk + raw[at + len(junk) :])[: len(raw)]
+
+    def is_sound(each: Record) -> bool:
+        stretch = slice(each.at, each.at + each.record_bytes)
+        return damaged[stretch] == raw[stretch]
+
+    found = read(damaged)
+    assert records(found) == list(filter(is_sound, chain(*groups)))
+    assert [group.records for group in found if group.is_whole] == [
+        each for each in groups if all(map(is_sound, each))
+    ]
+    assert any(group.damages for group in found) is (damaged != raw)
+
+
+@given(st.binary(max_size=3000))
+def test_no_bytes_at_all_are_taken_for_records(junk: bytes) -> None:
+    assert records(read(junk)) == records(read(MARK + junk)) == []
+    assert decode_header(NAME, junk) is None
+    assert decode_position(junk) is None
+
+
+def test_a_record_in_a_content_is_no_record_of_the_segment() -> None:
+    forged, _ = encode_group(MARK, [Record(ENDED, IDS[5])], 0)
+    raw, _ = encode_group(MARK, [Record(MESSAGE, IDS[0], b"x" * 300 + forged + b"y" * 300)], 0)
+    assert [each.queue_id for each in records(read(raw))] == [IDS[0]]
+
+    # One who knows the mark of this segment knows none of another.
+    other, _ = encode_group(mark_of(NAME._replace(number=8)), [Record(ENDED, IDS[5])], 0)
+    assert records(read(raw[:200] + other)) == []
