@@ -51,7 +51,7 @@ def _record(choices: Choices) -> Record:
 
 
 def read(content: bytes) -> list[ReadGroup]:
-    with bounded(300 + 60 * content.count(MARK)):
+    with bounded(1_000 + 200 * content.count(MARK)):
         return list(SegmentReader(MARK, lambda at, size: content[at : at + size], len(content)).groups(0))
 
 
