@@ -1,6 +1,7 @@
 """`make bench`: runs what is asked for and prints tables, then one JSON object."""
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -30,8 +31,8 @@ def main() -> int:
     result: dict[str, Any] = {}
     with nullcontext() if is_here else disk.stored_on_ext4(options.sync_ms / 1000):
         for mode in modes:
-            title, measure, why_missing = _MODES[mode]
-            if missing := why_missing():
+            title, measure = _MODES[mode]
+            if mode in _SMTP and (missing := smtp_tools.why_missing()):
                 sys.stderr.write(f"make bench: {missing}\n")
                 return 75
             rows = measure(options, result)
@@ -80,25 +81,25 @@ def _mail(options: argparse.Namespace, result: dict[str, Any]) -> Rows:
         f"the disk alone: {result['appends_per_second']:,} appends of 4 KiB a second, 20 in one fdatasync\n"
     )
     loads = [Load(options.messages, options.sessions, options.size, keep) for keep in (False, True)]
-    with _contenders(options, [postfix_contender(), *_relays(options), floor_contender()]) as contenders:
+    with _contenders(options, [*_contenders_of(options), floor_contender()]) as contenders:
         rounds = _run(contenders, loads, options.rounds)
     result["mail"] = as_json(rounds)
     return summarise(rounds)
 
 
 def _age(options: argparse.Namespace, result: dict[str, Any]) -> Rows:
-    beside = [] if postfix.why_missing() else [postfix_contender()]
     load = Load(options.messages, options.sessions, options.size, keep_connection=True)
-    with _contenders(options, [*beside, *_relays(options)]) as contenders:
+    with _contenders(options, _contenders_of(options)) as contenders:
         rounds = _run(contenders, [load], options.rounds)
     result["age"] = as_json(rounds)
     return aged(rounds)
 
 
-def _relays(options: argparse.Namespace) -> list[Any]:
-    return [
-        relay_contender(processes, engine) for engine in options.engines for processes in options.processes
-    ]
+def _contenders_of(options: argparse.Namespace) -> list[Any]:
+    """Return Postfix, where it is there, and the relay with each engine."""
+    beside = [] if postfix.why_missing() else [postfix_contender()]
+    many = itertools.product(options.engines, options.processes)
+    return beside + [relay_contender(processes, engine) for engine, processes in many]
 
 
 @contextmanager
@@ -135,46 +136,23 @@ def _print_table(title: str, rows: Rows) -> None:
     Console().print(table)
 
 
-def _nothing() -> None:
-    return None
-
-
-_MODES: dict[
-    str, tuple[str, Callable[[argparse.Namespace, dict[str, Any]], Rows], Callable[[], str | None]]
-] = {
+_MODES: dict[str, tuple[str, Callable[[argparse.Namespace, dict[str, Any]], Rows]]] = {
     "decisions": (
         "decisions per second, median",
-        lambda options, _: decisions.summarise(decisions.measure(options.rounds, sys.stderr.write)),
-        _nothing,
+        lambda asked, _: decisions.summarise(decisions.measure(asked.rounds, sys.stderr.write)),
     ),
-    "mail": (
-        "messages per second, median; ratio to Postfix",
-        _mail,
-        lambda: postfix.why_missing() or smtp_tools.why_missing(),
-    ),
-    "age": (
-        "messages per second through one spool: the first round, the last, and their ratio",
-        _age,
-        smtp_tools.why_missing,
-    ),
-    "restart": (
-        "a start with so many queued",
-        lambda options, _: restart.rows(options.messages, options.engines),
-        _nothing,
-    ),
+    "mail": ("messages per second, median; ratio to the first", _mail),
+    "age": ("messages per second through one spool: the first round, the last, and their ratio", _age),
+    "restart": ("a start with a long queue", lambda asked, _: restart.rows(asked.messages, asked.engines)),
     "cleaning": (
         "settling 20 at once while a tenth is held for ever",
-        lambda options, _: cleaning.rows(options.messages, options.size, options.engines),
-        _nothing,
+        lambda asked, _: cleaning.rows(asked.messages, asked.size, asked.engines),
     ),
-    "cost": ("processor time a message, medians", _cost, smtp_tools.why_missing),
-    "floods": (
-        "how long a client waits while strangers flood, medians",
-        lambda _options, _: floods.rows(),
-        _nothing,
-    ),
+    "cost": ("processor time a message, medians", _cost),
+    "floods": ("how long a client waits while strangers flood, medians", lambda _asked, _: floods.rows()),
 }
-"""What each one's table is called, what measures it, and why it cannot be measured."""
+_SMTP = {"mail", "age", "cost"}
+"""These need smtp-source and smtp-sink."""
 _STORING = {"mail", "age", "restart", "cleaning"}
 """By these the disk counts."""
 

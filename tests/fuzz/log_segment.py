@@ -25,7 +25,7 @@ from tests.fuzz.work import bounded
 
 NAME = SegmentName("0123456789abcdef", 7)
 MARK = mark_of(NAME)
-IDS = [QueueId(f"{number:016d}") for number in range(3)]
+IDS = [QueueId(f"{number:016d}") for number in range(4)]
 TOKENS = [MARK, MARK + b"E\x10\0\0\0\0\xff\xff\xff\xff", b"\0" * 512, b"\xff" * 4]
 STATUSES = [status for status in Status if status is not Status.TODO]
 
@@ -50,9 +50,9 @@ def _record(choices: Choices) -> Record:
     return Record(kind, queue_id, facts.encode(new | {"held": choices.yes()}))
 
 
-def read(content: bytes) -> list[ReadGroup]:
+def read(content: bytes, at: int = 0) -> list[ReadGroup]:
     with bounded(1_000 + 200 * content.count(MARK)):
-        return list(SegmentReader(MARK, lambda at, size: content[at : at + size], len(content)).groups(0))
+        return list(SegmentReader(MARK, lambda at, size: content[at : at + size], len(content)).groups(at))
 
 
 def indexed(groups: list[ReadGroup]) -> Index:

@@ -95,9 +95,7 @@ def test_a_wrong_call_is_told(arguments: list[str]) -> None:
 def test_a_relay_that_is_down_is_no_hindrance(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = write_policy(tmp_path)
-    policy.write_text(policy.read_text().replace("./spool", f"{{path: ./spool, engine: {engine}}}"))
-    monkeypatch.setenv("RELAY_POLICY", str(policy))
+    monkeypatch.setenv("RELAY_POLICY", str(write_policy(tmp_path, engine=engine)))
     made = on_the_kernel(tmp_path) if engine == "maildir" else log_on_the_kernel(tmp_path)
     intake = made.intake()
     queue_id, long = accept(intake), accept(intake, content=b"Subject: l\r\n" + b"x" * 600_000)

@@ -50,9 +50,7 @@ def test_a_clean_spool_ends_with_0_and_one_that_is_held_with_75(
 def test_a_damaged_message_ends_with_65_however_long_it_is(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy = write_policy(tmp_path)
-    policy.write_text(policy.read_text().replace("./spool", f"{{path: ./spool, engine: {name}}}"))
-    monkeypatch.setenv("RELAY_POLICY", str(policy))
+    monkeypatch.setenv("RELAY_POLICY", str(write_policy(tmp_path, engine=name)))
     made = on_the_kernel(tmp_path) if name == "maildir" else log_on_the_kernel(tmp_path)
     spool, intake = made.start(), made.intake()
     damaged = [accept(intake, content=content) for content in (CONTENT, bytes(600_000))]

@@ -29,11 +29,6 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MaildirEngine:
     return made
 
 
-def let_the_policy_say(folder: Path, engine: str) -> None:
-    policy = write_policy(folder)
-    policy.write_text(policy.read_text().replace("./spool", f"{{path: ./spool, engine: {engine}}}"))
-
-
 def format_of(engine: MaildirEngine) -> str:
     return (Path(engine.root) / "format").read_text()
 
@@ -50,13 +45,13 @@ def test_it_says_what_it_did_and_what_the_policy_is_to_say(
         f"now let the policy say  spool: {{path: {engine.root}, engine: log}}",
     ]
     assert format_of(engine) == FORMATS["log"]
-    let_the_policy_say(tmp_path, "log")
+    write_policy(tmp_path, engine="log")
     assert code_of("spool", "convert") == os.EX_OK
     assert capsys.readouterr().out == f"{engine.root}: is of the engine log\n"
     spool = log_on_the_kernel(tmp_path).start()
     assert [message.is_held for message in claimed(spool)] == [True]
     spool.close()
-    let_the_policy_say(tmp_path, "maildir")
+    write_policy(tmp_path, engine="maildir")
     assert code_of("spool", "convert") == os.EX_OK
     assert format_of(engine) == FORMATS["maildir"]
 
@@ -91,7 +86,7 @@ def test_no_spool_and_no_such_engine_are_told(
 def test_another_engine_than_the_policys_is_refused_with_the_way_out(
     engine: MaildirEngine, tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    let_the_policy_say(tmp_path, "log")
+    write_policy(tmp_path, engine="log")
     before = sorted(Path(engine.root).iterdir())
     assert code_of(*arguments) == os.EX_CONFIG
     assert "relay spool convert --to log" in capsys.readouterr().err

@@ -10,10 +10,9 @@ from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret, asked_of
 from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.spool.interface import Corrupt, Message, Status
 from relay.spool.message import message_file
+from tests.fuzz.message_file import ENVELOPE, QUEUE_ID
 
-QUEUE_ID = QueueId("0123456789abcdef")
 CONTENT = b"Subject: T\r\n\r\nTo do, Done, Failed.\r\n"
-ENVELOPE = Envelope("s@example.org", ("a@example.com", "T@example.com"), 7, "h[192.0.2.1]", "h", "ESMTP")
 
 
 def requests_for(recipients: int) -> st.SearchStrategy[DsnRequest]:
@@ -129,13 +128,6 @@ def test_every_truncation_and_every_octet_behind_is_noticed() -> None:
                 decoded(torn)
 
 
-@given(st.binary(max_size=400))
-def test_no_bytes_at_all_raise_anything_but_corrupt(raw: bytes) -> None:
-    for candidate in (raw, encoded()[: message_file.HEADER_BYTES] + raw):
-        with pytest.raises(Corrupt):
-            decoded(candidate)
-
-
 WHOLE_FACTS = (
     b'{"id":"0123456789abcdef","reverse_path":"s@example.org","arrival_at_ns":7,"client":"c","helo":"h",'
     b'"protocol":"ESMTP","user":null,"smtputf8":false,"dsn":%s}'
@@ -172,12 +164,6 @@ def test_an_envelope_of_wrong_facts_is_corrupt(facts: bytes) -> None:
 def test_the_file_of_another_message_is_corrupt() -> None:
     with pytest.raises(Corrupt, match="another message, '0123456789abcdef'"):
         decoded(encoded(), QueueId("fedcba9876543210"))
-
-
-@pytest.mark.parametrize("recipients", [(), ("a@example.com\nDb@example.com",), ("\udcff@example.com",)])
-def test_what_could_not_be_read_back_is_never_written(recipients: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match=r"recipient|surrogates"):
-        message_file.encode_envelope(QUEUE_ID, replace(ENVELOPE, recipients=recipients))
 
 
 def test_the_format_of_version_1_stays_readable() -> None:
