@@ -5,7 +5,7 @@ from typing import Any
 from relay.spool.interface import Corrupt
 from relay.spool.log import checkpoint
 from relay.spool.log.checkpoint import Checkpoint
-from relay.spool.log.record import Position
+from relay.spool.log.record import Position, unsealed
 from tests.fuzz import log_segment
 from tests.fuzz.choices import Choices
 from tests.fuzz.work import bounded, must_be_shown
@@ -23,13 +23,15 @@ def target(raw: bytes) -> None:
     assert _said(found) == _said((index, positions))
     assert checkpoint.encode(*found) == content
     other = choices.spoiled(content, TOKENS) if choices.yes() else choices.rest()
+    if other != content and unsealed(other) is not None:
+        return  # no damage makes a checksum right; a guided search does
     try:
         with bounded(500 + 20 * len(other)):
-            found = checkpoint.decode(other)
+            checkpoint.decode(other)
     except Corrupt as fault:
         must_be_shown(fault)
     else:
-        assert _said(found) == _said((index, positions))
+        assert other == content
 
 
 def _said(of: Checkpoint) -> list[Any]:

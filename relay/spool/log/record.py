@@ -131,8 +131,8 @@ def sealed(body: bytes) -> bytes:
 
 
 def unsealed(raw: bytes) -> bytes | None:
-    """Return what was sealed, which is never nothing; None for what is damaged, or just being written."""
-    return raw[9:] if raw[9:] and sealed(raw[9:]) == raw else None
+    """Return what was sealed; None for what is damaged, or just being written."""
+    return raw[9:] if sealed(raw[9:]) == raw else None
 
 
 class SegmentReader:
