@@ -32,10 +32,10 @@ STATUSES = [status for status in Status if status is not Status.TODO]
 
 def written(choices: Choices) -> bytes:
     """Return a segment of whole groups."""
-    raw, _ = encode_group(MARK, [header_of(Position(6, 1234, 5))], 0)
-    for _ in range(choices.number(5)):
+    raw, _ = encode_group(MARK, [header_of(Position(6, 1234, 5))], 0, 0)
+    for number in range(1, 1 + choices.number(5)):
         group = [_record(choices) for _ in range(1 + choices.number(4))]
-        raw += encode_group(MARK, group, len(raw))[0]
+        raw += encode_group(MARK, group, len(raw), number)[0]
     return raw
 
 
@@ -80,7 +80,7 @@ def target(raw: bytes) -> None:
         )
         assert (stretches[0][0], stretches[-1][1]) == (group.at, group.end)
         assert all(before[1] == after[0] for before, after in pairwise(stretches))
-        assert group.is_whole == (not group.damages and group.records[0].group == len(group.records))
+        assert group.is_whole == (not group.damages and group.records[0].group_size == len(group.records))
     known = {each._replace(at=0) for group in sound for each in group.records}
     assert {each._replace(at=0) for group in groups for each in group.records} <= known
     index = indexed(groups)

@@ -1,10 +1,10 @@
 """Streams as the owner of the queue reads them: each group once, from where the checkpoint ends.
 
-Of a stream whose writer lives, what its lock's file announces is read: that is durable, and stays.  Of one
-whose writer is dead, and of our own at a start, all that is sound is read; what is not, at its very end and
-behind what was announced, is a group that a crash tore, or room: nobody was told of it.
-Anything else that is not sound is damage.  It comes as a group that is not whole, with what is sound of it.
-Raises OSError where the disk does not give what was accepted: it may be asked again, and goes on there.
+Of a stream whose writer lives, the owner reads what the lock's file announces: that is durable.  Of a stream
+whose writer is dead, and of the sender's at a start, it reads all that is sound.  Bytes that are not sound at
+its very end, behind what was announced, are a torn group or room: no client and no operator was told of it.
+All other bytes that are not sound are damage: they come as a group that is not whole, with its sound records.
+Raises OSError where the disk does not give what was accepted; the next call goes on there.
 """
 
 import contextlib

@@ -26,14 +26,14 @@ def segment(*sizes: int) -> tuple[bytes, list[list[Record]]]:
     raw, groups = b"", list[list[Record]]()
     for size in sizes:
         some = [header_of(BEFORE)] if not groups else []
-        for number in range(len(some), size):
-            is_message = number % 2
-            some.append(Record(*((MESSAGE, IDS[number], b"x" * 600) if is_message else (ENDED, IDS[number]))))
-        made, offsets = encode_group(MARK, some, len(raw))
+        every = [Record(MESSAGE, IDS[n], b"x" * 600) if n % 2 else Record(ENDED, IDS[n]) for n in range(size)]
+        some += every[len(some) :]
+        number = len(groups)
+        made, offsets = encode_group(MARK, some, len(raw), number)
         raw += made
         counts = [len(some), *[0] * (len(some) - 1)]
         places = zip(some, offsets, counts, strict=True)
-        groups.append([new._replace(at=at, group=count) for new, at, count in places])
+        groups.append([new._replace(at=at, group=number, group_size=count) for new, at, count in places])
     return raw, groups
 
 
@@ -70,10 +70,10 @@ def test_damage_costs_the_records_it_meets_and_no_other(data: st.DataObject, jun
 
 
 def test_a_record_in_a_content_is_no_record_of_the_segment() -> None:
-    forged, _ = encode_group(MARK, [Record(ENDED, IDS[3])], 0)
-    raw, _ = encode_group(MARK, [Record(MESSAGE, IDS[0], b"x" * 300 + forged + b"y" * 300)], 0)
+    forged, _ = encode_group(MARK, [Record(ENDED, IDS[3])], 0, 1)
+    raw, _ = encode_group(MARK, [Record(MESSAGE, IDS[0], b"x" * 300 + forged + b"y" * 300)], 0, 0)
     assert [each.queue_id for each in records(read(raw))] == [IDS[0]]
 
     # One who knows the mark of this segment knows none of another.
-    other, _ = encode_group(mark_of(NAME._replace(number=8)), [Record(ENDED, IDS[3])], 0)
+    other, _ = encode_group(mark_of(NAME._replace(number=8)), [Record(ENDED, IDS[3])], 0, 1)
     assert records(read(raw[:200] + other)) == []
