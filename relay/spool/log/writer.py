@@ -108,7 +108,7 @@ class StreamWriter:
             self._disk.write_at(fd, content, offset)
 
     def _is_cut(self, fd: int, size_bytes: int) -> bool:
-        """Cut a file to its length before a write, whose part may stay in its room; return whether it is."""
+        """Truncate a file to its length before a write, of which bytes may stay in its room."""
         try:
             self._disk.truncate(fd, size_bytes)
         except OSError:
