@@ -38,9 +38,10 @@ class Facts:
     def apply(self, said: Mapping[str, Any]) -> None:
         for mark, indices in said.get("marks", {}).items():
             self.statuses |= dict.fromkeys(indices, Status(mark.encode()))
-        self.notes |= {note["index"]: Note(**note) for note in said.get("notes", ())}
+        self.told.update(said.get("told", ()))
+        notes = {note["index"]: Note(**note) for note in said.get("notes", ())}
+        self.notes |= {index: note for index, note in notes.items() if index not in self.told}
         for index in said.get("told", ()):
-            self.told.add(index)
             self.notes.pop(index, None)
         self.is_held = said.get("held", self.is_held)
         self.is_warned = said.get("warned", self.is_warned)

@@ -306,9 +306,9 @@ class MaildirSpool(BaseSpool):
 
     def _postpone(self, group: Group) -> None:
         for _, each in group.going(lambda each: each.next_attempt_at_ns is not None):
-            with contextlib.suppress(OSError):
-                with opened(self._disk, self._disk.open_update(self._home(each.queue_id))) as fd:
-                    self._disk.set_modified_at_ns(fd, each.next_attempt_at_ns or 0)
+            path = self._home(each.queue_id)
+            with contextlib.suppress(OSError), opened(self._disk, self._disk.open_update(path)) as fd:
+                self._disk.set_modified_at_ns(fd, each.next_attempt_at_ns or 0)
 
     def _hold(self, group: Group) -> None:
         asked = group.going(lambda each: each.is_held is not None)

@@ -109,7 +109,7 @@ class SpoolDraft:
         return b"".join(chunks)
 
     def complete(self, header: bytes, tail: bytes) -> int:
-        """Write all that is not written yet, the header last; return the file's descriptor.  Raises OSError."""
+        """Write what is not written yet, the header last; return the file's descriptor.  Raises OSError."""
         self._leave_room(len(header) + self.buffered_bytes + len(tail))
         was_begun = self.is_on_disk
         fd = self._write(tail, header)

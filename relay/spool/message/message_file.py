@@ -194,7 +194,7 @@ def decode(queue_id: QueueId, header: Header, raw: bytes) -> Message:
 
 
 def lines_of(envelope: Envelope, file_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield for each recipient where its line begins in a file of this length, and the line but its status."""
+    """Yield where each recipient's line begins in a file of this length, and the line but its status."""
     addresses = [address.encode() + b"\n" for address in envelope.recipients]
     lengths = [1 + len(address) for address in addresses]
     return zip(accumulate(lengths[:-1], initial=file_bytes - sum(lengths)), addresses, strict=True)

@@ -1,4 +1,4 @@
-"""What every engine of the spool must do.  An engine's tests inherit `Conformance` and say how to make one."""
+"""What every engine of the spool must do; an engine's tests inherit `Conformance` and say how to make one."""
 
 import contextlib
 import errno
