@@ -282,21 +282,21 @@ class MaildirSpool(BaseSpool):
 
     def _tell(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
         asked = [(index, each) for index, each in group.going(lambda each: each.report) if index in marks]
-        for step in range(2):
+        for is_last in (False, True):
             written: dict[int, int] = {}
             for index, each in asked:
-                if group.results[index] is not None:
-                    continue  # the first recipient comes last, also where the others failed
+                told = tellings(each.told, ends=each.ends)[is_last]
+                warns = each.is_warned and not is_last
+                if group.results[index] is not None or not (told or warns):
+                    continue
                 fd, lines = marks[index]
-                told = list(tellings(each.told, ends=each.ends))[step : step + 1]
                 try:
                     hint_ns = self._disk.status(fd).modified_at_ns
-                    for some in told:
-                        lines.tell(some)
-                    if step == 0 and each.is_warned:
+                    lines.tell(told)
+                    if warns:
                         lines.warn()
                     self._disk.set_modified_at_ns(fd, hint_ns)
-                    written |= {index: fd} if any(told) or (step == 0 and each.is_warned) else {}
+                    written[index] = fd
                 except OSError as error:
                     group.fail(index, error)
             self._sync(group, written)
@@ -314,10 +314,8 @@ class MaildirSpool(BaseSpool):
         asked = group.going(lambda each: each.is_held is not None)
         touched: set[str] = set()
         for index, each in asked:
-            source, target = (
-                self._layout.home(each.queue_id, is_held=each.is_held is not is_target)
-                for is_target in (True, False)
-            )
+            source = self._layout.home(each.queue_id, is_held=not each.is_held)
+            target = self._layout.home(each.queue_id, is_held=bool(each.is_held))
             try:
                 if self._disk.inode(target) is None:
                     self._disk.rename(source, target)

@@ -3,7 +3,7 @@
 Guarantees: no byte is written into a file whose recipients are not those that the message was read with.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from relay.mail.envelope import Envelope
 from relay.spool.disk.durable import Disk
@@ -69,13 +69,10 @@ class Marks:
         self._marks[index] = mark
 
 
-def tellings(told: Sequence[int], *, ends: bool) -> Iterator[Sequence[int]]:
-    """Yield which recipients to tell of before the next sync: while others are left, the first one last.
+def tellings(told: Sequence[int], *, ends: bool) -> tuple[Sequence[int], Sequence[int]]:
+    """Return which recipients to tell of first, and which once that is durable: the first one of them.
 
-    The report's id follows from the first, so whatever of this a crash leaves leads to that report.
+    The report's id follows from the first one that is left, so whatever of this a crash leaves leads to that
+    report.  Where the message ends it has one id, and all are told of at once.
     """
-    if ends:
-        yield told
-    else:
-        yield told[1:]
-        yield told[:1]
+    return (told, ()) if ends else (told[1:], told[:1])
