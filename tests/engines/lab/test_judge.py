@@ -8,8 +8,7 @@ import pytest
 from relay.listener.received import received_line
 from relay.mail.envelope import Envelope
 from relay.spool.disk.durable import RealDisk
-from relay.spool.maildir.intake import MaildirIntake
-from relay.spool.maildir.layout import prepare
+from relay.spool.engines import ENGINES, Engine
 from tests.engines.lab.judge import judge
 from tests.engines.lab.observations import Letter, Observations
 from tests.engines.spool.world import Violation
@@ -20,12 +19,18 @@ LETTER = Letter(0, SENDER, (RECIPIENT,), b"Subject: 0\r\n\r\nhello\r\n")
 PLACE = 100
 
 
+@pytest.fixture(params=[*ENGINES.values()], ids=[*ENGINES])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    found: Engine = request.param
+    return found
+
+
 @pytest.fixture
-def observed(tmp_path: Path) -> Observations:
+def observed(tmp_path: Path, engine: Engine) -> Observations:
     """Return what is known of one message that is in the spool as it was handed over."""
-    root, disk, clock = str(tmp_path / "spool"), RealDisk(), FakeClock()
-    prepare(root, disk)
-    intake = MaildirIntake(root, disk, clock)
+    root, disk = str(tmp_path / "spool"), RealDisk()
+    engine.prepare(root, disk)
+    intake = engine.intake(root, disk, FakeClock())
     draft = intake.draft()
     draft.append(
         received_line(
@@ -35,6 +40,7 @@ def observed(tmp_path: Path) -> Observations:
     draft.append(LETTER.content)
     envelope = Envelope(SENDER, LETTER.recipients, START_WALL_NS, "unknown[127.0.0.1]", "c", "ESMTP")
     assert intake.accept([(draft, envelope)]) == [None]
+    intake.close()
     known = Observations()
     known.offered[0] = (0, LETTER)
     known.accepted[0] = (PLACE, draft.queue_id)
@@ -45,8 +51,10 @@ def _id(observed: Observations) -> str:
     return observed.accepted[0][1]
 
 
-def test_a_message_as_it_was_handed_over_breaks_no_promise(tmp_path: Path, observed: Observations) -> None:
-    seen = judge(tmp_path, observed, RealDisk())
+def test_a_message_as_it_was_handed_over_breaks_no_promise(
+    tmp_path: Path, engine: Engine, observed: Observations
+) -> None:
+    seen = judge(tmp_path, observed, RealDisk(), engine)
 
     assert (seen.found, seen.ended, seen.repeats) == (1, 0, 0)
 
@@ -90,21 +98,27 @@ def _counted_upstream(observed: Observations) -> None:
         (_other_envelope, "another envelope"),
         (_never_offered, "nobody handed over"),
         (_told_relayed, "is TODO; told"),
-        (_reported, "is back"),
+        (_reported, "a second one follows"),
         (_counted_upstream, "charged"),
     ],
 )
 def test_each_broken_promise_is_seen(
-    tmp_path: Path, observed: Observations, broken: Callable[[Observations], None], verdict: str
+    tmp_path: Path,
+    engine: Engine,
+    observed: Observations,
+    broken: Callable[[Observations], None],
+    verdict: str,
 ) -> None:
     broken(observed)
 
     with pytest.raises(Violation, match=verdict):
-        judge(tmp_path, observed, RealDisk())
+        judge(tmp_path, observed, RealDisk(), engine)
 
 
-def test_what_was_learned_later_obliges_nobody_earlier(tmp_path: Path, observed: Observations) -> None:
+def test_what_was_learned_later_obliges_nobody_earlier(
+    tmp_path: Path, engine: Engine, observed: Observations
+) -> None:
     _told_relayed(observed)
     _counted_upstream(observed)
 
-    judge(tmp_path, observed.until(PLACE - 1), RealDisk())
+    judge(tmp_path, observed.until(PLACE - 1), RealDisk(), engine)

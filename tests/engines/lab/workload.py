@@ -185,4 +185,4 @@ def _let_work(relay: RelayAtWork, plan: Sequence[Letter], scribe: Scribe) -> Non
         clients.may_go_on.set()
     for thread in clients.threads:
         thread.join()
-    wait_until(lambda: relay.stored() == 0)
+    relay.wait_until_empty()
