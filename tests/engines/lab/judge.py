@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from relay.clock import SECOND_NS, SystemClock
@@ -32,31 +32,12 @@ DAY_S = 86_400
 _RECEIVED = re.compile(rb"Received: .*\r\n(?:[ \t].*\r\n)*")
 
 
-@dataclass
-class Judgement:
-    """What was seen, for the figures."""
+def judge(folder: Path, observed: Observations, disk: RealDisk, engine: Engine) -> Counter[str]:
+    """Judge what is mounted on a folder by what was known; return what was seen.  Raises Violation.
 
-    found: int = 0
-    """Messages in the queue."""
-    ended: int = 0
-    """Messages that had their 250 and are gone, every recipient accounted for."""
-    repeats: int = 0
-    """Recipients that the upstream has, and will get again: taken, and no word of it was durable yet."""
-    unacknowledged: int = 0
-    """Messages in the queue whose client had no 250 yet."""
-    statuses: Counter[str] = field(default_factory=Counter)
-
-    def add(self, other: "Judgement") -> None:
-        """Add the figures of another image."""
-        self.found += other.found
-        self.ended += other.ended
-        self.repeats += other.repeats
-        self.unacknowledged += other.unacknowledged
-        self.statuses += other.statuses
-
-
-def judge(folder: Path, observed: Observations, disk: RealDisk, engine: Engine) -> Judgement:
-    """Judge what is mounted on a folder by what was known.  Raises Violation."""
+    Seen are messages: `found` in the queue, `unacknowledged`, whose client had no 250 yet, and `ended`, with
+    every recipient accounted for; and recipients: by status, and `repeats`, whom the upstream has already.
+    """
     clock = FakeClock(boottime_ns=5 * SECOND_NS, wall_ns=SystemClock().wall_ns())
     corrupt: list[str] = []
 
@@ -92,30 +73,30 @@ class _Case:
     """One image: what was found, and all that is wrong with it."""
 
     def __init__(self, observed: Observations, spool: Spool, found: Sequence[Message]) -> None:
-        self.seen = Judgement(found=len(found))
+        self.seen = Counter(found=len(found))
         self.wrong: list[str] = []
         self._observed = observed
         self._found = {message.queue_id: message for message in found}
         self._contents = {message.queue_id: _content(spool, message) for message in found}
-        self._letters = {letter.recipients[0]: letter for _, letter in observed.offered.values()}
-        self._by_sender = {letter.reverse_path: letter for _, letter in observed.offered.values()}
+        self._letters = {letter.recipients[0]: letter for letter in observed.offered.values()}
+        self._by_sender = {letter.reverse_path: letter for letter in observed.offered.values()}
         ids = [message.queue_id for message in found]
         if ids != sorted(self._found):
             self.wrong.append(f"claimed twice, or not by age: {ids}")
 
     def look_at_each(self) -> None:
         """Compare each queued message with what is known of it."""
-        acknowledged = {queue_id for _, queue_id in self._observed.accepted.values()}
+        acknowledged = set(self._observed.accepted.values())
         letters: Counter[int] = Counter()
         for queue_id, message in self._found.items():
-            self.seen.statuses.update(status.name for status in message.statuses)
+            self.seen.update(status.name for status in message.statuses)
             if (subject := subject_of(queue_id)) is not None:
                 self._look_at_report(message, subject)
             elif (letter := self._letters.get(message.envelope.recipients[0])) is None:
                 self.wrong.append(f"{queue_id}: a message that nobody handed over")
             else:
                 letters[letter.number] += 1
-                self.seen.unacknowledged += queue_id not in acknowledged
+                self.seen["unacknowledged"] += queue_id not in acknowledged
                 self._look_at_letter(message, letter)
             self._look_at_statuses(message)
         self.wrong += [
@@ -124,12 +105,12 @@ class _Case:
 
     def look_for_the_absent(self) -> None:
         """Account for each recipient of each message that had its 250 and is not in the queue."""
-        for number, (_, queue_id) in self._observed.accepted.items():
+        for number, queue_id in self._observed.accepted.items():
             if queue_id in self._found:
                 continue
-            letter = self._observed.offered[number][1]
+            letter = self._observed.offered[number]
             lost = [each for each in letter.recipients if not self._is_accounted_for(queue_id, letter, each)]
-            self.seen.ended += not lost
+            self.seen["ended"] += not lost
             if lost:
                 self.wrong.append(f"{queue_id}: accepted, and lost for {lost}")
 
@@ -141,7 +122,7 @@ class _Case:
             self.wrong.append(f"{queue_id}: other content than that of letter {letter.number}")
         to_come = {owed.report_id} if owed is not None else set()
         to_come |= {report_id(queue_id)} if message.left else set()
-        if any(each in self._found or self._observed.is_told(each, letter.reverse_path) for each in to_come):
+        if any(each in self._found or (each, letter.reverse_path) in self._observed.told for each in to_come):
             self.wrong.append(f"{queue_id}: a report is there, or had its end, and a second one follows")
         if message.is_held:
             self.wrong.append(f"{queue_id} is held")
@@ -166,19 +147,19 @@ class _Case:
             zip(message.envelope.recipients, message.statuses, strict=True)
         ):
             is_taken = recipient in self._observed.taken
+            is_told = (message.queue_id, recipient) in self._observed.told
             match status:
                 case Status.TODO:
-                    self.seen.repeats += is_taken
-                    is_possible = not self._observed.is_told(message.queue_id, recipient)
+                    self.seen["repeats"] += is_taken
+                    is_possible = not is_told
                 case Status.RELAYED:
                     is_possible = is_taken
                 case _:
                     is_explained = owed is None or index not in owed.indices or index in noted
                     is_possible = is_explained and recipient in self._observed.refused
             if not is_possible:
-                told = self._observed.told.get((message.queue_id, recipient))
                 self.wrong.append(
-                    f"{message.queue_id}: {recipient} is {status.name}; told {told}, taken {is_taken}"
+                    f"{message.queue_id}: {recipient} is {status.name}; told {is_told}, taken {is_taken}"
                 )
 
     def _is_accounted_for(self, queue_id: str, letter: Letter, recipient: str) -> bool:
@@ -186,7 +167,7 @@ class _Case:
             return True
         if recipient not in self._observed.refused:
             return False
-        reports = [content for _, content in self._observed.taken.get(letter.reverse_path, [])]
+        reports = [*self._observed.taken.get(letter.reverse_path, [])]
         reports += [content for own, content in self._contents.items() if subject_of(own) == queue_id]
         # The report itself may have been refused: then its own account is at its end.
         return letter.reverse_path in self._observed.refused or any(
@@ -233,9 +214,8 @@ def _check_history(path: Path, observed: Observations, disk: RealDisk, clock: Fa
         raise Violation(f"the history is lost: {error}") from error
     finally:
         throttle.close()
-    seen = [len(observed.mails), len(observed.rcpts)]
-    if charged[0] < seen[0] or charged[1] < seen[1]:
-        raise Violation(f"messages and recipients charged {charged}, seen by the upstream {seen}")
+    if charged[0] < observed.mails or charged[1] < observed.rcpts:
+        raise Violation(f"charged {charged}, and the upstream saw {observed.mails}, {observed.rcpts}")
 
 
 def _live_on(spool: Spool, found: Sequence[Message]) -> None:

@@ -89,16 +89,21 @@ def test_no_power_cut_of_a_real_disk_breaks_a_promise(name: str, experiments: Ex
     # The judge had something to judge: whole messages, finished ones, all kinds of ends.
     assert figures["seen"]["found"] > IMAGES
     assert figures["seen"]["ended"] > IMAGES
-    assert {"TODO", "RELAYED", "BOUNCED"} <= set(figures["seen"]["statuses"])
+    assert {"TODO", "RELAYED", "BOUNCED", "EXPIRED"} <= set(figures["seen"])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
+    ("engine", "sync"), [(SpoolEngine.MAILDIR, "sync_directory:new"), (SpoolEngine.LOG, "sync_content")]
+)
+@pytest.mark.parametrize(
     "name", ["ext4", *(pytest.param(name, marks=pytest.mark.crash(least_s=60)) for name in ("xfs", "btrfs"))]
 )
-def test_a_relay_that_leaves_out_a_folder_sync_is_caught(name: str, tmp_path: Path) -> None:
+def test_a_relay_that_leaves_out_a_sync_is_caught(
+    name: str, engine: SpoolEngine, sync: str, tmp_path: Path
+) -> None:
     _demand(name)
-    careless = ("--careless", "sync_directory:new", "--letters", 24)
+    careless = ("--engine", engine, "--careless", sync, "--letters", 24)
     with _experiment(tmp_path, name, *careless, "--images", 150, "--until-violation") as experiment:
         figures = _figures_of(experiment)
 
