@@ -193,12 +193,12 @@ class RelayProcess:
         First its memory says so.  Only then it is asked for what it has yet to claim: else the report about
         the last message could be published, and that message leave the memory, between the two.
         """
-        if _messages(json.loads(self.get("/status.json"))):
+        if messages_in(json.loads(self.get("/status.json"))):
             return False
         ran = self.command("status", "--json")
         if ran.returncode != os.EX_OK:
             raise ConnectionError(ran.stderr)
-        return _messages(json.loads(ran.stdout)) == 0
+        return messages_in(json.loads(ran.stdout)) == 0
 
     def _started(self) -> Started:
         assert self._relay is not None, "no relay was started here"
@@ -222,7 +222,8 @@ class RelayProcess:
             os.close(ended)
 
 
-def _messages(status: Mapping[str, Any]) -> int:
+def messages_in(status: Mapping[str, Any]) -> int:
+    """Return how many messages a status tells of, but for damaged ones."""
     counted = sum(its["messages"] for state, its in status["queue"].items() if state != "corrupt")
     return int(counted + status["recovering"])
 

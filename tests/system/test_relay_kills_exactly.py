@@ -98,6 +98,7 @@ class Gallows:
     def judged(self) -> str:
         """Judge all runs; return the figures."""
         wait_until(lambda: self._host.unanswered == 0)
+        assert self.relay.command("fsck").returncode == os.EX_OK
         seen, tried = self._host.seen(), self._host.tried
         verdict = judge(seen, tried, self._kills, self._acknowledged, self._attempted, letter=of_every_end)
         verdict.assert_good(connections=CONNECTIONS)
