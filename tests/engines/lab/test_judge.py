@@ -1,15 +1,18 @@
 """The judge sees each kind of broken promise, on a spool in a plain folder."""
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from relay.listener.received import received_line
-from relay.mail.envelope import Envelope
+from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import ENGINES, Engine
+from relay.spool.identity import report_id
+from relay.spool.interface import Adopted, Message, Status
 from tests.engines.lab.judge import judge
 from tests.engines.lab.observations import Letter, Observations, Scribe
 from tests.engines.spool.world import Violation
@@ -127,3 +130,26 @@ def test_what_is_noted_later_obliges_nobody_earlier(tmp_path: Path, observed: Ob
 
     assert (scribe.known(earlier), scribe.known(later).mails) == (observed, 1)
     assert scribe.obligations() == [later]
+
+
+def test_a_report_of_somebody_who_never_failed_is_seen(
+    tmp_path: Path, engine: Engine, observed: Observations
+) -> None:
+    envelope = Envelope("", (SENDER,), START_WALL_NS, "local", "", "ESMTP")
+    content = b"X: y\r\nFinal-Recipient: rfc822; " + RECIPIENT.encode() + b"\r\nAction: failed\r\n"
+    report = Message(
+        report_id(QueueId(_id(observed))),
+        envelope,
+        Shape(len(content), eight_bit=False, smtputf8=False),
+        (Status.TODO,),
+    )
+    with closing(
+        engine.spool(str(tmp_path / "spool"), RealDisk(), FakeClock(), lambda _n, _w: None)
+    ) as spool:
+        spool.adopt([Adopted(report, [content])])
+
+    with pytest.raises(Violation) as caught:
+        judge(tmp_path, observed, RealDisk(), engine)
+
+    for verdict in ("a second one follows", "not a whole report", f"reports {RECIPIENT}, which never failed"):
+        assert verdict in str(caught.value)
