@@ -22,10 +22,7 @@ class Client:
     @classmethod
     @functools.lru_cache(maxsize=1024)
     def of_peer(cls, host: str) -> "Client":
-        """Drop the zone (`%eth0`) of a socket's peer host.
-
-        Remembered for a while, since the same few clients connect again and again.
-        """
+        """Drop the zone (`%eth0`) of a socket's peer host."""
         ip = ip_address(host.partition("%")[0])
         mapped = ip.ipv4_mapped if isinstance(ip, IPv6Address) else None
         return cls(mapped or ip, str(mapped or ip))
@@ -66,6 +63,7 @@ class ClientPlace:
     """Ends the connection at once."""
     counted_as: str = field(init=False)
     """The address of a host in `clients`; the origin of any other, since one host numbers its whole /64."""
+    is_counted: bool = False
 
     def __post_init__(self) -> None:
         self.counted_as = self.client.address if self.may_relay else self.client.origin
@@ -89,11 +87,7 @@ class Admission:
         self._of_origin: Counter[str] = Counter()
         """Strangers."""
         self._strangers: dict[ClientPlace, None] = {}  # longest without a step first
-        self._others: set[ClientPlace] = set()
-
-    @property
-    def total(self) -> int:
-        return len(self._strangers) + len(self._others)
+        self.total = 0
 
     @property
     def clients(self) -> int:
@@ -112,12 +106,12 @@ class Admission:
                 return replies.TOO_MANY_CONNECTIONS
             self.leave(first)
             first.give_way()
+        place.is_counted = True
+        self.total += 1
         self._open[key] += 1
         if is_stranger:
             self._strangers[place] = None
             self._of_origin[key] += 1
-        else:
-            self._others.add(place)
         return None
 
     def step(self, place: ClientPlace) -> None:
@@ -127,23 +121,20 @@ class Admission:
 
     def log_in(self, place: ClientPlace) -> None:
         place.may_relay = True
-        if place in self._strangers:
-            self._forget_stranger(place)
-            self._others.add(place)
+        self._forget_stranger(place)
 
     def leave(self, place: ClientPlace) -> None:
         """Ignored for a place that gave way."""
-        if place in self._strangers:
+        if place.is_counted:
+            place.is_counted = False
+            self.total -= 1
             self._forget_stranger(place)
-        elif place in self._others:
-            self._others.remove(place)
-        else:
-            return
-        _count_down(self._open, place.counted_as)
+            _count_down(self._open, place.counted_as)
 
     def _forget_stranger(self, place: ClientPlace) -> None:
-        del self._strangers[place]
-        _count_down(self._of_origin, place.counted_as)
+        if place in self._strangers:
+            del self._strangers[place]
+            _count_down(self._of_origin, place.counted_as)
 
 
 def _count_down(counts: Counter[str], key: str) -> None:

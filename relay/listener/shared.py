@@ -43,20 +43,20 @@ class Reception:
         *,
         files: ListenerFiles | None = None,
     ) -> None:
-        self.listen = listen
-        self.name = str(listen.address)
+        self.listen, self.name = listen, str(listen.address)
         self.hostname = as_name(hostname)
-        self.intake = intake
-        self.observer = observer
-        self.clock = clock
+        self.greeting = f"220 {self.hostname} ESMTP relay"
+        self.intake, self.observer, self.clock = intake, observer, clock
         times = listen.timeouts
         self.seconds = Seconds(times.command_ns / SECOND_NS, times.session_ns / SECOND_NS)
         self.strangers_seconds = Seconds(
             min(self.seconds.command, _STRANGERS_COMMAND_S), min(self.seconds.session, _STRANGERS_SESSION_S)
         )
         self.content_s, self.transfer_s = times.content_ns / SECOND_NS, times.transfer_ns / SECOND_NS
-        self._relaying = ClientNetworks(listen.clients)
-        self._normalised = ClientNetworks(listen.normalise_from)
+        self._relaying, self._normalised = (
+            ClientNetworks(listen.clients),
+            ClientNetworks(listen.normalise_from),
+        )
         files = files or read_listener_files(listen)
         self.users = Users(files.hashes) if files.hashes else None
         self.guesses = Guesses(clock)
@@ -74,7 +74,6 @@ class Reception:
         )
         self.quotas = Quotas(listen)
         self.sessions: set[ClientConnection] = set()
-        self.greeting = f"220 {self.hostname} ESMTP relay"
 
     def use(self, files: ListenerFiles) -> None:
         """Go by other contents of the same files; handshakes and logins from now on know no others."""

@@ -131,8 +131,8 @@ async def test_fault_of_ours_is_451_and_says_nothing(where: str) -> None:
         if where == "accept_error":
             room.intake.discarded.append(room.intake.drafts[-1].queue_id)  # the intake's own doing
 
+        assert await client.rest() == b""
         assert room.observer.faults == [error]
-        assert await client.ask(b"NOOP") == b"250 2.0.0 Ok\r\n"
 
 
 async def test_fault_in_the_middle_of_content_ends_the_session() -> None:
