@@ -6,6 +6,7 @@ Here that is told once, and tried again after PAUSE_S; clients wait in the kerne
 """
 
 import asyncio
+import functools
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -60,7 +61,7 @@ class Door:
                 accepted.setblocking(False)  # noqa: FBT003 - the socket's own signature
                 opening = self._loop.create_task(self._receive(accepted, peer))
                 self._opening.add(opening)
-                opening.add_done_callback(lambda ended, held=accepted: self._opened(ended, held))
+                opening.add_done_callback(functools.partial(self._opened, accepted))
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
@@ -68,7 +69,7 @@ class Door:
             self._pause = self._loop.call_later(self._pause_s, self._go_on)
             self._on_error(error)
 
-    def _opened(self, opening: "asyncio.Task[None]", accepted: socket.socket) -> None:
+    def _opened(self, accepted: socket.socket, opening: "asyncio.Task[None]") -> None:
         self._opening.discard(opening)
         # Not in the coroutine: cancelled before its first step, it would not close the socket.
         error = None if opening.cancelled() else opening.exception()

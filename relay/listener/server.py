@@ -109,10 +109,12 @@ class Listener:
                 accepted.send(refusal.encode("ascii") + b"\r\n")
             raise ConnectionRefusedError
         session = ClientSession(room, place, asyncio.current_task())
-        handshake = {"ssl": room.tls, "ssl_handshake_timeout": HANDSHAKE_S} if room.is_implicit_tls else {}
+        tls, handshake_s = (room.tls, HANDSHAKE_S) if room.is_implicit_tls else (None, None)
         try:
             # It has its place while it shakes hands: silent clients hold no others.
-            await session.loop.connect_accepted_socket(lambda: session, accepted, **handshake)
+            await session.loop.connect_accepted_socket(
+                lambda: session, accepted, ssl=tls, ssl_handshake_timeout=handshake_s
+            )
         except BaseException:
             room.admission.leave(place)
             raise

@@ -37,9 +37,6 @@ _PHASES_OF_MAIL = frozenset({"rcpt", "data", "eod"})
 class ClientSession(ClientConnection):
     """The `SessionOwner` of its machine."""
 
-    task: "asyncio.Task[None]"
-    """What makes the connection, and then what serves it."""
-
     def __init__(
         self, reception: Reception, place: ClientPlace, opening: "asyncio.Task[None] | None" = None
     ) -> None:
@@ -49,7 +46,7 @@ class ClientSession(ClientConnection):
             self.task = opening
         self._reception = reception
         self.place = place
-        place.give_way = lambda: self.end("crowded", replies.GIVES_WAY)
+        place.give_way = self._give_way
         self._label = str(place.client)
         self._machine = SessionMachine(
             reception.terms,
@@ -61,7 +58,6 @@ class ClientSession(ClientConnection):
         self._errors = 0
         self._idle_commands = 0
         self._began_at = self._session_until = 0.0
-        self._reason = "fault"
         self._is_in_content = False
         self._login: str | None = None
         """The hash of the password that the client knew."""
@@ -82,16 +78,11 @@ class ClientSession(ClientConnection):
         self.let_go()
         room.sessions.discard(self)
         room.admission.leave(self.place)
-        room.observer.connection_closed(room.name, self._label, self._reason)
+        room.observer.connection_closed(room.name, self._label, self.reason)
 
-    def end(self, reason: str, reply: str | None = None) -> None:
-        """End it, whatever it is doing; a last reply goes where it can be written at once."""
-        if not self.task.done():
-            self._reason = reason
-            if reply is not None:
-                self._tell_refused(reply)
-                self.send_last(reply)
-            self.task.cancel()
+    def _give_way(self) -> None:
+        self._tell_refused(replies.GIVES_WAY)
+        self.end("crowded", replies.GIVES_WAY)
 
     # Asked by the machine.
 
@@ -117,23 +108,29 @@ class ClientSession(ClientConnection):
         self._began_at = self.loop.time()
         self._session_until = self._began_at + self._seconds.session
         try:
-            while True:
-                await self._obey_next()
-        except SessionEnd as ended:
-            end = ended
+            end = await self._serve()
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not become a 5yz, or end others
             self._reception.observer.fault(self._reception.name, self._label, error)
             end = SessionEnd("fault", replies.INTERNAL_FAULT)
-        self._reason = end.reason
+        self.reason = end.reason
         if end.reply is not None and end.reply[0] in "45":
             self._tell_refused(end.reply)
         await self.finish(end.reply, linger=end.reason != "quit")
+
+    async def _serve(self) -> SessionEnd:
+        try:
+            while True:
+                await self._obey_next()
+        except SessionEnd as end:
+            return end
 
     async def _obey_next(self) -> None:
         """Raise SessionEnd."""
         deadline, errors = self._command_deadline, self._errors
         try:
-            step = self._machine.take(await self.read_line(deadline), is_stopping=self.is_stopping)
+            step: SessionStep | None = self._machine.take(
+                await self.read_line(deadline), is_stopping=self.is_stopping
+            )
             while step is not None and step.then is not Then.COMMAND:
                 step = await self._carry_out(step)
             if step is not None:

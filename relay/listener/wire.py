@@ -40,6 +40,10 @@ class SessionEnd(Exception):  # noqa: N818 - how a session ends is not an error
 
 class ClientConnection(asyncio.Protocol):
     transport: asyncio.Transport
+    task: "asyncio.Task[None]"
+    """What makes the connection, and then the coroutine that uses it."""
+    reason = "fault"
+    """Of its end, as of `SessionEnd`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -97,11 +101,15 @@ class ClientConnection(asyncio.Protocol):
         self.is_stopping = True
         self._wake()
 
-    def send_last(self, text: str) -> None:
-        """Send a reply where it can be written at once, before the coroutine is cancelled."""
-        if self._can_reply:
+    def end(self, reason: str, text: str | None = None) -> None:
+        """End it, whatever it is doing; a last reply goes where it can be written at once."""
+        if self.task.done():
+            return
+        self.reason = reason
+        if text is not None and self._can_reply:
             self.reply(text)
             self._send()
+        self.task.cancel()
 
     def let_go(self) -> None:
         """Drop the connection, once the coroutine has ended: a turn of the loop behind a last reply.
