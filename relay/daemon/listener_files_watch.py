@@ -66,7 +66,7 @@ class ListenerFilesWatch:
         self._watch.certificates = tuple(
             CertificateStatus(str(listen.address), ends_at_ns)
             for _, listen, files in self._watched
-            if (ends_at_ns := files.in_force.ends_at_ns) is not None
+            if (pair := files.in_force.pair) is not None and (ends_at_ns := pair.ends_at_ns) is not None
         )
         refused_file = next((files.error for _, _, files in self._watched if files.error), "")
         if refused_file != self._watch.policy_status.refused_file:

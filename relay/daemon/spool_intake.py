@@ -8,12 +8,12 @@ make the client bounce because of us.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from relay.listener.ports import NotAccepted
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope
 from relay.policy.model import Policy
 from relay.sender.group_commit import Batch
 from relay.sender.host import THREADS, Host, Workers
+from relay.smtp.commands import Refused
 from relay.spool.engines import open_intake
 from relay.spool.interface import Full, Intake, Unavailable
 from relay.spool.root.trigger import TriggerPort
@@ -104,12 +104,12 @@ class SpoolIntake:
             self._trigger.pull()
         return results
 
-    def _refused(self, error: Full | Unavailable) -> NotAccepted:
+    def _refused(self, error: Full | Unavailable) -> Refused:
         if isinstance(error, Full):
             # Each refusal tells of it, and so does what cannot be written about mail that is ours.
-            return NotAccepted(NO_ROOM)
+            return Refused(NO_ROOM)
         self._on_error(error)
-        return NotAccepted(NO_LUCK)
+        return Refused(NO_LUCK)
 
 
 def spool_intake(policy: Policy, host: Host, events: Events) -> SpoolIntake:

@@ -6,11 +6,12 @@ choose an answer by its packets.  It takes a few searches at memory speed per ch
 
 import re
 
-from relay.listener.ports import IntakePort, NotAccepted
+from relay.listener.ports import IntakePort
 from relay.listener.wire import ClientConnection, SessionEnd
 from relay.mail.draft import Draft
 from relay.mail.header import DECIDING_BYTES, HEAD_BYTES, message_id_of, opened
 from relay.smtp import replies
+from relay.smtp.commands import Refused
 from relay.smtp.dot_stuffing import DotUnstuffing, has_only_crlf
 
 SPILL_BYTES = 256 * 1024
@@ -129,41 +130,44 @@ async def receive(
     *,
     idle_s: float,
     transfer_s: float,
-) -> str | None:
-    """Take the content in, to its end; return the refusal, or None if the draft is whole.
+) -> None:
+    """Take the content in, to its end; on return the draft is whole.
 
-    Memory is bounded by `_CHUNK_BYTES`, `SPILL_BYTES` and one read.  A draft that is not whole is discarded,
-    also when the session is cancelled half-way.  Raises SessionEnd if the end never came.
+    Memory is bounded by `_CHUNK_BYTES`, `SPILL_BYTES` and one read.  Raises Refused at the end, SessionEnd
+    if the end never came.  A draft that is not whole is discarded, also when the session is cancelled.
     """
     until = wire.loop.time() + transfer_s
-    keeping: Draft | None = draft
-    not_stored: str | None = None
-    pending = bytearray()
+    is_kept, not_stored, pending = True, "", bytearray()
     try:
         while not decoder.is_ended:
             if decoder.is_hopeless:
                 raise SessionEnd("refused", decoder.refusal or replies.TOO_BIG)
-            content = decoder.feed(await wire.read_chunk(min(wire.loop.time() + idle_s, until)))
-            if keeping is None:
-                continue
-            if decoder.refusal is not None:
-                keeping = None
-                await intake.discard(draft)
-                continue
-            pending += content
-            if len(pending) < _CHUNK_BYTES and not decoder.is_ended:
-                continue
-            draft.append(bytes(pending))
-            pending.clear()
-            if draft.buffered_bytes >= SPILL_BYTES:
-                try:
-                    await intake.spill(draft)
-                except NotAccepted as refused:  # and the draft is gone
-                    keeping, not_stored = None, refused.reply
+            pending += decoder.feed(await wire.read_chunk(min(wire.loop.time() + idle_s, until)))
+            if decoder.refusal is not None or not is_kept:
+                pending.clear()
+                if is_kept:
+                    is_kept = False
+                    await intake.discard(draft)
+            elif len(pending) >= _CHUNK_BYTES or decoder.is_ended:
+                draft.append(bytes(pending))
+                pending.clear()
+                not_stored = await _spilled(draft, intake)
+                is_kept = not not_stored
     except BaseException:
-        if keeping is not None:
+        if is_kept:
             await intake.discard(draft)
         raise
     wire.unread(decoder.rest)
     # What is wrong with the message comes first: the client need not try it again.
-    return decoder.refusal or not_stored
+    if refusal := decoder.refusal or not_stored:
+        raise Refused(refusal)
+
+
+async def _spilled(draft: Draft, intake: IntakePort) -> str:
+    """Keep memory bounded; return the refusal, with which the draft is gone."""
+    if draft.buffered_bytes >= SPILL_BYTES:
+        try:
+            await intake.spill(draft)
+        except Refused as refused:
+            return refused.reply
+    return ""

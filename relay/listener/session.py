@@ -10,10 +10,9 @@ import asyncio
 
 from relay.listener.access import ClientPlace
 from relay.listener.content import receive
-from relay.listener.ports import NotAccepted
 from relay.listener.quotas import Owner
 from relay.listener.received import received_line
-from relay.listener.shared import Reception, Seconds
+from relay.listener.shared import Reception
 from relay.listener.wire import ClientConnection, SessionEnd
 from relay.mail.envelope import Envelope
 from relay.smtp import replies
@@ -57,7 +56,7 @@ class ClientSession(ClientConnection):
         )
         self._errors = 0
         self._idle_commands = 0
-        self._began_at = self._session_until = 0.0
+        self._session_until = 0.0
         self._is_in_content = False
         self._login: str | None = None
         """The hash of the password that the client knew."""
@@ -105,8 +104,7 @@ class ClientSession(ClientConnection):
 
     async def _handle_client(self) -> None:
         self.reply(self._reception.greeting)
-        self._began_at = self.loop.time()
-        self._session_until = self._began_at + self._seconds.session
+        self._session_until = self.loop.time() + self._reception.session_s
         try:
             end = await self._serve()
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not become a 5yz, or end others
@@ -144,13 +142,8 @@ class ClientSession(ClientConnection):
         await self.flush_much(deadline)
 
     @property
-    def _seconds(self) -> Seconds:
-        room = self._reception
-        return room.seconds if self.place.may_relay else room.strangers_seconds
-
-    @property
     def _command_deadline(self) -> float:
-        return min(self.loop.time() + self._seconds.command, self._session_until)
+        return min(self.loop.time() + self._reception.command_s, self._session_until)
 
     async def _count_idleness(self, errors_before: int) -> None:
         """Count a command that brought no mail; of very many each is an error, if it was none by itself."""
@@ -204,7 +197,6 @@ class ClientSession(ClientConnection):
         step = self._machine.judged(check)
         if check is PasswordCheck.RIGHT:
             room.admission.log_in(place)
-            self._session_until = self._began_at + self._seconds.session
             self._idle_commands = 0
             self._login = self._login_now()
         return step
@@ -227,7 +219,7 @@ class ClientSession(ClientConnection):
         return None
 
     async def _take_content(self, go_ahead: str) -> str:
-        """Return the reply to one message.  Raises SessionEnd."""
+        """Return the reply to one message.  Raises Refused, SessionEnd."""
         room, machine, transaction = self._reception, self._machine, self._machine.transaction
         if transaction is None:
             raise AssertionError("content without a transaction")
@@ -243,13 +235,13 @@ class ClientSession(ClientConnection):
         draft.append(trace)
         decoder = room.decoder_for(self.place.client)
         self.say(go_ahead)
-        refusal = await receive(
-            self, decoder, draft, room.intake, idle_s=room.content_s, transfer_s=room.transfer_s
-        )
-        machine.go_on()
-        machine.phase = "eod"
-        if refusal is not None:
-            return refusal
+        try:
+            await receive(
+                self, decoder, draft, room.intake, idle_s=room.content_s, transfer_s=room.transfer_s
+            )
+        finally:
+            machine.go_on()
+            machine.phase = "eod"
         ended_at_ns = room.clock.boottime_ns()
         envelope = Envelope(
             reverse_path=transaction.reverse_path,
@@ -262,11 +254,7 @@ class ClientSession(ClientConnection):
             smtputf8=transaction.smtputf8 and not (transaction.is_ascii and decoder.has_ascii_header),
             dsn=transaction.dsn,
         )
-        try:
-            # Where the client goes away meanwhile, the message is queued though the 250 is lost (RFC 1047).
-            await room.intake.accept(draft, envelope)
-        except NotAccepted as refused:
-            return refused.reply
+        await room.intake.accept(draft, envelope)
         room.quotas.took(Owner.of(envelope.user, self._label))
         room.observer.accepted(
             room.name,

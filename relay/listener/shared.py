@@ -4,8 +4,6 @@ Reads the certificate and the users file when it is made, unless it is given the
 them stops the start and not a session.  `use` takes others later.
 """
 
-from typing import NamedTuple
-
 from relay.clock import SECOND_NS, Clock
 from relay.listener.access import Admission, Client, ClientNetworks, ClientPlace
 from relay.listener.content import ContentDecoder
@@ -20,14 +18,6 @@ from relay.smtp.session_machine import ServerTerms
 
 MECHANISMS = ("PLAIN", "LOGIN")
 """CRAM-MD5 would need the passwords themselves, not their hashes."""
-_STRANGERS_COMMAND_S = 60.0
-_STRANGERS_SESSION_S = 120.0
-"""RFC 5321, 4.5.3.2 asks for five minutes a command, for the sake of mail; to log in takes seconds."""
-
-
-class Seconds(NamedTuple):
-    command: float
-    session: float
 
 
 class Reception:
@@ -48,10 +38,7 @@ class Reception:
         self.greeting = f"220 {self.hostname} ESMTP relay"
         self.intake, self.observer, self.clock = intake, observer, clock
         times = listen.timeouts
-        self.seconds = Seconds(times.command_ns / SECOND_NS, times.session_ns / SECOND_NS)
-        self.strangers_seconds = Seconds(
-            min(self.seconds.command, _STRANGERS_COMMAND_S), min(self.seconds.session, _STRANGERS_SESSION_S)
-        )
+        self.command_s, self.session_s = times.command_ns / SECOND_NS, times.session_ns / SECOND_NS
         self.content_s, self.transfer_s = times.content_ns / SECOND_NS, times.transfer_ns / SECOND_NS
         self._relaying, self._normalised = (
             ClientNetworks(listen.clients),

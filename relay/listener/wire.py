@@ -1,7 +1,6 @@
 """One client's connection as lines, chunks and replies: the wire, without SMTP's meaning.
 
-A protocol of asyncio with one coroutine, which waits on one future: for octets, room to write, an end or
-its deadline.  asyncio's streams with a timeout for each wait cost a quarter more of the listener's time.
+A protocol of asyncio whose coroutine waits on one future: for octets, room to write, an end or its deadline.
 
 Guarantees: holds at most `READ_AHEAD_BYTES` plus one read of the event loop (256 KiB) of what a client
 sent, and the transport's 64 KiB plus `REPLIES_BYTES` of what it does not read; an end of input cancels
@@ -47,17 +46,13 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.is_tls = False
-        self.is_stopping = False
-        self._can_reply = False
-        self._received = b""
-        self._position = 0
+        self.is_tls = self.is_stopping = False
+        self._received, self._position = b"", 0
         self._is_skipping = False
-        self._is_reading = True
-        self._can_write = True
-        self._is_at_end = False
-        self._is_lost = False
+        self._is_reading = self._can_write = True
+        self._is_at_end = self._is_lost = False
         self._replies = bytearray()
+        self._can_reply = False
         self._in_turn = 0
         self._settled_at = 0.0
         """When the client will have had its time to read what it was told last."""
@@ -72,9 +67,8 @@ class ClientConnection(asyncio.Protocol):
         self._can_reply = True
 
     def data_received(self, data: bytes) -> None:
-        self._received = self._received[self._position :] + data if self.has_unread else data
-        self._position = 0
-        if len(self._received) > READ_AHEAD_BYTES and self._is_reading:
+        self.unread(self._received[self._position :] + data if self.has_unread else data)
+        if self._is_reading and len(self._received) > READ_AHEAD_BYTES:
             self._is_reading = False
             self.transport.pause_reading()
         self._wake()
@@ -103,20 +97,17 @@ class ClientConnection(asyncio.Protocol):
 
     def end(self, reason: str, text: str | None = None) -> None:
         """End it, whatever it is doing; a last reply goes where it can be written at once."""
-        if self.task.done():
-            return
-        self.reason = reason
-        if text is not None and self._can_reply:
-            self.reply(text)
-            self._send()
-        self.task.cancel()
+        if not self.task.done():
+            self.reason = reason
+            if text is not None and self._can_reply:
+                self.reply(text)
+                self._send()
+            self.task.cancel()
 
     def let_go(self) -> None:
-        """Drop the connection, once the coroutine has ended: a turn of the loop behind a last reply.
-
-        Before that uvloop has not written.
-        """
-        self._stop_timer()
+        """Drop the connection, a turn of the loop behind a last reply: before, uvloop has not written."""
+        if self._timer is not None:
+            self._timer.cancel()
         self.transport.abort()
 
     @property
@@ -186,15 +177,14 @@ class ClientConnection(asyncio.Protocol):
         """
         self._send()
         self._can_reply = False
-        plain = self.transport
         try:
             secured = await self.loop.start_tls(
-                plain, self, context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
+                self.transport, self, context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
             )
         except OSError:  # ssl.SSLError, ConnectionError and TimeoutError are
             secured = None
         if secured is None:
-            plain.abort()
+            self.transport.abort()
             self._is_lost = True  # of a failed handshake nobody is told
             raise SessionEnd("lost")
         self.transport, self.is_tls, self._can_reply = secured, True, True
@@ -232,11 +222,12 @@ class ClientConnection(asyncio.Protocol):
         partial = self._received[self._position :]
         # A CR at the very end may be half of the CRLF.
         checked = partial[:-1] if partial.endswith(b"\r") else partial
-        if self._is_skipping:
-            self.unread(partial[len(checked) :])
-        elif len(checked) > MAX_LINE_BYTES or has_control(checked[:MAX_LINE_BYTES]):
-            self._is_skipping = True
-            self.unread(partial[len(checked) :])
+        is_new = not self._is_skipping
+        if is_new and len(checked) <= MAX_LINE_BYTES and not has_control(checked):
+            return
+        self._is_skipping = True
+        self.unread(partial[len(checked) :])
+        if is_new:
             _check_line(checked)
 
     async def _more(self, deadline: float, *, is_idle: bool = False) -> None:
@@ -275,7 +266,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _set_timer(self) -> None:
         """Set one timer for many waits: it rings at the first deadline, and is set again for the last."""
-        self._stop_timer()
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = self.loop.call_at(self._deadline, self._ring)
 
     def _ring(self) -> None:
@@ -284,10 +276,6 @@ class ClientConnection(asyncio.Protocol):
             self._wake()
         elif self._waiter is not None:
             self._set_timer()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
