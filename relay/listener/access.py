@@ -63,7 +63,6 @@ class ClientPlace:
     """Ends the connection at once."""
     counted_as: str = field(init=False)
     """The address of a host in `clients`; the origin of any other, since one host numbers its whole /64."""
-    is_counted: bool = False
 
     def __post_init__(self) -> None:
         self.counted_as = self.client.address if self.may_relay else self.client.origin
@@ -87,7 +86,11 @@ class Admission:
         self._of_origin: Counter[str] = Counter()
         """Strangers."""
         self._strangers: dict[ClientPlace, None] = {}  # longest without a step first
-        self.total = 0
+        self._others: set[ClientPlace] = set()
+
+    @property
+    def total(self) -> int:
+        return len(self._strangers) + len(self._others)
 
     @property
     def clients(self) -> int:
@@ -106,12 +109,12 @@ class Admission:
                 return replies.TOO_MANY_CONNECTIONS
             self.leave(first)
             first.give_way()
-        place.is_counted = True
-        self.total += 1
         self._open[key] += 1
         if is_stranger:
             self._strangers[place] = None
             self._of_origin[key] += 1
+        else:
+            self._others.add(place)
         return None
 
     def step(self, place: ClientPlace) -> None:
@@ -121,20 +124,22 @@ class Admission:
 
     def log_in(self, place: ClientPlace) -> None:
         place.may_relay = True
-        self._forget_stranger(place)
+        if self._is_no_stranger_now(place):
+            self._others.add(place)
 
     def leave(self, place: ClientPlace) -> None:
         """Ignored for a place that gave way."""
-        if place.is_counted:
-            place.is_counted = False
-            self.total -= 1
-            self._forget_stranger(place)
+        if self._is_no_stranger_now(place) or place in self._others:
+            self._others.discard(place)
             _count_down(self._open, place.counted_as)
 
-    def _forget_stranger(self, place: ClientPlace) -> None:
-        if place in self._strangers:
-            del self._strangers[place]
-            _count_down(self._of_origin, place.counted_as)
+    def _is_no_stranger_now(self, place: ClientPlace) -> bool:
+        """Forget a stranger; return whether it was one."""
+        if place not in self._strangers:
+            return False
+        del self._strangers[place]
+        _count_down(self._of_origin, place.counted_as)
+        return True
 
 
 def _count_down(counts: Counter[str], key: str) -> None:

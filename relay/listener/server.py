@@ -14,7 +14,6 @@ from relay.listener.access import Client, ClientNetworks
 from relay.listener.listener_files import ListenerFiles
 from relay.listener.ports import IntakePort, Observer
 from relay.listener.proxied import BadProxyHeader, client_behind
-from relay.listener.quotas import Quotas
 from relay.listener.session import ClientSession
 from relay.listener.shared import Reception
 from relay.listener.wire import HANDSHAKE_S
@@ -51,6 +50,7 @@ class Listener:
     ) -> None:
         """`files` None: read them."""
         self._reception = Reception(listen, hostname, intake, observer, clock or SystemClock(), files=files)
+        self.quotas, self.use = self._reception.quotas, self._reception.use
         self._proxies = ClientNetworks(listen.proxies)
         self._without_header = 0
         self._door: Door | None = None
@@ -60,14 +60,6 @@ class Listener:
     @property
     def open_connections(self) -> int:
         return self._reception.admission.total
-
-    @property
-    def quotas(self) -> Quotas:
-        return self._reception.quotas
-
-    def use(self, files: ListenerFiles) -> None:
-        """Go by other users and another certificate; who is logged in as another user than now has to go."""
-        self._reception.use(files)
 
     async def start(self, bound: socket.socket | None = None) -> None:
         """Accept connections, on a socket of `bind` or a new one.  Raises OSError."""

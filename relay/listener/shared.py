@@ -63,7 +63,7 @@ class Reception:
         self.sessions: set[ClientConnection] = set()
 
     def use(self, files: ListenerFiles) -> None:
-        """Go by other contents of the same files; handshakes and logins from now on know no others."""
+        """Go by other users and another certificate; who is logged in as another user than now has to go."""
         self.tls = files.tls()
         if self.users is not None:
             self.users.use(files.hashes)
