@@ -22,7 +22,7 @@ from relay.daemon.assembly import Assembly
 from relay.daemon.capacity import most_visitors, raise_limit
 from relay.daemon.listener_files_watch import ListenerFilesWatch
 from relay.daemon.listening import Listening, Start
-from relay.daemon.loops import spare_queue, start_threads, tell_unhandled
+from relay.daemon.loops import start_threads, tell_unhandled
 from relay.daemon.notify import notify, reloading, stopping, watchdog_seconds
 from relay.daemon.policy_watch import PolicyWatch, digest
 from relay.daemon.reload import Reload
@@ -220,12 +220,7 @@ class Daemon:
         _look_when_asked(watches)
         chores = [
             asyncio.create_task(chore)
-            for chore in (
-                guard(lambda: _keep_looking(watches)),
-                _keep_watchdog(),
-                *relay.chores(),
-                guard(lambda: spare_queue(sender.queue.__len__)),
-            )
+            for chore in (guard(lambda: _keep_looking(watches)), _keep_watchdog(), *relay.chores())
         ]
         try:
             await control.start()
