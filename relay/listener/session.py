@@ -57,7 +57,6 @@ class ClientSession(ClientConnection):
         self._errors = 0
         self._idle_commands = 0
         self._session_until = 0.0
-        self._is_in_content = False
         self._login: str | None = None
         """The hash of the password that the client knew."""
 
