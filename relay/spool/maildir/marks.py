@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from relay.mail.envelope import Envelope
 from relay.spool.disk.durable import Disk
 from relay.spool.interface import Corrupt, Status
-from relay.spool.message.message_file import WARNED_BYTE, WARNED_OFFSET, lines_of, mark_of
+from relay.spool.message.message_file import HEADER_BYTES, WARNED_BYTE, WARNED_OFFSET, lines_of, mark_of
 
 _BY_MARK = {mark_of(status, is_told=is_told): status for status in Status for is_told in (False, True)}
 
@@ -23,7 +23,7 @@ class Marks:
         size_bytes = disk.size(fd)
         lines = list(lines_of(envelope, size_bytes))
         begin = lines[0][0]
-        if begin <= 0:
+        if begin < HEADER_BYTES:
             raise Corrupt("shorter than when it was read")
         block = disk.pread(fd, size_bytes - begin, begin)
         self._offsets = [offset for offset, _ in lines]
