@@ -25,9 +25,7 @@ def listener_processes(listen: Listen) -> int:
     By `auto` one, where it can run beside the sender.  Only processors that this process may use count
     (taskset(1), systemd's AllowedCPUs).
     """
-    if listen.processes != "auto":
-        return listen.processes
-    return 1 if len(os.sched_getaffinity(0)) > 1 else 0
+    return min(1, len(os.sched_getaffinity(0)) - 1) if listen.processes == "auto" else listen.processes
 
 
 def raise_limit() -> int:

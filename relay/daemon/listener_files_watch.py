@@ -34,7 +34,6 @@ class ListenerFilesWatch:
         self._events = events
         self._metrics = metrics
         self._watched: list[tuple[int, Listen, WatchedFiles[ListenerFiles]]] = []
-        self._turn = asyncio.Lock()
 
     async def begin(self, listens: Sequence[Listen]) -> None:
         """Read what listeners begin with.  Raises SecretError."""
@@ -48,19 +47,18 @@ class ListenerFilesWatch:
         self._show()
 
     async def look(self, *, is_asked: bool) -> None:
-        async with self._turn:
-            for index, listen, files in self._watched:
-                found = await asyncio.to_thread(files.look, is_asked=is_asked)
-                if found is FileChange.REFUSED:
-                    self._metrics.policy_reloaded(is_ok=False)
-                    self._events.listener_files_refused(listener=str(listen.address), error=files.error)
-                elif found is not FileChange.NOTHING:
-                    if found is FileChange.CHANGED:
-                        self._metrics.policy_reloaded(is_ok=True)
-                    self._use(index, files.in_force)
-                    if listener_processes(listen) == 0:
-                        self._tell_loaded(listen, files.in_force)
-            self._show()
+        for index, listen, files in self._watched:
+            found = await asyncio.to_thread(files.look, is_asked=is_asked)
+            if found is FileChange.REFUSED:
+                self._metrics.policy_reloaded(is_ok=False)
+                self._events.listener_files_refused(listener=str(listen.address), error=files.error)
+            elif found is not FileChange.NOTHING:
+                if found is FileChange.CHANGED:
+                    self._metrics.policy_reloaded(is_ok=True)
+                self._use(index, files.in_force)
+                if listener_processes(listen) == 0:
+                    self._tell_loaded(listen, files.in_force)
+        self._show()
 
     def _show(self) -> None:
         self._watch.certificates = tuple(

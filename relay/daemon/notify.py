@@ -1,5 +1,6 @@
 """sd_notify(3) in a few lines: tells the service manager the relay's state, if there is a manager."""
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -38,7 +39,9 @@ def stopping(in_flight: int) -> None:
     )
 
 
-def watchdog_seconds() -> float | None:
-    """How often the service manager wants a sign of life; None: never."""
+async def keep_watchdog() -> None:
+    """Give the signs of life that the service manager wants, if any."""
     period = os.environ.get("WATCHDOG_USEC", "")
-    return int(period) / 2_000_000 if period.isdigit() else None
+    while period.isdigit():
+        notify("WATCHDOG=1")
+        await asyncio.sleep(int(period) / 2_000_000)
