@@ -16,7 +16,6 @@ EACH_CLIENT = 4
 """Of the limit: its two descriptors, and as many for everything else."""
 ONE_VISITOR_OF = 16
 """The share of a low limit that connections to the status port get: they must not take the disk's."""
-FEWEST_VISITORS = 4
 
 
 def listener_processes(listen: Listen) -> int:
@@ -40,7 +39,7 @@ def raise_limit() -> int:
 
 
 def most_visitors(limit: int) -> int:
-    return min(BOUNDS.most, max(FEWEST_VISITORS, limit // ONE_VISITOR_OF))
+    return min(BOUNDS.most, max(4, limit // ONE_VISITOR_OF))
 
 
 def fitted(listens: Sequence[Listen], limit: int) -> list[Listen]:

@@ -11,11 +11,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from relay import __version__
-from relay.clock import Clock, SystemClock
+from relay.clock import SystemClock
 from relay.control.server import ControlServer
 from relay.control.wire import PolicyInForce
 from relay.daemon.assembly import Assembly
@@ -23,12 +23,12 @@ from relay.daemon.capacity import most_visitors, raise_limit
 from relay.daemon.listener_files_watch import ListenerFilesWatch
 from relay.daemon.listening import Listening, Start
 from relay.daemon.loops import start_threads, tell_unhandled
-from relay.daemon.notify import keep_watchdog, notify, reloading, stopping
+from relay.daemon.notify import keep_watchdog, notify, reloading
 from relay.daemon.policy_watch import PolicyWatch, digest
 from relay.daemon.reload import Reload
 from relay.daemon.spool_intake import spool_intake
 from relay.hooks.hooks import Hooks
-from relay.policy.model import Policy, Practice
+from relay.policy.model import Policy
 from relay.policy.secrets import read_password_file
 from relay.policy.source import inspected_policy, policy_bytes
 from relay.policy.written_out import policy_text
@@ -53,14 +53,10 @@ from relay.telemetry.telemetry import Telemetry
 LOOK_SECONDS = 1.0
 """How old an edit of a watched file may be, and how long files of listeners must stay as they are."""
 
+FileWatch = PolicyWatch | ListenerFilesWatch
 
-async def serve(
-    path: Path,
-    style: LogStyle,
-    on_ready: Callable[[Policy], None],
-    *,
-    level: Level = Level.INFO,
-) -> int:
+
+async def serve(path: Path, style: LogStyle, level: Level, on_ready: Callable[[Policy], None]) -> int:
     """Call `on_ready` once mail is taken.  Raises PolicyError, SpoolBusy, OSError, ValueError."""
     text = policy_bytes(path)
     policy = inspected_policy(text, path)
@@ -103,15 +99,8 @@ class Daemon:
             await listening.bind()
             start_threads()
             path = str(start.path.absolute())
-            relay = Assembly(
-                spool,
-                host,
-                policy=policy,
-                hostname=start.hostname,
-                telemetry=self._telemetry,
-                status=PolicyStatus(digest(start.text), self._clock.wall_ns(), path=path),
-                on_fault=self._fail,
-            )
+            status = PolicyStatus(digest(start.text), self._clock.wall_ns(), path=path)
+            relay = Assembly(spool, host, policy, start.hostname, self._telemetry, status, self._fail)
             collect(self._metrics, relay.watch.snapshot, counts, events, self._clock)
             await self._serve(relay, listening)
         finally:
@@ -123,8 +112,13 @@ class Daemon:
         hooks = Hooks(policy, start.hostname, self._host.disk, self._telemetry)
         outcomes = OutcomeStore(str(policy.spool), policy.recent, self._host.disk, self._telemetry)
         async with contextlib.AsyncExitStack() as ends:
-            if policy.practice is not None:
-                practice = await _practise(policy.practice, self._clock)
+            if (practised := policy.practice) is not None:
+                password = read_password_file(practised.password_file)
+                behaviour = PracticeBehaviour(practised.limit, practised.cut_off_ns, keep=practised.keep)
+                practice = PracticeSmarthost(
+                    practised.address, practised.user, password, behaviour, clock=self._clock
+                )
+                await practice.start()
                 ends.push_async_callback(practice.close)
             # Before anything is sent: what cannot start must not cut off a transaction each time.
             if policy.http is not None:
@@ -163,12 +157,10 @@ class Daemon:
                 outcomes.start()
                 edits = Reload(start.path, policy, sender, watch, hooks, outcomes, self._telemetry)
                 file = PolicyWatch(start.path, policy, start.text, edits, self._clock)
-                await self._run(relay, listening, lambda: self._keep_looking(file, files))
+                await self._run(relay, listening, file, files)
         self._events.stopped(queued=sender.queued)
 
-    async def _run(
-        self, relay: Assembly, listening: Listening, keep_looking: Callable[[], Awaitable[None]]
-    ) -> None:
+    async def _run(self, relay: Assembly, listening: Listening, *watches: FileWatch) -> None:
         """Take mail and relay; on return nothing is in flight."""
         start, sender, watch = self._start, relay.sender, relay.watch
         guard, owners = sender.upstreams.guard, sender.queue.owners.each
@@ -179,14 +171,14 @@ class Daemon:
             lambda: PolicyInForce(start.path.absolute(), policy_text(watch.policy, {})),
         )
         await control.start()
-        guarded = (guard(keep_looking), guard(lambda: listening.tell_owners(owners)), *relay.chores())
-        chores = [asyncio.create_task(chore) for chore in (keep_watchdog(), *guarded)]
+        ours = guard(lambda: self._keep_looking(watches)), guard(lambda: listening.tell_owners(owners))
+        chores = [asyncio.create_task(each) for each in (keep_watchdog(), *ours, *relay.chores())]
         watch.condition, watch.started_ns = Condition.RUNNING, self._clock.boottime_ns()
         notify("READY=1", "STATUS=relaying")
         self._on_ready(start.policy)
         await self._is_stopping.wait()
         watch.condition, watch.refusing_because = Condition.STOPPING, f"stopping: {self._why}"
-        stopping(sender.in_flight)
+        notify("STOPPING=1", f"STATUS=stopping: {sender.in_flight} transactions in flight")
         self._events.stopping(reason=self._why, in_flight=sender.in_flight)
         for chore in chores:
             chore.cancel()
@@ -229,7 +221,7 @@ class Daemon:
         self._metrics.corrupt_found()
         self._events.corrupt(queue_id=name, reason=why)
 
-    async def _keep_looking(self, *watches: PolicyWatch | ListenerFilesWatch) -> None:
+    async def _keep_looking(self, watches: Sequence[FileWatch]) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
@@ -241,15 +233,3 @@ class Daemon:
                 await each.look(is_asked=is_asked)
             if is_asked:
                 notify("READY=1")
-
-
-async def _practise(practice: Practice, clock: Clock) -> PracticeSmarthost:
-    smarthost = PracticeSmarthost(
-        practice.address,
-        practice.user,
-        await asyncio.to_thread(read_password_file, practice.password_file),
-        PracticeBehaviour(practice.limit, practice.cut_off_ns, keep=practice.keep),
-        clock=clock,
-    )
-    await smarthost.start()
-    return smarthost

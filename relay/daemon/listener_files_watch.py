@@ -5,8 +5,7 @@ and a metric say so, and it is read again until it is good.  A change counts onc
 have stayed as they are from one look to the next and no program has one open for writing, or at once by
 request (SIGHUP): half a file of users may look like a whole one.  Listener processes are given what was
 read here, also those that start later, and log that they go by it.
-Does not: watch what a policy names for its upstreams; those files are read when they are needed, and a
-client's certificate is watched by `relay.sender.tls.client_certificates`.
+Does not: watch what a policy names for its upstreams.
 """
 
 import asyncio

@@ -1,9 +1,8 @@
 """A listener process: takes mail on an inherited socket into the spool, and knows nothing of the sender.
 
-The socket is named by the argument.  Orders come as lines of JSON on stdin, counts go out as lines on stdout
-once a second, the log goes to stderr.  Each line on stdin behind the first has other users and another
-certificate, or who has how much in the queue.  The end of stdin is the order to stop, and also what the
-death of the parent looks like.
+The argument is the socket's descriptor.  Orders come as lines of JSON on stdin: what the relay was started
+with, then other users and another certificate, or who has how much in the queue.  The end of stdin, also by
+the death of the parent, is the order to stop.  Counts go out as lines on stdout, the log goes to stderr.
 A crash leaves drafts without a 250, which clean-up removes; their clients keep the messages.
 """
 
@@ -51,20 +50,13 @@ async def take_mail(bound: socket.socket) -> None:
     start_threads()
     counts = ListenerCounts([name])
     intake = spool_intake(policy, Host(clock, RealDisk()), events)
-    listener = Listener(
-        listen,
-        orders["hostname"],
-        intake,
-        ListenerObserver(events, counts),
-        files=orders["files"] and ListenerFiles.from_order(orders["files"]),
-    )
+    files = orders["files"] and ListenerFiles.from_order(orders["files"])
+    listener = Listener(listen, orders["hostname"], intake, ListenerObserver(events, counts), files=files)
     obeying = asyncio.create_task(_obey(stdin, name, listener, events))
     loop.add_signal_handler(signal.SIGTERM, obeying.cancel)
     await listener.start(bound)
-    chores = [
-        asyncio.create_task(chore)
-        for chore in (_report(name, counts, events), intake.keep_looking_for_room())
-    ]
+    chores = [asyncio.create_task(_report(name, counts, events))]
+    chores.append(asyncio.create_task(intake.keep_looking_for_room()))
     await asyncio.wait([obeying])
     await listener.close(CLOSE_SECONDS)
     for chore in chores:

@@ -6,8 +6,6 @@ import os
 import socket
 import time
 
-STOP_SECONDS = 90
-"""What a stop asks for: the grace of the transactions in flight, and writing down what they came to."""
 LONGEST_SECONDS = 0.1
 """A service manager that does not read must not stop mail; a sign of life may get lost."""
 
@@ -29,14 +27,6 @@ def notify(*assignments: str) -> None:
 def reloading() -> None:
     """Tell that the configuration is being read again (systemd 253 and later need the time)."""
     notify("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
-
-
-def stopping(in_flight: int) -> None:
-    notify(
-        "STOPPING=1",
-        f"EXTEND_TIMEOUT_USEC={STOP_SECONDS * 1_000_000}",
-        f"STATUS=stopping: {in_flight} transactions in flight",
-    )
 
 
 async def keep_watchdog() -> None:

@@ -32,8 +32,6 @@ class Waiting(NamedTuple):
 
 
 class Edits(Protocol):
-    """What becomes of edits: `relay.daemon.reload`."""
-
     async def apply(self, policy: Policy, sha256: str) -> None: ...
 
     async def hold(self, policy: Policy) -> None: ...

@@ -43,10 +43,10 @@ class Reload:
     async def apply(self, policy: Policy, sha256: str) -> None:
         await self.hold(policy)
         found, self._loaded = differences(self._loaded, self.watch.policy), self.watch.policy
-        changes = [f"{each.sign} {each.words}".removeprefix("~ ") for each in found[:MOST_CHANGES]]
+        words = [f"{each.sign} {each.words}".removeprefix("~ ") for each in found]
+        changes = [each[:LONGEST_CHANGE] for each in words[:MOST_CHANGES]]
         if len(found) > MOST_CHANGES:
             changes.append(f"and {len(found) - MOST_CHANGES} more")
-        changes = [each[:LONGEST_CHANGE] for each in changes]
         old, now_ns = self.watch.policy_status, self.telemetry.clock.wall_ns()
         self.watch.policy_status = PolicyStatus(sha256, now_ns, refused_file=old.refused_file, path=old.path)
         self.telemetry.metrics.policy_reloaded(is_ok=True)

@@ -6,6 +6,7 @@ make the client bounce because of us.
 """
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 
 from relay.mail.draft import Draft
@@ -25,8 +26,6 @@ NO_LUCK = "451 4.3.0 Local error, try again later"
 LOOK_SECONDS = 1.0
 """How old the free space may be by which a declared size is judged."""
 _SPILLS_AT_ONCE = 4
-_UNKNOWN_ROOM_BYTES = 64 * 1024 * 1024
-"""Before the first look."""
 
 
 class SpoolIntake:
@@ -44,8 +43,8 @@ class SpoolIntake:
         self._commits = workers.one("commit")
         self._spills = workers.several(_SPILLS_AT_ONCE, "spill")
         self._batch: Batch[tuple[Draft, Envelope], None] = Batch(self._commit, self._commits)
-        self._room_bytes = _UNKNOWN_ROOM_BYTES
-        """As of the last look."""
+        self._room_bytes = sys.maxsize
+        """As of the last look; before the first one nothing is refused."""
 
     def draft(self) -> Draft:
         return self._intake.draft()
