@@ -38,7 +38,7 @@ def run(policy_path: Path, style: LogStyle, *, verbose: bool) -> int:
 
     level = Level.DEBUG if verbose else Level.INFO
     try:
-        return run_loop(serve(policy_path, style, _greet, level=level))
+        return run_loop(serve(policy_path, style, level, _greet))
     except SpoolBusy as busy:
         click.echo(f"another relay is running: {busy}", err=True)
         return os.EX_TEMPFAIL

@@ -16,7 +16,6 @@ EACH_CLIENT = 4
 """Of the limit: its two descriptors, and as many for everything else."""
 ONE_VISITOR_OF = 16
 """The share of a low limit that connections to the status port get: they must not take the disk's."""
-FEWEST_VISITORS = 4
 
 
 def listener_processes(listen: Listen) -> int:
@@ -25,9 +24,7 @@ def listener_processes(listen: Listen) -> int:
     By `auto` one, where it can run beside the sender.  Only processors that this process may use count
     (taskset(1), systemd's AllowedCPUs).
     """
-    if listen.processes != "auto":
-        return listen.processes
-    return 1 if len(os.sched_getaffinity(0)) > 1 else 0
+    return min(1, len(os.sched_getaffinity(0)) - 1) if listen.processes == "auto" else listen.processes
 
 
 def raise_limit() -> int:
@@ -42,7 +39,7 @@ def raise_limit() -> int:
 
 
 def most_visitors(limit: int) -> int:
-    return min(BOUNDS.most, max(FEWEST_VISITORS, limit // ONE_VISITOR_OF))
+    return min(BOUNDS.most, max(4, limit // ONE_VISITOR_OF))
 
 
 def fitted(listens: Sequence[Listen], limit: int) -> list[Listen]:

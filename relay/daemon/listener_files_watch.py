@@ -5,8 +5,7 @@ and a metric say so, and it is read again until it is good.  A change counts onc
 have stayed as they are from one look to the next and no program has one open for writing, or at once by
 request (SIGHUP): half a file of users may look like a whole one.  Listener processes are given what was
 read here, also those that start later, and log that they go by it.
-Does not: watch what a policy names for its upstreams; those files are read when they are needed, and a
-client's certificate is watched by `relay.sender.tls.client_certificates`.
+Does not: watch what a policy names for its upstreams.
 """
 
 import asyncio
@@ -34,7 +33,6 @@ class ListenerFilesWatch:
         self._events = events
         self._metrics = metrics
         self._watched: list[tuple[int, Listen, WatchedFiles[ListenerFiles]]] = []
-        self._turn = asyncio.Lock()
 
     async def begin(self, listens: Sequence[Listen]) -> None:
         """Read what listeners begin with.  Raises SecretError."""
@@ -48,19 +46,18 @@ class ListenerFilesWatch:
         self._show()
 
     async def look(self, *, is_asked: bool) -> None:
-        async with self._turn:
-            for index, listen, files in self._watched:
-                found = await asyncio.to_thread(files.look, is_asked=is_asked)
-                if found is FileChange.REFUSED:
-                    self._metrics.policy_reloaded(is_ok=False)
-                    self._events.listener_files_refused(listener=str(listen.address), error=files.error)
-                elif found is not FileChange.NOTHING:
-                    if found is FileChange.CHANGED:
-                        self._metrics.policy_reloaded(is_ok=True)
-                    self._use(index, files.in_force)
-                    if listener_processes(listen) == 0:
-                        self._tell_loaded(listen, files.in_force)
-            self._show()
+        for index, listen, files in self._watched:
+            found = await asyncio.to_thread(files.look, is_asked=is_asked)
+            if found is FileChange.REFUSED:
+                self._metrics.policy_reloaded(is_ok=False)
+                self._events.listener_files_refused(listener=str(listen.address), error=files.error)
+            elif found is not FileChange.NOTHING:
+                if found is FileChange.CHANGED:
+                    self._metrics.policy_reloaded(is_ok=True)
+                self._use(index, files.in_force)
+                if listener_processes(listen) == 0:
+                    self._tell_loaded(listen, files.in_force)
+        self._show()
 
     def _show(self) -> None:
         self._watch.certificates = tuple(

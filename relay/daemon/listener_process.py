@@ -1,13 +1,12 @@
 """A listener process: takes mail on an inherited socket into the spool, and knows nothing of the sender.
 
-Orders come as lines of JSON on stdin, counts go out as lines on stdout once a second, the log goes to
-stderr.  Each line on stdin behind the first has other users and another certificate, or who has how much in
-the queue.  The end of stdin is the order to stop, and also what the death of the parent looks like.
+The argument is the socket's descriptor.  Orders come as lines of JSON on stdin: what the relay was started
+with, then other users and another certificate, or who has how much in the queue.  The end of stdin, also by
+the death of the parent, is the order to stop.  Counts go out as lines on stdout, the log goes to stderr.
 A crash leaves drafts without a 250, which clean-up removes; their clients keep the messages.
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -35,14 +34,14 @@ MOST_LINE_BYTES = 64 * 1024 * 1024
 """Of orders: a policy, or all users."""
 
 
-async def take_mail() -> None:
+async def take_mail(bound: socket.socket) -> None:
     """Return when stdin ends or SIGTERM comes."""
     loop = asyncio.get_running_loop()
     stdin = asyncio.StreamReader(MOST_LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
-    orders = json.loads(await stdin.readline() or "null")
-    if orders is None:  # the parent died meanwhile
-        return
+    if not (line := await stdin.readline()):
+        return  # the parent died meanwhile
+    orders = json.loads(line)
     policy = parse_policy(orders["policy"].encode(), Path(orders["path"]))
     (listen,) = fitted([policy.listen[orders["listen"]]], raise_limit())
     clock, name = SystemClock(), str(listen.address)
@@ -51,21 +50,13 @@ async def take_mail() -> None:
     start_threads()
     counts = ListenerCounts([name])
     intake = spool_intake(policy, Host(clock, RealDisk()), events)
-    listener = Listener(
-        listen,
-        orders["hostname"],
-        intake,
-        ListenerObserver(events, counts),
-        files=orders["files"] and ListenerFiles.from_order(orders["files"]),
-    )
+    files = orders["files"] and ListenerFiles.from_order(orders["files"])
+    listener = Listener(listen, orders["hostname"], intake, ListenerObserver(events, counts), files=files)
     obeying = asyncio.create_task(_obey(stdin, name, listener, events))
     loop.add_signal_handler(signal.SIGTERM, obeying.cancel)
-    for ignored in (signal.SIGINT, signal.SIGHUP):
-        # Meant for the parent: a terminal and some supervisors send them to all of us.
-        loop.add_signal_handler(ignored, lambda: None)
-    await listener.start(socket.socket(fileno=orders["fd"]))
-    report = _Report(counts, events, name)
-    chores = [asyncio.create_task(report.run()), asyncio.create_task(intake.keep_looking_for_room())]
+    await listener.start(bound)
+    chores = [asyncio.create_task(_report(name, counts, events))]
+    chores.append(asyncio.create_task(intake.keep_looking_for_room()))
     await asyncio.wait([obeying])
     await listener.close(CLOSE_SECONDS)
     for chore in chores:
@@ -73,7 +64,6 @@ async def take_mail() -> None:
     await asyncio.gather(*chores, return_exceptions=True)
     intake.close()
     events.flush()
-    report.send()
 
 
 async def _obey(stdin: asyncio.StreamReader, name: str, listener: Listener, events: Events) -> None:
@@ -87,32 +77,21 @@ async def _obey(stdin: asyncio.StreamReader, name: str, listener: Listener, even
             events.listener_files_loaded(name, len(files.hashes), files.fingerprint)
 
 
-class _Report:
-    """Sends counts to the parent.  Never waits: a parent that does not read gets them later."""
-
-    def __init__(self, counts: ListenerCounts, events: Events, listener: str) -> None:
-        self._counts, self._events, self._listener = counts, events, listener
-        self._unsent = b""
-        self._lost_lines = 0
-        os.set_blocking(sys.stdout.fileno(), False)
-
-    async def run(self) -> None:
-        while True:
-            await asyncio.sleep(REPORT_SECONDS)
-            self.send()
-
-    def send(self) -> None:
-        """Send new counts, or go on with what the parent has not read yet."""
-        if not self._unsent:
-            lost_lines = self._events.lines_lost
-            self._counts.lost_lines(self._listener, lost_lines - self._lost_lines)
-            self._lost_lines = lost_lines
-            self._unsent = json.dumps(self._counts.take_delta()).encode() + b"\n"
-        # An error: the parent is gone, and stdin says so too; or it has read nothing for very long.
-        with contextlib.suppress(OSError):
-            self._unsent = self._unsent[os.write(sys.stdout.fileno(), self._unsent) :]
+async def _report(name: str, counts: ListenerCounts, events: Events) -> None:
+    """Send counts to the parent.  A parent that does not read gets them later, and holds up nothing else."""
+    lost_lines = 0
+    while True:
+        await asyncio.sleep(REPORT_SECONDS)
+        counts.lost_lines(name, events.lines_lost - lost_lines)
+        lost_lines = events.lines_lost
+        report = json.dumps(counts.take_delta()).encode() + b"\n"
+        # An error: the parent is gone, and stdin says so too.
+        await asyncio.to_thread(os.write, sys.stdout.fileno(), report)
 
 
 if __name__ == "__main__":
     divert()
-    run(take_mail())
+    for meant_for_the_parent in (signal.SIGINT, signal.SIGHUP):
+        # A terminal and some supervisors send them to all of us.
+        signal.signal(meant_for_the_parent, signal.SIG_IGN)
+    run(take_mail(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,8 +1,8 @@
 """Taking mail: listeners in this process, and listener processes that are kept alive.
 
 A listener process shares nothing with the sender but the spool.  Its death costs its own open
-sessions, whose clients keep their messages; it is restarted after a pause, which grows while it
-keeps dying.  The listening socket is bound here and inherited, so that no connection is refused meanwhile.
+sessions, whose clients keep their messages; another one takes its place after a pause.  The listening
+socket is bound here and inherited, so that no connection is refused meanwhile.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from relay.daemon.spool_intake import SpoolIntake
 from relay.listener.listener_files import ListenerFiles
 from relay.listener.quotas import Quotas
 from relay.listener.server import Listener, bind
+from relay.mail.formats import described
 from relay.policy.model import Listen, Policy, Tls
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
@@ -29,10 +30,8 @@ from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
 CLOSE_SECONDS = 10.0
 """How long content in flight may take at a stop."""
 BIND_AGAIN_SECONDS = 0.1
-RESTART_FIRST_SECONDS = 0.5
-RESTART_LONGEST_SECONDS = 30.0
-MOST_LINE_BYTES = 1024 * 1024
-"""Of counts."""
+RESTART_SECONDS = 1.0
+"""Between the end of a listener process and the next one."""
 TELL_SECONDS = 1.0
 """How often listeners with quotas are told who has how much in the queue."""
 
@@ -46,7 +45,6 @@ class Start:
     policy: Policy
     hostname: str
     style: LogStyle
-    python: str = sys.executable
 
 
 @dataclass(eq=False, slots=True)
@@ -59,30 +57,17 @@ class _Listening:
     files: ListenerFiles | None = None
     listener: Listener | None = None
     """In this process."""
-    processes: set[Process] = field(default_factory=set)
+    orders: set[asyncio.StreamWriter] = field(default_factory=set)
+    """To each of its processes."""
 
     @property
     def name(self) -> str:
         return str(self.listen.address)
 
-    def order(self, order: dict[str, Any], *, is_replaced: bool = False) -> None:
-        """Order processes; `is_replaced`: by the next such order, so not while earlier ones are unread."""
-        for process in self.processes:
-            # A process that is stopped reads none, and they would fill the memory.
-            if not (is_replaced and process.stdin and process.stdin.transport.get_write_buffer_size()):
-                _order(process, order)
-
 
 class Listening:
     def __init__(
-        self,
-        start: Start,
-        intake: SpoolIntake,
-        events: Events,
-        counts: ListenerCounts,
-        limit: int,
-        *,
-        restart_first_seconds: float = RESTART_FIRST_SECONDS,
+        self, start: Start, intake: SpoolIntake, events: Events, counts: ListenerCounts, limit: int
     ) -> None:
         """`limit` of descriptors, of each process; tell where the policy allows more clients than that."""
         self._start = start
@@ -90,14 +75,12 @@ class Listening:
         self._events = events
         self._counts = counts
         self._limit = limit
-        self._restart_first_seconds = restart_first_seconds
         self._all = [_Listening(index, listen) for index, listen in enumerate(start.policy.listen)]
         self._here = [each for each in self._all if listener_processes(each.listen) == 0]
         self._keepers: list[asyncio.Task[None]] = []
         self._is_closing = False
-        shared = [("relay", self._here)]
         alone = [(f"listener {each.name}", [each]) for each in self._all if each not in self._here]
-        for where, together in shared + alone:
+        for where, together in [("relay", self._here), *alone]:
             needed = EACH_CLIENT * sum(each.listen.max_connections for each in together)
             if needed > limit:
                 events.descriptors_short(
@@ -105,12 +88,20 @@ class Listening:
                 )
 
     async def bind(self) -> None:
-        """Bind every address.  Raises OSError, with the address in `filename`."""
+        """Bind every address.  Raises OSError, with the address in `filename`.
+
+        Where listener processes of a killed sender hold an address, wait for their end.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + CLOSE_SECONDS
         for each in self._all:
-            try:
-                each.bound = await _bind(each.listen, is_shared=each not in self._here)
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, each.name) from error
+            while each.bound is None:
+                try:
+                    each.bound = bind(each.listen)
+                except OSError as error:
+                    if each in self._here or error.errno != errno.EADDRINUSE or loop.time() > until:
+                        raise OSError(error.errno, error.strerror, each.name) from error
+                    await asyncio.sleep(BIND_AGAIN_SECONDS)
 
     async def start(self) -> None:
         observer = ListenerObserver(self._events, self._counts)
@@ -131,7 +122,8 @@ class Listening:
         each.files = files
         if each.listener is not None:
             each.listener.use(files)
-        each.order(files.to_order())
+        for orders in each.orders:
+            _order(orders, files.to_order())
 
     async def tell_owners(self, owners: Callable[[], Iterable[tuple[tuple[str, str], int]]]) -> None:
         """Tell who has how much in the queue, again and again, where some listener asks."""
@@ -141,7 +133,10 @@ class Listening:
                 held = quotas.worth_telling(owners())
                 if each.listener is not None:
                     each.listener.quotas.told(held)
-                each.order({"held": [[*owner, held[owner]] for owner in held]}, is_replaced=True)
+                for orders in each.orders:
+                    # A process that is stopped reads none, and they would fill the memory.
+                    if not orders.transport.get_write_buffer_size():
+                        _order(orders, {"held": [[*owner, held[owner]] for owner in held]})
             await asyncio.sleep(TELL_SECONDS)
 
     async def close(self) -> None:
@@ -159,101 +154,58 @@ class Listening:
         self._intake.close()
 
     async def _keep(self, of: _Listening) -> None:
-        loop = asyncio.get_running_loop()
-        pause_seconds = self._restart_first_seconds
         is_again = False
         while True:
-            began_at = loop.time()
             try:
-                await self._run(of, is_again=is_again)
-                is_again = True
+                process = await self._start_process(of)
             except OSError as error:
-                # No descriptor, no memory: the next one may find some.
-                self._events.fault(where=f"listener {of.name}", error=error)
-            is_long = loop.time() - began_at > RESTART_LONGEST_SECONDS
-            pause_seconds = (
-                self._restart_first_seconds if is_long else min(pause_seconds * 2, RESTART_LONGEST_SECONDS)
-            )
-            await asyncio.sleep(pause_seconds)
+                self._events.shortage(where=f"listener {of.name}", error=described(error))
+            else:
+                if is_again:
+                    self._events.listener_restarted(listener=of.name, pid=process.pid)
+                is_again = True
+                code = await self._attend(of, process)
+                status = f"signal {-code}" if code < 0 else f"exit status {code}"
+                self._events.listener_died(listener=of.name, pid=process.pid, status=status)
+            await asyncio.sleep(RESTART_SECONDS)
 
-    async def _run(self, of: _Listening, *, is_again: bool) -> None:
-        """Start a process, and tell of its end.  Raises OSError where it cannot start."""
+    async def _start_process(self, of: _Listening) -> Process:
         fd = of.bound.fileno() if of.bound is not None else -1
-        process = await asyncio.create_subprocess_exec(
-            *(self._start.python, "-m", "relay.daemon.listener_process"),
-            stdin=PIPE,
-            stdout=PIPE,
-            pass_fds=[fd],
-            limit=MOST_LINE_BYTES,
-        )
-        if is_again:
-            self._events.listener_restarted(listener=of.name, pid=process.pid)
-        _order(
-            process,
-            {
-                "policy": self._start.text.decode("utf-8"),
-                "path": str(self._start.path),
-                "listen": of.index,
-                "fd": fd,
-                "hostname": self._start.hostname,
-                "style": self._start.style,
-                "files": of.files and of.files.to_order(),
-            },
-        )
-        of.processes.add(process)
+        module = (sys.executable, "-m", "relay.daemon.listener_process")
+        return await asyncio.create_subprocess_exec(*module, str(fd), stdin=PIPE, stdout=PIPE, pass_fds=[fd])
+
+    async def _attend(self, of: _Listening, process: Process) -> int:
+        """Order a process, and count what it counts, to its end; return how it ended."""
+        orders, counted, start = process.stdin, process.stdout, self._start
+        if orders is None or counted is None:
+            raise AssertionError("a process without pipes")
+        first = {"policy": start.text.decode("utf-8"), "path": str(start.path), "listen": of.index}
+        first |= {"hostname": start.hostname, "style": start.style}
+        _order(orders, first | {"files": of.files and of.files.to_order()})
+        of.orders.add(orders)
         try:
-            code = await self._attend(process)
-        except asyncio.CancelledError:
+            await self._count(process.pid, counted)
+        finally:
             # The end of its orders is the order to stop: it finishes content in flight and goes.
-            _end_orders(process)
+            of.orders.discard(orders)
+            orders.close()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS + 2):
-                    await self._attend(process)
+                    await self._count(process.pid, counted)
+                    await process.wait()
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-            raise
-        finally:
-            of.processes.discard(process)
-        _end_orders(process)
-        self._counts.drop_source(str(process.pid))
-        status = f"signal {-code}" if code < 0 else f"exit status {code}"
-        self._events.listener_died(listener=of.name, pid=process.pid, status=status)
-
-    async def _attend(self, process: Process) -> int:
-        """Collect what a process counts, to its end; return how it ended."""
-        if process.stdout is None:
-            raise AssertionError("a process without its output")
-        try:
-            async for line in process.stdout:
-                # What a dying process wrote half of is nothing that counts.
-                with contextlib.suppress(ValueError):
-                    self._counts.add_delta(json.loads(line), str(process.pid))
-        except ValueError:
-            # A line too long to be counts: whatever it has become, another one does better.
-            process.kill()
+            self._counts.drop_source(str(process.pid))
         return await process.wait()
 
-
-async def _bind(listen: Listen, *, is_shared: bool) -> socket.socket:
-    """Bind an address; where listener processes of a killed sender hold it, wait for their end."""
-    until = asyncio.get_running_loop().time() + CLOSE_SECONDS
-    while True:
-        try:
-            return bind(listen)
-        except OSError as error:
-            if not is_shared or error.errno != errno.EADDRINUSE or asyncio.get_running_loop().time() > until:
-                raise
-        await asyncio.sleep(BIND_AGAIN_SECONDS)
+    async def _count(self, pid: int, counted: asyncio.StreamReader) -> None:
+        """Return at the end of the lines, or at one that is no counts, as of a process that was killed."""
+        with contextlib.suppress(ValueError):
+            async for line in counted:
+                self._counts.add_delta(json.loads(line), str(pid))
 
 
-def _order(process: Process, order: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError, RuntimeError):  # it has ended
-        if process.stdin is not None:
-            process.stdin.write(json.dumps(order).encode() + b"\n")
-
-
-def _end_orders(process: Process) -> None:
-    with contextlib.suppress(OSError, RuntimeError):  # it has ended, and its end was noticed
-        if process.stdin is not None:
-            process.stdin.close()
+def _order(orders: asyncio.StreamWriter, order: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError, RuntimeError):  # the process has ended
+        orders.write(json.dumps(order).encode() + b"\n")

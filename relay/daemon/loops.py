@@ -30,8 +30,7 @@ def run(main: Coroutine[Any, Any, Returned]) -> Returned:
 
 
 def start_threads() -> None:
-    """Start all threads now: later perhaps none is to be had."""
-    # As many as the loop would start by and by.
+    """Start as many threads as the loop would by and by: later perhaps none is to be had."""
     asyncio.get_running_loop().set_default_executor(started(min(32, (os.cpu_count() or 1) + 4), "loop"))
 
 

@@ -1,12 +1,11 @@
 """sd_notify(3) in a few lines: tells the service manager the relay's state, if there is a manager."""
 
+import asyncio
 import contextlib
 import os
 import socket
 import time
 
-STOP_SECONDS = 90
-"""What a stop asks for: the grace of the transactions in flight, and writing down what they came to."""
 LONGEST_SECONDS = 0.1
 """A service manager that does not read must not stop mail; a sign of life may get lost."""
 
@@ -30,15 +29,9 @@ def reloading() -> None:
     notify("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
 
-def stopping(in_flight: int) -> None:
-    notify(
-        "STOPPING=1",
-        f"EXTEND_TIMEOUT_USEC={STOP_SECONDS * 1_000_000}",
-        f"STATUS=stopping: {in_flight} transactions in flight",
-    )
-
-
-def watchdog_seconds() -> float | None:
-    """How often the service manager wants a sign of life; None: never."""
+async def keep_watchdog() -> None:
+    """Give the signs of life that the service manager wants, if any."""
     period = os.environ.get("WATCHDOG_USEC", "")
-    return int(period) / 2_000_000 if period.isdigit() else None
+    while period.isdigit():
+        notify("WATCHDOG=1")
+        await asyncio.sleep(int(period) / 2_000_000)

@@ -6,6 +6,7 @@ make the client bounce because of us.
 """
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 
 from relay.mail.draft import Draft
@@ -22,13 +23,9 @@ from relay.telemetry.events import Events
 NO_ROOM = "452 4.3.1 Insufficient system storage, try again later"
 NO_LUCK = "451 4.3.0 Local error, try again later"
 
-LOOK_SECONDS = 2.0
+LOOK_SECONDS = 1.0
 """How old the free space may be by which a declared size is judged."""
-LOOK_WHEN_FULL_SECONDS = 0.2
-"""How long clients are still refused when there is room again."""
 _SPILLS_AT_ONCE = 4
-_UNKNOWN_ROOM_BYTES = 64 * 1024 * 1024
-"""Before the first look."""
 
 
 class SpoolIntake:
@@ -46,8 +43,8 @@ class SpoolIntake:
         self._commits = workers.one("commit")
         self._spills = workers.several(_SPILLS_AT_ONCE, "spill")
         self._batch: Batch[tuple[Draft, Envelope], None] = Batch(self._commit, self._commits)
-        self._room_bytes = _UNKNOWN_ROOM_BYTES
-        """As of the last look."""
+        self._room_bytes = sys.maxsize
+        """As of the last look; before the first one nothing is refused."""
 
     def draft(self) -> Draft:
         return self._intake.draft()
@@ -67,7 +64,7 @@ class SpoolIntake:
     async def keep_looking_for_room(self) -> None:
         while True:
             await self.look_for_room()
-            await asyncio.sleep(LOOK_SECONDS if self._room_bytes > 0 else LOOK_WHEN_FULL_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def spill(self, draft: Draft) -> None:
         writing = asyncio.get_running_loop().run_in_executor(self._spills, draft.spill)
@@ -87,11 +84,10 @@ class SpoolIntake:
             raise self._refused(error) from error
 
     async def discard(self, draft: Draft) -> None:
-        if not draft.is_on_disk:
+        if draft.is_on_disk:
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._spills, draft.discard))
+        else:
             draft.discard()
-            return
-        loop = asyncio.get_running_loop()
-        await asyncio.shield(loop.run_in_executor(self._spills, draft.discard))
 
     def close(self) -> None:
         self._commits.close()

@@ -51,8 +51,6 @@ def own_session(policy: Policy, listen: Listen, hostname: str, tell: Tell) -> It
     theirs.setblocking(False)  # noqa: FBT003 - the socket's own signature
 
     async def serve() -> None:
-        # Without a look, a long message finds no room.
-        await intake.look_for_room()
         room = Reception(listen, hostname, intake, _OwnObserver(tell), clock, files=_NEITHER_USERS_NOR_TLS)
         place = ClientPlace(Client.of_peer(_LOOPBACK), may_relay=True)
         session = ClientSession(room, place)

@@ -118,15 +118,8 @@ class SimulatedRelay:
 
         workers = SimulatedWorkers()
         self.intake = spool_intake(policy, Host(clock, self.listener_disk, workers, trigger), events)
-        self._parts = Assembly(
-            spool,
-            Host(clock, self.disk, workers, trigger),
-            policy=policy,
-            hostname="relay.test",
-            telemetry=Telemetry(events, metrics, clock),
-            status=PolicyStatus("", 0),
-            on_fault=on_fault,
-        )
+        host, telemetry = Host(clock, self.disk, workers, trigger), Telemetry(events, metrics, clock)
+        self._parts = Assembly(spool, host, policy, "relay.test", telemetry, PolicyStatus("", 0), on_fault)
         self.sender, self.watch = self._parts.sender, self._parts.watch
         self.operator = self._parts.operator
         counts = ListenerCounts([str(listen.address) for listen in policy.listen])

@@ -245,6 +245,7 @@ def test_a_broken_policy_stops_no_verb_while_the_relay_runs(operator: Operated, 
     with operator.relay:
         (queue_id,) = operator.deferred(1)
         operator.relay.policy_path.write_text(text)
+        operator.relay.wait_for_log(lambda line: "policy refused, the last good one stays" in line)
         verbs = [["queue", verb, queue_id] for verb in ("show", "hold", "release", "retry")]
         for verb in (["status"], ["queue"], *verbs, ["pause", "isp"], ["resume", "isp"], ["audit"], ["fsck"]):
             assert operator.relay.command(*verb).stderr == "", verb

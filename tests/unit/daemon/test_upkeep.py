@@ -1,4 +1,4 @@
-"""What must go on around the sender: taking mail, keeping listeners, watching the policy."""
+"""What becomes of mail in a listener whose client goes."""
 
 import asyncio
 import os
@@ -7,21 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from relay.clock import SystemClock
-from relay.daemon.listening import Listening, Start
-from relay.daemon.policy_watch import SETTLE_SECONDS, PolicyWatch, Waiting
-from relay.daemon.spool_intake import SpoolIntake, spool_intake
+from relay.daemon.spool_intake import SpoolIntake
 from relay.mail.envelope import Envelope
-from relay.policy.faults import PolicyError
-from relay.policy.model import Policy
-from relay.policy.source import parse_policy
-from relay.sender.host import Host
 from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import prepare
 from relay.spool.root.trigger import Trigger
-from relay.telemetry.listener_counts import ListenerCounts
-from tests.fakes.virtual_time import VirtualTimeLoop
-from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
+from tests.unit.sender.in_process_relay import CONTENT
 
 
 class SlowDisk(RealDisk):
@@ -95,80 +87,3 @@ async def test_a_message_whose_client_goes_is_stored_whole(tmp_path: Path) -> No
 
     assert {path.name for path in (tmp_path / "new").iterdir()} == {draft.queue_id, other.queue_id}
     intake.close()
-
-
-async def test_a_listener_process_that_cannot_start_is_tried_again(tmp_path: Path) -> None:
-    policy = policy_of(tmp_path, 25)
-    (listen,) = policy.listen
-    policy = policy.model_copy(update={"listen": (listen.model_copy(update={"processes": 1}),)})
-    relay = Relay(policy)
-    listening = Listening(
-        Start(tmp_path / "policy.yaml", b"", policy, "relay.test", "text", str(tmp_path / "no-python-here")),
-        spool_intake(policy, Host(SystemClock(), RealDisk()), relay.events),
-        relay.events,
-        ListenerCounts([]),
-        1024,
-        restart_first_seconds=0.001,
-    )
-    await listening.bind()
-    await listening.start()
-
-    def has_tried_twice() -> bool:
-        relay.events.flush()
-        return relay.log.getvalue().count("fault in listener") >= 2
-
-    await relay.until(has_tried_twice)
-    await listening.close()
-    await relay.sender.stop()
-    relay.trigger.close()
-
-
-class Edited:
-    """What a `PolicyWatch` told."""
-
-    def __init__(self) -> None:
-        self.policies: list[Policy] = []
-        self.refusals: list[PolicyError] = []
-        self.has_told = asyncio.Event()
-
-    def file(self, path: Path) -> PolicyWatch:
-        in_force = parse_policy(policy_text("").encode(), path)
-        return PolicyWatch(path, in_force, b"another", self, SystemClock())
-
-    def refuse(self, error: PolicyError) -> None:
-        self.refusals.append(error)
-
-    def wait(self, waiting: Waiting | None) -> None:
-        assert waiting is None
-
-    async def apply(self, policy: Policy, _sha256: str) -> None:
-        self.policies.append(policy)
-        self.has_told.set()
-
-    async def hold(self, policy: Policy) -> None:
-        raise AssertionError(f"no edit here has to rest: {policy}")
-
-
-def policy_text(limits: str) -> str:
-    return f"""
-spool: ./spool
-listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
-upstreams: {{isp: {{host: 127.0.0.1, port: 25, tls: none{limits}}}}}
-"""
-
-
-def test_half_of_an_edit_is_never_in_force(tmp_path: Path) -> None:
-    """The first half is a policy as well, one without limits."""
-    path, edited = tmp_path / "policy.yaml", Edited()
-    path.write_text(policy_text(""))
-    whole = policy_text(", limits: [{messages: 1, per: 1h}]")
-
-    async def look() -> None:
-        asyncio.get_running_loop().call_later(SETTLE_SECONDS / 2, path.write_text, whole)
-        await edited.file(path).look(is_asked=False)
-
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        runner.run(look())
-
-    assert [len(policy.upstreams["isp"].limits) for policy in edited.policies] == [1]
-    assert edited.refusals == []
