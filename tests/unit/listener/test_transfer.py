@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from relay.listener.content import SPILL_BYTES
+from relay.listener.session import SPILL_BYTES
 from relay.smtp.commands import Refused
 from tests.fakes.intake import MemoryIntake
 from tests.unit.listener.conversation import TRANSACTION, Client, Room, codes, listening
@@ -140,7 +140,7 @@ async def test_fault_in_the_middle_of_content_ends_the_session() -> None:
     async with listening() as room:
         client = await _sending(room)
         room.intake.drafts[-1].append_error = RuntimeError("secret detail")
-        await client.send(b"x" * 100_000 + b"\r\nNOOP\r\n")
+        await client.send(b"x" * 200_000 + b"\r\nNOOP\r\n")
         assert await client.rest() == b"451 4.3.0 Internal error, try again later\r\n"
         await client.close()
         await room.until_over()
