@@ -14,9 +14,6 @@ from relay.smtp.dot_stuffing import DotUnstuffing, has_only_crlf
 _ANY_NEWLINE = re.compile(rb"\r\n|\r|\n(?:\.(?=\.))?")
 _CUT_NEWLINE = re.compile(rb"(?<!\r)\n\.?\Z")
 """What the next octets may show to be stuffed."""
-# How much more than max_size may come over the wire before the end: dots double at most a
-# third of the octets, so no content that fits is ever cut off by this.
-_WIRE_SLACK_BYTES = 64 * 1024
 _HEADER_BYTES = 100 * 1024
 """What is looked at of a header (Postfix: header_size_limit); a message that loops has its hops on top."""
 _RECEIVED = b"\r\nreceived:"
@@ -30,7 +27,6 @@ class ContentDecoder:
         self._max_size_bytes = max_size_bytes
         self._max_hops = max_hops
         self._normalise = normalise
-        self._wire_bytes = 0
         self._unstuffing = DotUnstuffing()
         self._has_bare_newline = False
         self._held = b""
@@ -58,14 +54,13 @@ class ContentDecoder:
     @property
     def is_hopeless(self) -> bool:
         """Whether so much came without an end that reading on is no use."""
-        return self._wire_bytes > 2 * self._max_size_bytes + _WIRE_SLACK_BYTES
+        return self.size_bytes > 2 * self._max_size_bytes
 
     def feed(self, received: bytes) -> bytes:
         """Add what arrived; return the content that is now certain, or nothing after a fault.
 
         Once `is_ended`, feed no more.
         """
-        self._wire_bytes += len(received)
         block = self._unstuffing.feed(received)
         self.is_ended, self.rest = self._unstuffing.is_ended, self._unstuffing.rest
         if not has_only_crlf(block):

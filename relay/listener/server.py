@@ -13,7 +13,6 @@ from relay.listener.access import Client
 from relay.listener.proxied import BadProxyHeader, client_behind
 from relay.listener.session import ClientSession
 from relay.listener.shared import Reception
-from relay.listener.wire import HANDSHAKE_S
 from relay.policy.model import Listen
 from relay.policy.units import HostPort
 from relay.smtp import replies
@@ -38,10 +37,6 @@ class Listener(Reception):
     address: HostPort
     """Once started, with the port that the kernel chose for port 0."""
     _door: Door | None = None
-
-    @property
-    def open_connections(self) -> int:
-        return self.admission.total
 
     async def start(self, bound: socket.socket | None = None) -> None:
         """Accept connections, on a socket of `bind` or a new one.  Raises OSError."""
@@ -78,11 +73,11 @@ class Listener(Reception):
             if not self.is_implicit_tls:  # before its handshake the client could not read it
                 accepted.send(refusal.encode("ascii") + b"\r\n")
             raise ConnectionRefusedError
-        tls, handshake_s = (self.tls, HANDSHAKE_S) if self.is_implicit_tls else (None, None)
+        tls = self.tls if self.is_implicit_tls else None
         try:
             # It has its place while it shakes hands: silent clients hold no others.
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: ClientSession(self, place), accepted, ssl=tls, ssl_handshake_timeout=handshake_s
+                lambda: ClientSession(self, place), accepted, ssl=tls
             )
         except BaseException:
             self.admission.leave(place)

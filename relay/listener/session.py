@@ -42,22 +42,20 @@ class ClientSession(ClientConnection):
         super().__init__(asyncio.get_running_loop())
         self._reception, self.place = reception, place
         self._label = str(place.client)
-        self._machine = SessionMachine(
-            reception.terms,
-            self,
-            is_trusted=place.may_relay,
-            is_private=place.client.is_loopback,
-            is_tls=False,
-        )
         self._errors = self._idle_commands = 0
-        self._began_at = self.loop.time()
         self._login: str | None = None
         """The hash of the password that the client knew."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        room = self._reception
-        self._machine.is_tls = self.is_tls
+        room, place = self._reception, self.place
+        self._machine = SessionMachine(
+            room.terms,
+            self,
+            is_trusted=place.may_relay,
+            is_private=place.client.is_loopback,
+            is_tls=self.is_tls,
+        )
         self._began_at = self.loop.time()
         room.sessions.add(self)
         room.observer.connection_opened(room.name, self._label)
@@ -225,8 +223,8 @@ class ClientSession(ClientConnection):
     async def _receive(self, decoder: ContentDecoder, draft: Draft) -> None:
         """Take the content in, to its end; on return the draft is whole.
 
-        Raises Refused at the end, SessionEnd if the end never came.  Memory is bounded by `_CHUNK_BYTES`,
-        `SPILL_BYTES` and one read.  A draft that is not whole is discarded, also when the session is cancelled.
+        Raises Refused at the end, SessionEnd if the end never came, and the draft is discarded then, also
+        when the session is cancelled.  Memory is bounded by `_CHUNK_BYTES`, `SPILL_BYTES` and one read.
         """
         room, pending, not_stored = self._reception, bytearray(), ""
         until = self.loop.time() + room.transfer_s

@@ -21,7 +21,6 @@ MOST_REPLIES = 16
 LINGER_S = 5.0
 """How long a client may take to read our last reply and close."""
 LINGER_BYTES = 1024 * 1024
-HANDSHAKE_S = 60.0
 READING_S = 1.0
 """At a stop, how long a client has to read its last reply and to go on.  Some take two replies that come
 together for one, the last (dma): with 421 right behind the 250 they would send the message again."""
@@ -138,13 +137,12 @@ class ClientConnection(asyncio.Protocol):
 
         Nothing may be unread: what came in the clear must not be taken for what came under TLS
         (CVE-2011-0411).  No octet can come in between: the loop takes the transport over before it waits.
+        A handshake has a minute, as asyncio's default says.
         """
         self._send()
         secured = None
         with contextlib.suppress(OSError):  # ssl.SSLError, ConnectionError and TimeoutError are
-            secured = await self.loop.start_tls(
-                self.transport, self, context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
-            )
+            secured = await self.loop.start_tls(self.transport, self, context, server_side=True)
         if secured is None:
             self.transport.abort()
             self._is_lost = True  # of a failed handshake nobody is told

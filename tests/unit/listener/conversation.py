@@ -160,7 +160,7 @@ async def listening(
             await client.close()
         await room.until_over()
         # What holds after every test, whatever it was about.
-        assert listener.open_connections == 0
+        assert listener.admission.total == 0
         assert not intake.open_drafts
         assert len(observer.opened) == len(observer.closed)
     finally:

@@ -17,7 +17,7 @@ async def test_connections_in_all_are_limited_and_freed_again() -> None:
         await first.ask(b"QUIT")
         await first.rest()
         await first.close()
-        await until(lambda: room.listener.open_connections == 1)
+        await until(lambda: room.listener.admission.total == 1)
         await room.greeted()
 
         assert room.observer.refusals == [("connect", "421 4.7.0 Too many connections")]

@@ -42,7 +42,7 @@ async def test_strangers_keep_no_place_beyond_their_share(
             late = await room.connect(source=source)
             assert await late.rest() == b"421 4.7.0 Too many connections\r\n"
 
-        assert room.listener.open_connections == 10
+        assert room.listener.admission.total == 10
 
 
 @pytest.mark.parametrize(("has_users", "share"), [(False, 4), (True, 20)])
@@ -56,7 +56,7 @@ async def test_strangers_have_a_fixed_share_and_one_origin_a_part_of_it(
         assert told == [220] * min(share, 10) + [421] * (20 - min(share, 10))
         await _strangers(room, 30)
 
-        assert room.listener.open_connections == share
+        assert room.listener.admission.total == share
 
 
 async def test_silent_handshakes_hold_only_the_strangers_share(
@@ -72,7 +72,7 @@ async def test_silent_handshakes_hold_only_the_strangers_share(
         assert codes(await user.reply()) == [220]
         for each in silent:
             await each.close()
-        await until(lambda: room.listener.open_connections == 1)
+        await until(lambda: room.listener.admission.total == 1)
 
 
 async def test_a_user_who_logs_in_leaves_the_strangers_share(users_file: Path) -> None:
@@ -81,7 +81,7 @@ async def test_a_user_who_logs_in_leaves_the_strangers_share(users_file: Path) -
         user = await room.greeted(source="127.0.0.1")
         assert codes(await user.ask(b"AUTH PLAIN " + GOOD)) == [235]
         await _strangers(room, 30)
-        assert room.listener.open_connections == 6
+        assert room.listener.admission.total == 6
         await user.send(TRANSACTION + b"x\r\n.\r\n")
         assert codes(b"".join(await user.replies(4))) == [250, 250, 354, 250]
 
