@@ -1,7 +1,5 @@
 """Content over a real socket: what is taken, what is refused, and what it costs."""
 
-import asyncio
-
 import pytest
 
 from relay.listener.session import SPILL_BYTES
@@ -48,20 +46,6 @@ async def test_bare_newlines_are_mended_for_the_networks_named() -> None:
             *_, told = await client.replies(4)
             assert codes(told) == [250 if is_mended else 550]
         assert [message.received for message in room.intake.accepted] == [b"a\r\nb\r\n.c\r\nd\r\n.e\r\n"] * 2
-
-
-async def test_end_is_found_at_every_cut_of_the_packets() -> None:
-    wire = b"..\r\nx\r\n.\r\nNOOP\r\n"
-    async with listening() as room:
-        client = await room.greeted()
-        for cut in range(1, len(wire)):
-            await client.send(TRANSACTION)
-            await client.replies(3)
-            await client.send(wire[:cut])
-            await asyncio.sleep(0)
-            await client.send(wire[cut:])
-            assert codes(b"".join(await client.replies(2))) == [250, 250]
-            assert room.intake.accepted[-1].received == b".\r\nx\r\n"
 
 
 @pytest.mark.parametrize(
