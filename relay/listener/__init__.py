@@ -5,6 +5,6 @@ accepting   accepts connections
 session     one client: what the machine of `relay.smtp` decides, carried out; shared: for all of a listener
 wire        its connection: octets and deadlines
 content     one message coming in, and what is wrong with it; received: the line that we add
-access      who may, and who gives way; quotas: how much of the queue; users: passwords and guesses
+access      who may connect, and who may relay; quotas: how much of the queue; users: passwords and guesses
 ports       what the listener needs from other rooms
 """

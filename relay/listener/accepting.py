@@ -36,13 +36,10 @@ class Door:
         self._loop = asyncio.get_running_loop()
         self._bound, self._receive, self._on_error, self._pause_s = bound, receive, on_error, pause_s
         self._opening: set[asyncio.Task[None]] = set()
-        self._pause: asyncio.TimerHandle | None = None
         self._go_on()
 
     async def close(self) -> None:
         """Accept no more, and drop what no protocol has yet.  Idempotent."""
-        if self._pause is not None:
-            self._pause.cancel()
         if self._bound.fileno() >= 0:
             self._loop.remove_reader(self._bound.fileno())
             self._bound.close()
@@ -51,8 +48,8 @@ class Door:
         await asyncio.gather(*self._opening, return_exceptions=True)
 
     def _go_on(self) -> None:
-        self._pause = None
-        self._loop.add_reader(self._bound.fileno(), self._accept)
+        if self._bound.fileno() >= 0:
+            self._loop.add_reader(self._bound.fileno(), self._accept)
 
     def _accept(self) -> None:
         try:
@@ -66,14 +63,15 @@ class Door:
             return
         except OSError as error:
             self._loop.remove_reader(self._bound.fileno())
-            self._pause = self._loop.call_later(self._pause_s, self._go_on)
+            self._loop.call_later(self._pause_s, self._go_on)
             self._on_error(error)
 
     def _opened(self, accepted: socket.socket, opening: "asyncio.Task[None]") -> None:
         self._opening.discard(opening)
         # Not in the coroutine: cancelled before its first step, it would not close the socket.
-        error = None if opening.cancelled() else opening.exception()
-        if opening.cancelled() or error is not None:
+        if opening.cancelled():
             accepted.close()
-        if error is not None and not isinstance(error, OSError):
-            self._loop.call_exception_handler({"message": "accepting", "exception": error})
+        elif (error := opening.exception()) is not None:
+            accepted.close()
+            if not isinstance(error, OSError):
+                self._loop.call_exception_handler({"message": "accepting", "exception": error})

@@ -40,7 +40,7 @@ class Observer(Protocol):
     def connection_opened(self, listener: str, client: str) -> None: ...
 
     def connection_closed(self, listener: str, client: str, reason: str) -> None:
-        """`reason` is quit, lost, timeout, errors, refused, crowded, shutdown or fault."""
+        """`reason` is quit, lost, timeout, errors, refused, shutdown or fault."""
         ...
 
     def refused(self, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:

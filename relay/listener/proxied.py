@@ -50,22 +50,21 @@ class _Octets:
     def __init__(self, accepted: socket.socket) -> None:
         self._accepted = accepted
 
-    async def read(self, n: int = 1) -> bytes:
-        octets = await asyncio.get_running_loop().sock_recv(self._accepted, n)
-        if not octets:
-            raise BadProxyHeader("it ended within its PROXY header")
-        return octets
-
-    async def readexactly(self, n: int) -> bytes:
+    async def readexactly(self, n: int = 1) -> bytes:
         octets = b""
         while len(octets) < n:
-            octets += await self.read(n - len(octets))
+            more = await asyncio.get_running_loop().sock_recv(self._accepted, n - len(octets))
+            if not more:
+                raise BadProxyHeader("it ended within its PROXY header")
+            octets += more
         return octets
+
+    read = readexactly
 
     async def readuntil(self, separator: bytes = b"\n") -> bytes:
         line = b""
         while not line.endswith(separator):
             if len(line) > MOST_LINE_BYTES:
                 raise BadProxyHeader("PROXYv1 header too long")
-            line += await self.read(1)
+            line += await self.readexactly()
         return line

@@ -9,11 +9,12 @@ anything once the connection is closed.
 import asyncio
 
 from relay.listener.access import ClientPlace
-from relay.listener.content import receive
+from relay.listener.content import ContentDecoder
 from relay.listener.quotas import Owner
 from relay.listener.received import received_line
 from relay.listener.shared import Reception
 from relay.listener.wire import ClientConnection, SessionEnd
+from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope
 from relay.smtp import replies
 from relay.smtp.commands import Refused
@@ -22,50 +23,41 @@ from relay.smtp.session_machine import SessionMachine, SessionStep, Then
 
 MAX_IDLE_COMMANDS = 100
 """Commands since the last message that was taken, from which on each counts as an error (Postfix:
-smtpd_junk_command_limit)."""
-MAX_STRANGERS_COMMANDS = 10
-"""The same, of a client that may not relay: EHLO, STARTTLS, EHLO and three times AUTH are six."""
-STRANGERS_PAUSE_S = 1.0
-"""What each command after them takes beside (Postfix: smtpd_error_sleep_time), so that strangers who are
-sent away and come again cost little."""
-
-# How many of them a message needs is limited elsewhere: max_recipients, and one DATA for each MAIL.
-_PHASES_OF_MAIL = frozenset({"rcpt", "data", "eod"})
+smtpd_junk_command_limit).  How many RCPT a message needs is limited elsewhere: max_recipients."""
+SPILL_BYTES = 256 * 1024
+_CHUNK_BYTES = 32 * 1024
+"""What a draft is given at once, so that octets that trickle in cost it no object each."""
+STRANGERS_S = 60.0
+"""From the greeting to a login: an idle stranger keeps its place of the few no longer."""
 
 
 class ClientSession(ClientConnection):
     """The `SessionOwner` of its machine."""
 
-    def __init__(
-        self, reception: Reception, place: ClientPlace, opening: "asyncio.Task[None] | None" = None
-    ) -> None:
-        """Hold a place that was counted in, to the end.  `opening` makes the connection."""
+    reason = "shutdown"
+    """Of its end, as of `SessionEnd`; of one that is cancelled, this."""
+
+    def __init__(self, reception: Reception, place: ClientPlace) -> None:
+        """Hold a place that was counted in, to the end."""
         super().__init__(asyncio.get_running_loop())
-        if opening is not None:
-            self.task = opening
-        self._reception = reception
-        self.place = place
-        place.give_way = self._give_way
+        self._reception, self.place = reception, place
         self._label = str(place.client)
-        self._machine = SessionMachine(
-            reception.terms,
-            self,
-            is_trusted=place.may_relay,
-            is_private=place.client.is_loopback,
-            is_tls=False,
-        )
-        self._errors = 0
-        self._idle_commands = 0
-        self._session_until = 0.0
+        self._errors = self._idle_commands = 0
         self._login: str | None = None
         """The hash of the password that the client knew."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        room = self._reception
-        self._machine.is_tls = self.is_tls
+        room, place = self._reception, self.place
+        self._machine = SessionMachine(
+            room.terms,
+            self,
+            is_trusted=place.may_relay,
+            is_private=place.client.is_loopback,
+            is_tls=self.is_tls,
+        )
+        self._began_at = self.loop.time()
         room.sessions.add(self)
-        room.admission.step(self.place)
         room.observer.connection_opened(room.name, self._label)
         self.task = self.loop.create_task(self._handle_client())
         # Not in the coroutine: cancelled before its first step, it would do nothing.
@@ -73,14 +65,10 @@ class ClientSession(ClientConnection):
 
     def _leave(self, _ended: object) -> None:
         room = self._reception
-        self.let_go()
+        self.drop()
         room.sessions.discard(self)
         room.admission.leave(self.place)
         room.observer.connection_closed(room.name, self._label, self.reason)
-
-    def _give_way(self) -> None:
-        self._tell_refused(replies.GIVES_WAY)
-        self.end("crowded", replies.GIVES_WAY)
 
     # Asked by the machine.
 
@@ -88,7 +76,7 @@ class ClientSession(ClientConnection):
         """Raise SessionEnd where its user is gone, or has another password by now."""
         user, room = self._machine.user, self._reception
         if user is not None:
-            if self._login != self._login_now():
+            if self._login != room.users.hash_of(user):
                 raise SessionEnd("refused", replies.LOGIN_CHANGED)
             if not room.listen.may_send(user, reverse_path):
                 return replies.NOT_YOUR_SENDER
@@ -103,72 +91,55 @@ class ClientSession(ClientConnection):
 
     async def _handle_client(self) -> None:
         self.reply(self._reception.greeting)
-        self._session_until = self.loop.time() + self._reception.session_s
-        try:
-            end = await self._serve()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not become a 5yz, or end others
-            self._reception.observer.fault(self._reception.name, self._label, error)
-            end = SessionEnd("fault", replies.INTERNAL_FAULT)
-        self.reason = end.reason
-        if end.reply is not None and end.reply[0] in "45":
-            self._tell_refused(end.reply)
-        await self.finish(end.reply, linger=end.reason != "quit")
-
-    async def _serve(self) -> SessionEnd:
         try:
             while True:
                 await self._obey_next()
         except SessionEnd as end:
-            return end
+            self.reason = end.reason
+            if end.reply is not None:
+                self._say(end.reply)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not become a 5yz, or end others
+            self.reason = "fault"
+            self._reception.observer.fault(self._reception.name, self._label, error)
+            self._say(replies.INTERNAL_FAULT)
+        await self.finish(linger=self.reason != "quit")
 
     async def _obey_next(self) -> None:
         """Raise SessionEnd."""
-        deadline, errors = self._command_deadline, self._errors
+        line = await self.read_line(self._command_deadline)
         try:
-            step: SessionStep | None = self._machine.take(
-                await self.read_line(deadline), is_stopping=self.is_stopping
-            )
+            step: SessionStep | None = self._machine.take(line, is_stopping=self.is_stopping)
             while step is not None and step.then is not Then.COMMAND:
                 step = await self._carry_out(step)
             if step is not None:
-                self.say(step.reply)
+                self._say(step.reply)
         except Refused as refused:
-            self.say(refused.reply)
-        if self._machine.phase not in _PHASES_OF_MAIL or not self.place.may_relay:
-            await self._count_idleness(errors)
-        if self._errors >= self._reception.listen.max_errors:
+            self._say(refused.reply)
+        self._idle_commands += self._machine.phase not in {"rcpt", "eod"}
+        too_idle = max(0, self._idle_commands - MAX_IDLE_COMMANDS)
+        if self._errors + too_idle >= self._reception.listen.max_errors:
             raise SessionEnd("errors", replies.TOO_MANY_ERRORS)
-        await self.flush_much(deadline)
 
     @property
     def _command_deadline(self) -> float:
-        return min(self.loop.time() + self._reception.command_s, self._session_until)
+        room = self._reception
+        session_s = room.session_s if self.place.may_relay else min(STRANGERS_S, room.session_s)
+        return min(self.loop.time() + room.command_s, self._began_at + session_s)
 
-    async def _count_idleness(self, errors_before: int) -> None:
-        """Count a command that brought no mail; of very many each is an error, if it was none by itself."""
-        may_relay = self.place.may_relay
-        self._idle_commands += 1
-        if self._idle_commands <= (MAX_IDLE_COMMANDS if may_relay else MAX_STRANGERS_COMMANDS):
-            return
-        if self._errors == errors_before:
-            self._errors += 1
-        if not may_relay:
-            await self.flush(self._command_deadline)
-            await asyncio.sleep(STRANGERS_PAUSE_S)
-
-    def say(self, reply: str) -> None:
+    def _say(self, reply: str) -> None:
         """Tell the observer of a refusal; 5yz count against the client."""
         self.reply(reply)
         if reply[0] in "45":
-            self._tell_refused(reply)
+            room, machine = self._reception, self._machine
+            room.observer.refused(room.name, self._label, machine.phase, reply, machine.named_user)
             self._errors += reply[0] == "5"
 
     async def _carry_out(self, step: SessionStep) -> SessionStep | None:
         """Return the next step; None where no reply follows.  Raises Refused, SessionEnd."""
         match step.then:
             case Then.RESPONSE:
-                self.say(step.reply)
-                return await self._respond()
+                self._say(step.reply)
+                return self._machine.respond(await self.read_line(self._command_deadline))
             case Then.VERIFY:
                 return await self._verify(step.proof)
             case Then.CONTENT:
@@ -177,32 +148,19 @@ class ClientSession(ClientConnection):
                 return await self._secure(step.reply)
         raise SessionEnd(step.reason, step.reply)
 
-    async def _respond(self) -> SessionStep:
-        try:
-            return self._machine.respond(await self.read_line(self._command_deadline))
-        except Refused as refused:
-            self._machine.go_on()
-            is_too_long = refused.reply == replies.LINE_TOO_LONG
-            return SessionStep(replies.AUTH_LINE_TOO_LONG if is_too_long else refused.reply)
-
     async def _verify(self, proof: Proof | None) -> SessionStep:
-        room, place, users = self._reception, self.place, self._reception.users
-        if users is None or not isinstance(proof, Credentials):
-            raise AssertionError("a proof that was not asked for")
-        room.admission.step(place)
+        room, place = self._reception, self.place
+        if not isinstance(proof, Credentials):
+            raise TypeError("a proof that was not asked for")
         check = await room.guesses.judge(
-            place.client.origin, lambda: users.verify(proof.name, proof.password)
+            place.client.origin, lambda: room.users.verify(proof.name, proof.password)
         )
         step = self._machine.judged(check)
         if check is PasswordCheck.RIGHT:
             room.admission.log_in(place)
             self._idle_commands = 0
-            self._login = self._login_now()
+            self._login = room.users.hash_of(proof.name)
         return step
-
-    def _login_now(self) -> str | None:
-        users, name = self._reception.users, self._machine.user
-        return None if users is None or name is None else users.hash_of(name)
 
     async def _secure(self, reply: str) -> SessionStep | None:
         """Forget what the client said before TLS (RFC 3207, 4.2)."""
@@ -211,9 +169,8 @@ class ClientSession(ClientConnection):
             raise AssertionError("TLS that is not offered")
         if self.has_unread:
             raise SessionEnd("refused", replies.TLS_PIPELINED)
-        self.say(reply)
+        self._say(reply)
         await self.start_tls(context)
-        self._reception.admission.step(self.place)
         self._machine.secured()
         return None
 
@@ -233,11 +190,9 @@ class ClientSession(ClientConnection):
         )
         draft.append(trace)
         decoder = room.decoder_for(self.place.client)
-        self.say(go_ahead)
+        self._say(go_ahead)
         try:
-            await receive(
-                self, decoder, draft, room.intake, idle_s=room.content_s, transfer_s=room.transfer_s
-            )
+            await self._receive(decoder, draft)
         finally:
             machine.go_on()
             machine.phase = "eod"
@@ -254,7 +209,6 @@ class ClientSession(ClientConnection):
             dsn=transaction.dsn,
         )
         await room.intake.accept(draft, envelope)
-        room.quotas.took(Owner.of(envelope.user, self._label))
         room.observer.accepted(
             room.name,
             draft.queue_id,
@@ -266,6 +220,34 @@ class ClientSession(ClientConnection):
         self._errors = self._idle_commands = 0
         return replies.queued(draft.queue_id)
 
-    def _tell_refused(self, reply: str) -> None:
-        room, machine = self._reception, self._machine
-        room.observer.refused(room.name, self._label, machine.phase, reply, machine.named_user)
+    async def _receive(self, decoder: ContentDecoder, draft: Draft) -> None:
+        """Take the content in, to its end; on return the draft is whole.
+
+        Raises Refused at the end, SessionEnd if the end never came, and the draft is discarded then, also
+        when the session is cancelled.  Memory is bounded by `_CHUNK_BYTES`, `SPILL_BYTES` and one read.
+        """
+        room, pending, not_stored = self._reception, bytearray(), ""
+        until = self.loop.time() + room.transfer_s
+        try:
+            while not decoder.is_ended:
+                if decoder.is_hopeless:
+                    raise SessionEnd("refused", decoder.refusal or replies.TOO_BIG)
+                pending += decoder.feed(await self.read_chunk(min(self.loop.time() + room.content_s, until)))
+                if decoder.refusal or not_stored:
+                    pending.clear()
+                elif len(pending) >= _CHUNK_BYTES or decoder.is_ended:
+                    draft.append(bytes(pending))
+                    pending.clear()
+                    if draft.buffered_bytes >= SPILL_BYTES:
+                        try:
+                            await room.intake.spill(draft)
+                        except Refused as refused:
+                            not_stored = refused.reply
+            self.unread(decoder.rest)
+            # What is wrong with the message comes first: the client need not try it again.
+            if refusal := decoder.refusal or not_stored:
+                raise Refused(refusal)
+        except BaseException:
+            if not not_stored:  # else it is gone
+                await room.intake.discard(draft)
+            raise

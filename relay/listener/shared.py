@@ -4,8 +4,8 @@ Reads the certificate and the users file when it is made, unless it is given the
 them stops the start and not a session.  `use` takes others later.
 """
 
-from relay.clock import SECOND_NS, Clock
-from relay.listener.access import Admission, Client, ClientNetworks, ClientPlace
+from relay.clock import SECOND_NS, Clock, SystemClock
+from relay.listener.access import Admission, Client, ClientPlace
 from relay.listener.content import ContentDecoder
 from relay.listener.listener_files import ListenerFiles, read_listener_files
 from relay.listener.ports import IntakePort, Observer
@@ -29,26 +29,24 @@ class Reception:
         hostname: str,
         intake: IntakePort,
         observer: Observer,
-        clock: Clock,
+        clock: Clock | None = None,
         *,
         files: ListenerFiles | None = None,
     ) -> None:
+        """`files` None: read them."""
         self.listen, self.name = listen, str(listen.address)
         self.hostname = as_name(hostname)
         self.greeting = f"220 {self.hostname} ESMTP relay"
-        self.intake, self.observer, self.clock = intake, observer, clock
+        self.intake, self.observer, self.clock = intake, observer, clock or SystemClock()
         times = listen.timeouts
         self.command_s, self.session_s = times.command_ns / SECOND_NS, times.session_ns / SECOND_NS
         self.content_s, self.transfer_s = times.content_ns / SECOND_NS, times.transfer_ns / SECOND_NS
-        self._relaying, self._normalised = (
-            ClientNetworks(listen.clients),
-            ClientNetworks(listen.normalise_from),
-        )
         files = files or read_listener_files(listen)
-        self.users = Users(files.hashes) if files.hashes else None
-        self.guesses = Guesses(clock)
+        self.users = Users(files.hashes)
+        self.guesses = Guesses(self.clock)
+        can_log_in = bool(files.hashes)
         self.admission = Admission(
-            listen.max_connections, listen.max_connections_per_client, can_log_in=self.users is not None
+            listen.max_connections, listen.max_connections_per_client, can_log_in=can_log_in
         )
         self.tls = files.tls()
         self.is_implicit_tls = listen.tls is Tls.IMPLICIT
@@ -56,7 +54,7 @@ class Reception:
             self.hostname,
             listen.max_size,
             listen.max_recipients,
-            mechanisms=MECHANISMS if self.users is not None else (),
+            mechanisms=MECHANISMS if can_log_in else (),
             has_starttls=self.tls is not None and not self.is_implicit_tls,
         )
         self.quotas = Quotas(listen)
@@ -65,13 +63,12 @@ class Reception:
     def use(self, files: ListenerFiles) -> None:
         """Go by other users and another certificate; who is logged in as another user than now has to go."""
         self.tls = files.tls()
-        if self.users is not None:
-            self.users.use(files.hashes)
+        self.users.use(files.hashes)
 
     def place_for(self, client: Client) -> ClientPlace:
-        return ClientPlace(client, self._relaying.has(client))
+        return ClientPlace(client, client.is_in(self.listen.clients))
 
     def decoder_for(self, client: Client) -> ContentDecoder:
         listen = self.listen
-        normalise = listen.bare_newlines == "normalise" or self._normalised.has(client)
+        normalise = listen.bare_newlines == "normalise" or client.is_in(listen.normalise_from)
         return ContentDecoder(listen.max_size, listen.max_hops, normalise=normalise)

@@ -24,7 +24,7 @@ class Users:
     """`close` ends its threads."""
 
     def __init__(self, hashes: Mapping[str, str], hasher: PasswordHasher | None = None) -> None:
-        """Take what `policy.secrets.read_users` returned, of at least one user."""
+        """Take what `policy.secrets.read_users` returned; without a user nobody asks."""
         self.use(hashes)
         self._hasher = hasher or PasswordHasher()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="relay-auth")
@@ -33,7 +33,7 @@ class Users:
         """Go by these from now on, for checks under way too."""
         self._hashes = dict(hashes)
         # What an unknown name is checked against, so that it takes as long as a known one.
-        self._decoy = next(iter(self._hashes.values()))
+        self._decoy = next(iter(self._hashes.values()), "")
 
     def hash_of(self, name: str) -> str | None:
         return self._hashes.get(name)

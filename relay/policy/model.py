@@ -149,7 +149,7 @@ class Listen(Section):
     """Octets of content, as SIZE advertises it."""
     max_recipients: PositiveInt = 1000
     max_connections: PositiveInt = 200
-    """At once, per listener process; more get 421.  Who may not relay gives way (`listener.access`)."""
+    """At once, per listener process; more get 421.  Who may not relay has a share (`listener.access`)."""
     max_connections_per_client: PositiveInt = 50
     max_queued_per_client: PositiveInt | None = None
     """Messages in the queue that one address handed over without a login; at more MAIL gets 452."""

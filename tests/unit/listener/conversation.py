@@ -129,7 +129,7 @@ class Room:
 
     @property
     def sessions(self) -> list[ClientSession]:
-        return [s for s in self.listener._reception.sessions if isinstance(s, ClientSession)]
+        return [s for s in self.listener.sessions if isinstance(s, ClientSession)]
 
     async def until_over(self) -> None:
         """Wait until the server has ended every session that is open now."""
@@ -160,8 +160,7 @@ async def listening(
             await client.close()
         await room.until_over()
         # What holds after every test, whatever it was about.
-        assert listener.open_connections == 0
-        assert listener._reception.admission.clients == 0
+        assert listener.admission.total == 0
         assert not intake.open_drafts
         assert len(observer.opened) == len(observer.closed)
     finally:

@@ -143,8 +143,6 @@ async def test_another_password_ends_the_sessions_of_the_old_one(users_file: Pat
         ([b"AUTH PLAIN ="], b"501 5.5.2 "),
         ([b"AUTH PLAIN " + b64encode(b"mjd\0open sesame")], b"501 5.5.2 "),
         ([b"AUTH PLAIN " + b64encode(b"\0mjd\0\xff")], b"501 5.5.2 "),
-        ([b"AUTH PLAIN", b"x" * 5000], b"500 5.5.6 "),
-        ([b"AUTH PLAIN", b"a\0b"], b"500 5.5.2 "),
         ([b"AUTH PLAIN " + WRONG], b"535 5.7.8 "),
         ([b"AUTH PLAIN " + b64encode(b"\0nobody\0open sesame")], b"535 5.7.8 "),
         ([b"AUTH PLAIN " + b64encode(b"root\0mjd\0open sesame")], b"535 5.7.8 "),

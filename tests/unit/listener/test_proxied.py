@@ -134,14 +134,3 @@ async def test_the_header_comes_before_implicit_tls(certificates: Certificates) 
 
         assert codes(await plain.reply()) == [220]
         assert opened(room) == ["unknown[192.0.2.77]"]
-
-
-async def test_no_more_connections_wait_for_a_header_than_may_be_open() -> None:
-    async with listening({**PROXIES, "max_connections": 2}) as room:
-        silent = [await room.connect() for _ in range(2)]
-        over = await room.connect()
-        assert await over.rest() == b""
-        assert "too many" in room.observer.refusals[0][1]
-        for each in silent:
-            await each.send(header("192.0.2.1"))
-            assert codes(await each.reply()) == [220]

@@ -156,18 +156,6 @@ async def test_an_address_outside_ascii_needs_smtputf8_and_no_more() -> None:
         assert message.envelope.protocol == "UTF8SMTP"
 
 
-async def test_recipient_named_twice_is_kept_once_and_in_order() -> None:
-    async with listening() as room:
-        client = await room.greeted()
-        await client.ask(b"MAIL FROM:<a@b>")
-        for address in (b"x@y", b"z@y", b"x@y", b"X@y"):
-            assert await client.ask(b"RCPT TO:<" + address + b">") == b"250 2.1.5 Ok\r\n"
-        await client.ask(b"DATA")
-        await client.ask(b".")
-
-        assert room.intake.accepted[0].envelope.recipients == ("x@y", "z@y", "X@y")
-
-
 async def test_client_outside_the_networks_may_not_relay() -> None:
     async with listening({"clients": ["10.0.0.0/8"]}) as room:
         client = await room.greeted()
