@@ -55,7 +55,7 @@ from relay.control.operations import (
     VerbRow,
 )
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
-from relay.spool.interface import SpoolBusy
+from relay.spool.interface import SpoolBusy, SpoolError
 from relay.status.filters import SORTS, USAGE_KEYS, By, Filters, Group, Wanted, group_to_json
 from relay.status.snapshot import (
     Condition,
@@ -409,6 +409,8 @@ def ask(where: Where, question: Callable[[Session], Awaitable[Answer]]) -> Answe
         return answered(_ask(where, question))
     except SpoolBusy as busy:
         raise TryLater(f"the spool is in use and no relay answers; try again later: {busy}") from busy
+    except SpoolError as trouble:
+        raise TryLater(f"the spool cannot be read now: {trouble}") from trouble
 
 
 async def _ask(where: Where, question: Callable[[Session], Awaitable[Answer]]) -> Answer:

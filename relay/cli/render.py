@@ -110,14 +110,10 @@ def status_lines(snapshot: Snapshot, on: Page) -> Iterator[str]:
     if snapshot.lanes:
         yield from _lanes(snapshot).lines(on)
     yield from _queue(snapshot).lines(on)
-    ledger = snapshot.ledger
-    yield from on.lines(
-        f"recipients: {ledger.accepted} accepted = {ledger.relayed} relayed + {ledger.bounced} bounced + "
-        f"{ledger.expired} expired + {ledger.deleted} deleted + {ledger.queued} queued"
-    )
-    if ledger.imbalance:
+    if snapshot.started_at_ns is not None:
+        totals = snapshot.totals.by_fate().items()
         yield from on.lines(
-            f"{ledger.imbalance} recipients are unaccounted for: please report it", "bold red"
+            f"recipients since the start: {', '.join(f'{its} {name}' for name, its in totals)}"
         )
     inodes = "" if snapshot.disk.free_inodes is None else f", {snapshot.disk.free_inodes} inodes"
     yield from on.lines(f"disk: {snapshot.disk.free_bytes // 2**20} MiB free{inodes}")
@@ -337,8 +333,6 @@ def _recipient_lines(recipient: RecipientView) -> Iterator[str]:
     text = f"  ({printable(recipient.text)})" if recipient.text else ""
     yield f"    {recipient.status:<8} <{printable(recipient.address)}>{text}"
     parts = []
-    if recipient.attempts > (recipient.status == "relayed"):
-        parts.append("1 attempt" if recipient.attempts == 1 else f"{recipient.attempts} attempts")
     if recipient.last_attempt_at_ns is not None:
         parts.append(f"the last {utc(recipient.last_attempt_at_ns)}")
     if recipient.next_attempt_at_ns is not None:

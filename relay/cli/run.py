@@ -10,7 +10,7 @@ from relay.cli.options import policy_option
 from relay.daemon.daemon import serve
 from relay.daemon.loops import run as run_loop
 from relay.policy.model import Policy
-from relay.spool.interface import SpoolBusy, SpoolFault, SpoolFull
+from relay.spool.interface import SpoolBusy
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import LogStyle
 from relay.telemetry.stderr import divert
@@ -38,16 +38,10 @@ def run(policy_path: Path, style: LogStyle, *, verbose: bool) -> int:
 
     level = Level.DEBUG if verbose else Level.INFO
     try:
-        return run_loop(serve(policy_path, style, _greet, level=level))
+        return run_loop(serve(policy_path, style, level, _greet))
     except SpoolBusy as busy:
         click.echo(f"another relay is running: {busy}", err=True)
         return os.EX_TEMPFAIL
-    except SpoolFull as full:
-        click.echo(f"cannot start: {full}", err=True)
-        return os.EX_TEMPFAIL
-    except SpoolFault as fault:
-        click.echo(f"cannot start: {fault}", err=True)
-        return os.EX_IOERR
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         click.echo(f"cannot start: {what}", err=True)

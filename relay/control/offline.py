@@ -139,7 +139,5 @@ class OfflineOperations(Rows):
 
 def refuse_strangers(spool: Path) -> None:
     """Raise PermissionError: files that root makes would keep the relay from starting."""
-    # Before the first start there is only the folder, if that.
-    path = next((path for path in (spool / "ledger", spool) if path.exists()), None)
-    if path is not None and (owner := path.stat().st_uid) != os.geteuid():
+    if spool.exists() and (owner := spool.stat().st_uid) != os.geteuid():
         raise PermissionError(errno.EPERM, f"it belongs to user {owner}", str(spool))

@@ -27,7 +27,7 @@ from relay.control.operations import (
 )
 from relay.control.recorded import read_for_plan
 from relay.mail.dsn import decode_xtext
-from relay.mail.envelope import QueueId
+from relay.mail.envelope import Envelope, QueueId
 from relay.mail.text import clean
 from relay.policy.lane import numbering_sorter, sorter_of
 from relay.policy.model import Policy
@@ -35,11 +35,12 @@ from relay.policy.source import parse_policy
 from relay.queue.queued import WaitReason
 from relay.queue.scheduler import Queued, State
 from relay.queue.whole import queue_id_of
+from relay.sender.arrivals import sort
+from relay.sender.attempt import recipients_left
 from relay.sender.sender import Sender
-from relay.sender.settling import recipients_left
-from relay.sender.spool_thread import Change
+from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
-from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, SpoolFull, Status
+from relay.spool.interface import Absent, Corrupt, Full, Message, Note, Settlement, Status, Unavailable
 from relay.status.breakdown import Breakdown
 from relay.status.estimate.plan import Plan
 from relay.status.estimate.prospect import Edited, ways
@@ -49,6 +50,7 @@ from relay.status.watch import Listing, Watch, distinct
 from relay.telemetry.events import Events
 from relay.verdicts.operator_pause import PauseAsked
 from relay.verdicts.outcome import Answer
+from relay.verdicts.verdict import Verdict
 
 MOST_SET_ASIDE_LISTED = 1000
 ROWS_AT_ONCE = 100
@@ -57,6 +59,16 @@ MOVED_AT_ONCE = 256
 """Messages that share the syncs of a verb that reads none; a batch holds the loop for some 10 ms."""
 LOADED_AT_ONCE = 32
 """Messages of a verb that reads them: up to 256 KiB each are in memory."""
+_NOT_READ = Envelope("", (), 0, "", "", "")
+"""Of a message that is moved, and no recipient of it marked."""
+# RFC 3463, 3.8: X.7.1 is delivery not authorized, message refused.
+REMOVED = Answer(
+    Verdict.BOUNCE,
+    Phase.EOD,
+    None,
+    "removed from the queue by the operator of this relay",
+    own_status="5.7.1",
+)
 HELD_REASON = WaitReason("held by the operator")
 
 _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
@@ -161,8 +173,9 @@ class Operator(Rows):
         keys = self._queue.keys()
         for start in range(0, len(keys), LOADED_AT_ONCE):
             some = dict.fromkeys(map(queue_id_of, keys[start : start + LOADED_AT_ONCE]))
-            entries = await self._spool_thread.sort(list(some), sorter)
-            found |= {queue_id: entry.lane for queue_id, entry in entries.items()}
+            for message in await self._spool_thread.read(list(some)):
+                if isinstance(message, Message):
+                    found[message.queue_id] = sort(message, sorter).lane
         return found
 
     async def _listed(self, filters: Filters) -> AsyncIterator[list[Listed]]:
@@ -170,8 +183,7 @@ class Operator(Rows):
 
         Read only messages of which nothing in memory tells whether they match.
         """
-        spool = self._spool_thread.spool
-        aside = await self._spool_thread.call(lambda: spool.set_aside_files(MOST_SET_ASIDE_LISTED))
+        aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
         listing = self._watch.listing()
         await asyncio.to_thread(listing.foretell)
         # A million that nearly came in this order take some 50 ms.
@@ -207,7 +219,7 @@ class Operator(Rows):
         asked = list(listed)
         for start in range(0, len(asked), LOADED_AT_ONCE):
             some = asked[start : start + LOADED_AT_ONCE]
-            messages = await self._spool_thread.load([each.view.queue_id for each in some])
+            messages = await self._spool_thread.read([each.view.queue_id for each in some])
             for each, message in zip(some, messages, strict=True):
                 if isinstance(message, Message):
                     yield each, [message.envelope.recipients[index] for index in message.left]
@@ -218,25 +230,26 @@ class Operator(Rows):
         message = await self._load(queue_id)
         if isinstance(message, str):
             return message
-        spool = self._spool_thread.spool
-        notes = await self._spool_thread.call(lambda: spool.notes(queue_id))
         left = tuple(message.envelope.recipients[index] for index in message.left)
         view = await asyncio.to_thread(self._watch.listing().message, queue_id, left)
-        ways = await self._ways(message)
-        return ABSENT if view is None else _whole(view, message, notes, ways)
+        return (
+            ABSENT
+            if view is None
+            else _whole(view, message, self._settling.replies.get(queue_id, {}), self._ways(message))
+        )
 
-    async def _ways(self, message: Message) -> dict[int, _Way]:
-        """Return the number of the route of each recipient left, and with which upstream it stands."""
-        parts = self._queue.parts(message.queue_id)
-        stands = {index: part.upstream for part in parts for index in part.part.left(message.left)}
-        routes, numbers = self._watch.policy.routes, dict[int, int]()
-        if routes:
-            found = await self._spool_thread.sort([message.queue_id], numbering_sorter(routes))
-            if (entry := found.get(message.queue_id)) is not None:
-                for part in [each.part for each in entry.parts] or [entry.whole]:
-                    if part.route is not None:
-                        numbers |= dict.fromkeys(part.left(message.left), int(part.route.upstreams[0]))
-        return {index: _Way(numbers.get(index), upstream) for index, upstream in stands.items()}
+    def _ways(self, message: Message) -> dict[int, _Way]:
+        """Return for each recipient left the number of its route, and with which upstream it stands."""
+        numbers: dict[int, int] = {}
+        if routes := self._watch.policy.routes:
+            for part in sort(message, numbering_sorter(routes)).parts:
+                if part.route is not None:
+                    numbers |= dict.fromkeys(part.left(message.left), int(part.route.upstreams[0]))
+        return {
+            index: _Way(numbers.get(index), part.upstream)
+            for part in self._queue.parts(message.queue_id)
+            for index in part.part.left(message.left)
+        }
 
     async def content(self, queue_id: QueueId, write: Write) -> str:
         if queue_id not in self._queue:
@@ -248,9 +261,9 @@ class Operator(Rows):
             await write(message.content)
             return OK
         try:
-            async for chunk in self._spool_thread.content(message):
+            async for chunk in self._spool_thread.content(queue_id):
                 await write(chunk)
-        except (Absent, Corrupt, SpoolFault) as error:
+        except (Absent, Corrupt, Unavailable) as error:
             return clean(str(error)) or "it cannot be read whole"
         return OK
 
@@ -343,19 +356,20 @@ class Operator(Rows):
         except (Absent, Corrupt):
             self._settling.forget(queue_id)
             return ABSENT
-        except (SpoolFull, SpoolFault, OSError) as error:
-            if isinstance(error, SpoolFault):
-                # Memory and disk may differ from here on.
-                self._sender.fail(error)
-            result = clean(str(error)) or "the disk failed"
+        except (Full, Unavailable) as trouble:
+            self._spool_thread.tell(trouble)
+            result = clean(str(trouble)) or "the spool failed"
         finally:
             self._queue.put_back(queue_id, before)
         return result
 
     async def _move(self, queued: Queued, deed: Deed, before: Mapping[QueueId, State]) -> str:
         if deed is not Deed.FIRST:
-            # For RETRY too: while the relay is down, the hint in the file has the next start try it at once.
-            await self._spool_thread.change(queued.queue_id, Change[deed.name])
+            # For RETRY too: while the relay is down, the hint has the next start try it at once.
+            at_ns, is_held = (None, True) if deed is Deed.HOLD else (0, None if deed is Deed.RETRY else False)
+            await self._spool_thread.change(
+                Settlement(queued.queue_id, _NOT_READ, next_attempt_at_ns=at_ns, is_held=is_held)
+            )
         self._tell[deed](queue_id=queued.queue_id)
         if deed is Deed.HOLD:
             self._queue.hold(queued.queue_id, HELD_REASON)
@@ -378,14 +392,15 @@ class Operator(Rows):
             return message
         match deed:
             case Deed.BOUNCE:
-                await self._settling.bounce(message, "removed from the queue by the operator of this relay")
+                refused = dict.fromkeys(message.left, REMOVED)
+                await self._settling.refuse(message, queued, refused, "operator")
             case Deed.DELETE:
-                await self._settling.delete(message)
+                await self._settling.delete(message, queued)
             case Deed.END_REPORT:
-                await self._settling.end_silently(message)
+                await self._settling.end_silently(message, queued)
             case _:
                 doubted = {index: refusals[index] for index in message.left if index in refusals}
-                if await self._settling.believe(message, doubted):
+                if await self._settling.refuse(message, queued, doubted, "bounced"):
                     self._put_back(message, before, doubted)
         return OK
 
@@ -403,16 +418,16 @@ class Operator(Rows):
         return UNREAD if self._sender.is_reading else ABSENT
 
     async def _load(self, queue_id: QueueId) -> Message | str:
-        (message,) = await self._spool_thread.load([queue_id])
+        (message,) = await self._spool_thread.read([queue_id])
         if isinstance(message, Absent | Corrupt):
             return ABSENT
         return clean(str(message)) if isinstance(message, Exception) else message
 
 
 def _whole(
-    view: MessageView, message: Message, notes: Iterable[Note], ways: Mapping[int, _Way]
+    view: MessageView, message: Message, replies: Mapping[int, Note], ways: Mapping[int, _Way]
 ) -> MessageView:
-    envelope, known = message.envelope, {note.index: note for note in notes}
+    envelope, known = message.envelope, {note.index: note for note in message.notes} | dict(replies)
     return replace(
         view,
         client=envelope.client,
@@ -422,34 +437,28 @@ def _whole(
         ret=envelope.dsn.ret or "",
         envid=decode_xtext(envelope.dsn.envid) if envelope.dsn.envid else "",
         recipient_statuses=tuple(
-            replace(
-                _recipient(message, index, known.get(index), view.next_attempt_at_ns),
-                **ways.get(index, _Way())._asdict(),
-            )
+            _recipient(message, index, known.get(index), ways.get(index, _Way()), view.next_attempt_at_ns)
             for index in range(len(envelope.recipients))
         ),
-        header=(message.content or b"").partition(b"\r\n\r\n")[0].decode("utf-8", "replace"),
+        header=message.head.partition(b"\r\n\r\n")[0].decode("utf-8", "replace"),
     )
 
 
 def _recipient(
-    message: Message, index: int, note: Note | None, next_attempt_at_ns: int | None
+    message: Message, index: int, note: Note | None, way: _Way, next_attempt_at_ns: int | None
 ) -> RecipientView:
     address, status = message.envelope.recipients[index], message.statuses[index]
     notify, orcpt = message.envelope.dsn.of(index)
-    attempts = 0 if note is None else note.attempts
     if status is Status.RELAYED:
-        # Notes tell of the attempts before.
-        view = RecipientView(address, _STATUS_WORDS[status], attempts=attempts + 1)
-    else:
-        is_tried = note is not None and attempts > 0
-        view = RecipientView(
-            address,
-            _STATUS_WORDS[status],
-            "" if note is None else note.diagnostic or "",
-            attempts,
-            note.at_ns if note is not None and is_tried else None,
-            next_attempt_at_ns if status is Status.TODO else None,
-            index in message.reported,
-        )
-    return replace(view, notify="" if notify is None else str(notify), orcpt=orcpt)
+        note = None  # of an attempt before
+    return RecipientView(
+        address,
+        _STATUS_WORDS[status],
+        "" if note is None else note.diagnostic or "",
+        None if note is None else note.at_ns,
+        next_attempt_at_ns if status is Status.TODO else None,
+        index in message.told,
+        *way,
+        "" if notify is None else str(notify),
+        orcpt,
+    )

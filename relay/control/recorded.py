@@ -12,6 +12,7 @@ from relay.mail.age import Boots
 from relay.policy.model import Policy
 from relay.sender.lowered_limits import limits_in_force
 from relay.sender.state_file import (
+    BOOTS_FORMAT,
     LESSONS_FORMAT,
     PAUSE_FORMAT,
     boots_path,
@@ -22,7 +23,6 @@ from relay.sender.state_file import (
 from relay.spool.disk.durable import Disk
 from relay.spool.disk.replacing import replace_file
 from relay.spool.kept_format import KeptFormat, Record
-from relay.spool.root.foreign import BOOTS_FORMAT
 from relay.status.estimate.past import traffic_of
 from relay.status.estimate.prospect import ReadUpstream, RecordedUpstream, live_part
 from relay.throttle.history_check import slots_in_file, spans_in_file

@@ -10,14 +10,12 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from relay.control.connection import SOCKET_NAME, short_path
+from relay.control.connection import short_path
 from relay.control.operations import ABSENT, OK, TABLE, Found, Operations, Verb
 from relay.control.wire import PolicyInForce, SummaryWanted, decode, encode
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.policy.document import MAX_BYTES
 from relay.policy.faults import PolicyError
-from relay.spool.disk.durable import RealDisk
-from relay.spool.root.quarantine import set_aside
 from relay.status.filters import Wanted
 from relay.status.snapshot import MessageView, QueueState
 from relay.status.visitors import VisitorBounds, Visitors
@@ -52,12 +50,8 @@ def _bind(spool: Path) -> socket.socket:
 
 
 def _remove(spool: Path) -> None:
-    """Move a file of that name that is no socket to corrupt/.  Raises OSError."""
-    with short_path(spool) as path, contextlib.suppress(FileNotFoundError):
-        if Path(path).is_socket() and not Path(path).is_symlink():
-            Path(path).unlink()
-        else:
-            set_aside(RealDisk(), str(spool), str(spool / SOCKET_NAME))
+    with short_path(spool) as path:
+        Path(path).unlink(missing_ok=True)
 
 
 class ControlServer:

@@ -4,6 +4,7 @@ What only a process has (signals, sockets, listener processes, HTTP, systemd) is
 """
 
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from relay.control.operator import Operator
@@ -18,40 +19,38 @@ from relay.status.watch import Watch
 from relay.telemetry.telemetry import Telemetry
 
 
+@dataclass
 class Assembly:
-    def __init__(
-        self,
-        spool: Spool,
-        host: Host,
-        *,
-        policy: Policy,
-        hostname: str,
-        telemetry: Telemetry,
-        status: PolicyStatus,
-        on_fault: Callable[[BaseException], None],
-    ) -> None:
-        """`on_fault` is told of what must end the relay."""
+    spool: Spool
+    host: Host
+    policy: Policy
+    hostname: str
+    telemetry: Telemetry
+    status: PolicyStatus
+    on_fault: Callable[[BaseException], None]
+    """Told of what must end the relay."""
+
+    def __post_init__(self) -> None:
         self.sender = Sender(
-            spool,
-            host,
-            policy=policy,
-            hostname=hostname,
-            telemetry=telemetry,
-            on_fault=on_fault,
+            self.spool,
+            self.host,
+            policy=self.policy,
+            hostname=self.hostname,
+            telemetry=self.telemetry,
+            on_fault=self.on_fault,
         )
-        self.watch = Watch(self.sender, policy, hostname, host.clock, status)
-        self.operator = Operator(self.sender, self.watch, telemetry.events)
-        self._clock = host.clock
+        self.watch = Watch(self.sender, self.policy, self.hostname, self.host.clock, self.status)
+        self.operator = Operator(self.sender, self.watch, self.telemetry.events)
 
     def chores(self) -> list[Coroutine[Any, Any, None]]:
         """Return what goes on for as long as the relay runs; whose end by an error ends the sender."""
         late = LateMail(
             self.sender.queue,
             self.sender.settling,
-            self._clock,
+            self.host.clock,
             foresee=lambda: self.watch.listing().messages,
             pausing=self.sender.upstreams.pausing,
         )
-        spilling = Spilling(self.sender, self.watch, self._clock)
+        spilling = Spilling(self.sender, self.watch, self.host.clock)
         guard = self.sender.upstreams.guard
         return [guard(late.run), guard(spilling.run)]

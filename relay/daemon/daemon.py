@@ -1,8 +1,8 @@
 """The daemon: puts the rooms together, runs until told to stop, and says how it ended.
 
 Crash-only: a start recovers, a stop finishes what is in flight, and a clean stop leaves no state of
-its own.  Exit codes are sysexits: 0 after SIGTERM, 69 when an address is taken, 74 when the disk
-cannot be trusted (a restart reads it again), 75 when another sender holds the spool, 78 for the policy.
+its own.  Exit codes are sysexits: 0 after SIGTERM, 69 when an address is taken, 74 when the spool
+cannot be read at the start, 75 when another sender holds the spool, 78 for the policy.
 """
 
 import asyncio
@@ -11,22 +11,22 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from relay import __version__
-from relay.clock import Clock, SystemClock
+from relay.clock import SystemClock
 from relay.control.server import ControlServer
 from relay.control.wire import PolicyInForce
 from relay.daemon.assembly import Assembly
-from relay.daemon.descriptors import Budget, listener_budget, most_visitors, raise_limit, sender_budget
+from relay.daemon.capacity import most_visitors, raise_limit
 from relay.daemon.listener_files_watch import ListenerFilesWatch
-from relay.daemon.listening import Listening, Start, spool_intake
-from relay.daemon.loops import give_way, spare_queue, start_threads, tell_unhandled
-from relay.daemon.notify import Recovering, notify, reloading, stopping, watchdog_seconds
+from relay.daemon.listening import Listening, Start
+from relay.daemon.loops import start_threads, tell_unhandled
+from relay.daemon.notify import keep_watchdog, notify, reloading
 from relay.daemon.policy_watch import PolicyWatch, digest
-from relay.daemon.processes import listener_processes
 from relay.daemon.reload import Reload
+from relay.daemon.spool_intake import spool_intake
 from relay.hooks.hooks import Hooks
 from relay.policy.model import Policy
 from relay.policy.secrets import read_password_file
@@ -37,12 +37,11 @@ from relay.practice.smarthost import PracticeSmarthost
 from relay.sender.host import Host
 from relay.spool.disk.durable import RealDisk, doubt_about
 from relay.spool.engines import open_spool
-from relay.spool.interface import SpoolFault
+from relay.spool.interface import Full, Unavailable
 from relay.status.collector import collect
 from relay.status.http import StatusServer
 from relay.status.snapshot import Condition, PolicyStatus
 from relay.status.visitors import VisitorBounds
-from relay.status.watch import Watch
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listener_counts import ListenerCounts
@@ -51,59 +50,13 @@ from relay.telemetry.outcomes import OutcomeStore
 from relay.telemetry.stderr import drain
 from relay.telemetry.telemetry import Telemetry
 
+LOOK_SECONDS = 1.0
+"""How old an edit of a watched file may be, and how long files of listeners must stay as they are."""
 
-class Stop:
-    def __init__(self, events: Events, metrics: Metrics, recovering: Recovering) -> None:
-        self.why = "told to"
-        self.exit_code = os.EX_OK
-        self._events = events
-        self._metrics = metrics
-        self._recovering = recovering
-        self._is_set = asyncio.Event()
-
-    async def wait(self) -> None:
-        await self._is_set.wait()
-
-    def listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._tell, signal.Signals(number).name)
-        # Until the policy is watched: an edit made meanwhile is seen as soon as it is.
-        loop.add_signal_handler(signal.SIGHUP, lambda: None)
-
-    def fail(self, error: BaseException) -> None:
-        """End because of what only a restart can make good; the first error counts."""
-        if self._is_set.is_set() and self.exit_code != os.EX_OK:
-            return
-        if isinstance(error, SpoolFault | OSError):
-            self._metrics.spool_failed()
-            self._events.spool_failed(error=str(error))
-            self.exit_code, self.why = os.EX_IOERR, "the spool failed"
-        else:
-            self._metrics.fault()
-            self._events.fault(where="sender", error=error)
-            self.exit_code, self.why = os.EX_SOFTWARE, "a fault in the sender"
-        self._is_set.set()
-
-    def _tell(self, name: str) -> None:
-        if self._is_set.is_set():
-            # Asked twice: whatever is in flight is repeated, nothing is lost.
-            self._events.flush()
-            drain(sys.stderr)
-            os._exit(128 + signal.Signals[name])
-        self.why = name
-        # A recovery may be killed at any instant: a stop does not wait longer for it than the manager does.
-        self._recovering.end()
-        self._is_set.set()
+FileWatch = PolicyWatch | ListenerFilesWatch
 
 
-async def serve(
-    path: Path,
-    style: LogStyle,
-    on_ready: Callable[[Policy], None],
-    *,
-    level: Level = Level.INFO,
-) -> int:
+async def serve(path: Path, style: LogStyle, level: Level, on_ready: Callable[[Policy], None]) -> int:
     """Call `on_ready` once mail is taken.  Raises PolicyError, SpoolBusy, OSError, ValueError."""
     text = policy_bytes(path)
     policy = inspected_policy(text, path)
@@ -116,90 +69,72 @@ class Daemon:
         self._start = start
         self._on_ready = on_ready
         self._host, self._clock = host, host.clock
-        self._events = Events(
-            sys.stderr,
-            start.style,
-            self._clock,
-            hostname=start.hostname,
-            level=level,
-        )
+        self._events = Events(sys.stderr, start.style, self._clock, hostname=start.hostname, level=level)
         self._metrics = Metrics(self._clock)
-        self._counts = ListenerCounts([str(listen.address) for listen in start.policy.listen])
-        self._recovering = Recovering(self._clock)
-        self._stop = Stop(self._events, self._metrics, self._recovering)
+        self._telemetry = Telemetry(self._events, self._metrics, self._clock)
+        self._is_asked, self._is_stopping = asyncio.Event(), asyncio.Event()
+        """To look at watched files (SIGHUP), and to end."""
+        self._why, self._exit_code = "told to", os.EX_OK
 
     async def run(self) -> int:
         """Return the exit code.  Raises SpoolBusy, OSError, ValueError."""
-        policy, hostname = self._start.policy, self._start.hostname
-        root = str(policy.spool)
-        tell_unhandled(self._events)
-        self._events.started(version=__version__, hostname=hostname, path=str(self._start.path))
-        if "." not in hostname:
-            self._events.hostname_without_domain(hostname=hostname)
+        start, policy, host, events = self._start, self._start.policy, self._host, self._events
+        root, loop = str(policy.spool), asyncio.get_running_loop()
+        tell_unhandled(events)
+        events.started(version=__version__, hostname=start.hostname, path=str(start.path))
+        if "." not in start.hostname:
+            events.hostname_without_domain(hostname=start.hostname)
         self._metrics.know_upstreams(policy.upstreams, policy.stand_ins)
-        spool = open_spool(policy, self._host.disk, self._clock, self._set_aside())
+
+        def set_aside(name: str, why: str) -> None:
+            # In the spool's thread; the log belongs to the loop.
+            loop.call_soon_threadsafe(self._tell_damage, name, why)
+
+        spool = open_spool(policy, host.disk, self._clock, set_aside)
         if (doubt := doubt_about(root)) is not None:
-            self._events.spool_failed(error=f"messages may not survive a loss of power: {doubt}")
-        intake = spool_intake(policy, self._host, self._events)
-        listening = Listening(self._start, intake, self._events, self._counts, self._count_descriptors())
+            events.spool_failed(error=f"messages may not survive a loss of power: {doubt}")
+        counts = ListenerCounts([str(listen.address) for listen in policy.listen])
+        listening = Listening(start, spool_intake(policy, host, events), events, counts, raise_limit())
         try:
             await listening.bind()
-            if listening.has_processes:
-                # Before the sender's threads are there, which have the priority of this one.
-                give_way()
             start_threads()
-            hooks = Hooks(policy, hostname, self._host.disk, self._telemetry)
-            outcomes = OutcomeStore(root, policy.recent, self._host.disk, self._telemetry)
-            path = str(self._start.path.absolute())
-            status = PolicyStatus(digest(self._start.text), self._clock.wall_ns(), path=path)
-            relay = Assembly(
-                spool,
-                self._host,
-                policy=policy,
-                hostname=hostname,
-                telemetry=self._telemetry,
-                status=status,
-                on_fault=self._stop.fail,
-            )
-            collect(self._metrics, relay.watch.snapshot, self._counts, self._events, self._clock)
-            await self._serve(relay, hooks, outcomes, listening)
+            path = str(start.path.absolute())
+            status = PolicyStatus(digest(start.text), self._clock.wall_ns(), path=path)
+            relay = Assembly(spool, host, policy, start.hostname, self._telemetry, status, self._fail)
+            collect(self._metrics, relay.watch.snapshot, counts, events, self._clock)
+            await self._serve(relay, listening)
         finally:
-            self._events.flush()
-        return self._stop.exit_code
+            events.flush()
+        return self._exit_code
 
-    @property
-    def _telemetry(self) -> Telemetry:
-        return Telemetry(self._events, self._metrics, self._clock)
-
-    def _count_descriptors(self) -> Budget:
-        """Raise the limit, and warn where the policy allows more clients than that."""
-        policy, limit = self._start.policy, raise_limit()
-        ours = sender_budget(policy, limit)
-        others = (
-            (f"listener {each.address}", listener_budget(each, limit))
-            for each in policy.listen
-            if listener_processes(each)
-        )
-        for where, budget in (("relay", ours), *others):
-            if budget.is_short:
-                self._events.descriptors_short(
-                    where=where, descriptors=limit, needed=budget.needed, connections=budget.clients
-                )
-        return ours
-
-    async def _serve(
-        self, relay: Assembly, hooks: Hooks, outcomes: OutcomeStore, listening: Listening
-    ) -> None:
-        policy, sender, watch = self._start.policy, relay.sender, relay.watch
+    async def _serve(self, relay: Assembly, listening: Listening) -> None:
+        start, policy, sender, watch = self._start, self._start.policy, relay.sender, relay.watch
+        hooks = Hooks(policy, start.hostname, self._host.disk, self._telemetry)
+        outcomes = OutcomeStore(str(policy.spool), policy.recent, self._host.disk, self._telemetry)
         async with contextlib.AsyncExitStack() as ends:
-            practice = await _practise(policy, self._clock)
-            if practice is not None:
+            if (practised := policy.practice) is not None:
+                password = read_password_file(practised.password_file)
+                behaviour = PracticeBehaviour(practised.limit, practised.cut_off_ns, keep=practised.keep)
+                practice = PracticeSmarthost(
+                    practised.address, practised.user, password, behaviour, clock=self._clock
+                )
+                await practice.start()
                 ends.push_async_callback(practice.close)
             # Before anything is sent: what cannot start must not cut off a transaction each time.
-            http = await self._open_http(policy, watch)
-            if http is not None:
+            if policy.http is not None:
+                http = StatusServer(
+                    policy.http,
+                    watch.snapshot,
+                    watch.foresee,
+                    self._metrics.registry,
+                    self._events,
+                    coming=watch.coming,
+                    names=[policy.hostname] if policy.hostname else [],
+                    bounds=VisitorBounds(most_visitors(raise_limit())),
+                )
+                await http.start()
                 ends.push_async_callback(http.stop)
-            self._stop.listen()
+            self._hear_signals()
             # Release the lock last: the control socket's name belongs to the holder of the lock.
             ends.callback(sender.close)
             # After the last event of the sender, and while nobody else may have the notices.
@@ -208,150 +143,93 @@ class Daemon:
             ends.push_async_callback(sender.finish)
             files = ListenerFilesWatch(listening.use, watch, self._events, self._metrics)
             await files.begin(policy.listen)
-            # Mail is taken before the queue is read, which may take minutes: it is the sender's next, and
-            # clients that had to wait for a start might give up.
+            # Mail is taken before the queue is read: clients that had to wait for a start might give up.
             ends.push_async_callback(listening.close)
             await listening.start()
             watch.refusing_because = ""
+            notify("STATUS=recovering")
             try:
-                await sender.start(self._recovering)
-            except SpoolFault as fault:
-                self._stop.fail(fault)
+                await sender.start()
+            except (Full, Unavailable) as trouble:
+                self._fail(trouble)
             else:
                 await hooks.start()
                 outcomes.start()
-                await self._run(relay, hooks, outcomes, (listening, files))
+                edits = Reload(start.path, policy, sender, watch, hooks, outcomes, self._telemetry)
+                file = PolicyWatch(start.path, policy, start.text, edits, self._clock)
+                await self._run(relay, listening, file, files)
         self._events.stopped(queued=sender.queued)
 
-    async def _run(
-        self,
-        relay: Assembly,
-        hooks: Hooks,
-        outcomes: OutcomeStore,
-        taking: tuple[Listening, ListenerFilesWatch],
-    ) -> None:
+    async def _run(self, relay: Assembly, listening: Listening, *watches: FileWatch) -> None:
         """Take mail and relay; on return nothing is in flight."""
         start, sender, watch = self._start, relay.sender, relay.watch
-        guard = sender.upstreams.guard
-        listening, files = taking
+        guard, owners = sender.upstreams.guard, sender.queue.owners.each
         control = ControlServer(
             start.policy.spool,
             relay.operator,
             self._events,
             lambda: PolicyInForce(start.path.absolute(), policy_text(watch.policy, {})),
         )
-        edits = Reload(
-            start.path,
-            start.policy,
-            sender=sender,
-            watch=watch,
-            hooks=hooks,
-            outcomes=outcomes,
-            telemetry=self._telemetry,
-        )
-        file = PolicyWatch(start.path, start.policy, start.text, edits, self._clock)
-        chores = [
-            asyncio.create_task(chore)
-            for chore in (
-                guard(file.watch),
-                _keep_watchdog(),
-                *relay.chores(),
-                guard(lambda: spare_queue(sender.queue.__len__)),
-            )
-        ]
-        _listen_for_edits(file, files)
-        try:
-            await control.start()
-            chores.append(asyncio.create_task(guard(files.watch)))
-            chores.append(asyncio.create_task(guard(lambda: listening.tell_owners(sender.queue.owners.each))))
-            self._tell_ready(watch)
-            await self._stop.wait()
-            watch.condition, watch.refusing_because = Condition.STOPPING, f"stopping: {self._stop.why}"
-            stopping(sender.in_flight)
-            self._events.stopping(reason=self._stop.why, in_flight=sender.in_flight)
-        finally:
-            for chore in chores:
-                chore.cancel()
-            await asyncio.gather(*chores, return_exceptions=True)
-            await asyncio.gather(listening.close(), sender.finish())
-            with contextlib.suppress(SpoolFault, OSError):
-                # What was accepted since the last one was taken is ours too.
-                await sender.look()
-            await control.stop()
-
-    def _tell_ready(self, watch: Watch) -> None:
-        self._recovering.end()
-        watch.condition = Condition.RUNNING
-        watch.started_ns = self._clock.boottime_ns()
+        await control.start()
+        ours = guard(lambda: self._keep_looking(watches)), guard(lambda: listening.tell_owners(owners))
+        chores = [asyncio.create_task(each) for each in (keep_watchdog(), *ours, *relay.chores())]
+        watch.condition, watch.started_ns = Condition.RUNNING, self._clock.boottime_ns()
         notify("READY=1", "STATUS=relaying")
-        self._on_ready(self._start.policy)
+        self._on_ready(start.policy)
+        await self._is_stopping.wait()
+        watch.condition, watch.refusing_because = Condition.STOPPING, f"stopping: {self._why}"
+        notify("STOPPING=1", f"STATUS=stopping: {sender.in_flight} transactions in flight")
+        self._events.stopping(reason=self._why, in_flight=sender.in_flight)
+        for chore in chores:
+            chore.cancel()
+        await asyncio.gather(*chores, return_exceptions=True)
+        await asyncio.gather(listening.close(), sender.finish())
+        # What was accepted since the last page was claimed is ours too.
+        await sender.look()
+        await control.stop()
 
-    async def _open_http(self, policy: Policy, watch: Watch) -> StatusServer | None:
-        if policy.http is None:
-            return None
-        names = [policy.hostname] if policy.hostname else []
-        server = StatusServer(
-            policy.http,
-            watch.snapshot,
-            watch.foresee,
-            self._metrics.registry,
-            self._events,
-            coming=watch.coming,
-            names=names,
-            bounds=VisitorBounds(most_visitors(raise_limit())),
-        )
-        await server.start()
-        return server
-
-    def _set_aside(self) -> Callable[[str, str], None]:
-        """Return what the spool calls in its own thread, with a damaged file's name and its damage."""
+    def _hear_signals(self) -> None:
         loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._tell_to_stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._is_asked.set)
 
-        def tell(name: str, why: str) -> None:
-            self._metrics.corrupt_found()
-            self._events.corrupt(queue_id=name, reason=why)
+    def _tell_to_stop(self, number: signal.Signals) -> None:
+        if self._is_stopping.is_set():
+            # Asked twice: whatever is in flight is repeated, nothing is lost.
+            self._events.flush()
+            drain(sys.stderr)
+            os._exit(128 + number)
+        self._why = number.name
+        self._is_stopping.set()
 
-        def pass_on(name: str, why: str) -> None:
-            # The log belongs to the loop.
-            loop.call_soon_threadsafe(tell, name, why)
+    def _fail(self, error: BaseException) -> None:
+        """End because of what only a restart can make good; the first error counts."""
+        if self._exit_code != os.EX_OK:
+            return
+        if isinstance(error, Full | Unavailable | OSError):
+            self._metrics.spool_failed()
+            self._events.spool_failed(error=str(error))
+            self._exit_code, self._why = os.EX_IOERR, "the spool failed"
+        else:
+            self._metrics.fault()
+            self._events.fault(where="sender", error=error)
+            self._exit_code, self._why = os.EX_SOFTWARE, "a fault in the sender"
+        self._is_stopping.set()
 
-        return pass_on
+    def _tell_damage(self, name: str, why: str) -> None:
+        self._metrics.corrupt_found()
+        self._events.corrupt(queue_id=name, reason=why)
 
-
-def _listen_for_edits(file: PolicyWatch, files: ListenerFilesWatch) -> None:
-    pending: set[asyncio.Task[None]] = set()
-
-    async def look_at_all() -> None:
-        await file.look(is_asked=True)
-        await files.look(is_asked=True)
-
-    def look() -> None:
-        reloading()
-        looking = asyncio.create_task(look_at_all())
-        pending.add(looking)
-        looking.add_done_callback(pending.discard)
-        looking.add_done_callback(lambda _: notify("READY=1"))
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, look)
-
-
-async def _practise(policy: Policy, clock: Clock) -> PracticeSmarthost | None:
-    practice = policy.practice
-    if practice is None:
-        return None
-    smarthost = PracticeSmarthost(
-        practice.address,
-        practice.user,
-        await asyncio.to_thread(read_password_file, practice.password_file),
-        PracticeBehaviour(practice.limit, practice.cut_off_ns, keep=practice.keep),
-        clock=clock,
-    )
-    await smarthost.start()
-    return smarthost
-
-
-async def _keep_watchdog() -> None:
-    period_seconds = watchdog_seconds()
-    while period_seconds is not None:
-        notify("WATCHDOG=1")
-        await asyncio.sleep(period_seconds)
+    async def _keep_looking(self, watches: Sequence[FileWatch]) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._is_asked.wait()
+            if is_asked := self._is_asked.is_set():
+                self._is_asked.clear()
+                reloading()
+            for each in watches:
+                await each.look(is_asked=is_asked)
+            if is_asked:
+                notify("READY=1")

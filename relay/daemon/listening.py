@@ -1,8 +1,7 @@
 """Taking mail: listeners in this process, and listener processes that are kept alive.
 
 A listener process shares nothing with the sender but the spool.  Its death costs its own open
-sessions, whose clients keep their messages; it is restarted after a pause, which grows while it
-keeps dying.  It is a fresh interpreter, not a fork of one that has threads and a loop; the listening
+sessions, whose clients keep their messages; another one takes its place after a pause.  The listening
 socket is bound here and inherited, so that no connection is refused meanwhile.
 """
 
@@ -12,49 +11,29 @@ import errno
 import json
 import socket
 import sys
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from relay.daemon.child import Child, Starter
-from relay.daemon.descriptors import Budget
-from relay.daemon.processes import listener_processes
+from relay.daemon.capacity import EACH_CLIENT, fitted, listener_processes
 from relay.daemon.spool_intake import SpoolIntake
 from relay.listener.listener_files import ListenerFiles
 from relay.listener.quotas import Quotas
 from relay.listener.server import Listener, bind
+from relay.mail.formats import described
 from relay.policy.model import Listen, Policy, Tls
-from relay.sender.host import Host
-from relay.spool.engines import open_intake
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
 
 CLOSE_SECONDS = 10.0
 """How long content in flight may take at a stop."""
 BIND_AGAIN_SECONDS = 0.1
-RESTART_FIRST_SECONDS = 0.5
-RESTART_LONGEST_SECONDS = 30.0
-LOOK_SECONDS = 2.0
-"""How old the free space may be by which a declared size is judged."""
-LOOK_WHEN_FULL_SECONDS = 0.2
-"""How long clients are still refused when there is room again."""
+RESTART_SECONDS = 1.0
+"""Between the end of a listener process and the next one."""
 TELL_SECONDS = 1.0
 """How often listeners with quotas are told who has how much in the queue."""
-
-
-def spool_intake(policy: Policy, host: Host, events: Events) -> SpoolIntake:
-    return SpoolIntake(
-        open_intake(policy, host.disk, host.clock),
-        host.trigger(str(policy.spool), host.disk),
-        lambda error: events.spool_failed(error=f"accept: {error.strerror or error}"),
-        host.workers,
-    )
-
-
-async def look_for_room(intake: SpoolIntake) -> None:
-    while True:
-        await intake.look_for_room()
-        await asyncio.sleep(LOOK_WHEN_FULL_SECONDS if intake.is_full else LOOK_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,89 +45,98 @@ class Start:
     policy: Policy
     hostname: str
     style: LogStyle
-    python: str = sys.executable
+
+
+@dataclass(eq=False, slots=True)
+class _Listening:
+    """One `listen` of the policy."""
+
+    index: int
+    listen: Listen
+    bound: socket.socket | None = None
+    files: ListenerFiles | None = None
+    listener: Listener | None = None
+    """In this process."""
+    orders: set[asyncio.StreamWriter] = field(default_factory=set)
+    """To each of its processes."""
+
+    @property
+    def name(self) -> str:
+        return str(self.listen.address)
 
 
 class Listening:
     def __init__(
-        self,
-        start: Start,
-        intake: SpoolIntake,
-        events: Events,
-        counts: ListenerCounts,
-        budget: Budget,
-        *,
-        restart_first_seconds: float = RESTART_FIRST_SECONDS,
+        self, start: Start, intake: SpoolIntake, events: Events, counts: ListenerCounts, limit: int
     ) -> None:
+        """`limit` of descriptors, of each process; tell where the policy allows more clients than that."""
         self._start = start
-        self._listens = start.policy.listen
         self._intake = intake
         self._events = events
         self._counts = counts
-        self._budget = budget
-        self._restart_first_seconds = restart_first_seconds
-        self._observer = ListenerObserver(events, counts)
-        self._sockets: list[socket.socket] = []
-        self._listeners: dict[int, Listener] = {}
-        self._processes: dict[int, set[Child]] = {}
-        self._files: dict[int, ListenerFiles] = {}
-        """All by the place of their `listen` in the policy."""
+        self._limit = limit
+        self._all = [_Listening(index, listen) for index, listen in enumerate(start.policy.listen)]
+        self._here = [each for each in self._all if listener_processes(each.listen) == 0]
         self._keepers: list[asyncio.Task[None]] = []
         self._is_closing = False
-        self._starter = Starter()
-
-    @property
-    def has_processes(self) -> bool:
-        return any(listener_processes(listen) for listen in self._listens)
+        alone = [(f"listener {each.name}", [each]) for each in self._all if each not in self._here]
+        for where, together in [("relay", self._here), *alone]:
+            needed = EACH_CLIENT * sum(each.listen.max_connections for each in together)
+            if needed > limit:
+                events.descriptors_short(
+                    where=where, descriptors=limit, needed=needed, connections=limit // EACH_CLIENT
+                )
 
     async def bind(self) -> None:
-        """Bind every address.  Raises OSError, with the address in `filename`."""
-        for listen in self._listens:
-            try:
-                self._sockets.append(await self._bind(listen))
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, str(listen.address)) from error
+        """Bind every address.  Raises OSError, with the address in `filename`.
+
+        Where listener processes of a killed sender hold an address, wait for their end.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + CLOSE_SECONDS
+        for each in self._all:
+            while each.bound is None:
+                try:
+                    each.bound = bind(each.listen)
+                except OSError as error:
+                    if each in self._here or error.errno != errno.EADDRINUSE or loop.time() > until:
+                        raise OSError(error.errno, error.strerror, each.name) from error
+                    await asyncio.sleep(BIND_AGAIN_SECONDS)
 
     async def start(self) -> None:
-        for index, (listen, bound) in enumerate(zip(self._listens, self._sockets, strict=True)):
-            if listener_processes(listen) == 0:
-                listener = Listener(
-                    self._budget.fitted(listen),
-                    self._start.hostname,
-                    self._intake,
-                    self._observer,
-                    ceiling=self._budget.ceiling,
-                    files=self._files.get(index),
-                )
-                await listener.start(bound)
-                self._listeners[index] = listener
-            for _ in range(listener_processes(listen)):
-                self._keepers.append(asyncio.create_task(self._keep(index, listen, bound)))
-            protocol = "SMTP with TLS" if listen.tls is Tls.IMPLICIT else "SMTP"
-            self._events.listening(listener=str(listen.address), protocol=protocol)
-        self._keepers.append(asyncio.create_task(look_for_room(self._intake)))
+        observer = ListenerObserver(self._events, self._counts)
+        listens = fitted([each.listen for each in self._here], self._limit)
+        for each, listen in zip(self._here, listens, strict=True):
+            each.listener = Listener(listen, self._start.hostname, self._intake, observer, files=each.files)
+            await each.listener.start(each.bound)
+        for each in self._all:
+            count = listener_processes(each.listen)
+            self._keepers += [asyncio.create_task(self._keep(each)) for _ in range(count)]
+            protocol = "SMTP with TLS" if each.listen.tls is Tls.IMPLICIT else "SMTP"
+            self._events.listening(listener=each.name, protocol=protocol)
+        self._keepers.append(asyncio.create_task(self._intake.keep_looking_for_room()))
 
     def use(self, index: int, files: ListenerFiles) -> None:
         """Go by other users and another certificate, now and in processes to come."""
-        self._files[index] = files
-        if (listener := self._listeners.get(index)) is not None:
-            listener.use(files)
-        for process in self._processes.get(index, ()):
-            _give(process, files)
+        each = self._all[index]
+        each.files = files
+        if each.listener is not None:
+            each.listener.use(files)
+        for orders in each.orders:
+            _order(orders, files.to_order())
 
     async def tell_owners(self, owners: Callable[[], Iterable[tuple[tuple[str, str], int]]]) -> None:
         """Tell who has how much in the queue, again and again, where some listener asks."""
-        quotas = {index: Quotas(listen) for index, listen in enumerate(self._listens)}
-        asked = {index: of_listen for index, of_listen in quotas.items() if of_listen.is_any}
+        asked = [(each, quotas) for each in self._all if (quotas := Quotas(each.listen)).is_any]
         while asked:
-            for index, of_listen in asked.items():
-                held = of_listen.worth_telling(owners())
-                if (listener := self._listeners.get(index)) is not None:
-                    listener.quotas.told(held)
-                for process in self._processes.get(index, ()):
-                    process.tell(
-                        json.dumps({"held": [[*owner, held[owner]] for owner in held]}).encode() + b"\n"
-                    )
+            for each, quotas in asked:
+                held = quotas.worth_telling(owners())
+                if each.listener is not None:
+                    each.listener.quotas.told(held)
+                for orders in each.orders:
+                    # A process that is stopped reads none, and they would fill the memory.
+                    if not orders.transport.get_write_buffer_size():
+                        _order(orders, {"held": [[*owner, held[owner]] for owner in held]})
             await asyncio.sleep(TELL_SECONDS)
 
     async def close(self) -> None:
@@ -158,104 +146,66 @@ class Listening:
         self._is_closing = True
         for keeper in self._keepers:
             keeper.cancel()
-        listeners = (listener.close(CLOSE_SECONDS) for listener in self._listeners.values())
+        listeners = [each.listener.close(CLOSE_SECONDS) for each in self._all if each.listener is not None]
         await asyncio.gather(*listeners, *self._keepers, return_exceptions=True)
-        for bound in self._sockets:
-            bound.close()
-        self._starter.close()
+        for each in self._all:
+            if each.bound is not None:
+                each.bound.close()
         self._intake.close()
 
-    async def _bind(self, listen: Listen) -> socket.socket:
-        """Bind an address; where listener processes of a killed sender hold it, wait for their end."""
-        until = asyncio.get_running_loop().time() + CLOSE_SECONDS
+    async def _keep(self, of: _Listening) -> None:
+        is_again = False
         while True:
             try:
-                return bind(listen)
+                process = await self._start_process(of)
             except OSError as error:
-                may_be_ours = error.errno == errno.EADDRINUSE and listener_processes(listen) > 0
-                if not may_be_ours or asyncio.get_running_loop().time() > until:
-                    raise
-            await asyncio.sleep(BIND_AGAIN_SECONDS)
-
-    async def _keep(self, index: int, listen: Listen, bound: socket.socket) -> None:
-        pause_seconds = self._restart_first_seconds
-        has_run = False
-        while True:
-            began_at = asyncio.get_running_loop().time()
-            try:
-                files = self._files.get(index)
-                process = await self._start_process(index, bound, files)
-            except OSError as error:
-                # No descriptor, no memory: the next one may find some.
-                self._events.fault(where=f"listener {listen.address}", error=error)
+                self._events.shortage(where=f"listener {of.name}", error=described(error))
             else:
-                if has_run:
-                    self._events.listener_restarted(listener=str(listen.address), pid=process.pid)
-                has_run = True
-                processes = self._processes.setdefault(index, set())
-                processes.add(process)
-                if (later := self._files.get(index)) is not files and later is not None:
-                    _give(process, later)
-                try:
-                    status = await self._attend(process)
-                finally:
-                    processes.discard(process)
-                self._counts.drop_source(str(process.pid))
-                if self._is_closing:
-                    return
-                self._events.listener_died(listener=str(listen.address), pid=process.pid, status=status)
-            is_long = asyncio.get_running_loop().time() - began_at > RESTART_LONGEST_SECONDS
-            pause_seconds = (
-                self._restart_first_seconds if is_long else min(pause_seconds * 2, RESTART_LONGEST_SECONDS)
-            )
-            await asyncio.sleep(pause_seconds)
+                if is_again:
+                    self._events.listener_restarted(listener=of.name, pid=process.pid)
+                is_again = True
+                code = await self._attend(of, process)
+                status = f"signal {-code}" if code < 0 else f"exit status {code}"
+                self._events.listener_died(listener=of.name, pid=process.pid, status=status)
+            await asyncio.sleep(RESTART_SECONDS)
 
-    async def _start_process(self, index: int, bound: socket.socket, files: ListenerFiles | None) -> Child:
-        orders = {
-            "policy": self._start.text.decode("utf-8"),
-            "path": str(self._start.path),
-            "listen": index,
-            "fd": bound.fileno(),
-            "hostname": self._start.hostname,
-            "style": self._start.style,
-            "files": files and files.to_order(),
-        }
-        command = [self._start.python, "-m", "relay.daemon.listener_process"]
-        return await self._starter.start(command, json.dumps(orders).encode() + b"\n", [bound.fileno()])
+    async def _start_process(self, of: _Listening) -> Process:
+        fd = of.bound.fileno() if of.bound is not None else -1
+        module = (sys.executable, "-m", "relay.daemon.listener_process")
+        return await asyncio.create_subprocess_exec(*module, str(fd), stdin=PIPE, stdout=PIPE, pass_fds=[fd])
 
-    async def _attend(self, process: Child) -> str:
-        """Return how it ended."""
+    async def _attend(self, of: _Listening, process: Process) -> int:
+        """Order a process, and count what it counts, to its end; return how it ended."""
+        orders, counted, start = process.stdin, process.stdout, self._start
+        if orders is None or counted is None:
+            raise AssertionError("a process without pipes")
+        first = {"policy": start.text.decode("utf-8"), "path": str(start.path), "listen": of.index}
+        first |= {"hostname": start.hostname, "style": start.style}
+        _order(orders, first | {"files": of.files and of.files.to_order()})
+        of.orders.add(orders)
         try:
-            await self._collect(process)
-            code = await process.wait()
-        except asyncio.CancelledError:
-            # Its end of file is its order to stop: it finishes content in flight and goes.
-            process.end_orders()
-            await self._drain(process)
-            raise
-        except ValueError:
-            # A line too long to be counts: whatever it has become, another one does better.
-            process.kill()
-            code = await process.wait()
-        process.close()
-        return f"signal {-code}" if code < 0 else f"exit status {code}"
-
-    async def _collect(self, process: Child) -> None:
-        async for line in process.lines():
-            # What a dying process wrote half of is nothing that counts.
-            with contextlib.suppress(ValueError):
-                self._counts.add_delta(json.loads(line), str(process.pid))
-
-    async def _drain(self, process: Child) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_SECONDS + 2):
-                await self._collect(process)
+            await self._count(process.pid, counted)
+        finally:
+            # The end of its orders is the order to stop: it finishes content in flight and goes.
+            of.orders.discard(orders)
+            orders.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS + 2):
+                    await self._count(process.pid, counted)
+                    await process.wait()
+            if process.returncode is None:
+                process.kill()
                 await process.wait()
-        if not process.has_ended:
-            process.kill()
-            await process.wait()
-        process.close()
+            self._counts.drop_source(str(process.pid))
+        return await process.wait()
+
+    async def _count(self, pid: int, counted: asyncio.StreamReader) -> None:
+        """Return at the end of the lines, or at one that is no counts, as of a process that was killed."""
+        with contextlib.suppress(ValueError):
+            async for line in counted:
+                self._counts.add_delta(json.loads(line), str(pid))
 
 
-def _give(process: Child, files: ListenerFiles) -> None:
-    process.order(json.dumps(files.to_order()).encode() + b"\n")
+def _order(orders: asyncio.StreamWriter, order: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError, RuntimeError):  # the process has ended
+        orders.write(json.dumps(order).encode() + b"\n")

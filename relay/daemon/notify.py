@@ -1,24 +1,16 @@
 """sd_notify(3) in a few lines: tells the service manager the relay's state, if there is a manager."""
 
+import asyncio
 import contextlib
 import os
 import socket
 import time
 
-from relay.clock import SECOND_NS, Clock
-
-TELL_NS = 5 * SECOND_NS
-"""Between two requests for more time."""
-EXTENSION_SECONDS = 120
-"""For how long each request asks: no single step of a recovery, such as a sync of 64 files, takes longer
-on a disk that works."""
-STOP_SECONDS = 90
-"""What a stop asks for: the grace of the transactions in flight, and writing down what they came to."""
 LONGEST_SECONDS = 0.1
 """A service manager that does not read must not stop mail; a sign of life may get lost."""
 
 
-def notify(*assignments: str, within_s: float = LONGEST_SECONDS) -> None:
+def notify(*assignments: str) -> None:
     """Send such as `READY=1` to the service manager, if it takes them in time.  Never raises."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
@@ -28,7 +20,7 @@ def notify(*assignments: str, within_s: float = LONGEST_SECONDS) -> None:
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         # Connected: only then poll(2), by which the time is kept, knows of the receiver's queue.
         sender.connect(target)
-        sender.settimeout(within_s)
+        sender.settimeout(LONGEST_SECONDS)
         sender.send("\n".join(assignments).encode())
 
 
@@ -37,44 +29,9 @@ def reloading() -> None:
     notify("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
 
-class Recovering:
-    """Asks the service manager for more time while a start reads the spool; called for each step.
-
-    A disk that gives no answer makes no step, so a start that hangs ends at the manager's own timeout.
-    From one thread at a time.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._steps = 0
-        self._tells_at_ns = clock.boottime_ns()
-        self._is_over = False
-
-    def __call__(self) -> None:
-        self._steps += 1
-        now_ns = self._clock.boottime_ns()
-        if self._is_over or now_ns < self._tells_at_ns:
-            return
-        self._tells_at_ns = now_ns + TELL_NS
-        notify(
-            f"EXTEND_TIMEOUT_USEC={EXTENSION_SECONDS * 1_000_000}",
-            f"STATUS=recovering: {self._steps} steps done",
-            within_s=0,
-        )
-
-    def end(self) -> None:
-        self._is_over = True
-
-
-def stopping(in_flight: int) -> None:
-    notify(
-        "STOPPING=1",
-        f"EXTEND_TIMEOUT_USEC={STOP_SECONDS * 1_000_000}",
-        f"STATUS=stopping: {in_flight} transactions in flight",
-    )
-
-
-def watchdog_seconds() -> float | None:
-    """How often the service manager wants a sign of life; None: never."""
+async def keep_watchdog() -> None:
+    """Give the signs of life that the service manager wants, if any."""
     period = os.environ.get("WATCHDOG_USEC", "")
-    return int(period) / 2_000_000 if period.isdigit() else None
+    while period.isdigit():
+        notify("WATCHDOG=1")
+        await asyncio.sleep(int(period) / 2_000_000)

@@ -1,8 +1,8 @@
 """The policy file, watched: a good edit takes effect, a bad one changes nothing.
 
 Compares content, not times or inodes: editors rename a new file over the old one, and a Kubernetes
-ConfigMap swaps a symbolic link two levels up.  The file's folder and that of its target are watched,
-and the content is looked at once a second in any case.
+ConfigMap swaps a symbolic link two levels up.  New content is judged once two looks in a row have found it,
+or at once by request.
 
 An edit that allows more than what is in force rests first (`relay.policy.loosening`): it may
 be half of one.  A new inode proves nothing: editors and `tar` write a new file in pieces too.
@@ -10,272 +10,116 @@ Meanwhile the limits of both hold, so that a tighter one waits for nothing.
 """
 
 import asyncio
-import enum
 import hashlib
 import os
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
-
-from watchfiles import awatch
 
 from relay.clock import Clock
 from relay.policy.document import MAX_BYTES, read_document
 from relay.policy.faults import PolicyError
-from relay.policy.loosening import Loosening, loosening, rest_of, restrained
+from relay.policy.loosening import loosening, rest_of, restrained
 from relay.policy.model import Policy
 from relay.policy.named_file import Writing, open_regular, read_descriptor, writing
 from relay.policy.source import fault_of_unread, inspected_policy
 
-LOOK_MILLISECONDS = 1000
-SETTLE_SECONDS = 0.1
-"""How long any edit must stay as it is."""
 
-
-class Sight(NamedTuple):
-    text: bytes
-    sha256: str
-    writing: Writing
-    """CLOSED where nothing is new: then it was not asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     sha256: str
     because: str
     until_ns: int | None
     """Boottime at which it comes into force; None: not by itself, or not while it is being written."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Edit:
-    sha256: str
-    found: Loosening
-    has_end: bool
-    meanwhile: Policy
-    """What counts while the edit rests: the policy in force, or that with tighter limits of the edit."""
-    since_ns: int
-    """Its rest began at this boottime."""
-
-
-class FileState(enum.Enum):
-    DECIDED = "decided"
-    """Its text is in force, or was refused."""
-    RESTING = "resting"
-    """It holds a good edit that allows more, which is not in force yet."""
-    UNREAD = "unread"
-    """It cannot be read, and that was told."""
-
-
-class FileEvent(enum.Enum):
-    SAME = "the text that was decided about"
-    FAULTY = "another text, which is no policy"
-    EARLY = "an edit that has to rest, or to rest on"
-    DUE = "an edit that may come into force"
-    GONE = "no text, for the first time, by another error, or on request"
-    STILL_GONE = "no text, as before"
-
-
-class FileEffect(enum.Enum):
-    RESTRAIN = "the tighter limits of the edit count, and why it rests is told"
-    RESTORE = "the policy in force counts alone again"
-    REFUSE = "what is wrong is told; what is in force stays"
-    APPLY = "the edit comes into force"
-
-
-STATES: dict[tuple[FileState, FileEvent], tuple[FileState, tuple[FileEffect, ...]]] = {
-    (FileState.DECIDED, FileEvent.SAME): (FileState.DECIDED, ()),
-    (FileState.DECIDED, FileEvent.FAULTY): (FileState.DECIDED, (FileEffect.REFUSE,)),
-    (FileState.DECIDED, FileEvent.EARLY): (FileState.RESTING, (FileEffect.RESTRAIN,)),
-    (FileState.DECIDED, FileEvent.DUE): (FileState.DECIDED, (FileEffect.APPLY,)),
-    (FileState.DECIDED, FileEvent.GONE): (FileState.UNREAD, (FileEffect.REFUSE,)),
-    # The edit was taken back: the file holds again what it held before.
-    (FileState.RESTING, FileEvent.SAME): (FileState.DECIDED, (FileEffect.RESTORE,)),
-    (FileState.RESTING, FileEvent.FAULTY): (FileState.DECIDED, (FileEffect.RESTORE, FileEffect.REFUSE)),
-    (FileState.RESTING, FileEvent.EARLY): (FileState.RESTING, (FileEffect.RESTRAIN,)),
-    (FileState.RESTING, FileEvent.DUE): (FileState.DECIDED, (FileEffect.APPLY,)),
-    (FileState.RESTING, FileEvent.GONE): (FileState.UNREAD, (FileEffect.RESTORE, FileEffect.REFUSE)),
-    # Every text is another one than none.
-    (FileState.UNREAD, FileEvent.FAULTY): (FileState.DECIDED, (FileEffect.REFUSE,)),
-    (FileState.UNREAD, FileEvent.EARLY): (FileState.RESTING, (FileEffect.RESTRAIN,)),
-    (FileState.UNREAD, FileEvent.DUE): (FileState.DECIDED, (FileEffect.APPLY,)),
-    (FileState.UNREAD, FileEvent.GONE): (FileState.UNREAD, (FileEffect.REFUSE,)),
-    (FileState.UNREAD, FileEvent.STILL_GONE): (FileState.UNREAD, ()),
-}
-"""From a state, by what a look found, to the next one and its effects; what is not here cannot be found."""
-
-
 class Edits(Protocol):
     async def apply(self, policy: Policy, sha256: str) -> None: ...
 
-    async def hold(self, policy: Policy) -> None:
-        """Go by the policy in force with tighter limits, or without them again."""
-        ...
+    async def hold(self, policy: Policy) -> None: ...
 
     def refuse(self, error: PolicyError) -> None: ...
 
-    def wait(self, waiting: Waiting | None) -> None:
-        """Tell of an edit that rests, again when its end changed or by request; None: no edit rests."""
-        ...
+    def wait(self, waiting: Waiting | None) -> None: ...
 
 
 class PolicyWatch:
-    def __init__(
-        self,
-        path: Path,
-        in_force: Policy,
-        seen: bytes,
-        edits: Edits,
-        clock: Clock,
-        *,
-        settle_seconds: float = SETTLE_SECONDS,
-    ) -> None:
-        """`seen` is the text of what is in force."""
+    def __init__(self, path: Path, in_force: Policy, text: bytes, edits: Edits, clock: Clock) -> None:
+        """`text` of what is in force."""
         self._path = path
-        self._in_force = self._counts = in_force
-        self._seen = digest(seen)
-        """Of the text that was decided about; empty where there was none."""
         self._edits = edits
         self._clock = clock
-        self._settle_seconds = settle_seconds
-        self._state = FileState.DECIDED
-        self._edit: _Edit | None = None
+        self._in_force = self._counts = in_force
+        self._decided = self._seen = digest(text)
+        """Of the text that was applied or refused, and of the last look; or why it could not be read."""
+        self._since_ns = 0
+        """When this text was first seen, or last seen being written, by boottime."""
         self._waiting: Waiting | None = None
-        self._unread_because: int | None = None
-        self._turn = asyncio.Lock()
-
-    async def watch(self) -> None:
-        while True:
-            try:
-                async for _ in awatch(
-                    *self._folders(),
-                    recursive=False,
-                    watch_filter=None,
-                    debounce=100,
-                    rust_timeout=LOOK_MILLISECONDS,
-                    yield_on_timeout=True,
-                ):
-                    await self.look(is_asked=False)
-            except (OSError, RuntimeError):
-                # A folder that was being replaced, or no inotify watches left (of which the library
-                # makes an error of its own): looking is enough.
-                await asyncio.sleep(LOOK_MILLISECONDS / 1000)
-                await self.look(is_asked=False)
 
     async def look(self, *, is_asked: bool) -> None:
-        """Read the file again if it changed, or if `is_asked` (SIGHUP)."""
-        async with self._turn:
-            try:
-                sight = await self._settled()
-            except OSError as error:
-                await self._not_read(error, is_asked=is_asked)
-                return
-            self._unread_because = None
-            if sight.sha256 == self._seen and not is_asked:
-                await self._enter(FileEvent.SAME)
-                return
-            edit = self._rested(sight)
-            if edit is not None and not is_asked and (waiting := self._rest(edit, sight)):
-                await self._enter(FileEvent.EARLY, edit, waiting)
-                return
-            try:
-                policy = await asyncio.to_thread(inspected_policy, sight.text, self._path)
-            except PolicyError as error:
-                self._seen = sight.sha256
-                await self._enter(FileEvent.FAULTY, error=error)
-                return
-            edit = edit or self._judged(sight, policy)
-            if waiting := self._rest(edit, sight, is_asked=is_asked):
-                # A request is answered, even with what was told before.
-                await self._enter(FileEvent.EARLY, edit, waiting, again=is_asked)
-                return
-            self._seen, self._in_force = sight.sha256, policy
-            await self._enter(FileEvent.DUE)
+        """Judge the file if it changed, or if `is_asked` (SIGHUP).  One look at a time."""
+        try:
+            text, sha256, writer = await asyncio.to_thread(_read, self._path, self._decided)
+        except OSError as error:
+            self._seen = f"error {error.errno}"
+            if is_asked or self._seen != self._decided:
+                await self._refuse(PolicyError([fault_of_unread(self._path, error)]))
+            return
+        is_new, self._seen = sha256 != self._seen, sha256
+        if is_new or writer is Writing.OPEN:
+            self._since_ns = self._clock.boottime_ns()
+        if is_asked or (sha256 != self._decided and not is_new):
+            await self._judge(text, writer, is_asked=is_asked)
+        elif sha256 == self._decided:
+            await self._follow(self._in_force, None)
 
-    async def _not_read(self, error: OSError, *, is_asked: bool) -> None:
-        is_told = error.errno == self._unread_because and not is_asked
-        self._seen, self._unread_because = "", error.errno
-        fault = PolicyError([fault_of_unread(self._path, error)])
-        await self._enter(FileEvent.STILL_GONE if is_told else FileEvent.GONE, error=fault)
+    async def _judge(self, text: bytes, writer: Writing, *, is_asked: bool) -> None:
+        try:
+            policy = await asyncio.to_thread(inspected_policy, text, self._path)
+        except PolicyError as error:
+            await self._refuse(error)
+            return
+        unfinished = read_document(text).unfinished()
+        found = loosening(self._in_force, policy, unfinished)
+        has_end = not unfinished or text.endswith(b"\n")
+        rest = rest_of(found, writer, has_end=has_end, is_asked=is_asked)
+        until_ns = None if rest.ns is None else self._since_ns + rest.ns
+        if until_ns is None or self._clock.boottime_ns() < until_ns:
+            counts = restrained(self._in_force, policy)
+            tighter = "" if counts is self._in_force else "; its tighter limits count already"
+            waiting = Waiting(self._seen, rest.because + tighter, until_ns)
+            # A request is answered, even with what was told before.
+            await self._follow(counts, waiting, again=is_asked)
+            return
+        self._decided = self._seen
+        self._in_force = self._counts = policy
+        await self._follow(policy, None)
+        await self._edits.apply(policy, self._seen)
 
-    async def _enter(
-        self,
-        found: FileEvent,
-        edit: _Edit | None = None,
-        waiting: Waiting | None = None,
-        *,
-        error: PolicyError | None = None,
-        again: bool = False,
-    ) -> None:
-        self._state, effects = STATES[self._state, found]
-        self._edit = edit
+    async def _refuse(self, error: PolicyError) -> None:
+        self._decided = self._seen
+        await self._follow(self._in_force, None)
+        self._edits.refuse(error)
+
+    async def _follow(self, counts: Policy, waiting: Waiting | None, *, again: bool = False) -> None:
+        """Go by what counts while an edit rests, or while none does; tell what became of the rest."""
         if waiting != self._waiting or again:
             self._waiting = waiting
             self._edits.wait(waiting)
-        for effect in effects:
-            match effect:
-                case FileEffect.RESTRAIN | FileEffect.RESTORE:
-                    counts = self._in_force if edit is None else edit.meanwhile
-                    if counts is not self._counts:
-                        self._counts = counts
-                        await self._edits.hold(counts)
-                case FileEffect.APPLY:
-                    self._counts = self._in_force
-                    await self._edits.apply(self._in_force, self._seen)
-                case _ if error is not None:
-                    self._edits.refuse(error)
-
-    async def _settled(self) -> Sight:
-        """Wait until new content stays as it is.  Raises OSError."""
-        sight = await asyncio.to_thread(_read, self._path, self._seen)
-        while sight.sha256 != self._seen and self._rested(sight) is None:
-            await asyncio.sleep(self._settle_seconds)
-            before, sight = sight, await asyncio.to_thread(_read, self._path, self._seen)
-            if before.text == sight.text:
-                break
-        return sight
-
-    def _rested(self, sight: Sight) -> _Edit | None:
-        """None: the file holds another text.  A rest begins anew while the edit is written."""
-        edit = self._edit
-        if edit is None or edit.sha256 != sight.sha256:
-            return None
-        return replace(edit, since_ns=self._clock.boottime_ns()) if sight.writing is Writing.OPEN else edit
-
-    def _judged(self, sight: Sight, policy: Policy) -> _Edit:
-        unfinished = read_document(sight.text).unfinished()
-        return _Edit(
-            sight.sha256,
-            loosening(self._in_force, policy, unfinished),
-            not unfinished or sight.text.endswith(b"\n"),
-            restrained(self._in_force, policy),
-            self._clock.boottime_ns(),
-        )
-
-    def _rest(self, edit: _Edit, sight: Sight, *, is_asked: bool = False) -> Waiting | None:
-        """None: the edit may come into force."""
-        rest = rest_of(edit.found, sight.writing, has_end=edit.has_end, is_asked=is_asked)
-        until_ns = None if rest.ns is None else edit.since_ns + rest.ns
-        if until_ns is not None and self._clock.boottime_ns() >= until_ns:
-            return None
-        is_tighter = edit.meanwhile is not self._in_force
-        because = rest.because + ("; its tighter limits count already" if is_tighter else "")
-        return Waiting(edit.sha256, because, until_ns)
-
-    def _folders(self) -> set[Path]:
-        return {self._path.absolute().parent, self._path.resolve().parent}
+        if counts != self._counts:
+            self._counts = counts
+            await self._edits.hold(counts)
 
 
 def digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def _read(path: Path, seen: str) -> Sight:
+def _read(path: Path, decided: str) -> tuple[bytes, str, Writing]:
+    """Return text, digest, and whether it is being written: CLOSED where the text was decided about."""
     descriptor = open_regular(path)
     try:
         text = read_descriptor(descriptor, MAX_BYTES)
         sha256 = digest(text)
         # Only for an edit: a writer that opens the file at that moment waits for us.
-        return Sight(text, sha256, Writing.CLOSED if sha256 == seen else writing(descriptor))
+        return text, sha256, (Writing.CLOSED if sha256 == decided else writing(descriptor))
     finally:
         os.close(descriptor)

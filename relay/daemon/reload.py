@@ -6,9 +6,7 @@ nothing: every fault is logged and counted.  The log names an edit that rests, w
 what an edit that came into force changed, up to MOST_CHANGES.
 """
 
-import textwrap
-from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from relay.daemon.policy_watch import Waiting
@@ -29,93 +27,66 @@ LONGEST_CHANGE = 300
 """Characters."""
 
 
+@dataclass
 class Reload:
-    def __init__(
-        self,
-        path: Path,
-        policy: Policy,
-        *,
-        sender: Sender,
-        watch: Watch,
-        hooks: Hooks,
-        outcomes: OutcomeStore,
-        telemetry: Telemetry,
-    ) -> None:
-        self._path = path
-        self._started_with = self._loaded = policy
-        self._sender = sender
-        self._watch = watch
-        self._hooks = hooks
-        self._outcomes = outcomes
-        self._events, self._metrics, self._clock = telemetry.events, telemetry.metrics, telemetry.clock
+    path: Path
+    started_with: Policy
+    sender: Sender
+    watch: Watch
+    hooks: Hooks
+    outcomes: OutcomeStore
+    telemetry: Telemetry
+
+    def __post_init__(self) -> None:
+        self._loaded = self.started_with
 
     async def apply(self, policy: Policy, sha256: str) -> None:
-        keys = changes_needing_restart(self._started_with, policy)
-        if not await self._go_on_by(policy, keys):
-            return
-        changes, self._loaded = _changes(self._loaded, self._watch.policy), self._watch.policy
-        refused_file = self._watch.policy_status.refused_file
-        self._watch.policy_status = PolicyStatus(
-            sha256, self._clock.wall_ns(), refused_file=refused_file, path=self._watch.policy_status.path
-        )
-        self._metrics.policy_reloaded(is_ok=True)
-        self._events.policy_loaded(path=str(self._path), sha256=sha256, changes=changes)
-        if keys:
+        await self.hold(policy)
+        found, self._loaded = differences(self._loaded, self.watch.policy), self.watch.policy
+        words = [f"{each.sign} {each.words}".removeprefix("~ ") for each in found]
+        changes = [each[:LONGEST_CHANGE] for each in words[:MOST_CHANGES]]
+        if len(found) > MOST_CHANGES:
+            changes.append(f"and {len(found) - MOST_CHANGES} more")
+        old, now_ns = self.watch.policy_status, self.telemetry.clock.wall_ns()
+        self.watch.policy_status = PolicyStatus(sha256, now_ns, refused_file=old.refused_file, path=old.path)
+        self.telemetry.metrics.policy_reloaded(is_ok=True)
+        self.telemetry.events.policy_loaded(path=str(self.path), sha256=sha256, changes=changes)
+        if keys := changes_needing_restart(self.started_with, policy):
             written = [written_key(Policy, key) for key in keys]
-            self._events.policy_needs_restart(path=str(self._path), keys=written)
+            self.telemetry.events.policy_needs_restart(path=str(self.path), keys=written)
 
     async def hold(self, policy: Policy) -> None:
-        """Log nothing: no policy came into force."""
-        await self._go_on_by(policy, changes_needing_restart(self._started_with, policy))
-
-    async def _go_on_by(self, policy: Policy, fixed: Collection[str]) -> bool:
-        """Leave out `fixed` keys, which stay for this run; return whether the sender goes by the rest."""
-        # So that paths and addresses remain true.
-        live = policy.model_copy(update={key: getattr(self._started_with, key) for key in fixed})
+        """Go by the policy in force with tighter limits, or without them again; log nothing."""
+        # Keys that need a restart stay, so that paths and addresses remain true.
+        fixed = changes_needing_restart(self.started_with, policy)
+        live = policy.model_copy(update={key: getattr(self.started_with, key) for key in fixed})
         try:
-            await self._sender.apply(live)
-            await self._hooks.use(live)
-            self._outcomes.use(live.recent)
-        except Exception as error:  # noqa: BLE001 - half an edit is in force: only a restart makes it whole
-            self._sender.fail(error)
-            return False
-        self._watch.policy = live
-        return True
+            await self.sender.apply(live)
+            await self.hooks.use(live)
+            self.outcomes.use(live.recent)
+        except Exception as error:
+            # Half an edit is in force: only a restart makes it whole.
+            self.sender.fail(error)
+            raise
+        self.watch.policy = live
 
     def wait(self, waiting: Waiting | None) -> None:
-        if waiting is None:
-            self._watch.policy_status = replace(
-                self._watch.policy_status, waiting_because="", waiting_until_ns=None
-            )
-            return
-        until_ns = waiting.until_ns
+        """Tell of an edit that rests, again when its end changed or by request; None: no edit rests."""
+        because, until_ns = (waiting.because, waiting.until_ns) if waiting else ("", None)
         if until_ns is not None:
-            until_ns += self._clock.wall_ns() - self._clock.boottime_ns()
-        self._watch.policy_status = replace(
-            self._watch.policy_status, waiting_because=waiting.because, waiting_until_ns=until_ns
+            until_ns += self.telemetry.clock.wall_ns() - self.telemetry.clock.boottime_ns()
+        self.watch.policy_status = replace(
+            self.watch.policy_status, waiting_because=because, waiting_until_ns=until_ns
         )
-        self._events.policy_waiting(
-            path=str(self._path), sha256=waiting.sha256, reason=waiting.because, until_at_ns=until_ns
-        )
+        if waiting is not None:
+            self.telemetry.events.policy_waiting(
+                path=str(self.path), sha256=waiting.sha256, reason=because, until_at_ns=until_ns
+            )
 
     def refuse(self, error: PolicyError) -> None:
-        old = self._watch.policy_status
         faults = [str(fault) for fault in error.errors]
-        self._watch.policy_status = PolicyStatus(
-            old.sha256,
-            old.loaded_at_ns,
-            last_reload_ok=False,
-            last_error=faults[0] if faults else "",
-            refused_file=old.refused_file,
-            path=old.path,
+        self.watch.policy_status = replace(
+            self.watch.policy_status, last_reload_ok=False, last_error=faults[0] if faults else ""
         )
-        self._metrics.policy_reloaded(is_ok=False)
-        self._events.policy_refused(path=str(self._path), faults=faults)
-
-
-def _changes(old: Policy, new: Policy) -> list[str]:
-    found = differences(old, new)
-    words = [f"{each.sign} {each.words}".removeprefix("~ ") for each in found[:MOST_CHANGES]]
-    if len(found) > MOST_CHANGES:
-        words.append(f"and {len(found) - MOST_CHANGES} more")
-    return [textwrap.shorten(each, LONGEST_CHANGE, placeholder=" …") for each in words]
+        self.telemetry.metrics.policy_reloaded(is_ok=False)
+        self.telemetry.events.policy_refused(path=str(self.path), faults=faults)

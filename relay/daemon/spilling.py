@@ -5,7 +5,7 @@ comes as often as the shortest `spill_after` makes it worth while, and takes at 
 Without `spill_after` there are no looks.
 
 Guarantees: what was spilled goes back once the upstream before it would relay it in time; mail moves in
-slices between turns of the loop.  Where a look moved all that it may and left some, the next comes sooner.
+slices between turns of the loop.
 Does not: move what is in a transaction, sits out a back-off, or may have been relayed already.
 """
 
@@ -29,8 +29,6 @@ class Spilling:
         self._tell = sender.reroute
         self._watch = watch
         self._clock = clock
-        self.has_more = False
-        """The last look moved mail, and there is more that it did not ask for."""
 
     async def run(self) -> None:
         while True:
@@ -39,16 +37,13 @@ class Spilling:
             took_ns = self._clock.boottime_ns() - began_ns
             spill_ns = self._queue.spills_after_ns
             period_ns = LOOK_NS if spill_ns is None else min(LOOK_NS, spill_ns // 4)
-            wait_ns = max(SHORTEST_LOOK_NS, 0 if self.has_more else period_ns, SHARE * took_ns)
-            await asyncio.sleep(wait_ns / SECOND_NS)
+            await asyncio.sleep(max(SHORTEST_LOOK_NS, period_ns, SHARE * took_ns) / SECOND_NS)
 
     async def look(self) -> int:
         """Move what would wait too long, and what would not any more; return how many."""
-        self.has_more = False
         if self._queue.spills_after_ns is None:
             return 0
-        look = self._watch.spill_look()
-        found = await asyncio.to_thread(look.find)
+        found = await asyncio.to_thread(self._watch.spill_look().find)
         moved = 0
         for start in range(0, len(found), MOVED_AT_ONCE):
             now_ns = self._clock.boottime_ns()
@@ -56,5 +51,4 @@ class Spilling:
             await asyncio.sleep(0)
         if self._queue.spill_looked(self._clock.boottime_ns()):
             self._tell()
-        self.has_more = look.is_cut and moved > 0
         return moved

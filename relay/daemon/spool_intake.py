@@ -1,26 +1,30 @@
 """The listener's way to the spool: off the event loop, many at a time, and in SMTP's words.
 
-Guarantees what `relay.listener.ports.IntakePort` promises.  Every failure of the disk becomes a
+Guarantees what `relay.listener.ports.IntakePort` promises.  Every failure of the spool becomes a
 temporary reply: no room is `452 4.3.1`, anything else `451 4.3.0` (RFC 5321, 4.2.4); a 5yz would
 make the client bounce because of us.
 """
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 
-from relay.listener.ports import NotAccepted
 from relay.mail.draft import Draft
-from relay.mail.envelope import Envelope, QueueId
+from relay.mail.envelope import Envelope
+from relay.policy.model import Policy
 from relay.sender.group_commit import Batch
-from relay.sender.host import THREADS, Workers
-from relay.spool.disk.os_errors import is_lack_of_room
-from relay.spool.interface import Intake
-from relay.spool.root.headroom import HEADROOM_BYTES, NoHeadroom, why_no_room
+from relay.sender.host import THREADS, Host, Workers
+from relay.smtp.commands import Refused
+from relay.spool.engines import open_intake
+from relay.spool.interface import Full, Intake, Unavailable
 from relay.spool.root.trigger import TriggerPort
+from relay.telemetry.events import Events
 
 NO_ROOM = "452 4.3.1 Insufficient system storage, try again later"
 NO_LUCK = "451 4.3.0 Local error, try again later"
 
+LOOK_SECONDS = 1.0
+"""How old the free space may be by which a declared size is judged."""
 _SPILLS_AT_ONCE = 4
 
 
@@ -29,87 +33,85 @@ class SpoolIntake:
         self,
         intake: Intake,
         trigger: TriggerPort,
-        on_error: Callable[[OSError], None] = lambda _error: None,
+        on_error: Callable[[Unavailable], None] = lambda _error: None,
         workers: Workers = THREADS,
     ) -> None:
-        """Tell `on_error` what went wrong with the disk, which the client is not told."""
+        """Tell `on_error` what went wrong with the spool, which the client is not told."""
         self._intake = intake
         self._trigger = trigger
         self._on_error = on_error
         self._commits = workers.one("commit")
         self._spills = workers.several(_SPILLS_AT_ONCE, "spill")
         self._batch: Batch[tuple[Draft, Envelope], None] = Batch(self._commit, self._commits)
-        self._under_way: dict[QueueId, asyncio.Future[None]] = {}
-        """What threads do with drafts just now."""
-        self._free: tuple[int, int | None] = (HEADROOM_BYTES * 4, None)
-        """As of the last look; before the first one it is taken for enough."""
+        self._room_bytes = sys.maxsize
+        """As of the last look; before the first one nothing is refused."""
 
     def draft(self) -> Draft:
         return self._intake.draft()
 
     def refusal(self, size_bytes: int) -> str | None:
         # What arrives meanwhile, or without a declared size, is refused when it is written.
-        return None if why_no_room(self._free, size_bytes) is None else NO_ROOM
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no message at all can be stored, as far as is known."""
-        return self.refusal(0) is not None
+        return None if size_bytes < self._room_bytes else NO_ROOM
 
     async def look_for_room(self) -> None:
         try:
-            self._free = await asyncio.to_thread(self._intake.free)
-        except OSError as error:
+            self._room_bytes = await asyncio.to_thread(self._intake.room)
+        except Full:
+            self._room_bytes = 0
+        except Unavailable as error:
             self._on_error(error)
 
+    async def keep_looking_for_room(self) -> None:
+        while True:
+            await self.look_for_room()
+            await asyncio.sleep(LOOK_SECONDS)
+
     async def spill(self, draft: Draft) -> None:
-        loop = asyncio.get_running_loop()
-        writing = loop.run_in_executor(self._spills, self._intake.spill, draft)
+        writing = asyncio.get_running_loop().run_in_executor(self._spills, draft.spill)
         try:
-            await self._undisturbed(draft, writing)
-        except OSError as error:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # The thread is not cancelled, and has the draft's descriptor.
+            await asyncio.wait([writing])
+            raise
+        except (Full, Unavailable) as error:
             raise self._refused(error) from error
 
     async def accept(self, draft: Draft, envelope: Envelope) -> None:
         try:
-            await self._undisturbed(draft, self._batch.submit((draft, envelope)))
-        except OSError as error:
+            await self._batch.submit((draft, envelope))
+        except (Full, Unavailable) as error:
             raise self._refused(error) from error
 
     async def discard(self, draft: Draft) -> None:
-        """Leave a draft that is being stored to the thread that stores it; never raises."""
-        if (under_way := self._under_way.get(draft.queue_id)) is not None:
-            # Its caller was cancelled, the thread was not, and has its descriptor.
-            await asyncio.wait([under_way])
-        if not self._intake.is_on_disk(draft):
-            self._intake.discard(draft)
-            return
-        loop = asyncio.get_running_loop()
-        await asyncio.shield(loop.run_in_executor(self._spills, self._intake.discard, draft))
+        if draft.is_on_disk:
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._spills, draft.discard))
+        else:
+            draft.discard()
 
     def close(self) -> None:
         self._commits.close()
         self._spills.shutdown()
+        self._intake.close()
 
-    async def _undisturbed(self, draft: Draft, call: "asyncio.Future[None]") -> None:
-        """Wait for a call about a draft, which goes on where the caller is cancelled."""
-        self._under_way[draft.queue_id] = call
-        call.add_done_callback(lambda ended: self._ended(draft.queue_id, ended))
-        await asyncio.shield(call)
-
-    def _ended(self, queue_id: QueueId, call: "asyncio.Future[None]") -> None:
-        del self._under_way[queue_id]
-        if not call.cancelled():
-            call.exception()  # told to the caller, if there still is one
-
-    def _commit(self, drafts: Sequence[tuple[Draft, Envelope]]) -> Sequence[OSError | None]:
+    def _commit(self, drafts: Sequence[tuple[Draft, Envelope]]) -> Sequence[Full | Unavailable | None]:
         results = self._intake.accept(drafts)
         if None in results:
             self._trigger.pull()
         return results
 
-    def _refused(self, error: OSError) -> NotAccepted:
-        if not isinstance(error, NoHeadroom):
-            # A full disk is told of by each refusal, and by what cannot be written about mail that is ours.
-            self._on_error(error)
-        return NotAccepted(NO_ROOM if is_lack_of_room(error) else NO_LUCK)
+    def _refused(self, error: Full | Unavailable) -> Refused:
+        if isinstance(error, Full):
+            # Each refusal tells of it, and so does what cannot be written about mail that is ours.
+            return Refused(NO_ROOM)
+        self._on_error(error)
+        return Refused(NO_LUCK)
+
+
+def spool_intake(policy: Policy, host: Host, events: Events) -> SpoolIntake:
+    return SpoolIntake(
+        open_intake(policy, host.disk, host.clock),
+        host.trigger(str(policy.spool), host.disk),
+        lambda error: events.spool_failed(error=f"accept: {error}"),
+        host.workers,
+    )

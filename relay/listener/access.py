@@ -6,10 +6,9 @@ knows); the tables hold an entry per open connection and none that is left behin
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import NamedTuple
 
 from relay.smtp import replies
 
@@ -23,10 +22,7 @@ class Client:
     @classmethod
     @functools.lru_cache(maxsize=1024)
     def of_peer(cls, host: str) -> "Client":
-        """Drop the zone (`%eth0`) of a socket's peer host.
-
-        Remembered for a while, since the same few clients connect again and again.
-        """
+        """Drop the zone (`%eth0`) of a socket's peer host."""
         ip = ip_address(host.partition("%")[0])
         mapped = ip.ipv4_mapped if isinstance(ip, IPv6Address) else None
         return cls(mapped or ip, str(mapped or ip))
@@ -47,13 +43,8 @@ class Client:
             return str(ip_network((self.ip, 64), strict=False))
         return self.address
 
-
-class ClientNetworks:
-    def __init__(self, networks: Iterable[IPv4Network | IPv6Network]) -> None:
-        self._networks = tuple(networks)
-
-    def has(self, client: Client) -> bool:
-        return any(client.ip in network for network in self._networks)
+    def is_in(self, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
+        return any(self.ip in network for network in networks)
 
 
 @dataclass(eq=False, slots=True)
@@ -63,8 +54,6 @@ class ClientPlace:
     client: Client
     may_relay: bool
     """In `clients`, or logged in since."""
-    give_way: Callable[[], None]
-    """Ends the connection at once.  `Admission` names who gives way, and calls nothing."""
     counted_as: str = field(init=False)
     """The address of a host in `clients`; the origin of any other, since one host numbers its whole /64."""
 
@@ -72,101 +61,53 @@ class ClientPlace:
         self.counted_as = self.client.address if self.may_relay else self.client.origin
 
 
-class AccessEntry(NamedTuple):
-    refusal: str | None = None
-    """A connection that is refused has no place."""
-    gives_way: ClientPlace | None = None
-    """The stranger that lost its place to the newcomer."""
-
-
 class Admission:
-    """Counts open connections, in all and per client, and says which is one too many.
+    """Counts open connections, and says which is one too many.
 
-    A stranger is a connection that may not relay, or not yet.  Guarantees: at most
-    `max_connections` places; no stranger keeps a place from a client that may relay; the
-    newest stranger gets one too, so that a user gets as far as its password.  The stranger
-    that gives way is of the origin with the most strangers, the one whose last step towards
-    a login is longest ago.  So a single host crowds out itself, and many hosts would have to
-    take all places anew in the time that a user needs for one step.
+    A stranger may not relay, or not yet.  Strangers have a fixed share of the places, and one origin a part
+    of that share: all other places are for clients that may relay, whatever strangers do.
     """
 
-    def __init__(self, max_connections: int, max_per_client: int, max_strangers: int) -> None:
+    def __init__(self, max_connections: int, max_per_client: int, *, can_log_in: bool) -> None:
         self._max_connections = max_connections
         self._max_per_client = max_per_client
-        self._max_strangers = max_strangers
-        self._open: dict[str, int] = {}
-        self._strangers: dict[ClientPlace, None] = {}  # longest without a step first
-        self._others: set[ClientPlace] = set()
+        # Where nobody logs in, a stranger can only be refused.
+        self._share = max(1, max_connections // (2 if can_log_in else 10))
+        self._most_of_origin = min(max_per_client, max(self._share // 4, min(self._share, 10)))
+        self._open: Counter[str] = Counter()
+        self._strangers: Counter[str] = Counter()
+        """Of those, the strangers."""
 
     @property
     def total(self) -> int:
-        return len(self._strangers) + len(self._others)
+        return self._open.total()
 
-    @property
-    def strangers(self) -> int:
-        return len(self._strangers)
-
-    @property
-    def clients(self) -> int:
-        return len(self._open)
-
-    def enter(self, place: ClientPlace, *, is_short: bool = False) -> AccessEntry:
-        """Count a connection in, or refuse it (then do not call `leave`).  `gives_way` is counted out here.
-
-        `is_short`: no descriptor is left for one more, so that a stranger must give its own.
-        """
-        if self._open.get(place.counted_as, 0) >= self._max_per_client:
-            return AccessEntry(replies.TOO_MANY_FROM_CLIENT)
-        is_crowded = not place.may_relay and self.strangers >= self._max_strangers
-        gives_way = None
-        if is_short or is_crowded or self.total >= self._max_connections:
-            gives_way = self._first_to_go(place)
-            if gives_way is None:
-                return AccessEntry(replies.TOO_MANY_CONNECTIONS)
-            self.leave(gives_way)
-        self._open[place.counted_as] = self._open.get(place.counted_as, 0) + 1
-        if place.may_relay:
-            self._others.add(place)
-        else:
-            self._strangers[place] = None
-        return AccessEntry(None, gives_way)
-
-    def step(self, place: ClientPlace) -> None:
-        if place in self._strangers:
-            del self._strangers[place]
-            self._strangers[place] = None
+    def enter(self, place: ClientPlace) -> str | None:
+        """Count a connection in, or return the reply that refuses it."""
+        key, is_stranger = place.counted_as, not place.may_relay
+        if self._open[key] >= self._max_per_client or (
+            is_stranger and self._strangers[key] >= self._most_of_origin
+        ):
+            return replies.TOO_MANY_FROM_CLIENT
+        if self.total >= self._max_connections or (is_stranger and self._strangers.total() >= self._share):
+            return replies.TOO_MANY_CONNECTIONS
+        self._open[key] += 1
+        if is_stranger:
+            self._strangers[key] += 1
+        return None
 
     def log_in(self, place: ClientPlace) -> None:
-        place.may_relay = True
-        if place in self._strangers:
-            del self._strangers[place]
-            self._others.add(place)
+        if not place.may_relay:
+            place.may_relay = True
+            _count_down(self._strangers, place.counted_as)
 
     def leave(self, place: ClientPlace) -> None:
-        """Ignored for a place that gave way."""
-        if place in self._strangers:
-            del self._strangers[place]
-        elif place in self._others:
-            self._others.remove(place)
-        else:
-            return
-        count = self._open.pop(place.counted_as) - 1
-        if count:
-            self._open[place.counted_as] = count
-
-    def _first_to_go(self, newcomer: ClientPlace) -> ClientPlace | None:
-        """Return None where there is no stranger.  Costs a look at each."""
-        held = Counter(place.counted_as for place in self._strangers)
-        if not newcomer.may_relay:
-            held[newcomer.counted_as] += 1
-        # `max` returns the first of equals: the one whose last step is longest ago.
-        return max(self._strangers, key=lambda place: held[place.counted_as], default=None)
+        _count_down(self._open, place.counted_as)
+        if not place.may_relay:
+            _count_down(self._strangers, place.counted_as)
 
 
-def most_strangers(max_connections: int, *, can_log_in: bool) -> int:
-    """Bound the places of strangers while nobody else needs them.
-
-    All, where users log in, since every user begins as a stranger.  Elsewhere a stranger
-    can only be refused, and a tenth is enough for that.
-    """
-    return max_connections if can_log_in else max(1, max_connections // 10)
+def _count_down(counts: Counter[str], key: str) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]  # what is left behind would fill the memory

@@ -1,50 +1,23 @@
-"""The content of one message, from 354 to the verdict on it.
+"""The content of one message, from 354 to the verdict on it.  Pure.
 
-`ContentDecoder` is pure.  Every flag is a property of the octets up to the end, so a client cannot
+Every flag is a property of the octets up to the end, so a client cannot
 choose an answer by its packets.  It takes a few searches at memory speed per chunk, no step per line.
-
-`Transfer` takes the content in.  Guarantees: memory is bounded by `_CHUNK_BYTES`,
-`SPILL_BYTES` and one read; content is read to its true end or the session ends, so that no octet
-of it is ever taken for a command; a draft that is not accepted is discarded, also when the client
-is lost or the session is cancelled half-way.
 """
 
-import enum
 import re
-from collections.abc import Callable
 
-from relay.listener.ports import DraftPort, IntakePort, NotAccepted
-from relay.listener.wire import ClientConnection, SessionEnd
-from relay.mail.envelope import Envelope
-from relay.mail.header import DECIDING_BYTES, HEAD_BYTES, message_id_of, opened
+from relay.mail.header import message_id_of, opened
 from relay.smtp import replies
 from relay.smtp.dot_stuffing import DotUnstuffing, has_only_crlf
-
-SPILL_BYTES = 256 * 1024
-_CHUNK_BYTES = 32 * 1024
 
 # A client that takes LF for a line's end stuffs the dots behind it (smtplib); a lone one is not stuffed.
 _ANY_NEWLINE = re.compile(rb"\r\n|\r|\n(?:\.(?=\.))?")
 _CUT_NEWLINE = re.compile(rb"(?<!\r)\n\.?\Z")
 """What the next octets may show to be stuffed."""
-# How much more than max_size may come over the wire before the end: dots double at most a
-# third of the octets, so no content that fits is ever cut off by this.
-_WIRE_SLACK_BYTES = 64 * 1024
-
-
-class Fault(enum.Enum):
-    """Most decisive first."""
-
-    TOO_BIG = enum.auto()
-    BARE_NEWLINE = enum.auto()
-    LOOP = enum.auto()
-
-
-_REFUSALS = {
-    Fault.TOO_BIG: replies.TOO_BIG,
-    Fault.BARE_NEWLINE: replies.BARE_NEWLINE,
-    Fault.LOOP: replies.LOOPING,
-}
+_HEADER_BYTES = 100 * 1024
+"""What is looked at of a header (Postfix: header_size_limit); a message that loops has its hops on top."""
+_RECEIVED = b"\r\nreceived:"
+_HEADER_END = b"\r\n\r\n"
 
 
 class ContentDecoder:
@@ -54,76 +27,50 @@ class ContentDecoder:
         self._max_size_bytes = max_size_bytes
         self._max_hops = max_hops
         self._normalise = normalise
-        self._wire_bytes = 0
         self._unstuffing = DotUnstuffing()
-        self._header = HeaderScan()
-        self._head = b""
         self._has_bare_newline = False
         self._held = b""
-        self._first: bytes | None = b""
-        """The first octets, until they are enough for `opened`; then None."""
+        self._head: bytearray | None = bytearray()
+        """The first octets, until they are enough for `_read_head`; then None."""
         self.size_bytes = 0
         """Octets of content as it is stored, so far; goes on counting after a fault."""
+        self.hops = 0
+        """Received: lines in the header (RFC 5321, 6.3), of which each server adds one on top."""
+        self.has_ascii_header = False
+        self.message_id: str | None = None
+        self.is_ended = False
+        self.rest = b""
+        """What came behind the end."""
 
     @property
-    def is_ended(self) -> bool:
-        return self._unstuffing.is_ended
-
-    @property
-    def rest(self) -> bytes:
-        return self._unstuffing.rest
-
-    @property
-    def has_ascii_header(self) -> bool:
-        return self._header.is_ascii
-
-    @property
-    def message_id(self) -> str | None:
-        return message_id_of(self._head)
-
-    @property
-    def fault(self) -> Fault | None:
-        """Return why this content cannot be accepted, as far as it is known."""
+    def refusal(self) -> str | None:
+        """Return why this content cannot be accepted, as far as it is known; the most decisive first."""
         if self.size_bytes > self._max_size_bytes:
-            return Fault.TOO_BIG
+            return replies.TOO_BIG
         if self._has_bare_newline and not self._normalise:
-            return Fault.BARE_NEWLINE
-        return Fault.LOOP if self._header.hops > self._max_hops else None
+            return replies.BARE_NEWLINE
+        return replies.LOOPING if self.hops > self._max_hops else None
 
     @property
     def is_hopeless(self) -> bool:
         """Whether so much came without an end that reading on is no use."""
-        return self._wire_bytes > 2 * self._max_size_bytes + _WIRE_SLACK_BYTES
+        return self.size_bytes > 2 * self._max_size_bytes
 
     def feed(self, received: bytes) -> bytes:
         """Add what arrived; return the content that is now certain, or nothing after a fault.
 
-        Once `is_ended`, feed no more: `rest` holds what was too much.
+        Once `is_ended`, feed no more.
         """
-        self._wire_bytes += len(received)
         block = self._unstuffing.feed(received)
-        if not block:
-            return b""
+        self.is_ended, self.rest = self._unstuffing.is_ended, self._unstuffing.rest
         if not has_only_crlf(block):
             self._has_bare_newline = True
         if self._has_bare_newline and self._normalise:
             block = self._normalised(block)
-        if self._first is not None:
-            block = self._opened(block)
+        if self._head is not None:
+            block = self._read_head(self._head, block)
         self.size_bytes += len(block)
-        if self.size_bytes > self._max_size_bytes:
-            return b""
-        self._header.feed(block)
-        self._head += block[: HEAD_BYTES - len(self._head)]
-        return b"" if self.fault else block
-
-    def _opened(self, block: bytes) -> bytes:
-        first = (self._first or b"") + block
-        if len(first) < DECIDING_BYTES and not self.is_ended:
-            self._first = first
-            return b""
-        self._first = None
-        return opened(first)
+        return b"" if self.refusal else block
 
     def _normalised(self, block: bytes) -> bytes:
         """Make every line end in CRLF.  The end was found before: no dot here can be taken for it."""
@@ -132,123 +79,18 @@ class ContentDecoder:
         self._held = cut[0] if cut else b""
         return _ANY_NEWLINE.sub(b"\r\n", block[: len(block) - len(self._held)])
 
-
-class HeaderScan:
-    """Reads the header, however it is cut: counts hops (RFC 5321, 6.3), and tells if all of it is ASCII."""
-
-    _LINE = b"\r\nreceived:"
-    _HEADER_END = b"\r\n\r\n"
-
-    def __init__(self) -> None:
-        self.hops = 0
-        self.is_ascii = True
-        self._carry = b"\r\n"
-        self._is_past_header = False
-
-    def feed(self, block: bytes) -> None:
-        if self._is_past_header:
-            return
-        text = self._carry + block
-        end = text.find(self._HEADER_END)
-        if end >= 0:
-            self._is_past_header = True
-            text = text[: end + 2]
-        self.hops += text.lower().count(self._LINE)
-        self.is_ascii = self.is_ascii and text.isascii()
-        # One octet less than the line, so that none is counted twice.
-        self._carry = text[1 - len(self._LINE) :]
-
-
-class Transfer:
-    """One message arriving.  First `receive`, then `accept` unless there was a refusal."""
-
-    def __init__(
-        self,
-        intake: IntakePort,
-        draft: DraftPort,
-        decoder: ContentDecoder,
-        on_fault: Callable[[BaseException], None],
-    ) -> None:
-        self._intake = intake
-        self._draft: DraftPort | None = draft
-        self._decoder = decoder
-        self._on_fault = on_fault
-        self._pending = bytearray()
-        self._not_stored: str | None = None
-
-    @property
-    def refusal(self) -> str | None:
-        # What is wrong with the message comes first: the client need not try it again.
-        fault = self._decoder.fault
-        return _REFUSALS[fault] if fault is not None else self._not_stored
-
-    async def receive(self, wire: ClientConnection, idle_s: float, transfer_s: float) -> str | None:
-        """Take the content in, to its end; return the refusal, or None if the draft is whole.
-
-        Raises SessionEnd if the end never came.
-        """
-        until = wire.loop.time() + transfer_s
-        try:
-            while True:
-                chunk = await wire.read_chunk(min(wire.loop.time() + idle_s, until))
-                content = self._decoder.feed(chunk)
-                is_ended = self._decoder.is_ended
-                if is_ended:
-                    wire.unread(self._decoder.rest)
-                await self._store(content)
-                if is_ended:
-                    return self.refusal
-                if self._decoder.is_hopeless:
-                    raise SessionEnd("refused", self.refusal or replies.TOO_BIG)
-        except BaseException:
-            await self._discard()
-            raise
-
-    async def accept(self, envelope: Envelope) -> str | None:
-        """Hand the draft to the intake; return the refusal, or None when it is durably ours.
-
-        Nothing here is cancelled when the client goes away: the message is then queued
-        though the 250 is lost, and the client may send it again (RFC 1047).
-        """
-        draft, self._draft = self._draft, None
-        if draft is None:
-            return self.refusal
-        try:
-            await self._intake.accept(draft, envelope)
-        except NotAccepted as refused:
-            return refused.reply
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not become a 5yz
-            self._on_fault(error)
-            return replies.INTERNAL_FAULT
-        return None
-
-    async def _store(self, content: bytes) -> None:
-        """Pass content on in pieces that are not small, and out of memory when it is much."""
-        if self.refusal is not None:
-            await self._discard()
-            return
-        if self._draft is None:
-            return
-        if self._pending or len(content) < _CHUNK_BYTES:
-            self._pending += content
-            if len(self._pending) < _CHUNK_BYTES and not self._decoder.is_ended:
-                return
-            content = bytes(self._pending)
-            self._pending.clear()
-        self._draft.append(content)
-        if self._draft.buffered_bytes < SPILL_BYTES:
-            return
-        try:
-            await self._intake.spill(self._draft)
-        except NotAccepted as refused:
-            self._not_stored, self._draft = refused.reply, None
-        except Exception as error:  # noqa: BLE001 - as in accept
-            self._on_fault(error)
-            self._not_stored = replies.INTERNAL_FAULT
-            await self._discard()
-
-    async def _discard(self) -> None:
-        self._pending.clear()
-        draft, self._draft = self._draft, None
-        if draft is not None:
-            await self._intake.discard(draft)
+    def _read_head(self, head: bytearray, block: bytes) -> bytes:
+        """Keep the first octets back until they hold the header, or _HEADER_BYTES, and look at them once."""
+        seen = max(0, len(head) - len(_HEADER_END))
+        head += block
+        end = head.find(_HEADER_END, seen)
+        if end < 0 and len(head) < _HEADER_BYTES and not self.is_ended:
+            return b""
+        self._head = None
+        first = opened(bytes(head[:_HEADER_BYTES]))
+        header, blank, _ = (b"\r\n" + first).partition(_HEADER_END)
+        self.hops = header.lower().count(_RECEIVED)
+        # What of a longer header was not seen may be anything.
+        self.has_ascii_header = header.isascii() and (blank != b"" or len(head) < _HEADER_BYTES)
+        self.message_id = message_id_of(first)
+        return first + head[_HEADER_BYTES:]

@@ -1,7 +1,7 @@
-"""The files that a listener goes by: who may log in, and the certificate that it shows.  Reads the disk.
+"""The files that a listener goes by: who may log in, and the certificate that it shows.
 
-Guarantees: what `read_listener_files` returns was read whole and fits together; otherwise it raises, and
-the caller goes on by what it has.  `to_order` and `from_order` hand it to another process of ours.
+What `read_listener_files` returns was read whole and fits together.  `to_order` and `from_order` hand it
+to another process of ours.
 """
 
 import ssl
@@ -25,11 +25,6 @@ class ListenerFiles:
     def fingerprint(self) -> str | None:
         """SHA-256 of the certificate that clients see, as `openssl x509 -fingerprint -sha256` prints it."""
         return None if self.pair is None else self.pair.fingerprint
-
-    @property
-    def ends_at_ns(self) -> int | None:
-        """Wall clock: when the certificate that clients see ends; None where nobody can tell."""
-        return None if self.pair is None else self.pair.ends_at_ns
 
     def tls(self) -> ssl.SSLContext | None:
         return None if self.pair is None else serving(self.pair)

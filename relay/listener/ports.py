@@ -1,42 +1,15 @@
-"""What the listener needs from other rooms: it knows no spool and no metrics.
-
-`daemon` plugs the real ones in; tests plug in their own.
-"""
+"""What the listener needs from other rooms: it knows no spool and no metrics."""
 
 from typing import Protocol
 
+from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
 
 
-class NotAccepted(Exception):  # noqa: N818 - it is an answer to the client, not a fault of ours
-    """The message was not taken; the client keeps it (RFC 5321, 6.1).
-
-    `reply` is the whole SMTP reply, such as `452 4.3.1 Insufficient system storage`.
-    """
-
-    def __init__(self, reply: str) -> None:
-        super().__init__(reply)
-        self.reply = reply
-
-
-class DraftPort(Protocol):
-    """Nothing is promised of a message that is still arriving."""
-
-    queue_id: QueueId
-    """The id if it is accepted; goes into `Received:`."""
-
-    def append(self, chunk: bytes) -> None:
-        """Hold it in memory only; never block, never fail."""
-        ...
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Count what waits for `IntakePort.spill`."""
-        ...
-
-
 class IntakePort(Protocol):
-    def draft(self) -> DraftPort:
+    """Raises Refused with a 4yz where a message is not taken; the client keeps it (RFC 5321, 6.1)."""
+
+    def draft(self) -> Draft:
         """Do no I/O."""
         ...
 
@@ -44,35 +17,30 @@ class IntakePort(Protocol):
         """Return the 452 reply if this declared size cannot be stored now.  Cheap; no I/O."""
         ...
 
-    async def spill(self, draft: DraftPort) -> None:
-        """Move what is buffered out of memory.  Raises NotAccepted; the draft is gone then."""
+    async def spill(self, draft: Draft) -> None:
+        """Move what is buffered out of memory.  Raises Refused; the draft is gone then."""
         ...
 
-    async def accept(self, draft: DraftPort, envelope: Envelope) -> None:
+    async def accept(self, draft: Draft, envelope: Envelope) -> None:
         """Store the message durably and take responsibility: on return, 250 may be sent.
 
-        Raises NotAccepted, and then nothing is queued.  If the caller is cancelled, the
-        message is queued whole or not at all; both are right (RFC 5321, 4.1.1.4; RFC 1047).
+        Raises Refused, and then nothing is queued.  If the caller is cancelled, the message is queued whole
+        or not at all; both are right (RFC 5321, 4.1.1.4; RFC 1047).
         """
         ...
 
-    async def discard(self, draft: DraftPort) -> None:
+    async def discard(self, draft: Draft) -> None:
         """Never raise."""
         ...
 
 
 class Observer(Protocol):
-    """Every call is cheap and never raises.
+    """Every call is cheap and never raises.  `listener` is the address as the policy writes it."""
 
-    `listener` is the address as the policy writes it, e.g. `127.0.0.1:2525`.
-    """
-
-    def connection_opened(self, listener: str, client: str) -> None:
-        """Tell of a connection that was let in."""
-        ...
+    def connection_opened(self, listener: str, client: str) -> None: ...
 
     def connection_closed(self, listener: str, client: str, reason: str) -> None:
-        """`reason` is quit, lost, timeout, errors, refused, crowded, shutdown or fault."""
+        """`reason` is quit, lost, timeout, errors, refused, shutdown or fault."""
         ...
 
     def refused(self, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:

@@ -1,12 +1,8 @@
 """How much of the queue one owner may have: a user, or a client that needs no login.  Pure.
 
-The sender counts; about once a second it tells who has more than half of what it may.  Whoever is not
-told of has at most half, so that what may still be taken is known without a list of everybody.
-Guarantees: between two tellings no owner gets more in than was left at the first of them, and a message
-for each of its connections.  Not counted: what the sender had not seen yet when it told.
+The sender counts; about once a second it tells who has as much as it may.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -33,38 +29,21 @@ class Quotas:
         self._listen = listen
         mosts = [rule.max_queued for rule in listen.users.values()] + [listen.max_queued_per_client]
         self._least = min((most for most in mosts if most is not None), default=None)
-        self._held: Held = {}
-        self._taken: Counter[Owner] = Counter()
-
-    @property
-    def is_any(self) -> bool:
-        return self._least is not None
-
-    def most(self, owner: Owner) -> int | None:
-        return self._listen.most_queued(owner.user or None)
+        self.is_any = self._least is not None
+        self._full: Held = {}
 
     def worth_telling(self, held: Iterable[tuple[tuple[str, str], int]]) -> Held:
-        """Return those who have more than half of what they may."""
-        if self._least is None:
-            return {}
+        """Return those who may have no more."""
         # Most have little, and are many: they cost a comparison.
-        floor = self._least // 2
-        found = [(Owner(*owner), count) for owner, count in held if count > floor]
-        return {
-            owner: count
-            for owner, count in found
-            if (most := self.most(owner)) is not None and count > most // 2
-        }
+        found = [(Owner(*owner), count) for owner, count in held if count >= (self._least or 0)]
+        return {owner: count for owner, count in found if (most := self._most(owner)) and count >= most}
 
-    def told(self, held: Held) -> None:
+    def _most(self, owner: Owner) -> int | None:
+        return self._listen.most_queued(owner.user or None)
+
+    def told(self, full: Held) -> None:
         """Go by what `worth_telling` returned."""
-        self._held = held
-        self._taken.clear()
+        self._full = full
 
     def is_full(self, owner: Owner) -> bool:
-        most = self.most(owner)
-        return most is not None and self._taken[owner] >= most - self._held.get(owner, most // 2)
-
-    def took(self, owner: Owner) -> None:
-        if self.most(owner) is not None:
-            self._taken[owner] += 1
+        return owner in self._full

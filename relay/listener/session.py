@@ -9,310 +9,245 @@ anything once the connection is closed.
 import asyncio
 
 from relay.listener.access import ClientPlace
-from relay.listener.content import Transfer
+from relay.listener.content import ContentDecoder
 from relay.listener.quotas import Owner
 from relay.listener.received import received_line
-from relay.listener.shared import Reception, Seconds
-from relay.listener.wire import BadLine, ClientConnection, SessionEnd
+from relay.listener.shared import Reception
+from relay.listener.wire import ClientConnection, SessionEnd
+from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope
 from relay.smtp import replies
+from relay.smtp.commands import Refused
 from relay.smtp.sasl import Credentials, PasswordCheck, Proof
 from relay.smtp.session_machine import SessionMachine, SessionStep, Then
 
 MAX_IDLE_COMMANDS = 100
 """Commands since the last message that was taken, from which on each counts as an error (Postfix:
-smtpd_junk_command_limit)."""
-MAX_STRANGERS_COMMANDS = 10
-"""The same, of a client that may not relay: EHLO, STARTTLS, EHLO and three times AUTH are six."""
-STRANGERS_PAUSE_S = 1.0
-"""What each command after them takes beside (Postfix: smtpd_error_sleep_time), so that strangers who are
-sent away and come again cost little."""
-
-# How many of them a message needs is limited elsewhere: max_recipients, and one DATA for each MAIL.
-_PHASES_OF_MAIL = frozenset({"rcpt", "data", "eod"})
+smtpd_junk_command_limit).  How many RCPT a message needs is limited elsewhere: max_recipients."""
+SPILL_BYTES = 256 * 1024
+_CHUNK_BYTES = 32 * 1024
+"""What a draft is given at once, so that octets that trickle in cost it no object each."""
+STRANGERS_S = 60.0
+"""From the greeting to a login: an idle stranger keeps its place of the few no longer."""
 
 
 class ClientSession(ClientConnection):
     """The `SessionOwner` of its machine."""
 
-    def __init__(self, reception: Reception, host: str, admitted: ClientPlace | None = None) -> None:
-        """`host` is the client's; `admitted` the place that a connection behind `Handshakes` has already."""
+    reason = "shutdown"
+    """Of its end, as of `SessionEnd`; of one that is cancelled, this."""
+
+    def __init__(self, reception: Reception, place: ClientPlace) -> None:
+        """Hold a place that was counted in, to the end."""
         super().__init__(asyncio.get_running_loop())
-        self._reception = reception
-        self._observer = reception.observer
-        self._admission = reception.admission
-        self._intake = reception.intake
-        self._guesses = reception.guesses
-        self._clock = reception.clock
-        self._host = host
-        self._admitted = admitted
-        self._place: ClientPlace
-        self._machine: SessionMachine
-        self._label = "unknown"
-        self._errors = 0
-        self._idle_commands = 0
-        self._began_at = 0.0
-        self._is_in_content = False
+        self._reception, self.place = reception, place
+        self._label = str(place.client)
+        self._errors = self._idle_commands = 0
         self._login: str | None = None
         """The hash of the password that the client knew."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        # Only a test's transport has no socket; then there is no descriptor to count.
-        connected = transport.get_extra_info("socket")
-        self._fd = -1 if connected is None else connected.fileno()
-        self._reception.register.add(self)
+        room, place = self._reception, self.place
+        self._machine = SessionMachine(
+            room.terms,
+            self,
+            is_trusted=place.may_relay,
+            is_private=place.client.is_loopback,
+            is_tls=self.is_tls,
+        )
+        self._began_at = self.loop.time()
+        room.sessions.add(self)
+        room.observer.connection_opened(room.name, self._label)
+        self.task = self.loop.create_task(self._handle_client())
+        # Not in the coroutine: cancelled before its first step, it would do nothing.
+        self.task.add_done_callback(self._leave)
+
+    def _leave(self, _ended: object) -> None:
+        room = self._reception
+        self.drop()
+        room.sessions.discard(self)
+        room.admission.leave(self.place)
+        room.observer.connection_closed(room.name, self._label, self.reason)
 
     # Asked by the machine.
 
     def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None:
         """Raise SessionEnd where its user is gone, or has another password by now."""
-        user = self._machine.user
+        user, room = self._machine.user, self._reception
         if user is not None:
-            if self._login != self._login_now():
+            if self._login != room.users.hash_of(user):
                 raise SessionEnd("refused", replies.LOGIN_CHANGED)
-            if not self._reception.listen.may_send(user, reverse_path):
+            if not room.listen.may_send(user, reverse_path):
                 return replies.NOT_YOUR_SENDER
-        if self._reception.quotas.is_full(Owner.of(user, self._label)):
+        if room.quotas.is_full(Owner.of(user, self._label)):
             return replies.TOO_MUCH_QUEUED
-        return self._intake.refusal(size_bytes)
+        return room.intake.refusal(size_bytes)
 
     def recipient_refusal(self, recipient: str) -> str | None:  # noqa: ARG002 - all are taken; the upstream decides
         return None
 
+    # The loop.
+
     async def _handle_client(self) -> None:
+        self.reply(self._reception.greeting)
         try:
-            await self._admit()
-        except Exception as error:  # noqa: BLE001 - the last line: a session must not take others with it
-            self._tell_fault(error)
-        finally:
-            if not self._is_lost:
-                self.transport.abort()
-            self._reception.register.remove(self)
-
-    async def _admit(self) -> None:
-        room = self._reception
-        if self._admitted is not None:
-            self._place = self._admitted
-        elif self.session.peer is not None:
-            self._place = room.place_for(self._host, lambda: self.send_away(replies.GIVES_WAY))
-        else:
-            return  # gone before we looked
-        client = self._place.client
-        self._label = str(client)
-        self._machine = SessionMachine(
-            room.terms,
-            self,
-            is_trusted=self._place.may_relay,
-            is_private=client.is_loopback,
-            is_tls=self.is_tls,
-        )
-        refusal = None if self._admitted else room.enter(self._place, self._fd)
-        if refusal is not None:
-            self._tell_refused(refusal)
-            await self.finish(refusal, linger=False)
-            return
-        self._admission.step(self._place)
-        self._observer.connection_opened(room.name, self._label)
-        reason = "fault"
-        try:
-            end = await self._serve()
-            reason = end.reason
-            if end.reply is not None and end.reply[0] in "45":
-                self._tell_refused(end.reply)
-            await self.finish(end.reply, linger=reason != "quit")
-        except asyncio.CancelledError:
-            reason = "crowded" if self._is_sent_away else "shutdown"
-            raise
-        finally:
-            self._admission.leave(self._place)
-            self._observer.connection_closed(room.name, self._label, reason)
-
-    def send_away(self, text: str) -> None:
-        self._tell_refused(text)
-        super().send_away(text)
-
-    async def _serve(self) -> SessionEnd:
-        try:
-            self.reply(self._reception.greeting)
-            self._began_at = self.loop.time()
             while True:
                 await self._obey_next()
         except SessionEnd as end:
-            return end
+            self.reason = end.reason
+            if end.reply is not None:
+                self._say(end.reply)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not become a 5yz, or end others
+            self.reason = "fault"
+            self._reception.observer.fault(self._reception.name, self._label, error)
+            self._say(replies.INTERNAL_FAULT)
+        await self.finish(linger=self.reason != "quit")
 
     async def _obey_next(self) -> None:
         """Raise SessionEnd."""
-        now, seconds = self.loop.time(), self._seconds
-        session_until = self._began_at + seconds.session
-        if now >= session_until:
-            raise SessionEnd("timeout", replies.IDLE_TOO_LONG)
-        deadline = min(now + seconds.command, session_until)
-        errors = self._errors
+        line = await self.read_line(self._command_deadline)
         try:
-            line = await self.read_line(deadline)
-            step = self._machine.take(line, is_stopping=self.is_stopping)
-            if step.then is Then.COMMAND:
-                self.say(step.reply)
-            else:
-                await self._carry_out(step)
-        except BadLine as bad:
-            self.say(bad.reply)
-        except SessionEnd:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not become a 5yz
-            self._tell_fault(error)
-            self.say(replies.INTERNAL_FAULT)
-            self._errors += 1
-            if self._is_in_content:
-                # Content would be read as commands if we went on.
-                raise SessionEnd("fault") from None
-            self._machine.go_on()
-        await self._count_idleness(errors)
-        if self._errors >= self._reception.max_errors:
+            step: SessionStep | None = self._machine.take(line, is_stopping=self.is_stopping)
+            while step is not None and step.then is not Then.COMMAND:
+                step = await self._carry_out(step)
+            if step is not None:
+                self._say(step.reply)
+        except Refused as refused:
+            self._say(refused.reply)
+        self._idle_commands += self._machine.phase not in {"rcpt", "eod"}
+        too_idle = max(0, self._idle_commands - MAX_IDLE_COMMANDS)
+        if self._errors + too_idle >= self._reception.listen.max_errors:
             raise SessionEnd("errors", replies.TOO_MANY_ERRORS)
-        await self.flush_much(deadline)
 
     @property
-    def _seconds(self) -> Seconds:
+    def _command_deadline(self) -> float:
         room = self._reception
-        return room.seconds if self._place.may_relay else room.strangers_seconds
+        session_s = room.session_s if self.place.may_relay else min(STRANGERS_S, room.session_s)
+        return min(self.loop.time() + room.command_s, self._began_at + session_s)
 
-    async def _count_idleness(self, errors_before: int) -> None:
-        """Count a command that brought no mail; of very many each is an error, if it was none by itself."""
-        may_relay = self._place.may_relay
-        if may_relay and self._machine.phase in _PHASES_OF_MAIL:
-            return
-        self._idle_commands += 1
-        if self._idle_commands <= (MAX_IDLE_COMMANDS if may_relay else MAX_STRANGERS_COMMANDS):
-            return
-        if self._errors == errors_before:
-            self._errors += 1
-        if not may_relay:
-            await self.flush(self.loop.time() + self._seconds.command)
-            await asyncio.sleep(STRANGERS_PAUSE_S)
-
-    def say(self, reply: str) -> None:
+    def _say(self, reply: str) -> None:
         """Tell the observer of a refusal; 5yz count against the client."""
         self.reply(reply)
         if reply[0] in "45":
-            self._tell_refused(reply)
+            room, machine = self._reception, self._machine
+            room.observer.refused(room.name, self._label, machine.phase, reply, machine.named_user)
             self._errors += reply[0] == "5"
 
-    async def _carry_out(self, step: SessionStep) -> None:
-        """Raise BadLine, SessionEnd."""
-        while step.then is not Then.COMMAND:
-            match step.then:
-                case Then.RESPONSE:
-                    self.say(step.reply)
-                    step = await self._respond()
-                case Then.VERIFY:
-                    step = await self._verify(step.proof)
-                case Then.CONTENT:
-                    step = SessionStep(await self._take_content(step.reply))
-                case Then.TLS:
-                    await self._secure(step.reply)
-                    return
-                case Then.END:
-                    raise SessionEnd(step.reason, step.reply)
-        self.say(step.reply)
-
-    async def _respond(self) -> SessionStep:
-        try:
-            line = await self.read_line(self.loop.time() + self._seconds.command)
-        except BadLine as bad:
-            self._machine.go_on()
-            return SessionStep(replies.AUTH_LINE_TOO_LONG if bad.is_too_long else bad.reply)
-        return self._machine.respond(line)
+    async def _carry_out(self, step: SessionStep) -> SessionStep | None:
+        """Return the next step; None where no reply follows.  Raises Refused, SessionEnd."""
+        match step.then:
+            case Then.RESPONSE:
+                self._say(step.reply)
+                return self._machine.respond(await self.read_line(self._command_deadline))
+            case Then.VERIFY:
+                return await self._verify(step.proof)
+            case Then.CONTENT:
+                return SessionStep(await self._take_content(step.reply))
+            case Then.TLS:
+                return await self._secure(step.reply)
+        raise SessionEnd(step.reason, step.reply)
 
     async def _verify(self, proof: Proof | None) -> SessionStep:
-        users, place = self._reception.users, self._place
-        if users is None or not isinstance(proof, Credentials):
-            raise AssertionError("a proof that was not asked for")
-        self._admission.step(place)
-        check = await self._guesses.judge(
-            place.client.origin, lambda: users.verify(proof.name, proof.password)
+        room, place = self._reception, self.place
+        if not isinstance(proof, Credentials):
+            raise TypeError("a proof that was not asked for")
+        check = await room.guesses.judge(
+            place.client.origin, lambda: room.users.verify(proof.name, proof.password)
         )
         step = self._machine.judged(check)
         if check is PasswordCheck.RIGHT:
-            self._admission.log_in(place)
+            room.admission.log_in(place)
             self._idle_commands = 0
-            self._login = self._login_now()
+            self._login = room.users.hash_of(proof.name)
         return step
 
-    def _login_now(self) -> str | None:
-        users, name = self._reception.users, self._machine.user
-        return None if users is None or name is None else users.hash_of(name)
-
-    async def _secure(self, reply: str) -> None:
+    async def _secure(self, reply: str) -> SessionStep | None:
         """Forget what the client said before TLS (RFC 3207, 4.2)."""
         context = self._reception.tls
         if context is None:
             raise AssertionError("TLS that is not offered")
         if self.has_unread:
             raise SessionEnd("refused", replies.TLS_PIPELINED)
-        self.say(reply)
+        self._say(reply)
         await self.start_tls(context)
-        self._admission.step(self._place)
         self._machine.secured()
+        return None
 
     async def _take_content(self, go_ahead: str) -> str:
-        """Return the reply to one message.
-
-        Raises SessionEnd.  After any other error from `go_ahead` on, the session cannot go on.
-        """
-        room, machine = self._reception, self._machine
-        transaction = machine.transaction
+        """Return the reply to one message.  Raises Refused, SessionEnd."""
+        room, machine, transaction = self._reception, self._machine, self._machine.transaction
         if transaction is None:
             raise AssertionError("content without a transaction")
-        draft = self._intake.draft()
-        helo, protocol, user = machine.helo or "", machine.protocol, machine.user
+        draft, protocol, helo = room.intake.draft(), machine.protocol, machine.helo or ""
         trace = received_line(
             helo=helo,
-            address=self._place.client.address,
+            address=self.place.client.address,
             hostname=room.hostname,
             protocol=protocol,
             queue_id=draft.queue_id,
-            wall_ns=self._clock.wall_ns(),
+            wall_ns=room.clock.wall_ns(),
         )
         draft.append(trace)
-        decoder = room.decoder_for(self._place.client)
-        transfer = Transfer(self._intake, draft, decoder, self._tell_fault)
-        self.say(go_ahead)
-        self._is_in_content = True
-        refusal = await transfer.receive(self, room.seconds.content, room.seconds.transfer)
-        self._is_in_content = False
-        machine.go_on()
-        machine.phase = "eod"
-        ended_at_ns = self._clock.boottime_ns()
+        decoder = room.decoder_for(self.place.client)
+        self._say(go_ahead)
+        try:
+            await self._receive(decoder, draft)
+        finally:
+            machine.go_on()
+            machine.phase = "eod"
+        ended_at_ns = room.clock.boottime_ns()
         envelope = Envelope(
             reverse_path=transaction.reverse_path,
             recipients=tuple(transaction.recipients),
-            arrival_at_ns=self._clock.wall_ns(),
+            arrival_at_ns=room.clock.wall_ns(),
             client=self._label,
             helo=helo,
             protocol=protocol,
-            user=user,
+            user=machine.user,
             smtputf8=transaction.smtputf8 and not (transaction.is_ascii and decoder.has_ascii_header),
             dsn=transaction.dsn,
         )
-        refusal = refusal or await transfer.accept(envelope)
-        if refusal is not None:
-            return refusal
-        room.quotas.took(Owner.of(user, self._label))
-        commit_ns = self._clock.boottime_ns() - ended_at_ns
-        size_bytes = len(trace) + decoder.size_bytes
-        queue_id, message_id = draft.queue_id, decoder.message_id
-        self._observer.accepted(
-            room.name, queue_id, envelope, message_id, size_bytes=size_bytes, commit_ns=commit_ns
+        await room.intake.accept(draft, envelope)
+        room.observer.accepted(
+            room.name,
+            draft.queue_id,
+            envelope,
+            decoder.message_id,
+            size_bytes=len(trace) + decoder.size_bytes,
+            commit_ns=room.clock.boottime_ns() - ended_at_ns,
         )
-        self._errors = 0
-        self._idle_commands = 0
+        self._errors = self._idle_commands = 0
         return replies.queued(draft.queue_id)
 
-    def _tell_refused(self, reply: str) -> None:
-        machine = self._machine
-        self._observer.refused(self._reception.name, self._label, machine.phase, reply, machine.named_user)
+    async def _receive(self, decoder: ContentDecoder, draft: Draft) -> None:
+        """Take the content in, to its end; on return the draft is whole.
 
-    def _tell_fault(self, error: BaseException) -> None:
-        self._observer.fault(self._reception.name, self._label, error)
+        Raises Refused at the end, SessionEnd if the end never came, and the draft is discarded then, also
+        when the session is cancelled.  Memory is bounded by `_CHUNK_BYTES`, `SPILL_BYTES` and one read.
+        """
+        room, pending, not_stored = self._reception, bytearray(), ""
+        until = self.loop.time() + room.transfer_s
+        try:
+            while not decoder.is_ended:
+                if decoder.is_hopeless:
+                    raise SessionEnd("refused", decoder.refusal or replies.TOO_BIG)
+                pending += decoder.feed(await self.read_chunk(min(self.loop.time() + room.content_s, until)))
+                if decoder.refusal or not_stored:
+                    pending.clear()
+                elif len(pending) >= _CHUNK_BYTES or decoder.is_ended:
+                    draft.append(bytes(pending))
+                    pending.clear()
+                    if draft.buffered_bytes >= SPILL_BYTES:
+                        try:
+                            await room.intake.spill(draft)
+                        except Refused as refused:
+                            not_stored = refused.reply
+            self.unread(decoder.rest)
+            # What is wrong with the message comes first: the client need not try it again.
+            if refusal := decoder.refusal or not_stored:
+                raise Refused(refusal)
+        except BaseException:
+            if not not_stored:  # else it is gone
+                await room.intake.discard(draft)
+            raise

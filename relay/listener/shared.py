@@ -4,49 +4,20 @@ Reads the certificate and the users file when it is made, unless it is given the
 them stops the start and not a session.  `use` takes others later.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
-from relay.clock import Clock
-from relay.listener.access import Admission, Client, ClientNetworks, ClientPlace, most_strangers
+from relay.clock import SECOND_NS, Clock, SystemClock
+from relay.listener.access import Admission, Client, ClientPlace
 from relay.listener.content import ContentDecoder
 from relay.listener.listener_files import ListenerFiles, read_listener_files
 from relay.listener.ports import IntakePort, Observer
 from relay.listener.quotas import Quotas
 from relay.listener.received import as_name
 from relay.listener.users import Guesses, Users
-from relay.listener.wire import Register
-from relay.policy.model import Listen, TimeoutSettings, Tls
-from relay.smtp import replies
+from relay.listener.wire import ClientConnection
+from relay.policy.model import Listen, Tls
 from relay.smtp.session_machine import ServerTerms
 
 MECHANISMS = ("PLAIN", "LOGIN")
 """CRAM-MD5 would need the passwords themselves, not their hashes."""
-_SECOND_NS = 1e9
-_STRANGERS_COMMAND_S = 60.0
-_STRANGERS_SESSION_S = 120.0
-"""RFC 5321, 4.5.3.2 asks for five minutes a command, for the sake of mail; to log in takes seconds."""
-
-
-class Seconds(NamedTuple):
-    command: float
-    content: float
-    transfer: float
-    session: float
-
-    @classmethod
-    def of(cls, timeouts: TimeoutSettings) -> "Seconds":
-        return cls(
-            timeouts.command_ns / _SECOND_NS,
-            timeouts.content_ns / _SECOND_NS,
-            timeouts.transfer_ns / _SECOND_NS,
-            timeouts.session_ns / _SECOND_NS,
-        )
-
-    def of_strangers(self) -> "Seconds":
-        return self._replace(
-            command=min(self.command, _STRANGERS_COMMAND_S), session=min(self.session, _STRANGERS_SESSION_S)
-        )
 
 
 class Reception:
@@ -58,72 +29,46 @@ class Reception:
         hostname: str,
         intake: IntakePort,
         observer: Observer,
-        clock: Clock,
+        clock: Clock | None = None,
         *,
-        ceiling: int | None = None,
         files: ListenerFiles | None = None,
     ) -> None:
-        self._ceiling = ceiling
-        self.listen = listen
-        self.name = str(listen.address)
+        """`files` None: read them."""
+        self.listen, self.name = listen, str(listen.address)
         self.hostname = as_name(hostname)
-        self.intake = intake
-        self.observer = observer
-        self.clock = clock
-        self.seconds = Seconds.of(listen.timeouts)
-        self.strangers_seconds = self.seconds.of_strangers()
-        self._relaying = ClientNetworks(listen.clients)
-        self.register = Register(min(self.seconds))
+        self.greeting = f"220 {self.hostname} ESMTP relay"
+        self.intake, self.observer, self.clock = intake, observer, clock or SystemClock()
+        times = listen.timeouts
+        self.command_s, self.session_s = times.command_ns / SECOND_NS, times.session_ns / SECOND_NS
+        self.content_s, self.transfer_s = times.content_ns / SECOND_NS, times.transfer_ns / SECOND_NS
         files = files or read_listener_files(listen)
-        self.users = Users(files.hashes) if files.hashes else None
-        self.guesses = Guesses(clock)
-        strangers = most_strangers(listen.max_connections, can_log_in=self.users is not None)
-        self.admission = Admission(listen.max_connections, listen.max_connections_per_client, strangers)
+        self.users = Users(files.hashes)
+        self.guesses = Guesses(self.clock)
+        can_log_in = bool(files.hashes)
+        self.admission = Admission(
+            listen.max_connections, listen.max_connections_per_client, can_log_in=can_log_in
+        )
         self.tls = files.tls()
-        self.max_errors = listen.max_errors
-        self._normalised = ClientNetworks(listen.normalise_from)
+        self.is_implicit_tls = listen.tls is Tls.IMPLICIT
         self.terms = ServerTerms(
             self.hostname,
             listen.max_size,
             listen.max_recipients,
-            mechanisms=MECHANISMS if self.users is not None else (),
+            mechanisms=MECHANISMS if can_log_in else (),
             has_starttls=self.tls is not None and not self.is_implicit_tls,
         )
         self.quotas = Quotas(listen)
-        self.is_closing = False
-        self.greeting = f"220 {self.hostname} ESMTP relay"
+        self.sessions: set[ClientConnection] = set()
 
     def use(self, files: ListenerFiles) -> None:
-        """Go by other contents of the same files; handshakes and logins from now on know no others."""
+        """Go by other users and another certificate; who is logged in as another user than now has to go."""
         self.tls = files.tls()
-        if self.users is not None:
-            self.users.use(files.hashes)
+        self.users.use(files.hashes)
 
-    @property
-    def is_implicit_tls(self) -> bool:
-        return self.listen.tls is Tls.IMPLICIT
-
-    def place_for(self, host: str, give_way: Callable[[], None]) -> ClientPlace:
-        client = Client.of_peer(host)
-        return ClientPlace(client, self._relaying.has(client), give_way)
-
-    def tell_bad_header(self, host: str, why: str) -> None:
-        """Tell of a connection that a load balancer began without its header."""
-        client = str(Client.of_peer(host))
-        self.observer.refused(self.name, client, "connect", f"{replies.NO_PROXY_HEADER}: {why}", None)
+    def place_for(self, client: Client) -> ClientPlace:
+        return ClientPlace(client, client.is_in(self.listen.clients))
 
     def decoder_for(self, client: Client) -> ContentDecoder:
         listen = self.listen
-        normalise = listen.bare_newlines == "normalise" or self._normalised.has(client)
+        normalise = listen.bare_newlines == "normalise" or client.is_in(listen.normalise_from)
         return ContentDecoder(listen.max_size, listen.max_hops, normalise=normalise)
-
-    def enter(self, place: ClientPlace, fd: int) -> str | None:
-        """Return the reply that refuses the connection with this socket, or None."""
-        if self.is_closing:
-            return replies.CLOSING
-        # The kernel gives the lowest number that is free, so all below it are taken.
-        is_short = self._ceiling is not None and fd >= self._ceiling
-        refusal, gives_way = self.admission.enter(place, is_short=is_short)
-        if gives_way is not None:
-            gives_way.give_way()
-        return refusal

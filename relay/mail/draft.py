@@ -17,3 +17,13 @@ class Draft(Protocol):
     @property
     def buffered_bytes(self) -> int:
         """Return how much content is in memory, waiting to be spilled."""
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether something of it is written; else to discard it is no I/O."""
+
+    def spill(self) -> None:
+        """Write what is buffered.  Raises SpoolError of the engine, and the draft is discarded then."""
+
+    def discard(self) -> None:
+        """Forget it, and remove what it wrote; never raises."""

@@ -23,8 +23,6 @@ _CHARSETS = frozenset({*aliases, *aliases.values(), "koi8_u"})
 MAILBOX_LINE = b"X-Mailbox-Line"
 _FROM_LINES = (b"From ", b">From ")
 """How the line begins that an mbox has in front of a message."""
-DECIDING_BYTES = max(map(len, _FROM_LINES))
-"""So many first octets of content tell what `opened` makes of it."""
 
 
 class Names(NamedTuple):

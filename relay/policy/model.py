@@ -133,7 +133,7 @@ class Listen(Section):
     clients: Annotated[tuple[Network, ...], AnyOrder] = ()
     """Networks that may relay without AUTH."""
     proxies: Annotated[tuple[Network, ...], AnyOrder] = ()
-    """Networks of load balancers, whose connections begin with a PROXY header (version 2)."""
+    """Networks of load balancers, whose connections begin with a PROXY header."""
     users_file: Annotated[UsersFile | None, Field(validate_default=True)] = None
     """Lines `name:$argon2id$…` as `relay hash-password` prints them; AUTH needs it."""
     users: dict[Text, ListenUser] = Field(default_factory=dict)
@@ -144,12 +144,12 @@ class Listen(Section):
     """PEM private key; default: in the file of the certificate."""
     tls: Annotated[Literal[Tls.STARTTLS, Tls.IMPLICIT], choice([Tls.STARTTLS, Tls.IMPLICIT])] = Tls.STARTTLS
     processes: Annotated[int | Literal["auto"], whole_number_or("auto", 0, 64)] = "auto"
-    """Listener processes of their own; 0: inside the sender's.  `daemon.processes` says what auto is."""
+    """Listener processes of their own; 0: inside the sender's.  `daemon.capacity` says what auto is."""
     max_size: Size = 50 * 1024 * 1024
     """Octets of content, as SIZE advertises it."""
     max_recipients: PositiveInt = 1000
     max_connections: PositiveInt = 200
-    """At once, per listener process; more get 421.  Who may not relay gives way (`listener.access`)."""
+    """At once, per listener process; more get 421.  Who may not relay has a share (`listener.access`)."""
     max_connections_per_client: PositiveInt = 50
     max_queued_per_client: PositiveInt | None = None
     """Messages in the queue that one address handed over without a login; at more MAIL gets 452."""

@@ -8,7 +8,7 @@ A million of them are in memory, so one that only waits is small: what many have
 """
 
 import enum
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from operator import attrgetter
@@ -164,11 +164,30 @@ class Past(NamedTuple):
 NO_PAST = Past()
 
 
+RECIPIENTS_SHOWN = 3
+MOST_RUNS = 64
+
+
 class RecipientsLeft(NamedTuple):
     """What is kept in memory of the recipients left."""
 
     domains: tuple[tuple[str, int], ...] = ()
     shown: tuple[str, ...] = ()
+
+
+def runs(addresses: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Return the domains of addresses as `@` and the domain, and how many of each there are in a row.
+
+    At most MOST_RUNS: what follows counts to the last, since this is for an estimate.
+    """
+    counted: list[tuple[str, int]] = []
+    for address in addresses:
+        domain = "@" + address.rpartition("@")[2].lower()
+        if counted and (counted[-1][0] == domain or len(counted) == MOST_RUNS):
+            counted[-1] = (counted[-1][0], counted[-1][1] + 1)
+        else:
+            counted.append((domain, 1))
+    return tuple(counted)
 
 
 class ListedWords(NamedTuple):

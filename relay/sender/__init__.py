@@ -2,6 +2,7 @@
 
 dispatcher        look what may go; departures: take messages, reserve their slots durably
 delivery          send on a ready connection; consequences: what came of it, judged and settled
+attempt           some recipients of a message, on a connection
 settling          what an attempt came to: written down, told, moved on in the queue
 host              clock, disk, threads and trigger, as ports
 sender            the holder of the spool's lock, the queue, a dispatcher for each upstream

@@ -23,15 +23,16 @@ from relay.mail.text import clean
 from relay.policy.lane import Lanes
 from relay.policy.model import Upstream
 from relay.queue.queued import Queued, WaitReason
+from relay.sender.attempt import Attempt
 from relay.sender.known_offers import KnownOffers, server_of
 from relay.sender.lowered_limits import LoweredLimits
-from relay.sender.settling import AccountBacklog, Attempt
+from relay.sender.settling import AccountBacklog
 from relay.sender.state_file import KeptState
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.upstream_health import Pausing
 from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase
-from relay.spool.interface import Absent, Corrupt, Message, Unreadable
+from relay.spool.interface import Absent, Corrupt, Message, Unavailable
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit import Limit
 from relay.throttle.throttle import Reservation
@@ -44,10 +45,8 @@ from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, of_full_sess
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Judge, Rule, Scope, Verdict
 
-READ_RETRY_NS = SECOND_NS
-"""How long a message waits that could not be read for lack of descriptors or memory."""
 UNREADABLE_RETRY_NS = 60 * SECOND_NS
-"""How long a message waits that the disk does not give."""
+"""How long a message waits that the spool does not give."""
 SUSPENDED_NS = SECOND_NS
 """Of a deadline a host that is awake hears sooner than so long after it."""
 UNSETTLED = 2
@@ -163,7 +162,7 @@ class Consequences:
         self._metrics = telemetry.metrics
 
     async def settle(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Settle durably what an attempt came to.  Raises SpoolFault."""
+        """Settle durably what an attempt came to."""
         decision = decide(outcome, self._standing(attempt), self._settling.terms, self._shield)
         began_ns = 0
         if attempt.reservation is not None:
@@ -315,7 +314,7 @@ class Delivery:
         await self.settled()
 
     async def load(self, taken: Sequence[Queued]) -> list[Loaded]:
-        """Read messages from the spool; what cannot be read is not sent.  Raises SpoolFault."""
+        """Read messages from the spool; what cannot be read is not sent."""
         loaded: list[Loaded] = []
         messages = await self._settling.load([queued.queue_id for queued in taken])
         for queued, message in zip(taken, messages, strict=True):
@@ -338,12 +337,12 @@ class Delivery:
         front = message.content
         try:
             if front is None:
-                async with contextlib.aclosing(self._spool_thread.content(message)) as chunks:
+                async with contextlib.aclosing(self._spool_thread.content(queued.queue_id)) as chunks:
                     front = await anext(chunks, b"")
         except (Corrupt, Absent):
             self._settling.forget(queued.queue_id)
             return None
-        except OSError as error:
+        except Unavailable as error:
             self._postpone_unread(queued, error)
             return None
         return Loaded(
@@ -389,7 +388,7 @@ class Delivery:
             # It was set aside, and has been told of; nothing of it was relayed.
             self._settling.forget(queued.queue_id)
             return None
-        except OSError as error:
+        except Unavailable as error:
             self._postpone_unread(queued, error)
             return None
         finally:
@@ -461,7 +460,7 @@ class Delivery:
         return self._parts(attempt, reservation)
 
     async def _parts(self, attempt: Attempt, reservation: Reservation) -> AsyncIterator[bytes]:
-        async with contextlib.aclosing(self._spool_thread.content(attempt.message)) as chunks:
+        async with contextlib.aclosing(self._spool_thread.content(attempt.queued.queue_id)) as chunks:
             rewritten = attempt.rewritten
             skip_bytes = 0 if rewritten is None else rewritten.replaced_bytes
             if rewritten is not None:
@@ -477,12 +476,12 @@ class Delivery:
         check_in_time(reservation, self._clock)
         attempt.is_content_out = True
 
-    def _postpone_unread(self, queued: Queued, error: Exception) -> None:
-        """Try an unreadable message again soon: as far as is known, it is as good as before."""
-        retry_ns = UNREADABLE_RETRY_NS if isinstance(error, Unreadable) else READ_RETRY_NS
+    def _postpone_unread(self, queued: Queued, error: Unavailable) -> None:
+        """Try an unreadable message again later: as far as is known, it is as good as before."""
+        self._spool_thread.tell(error)
         self._scheduler.postpone(
             queued.key,
-            self._clock.boottime_ns() + retry_ns,
+            self._clock.boottime_ns() + UNREADABLE_RETRY_NS,
             queued.recipients_left,
             WaitReason(f"cannot be read now: {clean(str(error))}"),
         )

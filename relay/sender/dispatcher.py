@@ -17,15 +17,15 @@ from typing import cast
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Shape
 from relay.queue.queued import Queued, WaitReason
+from relay.sender.attempt import Attempt
 from relay.sender.connections import ReadyConnections
 from relay.sender.delivery import Delivery, KnownUpstream
-from relay.sender.settling import AccountBacklog, Attempt
+from relay.sender.settling import AccountBacklog
 from relay.sender.spool_thread import seconds
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.upstream_health import Pausing
 from relay.smtp.reply import Phase
-from relay.spool.disk.os_errors import is_lack_of_means, is_lack_of_room
-from relay.spool.interface import SpoolFault
+from relay.spool.disk.os_errors import is_lack_of_means
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import Place, Request, TooLarge, Wait, request_for
 from relay.throttle.history_format import HistoryError
@@ -217,16 +217,14 @@ class Dispatcher:
         ready: ReadyConnections,
         telemetry: Telemetry,
         wake: asyncio.Event,
-        on_fault: Callable[[BaseException], None],
     ) -> None:
-        """`wake` is set when there may be something to do; `on_fault` is told of what must end the sender."""
+        """`wake` is set when there may be something to do."""
         self._pausing, self._throttle = pausing, throttle
         self._departures = departures
-        self._scheduler, self._make_room = backlog.scheduler, backlog.spool_thread.make_room
+        self._scheduler = backlog.scheduler
         self._ready = ready
         self._events, self._metrics, self._clock = telemetry
         self._wake = wake
-        self._on_fault = on_fault
         self._has_ended = asyncio.Event()
         self._has_history = False
 
@@ -241,8 +239,6 @@ class Dispatcher:
                 except HistoryError as error:
                     looks_again_at_ns = await self._fail_history(error)
                 await self._sleep_until(looks_again_at_ns)
-        except SpoolFault as fault:
-            self._fail(fault)
         finally:
             self._has_ended.set()
 
@@ -309,17 +305,9 @@ class Dispatcher:
             self._scheduler.let_leave(place, room, opens_at_ns)
         return not self._scheduler.has_places_due(now_ns)
 
-    def _fail(self, error: BaseException) -> None:
-        """Start nothing more: what is sent from now on could not be settled, and would be sent again."""
-        self.halt()
-        self._on_fault(error)
-
     async def _fail_history(self, error: HistoryError) -> int:
         """Send nothing until the history can be trusted again; return when to look."""
         self._has_history = False
-        if is_lack_of_room(error.__cause__) and await self._make_room():
-            # On a full disk the queue gives room only by going on.
-            return self._clock.boottime_ns()
         if is_lack_of_means(error.__cause__):
             # It says nothing about the history; it is read anew, and until then nothing is sent.
             self._events.shortage(where=f"upstream {self._departures.name}", error=str(error))

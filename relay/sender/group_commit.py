@@ -1,11 +1,8 @@
 """Calls that wait for the disk, in a thread of their own; and group commit, many values in one call.
 
-`CallThread` makes one call after the other.  `Batch` has what arrives while the disk is busy go in one
-call when it is free again.
-
-Guarantees: every submitted value gets its own result or exception; calls of one thread
-never overlap.  Under load one sync serves many messages; alone, a message does not wait.
-A caller that is cancelled does not take its value back: the call runs on.
+Guarantees: every submitted value gets its own result or exception; calls of one thread never overlap.  Under
+load one sync serves many messages; alone, a message does not wait.  A caller that is cancelled does not take
+its value back: the call runs on.
 """
 
 import asyncio
@@ -103,45 +100,41 @@ class Batch(Generic[Value, Result]):
         self._thread = thread
         self._gathers_s = gathers_s
         self._waiting: list[tuple[Value, asyncio.Future[Result]]] = []
-        self._is_running = False
-        self._calls: set[asyncio.Future[Sequence[Result | BaseException]]] = set()
+        self._running: asyncio.Task[None] | None = None
 
     def submit(self, value: Value) -> "asyncio.Future[Result]":
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Result] = loop.create_future()
         self._waiting.append((value, done))
-        if not self._is_running:
-            self._is_running = True
-            # Not at once: what else arrives in this turn of the loop goes along.
-            loop.call_soon(self._start)
+        if self._running is None:
+            # It begins in the next turn of the loop: what else arrives in this one goes along.
+            self._running = loop.create_task(self._run())
         return done
 
-    def _start(self) -> None:
-        batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
-        if not batch:
-            self._is_running = False
-            return
-        values = [value for value, _ in batch]
-        call = self._thread.call(lambda: self._commit(values))
-        self._calls.add(call)
-        call.add_done_callback(lambda ended: self._end(batch, ended))
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
+                _tell(batch, await self._results([value for value, _ in batch]))
+                if self._gathers_s and len(batch) > 1:
+                    await asyncio.sleep(self._gathers_s)
+        finally:
+            self._running = None
 
-    def _end(
-        self,
-        batch: list[tuple[Value, "asyncio.Future[Result]"]],
-        call: "asyncio.Future[Sequence[Result | BaseException]]",
-    ) -> None:
-        self._calls.discard(call)
-        error = asyncio.CancelledError() if call.cancelled() else call.exception()
-        results = [error] * len(batch) if error is not None else call.result()
-        for (_, done), result in zip(batch, results, strict=True):
-            if done.done():
-                continue  # its caller is gone; what was stored stays stored
-            if isinstance(result, BaseException):
-                done.set_exception(result)
-            else:
-                done.set_result(result)
-        if self._gathers_s and len(batch) > 1:
-            asyncio.get_running_loop().call_later(self._gathers_s, self._start)
+    async def _results(self, values: Sequence[Value]) -> Sequence[Result | BaseException]:
+        try:
+            return await self._thread.call(lambda: self._commit(values))
+        except BaseException as error:  # noqa: BLE001 - it is the callers'
+            return [error] * len(values)
+
+
+def _tell(
+    batch: Sequence[tuple[Value, "asyncio.Future[Result]"]], results: Sequence[Result | BaseException]
+) -> None:
+    for (_, done), result in zip(batch, results, strict=True):
+        if done.done():
+            continue  # its caller is gone; what was stored stays stored
+        if isinstance(result, BaseException):
+            done.set_exception(result)
         else:
-            self._start()
+            done.set_result(result)

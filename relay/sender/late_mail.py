@@ -1,22 +1,15 @@
 """Senders of messages that wait for long are warned, once each.
 
-A refusal warns by itself (`settling`); this looks now and then at what was not attempted
-since: no room in a window, a pause, a back-off.
+A refusal warns by itself (`settling`); this looks now and then at what was not attempted since: no room in a
+window, a pause, a back-off.  A warning is for what the sender can do something about.  So it tells of a
+message that is late, counted from acceptance with pauses, *and* will be for long enough to matter, by our
+estimate: its ETA; while its upstream is paused at least as long again as that has rested so far, pause after
+pause; in a back-off its next attempt, which will tell more.  Where there is no estimate (its upstream is
+stopped, or refuses its sender) it may take any time.  A held message is its operator's matter.
 
-A warning is for what the sender can do something about: call, or send it another way.  So
-it tells of a message that is late already *and* will be for long enough to matter, by our
-estimate.  Late is counted from acceptance, pauses included.  The estimate, for a message that
-- waits for room or for its turn: its ETA;
-- waits while its upstream is paused: its ETA, but at least as long again as the upstream
-  has rested so far, pause after pause, since the next pause may be as useless;
-- sits out a back-off: its next attempt, which will tell more.
-Where there is no estimate (its upstream is stopped, or refuses its sender) it may take any time.
-A held message is its operator's matter.
-
-Guarantees: a message is warned of at most once, over restarts too, and none from `<>` or without
-a recipient left of whose delay its sender wants to be told (NOTIFY, RFC 3461); a look
-is one pass over the queue in memory where no message is late, and takes at most a hundredth of
-the time where many are, in another thread.  A message in a transaction is left alone.
+Guarantees: a message is warned of at most once, over restarts too, and none from `<>` or without a recipient
+left of whose delay its sender wants to be told (NOTIFY, RFC 3461); a look is one pass over the queue where
+no message is late, and takes at most a hundredth of the time where many are, in another thread.
 Does not: promise that no sender is told of a message that goes a moment later.
 """
 
@@ -61,18 +54,14 @@ def is_to_be_told(*, late_ns: int, left_ns: int | None, warn_after_ns: int | Non
 
 
 class Estimate(Protocol):
+    """By the wall clock; None where nobody can tell."""
+
     @property
     def queue_id(self) -> QueueId: ...
-
     @property
-    def next_attempt_at_ns(self) -> int | None:
-        """Wall clock: the earliest instant that its back-off allows."""
-        ...
-
+    def next_attempt_at_ns(self) -> int | None: ...
     @property
-    def eta_at_ns(self) -> int | None:
-        """Wall clock; None where nobody can tell."""
-        ...
+    def eta_at_ns(self) -> int | None: ...
 
 
 class LateMail:
@@ -85,11 +74,8 @@ class LateMail:
         foresee: Callable[[], Callable[[], Iterable[Estimate]]],
         pausing: Callable[[str], Pausing | None],
     ) -> None:
-        self._queue = queue
-        self._settling = settling
-        self._clock = clock
-        self._foresee = foresee
-        self._pausing = pausing
+        self._queue, self._settling, self._clock = queue, settling, clock
+        self._foresee, self._pausing = foresee, pausing
 
     async def run(self) -> None:
         while True:
@@ -101,7 +87,7 @@ class LateMail:
             await asyncio.sleep(seconds(max(SHORTEST_LOOK_NS, period_ns, SHARE * took_ns)))
 
     async def look(self) -> int:
-        """Warn of late messages that stay late; return how many were warned.  Raises SpoolFault."""
+        """Warn of late messages that stay late; return how many were warned."""
         warn_after_ns = self._settling.terms.warn_after_ns
         now_ns = self._clock.boottime_ns()
         if warn_after_ns is None or not await self._has_late(now_ns, warn_after_ns):
@@ -113,8 +99,7 @@ class LateMail:
             queued = self._queue.get(listed.queue_id)
             if queued is None or not self._is_late(queued, now_ns, warn_after_ns):
                 continue
-            left_ns = self._left_ns(queued, listed)
-            late_ns = now_ns - queued.arrived_at_ns
+            left_ns, late_ns = self._left_ns(queued, listed), now_ns - queued.arrived_at_ns
             if not is_to_be_told(late_ns=late_ns, left_ns=left_ns, warn_after_ns=warn_after_ns):
                 continue
             if warned == MOST_AT_ONCE or not await self._settling.may_warn():
@@ -124,13 +109,12 @@ class LateMail:
 
     async def _has_late(self, now_ns: int, warn_after_ns: int) -> bool:
         """Look in slices between turns of the loop."""
-        keys = self._queue.keys()
-        for start in range(0, len(keys), SLICE):
-            for key in keys[start : start + SLICE]:
-                queued = self._queue.get(queue_id_of(key))
-                if queued is not None and self._is_late(queued, now_ns, warn_after_ns):
-                    return True
-            await asyncio.sleep(0)
+        for number, key in enumerate(self._queue.keys()):
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
+            queued = self._queue.get(queue_id_of(key))
+            if queued is not None and self._is_late(queued, now_ns, warn_after_ns):
+                return True
         return False
 
     @staticmethod
@@ -144,10 +128,8 @@ class LateMail:
 
     def _left_ns(self, queued: Queued, listed: Estimate) -> int | None:
         """Return the estimated wait from now; None where unknown."""
-        if queued.is_sitting_out:
-            return None
         goes_at_ns = listed.next_attempt_at_ns if queued.state is State.DEFERRED else listed.eta_at_ns
-        if goes_at_ns is None:
+        if queued.is_sitting_out or goes_at_ns is None:
             return None
         pausing = self._pausing(queued.upstream)
         rested_ns = 0 if pausing is None else pausing.rested_ns(self._clock.boottime_ns())
@@ -158,7 +140,7 @@ class LateMail:
         is_still_late = queued.state in (State.WAITING, State.DEFERRED) and not queued.is_warned
         if not (isinstance(message, Message) and is_still_late):
             return False
-        wall_ns = self._clock.wall_ns()
+        now_ns, wall_ns = self._clock.boottime_ns(), self._clock.wall_ns()
         status, why = self._why(queued)
         if left_ns is not None and not self._is_paused(queued):
             why += f"; the next attempt is expected at {utc(wall_ns + left_ns)}"
@@ -168,7 +150,6 @@ class LateMail:
             # Others of its recipients, that are done by now, were to be told of: nothing to look at again.
             self._queue.warned(queued.queue_id)
             return False
-        now_ns = self._clock.boottime_ns()
         pausing = self._pausing(queued.upstream)
         rests = (*self._queue.line_of(queued).sender_pauses.rests_of(queued.sender), *queued.past.rested)
         paused_ns = 0 if pausing is None else pausing.paused_ns(queued.arrived_at_ns, now_ns, rests)

@@ -1,16 +1,13 @@
 """Reports that are owed, and how many may go in an hour.
 
-An upstream that counts bounces cuts off accounts that send many (cPanel after five an hour, others
-after fifteen), so a storm of bounces must not become one of reports.  In any hour no more than
-`reports.per_hour` reports and warnings are queued; a history on disk (`reports` in the spool)
-keeps that over restarts and edits.
+An upstream that counts bounces cuts off accounts that send many (cPanel after five an hour, others after
+fifteen), so a storm of bounces must not become one of reports.  In any hour no more than `reports.per_hour`
+reports and warnings are queued; a history on disk keeps that over restarts and edits.
 
-Guarantees: a report that may not go yet is not lost.  A message whose report waits stays in
-the spool with its failed recipients marked and their reasons noted, which is what a crash
-before its report leaves too; a start finds it and asks again.  First come, first served; the
-recipients that a message has left do not wait for it, and those that fail meanwhile join it.
-A history that cannot be read or written limits nothing: a report is owed, the limit is
-courtesy.  Reports are not coalesced: each answers one message.
+Guarantees: a report that may not go yet is not lost: its message stays in the spool with its failed
+recipients marked and noted, and a start asks again.  First come, first served; recipients that are left do
+not wait for it, and those that fail meanwhile join it.
+A history that cannot be read or written limits nothing: a report is owed, the limit is courtesy.
 """
 
 import asyncio
@@ -43,36 +40,27 @@ class OwedReports:
     """Which reports may go now, and which messages wait for theirs.  Belongs to one event loop."""
 
     def __init__(
-        self,
-        policy: Policy,
-        queue: Queue,
-        disk: Disk,
-        telemetry: Telemetry,
-        workers: Workers = THREADS,
+        self, policy: Policy, queue: Queue, disk: Disk, telemetry: Telemetry, workers: Workers = THREADS
     ) -> None:
         """Touch no disk before the first report."""
         self._events, self._metrics, self._clock = telemetry
-        throttle = Throttle(
-            policy.reports_history, _limits(policy), 0, disk, self._clock, transaction_ns=PUBLISHING_NS
-        )
-        self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted, workers=workers)
+        limits, self._most = _limits(policy), policy.reports.per_hour
+        history, clock = policy.reports_history, self._clock
+        throttle = Throttle(history, limits, 0, disk, clock, transaction_ns=PUBLISHING_NS)
+        self._gate = ThrottleThread(throttle, clock, self._tell_uncounted, workers=workers)
         self._queue = queue
         self._waiting: dict[QueueId, None] = {}
         self._wake = asyncio.Event()
         self._is_asked = self._is_closed = False
-        self._most = policy.reports.per_hour
 
     async def may_go(self, *, is_warning: bool = False) -> bool:
         """Take a slot for a report; False where there is none, or other messages wait for one.
 
         Warnings leave half of the hour's slots, rounded down, to reports.
         """
-        if self._has_waiting():
-            return False
-        room, most = self._gate.room(), self._most
-        if is_warning and room is not None and most is not None and 2 * room <= most:
-            return False
-        return await self._take_slot()
+        room = self._gate.room()
+        has_half = room is None or self._most is None or 2 * room > self._most
+        return not self._has_waiting() and (has_half or not is_warning) and await self._take_slot()
 
     def wait(self, queued: Queued) -> None:
         """Let a message whose recipients are all done wait for its report's turn."""
@@ -83,7 +71,8 @@ class OwedReports:
         """Let the report wait for its turn, and the message go on with the recipients that it has left."""
         if queued.queue_id not in self._waiting:
             if not self._has_waiting():
-                self._events.reports_capped(until_at_ns=self._wall(self._gate.opens_at_ns()))
+                until_ns = self._clock.wall_ns() + self._gate.opens_at_ns() - self._clock.boottime_ns()
+                self._events.reports_capped(until_at_ns=until_ns)
             self._metrics.report_capped()
             self._events.report_waiting(queue_id=queued.queue_id)
             self.ask_soon(queued.queue_id)
@@ -148,18 +137,12 @@ class OwedReports:
             return True
         if isinstance(answer, Reservation):
             self._gate.ended(answer)
-            return True
-        return False
+        return isinstance(answer, Reservation)
 
     def _tell_uncounted(self, error: HistoryError) -> None:
         self._events.reports_uncounted(error=str(error))
 
-    def _wall(self, boottime_ns: int) -> int:
-        return self._clock.wall_ns() + boottime_ns - self._clock.boottime_ns()
-
 
 def _limits(policy: Policy) -> list[Effective]:
     most = policy.reports.per_hour
-    if most is None:
-        return []
-    return [Effective("messages", most, HOUR_NS, None, f"{most} reports per 3600s")]
+    return [] if most is None else [Effective("messages", most, HOUR_NS, None, f"{most} reports per 3600s")]

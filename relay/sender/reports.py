@@ -1,15 +1,16 @@
-"""From notes about recipients to a message of our own for the sender.  Pure.
+"""From what became of recipients to a message of our own for the sender.  Pure.
 
-Guarantees: the same notes give the same report, so that publishing it again after a
-crash is the same message.  A recipient whose note was lost is reported all the same.
+Guarantees: the same message, as it is marked and noted, gives the same report, so that publishing it again
+after a crash is the same message.  A recipient whose note was lost is reported all the same.
 Does not: choose the recipients that it tells of (`relay.spool.interface.owed_report`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from relay.mail.envelope import Envelope
 from relay.mail.report import Action, Failure, Reason, ReportedMessage, delay_warning, final_report
-from relay.spool.interface import DEFERRED, Message, Note, OwedReport, Status
+from relay.spool.identity import warning_id
+from relay.spool.interface import Message, Note, OwedReport, Report, Status
 
 _LOST = "The reason is no longer known."
 _REASONS = {Status.EXPIRED: Reason.EXPIRED, Status.SUCCESS: Reason.RELAYED}
@@ -24,50 +25,44 @@ class Reporter:
         self.sender: str | None = None
         """The policy's `reports.from`, which may change."""
 
-    def endings(
-        self, message: Message, content: bytes, owed: OwedReport, notes: Mapping[int, Note], *, is_whole: bool
-    ) -> tuple[Envelope, bytes]:
-        """Tell of what ended; `is_whole` is whether the content is all there, not only its front."""
+    def report(self, message: Message, owed: OwedReport) -> Report:
+        """Tell of what ended, by the message's notes; of content that is long its beginning is returned."""
+        notes, content = {note.index: note for note in message.notes}, message.head
         endings = [
             self._ending(message, index, notes.get(index), status)
             for index, status in zip(owed.indices, owed.statuses, strict=True)
         ]
         at_ns = max(ending.at_ns for ending in endings)
         # Returned whole, 8 bits may not leave; the header is encoded.
-        may_return = is_whole and (content.isascii() or self._takes_eight_bit())
+        may_return = message.content is not None and (content.isascii() or self._takes_eight_bit())
         reported = ReportedMessage(message.queue_id, message.envelope, content, may_return)
         suffix = owed.report_id.removeprefix(message.queue_id)
-        report = final_report(
+        written = final_report(
             reported, endings, hostname=self._hostname, at_ns=at_ns, suffix=suffix, sender=self.sender
         )
-        return self._envelope(message, at_ns), report
+        return Report(owed.report_id, self._envelope(message, at_ns), written)
 
-    def delays(
-        self, message: Message, header: bytes, delays: Sequence[Note], until_at_ns: int
-    ) -> tuple[Envelope, bytes]:
+    def warning(self, message: Message, delays: Sequence[Note], until_at_ns: int) -> Report:
+        """Tell of recipients that wait, and until when (wall clock) they will be tried."""
         late = [_told(message.envelope, note, Action.DELAYED, Reason.BOUNCED) for note in delays]
         at_ns = max(each.at_ns for each in late)
-        reported = ReportedMessage(message.queue_id, message.envelope, header)
-        content = delay_warning(
-            reported,
+        written = delay_warning(
+            ReportedMessage(message.queue_id, message.envelope, message.head),
             late,
             hostname=self._hostname,
             at_ns=at_ns,
             will_retry_until_ns=until_at_ns,
             sender=self.sender,
         )
-        return self._envelope(message, at_ns), content
+        return Report(warning_id(message.queue_id), self._envelope(message, at_ns), written)
 
     @staticmethod
     def _ending(message: Message, index: int, note: Note | None, status: Status) -> Failure:
         action = Action.FAILED if status.is_failure else Action.RELAYED
-        is_of_it = note is not None and note.reason != DEFERRED
-        if note is None or not is_of_it or (note.reason == Reason.RELAYED) == status.is_failure:
+        if note is None or (note.reason == Reason.RELAYED) == status.is_failure:
             # Lost; or of an attempt that a crash cut off, behind which another one came.
-            envelope = message.envelope
             reason = _REASONS.get(status, Reason.BOUNCED)
-            lost = Note(index, _UNKNOWN[action], reason, _LOST, None, envelope.arrival_at_ns)
-            return _told(envelope, lost, action, reason)
+            note = Note(index, _UNKNOWN[action], reason, _LOST, None, message.envelope.arrival_at_ns)
         return _told(message.envelope, note, action, Reason(note.reason))
 
     @staticmethod

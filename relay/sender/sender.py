@@ -1,11 +1,10 @@
 """The sender: the one holder of the spool's lock, with the queue in memory and a dispatcher per upstream.
 
-Starts by recovering; takes new mail when the trigger is pulled, and every few seconds in case a pull
-was lost.  Stopping is finishing the transactions in flight, then dying.
+Starts by claiming what is queued; claims new mail when the trigger is pulled, and every few seconds in case a
+pull was lost.  Stopping is finishing the transactions in flight, then dying.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 from relay.clock import SECOND_NS, StepWatch
@@ -20,12 +19,12 @@ from relay.sender.oauth.account_tokens import AccountTokens
 from relay.sender.report_limit import OwedReports
 from relay.sender.reports import Reporter
 from relay.sender.settling import Backlog, Settling
-from relay.sender.spool_thread import NOT_SEEN, SpoolThread
+from relay.sender.spool_thread import SpoolThread
 from relay.sender.state_file import Ages
 from relay.sender.tls.client_certificates import ClientCertificates
 from relay.sender.upstreams import Upstreams
-from relay.spool.disk.os_errors import is_lack_of_means
-from relay.spool.interface import Spool, SpoolFull
+from relay.spool.interface import Full, Spool, SpoolLook, Unavailable
+from relay.telemetry.metric_table import Totals
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.decision import Terms
 
@@ -34,7 +33,7 @@ SUSPEND_NS = SECOND_NS
 AUDIT_SECONDS = 300.0
 """Longest age of the count of what each limit held at most."""
 LOOK_SECONDS = 1.0
-"""Longest age of the account and the free space in a snapshot."""
+"""Longest age of what a snapshot shows of the spool."""
 
 
 def arrangement_of(policy: Policy, name: str) -> Arrangement:
@@ -54,14 +53,14 @@ class Sender:
         telemetry: Telemetry,
         on_fault: Callable[[BaseException], None],
     ) -> None:
-        """`on_fault` is told of what must end the sender: a disk that cannot be trusted, a fault of ours."""
+        """`on_fault` is told of what must end the sender: a fault of ours."""
         self.queue = Queue()
         self._reporter = Reporter(
             hostname, lambda: self.upstreams.take_eight_bit(self._policy.upstreams_of_reports)
         )
         self._reporter.sender = policy.reports.sender
-        self.spool_thread = SpoolThread(spool, self._reporter, telemetry.spool_trouble, host.workers)
-        self.seen = NOT_SEEN
+        self.spool_thread = SpoolThread(spool, telemetry.spool_trouble, host.workers)
+        self.seen = SpoolLook()
         self._policy = policy
         self._telemetry = telemetry
         self._on_fault = on_fault
@@ -75,6 +74,7 @@ class Sender:
             telemetry,
             terms=_terms(policy),
             owed=self.owed,
+            reporter=self._reporter,
             on_report=lambda: self._arrivals.look(),  # noqa: PLW0108 - they are made later
         )
         self._arrange()
@@ -86,8 +86,8 @@ class Sender:
             policy,
             ages,
             telemetry,
+            owed=self.owed,
             guard=lambda chore: self.upstreams.guard(chore),  # noqa: PLW0108 - they are made later
-            on_full=telemetry.spool_trouble,
         )
         self.upstreams = Upstreams(
             policy,
@@ -104,27 +104,20 @@ class Sender:
             on_change=self._arrivals.reroute,
         )
 
-    async def read(self, on_step: Callable[[], None] = lambda: None) -> None:
-        """Read the whole queue, and what was accepted meanwhile; relay nothing.
-
-        Raises OSError and SpoolFault when the spool cannot be read.
-        """
-        await self._arrivals.begin(on_step)
-        await self._arrivals.read_on(on_step)
+    async def read(self) -> None:
+        """Claim the whole queue; relay nothing.  Raises Full, Unavailable."""
+        await self._arrivals.begin()
         await self._arrivals.take()
         await self.look()
 
-    async def start(self, on_step: Callable[[], None] = lambda: None) -> None:
-        """Recover, and relay as soon as the first messages are known.
-
-        Raises OSError and SpoolFault when the spool cannot be read.
-        """
-        await self._arrivals.begin(on_step)
+    async def start(self) -> None:
+        """Relay as soon as the first messages are known.  Raises Full, Unavailable."""
+        await self._arrivals.begin()
         await self.look()
         self.upstreams.start()
         self._arrivals.listen()
         chores = (self._look_forever, self._audit_forever, self._report_forever)
-        for chore in (self._arrivals.read_on, self._arrivals.run, self._arrivals.route_forever, *chores):
+        for chore in (self._arrivals.run, self._arrivals.route_forever, *chores):
             self._chores.append(asyncio.create_task(self.upstreams.guard(chore)))
 
     async def stop(self) -> None:
@@ -180,8 +173,8 @@ class Sender:
 
     @property
     def queued(self) -> int:
-        """Return how many messages are ours by now, taken or read or not, as of the last look."""
-        return len(self.queue) + self.seen.accepted + self.unread
+        """Return how many messages are ours by now, claimed or not, as of the last look."""
+        return len(self.queue) + self.seen.unclaimed
 
     @property
     def is_reading(self) -> bool:
@@ -191,7 +184,11 @@ class Sender:
     @property
     def unread(self) -> int:
         """Return how many messages the start has yet to read, as of the last look; 0 once all are known."""
-        return max(1, self.seen.unread) if self.is_reading else 0
+        return max(1, self.seen.unclaimed) if self.is_reading else 0
+
+    @property
+    def totals(self) -> Totals:
+        return self._telemetry.metrics.totals
 
     @property
     def in_flight(self) -> int:
@@ -227,8 +224,10 @@ class Sender:
             await self.upstreams.look_at_secrets()
             if now_ns - drafts_at_ns > 3600 * SECOND_NS:
                 drafts_at_ns = now_ns
-                with contextlib.suppress(SpoolFull):
-                    await self.spool_thread.clean_up()
+                try:
+                    await self.spool_thread.call(lambda spool: spool.tidy())
+                except (Full, Unavailable) as trouble:
+                    self.spool_thread.tell(trouble)
 
     async def _audit_forever(self) -> None:
         while True:
@@ -239,18 +238,11 @@ class Sender:
         await self.owed.run(self.settling.report)
 
     async def look(self) -> None:
-        """Read the account and the free space off the spool, for showing.
-
-        A figure that cannot be read for lack of descriptors or memory stays as it was.  Raises OSError and
-        SpoolFault, and the first time SpoolFull.
-        """
+        """Read figures off the spool, for showing; what cannot be read stays as it was."""
         try:
-            self.seen = await self.spool_thread.look()
-        except (SpoolFull, OSError) as error:
-            is_passing = isinstance(error, SpoolFull) or is_lack_of_means(error)
-            if self.seen is NOT_SEEN or not is_passing:
-                raise
-            self._telemetry.spool_trouble(error)
+            self.seen = await self.spool_thread.call(lambda spool: spool.look())
+        except (Full, Unavailable) as trouble:
+            self.spool_thread.tell(trouble)
 
 
 def _terms(policy: Policy) -> Terms:

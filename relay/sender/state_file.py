@@ -16,13 +16,12 @@ from typing import Generic
 
 from relay.clock import SECOND_NS
 from relay.mail.age import Boots, BootsRecord
+from relay.mail.envelope import Envelope
 from relay.mail.text import clean
 from relay.policy.model import Policy
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
-from relay.spool.interface import Entry
 from relay.spool.kept_format import KeptFormat, Record
-from relay.spool.root.foreign import BOOTS_FORMAT
 from relay.telemetry.events import Events
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Lessons
@@ -31,6 +30,7 @@ from relay.verdicts.pause_record import PauseRecord
 
 PAUSE_FORMAT = KeptFormat(PauseRecord, "pauses", PauseRecord.fault)
 LESSONS_FORMAT = KeptFormat(Lessons, "refusals", Lessons.fault)
+BOOTS_FORMAT = KeptFormat(BootsRecord, "boots", BootsRecord.fault)
 OFFERS_FORMAT = KeptFormat(OffersRecord, "offers", OffersRecord.fault)
 LARGEST_BYTES = 64 * 1024
 """Twice as much as the most that is remembered takes."""
@@ -182,9 +182,9 @@ class Ages:
         """Forget the boots that no queued message is of."""
         self._boots.forget_but(boot_ids)
 
-    def arrived_at_ns(self, entry: Entry, now_ns: int, wall_ns: int) -> int:
-        wall_age_ns = wall_ns - entry.arrival_at_ns
-        return self._boots.arrived_at_ns(entry.boot_id, entry.boottime_ns, now_ns, wall_age_ns)
+    def arrived_at_ns(self, envelope: Envelope, now_ns: int, wall_ns: int) -> int:
+        wall_age_ns = wall_ns - envelope.arrival_at_ns
+        return self._boots.arrived_at_ns(envelope.boot_id, envelope.boottime_ns, now_ns, wall_age_ns)
 
     def here(self, boot_id: str, at_ns: int) -> int | None:
         """Return an instant of another boot by this one's clock; None if unknown."""

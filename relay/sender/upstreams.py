@@ -19,13 +19,14 @@ from relay.policy.shipped import rules_of
 from relay.queue.queued import NewMailHold
 from relay.queue.scheduler import SLICE, Scheduler
 from relay.sender.accounts import Accounts
+from relay.sender.attempt import Attempt
 from relay.sender.connections import ReadyConnections, account_of, open_with_slot
 from relay.sender.delivery import Carried, Consequences, Delivery, KnownUpstream
 from relay.sender.dispatcher import Departures, Dispatcher
 from relay.sender.host import Host
 from relay.sender.known_offers import KnownOffers, server_of
 from relay.sender.lowered_limits import LoweredLimits
-from relay.sender.settling import Attempt, Backlog
+from relay.sender.settling import Backlog
 from relay.sender.state_file import kept_state
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.upstream_health import Pausing
@@ -380,7 +381,6 @@ class Upstreams:
             ready=ready,
             telemetry=self._telemetry,
             wake=wake,
-            on_fault=self._on_fault,
         )
         return UpstreamInUse(dispatcher, departures, delivery, ready, known, throttle, pool, wake.set)
 

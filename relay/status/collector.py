@@ -114,11 +114,6 @@ def _fill_queue(families: Families, snapshot: Snapshot) -> None:
         families.set("relay_lane_oldest_waiting_age_seconds", lane.oldest_age_ns / SECOND_NS, lane.name)
         patience = math.inf if lane.patience_ns is None else lane.patience_ns / SECOND_NS
         families.set("relay_lane_patience_seconds", patience, lane.name)
-    ledger = snapshot.ledger
-    for fate in ("accepted", "relayed", "bounced", "expired", "deleted"):
-        families.set("relay_ledger_recipients_total", getattr(ledger, fate), fate)
-    families.set("relay_ledger_queued_recipients", ledger.queued)
-    families.set("relay_ledger_imbalance_recipients", ledger.imbalance)
 
 
 def _fill_rest(families: Families, snapshot: Snapshot) -> None:

@@ -20,9 +20,8 @@ from relay.clock import SECOND_NS
 from relay.mail.address import comparable, comparable_domain
 from relay.mail.sought import sought, words_of
 from relay.queue.lanes import turn_of
-from relay.queue.queued import Queued
+from relay.queue.queued import MOST_RUNS, Queued
 from relay.queue.sorting import Network, is_address, is_client, is_domain, is_like
-from relay.spool.interface import MOST_RUNS
 from relay.status.snapshot import MessageView, QueueState
 from relay.throttle.limit import LONGEST_KEY
 

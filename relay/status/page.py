@@ -102,11 +102,7 @@ def picture(snapshot: Snapshot, coming: Coming = NOTHING_COMING, samples: Sample
         first=coming.first,
         has_lanes=bool(snapshot.lanes),
         routes=[(each, _diverted(each, snapshot.at_ns)) for each in snapshot.routes],
-        fates=_FATES,
     )
-
-
-_FATES = ("accepted", "relayed", "bounced", "expired", "deleted", "queued", "imbalance")
 
 
 def _condition(snapshot: Snapshot) -> _Badge:

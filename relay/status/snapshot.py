@@ -18,7 +18,7 @@ from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.formats import rfc3339, rfc3339_or_none, span
 from relay.queue.routes import Because, Choice, words_of
-from relay.spool.interface import Totals
+from relay.telemetry.metric_table import Totals
 from relay.throttle.hint import Hint, finding_to_json
 from relay.verdicts.health_states import Health
 
@@ -301,7 +301,7 @@ class Snapshot:
     upstreams: tuple[UpstreamStatus, ...]
     """In the order of the policy; the first is the default."""
     queue: Mapping[QueueState, QueueCounts]
-    ledger: Totals
+    totals: Totals
     policy: PolicyStatus
     disk: DiskStatus
     lanes: tuple[LaneStatus, ...] = ()
@@ -327,8 +327,6 @@ class RecipientView:
     status: RecipientStatus
     text: str = ""
     """The last reply, or what else there is to say of it; empty where it was relayed."""
-    attempts: int = 0
-    """As far as is known: after a crash perhaps one less."""
     last_attempt_at_ns: int | None = None
     """Wall clock; None where it is not known."""
     next_attempt_at_ns: int | None = None
@@ -483,10 +481,9 @@ def as_json(value: object, *others: str) -> dict[str, Any]:
 
 def to_json(snapshot: Snapshot) -> dict[str, Any]:
     """Return every queue state.  Keys are the fields' names: they may be added, never renamed."""
-    ledger = snapshot.ledger
     return {
         **as_json(
-            snapshot, "upstreams", "queue", "ledger", "policy", "disk", "lanes", "certificates", "routes"
+            snapshot, "upstreams", "queue", "totals", "policy", "disk", "lanes", "certificates", "routes"
         ),
         "upstreams": [_upstream_json(upstream, snapshot) for upstream in snapshot.upstreams],
         "lanes": [
@@ -495,7 +492,7 @@ def to_json(snapshot: Snapshot) -> dict[str, Any]:
         "certificates": [as_json(each) for each in snapshot.certificates],
         "routes": [as_json(each) for each in snapshot.routes],
         "queue": {state.value: as_json(snapshot.counts(state)) for state in QueueState},
-        "ledger": {**as_json(ledger), "imbalance": ledger.imbalance},
+        "totals": snapshot.totals.by_fate(),
         "policy": as_json(snapshot.policy),
         "disk": as_json(snapshot.disk),
     }

@@ -15,7 +15,7 @@ from typing import cast
 
 from aiohttp import web
 
-from relay.listener.accepting import Door, into_protocol
+from relay.listener.accepting import Door
 from relay.mail.formats import described
 from relay.telemetry.events import Events
 
@@ -80,18 +80,24 @@ class Visitors:
             raise
         bound.listen(BACKLOG)
         self._runner = runner
+
+        async def begin(accepted: socket.socket, _peer: object) -> None:
+            try:
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: _Visit(self, server), accepted
+                )
+            except OSError:
+                accepted.close()  # gone before it began
+
         self._door = Door(
-            bound,
-            into_protocol(lambda _peer: _Visit(self, server)),
-            lambda error: self._events.shortage(where=self._where, error=described(error)),
-            waits_for_client=False,
+            bound, begin, lambda error: self._events.shortage(where=self._where, error=described(error))
         )
         return bound
 
     async def close(self) -> bool:
         """Wait a moment for answers under way; return whether anything was open."""
         if self._door is not None:
-            self._door.close()
+            await self._door.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()

@@ -19,12 +19,13 @@ from relay.policy.lane import lanes_of, numbers_of, with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.queue.counts import Sums, total
 from relay.queue.lanes import DEFAULT_LANE
+from relay.queue.queued import RECIPIENTS_SHOWN
 from relay.queue.routes import Because, words_of
 from relay.queue.scheduler import Queued, State
 from relay.queue.whole import Queue, queue_id_of
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView
-from relay.spool.interface import RECIPIENTS_SHOWN, SetAside
+from relay.spool.interface import SetAside
 from relay.spool.root.headroom import why_no_room
 from relay.status.breakdown import Breakdown, Breakdowns, shown_reason
 from relay.status.estimate.expected import NEXT, ceiling_words, limit_words
@@ -101,9 +102,10 @@ class Watch:
 
     def snapshot(self) -> Snapshot:
         counts = self._counts()
-        counts[QueueState.INCOMING] = QueueCounts(messages=self._sender.seen.accepted)
-        counts[QueueState.CORRUPT] = QueueCounts(messages=self._sender.seen.corrupt)
-        disk = DiskStatus(self._sender.seen.free_bytes, self._sender.seen.free_inodes)
+        seen = self._sender.seen
+        counts[QueueState.INCOMING] = QueueCounts(messages=0 if self._sender.unread else seen.unclaimed)
+        counts[QueueState.CORRUPT] = QueueCounts(messages=seen.corrupt)
+        disk = DiskStatus(seen.free_bytes, seen.free_inodes)
         full = why_no_room((disk.free_bytes, disk.free_inodes)) or ""
         at_ns, now_ns = self.clock.wall_ns(), self.clock.boottime_ns()
         return Snapshot(
@@ -115,7 +117,7 @@ class Watch:
             self.refusing_because or full,
             tuple(map(self._upstream, self.policy.upstreams)),
             counts,
-            self._sender.seen.totals,
+            self._sender.totals,
             self.policy_status,
             disk,
             self._lanes(),

@@ -71,10 +71,14 @@ def taker(policy: Policy, hostname: str, tell: "Tell") -> Iterator[socket.socket
     """Raise Refusal where nobody takes mail now, OSError, and ValueError for a spool of another format."""
     if _is_own(policy):
         # Imported only here: most programs may not write into the spool, and need no listener of ours.
+        from relay.spool.interface import SpoolBusy  # noqa: PLC0415 - see above
         from relay.submission.own_session import own_session  # noqa: PLC0415 - see above
 
-        with own_session(policy, _terms_of(policy), hostname, tell) as connected:
-            yield connected
+        try:
+            with own_session(policy, _terms_of(policy), hostname, tell) as connected:
+                yield connected
+        except SpoolBusy as busy:
+            raise Refusal(str(busy), os.EX_TEMPFAIL) from busy
         return
     listen = _reachable(policy)
     if listen is None:

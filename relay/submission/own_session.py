@@ -45,20 +45,17 @@ def own_session(policy: Policy, listen: Listen, hostname: str, tell: Tell) -> It
     intake = SpoolIntake(
         open_intake(policy, disk, clock),
         Trigger(str(policy.spool), disk),
-        lambda error: tell(f"spool: {error.strerror or error}"),
+        lambda error: tell(f"spool: {error}"),
     )
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)  # noqa: FBT003 - the socket's own signature
 
     async def serve() -> None:
-        # Without a look, a long message finds no room.
-        await intake.look_for_room()
         room = Reception(listen, hostname, intake, _OwnObserver(tell), clock, files=_NEITHER_USERS_NOR_TLS)
-        place = ClientPlace(Client.of_peer(_LOOPBACK), may_relay=True, give_way=lambda: None)
-        session = ClientSession(room, _LOOPBACK, place)
+        place = ClientPlace(Client.of_peer(_LOOPBACK), may_relay=True)
+        session = ClientSession(room, place)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: session, theirs)
         await session.task
-        room.register.stop()
 
     def serve_and_close() -> None:
         try:

@@ -19,6 +19,8 @@ from typing import Literal, NamedTuple, TextIO
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import Value, described, postfix_delay, rfc3339, rfc3339_or_none, shown_as_text
+from relay.mail.header import NO_NAMES, Names
+from relay.queue.lanes import DEFAULT_LANE
 from relay.smtp.reply import Phase
 from relay.spool.interface import Message
 from relay.telemetry.event_table import KINDS, Kind, Level
@@ -44,7 +46,17 @@ LONGEST_NAME = 100
 """Characters of a user who may be nobody, as Postfix logs him."""
 
 NO_PIECES: Mapping[str, str] = {}
-Watcher = Callable[[str, Mapping[str, Value], Message | None], None]
+
+
+class Subject(NamedTuple):
+    """The message of which a line about one of its recipients tells."""
+
+    message: Message
+    names: Names = NO_NAMES
+    lane: str = DEFAULT_LANE
+
+
+Watcher = Callable[[str, Mapping[str, Value], Subject | None], None]
 
 
 class Via(NamedTuple):
@@ -100,9 +112,9 @@ class Events:
         return self._unwritten + dropped
 
     def watch(self, watcher: Watcher, names: Iterable[str]) -> None:
-        """Call a watcher with each of these events, logged or not: its name, its fields, and the message.
+        """Call a watcher with each of these events, logged or not: its name, its fields, and its subject.
 
-        Secrets are in them; the message is there where an event tells of one recipient.
+        Secrets are in them; the subject is there where an event tells of one recipient.
         """
         for name in names:
             if name not in KINDS:
@@ -222,9 +234,9 @@ class Events:
         answer: Answer,
         delays: Delays,
         via: Via = NO_TRANSACTION,
-        message: Message | None = None,
+        subject: Subject | None = None,
     ) -> None:
-        message_id = None if message is None else message.names.message_id
+        message_id = None if subject is None else subject.names.message_id
         # Each style has delays of its own: only those that are written are made.
         seconds: list[str | float] = []
         pieces = NO_PIECES
@@ -242,7 +254,7 @@ class Events:
         self._tell(
             "delivery",
             pieces,
-            message,
+            subject,
             queue_id=queue_id,
             upstream=via.upstream,
             message_id=message_id,
@@ -506,14 +518,14 @@ class Events:
         self._tell("deleted", pieces, queue_id=queue_id, message_id=message_id, nrcpt=nrcpt)
 
     def recipient_deleted(
-        self, *, queue_id: QueueId, message: Message | None, reverse_path: str, recipient: str
+        self, *, queue_id: QueueId, subject: Subject | None, reverse_path: str, recipient: str
     ) -> None:
         self._tell(
             "recipient_deleted",
             NO_PIECES,
-            message,
+            subject,
             queue_id=queue_id,
-            message_id=None if message is None else message.names.message_id,
+            message_id=None if subject is None else subject.names.message_id,
             reverse_path=reverse_path,
             recipient=recipient,
         )
@@ -549,7 +561,7 @@ class Events:
         self,
         name: str,
         pieces: Mapping[str, str] = NO_PIECES,
-        message: Message | None = None,
+        subject: Subject | None = None,
         /,
         **fields: Value,
     ) -> None:
@@ -557,7 +569,7 @@ class Events:
         try:
             if name in self._watchers:
                 for watcher in self._watchers[name]:
-                    watcher(name, fields, message)
+                    watcher(name, fields, subject)
             if kind.level > self._level:
                 return
             self._stream.write(self._told(kind, fields, pieces) + "\n")

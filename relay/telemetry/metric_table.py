@@ -8,7 +8,7 @@ prometheus_client is exposed beside these.
 `snapshot` ones are read at the scrape, `listener` ones come from every listener process.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 Type = Literal["counter", "gauge", "histogram"]
@@ -26,6 +26,20 @@ class MetricRow:
     """Upper bounds of a histogram, in seconds; +Inf is added."""
 
 
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Recipients since the start: accepted, and what became of them and of those queued before."""
+
+    accepted: int = 0
+    relayed: int = 0
+    bounced: int = 0
+    expired: int = 0
+    deleted: int = 0
+
+    def by_fate(self) -> dict[str, int]:
+        return asdict(self)
+
+
 DISK_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 NETWORK_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 WAIT_SECONDS = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0, 3 * 86400.0)
@@ -35,6 +49,7 @@ DELAY_PARTS = ("before_queue", "throttle", "connect", "transmit")
 
 LABEL_VALUES: dict[tuple[str, str], tuple[str, ...]] = {
     ("relay_queue_removed_total", "reason"): ("relayed", "bounced", "expired", "deleted"),
+    ("relay_ledger_recipients_total", "fate"): tuple(Totals().by_fate()),
     ("relay_attempt_recipients_total", "result"): (
         "relayed",
         "deferred",
@@ -93,11 +108,8 @@ _ROWS: tuple[tuple[str, Type, Source, str, str], ...] = (
      "From when on a message that is ready goes before its turn; +Inf without one."),
     ("relay_queue_removed_total", "counter", "live", "reason",
      "Messages that left the queue: all recipients relayed, or the worst that happened to one."),
-    ("relay_ledger_recipients_total", "counter", "snapshot", "fate",
-     "Recipients that were ever accepted, and what became of them; kept over restarts."),
-    ("relay_ledger_queued_recipients", "gauge", "snapshot", "", "Recipients of the ledger that are queued."),
-    ("relay_ledger_imbalance_recipients", "gauge", "snapshot", "",
-     "Recipients that are unaccounted for; anything but 0 is a fault of the relay."),
+    ("relay_ledger_recipients_total", "counter", "live", "fate",
+     "Recipients accepted since the start, reports included, and what became of recipients since then."),
     ("relay_refusing_mail", "gauge", "snapshot", "",
      "1 while clients get no mail accepted: no room on the disk, or the relay starts or stops."),
     ("relay_recovering_messages", "gauge", "snapshot", "",

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from relay.clock import SECOND_NS, Clock
 from relay.telemetry.events import Delays
-from relay.telemetry.metric_table import DELAY_PARTS, LABEL_VALUES, METRICS, USUAL_REPLIES, Source
+from relay.telemetry.metric_table import DELAY_PARTS, LABEL_VALUES, METRICS, USUAL_REPLIES, Source, Totals
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
 
@@ -188,6 +188,19 @@ class Metrics(Collector):
 
     def upstream_resumed(self, upstream: str) -> None:
         self._counts["relay_upstream_resumes_total"][upstream,] += 1
+
+    def accepted(self, recipients: int) -> None:
+        self._counts["relay_ledger_recipients_total"]["accepted",] += recipients
+
+    def became(self, fates: Iterable[str]) -> None:
+        """Count recipients, each by its field of `Totals`."""
+        for fate in fates:
+            self._counts["relay_ledger_recipients_total"][fate,] += 1
+
+    @property
+    def totals(self) -> Totals:
+        counts = self._counts["relay_ledger_recipients_total"]
+        return Totals(**{fate: int(count) for (fate,), count in counts.items()})
 
     def removed(self, reason: Literal["relayed", "bounced", "expired", "deleted"]) -> None:
         self._counts["relay_queue_removed_total"][reason,] += 1

@@ -22,8 +22,8 @@ from relay.mail.formats import Value
 from relay.mail.sought import Sought, words_of
 from relay.mail.text import clean
 from relay.spool.disk.durable import Disk, opened
-from relay.spool.interface import Message
 from relay.spool.root.headroom import leave_headroom
+from relay.telemetry.events import Subject
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.decision import Fate
 
@@ -155,9 +155,9 @@ class OutcomeStore:
             self._wake.set()
             await self._running
 
-    def _hear(self, name: str, fields: Mapping[str, Value], message: Message | None) -> None:
+    def _hear(self, name: str, fields: Mapping[str, Value], subject: Subject | None) -> None:
         # Once for each recipient, on the loop: in few calls.
-        if message is None or self._bounds is None or fields.get("status") not in _EVENTS[name]:
+        if subject is None or self._bounds is None or fields.get("status") not in _EVENTS[name]:
             return
         if len(self._heard) >= MOST_HEARD:
             self._dropped += 1
@@ -167,7 +167,8 @@ class OutcomeStore:
         texts = [str(fields.get(each) or "")[:LONGEST_TEXT] for each in _TEXTS]
         texts[3] = texts[3] or "deleted"
         # Not the message itself, which may have content.
-        about = *message.names, message.envelope.client, message.lane, message.shape.size_bytes
+        envelope, shape = subject.message.envelope, subject.message.shape
+        about = *subject.names, envelope.client, subject.lane, shape.size_bytes
         self._heard.append(Outcome._make((self._clock.wall_ns(), *texts, *about)))
 
     async def _run(self) -> None:

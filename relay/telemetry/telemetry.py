@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 from relay.clock import Clock
-from relay.spool.disk.os_errors import is_lack_of_means
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 
@@ -14,9 +13,6 @@ class Telemetry(NamedTuple):
     clock: Clock
 
     def spool_trouble(self, error: Exception) -> None:
-        """Tell that the spool could not be written or read: for lack of means of ours, or else of room."""
-        if is_lack_of_means(error) or is_lack_of_means(error.__cause__):
-            self.events.shortage(where="the spool", error=str(error))
-            return
+        """Tell that the spool is full, or does not answer."""
         self.metrics.spool_failed()
         self.events.spool_failed(error=str(error))

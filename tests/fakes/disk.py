@@ -82,6 +82,11 @@ class ModelDisk(AllOurs):
         """Return a value that is equal for disks of equal content, whatever the numbers of the files."""
         return self.platter.fingerprint()
 
+    @property
+    def open_paths(self) -> list[str]:
+        """Return what is open in this process."""
+        return [path for _, path, _ in self._fds.values()]
+
     def fail(self, fault: Fault) -> None:
         """Let a call from now on fail."""
         self.fault, self._counted = fault, 0
@@ -144,6 +149,7 @@ class ModelDisk(AllOurs):
         del self._fds[fd], self._positions[fd]
         if self.platter.locks.get(inode) == (self, fd):
             del self.platter.locks[inode]
+        self.platter.shared.get(inode, set()).discard((self, fd))
 
     def write_all(self, fd: int, content: bytes) -> None:
         inode, path, appends = self._entry(fd)
@@ -199,6 +205,11 @@ class ModelDisk(AllOurs):
         if inode not in self.platter.names:
             raise disk_error(errno.ENOTDIR, path)
         self.platter.sync_names(inode)
+        self._end()
+
+    def sync_all(self, path: str) -> None:
+        self._begin("sync_all", path)
+        self.platter.sync_all()
         self._end()
 
     def link(self, source: str, target: str) -> None:
@@ -293,9 +304,12 @@ class ModelDisk(AllOurs):
         elif inode not in self.platter.fifos:
             raise disk_error(errno.EEXIST, path)
 
-    def lock(self, path: str, *, wait: bool) -> int | None:
+    def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
         fd = self.open_append(path)
-        if self.lock_open(fd):
+        if is_shared and self._entry(fd)[0] not in self.platter.locks:
+            self.platter.shared.setdefault(self._entry(fd)[0], set()).add((self, fd))
+            return fd
+        if not is_shared and not self.platter.shared.get(self._entry(fd)[0]) and self.lock_open(fd):
             return fd
         self.close(fd)
         if wait:

@@ -3,8 +3,9 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from relay.listener.ports import DraftPort, NotAccepted
+from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
+from relay.smtp.commands import Refused
 
 
 class MemoryDraft:
@@ -29,10 +30,17 @@ class MemoryDraft:
     def buffered_bytes(self) -> int:
         return len(self.buffer)
 
-    def take_buffer(self) -> None:
+    @property
+    def is_on_disk(self) -> bool:
+        return self.spilled_bytes > 0
+
+    def spill(self) -> None:
         self.spilled_bytes += len(self.buffer)
         if self._keeps_spilled:
             self.spilled += self.buffer
+        self.buffer.clear()
+
+    def discard(self) -> None:
         self.buffer.clear()
 
     @property
@@ -82,7 +90,7 @@ class MemoryIntake:
         """Set while somebody waits in `accept`."""
         self._keeps_spilled = keeps_spilled
 
-    def draft(self) -> DraftPort:
+    def draft(self) -> Draft:
         draft = MemoryDraft(QueueId(f"{len(self.drafts):016d}"), keeps_spilled=self._keeps_spilled)
         self.drafts.append(draft)
         return draft
@@ -91,15 +99,15 @@ class MemoryIntake:
         self.declared_bytes.append(size_bytes)
         return self.refuses
 
-    async def spill(self, draft: DraftPort) -> None:
+    async def spill(self, draft: Draft) -> None:
         assert isinstance(draft, MemoryDraft)
         if self.spill_error is not None:
-            if isinstance(self.spill_error, NotAccepted):
+            if isinstance(self.spill_error, Refused):
                 self.discarded.append(draft.queue_id)
             raise self.spill_error
-        draft.take_buffer()
+        draft.spill()
 
-    async def accept(self, draft: DraftPort, envelope: Envelope) -> None:
+    async def accept(self, draft: Draft, envelope: Envelope) -> None:
         assert isinstance(draft, MemoryDraft)
         self.is_accepting.set()
         try:
@@ -110,7 +118,7 @@ class MemoryIntake:
             raise self.accept_error
         self.accepted.append(Accepted(draft.queue_id, envelope, draft.content))
 
-    async def discard(self, draft: DraftPort) -> None:
+    async def discard(self, draft: Draft) -> None:
         assert draft.queue_id not in self.discarded, "discarded twice"
         self.discarded.append(draft.queue_id)
 

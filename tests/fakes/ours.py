@@ -16,3 +16,6 @@ class AllOurs(ABC):
 
     def users(self, folder: str) -> frozenset[int]:  # noqa: ARG002 - all are alike
         return frozenset({0})
+
+    def why_not_ours(self, folder: str) -> str | None:  # noqa: ARG002 - all are alike
+        return None

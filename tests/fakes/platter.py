@@ -26,7 +26,6 @@ class Model(enum.Enum):
     ORDERED = "one log holds all names in their order: ext4, xfs"
     FOLDER_LOGS = "each folder and each file has a log of its own: btrfs"
     ANY_SUBSET = "no order at all, but a rename is one change"
-    TORN_RENAMES = "no order at all, and the new name of a rename may come without the old one going"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,6 @@ class NameChange:
 
     number: int
     changes: tuple[tuple[int, str, int | None], ...]
-    needs: "NameChange | None" = None
-    """This one reaches the platter only with or after that one."""
 
     def pieces(self) -> "list[Change]":
         return [self]
@@ -108,6 +105,8 @@ class Platter:
     pending: list[Change] = field(default_factory=list)
     locks: dict[int, tuple[object, int]] = field(default_factory=dict)
     """By inode: which process holds the lock, by which descriptor."""
+    shared: dict[int, set[tuple[object, int]]] = field(default_factory=dict)
+    """By inode: who hold it together."""
     last_number: int = ROOT
     folders: dict[str, int] = field(default_factory=lambda: {"": ROOT})
     """Inodes of folders by path, as far as they were looked up."""
@@ -133,6 +132,7 @@ class Platter:
             dict(self.durable_names),
             dict(self.durable_contents),
             list(self.pending),
+            {},
             {},
             self.last_number,
             dict(self.folders),
@@ -173,11 +173,7 @@ class Platter:
                 self.folders = {"": ROOT}
         if self.is_safe:
             return
-        if self.model is Model.TORN_RENAMES and len(changes) == 2:
-            added = NameChange(self.number(), changes[:1])
-            self.pending += [added, NameChange(self.number(), changes[1:], added)]
-        else:
-            self.pending.append(NameChange(self.number(), changes))
+        self.pending.append(NameChange(self.number(), changes))
 
     def change_content(self, change: ContentChange, now_ns: int) -> None:
         """Change a file's content or length for processes."""
@@ -217,8 +213,11 @@ class Platter:
         if self.model is Model.ORDERED:
             touched = self._up_to(touched)
         due = {change.number for change in touched}
-        due |= {change.needs.number for change in touched if change.needs}
         self._settle_some(lambda change: isinstance(change, NameChange) and change.number in due)
+
+    def sync_all(self) -> None:
+        """Let all that is pending reach the platter."""
+        self._settle_some(lambda _change: True)
 
     def forget_what_is_dark(self) -> None:
         """To be called where a test has changed what is durable behind our back."""
@@ -229,13 +228,7 @@ class Platter:
         if self._dark is None:
             self._dark = self._without_what_is_pending()
         image = self._dark.copy()
-        kept = {change.number for change in survivors if isinstance(change, NameChange)}
-        changed = [
-            change
-            for change in survivors
-            # What it needs may have been durable before; if it was not, it must be among the survivors.
-            if not (isinstance(change, NameChange) and change.needs and self._lacks(change.needs, kept))
-        ]
+        changed = list(survivors)
         image._settle(changed)
         for change in changed:
             if isinstance(change, NameChange):
@@ -258,9 +251,6 @@ class Platter:
         for inode, places in linked.items():
             files[inode] = (frozenset(places),)
         return frozenset([(place, contents.get(inode, inode)) for inode, place in files.items()])
-
-    def _lacks(self, needed: NameChange, kept: set[int]) -> bool:
-        return needed.number not in kept and needed in self.pending
 
     def _without_what_is_pending(self) -> "Platter":
         image = self.copy()

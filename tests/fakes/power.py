@@ -11,9 +11,6 @@ What each one keeps, by `Platter.sync_*` when something is synced and by `surviv
 | FOLDER_LOGS  | its content, names  | the same    | its names           | of each folder and of each  |
 |              |                     |             |                     | file the oldest changes     |
 | ANY_SUBSET   | its content         | its content | its names           | any                         |
-| TORN_RENAMES | its content         | its content | its names           | any; of a rename also the   |
-|              |                     |             |                     | new name without the        |
-|              |                     |             |                     | removal of the old          |
 
 In all of them a write may keep any (ORDERED, FOLDER_LOGS: the first) of its sectors of 512
 bytes, and a file its new size without the content.  Modification times are lost.
@@ -22,10 +19,8 @@ Sources.  ORDERED: the journal of ext4 (data=ordered, delayed allocation) and th
 xfs commit changes of names in order, and a sync commits everything up to the change it is
 for; content is written back in its own time.  That fdatasync commits no names was
 measured on ext4.  FOLDER_LOGS: the tree log of btrfs holds just what was synced, so that
-changes in two folders come in another order than they were made; measured.  The other
-two promise what POSIX does: nothing before the sync of that very file or folder.  "A
-rename is atomic" (POSIX, rename) is taken to hold for the name that arrives: it is never
-missing in both places.  TORN_RENAMES drops the rest of it.
+changes in two folders come in another order than they were made; measured.  ANY_SUBSET promises
+what POSIX does: nothing before the sync of that very file or folder.
 """
 
 import itertools
@@ -48,7 +43,7 @@ def survivors(model: Model, pending: Sequence[Change], rng: random.Random, most:
             return ordered(pending)
         case Model.FOLDER_LOGS:
             return folder_logs(pending, rng, most)
-        case Model.ANY_SUBSET | Model.TORN_RENAMES:
+        case Model.ANY_SUBSET:
             return subsets(pending, rng, most)
 
 

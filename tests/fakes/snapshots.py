@@ -6,7 +6,6 @@ from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.policy.differences import Difference
 from relay.queue.routes import Because
-from relay.spool.interface import Totals
 from relay.status.estimate.past import Met
 from relay.status.estimate.plan import Course, LaneCourse, NoteKind, Over, PastCourse, Plan, PlanRemark
 from relay.status.snapshot import (
@@ -24,6 +23,7 @@ from relay.status.snapshot import (
     UpstreamState,
     UpstreamStatus,
 )
+from relay.telemetry.metric_table import Totals
 from tests.fakes.clock import START_WALL_NS
 
 AT_NS = START_WALL_NS
@@ -72,7 +72,7 @@ def a_snapshot(
     upstream: UpstreamStatus | None = None,
     condition: Condition = Condition.RUNNING,
     refusing_because: str = "",
-    ledger: Totals | None = None,
+    totals: Totals | None = None,
     policy: PolicyStatus | None = None,
 ) -> Snapshot:
     return Snapshot(
@@ -88,7 +88,7 @@ def a_snapshot(
             QueueState.DEFERRED: QueueCounts(3, 4, 5_000, 3_600 * SECOND_NS),
             QueueState.CORRUPT: QueueCounts(1, 0, 17, 0),
         },
-        ledger=ledger or Totals(accepted=1_000, relayed=190, bounced=4, expired=1, deleted=1, queued=804),
+        totals=totals or Totals(accepted=1_000, relayed=190, bounced=4, expired=1, deleted=1),
         policy=policy or PolicyStatus("ab" * 32, AT_NS - 60 * SECOND_NS),
         disk=DiskStatus(7 * 2**30, 12_345),
         certificates=(CertificateStatus("127.0.0.1:2525", AT_NS + 90 * 86_400 * SECOND_NS),),

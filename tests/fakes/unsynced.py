@@ -18,6 +18,9 @@ class Unsynced(RealDisk):
     def sync_directory(self, path: str) -> None:
         pass
 
+    def sync_all(self, path: str) -> None:
+        pass
+
     def sync_each(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:  # noqa: ARG002 - the port's
         return [None] * len(fds)
 

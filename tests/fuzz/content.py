@@ -1,6 +1,6 @@
 """Content both ways: what we take in we can send, and what we send is read as it was, however it is cut."""
 
-from relay.listener.content import ContentDecoder, Fault
+from relay.listener.content import ContentDecoder
 from relay.smtp.dot_stuffing import DotStuffing, UnsendableContent
 from tests.fuzz.choices import Choices
 from tests.fuzz.work import bounded
@@ -35,7 +35,7 @@ def target(raw: bytes) -> None:
     assert _decoded(choices.pieces(sent), normalise=False) == (content, None, b"")
 
 
-def _decoded(pieces: list[bytes], *, normalise: bool) -> tuple[bytes | None, Fault | None, bytes]:
+def _decoded(pieces: list[bytes], *, normalise: bool) -> tuple[bytes | None, str | None, bytes]:
     """Return content (None without an end), what is wrong with it, and what came behind it."""
     decoder = ContentDecoder(MAX_BYTES, MAX_HOPS, normalise=normalise)
     content, left = b"", list(pieces)
@@ -44,7 +44,7 @@ def _decoded(pieces: list[bytes], *, normalise: bool) -> tuple[bytes | None, Fau
             content += decoder.feed(left.pop(0))
     if not decoder.is_ended:
         return None, None, b""
-    return (None if decoder.fault else content), decoder.fault, decoder.rest + b"".join(left)
+    return (None if decoder.refusal else content), decoder.refusal, decoder.rest + b"".join(left)
 
 
 def _stuffed(pieces: list[bytes]) -> bytes | None:

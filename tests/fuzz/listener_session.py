@@ -4,6 +4,7 @@ import asyncio
 import re
 from dataclasses import dataclass
 
+from relay.listener.access import Client
 from relay.listener.session import ClientSession
 from relay.listener.shared import Reception
 from relay.policy.model import Listen
@@ -83,19 +84,19 @@ def _said(choices: Choices) -> list[bytes]:
 async def _heard(pieces: list[bytes], pauses: list[int]) -> Heard:
     intake, observer = MemoryIntake(), MemoryObserver()
     room = Reception(LISTEN, "relay.example", intake, observer, FakeClock())
-    session = ClientSession(room, "127.0.0.1")
+    place = room.place_for(Client.of_peer("127.0.0.1"))
+    assert room.admission.enter(place) is None
+    session = ClientSession(room, place)
     transport = MemoryTransport(session)
     session.connection_made(transport)
     await deliver(transport, session, pieces, pauses)
     commands = sum(piece.count(b"\n") for piece in pieces)
-    await until(session.task.done, TURNS_A_PIECE + 4 * commands)
-    room.register.stop()
+    await until(lambda: room.admission.total == 0, TURNS_A_PIECE + 4 * commands)
 
     assert observer.faults == []
     assert session.task.exception() is None
     assert len(observer.closed) == 1
     assert not intake.open_drafts
-    assert len(room.register) == room.admission.clients == 0
     return Heard(bytes(transport.sent), tuple(intake.accepted), tuple(observer.refusals), observer.closed[0])
 
 

@@ -7,7 +7,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 from relay.daemon.assembly import Assembly
-from relay.daemon.listening import look_for_room, spool_intake
+from relay.daemon.spool_intake import spool_intake
+from relay.listener.access import Client
 from relay.listener.session import ClientSession
 from relay.listener.shared import Reception
 from relay.policy.model import Policy
@@ -117,15 +118,8 @@ class SimulatedRelay:
 
         workers = SimulatedWorkers()
         self.intake = spool_intake(policy, Host(clock, self.listener_disk, workers, trigger), events)
-        self._parts = Assembly(
-            spool,
-            Host(clock, self.disk, workers, trigger),
-            policy=policy,
-            hostname="relay.test",
-            telemetry=Telemetry(events, metrics, clock),
-            status=PolicyStatus("", 0),
-            on_fault=on_fault,
-        )
+        host, telemetry = Host(clock, self.disk, workers, trigger), Telemetry(events, metrics, clock)
+        self._parts = Assembly(spool, host, policy, "relay.test", telemetry, PolicyStatus("", 0), on_fault)
         self.sender, self.watch = self._parts.sender, self._parts.watch
         self.operator = self._parts.operator
         counts = ListenerCounts([str(listen.address) for listen in policy.listen])
@@ -141,14 +135,15 @@ class SimulatedRelay:
 
     async def run(self) -> None:
         """Start, as the daemon does: take mail, recover, relay."""
-        self._loop.network.serve(self._port, lambda: ClientSession(self._reception, "127.0.0.1"))
+        place = self._reception.place_for(Client.of_peer("127.0.0.1"))
+        self._loop.network.serve(self._port, lambda: ClientSession(self._reception, place))
         try:
             await self.sender.start()
         except Exception as error:  # noqa: BLE001 - the daemon ends, whatever it was
             self._on_fault(error)
             return
         self.is_up = True
-        for chore in (*self._parts.chores(), look_for_room(self.intake)):
+        for chore in (*self._parts.chores(), self.intake.keep_looking_for_room()):
             self._tasks.append(asyncio.create_task(chore))
 
     async def edit(self, policy_text: str) -> None:

@@ -22,7 +22,7 @@ from relay.control.operations import OK
 from relay.mail.envelope import QueueId
 from relay.policy.limits import LimitSettings
 from relay.spool.identity import Identities
-from relay.spool.interface import SpoolFault
+from relay.spool.interface import Full, Unavailable
 from relay.verdicts.operator_pause import FOREVER_NS, PauseAsked
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model, Platter
@@ -37,7 +37,7 @@ from tests.simulation.worlds import PORTS, WORLDS
 
 MAX_TRANSACTION_NS = 180 * SECOND_NS
 YEAR_S = 31_536_000
-MAY_END_A_RELAY = (OSError, SpoolFault)
+MAY_END_A_RELAY = (OSError, Full, Unavailable)
 """It exits, and its supervisor starts it again.  Anything else is a fault of ours."""
 LOOK_S = 5.0
 

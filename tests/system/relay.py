@@ -188,16 +188,17 @@ class RelayProcess:
             raise
 
     def is_empty(self) -> bool:
-        """Return whether it has no message; raises OSError and more while nobody answers."""
-        status = json.loads(self.get("/status.json"))
-        # A message with no recipient left may still owe its report.
-        counted = sum(its["messages"] for state, its in status["queue"].items() if state != "corrupt")
-        return status["ledger"]["queued"] + counted + status["recovering"] == 0 and self.stored() == 0
+        """Return whether it has no message; raises OSError and more while nobody answers.
 
-    def stored(self) -> int:
-        """Return how many messages are on disk, accepted or queued, whatever the relay knows of them."""
-        told: dict[str, Any] = json.loads(self.command("fsck", "--json").stdout.splitlines()[-1])
-        return int(told["messages"])
+        First its memory says so.  Only then it is asked for what it has yet to claim: else the report about
+        the last message could be published, and that message leave the memory, between the two.
+        """
+        if messages_in(json.loads(self.get("/status.json"))):
+            return False
+        ran = self.command("status", "--json")
+        if ran.returncode != os.EX_OK:
+            raise ConnectionError(ran.stderr)
+        return messages_in(json.loads(ran.stdout)) == 0
 
     def _started(self) -> Started:
         assert self._relay is not None, "no relay was started here"
@@ -219,6 +220,12 @@ class RelayProcess:
                     raise TimeoutError(f"relay run not ready in {HANG_S:g} s:\n" + "\n".join(self.log()))
         finally:
             os.close(ended)
+
+
+def messages_in(status: Mapping[str, Any]) -> int:
+    """Return how many messages a status tells of, but for damaged ones."""
+    counted = sum(its["messages"] for state, its in status["queue"].items() if state != "corrupt")
+    return int(counted + status["recovering"])
 
 
 def _series(name: str, labels: Mapping[str, str]) -> str:

@@ -170,10 +170,9 @@ def test_what_is_done_while_the_relay_is_down_counts_later(operator: Operated) -
         operator.run("queue", "retry", kept)
         operator.run("queue", "release", "ALL", "--yes")
         operator.relay.wait_until_empty()
-        ledger = operator.told("status")["ledger"]
+        totals = operator.told("status")["totals"]
 
-    fates = {name: ledger[name] for name in ("accepted", "relayed", "bounced", "deleted", "imbalance")}
-    assert fates == {"accepted": 7, "relayed": 5, "bounced": 1, "deleted": 1, "imbalance": 0}
+    assert (totals["relayed"], totals["bounced"], totals["expired"]) == (5, 0, 0)
 
 
 def test_an_operators_pause_lasts_through_kills_until_resume(operator: Operated) -> None:
@@ -246,6 +245,7 @@ def test_a_broken_policy_stops_no_verb_while_the_relay_runs(operator: Operated, 
     with operator.relay:
         (queue_id,) = operator.deferred(1)
         operator.relay.policy_path.write_text(text)
+        operator.relay.wait_for_log(lambda line: "policy refused, the last good one stays" in line)
         verbs = [["queue", verb, queue_id] for verb in ("show", "hold", "release", "retry")]
         for verb in (["status"], ["queue"], *verbs, ["pause", "isp"], ["resume", "isp"], ["audit"], ["fsck"]):
             assert operator.relay.command(*verb).stderr == "", verb

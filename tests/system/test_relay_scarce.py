@@ -97,7 +97,7 @@ def test_silent_clients_leave_descriptors_for_the_spool(tmp_path: Path, processe
 def test_running_out_of_descriptors_altogether_is_survived(tmp_path: Path, processes: int) -> None:
     with relaying(tmp_path, processes=processes) as (relay, host):
         session = smtplib.SMTP("127.0.0.1", relay.port, timeout=PATIENCE_S)
-        with session:
+        with contextlib.closing(session):
             session.sendmail(*FROM_TO, CONTENT)
             host.wait_until(lambda ledger: ledger.relayed == 1)
             pids = [relay.pid, *relay.listeners()]
@@ -107,8 +107,11 @@ def test_running_out_of_descriptors_altogether_is_survived(tmp_path: Path, proce
                 for _ in range(2):
                     with pytest.raises(smtplib.SMTPResponseException, match="451"):
                         session.sendmail(*FROM_TO, CONTENT)
-            for pid in pids:
-                resource.prlimit(pid, resource.RLIMIT_NOFILE, (HARD, HARD))
+            for pid in pids[1:]:
+                os.kill(pid, signal.SIGKILL)
+                # Without a descriptor no other one can start.
+                relay.wait_for_log(lambda line: f"listener 127.0.0.1:{relay.port} waits, out of" in line)
+            resource.prlimit(relay.pid, resource.RLIMIT_NOFILE, (HARD, HARD))
             send_at_last(relay.port)
             host.wait_until(lambda ledger: ledger.relayed == 2)
 

@@ -1,8 +1,6 @@
 """`relay spool convert`: the spool, from one engine to another, while no relay runs."""
 
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -13,13 +11,10 @@ from relay.clock import SystemClock
 from relay.control.client import ControlClient
 from relay.control.offline import refuse_strangers
 from relay.policy.model import Policy, SpoolEngine
-from relay.spool.convert import Converted, Leftover, convert
+from relay.spool.convert import Converted, convert
 from relay.spool.disk.durable import RealDisk
-from relay.spool.engines import engine_of, is_half_converted
-from relay.spool.interface import SpoolBusy, SpoolFault, SpoolFull
-
-TOLD_EACH = 10_000
-"""Files or messages between two lines of how far it is."""
+from relay.spool.engines import engine_of
+from relay.spool.interface import Full, SpoolBusy, SpoolError
 
 
 class DiskFailed(click.ClickException):
@@ -59,19 +54,13 @@ def convert_spool(policy_path: Path, spool: Path | None, *, target: str | None, 
         if is_dry:
             _foretell(root, engine_of(root, disk), wanted)
             return
-        done = convert(root, wanted, disk, SystemClock(), _tell_corrupt, on_step=_progress())
+        done = convert(root, wanted, disk, SystemClock(), _tell_corrupt)
     except SpoolBusy as busy:
         raise TryLater(str(busy)) from busy
-    except (SpoolFull, Leftover) as error:
-        is_half = is_half_converted(root, disk)
-        how_far = (
-            "the new spool is whole, and the old one is to be removed"
-            if is_half
-            else "the spool is as it was"
-        )
-        raise TryLater(f"{error}; {how_far}: run this again") from error
-    except SpoolFault as fault:
-        raise DiskFailed(f"{fault}; run this again once the disk is well") from fault
+    except Full as error:
+        raise TryLater(f"{error}; the spool is as it was: make room, and run this again") from error
+    except SpoolError as error:
+        raise DiskFailed(f"{error}; run this again once the disk is well") from error
     except PermissionError as error:
         raise NotPermitted(f"{error}; run this as the user that the relay runs as") from error
     except OSError as error:
@@ -94,18 +83,13 @@ def _foretell(root: str, found: str | None, wanted: str) -> None:
 
 
 def _tell(root: str, done: Converted) -> None:
-    late = f"; {done.late} messages came in meanwhile, and are in it" if done.late else ""
-    carried = done.carried
     if done.was == done.now:
-        click.echo(printable(f"{root}: is of the engine {done.now}{late}"))
+        click.echo(printable(f"{root}: is of the engine {done.now}"))
         return
-    damaged = (
-        f"; {carried.set_aside} turned out to be damaged, and are in corrupt/" if carried.set_aside else ""
-    )
     click.echo(
         printable(
-            f"{root}: {done.was} to {done.now}: {carried.messages} messages, {carried.held} of them held, "
-            f"{carried.recipients} recipients to do{late}{damaged}"
+            f"{root}: {done.was} to {done.now}: {done.messages} messages, {done.held} of them held, "
+            f"{done.recipients} recipients to do"
         )
     )
 
@@ -117,15 +101,3 @@ def _advise(policy: Policy, wanted: str) -> None:
 
 def _tell_corrupt(name: str, why: str) -> None:
     click.echo(printable(f"{name}: {why}; it is in corrupt/"), err=True)
-
-
-def _progress() -> Callable[[], None]:
-    steps = 0
-
-    def on_step() -> None:
-        nonlocal steps
-        steps += 1
-        if steps % TOLD_EACH == 0 and sys.stderr.isatty():
-            click.echo(f"\r{steps:,} steps", err=True, nl=False)
-
-    return on_step

@@ -1,9 +1,9 @@
-"""`relay fsck`: what is not as it should be in a spool and its histories, a line a finding.
+"""`relay fsck`: reads every message of a spool and its histories, and says what is not as it should be.
 
-Reads only, and takes no lock, so that it may be run beside a relay.  Exit codes: 0 clean,
-1 findings that need nobody (the next start, or the next use, puts them right), 65
-(EX_DATAERR) damage: somebody has to look; 66 there is no spool, 74 it cannot be read, 77
-it belongs to another user.
+It owns the queue meanwhile, so no relay may run; while one runs only the histories are looked at.  What is
+damaged is set aside, as a start does it.  Exit codes: 0 clean, 1 findings that need nobody, 65 (EX_DATAERR)
+damage: somebody has to look; 66 there is no spool, 74 it cannot be read, 75 a relay has it, 77 it belongs to
+another user.
 """
 
 import json
@@ -17,14 +17,17 @@ import click
 from relay.cli.locate import Where, found_policy, where_options
 from relay.cli.options import Misconfigured, NotPermitted, printable
 from relay.clock import SystemClock
-from relay.control.client import ControlClient
+from relay.control.offline import refuse_strangers
 from relay.policy.model import Policy
 from relay.spool.disk.durable import RealDisk
-from relay.spool.engines import inspected
-from relay.spool.finding import NOTHING_SENT, Finding, Inspection
+from relay.spool.engines import engine_of, open_spool
+from relay.spool.finding import NOTHING_SENT, Finding
+from relay.spool.interface import Corrupt, Spool, SpoolBusy, SpoolError
 from relay.throttle.history_check import history_findings
 
 FINDINGS_THAT_NEED_NOBODY = 1
+AT_ONCE = 256
+MOST_LISTED = 1000
 
 
 class NotReadable(click.ClickException):
@@ -39,38 +42,83 @@ class NoSpool(NotReadable):
 @where_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
 def fsck(policy_path: Path, spool: Path | None, *, as_json: bool) -> int:
-    """Check the spool and the histories; read only.
+    """Read every message of the spool, and the histories.
 
-    Each finding is a line: the path, what is wrong, what the relay does about it, and after
-    an arrow what you can do, if anything.  Works with the relay up or down; while it is up,
-    a finding may be outdated when you read it.  Exit codes: 0 nothing found, 1 the relay
-    repairs it by itself, 65 damage.
+    No relay may run; while one runs, only the histories are read.  Each finding is a line: the path,
+    what is wrong, what the relay does about it, and after an arrow what you can do, if anything.  A damaged
+    message is moved to corrupt/, as a start of the relay does it.  Exit codes: 0 nothing found, 1 the relay
+    repairs it by itself, 65 damage, 75 a relay runs.
     """
     policy = found_policy(Where(policy_path, spool))
+    busy, messages, findings = "", 0, list[Finding]()
     try:
-        seen = inspected(policy, RealDisk())
-        findings = [*seen.findings, *_of_histories(policy)]
-        holder = seen.holder or ("unknown" if ControlClient(policy.spool).is_up() else None)
+        if engine_of(str(policy.spool), RealDisk()) is None:
+            raise FileNotFoundError(2, os.strerror(2), str(policy.spool))
+        refuse_strangers(policy.spool)
+        try:
+            messages, findings = _of_spool(policy)
+        except SpoolBusy as error:
+            busy = str(error)
+        findings += _of_histories(policy)
     except ValueError as error:
         raise Misconfigured(str(error)) from error
+    except SpoolError as error:
+        raise NotReadable(str(error)) from error
     except OSError as error:
         kinds: dict[type[OSError], type[click.ClickException]]
         kinds = {FileNotFoundError: NoSpool, PermissionError: NotPermitted}
         kind = kinds.get(type(error), NotReadable)
         raise kind(f"{error.filename or policy.spool}: {error.strerror or error}") from error
     damage = sum(finding.is_damage for finding in findings)
-    if as_json:
-        for finding in findings:
-            click.echo(json.dumps({"finding": finding.kind, **_json(finding), "damage": finding.is_damage}))
-        click.echo(json.dumps(_summary_json(seen, holder, findings, damage)))
-    else:
-        for finding in findings:
-            click.echo(_line(finding))
-        for line in _summary(seen, holder, findings, damage):
-            click.echo(line)
+    for finding in findings:
+        click.echo(json.dumps(_json(finding)) if as_json else _line(finding))
+    summary = {
+        "finding": "summary",
+        "path": printable(str(policy.spool)),
+        "messages": None if busy else messages,
+        "findings": len(findings),
+        "damages": damage,
+        "busy": printable(busy) or None,
+    }
+    found = f"{len(findings)} findings, {damage} of them damage" if findings else "clean"
+    read = f"not read: {busy}; stop the relay and run this again" if busy else f"{messages} messages"
+    click.echo(json.dumps(summary) if as_json else printable(f"{policy.spool}: {read}, {found}"))
     if damage:
         return os.EX_DATAERR
-    return FINDINGS_THAT_NEED_NOBODY if findings else os.EX_OK
+    return os.EX_TEMPFAIL if busy else FINDINGS_THAT_NEED_NOBODY if findings else os.EX_OK
+
+
+def _of_spool(policy: Policy) -> tuple[int, list[Finding]]:
+    """Return how many whole messages there are, and what is set aside.  Raises SpoolError, OSError."""
+    spool = open_spool(policy, RealDisk(), SystemClock(), lambda _name, _why: None)
+    try:
+        messages = sum(_whole(spool))
+        findings = [
+            Finding(
+                f"{policy.spool}/corrupt/{each.name}",
+                "set_aside",
+                each.reason,
+                "never sent, never deleted",
+                "look at it, send by hand what is worth it, then remove it",
+            )
+            for each in spool.set_aside(MOST_LISTED)
+        ]
+    finally:
+        spool.close()
+    return messages, findings
+
+
+def _whole(spool: Spool) -> Iterator[bool]:
+    while page := spool.claim(AT_ONCE):
+        for message in page:
+            try:
+                # Shorter content came with its message, and was checked.
+                for _ in spool.content(message.queue_id) if message.content is None else ():
+                    pass
+            except Corrupt:
+                yield False
+            else:
+                yield True
 
 
 def _of_histories(policy: Policy) -> Iterator[Finding]:
@@ -91,36 +139,13 @@ def _line(finding: Finding) -> str:
     return printable(f"{finding.path}: {finding.what}: {finding.becomes}{advice}")
 
 
-def _json(finding: Finding) -> dict[str, str | None]:
+def _json(finding: Finding) -> dict[str, str | bool | None]:
     values = asdict(finding)
     return {
+        "finding": finding.kind,
         "path": printable(values["path"]),
         "what": printable(values["what"]),
         "relay": values["becomes"],
         "operator": values["advice"] or None,
-    }
-
-
-def _summary(seen: Inspection, holder: str | None, findings: list[Finding], damage: int) -> Iterator[str]:
-    found = f"{len(findings)} findings, {damage} of them damage" if findings else "clean"
-    yield printable(f"{seen.root}: {seen.messages} messages, {found}")
-    if holder is not None:
-        yield (
-            f"a sender holds the spool (process {holder}), and {seen.arriving} messages were arriving: "
-            "findings may be outdated; run fsck again before you act"
-        )
-
-
-def _summary_json(
-    seen: Inspection, holder: str | None, findings: list[Finding], damage: int
-) -> dict[str, str | int | bool | None]:
-    return {
-        "finding": "summary",
-        "path": printable(seen.root),
-        "messages": seen.messages,
-        "arriving": seen.arriving,
-        "findings": len(findings),
-        "damages": damage,
-        "is_held": holder is not None,
-        "holder": holder,
+        "damage": finding.is_damage,
     }

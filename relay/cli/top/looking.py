@@ -60,7 +60,7 @@ class Looking:
             return
         self._snapshot, self._trouble = snapshot, ""
         self._seen_at_ns = self._clock.boottime_ns()
-        self._rates.note(self._seen_at_ns, snapshot.ledger)
+        self._rates.note(self._seen_at_ns, snapshot.totals)
 
     async def count(self) -> None:
         """Ask what waits for what, and who sends most."""

@@ -151,8 +151,6 @@ def _wrong(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
         yield f"the last good file stays in use: {snapshot.policy.refused_file}", "bold red"
     if snapshot.policy.waiting_because:
         yield f"the last edit of the policy waits: {snapshot.policy.waiting_because}", "yellow"
-    if snapshot.ledger.imbalance:
-        yield f"{snapshot.ledger.imbalance} recipients are unaccounted for: please report it", "bold red"
 
 
 def rows(seen: TopView, layout: Columns, find: str = "") -> list[PictureRow]:

@@ -4,7 +4,7 @@ from collections import deque
 from typing import NamedTuple
 
 from relay.clock import SECOND_NS
-from relay.spool.interface import Totals
+from relay.telemetry.metric_table import Totals
 
 OVER_NS = 60 * SECOND_NS
 _MINUTE_NS = 60 * SECOND_NS
@@ -19,7 +19,7 @@ class Rate(NamedTuple):
 
 
 class Rates:
-    """Knows the totals of the last OVER_NS; those of another spool, which are lower, begin anew."""
+    """Knows the totals of the last OVER_NS; those of a relay that restarted begin anew."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[int, Totals]] = deque()

@@ -10,13 +10,14 @@ Rules, measured on ext4, xfs and btrfs with real crash images:
 - after any failed sync the pages are marked clean though the disk has the old bytes: a second sync
   that "succeeds" proves nothing.  So nothing here retries, and the caller that meets the error
   abandons the file (inbound) or stops trusting its memory (state);
-- a lock is flock on a file of its own, never unlinked: a POSIX lock is lost as soon as any descriptor
-  of the file is closed.
+- a lock is flock: a POSIX lock is lost as soon as any descriptor of the file is closed.  A locked file is
+  unlinked by nobody else, and who locks one that others may unlink asks `leads_to` afterwards.
 
 Does not: decide what to write when.
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -91,6 +92,9 @@ class Disk(Protocol):
     def sync_directory(self, path: str) -> None:
         """Make the names in a folder durable."""
 
+    def sync_all(self, path: str) -> None:
+        """Make all durable that is in memory of the file system of a folder (syncfs)."""
+
     def link(self, source: str, target: str) -> None:
         """Give a file a second name; FileExistsError if that is taken."""
 
@@ -118,6 +122,9 @@ class Disk(Protocol):
     def users(self, folder: str) -> frozenset[int]:
         """Return whose files are ours in a folder: our own, and those of whom it belongs to."""
 
+    def why_not_ours(self, folder: str) -> str | None:
+        """Return why somebody else may change what is in a folder; None if only we may."""
+
     def make_directory(self, path: str) -> None:
         """Create a folder and its parents, for us alone, durably; fine if it is there."""
 
@@ -127,8 +134,11 @@ class Disk(Protocol):
     def make_fifo(self, path: str) -> None:
         """Create a FIFO; fine if it is there, FileExistsError if something else is."""
 
-    def lock(self, path: str, *, wait: bool) -> int | None:
-        """Return a descriptor that holds the lock until it is closed, or None if it is taken."""
+    def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
+        """Return a descriptor that holds the lock until it is closed, or None if it is taken.
+
+        Many may hold it together as shared, and nobody else meanwhile.
+        """
 
     def lock_open(self, fd: int) -> bool:
         """Lock an open file until its descriptor is closed; return whether we got the lock."""
@@ -202,6 +212,15 @@ class RealDisk:
         finally:
             os.close(fd)
 
+    def sync_all(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if ctypes.CDLL(None, use_errno=True).syncfs(fd):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), path)
+        finally:
+            os.close(fd)
+
     def link(self, source: str, target: str) -> None:
         os.link(source, target, follow_symlinks=False)
 
@@ -244,6 +263,13 @@ class RealDisk:
         # Root may run the relay of another user, and some file systems show all files as one user's.
         return frozenset({os.geteuid(), os.stat(folder).st_uid})
 
+    def why_not_ours(self, folder: str) -> str | None:
+        found = os.stat(folder)
+        if os.geteuid() not in (0, found.st_uid):
+            return f"belongs to user {found.st_uid}, and is not ours"
+        mode = stat.S_IMODE(found.st_mode)
+        return f"has mode {mode:04o}: others may write in it" if mode & 0o022 else None
+
     def make_directory(self, path: str) -> None:
         if os.path.isdir(path):
             return
@@ -264,10 +290,11 @@ class RealDisk:
             if not stat.S_ISFIFO(os.stat(path, follow_symlinks=False).st_mode):
                 raise
 
-    def lock(self, path: str, *, wait: bool) -> int | None:
+    def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+        kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(fd, kind | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             os.close(fd)
             return None

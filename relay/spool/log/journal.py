@@ -1,109 +1,95 @@
-"""The sender's own stream: what was called waits here, and becomes durable as one group.
+"""The sender's own stream: what is written becomes durable as one group, and only then part of the index.
 
-Guarantees: reads see what was called at once; `commit` makes all of it durable in the order of the calls, or,
-where there is no room, nothing: then it stays called.  Each segment's first group ends with the account.
-Raises SpoolFault where the disk fails: then only a restart knows what is durable.
-Assumes: the holder of the spool's lock.
+Hints are no reason to wait for a disk: they are in memory at once, and durable with the next group or
+checkpoint.  Raises OSError, and nothing of the group counts then.  Assumes: the owner of the queue.
 """
 
+import contextlib
 from collections.abc import Sequence
 
 from relay.mail.envelope import QueueId
-from relay.spool.faults import faults
+from relay.spool.disk.durable import Disk, opened
 from relay.spool.log import facts as said
-from relay.spool.log.index import LogIndex
-from relay.spool.log.layout import SENDER, SegmentName
-from relay.spool.log.record import HEAD_BYTES, New
-from relay.spool.log.segments import SegmentEvent, Segments, place_of
-from relay.spool.log.stream_writer import Appended, StreamWriter
+from relay.spool.log.index import Index
+from relay.spool.log.layout import Layout, SegmentName
+from relay.spool.log.record import MOVED, Record, record_in
+from relay.spool.log.writer import StreamWriter
+
+SLICE_BYTES = 256 * 1024
 
 
 class Journal:
-    def __init__(self, segments: Segments, queued: LogIndex, writer: StreamWriter | None = None) -> None:
-        """`writer` is that of an earlier reading by this process."""
-        self._segments = segments
-        self._queued = queued
+    def __init__(self, index: Index, writer: StreamWriter) -> None:
         self.writer = writer
-        self._pending: list[New] = []
-        self.said_of: set[QueueId] = set()
-        """Messages of which something was called since the sender last looked whether that became much."""
-        self._current: int | None = None
+        self._index = index
+        self._hints: dict[QueueId, Record] = {}
+        self._name: SegmentName | None = None
+        self.written_bytes = 0
+        """Since it was last set to 0."""
 
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._pending)
+    def hint(self, queue_id: QueueId, at_ns: int) -> None:
+        new = {"next": at_ns}
+        self._index.say(queue_id, new)
+        self._hints[queue_id] = Record(said.SAID, queue_id, said.encode(new))
 
-    def go_on(self, before: int, end: int, highest: int, torn: Sequence[tuple[str, int]]) -> None:
-        """Begin behind what a start found: which segment ends the stream, how much of it counts.
-
-        `highest` is the highest number that any segment of the stream has; `torn` as `SendersEnd` has it.
-        """
-        if self.writer is None:
-            self.writer = StreamWriter(
-                self._segments.disk, self._segments.layout, SENDER, (before, end), highest, has_room=True
-            )
-        elif self.writer.is_begun:
-            self._current = self._segments.add(SegmentName(SENDER, self.writer.position[0]))
-        self.writer.cut_off_first(torn)
-
-    @property
-    def end(self) -> tuple[int, int] | None:
-        """Return the number and the length of what was written, where a group was."""
-        return self.writer.position if self.writer is not None and self.writer.is_begun else None
-
-    def call(self, new: New) -> None:
-        """Take in what is to be written with the next commit."""
-        queue_id = id_of(new)
-        self._queued.change(new.kind, queue_id, new.payload, new.number)
-        if new.kind in said.OF_A_MESSAGE:
-            self.said_of.add(queue_id)
-        self._pending.append(new)
-
-    def publish(self, new: New) -> None:
-        """Queue a message with the next commit."""
-        self._queued.come(id_of(new), new.number, 0)
-        self._pending.append(new)
-
-    def commit(self) -> int:
-        """Write what is pending, of which there is some; return the segment."""
-        with faults("log"):
-            handle = self._append(self._pending)
-        self._pending = []
-        return handle
-
-    def write(self, records: list[New]) -> int:
-        """Write some records as a group of their own, when nothing is pending; return its segment.
-
-        Where there is no room it stays called, as what anybody else called.
-        """
-        for new in records:
-            self.call(new)
-        return self.commit()
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
-
-    def _append(self, records: list[New]) -> int:
-        if self.writer is None:
-            raise AssertionError("recover comes first")
-        if self.writer.begins_a_segment:
-            records = [*records, New(said.ACCOUNT, "", self._queued.account.encode())]
-        return self._place(records, self.writer.append(records))
-
-    def _place(self, records: list[New], appended: Appended) -> int:
-        handle = self._segments.add(appended.name)
-        if appended.is_new:
-            if self._current is not None:
-                self._segments[self._current].change(SegmentEvent.END)
-            self._current = handle
-        self._segments[handle].end = appended.end
-        placed = self._queued.placed
-        for new, offset in zip(records, appended.offsets, strict=True):
-            size = HEAD_BYTES + len(new.queue_id) + len(new.payload)
-            placed(new.kind, id_of(new), place_of(handle, offset, size))
-        return handle
+    def write(self, records: Sequence[Record]) -> list[QueueId]:
+        """Write records, of which there are some; return which messages came with them."""
+        group = [*self._hints.values(), *records]
+        name, offsets = self.writer.append(group)
+        self._hints = {}
+        if self._name is not None and self._name != name:
+            self._index.segment(self._name).is_done = True
+        self._name, segment = name, self._index.segment(name)
+        end = self.writer.position.end
+        self.written_bytes += end - segment.end
+        segment.end = end
+        pairs = zip(group, offsets, strict=True)
+        return [new.queue_id for new, at in pairs if self._index.take_in(segment, new._replace(at=at))]
 
 
-def id_of(new: New) -> QueueId:
-    return QueueId(new.queue_id)
+class Cleaner:
+    """Copies what is needed of a mostly dead segment forward, a slice at a time, until it is dead.
+
+    Bound: all segments that are not added to are at most twice what is needed of them and two segments more.
+    So a held message keeps no segment for long, and a byte is copied only when at least as many died.
+    A copy is durable before its original is let go, and a segment goes with a checkpoint only.
+    """
+
+    def __init__(self, disk: Disk, layout: Layout, index: Index, journal: Journal) -> None:
+        self._disk = disk
+        self._layout = layout
+        self._index = index
+        self._journal = journal
+        self._ahead: list[QueueId] = []
+
+    def clean(self, spare_bytes: int) -> bool:
+        """Copy a slice forward where there is a need to; return whether there was.  Raises OSError."""
+        if not self._ahead:
+            if (segment := self._index.crowded(spare_bytes)) is None:
+                return False
+            segment.was_cleaned = True
+            places = self._index.places.items()
+            self._ahead = [queue_id for queue_id, place in places if place.segment is segment]
+        copies: list[Record] = []
+        left = list(self._ahead)
+        while left and sum(each.record_bytes for each in copies) < SLICE_BYTES:
+            copies += self._copy(left.pop())
+        if copies:
+            # Crash here, before or after: the copy counts if it is there, and says the same.
+            self._journal.write(copies)
+        self._ahead = left
+        return True
+
+    def _copy(self, queue_id: QueueId) -> list[Record]:
+        """Return a message again; none for one that ended meanwhile, or cannot be read: that stays."""
+        place = self._index.places.get(queue_id)
+        if place is None or not place.segment.was_cleaned:
+            return []
+        name, raw = place.segment.name, b""
+        with (
+            contextlib.suppress(OSError),
+            opened(self._disk, self._disk.open_read(self._layout.segment(name))) as fd,
+        ):
+            raw = self._disk.pread(fd, place.length, place.offset)
+        found = record_in(raw, name)
+        return [] if found is None or found.queue_id != queue_id else [found._replace(kind=MOVED)]

@@ -1,174 +1,197 @@
-r"""The bytes of a segment: a header, then groups of records.  Encoding and decoding only: no I/O.
+"""The bytes of a segment: groups of records.  Encoding and decoding only: no I/O.
 
-    relay-log 1 STREAM NUMBER BEFORE BEFORE_END CRC\n      of fixed width
-    group record, and as many records as it says            again and again
+A record is a head (the segment's mark, kind, length of its id, the number of its group, how many records
+that has, which only its first one says, length and CRC-32 of its payload, CRC-32 of the head and the id),
+the id of its message, and its payload: of a message a message file (`relay.spool.message.message_file`), or
+nothing where that is in long/; of others see `facts`.
 
-BEFORE is the number of the segment that the stream's writer wrote before this one, and BEFORE_END how much
-of that one counts: what stands behind it, and in segments between the two, is void.
+A group has a number of its own in its segment, also one that found no room: what such a one left behind
+completes none that is written over it, and torn.
 
-A record is a head (the segment's mark, kind, length of its id, a number, length and CRC-32 of its payload,
-CRC-32 of the head), the id of its message, and its payload.  The payload of a message is a message file of
-its own format (`relay.spool.message.message_file`) whose three CRC-32 stand for the record's.
+The first record of a segment is its header, BEFORE and BEFORE_END: which segment its stream's writer wrote
+before it, and how much of that one counts.  What stands behind that, and in segments between, is void.
 
-The mark is different in each segment, and nobody can know it who cannot list the folder: so that no content
-is taken for a record where the next sound one behind a damaged place is looked for.
+The mark is different in each segment, and nobody can know that of a listener's who cannot list the folder: so
+no content is taken for a record where the next sound one behind a damaged place is looked for.
 """
 
 import hashlib
-import re
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
-from relay.spool.interface import Corrupt
 from relay.spool.log.layout import SegmentName
-from relay.spool.message import message_file
 
-HEADER_BYTES = 73
-_HEADER = re.compile(rb"relay-log 1 ([0-9a-z ]{16}) ([0-9]{10}) ([0-9]{10}) ([0-9]{12}) ([0-9a-f]{8})\n\Z")
-_HEAD = struct.Struct("<8scBIII")
+_HEAD = struct.Struct("<8scBIIII")
 _CRC = struct.Struct("<I")
-_GROUP = struct.Struct("<II")
-HEAD_BYTES = _HEAD.size + _CRC.size
-GROUP_BYTES = HEAD_BYTES + _GROUP.size
-"""Of a group's own record."""
+RECORD_HEAD_BYTES = _HEAD.size + _CRC.size
+SEGMENT_HEADER_BYTES = RECORD_HEAD_BYTES + 9 + 3 * 20 + 2
 LONGEST_ID = 24
-MARK_BYTES = 8
+_READ_BYTES = 1024 * 1024
 
-GROUP = b"g"
+HEADER = b"h"
 MESSAGE = b"E"
-"""A message; its number is that of its recipients."""
-LONG = b"L"
-"""A message in a file of its own."""
 MOVED = b"e"
-"""A message copied forward, by the sender: what was said of it before is in `SNAPSHOT` behind it."""
-MOVED_LONG = b"l"
-MESSAGES = frozenset({MESSAGE, LONG, MOVED, MOVED_LONG})
-INLINE = frozenset({MESSAGE, MOVED})
-"""Whose payload is a message file."""
+"""A message copied forward, by the sender: what was said of it before still holds."""
+Read = Callable[[int, int], bytes]
+"""Offset and size; fewer bytes only at the end."""
 
 
-class SegmentHeader(NamedTuple):
-    before: int
-    """0: there was none."""
-    before_end: int
+class Position(NamedTuple):
+    """How far a stream goes, or was read; or is accepted, in the file of its lock: that is not durable."""
 
-
-class New(NamedTuple):
-    """A record to be written."""
-
-    kind: bytes
-    queue_id: str
-    payload: bytes = b""
     number: int = 0
+    """Of a segment; 0: there is none."""
+    end: int = 0
+    messages: int = 0
+    """Of the stream, as far as they are counted."""
 
-
-class Head(NamedTuple):
-    kind: bytes
-    number: int
-    id_bytes: int
-    payload_bytes: int
-    payload_crc: int
-
-    @property
-    def record_bytes(self) -> int:
-        return HEAD_BYTES + self.id_bytes + self.payload_bytes
+    def encoded(self) -> bytes:
+        """As long as one before it, over which it is written."""
+        return sealed(b"%020d %020d %020d" % self)
 
 
 class Record(NamedTuple):
     kind: bytes
     queue_id: QueueId
-    payload: bytes
-    number: int
-    at: int
+    payload: bytes = b""
+    at: int = 0
     """Its offset in the segment."""
+    group: int = 0
+    """The number of its group."""
+    group_size: int = 0
+    """How many records its group has, in the first one."""
 
     @property
     def record_bytes(self) -> int:
-        return HEAD_BYTES + len(self.queue_id) + len(self.payload)
+        return RECORD_HEAD_BYTES + len(self.queue_id) + len(self.payload)
+
+
+class ReadGroup(NamedTuple):
+    at: int
+    end: int
+    is_whole: bool
+    records: list[Record]
+    damages: list[tuple[int, int]]
+    """Stretches that are no sound record."""
 
 
 def mark_of(name: SegmentName) -> bytes:
-    return hashlib.blake2b(b"%s.%d" % (name.stream.encode(), name.number), digest_size=MARK_BYTES).digest()
+    return hashlib.blake2b(str(name).encode(), digest_size=8).digest()
 
 
-def encode_header(name: SegmentName, header: SegmentHeader) -> bytes:
-    text = b"relay-log 1 %-16s %010d %010d %012d" % (name.stream.encode(), name.number, *header)
-    return b"%s %08x\n" % (text, zlib.crc32(text))
+def header_of(before: Position) -> Record:
+    return Record(HEADER, QueueId(""), before.encoded())
 
 
-def decode_header(name: SegmentName, raw: bytes) -> SegmentHeader | None:
-    """Return what a segment's header says; None for one that is damaged, or of another segment."""
-    found = _HEADER.match(raw)
-    if found is None or int(found[5], 16) != zlib.crc32(raw[: HEADER_BYTES - 10]):
-        return None
-    if (found[1].strip().decode(), int(found[2])) != name:
-        return None
-    return SegmentHeader(int(found[3]), int(found[4]))
+def decode_header(name: SegmentName, first: bytes) -> Position | None:
+    """Return what a segment's header says, given how it begins; None for one that is damaged."""
+    found = record_in(first, name)
+    return decode_position(found.payload) if found is not None and found.kind == HEADER else None
 
 
-def encode_group(mark: bytes, records: Sequence[New], start: int) -> tuple[list[bytes], list[int]]:
-    """Return a group in pieces, and where each of its records begins if it is written at `start`."""
-    head_of, crc_of, crc32 = _HEAD.pack, _CRC.pack, zlib.crc32
-    pieces, offsets = [b""], []
-    begin = at = start + GROUP_BYTES
-    for kind, queue_id, payload, number in records:
-        own = queue_id.encode()
-        crc = 0 if kind in INLINE else crc32(payload)
-        head = head_of(mark, kind, len(own), number, len(payload), crc)
-        pieces += (head, crc_of(crc32(own, crc32(head))), own, payload)
+def decode_position(raw: bytes) -> Position | None:
+    """Return None for one that is damaged, or just being written."""
+    body = unsealed(raw)
+    return None if body is None else Position(*map(int, body.split()))
+
+
+def record_in(raw: bytes, name: SegmentName) -> Record | None:
+    """Return the sound record of a segment that some bytes begin with."""
+    return sound_record(mark_of(name), lambda at, size: raw[at : at + size], 0, len(raw))
+
+
+def encode_group(mark: bytes, records: Sequence[Record], at: int, number: int) -> tuple[bytes, list[int]]:
+    """Return a group, and where each of its records begins if it is written at an offset."""
+    pieces, offsets, count = list[bytes](), list[int](), len(records)
+    for new in records:
+        own = new.queue_id.encode()
+        crc = zlib.crc32(new.payload)
+        head = _HEAD.pack(mark, new.kind, len(own), number, count, len(new.payload), crc)
+        pieces += (head, _CRC.pack(zlib.crc32(own, zlib.crc32(head))), own, new.payload)
         offsets.append(at)
-        at += HEAD_BYTES + len(own) + len(payload)
-    counted = _GROUP.pack(len(records), at - begin)
-    head = head_of(mark, GROUP, 0, 0, len(counted), crc32(counted))
-    pieces[0] = head + crc_of(crc32(head)) + counted
-    return pieces, offsets
+        at, count = at + new.record_bytes, 0
+    return b"".join(pieces), offsets
 
 
-def decode_head(mark: bytes, raw: bytes) -> tuple[Head, QueueId] | None:
-    """Return what a sound head at the beginning of `raw` says, and its id; None for anything else."""
-    if len(raw) < HEAD_BYTES or not raw.startswith(mark):
+def sound_record(mark: bytes, read: Read, at: int, end: int) -> Record | None:
+    """Return the record that begins at an offset; None for anything else."""
+    raw = read(at, min(RECORD_HEAD_BYTES + LONGEST_ID, end - at))
+    if len(raw) < RECORD_HEAD_BYTES or not raw.startswith(mark):
         return None
-    _, kind, id_bytes, number, payload_bytes, payload_crc = _HEAD.unpack_from(raw)
-    own = raw[HEAD_BYTES : HEAD_BYTES + id_bytes]
-    if id_bytes > LONGEST_ID or len(own) != id_bytes:
-        return None
+    _, kind, id_bytes, group, count, payload_bytes, payload_crc = _HEAD.unpack_from(raw)
+    own = raw[RECORD_HEAD_BYTES : RECORD_HEAD_BYTES + id_bytes]
     if _CRC.unpack_from(raw, _HEAD.size)[0] != zlib.crc32(own, zlib.crc32(raw[: _HEAD.size])):
         return None
-    return Head(kind, number, id_bytes, payload_bytes, payload_crc), QueueId(own.decode("latin-1"))
+    begin = at + RECORD_HEAD_BYTES + len(own)
+    payload = read(begin, min(payload_bytes, end - begin))
+    if len(payload) != payload_bytes or zlib.crc32(payload) != payload_crc:
+        return None
+    return Record(kind, QueueId(own.decode("latin-1")), payload, at, group, count)
 
 
-def is_sound(head: Head, payload: bytes) -> bool:
-    """Return whether a payload is what was written behind its head."""
-    if len(payload) != head.payload_bytes:
+def sealed(body: bytes) -> bytes:
+    return b"%08x\n%s" % (zlib.crc32(body), body)
+
+
+def unsealed(raw: bytes) -> bytes | None:
+    """Return what was sealed; None for what is damaged, or just being written."""
+    return raw[9:] if sealed(raw[9:]) == raw else None
+
+
+class SegmentReader:
+    """Groups of a segment, its bytes read in large pieces; nothing that is read may change meanwhile."""
+
+    def __init__(self, mark: bytes, read: Read, end: int) -> None:
+        self._mark = mark
+        self._read = read
+        self._end = end
+        self._from, self._bytes = 0, b""
+
+    def groups(self, at: int) -> Iterator[ReadGroup]:
+        """Yield groups as they stand; what belongs to none comes as a group that is not whole.
+
+        Behind a damaged place reading goes on at the next sound record: that costs what is in it, no more.
+        """
+        begin, records, damages = at, list[Record](), list[tuple[int, int]]()
+        while at < self._end:
+            found = sound_record(self._mark, self._get, at, self._end)
+            if at > begin and (_is_whole(records, damages) or _is_of_another(found, records)):
+                yield ReadGroup(begin, at, _is_whole(records, damages), records, damages)
+                begin, records, damages = at, [], []
+            if found is not None:
+                records.append(found)
+                at += found.record_bytes
+            else:
+                damages.append((at, self._next(at + 1)))
+                at = damages[-1][1]
+        if at > begin:
+            yield ReadGroup(begin, at, _is_whole(records, damages), records, damages)
+
+    def _get(self, at: int, size: int) -> bytes:
+        start = at - self._from
+        if start < 0 or start + size > len(self._bytes):
+            self._bytes = self._read(at, min(max(size, _READ_BYTES), self._end - at))
+            self._from, start = at, 0
+        return self._bytes[start : start + size]
+
+    def _next(self, at: int) -> int:
+        """Return where the mark stands next, or the end."""
+        while some := self._get(at, min(_READ_BYTES, self._end - at)):
+            if (found := some.find(self._mark)) >= 0:
+                return at + found
+            at += max(1, len(some) - len(self._mark) + 1)
+        return self._end
+
+
+def _is_whole(records: Sequence[Record], damages: Sequence[object]) -> bool:
+    return bool(records) and not damages and records[0].group_size == len(records)
+
+
+def _is_of_another(found: Record | None, records: Sequence[Record]) -> bool:
+    """Return whether a record is of another group than those before it."""
+    if found is None:
         return False
-    if head.kind not in INLINE:
-        return zlib.crc32(payload) == head.payload_crc
-    try:
-        header = message_file.decode_header(payload[: message_file.HEADER_BYTES])
-    except Corrupt:
-        return False
-    if header.file_bytes != len(payload):
-        return False
-    view = memoryview(payload)
-    content = view[message_file.HEADER_BYTES : header.envelope_offset]
-    return zlib.crc32(content) == header.content_crc and _is_sound_envelope(payload, header)
-
-
-def _is_sound_envelope(payload: bytes, header: message_file.Header) -> bool:
-    raw = payload[header.envelope_offset :]
-    if zlib.crc32(raw) == header.envelope_crc:
-        return True
-    # Its statuses count as if all were to do.
-    end = raw.find(b"\n") + 1
-    lines = raw[end:].split(b"\n")
-    as_accepted = raw[:end] + b"\n".join(b"T" + line[1:] if line else line for line in lines)
-    return zlib.crc32(as_accepted) == header.envelope_crc
-
-
-def decode_group(payload: bytes) -> tuple[int, int]:
-    """Return how many records a group has, and how many bytes they are."""
-    count, size = _GROUP.unpack(payload)
-    return count, size
+    return bool(found.group_size or (records and found.group != records[0].group))

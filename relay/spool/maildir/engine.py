@@ -1,487 +1,359 @@
 """The maildir engine: one file a message, its folder is its state (table in `layout`).
 
-For the one sender that holds the spool's lock, from one thread at a time.
+For the owner of the queue, from one thread at a time.
 
-Guarantees: a status byte, a note, a report, a hold is durable when its method returns.  The order is
-notes, status bytes, report, its marks, ledger, removal: a crash between two leaves the earlier ones,
-from which `recover` goes on.  Assumes: rename is one operation also across loss of power, as on POSIX
-file systems with a log.  Does not: decide what becomes of a message, or build reports.
+Guarantees: the order of a settlement is notes, status bytes, report, told, end; a crash between two leaves
+the earlier ones, from which the next start goes on.  Where a crash left a report that its message is not
+marked for, the start marks the message before it claims either.
+Assumes: rename is one operation, also across loss of power.
+Does not: sync an end.  What a loss of power brings back has no recipient left and nothing to tell, but for a
+report that an operator gave up.
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 from relay.clock import Clock
-from relay.mail.envelope import Envelope, QueueId
-from relay.queue.sorting import Sorter
+from relay.mail.envelope import QueueId, is_notice
+from relay.spool.base import BaseSpool, Failure, Group, told_by
 from relay.spool.disk.durable import Disk, opened
-from relay.spool.disk.os_errors import is_our_own_lack
-from relay.spool.faults import faults
+from relay.spool.errors import kernel_errors
 from relay.spool.identity import is_queue_id
-from relay.spool.interface import (
-    Absent,
-    Adopted,
-    Corrupt,
-    Entry,
-    LedgerAccount,
-    Message,
-    Note,
-    OwedReport,
-    Recovery,
-    SetAside,
-    SpoolFull,
-    Status,
-    Totals,
-    Unreadable,
-)
-from relay.spool.ledger import Fates, fates_of, plus
-from relay.spool.maildir import notes_file, status_bytes
-from relay.spool.maildir.adoption import adopt
+from relay.spool.interface import Absent, Adopted, Corrupt, Message, Note, Settlement
+from relay.spool.maildir.adopting import adopt
 from relay.spool.maildir.intake import MaildirIntake
-from relay.spool.maildir.into_queue import NewMail, Taker, Unread
-from relay.spool.maildir.layout import READ_AGAIN, Layout, prepare
-from relay.spool.maildir.ledger_file import LedgerFile
-from relay.spool.maildir.recovery import FoundMessage, Walk, forget_removals, remove_abandoned_drafts
-from relay.spool.message import files
-from relay.spool.message.files import absence
-from relay.spool.message.message_file import Opened
-from relay.spool.message.recent import Recent
-from relay.spool.root.headroom import gives_way
-from relay.spool.root.lock import take_root
+from relay.spool.maildir.layout import FORMAT, Layout, prepare
+from relay.spool.maildir.marks import Marks, tellings
+from relay.spool.message import notes, reading
+from relay.spool.message.draft import abandoned
+from relay.spool.message.reading import Stretch
+from relay.spool.root.quarantine import OnCorrupt
 
-_Called = TypeVar("_Called")
+LARGEST_NOTES_BYTES = 64 * 1024 * 1024
+"""Ten times what 10,000 refused recipients need; what stands behind it is not read."""
+_PLAUSIBLE_DEFERRAL_NS = 1_000_000_000
+"""A file modified less than this after its arrival was never postponed."""
 
 
-class MaildirSpool:
+class MaildirSpool(BaseSpool):
     def __init__(
-        self,
-        root: str,
-        disk: Disk,
-        clock: Clock,
-        on_corrupt: Callable[[str, str], None] = lambda _n, _w: None,
+        self, root: str, disk: Disk, clock: Clock, on_corrupt: OnCorrupt = lambda _n, _w: None
     ) -> None:
-        """Take the spool.  Raises SpoolBusy, OSError, and ValueError for one of another format.
-
-        `on_corrupt` is told the name and the fault of each file that is set aside.
-        """
+        """Own the queue.  Raises SpoolBusy, OSError, and ValueError for one of another format."""
         prepare(root, disk)
+        super().__init__(root, FORMAT, disk, clock, on_corrupt)
         self._layout = Layout(root)
-        self._disk = disk
-        self._lock_fd, self._aside, self._reserve = take_root(root, disk, on_corrupt)
-        self._intake = MaildirIntake(root, disk, clock, headroom=False)
-        self._ledger = LedgerFile(self._layout, disk)
+        self._reports = MaildirIntake(root, disk, clock, headroom=False)
         self._held: set[QueueId] = set()
-        taker = Taker(disk, self._layout, self._aside, self._try_to_set_aside, disk.unlink)
-        self._arrivals = NewMail(disk, self._layout, taker)
-        self._left = Unread(disk, self._layout, self._aside, taker)
-        self._out_of_sight: set[QueueId] = set()
-        """Messages that cannot be read, or are in corrupt/, and count as queued in the account."""
-        self._memory = Recent()
-        self._walk: Walk | None = None
-        """A start that is not at its end; one that was given up never is."""
-        self._noted: set[str] = set()
-        self._progress: dict[QueueId, Fates] = {}
-        """Of messages of which some recipients are done."""
-        self._queued_recipients = 0
+        self._noted: set[QueueId] = set()
+        """Messages with a file of notes."""
+        self._untold: set[QueueId] = set()
+        """Published reports whose messages are not marked yet; they are not claimed before that."""
+        self._notices: frozenset[QueueId] = frozenset()
+        """Reports and warnings that the start found."""
+        self._is_started = False
 
-    def commit(self) -> None:
-        """Do nothing: each call made durable what it changed."""
+    def claim(self, most: int) -> list[Message]:
+        with kernel_errors("claim"):
+            if not self._is_started:
+                self._start()
+            elif not self._ahead:
+                self._ahead.extend(self._next())
+            return self._page(most)
 
-    def recover(
-        self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None
-    ) -> Generator[list[Entry], None, Recovery]:
-        walk = self._walk = Walk(self._disk, self._layout, self._ledger, self._aside, sorter, on_step=on_step)
-        self._held.clear()
-        self._progress.clear()
-        self._out_of_sight.clear()
-        self._queued_recipients = 0
-        self._memory = Recent()
-        walk.begin()
-        self._noted = walk.noted
-        is_first = True
-        while (found := self._batch_of(walk, is_first=is_first)) is not None:
-            is_first = False
-            self._held.update(each.message.queue_id for each in found if each.is_held)
-            for each in found:
-                self._memory.keep(each.message)
-                self._count_queued(each.message)
-            yield [each.message.entry(is_held=each.is_held) for each in found]
-        while (recovery := self._end_of(walk, is_first=is_first)) is None:
-            yield []
-        self._queued_recipients += recovery.corrupt_recipients
-        out_of_sight = self._ledger.aside.union(self._aside.stuck) & self._ledger.open.keys()
-        self._out_of_sight |= out_of_sight & walk.absent
-        self._walk = None
-        return recovery
+    def settle(self, settlements: Sequence[Settlement]) -> list[Failure | None]:
+        group = Group(settlements)
+        self._note(group)
+        with contextlib.ExitStack() as files:
+            marks = self._mark(group, settlements, files)
+            # Crash here: all recipients marked; the next start publishes the report and ends the message.
+            self._publish(group, marks)
+            # Crash here: the next start finds the report, and marks its message before it claims either.
+            self._tell(group, marks)
+        self._postpone(group)
+        self._hold(group)
+        self._end(group, marks)
+        return group.results
 
-    def unread_count(self) -> int:
-        return 0 if self._walk is None else self._walk.ahead
+    def adopt(self, adopted: Sequence[Adopted]) -> None:
+        with kernel_errors("adopted messages"):
+            for message in adopt(self._disk, self._layout, adopted):
+                self._held.update([message.queue_id] if message.is_held else [])
+                self._noted.update([message.queue_id] if message.notes else [])
 
-    @gives_way
-    def take(self, most: int, sorter: Sorter | None = None) -> list[Entry]:
-        """Take fewer when we lack descriptors or memory: the rest is still there the next time."""
-        self._reserve.keep()
-        with faults("new"):
-            ended = self._ledger.closed
-            taken = self._arrivals.take(most, lambda: self._memory.has_room, ended, sorter)
-            left = self._left.take(most - len(taken), ended, sorter)
-        self._held.update(message.queue_id for message, is_held in left if is_held)
-        taken += [message for message, _ in left]
-        self._come_into_sight(taken)
-        if self._walk is not None:
-            self._walk.met(message.queue_id for message in taken)
-        self._ledger.reopen([message.queue_id for message in taken if Status.TODO in message.statuses])
-        # What is taken is in the queue, whether or not there is room to count it: `finish` counts again.
-        with contextlib.suppress(SpoolFull), faults("ledger"):
-            self._ledger.enter([(message.queue_id, len(message.statuses)) for message in taken])
-        for message in taken:
-            self._memory.keep(message)
-            self._count_queued(message)
-        return [message.entry(is_held=message.queue_id in self._held) for message in taken]
-
-    def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, Entry]:
-        sorted_anew = {}
-        for queue_id in queue_ids:
-            with contextlib.suppress(Corrupt, OSError):
-                path = self._path(queue_id)
-                opened_file = files.read(self._disk, path, queue_id, with_content=False, sorter=sorter)
-                sorted_anew[queue_id] = opened_file.entry(is_held=queue_id in self._held)
-        return sorted_anew
-
-    def load(self, queue_id: QueueId) -> Message:
-        if self._memory.whole(queue_id) is not None:
-            # Who does not take what is at hand wants what is on the disk.
-            self._memory.forget(queue_id)
-        known = self._read_again(queue_id)
-        message = known.message(is_held=queue_id in self._held)
-        self._memory.remember(known)
-        return message
-
-    def at_hand(self, queue_id: QueueId) -> Message | None:
-        known = self._memory.whole(queue_id)
-        return None if known is None else known.message(is_held=queue_id in self._held)
-
-    def content(self, queue_id: QueueId, *, is_checked: bool = True) -> Generator[bytes, None, None]:
-        path = self._path(queue_id)
-        try:
-            with absence(queue_id):
-                yield from files.stream(self._disk, path, queue_id, is_checked=is_checked)
-        except Corrupt as fault:
-            self._try_to_set_aside(path, str(fault))
-            raise
-
-    @gives_way
-    def note(self, noted: Mapping[QueueId, Sequence[Note]]) -> None:
-        self._noted.update(noted)
-        with faults("bounce"):
-            notes_file.append(self._disk, self._layout, self._not_ended(noted))
-
-    def keep_replies(self, queue_id: QueueId, replies: Sequence[Note]) -> None:
-        with contextlib.suppress(Absent, Corrupt, OSError):
-            recipients = len(self._known(queue_id).statuses)
-            self._noted.add(queue_id)
-            notes_file.keep(self._disk, self._layout, queue_id, replies, recipients)
-
-    def notes(self, queue_id: QueueId) -> list[Note]:
-        with faults("bounce"):
-            return notes_file.read(self._disk, self._layout, queue_id)
-
-    @gives_way
-    def mark(self, marks: Mapping[QueueId, Mapping[int, Status]]) -> None:
-        fds: list[int] = []
-        lost: Absent | Corrupt | None = None
-        try:
-            with faults("status bytes"):
-                for queue_id, of_message in self._not_ended(marks).items():
-                    try:
-                        known = self._known(queue_id)
-                        with self._faults_of(queue_id) as path:
-                            fds.append(self._disk.open_update(path))
-                            status_bytes.verify_marks(self._disk, fds[-1], known, of_message)
-                    except (Absent, Corrupt) as loss:
-                        self._memory.forget(queue_id)
-                        lost = loss
-                        continue
-                    self._count(queue_id, status_bytes.write_marks(self._disk, fds[-1], known, of_message))
-                # Crash here: some marks are durable, some are not; each that is not repeats its recipient.
-                for error in self._disk.sync_each(fds, content_only=True):
-                    if error is not None:
-                        raise error
-        finally:
-            for fd in fds:
-                self._disk.close(fd)
-        if lost is not None:
-            raise lost
-
-    @gives_way
-    def mark_warned(self, queue_id: QueueId) -> None:
-        with faults("status bytes"):
-            known = self._known(queue_id)
-            with self._faults_of(queue_id) as path, opened(self._disk, self._disk.open_update(path)) as fd:
-                status_bytes.write_warned(self._disk, fd, known)
-                self._disk.sync_content(fd)
-
-    def owed_report(self, queue_id: QueueId) -> OwedReport | None:
-        if queue_id in self._ledger.closed:
-            return None
-        with faults("status bytes"):
-            return self._known(queue_id).owed_report
-
-    @gives_way
-    def mark_reported(self, queue_id: QueueId, told: Sequence[int]) -> None:
-        with faults("status bytes"):
-            known = self._known(queue_id)
-            with self._faults_of(queue_id) as path, opened(self._disk, self._disk.open_update(path)) as fd:
-                status_bytes.mark_reported(self._disk, fd, known, told)
-
-    def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
-        # A file may change while it waits for hours: it is read whole again then.
-        self._memory.forget(queue_id)
-        with (
-            contextlib.suppress(OSError),
-            opened(self._disk, self._disk.open_update(self._path(queue_id))) as fd,
-        ):
-            self._disk.set_modified_at_ns(fd, next_attempt_at_ns)
-
-    @gives_way
-    def publish_report(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
-        if queue_id in self._ledger.closed:
-            # Relayed already, while there was no room to end the message that it is about.
-            return False
-        with faults("report"):
-            return self._intake.publish_once(queue_id, envelope, content)
-
-    def make_room(self) -> bool:
-        return self._reserve.spend()
-
-    @gives_way
-    def finish(self, queue_ids: Sequence[QueueId]) -> None:
-        known = {}
-        for queue_id in queue_ids:
-            # Absent: this is the second call, after there was no room in the first.
-            with contextlib.suppress(Absent, Corrupt):
-                known[queue_id] = self._known(queue_id)
-        for queue_id, message in known.items():
-            if Status.TODO in message.statuses:
-                raise AssertionError(f"{queue_id} is to be removed with recipients to do")
-        with faults("ledger"):
-            self._ledger.enter([(queue_id, len(message.statuses)) for queue_id, message in known.items()])
-            self._ledger.leave({queue_id: message.statuses for queue_id, message in known.items()})
-        with faults("removal"):
-            paths = {queue_id: self._path(queue_id) for queue_id in known}
-            reported = [q for q, message in known.items() if any(s.is_reported for s in message.statuses)]
-            _remove_ended(self._disk, self._layout, paths, reported, self._noted)
-        for queue_id in queue_ids:
-            self._held.discard(queue_id)
-            self._memory.forget(queue_id)
-            self._progress.pop(queue_id, None)
-            self._noted.discard(queue_id)
-        if self._ledger.is_long and self._walk is None:
-            # Not before all is read: what it forgot could not be told from what was never there.
-            # Where there is no room for a short ledger, the long one goes on.
-            with contextlib.suppress(SpoolFull), faults("ledger"):
-                forget_removals(self._disk, self._layout, self._ledger, self._aside)
-
-    @gives_way
-    def hold(self, *queue_ids: QueueId) -> None:
-        self._move([(q, self._layout.queued(q), self._layout.held(q)) for q in queue_ids])
-
-    @gives_way
-    def release(self, *queue_ids: QueueId) -> None:
-        self._move([(q, self._layout.held(q), self._layout.queued(q)) for q in queue_ids])
-
-    def is_held(self, queue_id: QueueId) -> bool:
-        return queue_id in self._held
-
-    def account(self) -> LedgerAccount:
-        return self._ledger.account
-
-    @gives_way
-    def adopt(self, adopted: Sequence[Adopted], account: LedgerAccount | None = None) -> None:
-        with faults("adopted messages"):
-            new = set(adopt(self._disk, self._layout, adopted))
-        messages = [each.message for each in adopted if each.message.queue_id in new]
-        with faults("ledger"):
-            self._ledger.enter([(message.queue_id, len(message.statuses)) for message in messages])
-            if account is not None:
-                self._ledger.go_on_with(account)
-                self._queued_recipients += sum(account.aside.values())
-                self._out_of_sight.update(account.aside)
-        for message in messages:
-            self._held.update([message.queue_id] if message.is_held else [])
-            self._progress[message.queue_id] = fates_of(message.statuses)
-            self._queued_recipients += message.statuses.count(Status.TODO)
-        self._noted.update(each.message.queue_id for each in adopted if each.notes)
-
-    def clean_up(self) -> int:
-        with faults("clean-up"):
-            removed = remove_abandoned_drafts(self._disk, self._layout, self._aside)
-            self._aside.recount()
-            self._left.look_again()
+    def tidy(self) -> int:
+        with kernel_errors("tidy"):
+            removed = 0
+            for name in abandoned(self._disk, self._layout.drafts):
+                # What cannot be removed now is in nobody's way.
+                with contextlib.suppress(OSError):
+                    self._disk.unlink(f"{self._layout.drafts}/{name}")
+                    removed += 1
             return removed
 
-    def totals(self) -> Totals:
-        ended = self._ledger.totals
-        before = (ended.relayed, ended.bounced, ended.expired, ended.deleted)
-        relayed, bounced, expired, deleted = map(sum, zip(before, *self._progress.values(), strict=True))
-        queued = self._queued_recipients
-        if self._walk is not None:
-            queued = ended.accepted - relayed - bounced - expired - deleted
-        return Totals(ended.accepted, relayed, bounced, expired, deleted, queued)
+    def _start(self) -> None:
+        """List everything, oldest first; of one name a held file goes before a queued one."""
+        # What a killed owner wrote may be in memory only, and would be taken for durable.
+        self._disk.sync_all(self._root)
+        there: dict[str, str] = {}
+        for folder in (self._layout.hold, *self._layout.queued_folders(), self._layout.new):
+            for name in self._disk.names(folder):
+                if is_queue_id(name):
+                    self._find(there, name, f"{folder}/{name}")
+        self._held = {QueueId(name) for name, path in there.items() if path.startswith(self._layout.hold)}
+        self._notices = frozenset({QueueId(name) for name in there if is_notice(QueueId(name))})
+        for name in self._disk.names(self._layout.notes):
+            if name in there:
+                self._noted.add(QueueId(name))
+            elif is_queue_id(name):
+                # Of a message whose end was cut off.
+                with contextlib.suppress(OSError):
+                    self._disk.unlink(f"{self._layout.notes}/{name}")
+        self.tidy()
+        self._ahead = deque(there[name] for name in sorted(there))
+        self._is_started = True
 
-    def corrupt_count(self) -> int:
-        return self._aside.count
+    def _find(self, there: dict[str, str], name: str, path: str) -> None:
+        """Keep one path of a name: a log of each folder (btrfs) may have kept both ends of a rename."""
+        first = there.setdefault(name, path)
+        if first == path:
+            return
+        if self._disk.inode(first) == self._disk.inode(path):
+            self._disk.unlink(path)
+        else:
+            self._aside.move(path, "a message of this id is queued already")
 
-    def set_aside_files(self, most: int) -> list[SetAside]:
-        with faults("corrupt"):
-            return files.set_aside_files(self._disk, self._aside, most, READ_AGAIN)
+    def _next(self) -> list[str]:
+        """Return what listeners accepted, and now and then what could not be read before."""
+        paths = [f"{self._layout.new}/{name}" for name in sorted(self._disk.names(self._layout.new))]
+        if not self._unread:
+            self._notices = frozenset()
+        return [path for path in paths if path not in self._unread] + self._due_again()
 
-    def accepted_count(self) -> int:
-        with faults("new"):
-            return sum(map(is_queue_id, self._disk.names(self._layout.folder("new"))))
-
-    def free(self) -> tuple[int, int | None]:
-        return self._intake.free()
-
-    def close(self) -> None:
-        self._ledger.close()
-        self._disk.close(self._lock_fd)
-
-    def _not_ended(self, called_for: Mapping[QueueId, _Called]) -> dict[QueueId, _Called]:
-        """Leave out what was counted out: this is the second call, after `finish` met a full disk."""
-        return {q: called for q, called in called_for.items() if q not in self._ledger.closed}
-
-    @staticmethod
-    def _batch_of(walk: Walk, *, is_first: bool) -> list[FoundMessage] | None:
-        try:
-            # The first ones whole: relaying begins, however long the disk takes for the others.
-            return walk.batch(with_content=is_first)
-        except OSError as error:
-            if is_first or not is_our_own_lack(error):
-                raise
-            return []
-
-    @staticmethod
-    def _end_of(walk: Walk, *, is_first: bool) -> Recovery | None:
-        try:
-            return walk.end()
-        except OSError as error:
-            if is_first or not is_our_own_lack(error):
-                raise
+    def _claimed(self, name: str) -> Message | None:
+        """Return a message, in its home; its name here is its path."""
+        path, queue_id = name, QueueId(name.rpartition("/")[2])
+        is_new = path.startswith(f"{self._layout.new}/")
+        if not is_queue_id(queue_id) or queue_id in self._untold:
             return None
+        if self._is_left(path):
+            return None
+        try:
+            with opened(self._disk, self._disk.open_update(path)) as fd:
+                # Its listener holds this lock until it is durable, and pulls the trigger then.
+                if is_new and not self._disk.lock_open(fd):
+                    return None
+                message = reading.read(self._disk, Stretch(fd, self._disk.size(fd)), queue_id)
+                message = self._marked_as_told(fd, self._with_hint(fd, message))
+            if is_new:
+                if self._disk.inode(self._layout.queued(queue_id)) is not None:
+                    raise Corrupt("a message of this id is queued already")
+                # Crash here, or after the rename: accepted or queued, the next start finds either.
+                self._disk.rename(path, self._layout.queued(queue_id))
+            return self._known(message)
+        except FileNotFoundError:
+            return None
+        except Corrupt as fault:
+            self._aside.move(path, str(fault))
+        return None
 
-    def _count_queued(self, message: Opened) -> None:
-        self._progress.pop(message.queue_id, None)
-        if any(fates := fates_of(message.statuses)):
-            self._progress[message.queue_id] = fates
-        self._queued_recipients += message.statuses.count(Status.TODO)
+    def _marked_as_told(self, fd: int, message: Message) -> Message:
+        told, is_warned = told_by(message, self._notices)
+        if not told and not is_warned:
+            return message
+        hint_ns = self._disk.status(fd).modified_at_ns
+        marks = Marks(self._disk, fd, message.envelope)
+        for some in tellings(told, ends=not marks.has_left):
+            marks.tell(some)
+            self._disk.sync_content(fd)
+        if is_warned:
+            marks.warn()
+            self._disk.sync_content(fd)
+        self._disk.set_modified_at_ns(fd, hint_ns)
+        is_warned = is_warned or message.is_warned
+        return message._replace(told=message.told.union(told), is_warned=is_warned)
 
-    def _come_into_sight(self, taken: Sequence[Opened]) -> None:
-        for queue_id in self._out_of_sight.intersection(message.queue_id for message in taken):
-            self._out_of_sight.remove(queue_id)
-            got = sum(self._progress.pop(queue_id, ()))
-            self._queued_recipients -= self._ledger.open.get(queue_id, got) - got
-
-    def _path(self, queue_id: QueueId) -> str:
-        return self._layout.held(queue_id) if queue_id in self._held else self._layout.queued(queue_id)
-
-    def _read(self, queue_id: QueueId, *, with_content: bool) -> Opened:
-        with self._faults_of(queue_id) as path:
-            return files.read(self._disk, path, queue_id, with_content=with_content)
-
-    def _read_again(self, queue_id: QueueId) -> Opened:
-        if (known := self._memory.known(queue_id)) is None:
-            return self._read(queue_id, with_content=True)
-        with self._faults_of(queue_id) as path:
-            files.read_again(self._disk, path, known)
-        return known
+    def _with_hint(self, fd: int, message: Message) -> Message:
+        at_ns = self._disk.status(fd).modified_at_ns
+        is_hint = at_ns > message.envelope.arrival_at_ns + _PLAUSIBLE_DEFERRAL_NS
+        return message._replace(next_attempt_at_ns=at_ns) if is_hint else message
 
     @contextlib.contextmanager
-    def _faults_of(self, queue_id: QueueId) -> Iterator[str]:
-        path = self._path(queue_id)
+    def _at(self, queue_id: QueueId) -> Iterator[Stretch]:
         try:
-            with absence(queue_id):
-                yield path
-        except Corrupt as fault:
-            self._try_to_set_aside(path, str(fault))
-            raise
-        except Unreadable as error:
-            self._aside.tell_unread(queue_id, error)
-            raise
+            with opened(self._disk, self._disk.open_read(self._home(queue_id))) as fd:
+                yield Stretch(fd, self._disk.size(fd))
+        except FileNotFoundError:
+            raise Absent(queue_id) from None
 
-    def _known(self, queue_id: QueueId) -> Opened:
-        known = self._memory.known(queue_id)
-        return known or self._memory.remember(self._read(queue_id, with_content=False))
+    def _known(self, message: Message) -> Message:
+        queue_id = message.queue_id
+        if queue_id in self._noted and message.owed_report is not None:
+            message = message.with_notes(self._notes_of(queue_id))
+        return message._replace(is_held=True) if queue_id in self._held else message
 
-    def _count(self, queue_id: QueueId, fates: Iterable[Status]) -> None:
-        """Add to the account what became of recipients, one by one: any write may be the last."""
-        for fate in fates:
-            one = fates_of([fate])
-            before = self._progress.get(queue_id)
-            self._progress[queue_id] = one if before is None else plus(before, one)
-            self._queued_recipients -= 1
+    def _notes_of(self, queue_id: QueueId) -> tuple[Note, ...]:
+        for _ in range(2):
+            with (
+                contextlib.suppress(OSError),
+                opened(self._disk, self._disk.open_read(f"{self._layout.notes}/{queue_id}")) as fd,
+            ):
+                return notes.latest(self._disk.pread(fd, LARGEST_NOTES_BYTES, 0))
+        # A report that says less is better than none.
+        return ()
 
-    def _move(self, moves: Sequence[tuple[QueueId, str, str]]) -> None:
-        lost: Absent | None = None
-        left: set[str] = set()
-        entered: set[str] = set()
-        with faults("hold"):
-            for queue_id, source, target in moves:
-                try:
-                    # Where it is there already, this is the second call, after a sync without room.
-                    if self._disk.inode(target) is None:
-                        with absence(queue_id):
-                            self._disk.rename(source, target)
-                except Absent as absent:
-                    lost = absent
-                    continue
-                # Where the file is counts from now on, whatever becomes of the syncs.
-                (self._held.add if target == self._layout.held(queue_id) else self._held.discard)(queue_id)
-                entered.add(target.rpartition("/")[0])
-                left.add(source.rpartition("/")[0])
-            # Crash here: some are held, some are not; nobody was told yet.
-            # The new names first: where a rename is one operation, the second sync would do, see above;
-            # where some file system lets go of the old name alone, only this order loses nothing.
-            for folder in (*sorted(entered), *sorted(left)):
-                self._disk.sync_directory(folder)
-        if lost is not None:
-            raise lost
+    def _set_aside(self, queue_id: QueueId, why: str) -> None:
+        self._aside.move(self._home(queue_id), why)
 
-    def _try_to_set_aside(self, path: str, fault: str) -> None:
-        queue_id = QueueId(path.rpartition("/")[2])
-        if queue_id in self._ledger.open:
-            self._out_of_sight.add(queue_id)
-        try:
-            if not self._aside.move(path, fault):
-                return
-        except OSError as error:
-            self._aside.leave(path, f"cannot be set aside: {error.strerror}", fault)
+    def _unclaimed(self) -> int:
+        return len(self._ahead) or len(self._disk.names(self._layout.new))
+
+    def _home(self, queue_id: QueueId) -> str:
+        return self._layout.home(queue_id, is_held=queue_id in self._held)
+
+    def _note(self, group: Group) -> None:
+        noted = group.going(lambda each: each.notes)
+        fds: list[int] = []
+        written: dict[int, int] = {}
+        for index, each in noted:
+            try:
+                fds.append(self._disk.open_append(f"{self._layout.notes}/{each.queue_id}"))
+                self._noted.add(each.queue_id)
+                self._disk.write_all(fds[-1], notes.encode(each.notes))
+                written[index] = fds[-1]
+            except OSError as error:
+                group.fail(index, error)
+        self._sync(group, written)
+        for fd in fds:
+            self._disk.close(fd)
+        if noted:
+            try:
+                self._disk.sync_directory(self._layout.notes)
+            except OSError as error:
+                for index, _ in noted:
+                    group.fail(index, error)
+
+    def _mark(
+        self, group: Group, settlements: Sequence[Settlement], files: contextlib.ExitStack
+    ) -> dict[int, tuple[int, Marks]]:
+        """Set status bytes; return the file of each message that more is to be written into, or that ends."""
+        there: dict[int, tuple[int, Marks]] = {}
+        marked: dict[int, int] = {}
+        for index, marks in group.marks():
+            each = settlements[index]
+            if not (marks or each.told or each.is_warned or each.ends):
+                continue
+            path = self._home(each.queue_id)
+            try:
+                fd = files.enter_context(opened(self._disk, self._disk.open_update(path)))
+                lines = Marks(self._disk, fd, each.envelope)
+                lines.mark(marks)
+            except FileNotFoundError:
+                # An end may be asked for again.
+                if not each.ends:
+                    group.fail(index, Absent(each.queue_id))
+                continue
+            except Corrupt as fault:
+                self._aside.move(path, str(fault))
+                group.fail(index, fault)
+                continue
+            except OSError as error:
+                group.fail(index, error)
+                continue
+            there[index] = fd, lines
+            marked |= {index: fd} if marks else {}
+        # Crash here: some marks are durable, some are not; each that is not repeats its recipient.
+        self._sync(group, marked)
+        return there
+
+    def _publish(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
+        asked = group.going(lambda each: each.report)
+        # Asked again, after a failure behind this: its report may have been relayed, and be gone.
+        asked = [(i, each) for i, each in asked if i in marks and not marks[i][1].are_told(each.told)]
+        if not asked:
             return
-        with contextlib.suppress(OSError):
-            # For the account only; the next start sees it there, if nobody removed it meanwhile.
-            self._ledger.put_aside(queue_id)
+        reports = [each.report for _, each in asked if each.report is not None]
+        # Also of one that fails: the disk may refuse to take it back.
+        self._untold.update(report.queue_id for report in reports)
+        for (index, _), failure in zip(asked, self._reports.publish(reports), strict=True):
+            if failure is not None:
+                group.fail(index, failure)
 
+    def _tell(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
+        asked = [(index, each) for index, each in group.going(lambda each: each.report) if index in marks]
+        for is_last in (False, True):
+            written: dict[int, int] = {}
+            for index, each in asked:
+                told = tellings(each.told, ends=each.ends)[is_last]
+                warns = each.is_warned and not is_last
+                if group.results[index] is not None or not (told or warns):
+                    continue
+                fd, lines = marks[index]
+                try:
+                    hint_ns = self._disk.status(fd).modified_at_ns
+                    lines.tell(told)
+                    if warns:
+                        lines.warn()
+                    self._disk.set_modified_at_ns(fd, hint_ns)
+                    written[index] = fd
+                except OSError as error:
+                    group.fail(index, error)
+            self._sync(group, written)
+        for index, each in asked:
+            if group.results[index] is None and each.report is not None:
+                self._untold.discard(each.report.queue_id)
 
-def _remove_ended(
-    disk: Disk,
-    layout: Layout,
-    paths: Mapping[QueueId, str],
-    reported: Collection[QueueId],
-    noted: Collection[str],
-) -> None:
-    """Remove messages, durably those that were `reported`, and the notes of those that are `noted`.
+    def _postpone(self, group: Group) -> None:
+        for _, each in group.going(lambda each: each.next_attempt_at_ns is not None):
+            path = self._home(each.queue_id)
+            with contextlib.suppress(OSError), opened(self._disk, self._disk.open_update(path)) as fd:
+                self._disk.set_modified_at_ns(fd, each.next_attempt_at_ns or 0)
 
-    Raises OSError; what is gone already is no error.
-    """
-    for path in paths.values():
-        # Crash here: counted and all done; the next start removes it, and counts it no more.
-        with contextlib.suppress(FileNotFoundError):
-            disk.unlink(path)
-    for folder in {paths[queue_id].rpartition("/")[0] for queue_id in reported}:
-        # Its report may be relayed from now on: the message must not come back and report again.
-        disk.sync_directory(folder)
-    for queue_id in [queue_id for queue_id in paths if queue_id in noted]:
-        # Also of one that was relayed in the end: its note may be of an attempt before a crash.
-        with contextlib.suppress(FileNotFoundError):
-            disk.unlink(layout.notes(queue_id))
+    def _hold(self, group: Group) -> None:
+        asked = group.going(lambda each: each.is_held is not None)
+        touched: set[str] = set()
+        for index, each in asked:
+            source = self._layout.home(each.queue_id, is_held=not each.is_held)
+            target = self._layout.home(each.queue_id, is_held=bool(each.is_held))
+            try:
+                if self._disk.inode(target) is None:
+                    self._disk.rename(source, target)
+            except FileNotFoundError:
+                group.fail(index, Absent(each.queue_id))
+                continue
+            except OSError as error:
+                group.fail(index, error)
+                continue
+            (self._held.add if each.is_held else self._held.discard)(each.queue_id)
+            touched |= {path.rpartition("/")[0] for path in (source, target)}
+        try:
+            # Crash here: some are held, some are not; nobody was told yet.
+            for folder in sorted(touched):
+                self._disk.sync_directory(folder)
+        except OSError as error:
+            for index, _ in asked:
+                group.fail(index, error)
+
+    def _end(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
+        for index, each in group.going(lambda each: each.ends):
+            if index in marks and marks[index][1].has_left:
+                raise AssertionError(f"{each.queue_id} is to be removed with recipients to do")
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(self._home(each.queue_id))
+            except OSError as error:
+                group.fail(index, error)
+                continue
+            if each.queue_id in self._noted:
+                # What stays of notes the next start removes.
+                with contextlib.suppress(OSError):
+                    self._disk.unlink(f"{self._layout.notes}/{each.queue_id}")
+            self._held.discard(each.queue_id)
+            self._noted.discard(each.queue_id)
+
+    def _sync(self, group: Group, fds: dict[int, int]) -> None:
+        results = self._disk.sync_each(list(fds.values()), content_only=True)
+        for index, error in zip(fds, results, strict=True):
+            if error is not None:
+                group.fail(index, error)

@@ -9,9 +9,8 @@ r"""The bytes of one message file, version 1.
 The envelope stands behind the content, so that content can be streamed to disk before its length is
 known.  Decimal and hexadecimal fields have fixed widths, so the header is written last in place.  Each
 recipient is one line whose first byte is its status; that of a failure, or of a success that the sender
-asked for, is in lower case once the sender was told of it while other recipients were left.  Only these
-bytes change once a file is published, and the last one of the header (`-`, or `W` once the sender was
-warned of a delay).
+asked for, is in lower case once a report told the sender of it.  Only these bytes change once a file is
+published, and the last one of the header (`-`, or `W` once the sender was warned of a delay).
 
 Of a message that came with DSN parameters, and of no other, the envelope has `dsn` too: `ret` and `envid`,
 and `notify` and `orcpt` with a value or null for each recipient; each where it was given.
@@ -23,8 +22,7 @@ A file that does not match in length, checksum or id is `Corrupt`.  Encoding and
 import json
 import re
 import zlib
-from array import array
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -39,9 +37,7 @@ from relay.mail.dsn import (
     parse_ret,
 )
 from relay.mail.envelope import Envelope, QueueId, Shape
-from relay.mail.header import NO_NAMES, Names
-from relay.queue.sorting import UNSORTED, Sorted
-from relay.spool.interface import Corrupt, Entry, Message, OwedReport, Status, owed_report
+from relay.spool.interface import Corrupt, Message, Status
 
 MAGIC = b"relay-message 1 "
 _HEADER = re.compile(
@@ -55,11 +51,8 @@ WARNED_OFFSET = HEADER_BYTES - 2
 WARNED_BYTE = b"W"
 _CHECKED_BYTES = HEADER_BYTES - 3 - 8
 """How much of the header its own checksum covers."""
-_ANY_HEADER = b"relay-message 1 000000000000000 0000000000 0000000 -- 00000000 00000000 00000000 -\n"
-_PLAUSIBLE_DEFERRAL_NS = 1_000_000_000
-"""A file modified less than this after its arrival was never postponed."""
 _STATUSES = {status.value[0]: status for status in Status}
-_REPORTED = {status.value.lower()[0]: status for status in Status if status.is_reported}
+_TOLD = {status.value.lower()[0]: status for status in Status if status.is_reported}
 _TYPES: dict[str, type] = {
     "reverse_path": str,
     "arrival_at_ns": int,
@@ -83,10 +76,6 @@ _in_json = json.JSONEncoder(separators=(",", ":")).encode
 _DSN_FACTS = frozenset({"ret", "envid", "notify", "orcpt"})
 
 
-class AnotherMessage(Corrupt):
-    """A whole envelope, and that of another id than its file is called by."""
-
-
 class Header(NamedTuple):
     content_bytes: int
     envelope_bytes: int
@@ -105,67 +94,9 @@ class Header(NamedTuple):
     def envelope_offset(self) -> int:
         return HEADER_BYTES + self.content_bytes
 
-    def is_of_the_same_as(self, other: "Header") -> bool:
-        """Return whether it heads the same message; that its sender was warned meanwhile is no difference."""
-        return self._replace(is_warned=other.is_warned) == other
-
     @property
     def shape(self) -> Shape:
         return Shape(self.content_bytes, self.eight_bit, self.smtputf8)
-
-
-@dataclass(slots=True)
-class Opened:
-    """A message file as read: everything but long content; its statuses change with the file."""
-
-    queue_id: QueueId
-    header: Header
-    envelope: Envelope
-    statuses: list[Status]
-    offsets: "array[int]"
-    """Where each recipient's line begins in the file."""
-    modified_at_ns: int = 0
-    content: bytes | None = field(default=None, repr=False)
-    sorted: Sorted = UNSORTED
-    """By the sorter that was given when it was read."""
-    reported: set[int] = field(default_factory=set)
-    """Recipients whose sender was told; changes with the file too."""
-    names: Names = NO_NAMES
-    """From the front of the content, which every reading of the file reads."""
-
-    @property
-    def owed_report(self) -> OwedReport | None:
-        return owed_report(self.queue_id, self.envelope, self.statuses, self.reported)
-
-    def mark_of(self, index: int) -> bytes:
-        """Return a recipient's status byte."""
-        mark = self.statuses[index].value
-        return mark.lower() if index in self.reported else mark
-
-    @property
-    def next_attempt_at_ns(self) -> int | None:
-        """Return the hint that `postpone` left, if it did."""
-        is_postponed = self.modified_at_ns > self.envelope.arrival_at_ns + _PLAUSIBLE_DEFERRAL_NS
-        return self.modified_at_ns if is_postponed else None
-
-    def message(self, *, is_held: bool) -> Message:
-        return Message(
-            self.queue_id,
-            self.envelope,
-            self.header.shape,
-            tuple(self.statuses),
-            is_held,
-            self.header.is_warned,
-            self.content,
-            self.next_attempt_at_ns,
-            self.sorted.lane,
-            frozenset(self.reported),
-            self.names,
-            self.sorted.parts,
-        )
-
-    def entry(self, *, is_held: bool) -> Entry:
-        return self.message(is_held=is_held).entry
 
 
 def encode_header(content_bytes: int, envelope: bytes, recipient_count: int, shape: Shape, crc: int) -> bytes:
@@ -181,12 +112,6 @@ def encode_header(content_bytes: int, envelope: bytes, recipient_count: int, sha
         zlib.crc32(envelope),
     )
     return b"%s%08x -\n" % (start, zlib.crc32(start))
-
-
-def is_begun(raw: bytes) -> bool:
-    """Return whether a header may have got no further than this: to its first octets, and zeros."""
-    front = raw.rstrip(b"\0")
-    return len(front) < HEADER_BYTES and _HEADER.match(front + _ANY_HEADER[len(front) :]) is not None
 
 
 def decode_header(raw: bytes) -> Header:
@@ -228,17 +153,16 @@ def encode_envelope(queue_id: QueueId, envelope: Envelope, accepted: tuple[str, 
         "smtputf8": envelope.smtputf8,
     }
     if boot_id:
-        # Not in what an older relay wrote, which has none of the two.
         facts |= {"boot_id": boot_id, "boottime_ns": boottime_ns}
     if dsn := _dsn_facts(envelope.dsn):
-        # An older relay takes such a message for damaged: it would forget whom not to tell.
         facts["dsn"] = dsn
     lines = [_in_json(facts)]
     lines += ["T" + address for address in envelope.recipients]
     return ("\n".join(lines) + "\n").encode()
 
 
-def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Opened:
+def decode(queue_id: QueueId, header: Header, raw: bytes) -> Message:
+    """Return the message whose envelope this is, without its content.  Raises Corrupt."""
     end = raw.find(b"\n") + 1
     lines = raw[end:].split(b"\n")
     if lines.pop() != b"" or len(lines) != header.recipient_count or not lines:
@@ -249,8 +173,8 @@ def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Opened:
         if zlib.crc32(as_accepted) != header.envelope_crc:
             raise Corrupt("the envelope does not match its checksum")
     try:
-        statuses = [_STATUSES.get(line[0]) or _REPORTED[line[0]] for line in lines]
-        reported = {index for index, line in enumerate(lines) if line[0] in _REPORTED}
+        statuses = tuple([_STATUSES.get(line[0]) or _TOLD[line[0]] for line in lines])
+        told = frozenset([index for index, line in enumerate(lines) if line[0] in _TOLD])
         # Decoded first: `loads` would look for the encoding of bytes.
         facts = json.loads(raw[:end].decode())
         recorded_id = facts.pop("id")
@@ -265,10 +189,26 @@ def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Opened:
     if not (is_typed and (envelope.user is None or type(envelope.user) is str)):
         raise Corrupt("the envelope has a fact of another type than we write")
     if recorded_id != queue_id:
-        raise AnotherMessage(f"the file of another message, {str(recorded_id)[:20]!r}")
-    lengths = [len(line) + 1 for line in lines[:-1]]
-    offsets = array("Q", accumulate(lengths, initial=header.envelope_offset + end))
-    return Opened(queue_id, header, envelope, statuses, offsets, reported=reported)
+        raise Corrupt(f"the file of another message, {str(recorded_id)[:20]!r}")
+    return Message(queue_id, envelope, header.shape, statuses, told, is_warned=header.is_warned)
+
+
+def lines_of(envelope: Envelope, file_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yield where each recipient's line begins in a file of this length, and the line but its status."""
+    addresses = [address.encode() + b"\n" for address in envelope.recipients]
+    lengths = [1 + len(address) for address in addresses]
+    return zip(accumulate(lengths[:-1], initial=file_bytes - sum(lengths)), addresses, strict=True)
+
+
+def marked(accepted: bytes, message: Message) -> bytes:
+    """Return an envelope as `encode_envelope` makes it with the status byte of each recipient."""
+    facts, *lines, end = accepted.split(b"\n")
+    marks = [mark_of(status, is_told=index in message.told) for index, status in enumerate(message.statuses)]
+    return b"\n".join([facts, *[mark + line[1:] for mark, line in zip(marks, lines, strict=True)], end])
+
+
+def mark_of(status: Status, *, is_told: bool) -> bytes:
+    return status.value.lower() if is_told else status.value
 
 
 def _dsn_facts(dsn: DsnRequest) -> dict[str, object]:

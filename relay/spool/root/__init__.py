@@ -1,8 +1,7 @@
-"""A spool's folder, alike for every engine: all that stands in it besides the messages and their account.
+"""A spool's folder, alike for every engine: all that stands in it besides the messages.
 
-lock            its `format`, its folders, and who may send: what a sender does first
+lock            its `format`, its folders, and whose the queue is
 trigger         how a listener wakes the sender
-headroom        what new mail leaves free, and the `reserve` for a full disk
+headroom        what new mail leaves free
 quarantine      the way to corrupt/
-foreign         our own files told from others'
 """

@@ -1,19 +1,18 @@
-"""The root of a spool, alike for every engine: its format, its folders, and the lock of the one sender.
+"""The root of a spool, alike for every engine on a disk: its format, its folders, and the lock of its owner.
 
 Guarantees: nothing is made in the spool of another engine.  Only the holder of the lock may send, and change
 what is queued; a dying process gives it back (flock).  Whoever finds it taken is told the holder's process.
+The folder is ours and nobody else may write in it, which is looked at once: what is in it is ours then.
 """
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from relay.spool.disk.durable import Disk, opened, sync_above
 from relay.spool.disk.replacing import put_in_place
 from relay.spool.interface import SpoolBusy
-from relay.spool.root.headroom import Reserve
-from relay.spool.root.quarantine import Quarantine, make_trigger
 
 
 def format_of(root: str, disk: Disk) -> bytes | None:
@@ -31,50 +30,72 @@ def format_of(root: str, disk: Disk) -> bytes | None:
 def prepare_root(root: str, disk: Disk, form: bytes, folders: Sequence[str]) -> None:
     """Create a spool's folders, the outer ones first, and then its `format`.
 
-    Raises OSError, and ValueError for a spool of another format or version.
+    Raises OSError, and ValueError for a spool of another format or version, or a folder that others write in.
     """
-    path = f"{root}/format"
     # Before any folder: none of ours is made in the spool of another engine.
-    if (found := format_of(root, disk)) not in (None, form):
-        raise ValueError(f"{path} says {found[:60]!r}, and not {form!r}: this engine does not know it")
-    for folder in folders:
+    found = _own_format(root, disk, form)
+    for folder in (root, *folders):
         disk.make_directory(folder)
+    if (why := disk.why_not_ours(root)) is not None:
+        raise ValueError(f"{root} {why}")
     # Who made them may have been killed before their names were durable.
-    for above in sorted({folder.rpartition("/")[0] for folder in folders if folder != root}, reverse=True):
+    for above in sorted({folder.rpartition("/")[0] for folder in folders}, reverse=True):
         disk.sync_directory(above)
     sync_above(disk, root)
     if found is None:
         # Several may start at once: each writes its own file, and whose name comes last does not matter.
         # Crash here: folders without a format, or a file more that nobody looks at.
+        path = f"{root}/format"
         with opened(disk, put_in_place(disk, path, form, draft=f"{path}.{os.getpid()}")):
             pass
 
 
-def take_root(
-    root: str, disk: Disk, on_corrupt: Callable[[str, str], None]
-) -> tuple[int, Quarantine, Reserve]:
-    """Take a spool that was prepared; return the lock's descriptor.  Raises SpoolBusy, which says who has it.
+def take_lock(root: str, disk: Disk, form: bytes) -> int:
+    """Become the owner of a spool that was prepared; return the lock's descriptor.
 
-    `on_corrupt` is told the name and the fault of each thing that is set aside.
+    Raises OSError, SpoolBusy, which says who has it, and ValueError for a spool of another format.
     """
-    lock_fd = _take_lock(root, disk)
-    aside = Quarantine(disk, root, on_corrupt)
-    try:
-        make_trigger(disk, root, aside)
-    except BaseException:
-        disk.close(lock_fd)
-        raise
-    reserve = Reserve(root, disk)
-    reserve.keep()
-    return lock_fd, aside, reserve
-
-
-def _take_lock(root: str, disk: Disk) -> int:
     # Another file's lock, for no longer than this takes: who finds the spool taken finds whose it is too.
     # Waiting, it never comes back without one.
     naming = cast("int", disk.lock(f"{root}/format", wait=True))
     with opened(disk, naming):
-        return _take_named_lock(root, disk)
+        return _still(root, disk, form, _take_named_lock(root, disk))
+
+
+def as_intake(root: str, disk: Disk, form: bytes) -> int:
+    """Keep conversions away for as long as the descriptor is open.
+
+    Raises OSError, SpoolBusy, and ValueError for a spool of another format.
+    """
+    fd = disk.lock(f"{root}/intakes", wait=False, is_shared=True)
+    if fd is None:
+        raise SpoolBusy(f"{root} is being converted")
+    return _still(root, disk, form, fd)
+
+
+def without_intakes(root: str, disk: Disk) -> int:
+    """Keep intakes away for as long as the descriptor is open.  Raises OSError and SpoolBusy."""
+    fd = disk.lock(f"{root}/intakes", wait=False)
+    if fd is None:
+        raise SpoolBusy(f"a listener takes mail into {root}")
+    return fd
+
+
+def _still(root: str, disk: Disk, form: bytes, fd: int) -> int:
+    """Return a lock in a spool of this format: a conversion may have ended just before it was taken."""
+    try:
+        _own_format(root, disk, form)
+    except BaseException:
+        disk.close(fd)
+        raise
+    return fd
+
+
+def _own_format(root: str, disk: Disk, form: bytes) -> bytes | None:
+    """Return a spool's format, None where there is none yet.  Raises OSError, ValueError for another."""
+    if (found := format_of(root, disk)) not in (None, form):
+        raise ValueError(f"{root}/format says {found[:60]!r}, and not {form!r}: this engine does not know it")
+    return found
 
 
 def _take_named_lock(root: str, disk: Disk) -> int:

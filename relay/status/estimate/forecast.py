@@ -35,7 +35,7 @@ from relay.queue.counts import total
 from relay.queue.lanes import Arrangement
 from relay.queue.queued import WaitKind, WaitReason
 from relay.queue.scheduler import Queued, Scheduler, State
-from relay.sender.settling import Attempt
+from relay.sender.attempt import Attempt
 from relay.sender.upstreams import UpstreamView
 from relay.status.estimate.eta import foretell
 from relay.status.estimate.expected import (

@@ -45,16 +45,12 @@ class SpillLook:
         self._whole = {name: list(queue.line(name)) for name in self._asking if looks[name].behind.messages}
         """Lines that are longer than their looks, in the order in which mail came into them."""
         self._estimates: dict[str, LineEstimate] = {}
-        self.is_cut = False
-        """There were more to find."""
 
     def find(self) -> list[Spilled]:
         """Ask each upstream that could take mail of another one when that mail would go there."""
         asked: dict[str, list[_Asking]] = {}
         for name in self._asking:
-            asking = list(islice(self._ask(name), MOST_FOUND + 1))
-            self.is_cut = self.is_cut or len(asking) > MOST_FOUND
-            for to, each in asking[:MOST_FOUND]:
+            for to, each in islice(self._ask(name), MOST_FOUND):
                 asked.setdefault(to, []).append(each)
         found: list[Spilled] = []
         for to, its in asked.items():

@@ -121,8 +121,9 @@ class MemoryDisk(AllOurs, RealDisk):
     def make_directory(self, path: str) -> None:
         del path
 
-    def lock(self, path: str, *, wait: bool) -> int | None:
+    def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
         assert wait
+        assert not is_shared
         assert path not in self.locks.values(), "a lock that was not released"
         if path not in self.names_now:
             self._next += 1

@@ -328,8 +328,8 @@ def test_a_file_that_outgrew_its_worth_is_compacted_and_counts_as_before(
 class Lockless(MemoryDisk):
     """A disk that never gives a lock."""
 
-    def lock(self, path: str, *, wait: bool) -> int | None:
-        del path, wait
+    def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
+        del path, wait, is_shared
         return None
 
 

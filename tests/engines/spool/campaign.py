@@ -1,8 +1,8 @@
 """Walking through the space of scenarios on all cores: slices of work that a seed decides.
 
 A slice is one scenario on one model of a disk: every instant of it is killed and cut, so
-is a run of it in which one sync failed, and of some images, one of that run among them, so
-is the recovery, the rest of the run and one message more: the second crash.  What slice
+is a run of it in which one sync failed, and of some images so is the recovery, the rest of
+the run and one message more: the second crash.  What slice
 number n is depends on the seed and n alone; how many there are depends on the time.
 
 Scenarios come smallest first, each size whole before the next, in an order drawn from
@@ -58,7 +58,8 @@ def judge_slice(judge: Judge, scenario: Scenario, model: Model, rng: random.Rand
     judge.judge(snapshots, killed, story=story)
     judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, most), story=story)
     first_crashes = [_first_crash(snapshots, rng) for _ in range(FIRST_CRASHES)]
-    for label, image, snapshot in [*first_crashes, *_failed_sync(judge, scenario, model, rng, most)]:
+    _judge_failed_sync(judge, scenario, model, rng, most)
+    for label, image, snapshot in first_crashes:
         told = f"{story}, {label}"
         again = judge.go_on(image, snapshot, told, record=True)
         # The recovery itself and what comes after it, equally.
@@ -76,22 +77,14 @@ def _first_crash(snapshots: list[Snapshot], rng: random.Random) -> tuple[str, Mo
     return (*rng.choice(images), snapshot)
 
 
-def _failed_sync(
-    judge: Judge, scenario: Scenario, model: Model, rng: random.Random, most: int
-) -> list[tuple[str, ModelDisk, Snapshot]]:
-    """Let one sync fail, and judge what a restart finds, with the power on and cut.
-
-    Return it with the power on, if it did anything before: what that restart then promises
-    must not rest on pages that the failed sync left clean and not on the disk.
-    """
+def _judge_failed_sync(judge: Judge, scenario: Scenario, model: Model, rng: random.Random, most: int) -> None:
+    """Let one sync fail, and judge what a restart finds, with the power on and cut."""
     nth, drops_pages = rng.randint(1, 12), rng.random() < 0.5
     fault = Fault(nth, errno.EIO, kinds=SYNCS, drops_pages=drops_pages)
     snapshots = scenario.run(model, judge.engine, fault)
-    label = f"sync {nth} failed{' and dropped its pages' * drops_pages}"
-    story = f"{scenario} ({model.name}), {label}"
+    story = f"{scenario} ({model.name}), sync {nth} failed{' and dropped its pages' * drops_pages}"
     judge.judge(snapshots, killed, story=story)
     judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, most), story=story)
-    return [(f"{label}, {how}", image, last) for last in snapshots[-1:] for how, image in killed(last)]
 
 
 def walk(

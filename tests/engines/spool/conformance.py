@@ -1,26 +1,30 @@
-"""What every engine of the spool must do.  An engine's tests inherit `Conformance` and say how to make one.
+"""What every engine of the spool must do; an engine's tests inherit `Conformance` and say how to make one."""
 
-This part: what becomes of a message in the sender's hands.  The others: tests.engines.spool.handing_over,
-tests.engines.spool.reading_on.
-"""
-
-from collections.abc import Callable
+import contextlib
+import errno
+import itertools
+import os
 from dataclasses import replace
 
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.mail.envelope import QueueId
-from relay.mail.header import NO_NAMES, Names
+from relay.mail.envelope import Envelope, QueueId
+from relay.spool.base import READ_AGAIN_NS
 from relay.spool.identity import report_id, warning_id
 from relay.spool.interface import (
-    DEFERRED,
+    HEAD_BYTES,
+    INLINE_BYTES,
     Absent,
-    OwedReport,
+    Adopted,
+    Corrupt,
+    Message,
+    Report,
+    Settlement,
     Spool,
-    SpoolFault,
+    SpoolBusy,
     Status,
-    Totals,
+    Unavailable,
 )
 from tests.engines.spool.engine import (
     BOUNCED,
@@ -30,350 +34,444 @@ from tests.engines.spool.engine import (
     EXPIRED,
     RELAYED,
     Engine,
+    OneSpool,
     accept,
     again,
-    content_of,
-    is_balanced,
+    claimed,
     note,
-    recovered,
-    taken,
+    read,
+    settle,
 )
-from tests.engines.spool.handing_over import HandingOver
-from tests.engines.spool.reading_on import ReadingOn
-from tests.engines.spool.recovering import recover
+from tests.engines.spool.maildir_engine import on_the_model
 from tests.fakes.clock import START_WALL_NS
+from tests.fakes.disk import Fault, ModelDisk
+
+REPORT = replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",), user=None)
+EVERY = dict.fromkeys(range(3), RELAYED)
 
 
-def settle_all(spool: Spool, queue_id: QueueId) -> bool:
-    """Call all that ends a message of three recipients, one of which failed; not committed."""
-    spool.note({queue_id: [note(1)]})
-    spool.mark({queue_id: {0: RELAYED, 1: BOUNCED, 2: RELAYED}})
-    report = replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",))
-    is_new = spool.publish_report(report_id(queue_id), report, b"Subject: sorry\r\n")
-    spool.finish([queue_id])
-    return is_new
+def begun(engine: Engine, *contents: bytes) -> tuple[Spool, list[QueueId]]:
+    """Return a spool that has claimed some messages."""
+    spool, intake = engine.start(), engine.intake()
+    queue_ids = [accept(intake, content=content) for content in contents]
+    assert [message.queue_id for message in claimed(spool)] == queue_ids
+    return spool, queue_ids
 
 
-class Conformance(HandingOver, ReadingOn):
+def report_of(spool: Spool, queue_id: QueueId, *, ends: bool = False) -> Settlement:
+    """Return what tells the sender all that it is owed."""
+    owed = read(spool, queue_id).owed_report
+    assert owed is not None
+    report = Report(owed.report_id, REPORT, b"Subject: sorry\r\n")
+    return Settlement(queue_id, ENVELOPE, report=report, told=owed.indices, ends=ends)
+
+
+def watched(engine: Engine) -> ModelDisk:
+    """Return the view of the disk that every process of the engine has from now on."""
+    assert isinstance(engine, OneSpool)
+    assert isinstance(engine.disk, ModelDisk)
+    view = engine.disk.another()
+    engine.view = lambda: view  # type: ignore[method-assign]  # the one whose calls fail
+    return view
+
+
+class Conformance:
     """The suite."""
 
+    def test_a_message_comes_out_as_it_went_in(self, engine: Engine) -> None:
+        spool, (queue_id,) = begun(engine, CONTENT)
+        message = read(spool, queue_id)
+        assert (message.envelope, message.content) == (ENVELOPE, CONTENT)
+        assert b"".join(spool.content(queue_id)) == CONTENT
+        assert (message.shape.size_bytes, message.shape.eight_bit) == (len(CONTENT), True)
+        assert (message.statuses, message.left) == ((Status.TODO,) * 3, (0, 1, 2))
+        assert (message.is_held, message.is_warned, message.told) == (False, False, frozenset())
+        (found,) = again(engine, spool)[1]
+        # Of a disk of our own the clock goes on: a hint in the past is none.
+        assert found._replace(next_attempt_at_ns=None) == message
+
+    @pytest.mark.parametrize(
+        "envelope",
+        [
+            replace(ENVELOPE, reverse_path=""),
+            replace(ENVELOPE, recipients=('"a b\\" c"@[IPv6:::1]', "T@example.com", "Dx@example.com")),
+            replace(ENVELOPE, recipients=("jörg@bücher.example",), smtputf8=True),
+            replace(ENVELOPE, helo='evil\n{"id": \udcff}\0', user=None, client="unknown[::1]"),
+        ],
+    )
+    def test_envelopes_are_kept_to_the_byte(self, engine: Engine, envelope: Envelope) -> None:
+        spool, queue_id = engine.start(), accept(engine.intake(), envelope)
+        for _ in range(2):
+            (message,) = claimed(spool)
+            assert (message.queue_id, message.envelope) == (queue_id, envelope)
+            spool.close()
+            spool = engine.start()
+
+    @pytest.mark.parametrize("size", [0, 1, HEAD_BYTES + 1, INLINE_BYTES, INLINE_BYTES + 1, 3 * INLINE_BYTES])
+    @pytest.mark.parametrize("chunk", [0, 100_000])
+    def test_content_of_any_length_is_kept_to_the_byte(self, engine: Engine, size: int, chunk: int) -> None:
+        content = (bytes(range(256)) * (size // 256 + 1))[:size]
+        spool, queue_id = engine.start(), accept(engine.intake(), content=content, chunk=chunk)
+        (message,) = claimed(spool)
+        chunks = list(spool.content(queue_id))
+        assert b"".join(chunks) == content
+        assert all(len(piece) <= INLINE_BYTES for piece in chunks)
+        assert message.content == (content if size <= INLINE_BYTES else None)
+        assert message.head == (content if size <= INLINE_BYTES else content[:HEAD_BYTES])
+
     def test_ten_thousand_recipients_go_on_where_they_stopped(self, engine: Engine) -> None:
-        everybody = tuple(f"member{number}@example.com" for number in range(10_000))
-        spool = recovered(engine)
-        queue_id = accept(engine.intake(), replace(ENVELOPE, recipients=everybody))
-        taken(spool)
+        everybody = replace(ENVELOPE, recipients=tuple(f"member{n}@example.com" for n in range(10_000)))
+        spool, queue_id = engine.start(), accept(engine.intake(), everybody)
+        claimed(spool)
         done = set(range(0, 10_000, 3))
-        spool.mark({queue_id: dict.fromkeys(done, RELAYED)})
-        spool.mark({queue_id: {9_998: BOUNCED}})
-
-        message = again(engine, spool).load(queue_id)
-        assert message.envelope.recipients == everybody
+        settle(spool, Settlement(queue_id, everybody, dict.fromkeys(done, RELAYED)))
+        settle(spool, Settlement(queue_id, everybody, {9_998: BOUNCED}))
+        _, (message,) = again(engine, spool)
+        assert message.envelope == everybody
         assert message.left == tuple(i for i in range(10_000) if i not in done and i != 9_998)
-        assert message.entry.recipients_left == len(message.left)
 
-    @pytest.mark.parametrize("size_bytes", [0, 300_000])
-    def test_the_names_of_each_message_are_known(self, engine: Engine, size_bytes: int) -> None:
-        content = (
-            b"Received: by us id 1x\r\nReceived: by them (Postfix) id 4XYZ; today\r\n"
-            b"message-id:\r\n <1@x>\r\nSubject: =?utf-8?q?Z=C3=BCrich?= list\r\n\r\n"
-        ) + b"y" * size_bytes
-        names = Names("<1@x>", "Zürich list", "4XYZ")
-        spool = recovered(engine)
-        queue_id = accept(engine.intake(), content=content)
-        without = accept(engine.intake(), content=b"\r\nMessage-ID: <2@x>\r\n")
-
-        entries = {entry.queue_id: entry.names for entry in spool.take(2)}
-        assert entries == {queue_id: names, without: NO_NAMES}
-        assert spool.load(queue_id).names == names
-        spool.hold(queue_id)
-        spool = again(engine, spool)
-        assert spool.load(queue_id).names == names
-        assert spool.load(without).names == NO_NAMES
-        entries = {entry.queue_id: entry.names for entry in recover(spool).entries}
-        assert entries == {queue_id: names, without: NO_NAMES}
-
-    def test_every_status_survives_a_start_and_is_counted(self, engine: Engine) -> None:
-        everybody = tuple(f"r{number}@example.com" for number in range(5))
-        spool = recovered(engine)
-        queue_id = accept(engine.intake(), replace(ENVELOPE, recipients=everybody))
-        taken(spool)
-        spool.mark({queue_id: {0: RELAYED, 1: BOUNCED, 2: EXPIRED, 3: DELETED}})
-        expected = Totals(accepted=5, relayed=1, bounced=1, expired=1, deleted=1, queued=1)
-        assert spool.totals() == expected
-        spool = again(engine, spool)
-        assert spool.totals() == expected
-        assert spool.load(queue_id).statuses == (RELAYED, BOUNCED, EXPIRED, DELETED, Status.TODO)
-
-        spool.mark({queue_id: {4: RELAYED}})
-        spool.finish([queue_id])
-        expected = Totals(accepted=5, relayed=2, bounced=1, expired=1, deleted=1, queued=0)
-        assert spool.totals() == expected
-        for _ in range(3):
-            spool = again(engine, spool)
-            assert spool.totals() == expected
-
-    def test_recovering_twice_is_recovering_once(self, engine: Engine) -> None:
-        spool = engine.start()
-        first = [accept(engine.intake()) for _ in range(3)]
-        before = recover(spool)
-        taken(spool)
-        spool.mark({first[0]: {1: RELAYED}})
-        spool.hold(first[1])
-        spool.commit()
-        once = recover(spool)
-        twice = recover(spool)
-
-        assert {entry.queue_id for entry in before.entries} <= set(first)
-        assert [entry.queue_id for entry in once.entries] == sorted(first)
-        assert once == twice
-        assert spool.totals() == Totals(accepted=9, relayed=1, queued=8)
-        assert again(engine, spool).totals() == Totals(accepted=9, relayed=1, queued=8)
-
-    def test_what_is_finished_is_gone_for_ever(self, engine: Engine) -> None:
-        spool, queue_id = recovered(engine), accept(engine.intake())
-        taken(spool)
-        spool.note({queue_id: [note(1)]})
-        spool.mark({queue_id: {0: RELAYED, 1: BOUNCED, 2: RELAYED}})
-        spool.finish([queue_id])
-
+    def test_every_status_survives_a_start(self, engine: Engine) -> None:
+        envelope = replace(ENVELOPE, recipients=tuple(f"r{number}@example.com" for number in range(6)))
+        spool, queue_id = engine.start(), accept(engine.intake(), envelope)
+        claimed(spool)
+        fates = (RELAYED, BOUNCED, EXPIRED, DELETED, Status.SUCCESS)
+        settle(spool, Settlement(queue_id, envelope, dict(enumerate(fates))))
         for _ in range(2):
-            assert spool.notes(queue_id) == []
-            for call in (spool.load, spool.hold, spool.release, content_of(spool)):
-                with pytest.raises(Absent):
-                    call(queue_id)
-            spool = again(engine, spool)
-        assert spool.take(10) == []
+            assert read(spool, queue_id).statuses == (*fates, Status.TODO)
+            spool, _ = again(engine, spool)
 
-    def test_a_message_with_recipients_to_do_cannot_be_finished(self, engine: Engine) -> None:
-        spool, queue_id = recovered(engine), accept(engine.intake())
-        taken(spool)
-        spool.mark({queue_id: {0: RELAYED, 1: RELAYED}})
+    def test_what_ended_is_gone_for_ever(self, engine: Engine) -> None:
+        spool, (queue_id, other) = begun(engine, CONTENT, CONTENT)
+        settle(spool, Settlement(queue_id, ENVELOPE, EVERY, ends=True))
+        # Asked again, as after an error.
+        settle(spool, Settlement(queue_id, ENVELOPE, ends=True))
+        for _ in range(2):
+            with pytest.raises(Absent):
+                read(spool, queue_id)
+            with pytest.raises(Absent):
+                list(spool.content(queue_id))
+            (failure,) = spool.settle([Settlement(queue_id, ENVELOPE, {0: RELAYED})])
+            assert isinstance(failure, Absent)
+            spool, found = again(engine, spool)
+            assert [message.queue_id for message in found] == [other]
+
+    def test_a_message_with_recipients_left_cannot_end(self, engine: Engine) -> None:
+        spool, (queue_id,) = begun(engine, CONTENT)
         with pytest.raises(AssertionError):
-            spool.finish([queue_id])
+            spool.settle([Settlement(queue_id, ENVELOPE, {0: RELAYED, 1: RELAYED}, ends=True)])
+        assert 2 in again(engine, spool)[1][0].left
 
-        assert again(engine, spool).load(queue_id).left == (2,)
-
-    def test_notes_tell_the_last_word_on_each_recipient(self, engine: Engine) -> None:
-        spool, queue_id, other = recovered(engine), accept(engine.intake()), accept(engine.intake())
-        taken(spool)
-        assert spool.notes(queue_id) == []
-        spool.note({queue_id: [note(2, None), note(0)], other: [note(1, "554 other")]})
-        spool.note({queue_id: [note(2, "451 later", "expired")]})
-        spool.note({})
-
-        spool = again(engine, spool)
-        assert spool.notes(queue_id) == [note(0), note(2, "451 later", "expired")]
-        assert spool.notes(other) == [note(1, "554 other")]
-
-    def test_the_last_reply_of_a_deferred_recipient_is_kept(self, engine: Engine) -> None:
-        spool, queue_id = recovered(engine), accept(engine.intake())
-        taken(spool)
-        spool.note({queue_id: [note(1)]})
-        for text in ("450 later", "452 Mailbox full"):
-            spool.keep_replies(queue_id, [note(0, text, DEFERRED)])
-        spool.keep_replies(QueueId("0" * 16), [note(0, "450 later", DEFERRED)])
-        for _ in range(2):
-            assert spool.notes(queue_id) == [note(0, "452 Mailbox full", DEFERRED), note(1)]
-            assert [one.attempts for one in spool.notes(queue_id)] == [2, 1]
-            spool = again(engine, spool)
-        spool.mark({queue_id: dict.fromkeys(range(3), RELAYED)})
-        spool.finish([queue_id])
-        assert spool.notes(queue_id) == []
-
-    @pytest.mark.parametrize("id_of", [report_id, warning_id])
-    def test_a_report_is_queued_once(self, engine: Engine, id_of: Callable[[QueueId], QueueId]) -> None:
-        spool, queue_id = recovered(engine), accept(engine.intake())
-        taken(spool)
-        own, envelope = (
-            id_of(queue_id),
-            replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",)),
-        )
-        assert spool.publish_report(own, envelope, b"Subject: sorry\r\n")
-        assert not spool.publish_report(own, envelope, b"Subject: again\r\n")
-        assert taken(spool) == [own]
-        assert not spool.publish_report(own, envelope, b"Subject: again\r\n")
-        spool.hold(own)
-        spool = again(engine, spool)
-        assert not spool.publish_report(own, envelope, b"Subject: again\r\n")
-
-        report = spool.load(own)
-        assert (report.envelope, report.content) == (envelope, b"Subject: sorry\r\n")
-        assert spool.load(queue_id).left == (0, 1, 2)
-
-    @pytest.mark.parametrize("id_of", [report_id, warning_id])
-    def test_a_relayed_report_is_not_queued_again_while_its_message_is_here(
-        self, engine: Engine, id_of: Callable[[QueueId], QueueId]
+    @pytest.mark.parametrize(
+        "settlement",
+        [
+            Settlement(QueueId(""), ENVELOPE, {1: BOUNCED}),
+            Settlement(QueueId(""), replace(ENVELOPE, recipients=ENVELOPE.recipients[::-1]), {2: RELAYED}),
+        ],
+    )
+    def test_a_fate_is_final_and_of_the_recipient_that_was_read(
+        self, engine: Engine, settlement: Settlement
     ) -> None:
-        """As where a kill, or a full disk, comes between a report and the end of its message."""
-        spool, queue_id = recovered(engine), accept(engine.intake())
-        taken(spool)
-        spool.note({queue_id: [note(0), note(1), note(2)]})
-        if id_of is report_id:
-            spool.mark({queue_id: dict.fromkeys(range(3), BOUNCED)})
-        own, envelope = id_of(queue_id), replace(ENVELOPE, reverse_path="", recipients=("x@example.com",))
-        assert spool.publish_report(own, envelope, b"Subject: sorry\r\n")
-        spool = again(engine, spool)
-        taken(spool)
-        spool.mark({own: {0: RELAYED}})
-        spool.finish([own])
+        spool, (queue_id,) = begun(engine, CONTENT)
         for _ in range(2):
-            spool = again(engine, spool)
-            assert not spool.publish_report(own, envelope, b"Subject: sorry\r\n")
-        if left := spool.load(queue_id).left:
-            spool.mark({queue_id: dict.fromkeys(left, RELAYED)})
-        spool.finish([queue_id])
-        spool = again(engine, spool)
-        assert (taken(spool), recover(spool).entries) == ([], ())
+            settle(spool, Settlement(queue_id, ENVELOPE, {1: RELAYED}))
+        (failure,) = spool.settle([replace(settlement, queue_id=queue_id)])
+        assert isinstance(failure, Corrupt)
+        assert spool.look().corrupt == 1
+        assert again(engine, spool)[1] == []
 
-    def test_a_reported_failure_is_owed_no_report_any_more(self, engine: Engine) -> None:
-        spool, queue_id = recovered(engine), accept(engine.intake())
-        taken(spool)
-        assert spool.owed_report(queue_id) is None
-        spool.mark({queue_id: {1: BOUNCED, 2: EXPIRED}})
-        owed = OwedReport(report_id(queue_id, 1), (1, 2), (BOUNCED, EXPIRED))
-        assert spool.owed_report(queue_id) == owed
-        spool = again(engine, spool)
-        assert spool.owed_report(queue_id) == spool.load(queue_id).owed_report == owed
-
+    def test_notes_tell_the_last_word_on_each_recipient_that_is_reported(self, engine: Engine) -> None:
+        spool, (queue_id, other) = begun(engine, CONTENT, CONTENT)
+        assert read(spool, queue_id).notes == ()
+        settle(
+            spool,
+            Settlement(queue_id, ENVELOPE, {2: BOUNCED, 0: BOUNCED}, [note(2, None), note(0)]),
+            Settlement(other, ENVELOPE, {1: BOUNCED}, [note(1, "554 other")]),
+        )
+        settle(spool, Settlement(queue_id, ENVELOPE, {2: BOUNCED}, [note(2, "550 again")]))
         for _ in range(2):
-            spool.mark_reported(queue_id, owed.indices)
-            # A fate that is told of is the same fate.
-            spool.mark({queue_id: {1: BOUNCED}})
-            assert spool.owed_report(queue_id) is None
-            spool = again(engine, spool)
-        message = spool.load(queue_id)
-        assert (message.statuses, message.reported) == ((Status.TODO, BOUNCED, EXPIRED), frozenset({1, 2}))
-        with pytest.raises(SpoolFault):
-            spool.mark({queue_id: {1: RELAYED}})
-        spool.mark({queue_id: {0: BOUNCED}})
-        assert spool.owed_report(queue_id) == OwedReport(report_id(queue_id), (0,), (BOUNCED,))
-        assert again(engine, spool).totals() == Totals(accepted=3, bounced=2, expired=1)
+            assert read(spool, queue_id).notes == (note(0), note(2, "550 again"))
+            assert read(spool, other).notes == (note(1, "554 other"),)
+            spool, _ = again(engine, spool)
 
-    def test_a_report_that_a_crash_left_unmarked_is_not_owed(self, engine: Engine) -> None:
-        spool, queue_id = recovered(engine), accept(engine.intake())
-        taken(spool)
-        spool.mark({queue_id: {1: BOUNCED}})
-        owed = spool.owed_report(queue_id)
-        assert owed is not None
-        report = replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",))
-        assert spool.publish_report(owed.report_id, report, b"Subject: sorry\r\n")
+    def test_a_report_is_published_once_and_ends_with_its_message(self, engine: Engine) -> None:
+        spool, (queue_id,) = begun(engine, CONTENT)
+        settle(spool, Settlement(queue_id, ENVELOPE, {1: BOUNCED}, [note(1)]))
+        own = report_id(queue_id, 1)
+        first = report_of(spool, queue_id)
+        settle(spool, first)
+        settle(spool, first)
+        assert [(m.queue_id, m.envelope, m.content) for m in claimed(spool)] == [
+            (own, REPORT, b"Subject: sorry\r\n")
+        ]
+        message = read(spool, queue_id)
+        assert (message.told, message.owed_report) == (frozenset({1}), None)
+        settle(spool, Settlement(own, REPORT, {0: RELAYED}, ends=True))
+        # Also when it is gone, and the message was not told of it in memory.
+        settle(spool, first)
+        assert claimed(spool) == []
+        settle(spool, Settlement(queue_id, ENVELOPE, {0: BOUNCED, 2: RELAYED}, [note(0)]))
+        assert read(spool, queue_id).owed_report is not None
+        spool, found = again(engine, spool)
+        assert [m.queue_id for m in found] == [queue_id]
+        settle(spool, report_of(spool, queue_id, ends=True))
+        assert [m.queue_id for m in claimed(spool)] == [report_id(queue_id)]
+        spool, found = again(engine, spool)
+        assert [m.queue_id for m in found] == [report_id(queue_id)]
 
-        spool.commit()
-        spool.close()
-        spool = engine.start()
-        (entry,) = [e for e in recover(spool).entries if e.queue_id == queue_id]
-        assert not entry.owes_report
-        spool.mark({queue_id: {0: BOUNCED}})
-        assert spool.owed_report(queue_id) == OwedReport(report_id(queue_id, 0), (0,), (BOUNCED,))
+    def test_all_of_a_message_may_be_settled_at_once(self, engine: Engine) -> None:
+        spool, (queue_id, other) = begun(engine, CONTENT, CONTENT)
+        own = report_id(queue_id)
+        report = Report(own, REPORT, b"Subject: sorry\r\n")
+        whole = Settlement(
+            queue_id, ENVELOPE, EVERY | {1: BOUNCED}, [note(1)], report=report, told=(1,), ends=True
+        )
+        settle(spool, whole, Settlement(other, ENVELOPE, EVERY, ends=True))
+        assert [m.queue_id for m in claimed(spool)] == [own]
+        assert [m.queue_id for m in again(engine, spool)[1]] == [own]
 
-    def test_mail_from_nobody_owes_no_report(self, engine: Engine) -> None:
-        spool, queue_id = recovered(engine), accept(engine.intake(), replace(ENVELOPE, reverse_path=""))
-        taken(spool)
-        spool.mark({queue_id: {1: BOUNCED}})
-
-        assert spool.owed_report(queue_id) is None
-        assert not again(engine, spool).load(queue_id).entry.owes_report
+    def test_a_warning_is_published_once_and_remembered(self, engine: Engine) -> None:
+        spool, (queue_id,) = begun(engine, CONTENT)
+        own = warning_id(queue_id)
+        warning = Settlement(queue_id, ENVELOPE, report=Report(own, REPORT, b"late"), is_warned=True)
+        settle(spool, warning)
+        settle(spool, warning)
+        assert [m.queue_id for m in claimed(spool)] == [own]
+        for _ in range(2):
+            message = read(spool, queue_id)
+            assert (message.is_warned, message.content) == (True, CONTENT)
+            spool, _ = again(engine, spool)
 
     def test_a_held_message_stays_held_until_it_is_released(self, engine: Engine) -> None:
-        spool, queue_id = recovered(engine), accept(engine.intake())
-        taken(spool)
-        for is_held, change in ((True, spool.hold), (False, spool.release), (True, spool.hold)):
-            change(queue_id)
-            assert spool.load(queue_id).is_held == spool.is_held(queue_id) == is_held
-            change(queue_id)
-            assert spool.load(queue_id).is_held == spool.is_held(queue_id) == is_held
-
-        spool.commit()
-        spool.close()
-        spool = engine.start()
-        (entry,) = recover(spool).entries
-        assert entry.is_held
-        spool.mark({queue_id: {0: RELAYED, 1: BOUNCED, 2: RELAYED}})
+        spool, (queue_id,) = begun(engine, CONTENT)
+        for is_held in (True, True, False, False, True):
+            settle(spool, Settlement(queue_id, ENVELOPE, is_held=is_held))
+            assert read(spool, queue_id).is_held is is_held
+        spool, (message,) = again(engine, spool)
+        assert message.is_held
+        settle(spool, Settlement(queue_id, ENVELOPE, {0: RELAYED}))
         assert b"".join(spool.content(queue_id)) == CONTENT
-        spool.release(queue_id)
-        spool.hold(queue_id)
-        spool.finish([queue_id])
-        assert again(engine, spool).totals() == Totals(accepted=3, relayed=2, bounced=1)
+        settle(spool, Settlement(queue_id, ENVELOPE, EVERY, ends=True))
+        assert again(engine, spool)[1] == []
 
     def test_a_postponed_message_remembers_when_it_is_due(self, engine: Engine) -> None:
-        spool, queue_id = recovered(engine), accept(engine.intake())
-        taken(spool)
-        spool.mark({queue_id: {0: RELAYED}})
-        spool.postpone(queue_id, START_WALL_NS + 300 * SECOND_NS)
-        spool.postpone(QueueId("0" * 16), START_WALL_NS)
+        spool, (queue_id,) = begun(engine, CONTENT)
+        at_ns = START_WALL_NS + 300 * SECOND_NS
+        settle(spool, Settlement(queue_id, ENVELOPE, {0: RELAYED}, next_attempt_at_ns=at_ns))
+        warning = Report(warning_id(queue_id), REPORT, b"late")
+        settle(spool, Settlement(queue_id, ENVELOPE, report=warning, is_warned=True))
         for _ in range(2):
-            assert spool.load(queue_id).next_attempt_at_ns == START_WALL_NS + 300 * SECOND_NS
-            spool = again(engine, spool)
+            spool, (message, _) = again(engine, spool)
+            assert message.next_attempt_at_ns == at_ns
 
-    def test_that_the_sender_was_warned_is_remembered(self, engine: Engine) -> None:
-        spool, queue_id = recovered(engine), accept(engine.intake())
-        taken(spool)
-        spool.mark_warned(queue_id)
-        spool.mark_warned(queue_id)
-        for _ in range(2):
-            assert spool.load(queue_id).is_warned
-            assert spool.load(queue_id).content == CONTENT
-            spool = again(engine, spool)
+    def test_an_unknown_message_is_absent_and_the_others_are_settled(self, engine: Engine) -> None:
+        spool, (queue_id,) = begun(engine, CONTENT)
+        unknown = QueueId("0" * 16)
+        missing, whole = spool.read([unknown, queue_id])
+        assert isinstance(missing, Absent)
+        assert not isinstance(whole, Exception)
+        first, second, third = spool.settle(
+            [
+                Settlement(unknown, ENVELOPE, {0: RELAYED}),
+                Settlement(queue_id, ENVELOPE, {0: RELAYED}),
+                Settlement(unknown, ENVELOPE, is_held=True),
+            ]
+        )
+        assert isinstance(first, Absent)
+        assert isinstance(third, Absent)
+        assert second is None
+        assert again(engine, spool)[1][0].left == (1, 2)
 
-    def test_what_changes_state_may_be_called_again(self, engine: Engine) -> None:
-        spool, queue_id = recovered(engine), accept(engine.intake())
-        taken(spool)
-        marks = {queue_id: {0: RELAYED, 1: BOUNCED, 2: DELETED}}
+    def test_only_one_owns_the_queue_and_the_other_is_told_who(self, engine: Engine) -> None:
+        spool, _ = begun(engine)
         for _ in range(2):
-            spool.note({queue_id: [note(1)]})
-            spool.mark(marks)
-        for _ in range(2):
-            spool.finish([queue_id])
-            spool.note({queue_id: [note(1)]})
-            spool.mark(marks)
-        assert spool.totals() == Totals(accepted=3, relayed=1, bounced=1, deleted=1)
-        assert again(engine, spool).totals() == Totals(accepted=3, relayed=1, bounced=1, deleted=1)
+            with pytest.raises(SpoolBusy, match=rf"\b{os.getpid()}\b"):
+                engine.start()
+        spool.close()
+        engine.start().close()
 
-    def test_a_group_is_there_whole_or_not_at_all(self, engine: Engine) -> None:
-        spool, queue_id, other = recovered(engine), accept(engine.intake()), accept(engine.intake())
-        taken(spool)
-        spool.commit()
-        settle_all(spool, queue_id)
-        spool.hold(other)
-        spool.postpone(other, START_WALL_NS)
-        # Reads see what was called.
-        assert spool.load(other).is_held
-        assert spool.notes(queue_id) == []
+    def test_messages_are_claimed_once_the_oldest_first_and_so_many_at_a_time(self, engine: Engine) -> None:
+        spool, intakes = engine.start(), [engine.intake(), engine.intake()]
+        accepted = []
+        for number in range(8):
+            accepted.append(accept(intakes[number % 2]))
+            engine.clock.advance(SECOND_NS)
+        assert spool.look().unclaimed in (0, 8)
+        found = [message.queue_id for message in spool.claim(3)]
+        assert found == accepted[:3]
+        assert spool.look().unclaimed == 5
+        accepted.append(accept(intakes[0]))
+        found += [message.queue_id for message in claimed(spool, 4)]
+        # A new one waits for what the start found.
+        assert found == accepted
+        assert spool.claim(9) == []
+        assert [message.queue_id for message in again(engine, spool)[1]] == accepted
+
+    def test_a_page_has_no_more_than_some_megabytes_of_content(self, engine: Engine) -> None:
+        spool, intake = engine.start(), engine.intake()
+        queue_ids = [accept(intake, content=bytes(INLINE_BYTES)) for _ in range(40)]
+        pages = [spool.claim(100), spool.claim(100), spool.claim(100)]
+        assert all(sum(len(m.head) for m in page) < 5_000_000 for page in pages)
+        assert [m.queue_id for page in pages for m in page] == queue_ids
+
+    def test_a_batch_is_accepted_as_one_and_a_bad_envelope_is_refused_alone(self, engine: Engine) -> None:
+        spool, intake = engine.start(), engine.intake()
+        bad: list[tuple[str, ...]] = [("r@example.com\nDx",), (), ("\ud800@example.com",)]
+        envelopes = [ENVELOPE, *(replace(ENVELOPE, recipients=addresses) for addresses in bad), ENVELOPE]
+        drafts = [intake.draft() for _ in envelopes]
+        for number, draft in enumerate(drafts):
+            draft.append(b"message %d" % number)
+        assert intake.accept([]) == []
+        first, *others, last = intake.accept(list(zip(drafts, envelopes, strict=True)))
+        assert (first, last) == (None, None)
+        assert all(isinstance(each, Unavailable) for each in others)
+        assert [message.content for message in claimed(spool)] == [b"message 0", b"message 4"]
+
+    def test_a_discarded_draft_leaves_nothing(self, engine: Engine) -> None:
+        spool, intake = engine.start(), engine.intake()
+        for spills in (0, 1, 2):
+            draft = intake.draft()
+            for _ in range(spills):
+                draft.append(b"x" * 1000)
+                draft.spill()
+                assert draft.buffered_bytes == 0
+            assert draft.is_on_disk == (spills > 0)
+            draft.discard()
+            draft.discard()
+        assert claimed(spool) == []
+        assert spool.tidy() == 0
+        assert again(engine, spool)[1] == []
+
+    @pytest.mark.parametrize("size", [1000, 3 * INLINE_BYTES])
+    def test_a_damaged_message_is_set_aside_and_the_rest_goes_on(self, engine: Engine, size: int) -> None:
+        spool, (damaged, whole) = begun(engine, bytes(size), CONTENT)
+        engine.damage(damaged)
+        # Not one octet: an upstream could refuse it, and its sender would be blamed.
+        with pytest.raises(Corrupt):
+            assert (read(spool, damaged).content, any(spool.content(damaged))) == (None, False)
         with pytest.raises(Absent):
-            spool.load(queue_id)
-        assert (spool.totals().relayed, spool.totals().bounced) == (2, 1)
-        assert is_balanced(spool.totals())
+            read(spool, damaged)
+        assert [name for name, _ in engine.told] == [damaged]
+        assert spool.look().corrupt == 1
+        (listed,) = spool.set_aside(10)
+        assert (listed.name, spool.set_aside(0)) == (damaged, [])
+        settle(spool, Settlement(whole, ENVELOPE, EVERY, ends=True))
+        for _ in range(2):
+            spool, found = again(engine, spool)
+            assert (found, spool.look().corrupt) == ([], 1)
 
+    def test_content_that_is_damaged_while_it_is_read_stops_before_the_damage(self, engine: Engine) -> None:
+        spool, (queue_id,) = begun(engine, bytes(3 * INLINE_BYTES))
+        chunks = iter(spool.content(queue_id))
+        assert next(filter(None, chunks)) == bytes(INLINE_BYTES)
+        engine.damage(queue_id)
+        with pytest.raises(Corrupt):
+            b"".join(chunks)
+        assert spool.look().corrupt == 1
+
+    def test_a_message_of_another_spool_is_adopted_as_it_is(self, engine: Engine) -> None:
+        other = on_the_model()
+        source, (queue_id, held, long) = begun(other, CONTENT, CONTENT, bytes(2 * INLINE_BYTES))
+        settle(
+            source,
+            Settlement(queue_id, ENVELOPE, {0: RELAYED, 1: BOUNCED}, [note(1)]),
+            Settlement(held, ENVELOPE, {0: BOUNCED}, [note(0)], is_held=True),
+        )
+        warning = Report(warning_id(queue_id), REPORT, b"late")
+        settle(
+            source, Settlement(queue_id, ENVELOPE, report=warning, is_warned=True), report_of(source, held)
+        )
+        at_ns = START_WALL_NS + 300 * SECOND_NS
+        settle(source, Settlement(held, ENVELOPE, next_attempt_at_ns=at_ns))
+        source, found = again(other, source)
+        assert {queue_id, held, long} < {message.queue_id for message in found}
+        spool, _ = begun(engine)
+
+        def adopted() -> list[Adopted]:
+            return [Adopted(message, source.content(message.queue_id)) for message in found]
+
+        spool.adopt(adopted())
+        for _ in range(2):
+            assert [read(spool, each.queue_id).told for each in found] == [each.told for each in found]
+            assert b"".join(spool.content(long)) == bytes(2 * INLINE_BYTES)
+            spool, listed = again(engine, spool)
+            assert listed == found
+        # What is here already stays as it is.
+        settle(spool, Settlement(queue_id, ENVELOPE, {2: RELAYED}))
+        spool.adopt(adopted())
+        assert next(m for m in again(engine, spool)[1] if m.queue_id == queue_id).left == ()
+
+    def test_room_is_told(self, engine: Engine) -> None:
+        spool, _ = begun(engine)
+        assert spool.look().free_bytes > 0
+        intake = engine.intake()
+        assert 0 < intake.room() < spool.look().free_bytes
+        intake.close()
+
+    def test_a_draft_that_was_given_up_is_not_accepted(self, engine: Engine) -> None:
+        spool, intake = engine.start(), engine.intake()
+        for size in (10, INLINE_BYTES + 1):
+            draft = intake.draft()
+            draft.append(bytes(size))
+            draft.discard()
+            (failure,) = intake.accept([(draft, ENVELOPE)])
+            assert isinstance(failure, Unavailable)
+        assert (claimed(spool), engine.told) == ([], [])
+
+    def test_what_was_settled_with_its_end_may_be_settled_again(self, engine: Engine) -> None:
+        spool, (queue_id,) = begun(engine, CONTENT)
+        for _ in range(2):
+            settle(spool, Settlement(queue_id, ENVELOPE, EVERY, ends=True))
+
+
+class FailingConformance(Conformance):
+    """What an engine must do on a disk whose calls fail for a while: the model of one."""
+
+    def test_what_cannot_be_read_now_is_told_once_counted_and_claimed_later(self, engine: Engine) -> None:
+        view, intake = watched(engine), engine.intake()
+        queue_ids = [accept(intake), accept(intake)]
+        spool = engine.start()
+        assert spool.claim(0) == []
+        view.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), forever=True))
+        assert spool.claim(9) == []
+        assert spool.look().corrupt == 2
+        assert spool.set_aside(9)[0].reason.startswith("left where it is: cannot be read now")
+        view.heal()
+        assert claimed(spool) == []
+        assert sorted(name for name, _ in engine.told) == queue_ids
+        engine.clock.advance(READ_AGAIN_NS)
+        assert [message.queue_id for message in claimed(spool)] == queue_ids
+        assert spool.look().corrupt == 0
+
+    def test_a_start_that_lacks_descriptors_goes_on_where_it_stopped(self, engine: Engine) -> None:
+        view, intake = watched(engine), engine.intake()
+        queue_ids = [accept(intake) for _ in range(6)]
+        spool = engine.start()
+        found = [message.queue_id for message in spool.claim(2)]
+        view.fail(Fault(3, errno.EMFILE, kinds=frozenset({"open"})))
+        found += [message.queue_id for message in spool.claim(100)]
+        assert len(found) == 4
+        found += [message.queue_id for message in spool.claim(100)]
+        assert found == queue_ids
+
+    def test_what_could_not_be_adopted_is_adopted_again(self, engine: Engine) -> None:
+        source, (queue_id, long) = begun(on_the_model(), CONTENT, bytes(INLINE_BYTES + 1))
+        spool, _ = begun(engine)
         spool.close()
-        spool = recovered(engine)
-        spool.take(9)
-        if spool.load(other).is_held:
-            assert spool.load(report_id(queue_id)).left == (0,)
-            assert spool.totals() == Totals(accepted=7, relayed=2, bounced=1, queued=4)
-        else:
-            assert spool.load(queue_id).left == (0, 1, 2)
-            assert spool.notes(queue_id) == []
-            assert spool.totals() == Totals(accepted=6, queued=6)
-
-    def test_a_group_that_was_lost_may_be_called_again(self, engine: Engine) -> None:
-        spool, queue_id = recovered(engine), accept(engine.intake())
-        taken(spool)
-        settle_all(spool, queue_id)
-        spool.close()
-        spool = recovered(engine)
-        spool.take(9)
-        if spool.totals().relayed == 0:
-            assert settle_all(spool, queue_id)
-        spool = again(engine, spool)
-        spool.take(9)
-        assert spool.load(report_id(queue_id)).content == b"Subject: sorry\r\n"
-        assert spool.totals() == Totals(accepted=4, relayed=2, bounced=1, queued=1)
-
-    def test_a_fate_is_final(self, engine: Engine) -> None:
-        spool, queue_id = recovered(engine), accept(engine.intake())
-        taken(spool)
-        spool.mark({queue_id: {1: RELAYED}})
-        with pytest.raises(SpoolFault):
-            spool.mark({queue_id: {1: BOUNCED}})
-
-        assert again(engine, spool).load(queue_id).statuses == (Status.TODO, RELAYED, Status.TODO)
+        for nth in itertools.count(1):
+            view = watched(engine)
+            spool = engine.start()
+            claimed(spool)
+            view.fail(Fault(nth, errno.EIO))
+            found = [each for each in source.read([queue_id, long]) if isinstance(each, Message)]
+            adopted = [Adopted(each, source.content(each.queue_id)) for each in found]
+            with contextlib.suppress(Unavailable):
+                spool.adopt(adopted)
+            has_failed = view.has_failed
+            view.heal()
+            spool.adopt([Adopted(each, source.content(each.queue_id)) for each in found])
+            assert [read(spool, each.queue_id) for each in found] == found
+            settle(spool, *(Settlement(each.queue_id, ENVELOPE, EVERY, ends=True) for each in found))
+            spool.close()
+            if not has_failed:
+                break
+        assert nth > 5

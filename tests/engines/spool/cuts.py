@@ -144,11 +144,9 @@ class Judge:
     the first was recovered from or after.
     """
 
-    def __init__(self, *, counts: bool = True, engine: OnModel = MAILDIR) -> None:
-        """Begin; `counts` is whether the account has to be right."""
+    def __init__(self, *, engine: OnModel = MAILDIR) -> None:
         self.tally = Tally()
         self.engine = engine
-        self._counts = counts
         self._known = Known()
 
     @property
@@ -194,7 +192,6 @@ class Judge:
                 image,
                 snapshot.trace.copy(),
                 record=record,
-                counts=self._counts,
                 known=self._known,
                 keys=(number, snapshot.told),
                 engine=self.engine,

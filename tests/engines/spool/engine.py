@@ -9,14 +9,7 @@ from typing import Protocol
 
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.disk.durable import Disk, opened
-from relay.spool.interface import (
-    Intake,
-    Note,
-    Spool,
-    Status,
-    Totals,
-)
-from tests.engines.spool.recovering import recover
+from relay.spool.interface import Intake, Message, Note, Settlement, Spool, SpoolError, Status
 from tests.fakes.clock import START_WALL_NS, FakeClock
 from tests.fakes.disk import ModelDisk
 
@@ -41,7 +34,7 @@ class Engine(Protocol):
     """What the sender was told about corrupt files: name and fault."""
 
     def start(self) -> Spool:
-        """Start a sender; it has not recovered yet."""
+        """Start a sender; it has claimed nothing yet."""
         ...
 
     def intake(self) -> Intake:
@@ -92,11 +85,9 @@ class OnModel(Protocol):
     """An engine on the model of a disk: all that the crash suite knows of it."""
 
     root: str
-    is_durable_at_once: bool
-    """What is called is durable when the call returns, and not only when `commit` does."""
 
-    def sender(self, disk: ModelDisk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> Spool:
-        """Start a sender on a view of the disk; it has not recovered yet."""
+    def spool(self, disk: ModelDisk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> Spool:
+        """Own the queue, on a view of the disk; nothing is claimed yet."""
         ...
 
     def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
@@ -112,7 +103,7 @@ class OnModel(Protocol):
         ...
 
     def remains(self, disk: ModelDisk) -> list[str]:
-        """Return the names of what is there of any message, other than the account."""
+        """Return the names of what is there of any message."""
         ...
 
 
@@ -128,32 +119,36 @@ def accept(
     for start in range(0, len(content), chunk or len(content) or 1):
         draft.append(content[start : start + (chunk or len(content))])
         if chunk:
-            intake.spill(draft)
+            draft.spill()
     assert intake.accept([(draft, envelope)]) == [None]
     return draft.queue_id
 
 
-def recovered(engine: Engine) -> Spool:
-    spool = engine.start()
-    recover(spool)
-    return spool
+def claimed(spool: Spool, most: int = 100) -> list[Message]:
+    """Claim all there is."""
+    found: list[Message] = []
+    while page := spool.claim(most):
+        found += page
+    return found
 
 
-def taken(spool: Spool, most: int = 100) -> list[QueueId]:
-    return [entry.queue_id for entry in spool.take(most)]
+def read(spool: Spool, queue_id: QueueId) -> Message:
+    """Read one message; raises why it cannot be."""
+    (found,) = spool.read([queue_id])
+    if isinstance(found, SpoolError):
+        raise found
+    return found
 
 
-def again(engine: Engine, spool: Spool) -> Spool:
-    """Start anew from what is committed."""
-    spool.commit()
+def settle(spool: Spool, *settlements: Settlement) -> None:
+    """Settle as one group; raises the first failure."""
+    for failure in spool.settle(settlements):
+        if failure is not None:
+            raise failure
+
+
+def again(engine: Engine, spool: Spool) -> tuple[Spool, list[Message]]:
+    """Start anew; return also what that claimed."""
     spool.close()
-    return recovered(engine)
-
-
-def content_of(spool: Spool) -> Callable[[QueueId], list[bytes]]:
-    return lambda queue_id: list(spool.content(queue_id))
-
-
-def is_balanced(totals: Totals) -> bool:
-    ended = totals.relayed + totals.bounced + totals.expired + totals.deleted
-    return totals.accepted == ended + totals.queued
+    spool = engine.start()
+    return spool, claimed(spool)

@@ -42,11 +42,6 @@ def _forever(kind: Kind) -> Kind:
 
 ONCE: dict[str, Kind] = dict(_kinds())
 FAULTS: dict[str, Kind] = ONCE | {f"{name} from then on": _forever(kind) for name, kind in ONCE.items()}
-SILENT = {"a write that says nothing": lambda nth: Fault(nth, 0, is_silent=True, kinds=frozenset({"write"}))}
-"""What only a listener has to notice: see docs/guarantees.md, what is not promised."""
-LISTENED: dict[str, Kind] = (
-    FAULTS | SILENT | {f"{name} from then on": _forever(kind) for name, kind in SILENT.items()}
-)
 SOME = [
     name
     for name in FAULTS

@@ -44,12 +44,10 @@ class MaildirEngine(OneSpool):
 class MaildirOnModel:
     """See tests.engines.spool.engine.OnModel."""
 
-    is_durable_at_once = True
-
     def __init__(self, root: str) -> None:
         self.root = root
 
-    def sender(
+    def spool(
         self, disk: ModelDisk, clock: FakeClock, on_corrupt: Callable[[str, str], None]
     ) -> MaildirSpool:
         return MaildirSpool(self.root, disk, clock, on_corrupt)
@@ -64,7 +62,7 @@ class MaildirOnModel:
         return disk.names(f"{self.root}/tmp")
 
     def remains(self, disk: ModelDisk) -> list[str]:
-        folders = [f"{self.root}/{name}" for name in ("tmp", "new", "hold", "corrupt", "bounce")]
+        folders = [f"{self.root}/{name}" for name in ("tmp", "new", "hold", "corrupt", "notes")]
         folders += [f"{self.root}/cur/{name}" for name in disk.names(f"{self.root}/cur")]
         return [f"{folder}/{name}" for folder in folders for name in disk.names(folder)]
 

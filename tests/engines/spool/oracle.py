@@ -11,20 +11,18 @@ interface (tests.engines.spool.engine.OnModel).  What it holds it to:
 - each failure, and each success that was asked for, is told once, also a delay, and not before it is
   marked; a failure of which the sender wants to hear nothing is told to nobody;
 - nobody is tried again but whom a crash caught between the upstream's reply and the mark;
-- recovering twice, killed in between, is recovering once: the same messages, the same account;
-- nothing is left when all is done, and every recipient was counted once.
+- starting twice, killed in between, is starting once: the same messages, as they are;
+- a message is claimed before the reports about it; nothing is left when all is done.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.identity import subject_of
-from relay.spool.interface import DEFERRED, Message, Status, Totals
+from relay.spool.interface import Message, Status
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.maildir_engine import MAILDIR
-from tests.engines.spool.recovering import Recovered
 from tests.engines.spool.world import Letter, Sender, Snapshot, Trace, Violation, World
 from tests.fakes.disk import ModelDisk
 
@@ -61,15 +59,13 @@ def live_on(
     trace: Trace,
     *,
     record: bool = False,
-    counts: bool = True,
     known: Known | None = None,
     keys: tuple[int, int] = (0, 0),
     engine: OnModel = MAILDIR,
 ) -> list[Snapshot]:
     """Judge what a crash left and go on from it; return the instants of doing so.
 
-    `counts` is whether the account has to be right; `keys` are those of the image and of
-    the trace, which `known` asks for.
+    `keys` are those of the image and of the trace, which `known` asks for.
     """
     trace.crash()
     world = World(image, trace, engine)
@@ -78,21 +74,22 @@ def live_on(
     else:
         image.platter.is_safe = True
     sender = world.sender()
-    recovery = sender.recover()
+    claimed = sender.claim()
     if known is not None:
-        known.remember(keys[0], hash((image.fingerprint(), recovery, sender.spool.totals())))
+        messages = tuple(repr(sender.queue[queue_id]) for queue_id in claimed)
+        known.remember(keys[0], hash((image.fingerprint(), messages)))
         if not record and known.has(*keys):
             return []
-    check_start(image, sender, recovery, engine, counts=counts)
+    check_start(image, sender, claimed, engine)
     sender.end_what_is_done()
     sender.report_what_is_owed(sorted(sender.queue))
-    sender.commit()
     if record:
         # What comes in after a crash is as safe as what came before it.
         world.listener(seed=len(trace.offered)).offer(ONE_MORE)
     sender.warn_after_a_start()
     sender.drain()
-    check_end(image, sender, engine)
+    if left := engine.remains(image):
+        raise Violation(f"left at the end: {left}")
     check_told(trace)
     sender.spool.close()
     if known is not None:
@@ -100,56 +97,39 @@ def live_on(
     return world.snapshots
 
 
-def check_start(
-    image: ModelDisk, sender: Sender, recovery: Recovered, engine: OnModel, *, counts: bool = True
-) -> None:
-    """Judge what a sender that recovered just now found."""
-    _check_recovery(image, sender, recovery, engine)
-    _check_found(sender.trace, sender, recovery, counts=counts)
-
-
-def _check_recovery(image: ModelDisk, sender: Sender, recovery: Recovered, engine: OnModel) -> None:
-    if recovery.corrupt or recovery.missing_recipients or recovery.corrupt_recipients:
-        raise Violation(f"{recovery.corrupt} corrupt, {recovery.missing_recipients} recipients missing")
+def check_start(image: ModelDisk, sender: Sender, claimed: Sequence[QueueId], engine: OnModel) -> None:
+    """Judge what a sender that started just now claimed."""
+    if list(claimed) != sorted(claimed):
+        raise Violation(f"claimed in another order than that of age: {claimed}")
     if left := engine.drafts(image):
         raise Violation(f"drafts are left behind: {left}")
     other = image.after_kill()
     again = Sender(other, sender.clock, sender.trace, engine)
-    second = again.recover()
-    # What the first one did, the second need not do again.
-    rest = replace(recovery, abandoned=0, accepted=0, set_aside=0, removed_recipients=0, damaged_lines=0)
-    if second != rest or again.spool.totals() != sender.spool.totals():
-        raise Violation(f"recovering twice is not recovering once: {recovery} then {second}")
+    again.claim()
+    if again.queue != sender.queue:
+        raise Violation(f"starting twice is not starting once: {sender.queue} then {again.queue}")
     if sorted(engine.remains(other)) != sorted(engine.remains(image)):
-        raise Violation(f"the second recovery left {engine.remains(other)}, not {engine.remains(image)}")
+        raise Violation(f"the second start left {engine.remains(other)}, not {engine.remains(image)}")
+    check_whole(sender.trace, sender)
 
 
-def _check_found(trace: Trace, sender: Sender, recovery: Recovered, *, counts: bool) -> None:
-    taken = sender.take()
-    if len(set(taken)) != len(taken) or set(taken) & {e.queue_id for e in recovery.entries}:
-        raise Violation("a message is queued twice")
-    check_whole(trace, sender, counts=counts)
-
-
-def check_whole(trace: Trace, sender: Sender, *, counts: bool = True) -> None:
+def check_whole(trace: Trace, sender: Sender) -> None:
     """Judge the whole queue: all that a sender knows is durable, and all that is there it could read."""
-    messages = {queue_id: sender.spool.load(queue_id) for queue_id in sender.queue}
-    # A message that is gone took the commit along that ended it: all of that is durable.
+    messages = {queue_id: sender.read(queue_id) for queue_id in sender.queue}
+    # Of a message that is gone all is durable that came before its end.
     gone = {key: status for key, status in trace.called.items() if key[0] not in messages}
     trace.marked.update({key: status for key, status in gone.items() if key[0] in trace.finishing})
     trace.called.clear()
     for queue_id in trace.offered:
         if queue_id in messages:
-            check_present(trace, messages[queue_id], sender)
+            check_present(trace, messages[queue_id])
         else:
             _check_absent(trace, queue_id, set(messages))
     if unknown := set(messages) - set(trace.offered):
         raise Violation(f"messages that nobody sent: {unknown}")
-    if counts:
-        _check_account(trace, messages, sender.spool.totals())
 
 
-def check_present(trace: Trace, message: Message, sender: Sender, *, are_notes_given: bool = True) -> None:
+def check_present(trace: Trace, message: Message, *, are_notes_given: bool = True) -> None:
     """Judge a queued message; `are_notes_given`: the disk gives its notes, as far as they are there."""
     queue_id = message.queue_id
     envelope, content = trace.offered[queue_id]
@@ -159,7 +139,8 @@ def check_present(trace: Trace, message: Message, sender: Sender, *, are_notes_g
         raise Violation(f"{queue_id}: that its sender was warned is forgotten")
     if (held := trace.held.get(queue_id, False)) is not None and message.is_held != held:
         raise Violation(f"{queue_id} is {'not ' * held}held")
-    noted = {note.index for note in sender.spool.notes(queue_id) if note.reason != DEFERRED}
+    noted = {note.index for note in message.notes}
+    owed = message.owed_report
     for index, status in enumerate(message.statuses):
         fates = trace.fates.get((queue_id, index), [])
         marked = trace.marked.get((queue_id, index))
@@ -167,7 +148,9 @@ def check_present(trace: Trace, message: Message, sender: Sender, *, are_notes_g
             raise Violation(f"{queue_id}/{index} is {status} though marked {marked} durably")
         if status is not Status.TODO and status not in fates:
             raise Violation(f"{queue_id}/{index} is {status} which never happened: {fates}")
-        if status.is_reported and index not in noted and are_notes_given:
+        # A success without its reason is told of all the same: it is marked even where there is no room.
+        is_needed = status.is_failure and owed is not None and index in owed.indices
+        if is_needed and index not in noted and are_notes_given:
             raise Violation(f"{queue_id}/{index} is {status} without its reason")
         if status is not Status.TODO:
             # What recovery returns is durable, whoever wrote it.
@@ -175,7 +158,8 @@ def check_present(trace: Trace, message: Message, sender: Sender, *, are_notes_g
 
 
 def _check_absent(trace: Trace, queue_id: QueueId, present: set[QueueId]) -> None:
-    if queue_id not in trace.accepted and queue_id not in trace.finishing:
+    if queue_id not in trace.accepted:
+        # Nobody was told that it is ours; whoever handed it over does so again.
         return
     envelope, _ = trace.offered[queue_id]
     statuses = [trace.marked.get((queue_id, index)) for index in range(len(envelope.recipients))]
@@ -207,36 +191,8 @@ def _told_of(trace: Trace, queue_id: QueueId, among: set[QueueId]) -> list[int]:
 
 def check_told(trace: Trace) -> None:
     """Each failure, and each success that was asked for, is told by exactly one report, and nothing else."""
-    for queue_id in trace.finishing:
+    for queue_id in trace.finishing & trace.accepted:
         envelope, _ = trace.offered[queue_id]
         marks = [trace.marked[queue_id, index] for index in range(len(envelope.recipients))]
         if (to_tell := _to_tell(envelope, marks)) != (told := _told_of(trace, queue_id, trace.finishing)):
             raise Violation(f"{queue_id}: its sender was told of {told}, and not of {to_tell}")
-
-
-def _check_account(trace: Trace, messages: dict[QueueId, Message], totals: Totals) -> None:
-    """Every recipient that was ever queued is counted exactly once, as what it is."""
-    statuses = [status for message in messages.values() for status in message.statuses]
-    for queue_id in trace.finishing - set(messages):
-        count = len(trace.offered[queue_id][0].recipients)
-        statuses += [trace.marked[queue_id, index] for index in range(count)]
-    counted = {
-        Status.RELAYED: totals.relayed - statuses.count(Status.SUCCESS),
-        Status.SUCCESS: statuses.count(Status.SUCCESS),
-        Status.BOUNCED: totals.bounced,
-        Status.EXPIRED: totals.expired,
-        Status.DELETED: totals.deleted,
-        Status.TODO: totals.queued,
-    }
-    there = {status: statuses.count(status) for status in Status}
-    if counted != there or totals.accepted != len(statuses):
-        raise Violation(f"the account says {totals}, there are {there}")
-
-
-def check_end(image: ModelDisk, sender: Sender, engine: OnModel) -> None:
-    totals = sender.spool.totals()
-    ended = totals.relayed + totals.bounced + totals.expired + totals.deleted
-    if totals.queued or totals.accepted != ended:
-        raise Violation(f"not balanced at the end: {totals}")
-    if left := engine.remains(image):
-        raise Violation(f"left at the end: {left}")

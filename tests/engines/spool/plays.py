@@ -5,7 +5,6 @@ from collections.abc import Callable
 from relay.spool.interface import Status
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.maildir_engine import MAILDIR
-from tests.engines.spool.recovering import recover
 from tests.engines.spool.world import Letter, Sender, Violation, World, no_corruption
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
@@ -19,8 +18,8 @@ def prepared(
     disk = ModelDisk(Platter(model))
     if not is_started:
         return disk
-    spool = engine.sender(disk, FakeClock(), no_corruption)
-    recover(spool)
+    spool = engine.spool(disk, FakeClock(), no_corruption)
+    assert spool.claim(1) == []
     spool.close()
     return ModelDisk(disk.platter.after_cut(disk.platter.pending))
 
@@ -34,9 +33,9 @@ def play(
 ) -> None:
     """Take messages in as one batch and make of them what they say; then send the reports."""
     sender = world.sender()
-    sender.recover()
+    sender.claim()
     world.listener().offer(*letters)
-    sender.take()
+    sender.claim()
     if clean_up:
         _clean_up_beside_the_living(world, sender)
     if meanwhile is not None:
@@ -46,7 +45,7 @@ def play(
         pairs = zip(queue_ids, letters, strict=False)
         due = {q: letter.fates[attempt] for q, letter in pairs if attempt < len(letter.fates)}
         sender.settle({queue_id: fates for queue_id, fates in due.items() if queue_id in sender.queue})
-    sender.take()
+    sender.claim()
     sender.drain(reports)
     sender.spool.close()
 
@@ -60,7 +59,7 @@ def _clean_up_beside_the_living(world: World, sender: Sender) -> None:
     dead.begin(STILL_ARRIVING)
     drafted = living.begin(STILL_ARRIVING)
     dead.disk.die()
-    if sender.spool.clean_up() != 1 or drafted is None:
-        raise Violation("clean-up took another one's draft, or left that of the dead")
+    if sender.spool.tidy() != 1 or drafted is None:
+        raise Violation("tidying took another one's draft, or left that of the dead")
     if None in living.accept([drafted]):
-        raise Violation("a message was refused after a clean-up")
+        raise Violation("a message was refused after a tidying")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from relay.mail.dsn import NO_REQUEST, DsnRequest, Notify, RecipientRequest, asked_of
-from relay.spool.interface import SpoolFault, SpoolFull, Status
+from relay.spool.interface import SpoolError, Status
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.maildir_engine import MAILDIR
 from tests.engines.spool.plays import play, prepared
@@ -134,7 +134,7 @@ class Scenario:
                 clean_up=self.meanwhile == "with a clean-up",
                 reports=Status.BOUNCED if self.report_fails else Status.RELAYED,
             )
-        except (SpoolFault, SpoolFull, OSError):
+        except (SpoolError, OSError):
             # It says so and dies; a restart reads the disk.
             if not world.sender_disk.has_failed:
                 raise

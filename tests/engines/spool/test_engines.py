@@ -6,27 +6,9 @@ import pytest
 
 from relay.policy.source import parse_policy
 from relay.spool.disk.durable import RealDisk
-from relay.spool.engines import inspected, open_intake, open_spool, prepare_spool
-from tests.engines.spool.engine import accept, taken
-from tests.engines.spool.recovering import recover
+from relay.spool.engines import open_spool, prepare_spool
 from tests.fakes.clock import FakeClock
 from tests.unit.policy.examples import SMALL
-
-
-@pytest.mark.parametrize("engine", ["maildir", "log"])
-def test_sender_listener_and_fsck_open_the_same_spool(tmp_path: Path, engine: str) -> None:
-    policy = parse_policy(SMALL.encode(), tmp_path / "policy.yaml")
-    disk, clock = RealDisk(), FakeClock()
-    spool = open_spool(policy, disk, clock, lambda _name, _why: None, engine)
-    recover(spool)
-
-    queue_id = accept(open_intake(policy, disk, clock, engine))
-
-    assert taken(spool) == [queue_id]
-    spool.close()
-    seen = inspected(policy, disk, engine)
-    assert (seen.messages, seen.holder) == (1, None)
-    assert seen.root == str(policy.spool)
 
 
 @pytest.mark.parametrize(("engine", "other"), [("maildir", "log"), ("log", "maildir")])
@@ -35,12 +17,10 @@ def test_the_spool_of_another_engine_is_refused_untouched(tmp_path: Path, engine
     disk = RealDisk()
     prepare_spool(policy, disk, engine)
     before = sorted(policy.spool.rglob("*"))
-
     with pytest.raises(ValueError, match=f"convert --to {other}"):
         prepare_spool(policy, disk, other)
     with pytest.raises(ValueError, match=f"convert --to {other}"):
         open_spool(policy, disk, FakeClock(), lambda _name, _why: None, other)
-
     assert sorted(policy.spool.rglob("*")) == before
 
 
@@ -53,4 +33,3 @@ def test_an_engine_or_a_format_that_there_is_not_is_refused(tmp_path: Path) -> N
     (policy.spool / "format").write_bytes(b"relay spool 9 mbox\n")
     with pytest.raises(ValueError, match="relay spool 9 mbox"):
         prepare_spool(policy, disk)
-    assert [each.kind for each in inspected(policy, disk).findings] == ["format"]

@@ -3,33 +3,21 @@
 import errno
 import itertools
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from relay.spool.base import READ_AGAIN_NS
 from relay.spool.identity import report_id
-from relay.spool.interface import SpoolBusy
-from relay.spool.maildir import recovery
+from relay.spool.interface import Report, Settlement, SpoolBusy
 from relay.spool.maildir.layout import FORMAT, prepare
-from tests.engines.spool.conformance import Conformance
-from tests.engines.spool.engine import (
-    BOUNCED,
-    CONTENT,
-    ENVELOPE,
-    RELAYED,
-    accept,
-    again,
-    note,
-    recovered,
-    taken,
-)
+from tests.engines.spool.conformance import EVERY, REPORT, Conformance, FailingConformance, begun, watched
+from tests.engines.spool.engine import BOUNCED, CONTENT, ENVELOPE, accept, claimed, note, read, settle
 from tests.engines.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model
-from tests.engines.spool.recovering import recover
 from tests.fakes.disk import Fault, ModelDisk
 
 
-class TestOnTheModel(Conformance):
+class TestOnTheModel(FailingConformance):
     @pytest.fixture
     def engine(self) -> MaildirEngine:
         return on_the_model()
@@ -42,50 +30,44 @@ class TestOnTheKernel(Conformance):
         return on_the_kernel(tmp_path)
 
 
-def watched(engine: MaildirEngine) -> ModelDisk:
-    """Return the view of the disk that every process of the engine has from now on."""
-    assert isinstance(engine.disk, ModelDisk)
-    view = engine.disk.another()
-    engine.view = lambda: view  # type: ignore[method-assign]  # the one whose calls fail
-    return view
-
-
 def test_the_folder_is_the_state() -> None:
     engine = on_the_model()
-    spool, intake = recovered(engine), engine.intake()
+    spool, intake = engine.start(), engine.intake()
     draft = intake.draft()
     draft.append(CONTENT)
-    intake.spill(draft)
-    places = [engine.layout.draft, engine.layout.accepted, engine.layout.queued, engine.layout.held]
+    draft.spill()
+    queue_id, layout = draft.queue_id, engine.layout
+    places = {
+        "draft": f"{layout.drafts}/{queue_id}",
+        "accepted": f"{layout.new}/{queue_id}",
+        "queued": layout.queued(queue_id),
+        "held": f"{layout.hold}/{queue_id}",
+    }
 
     def where() -> list[str]:
-        return [place.__name__ for place in places if engine.disk.inode(place(draft.queue_id)) is not None]
+        return [name for name, path in places.items() if engine.disk.inode(path) is not None]
 
     assert where() == ["draft"]
     assert intake.accept([(draft, ENVELOPE)]) == [None]
     assert where() == ["accepted"]
-    spool.take(1)
+    claimed(spool)
     assert where() == ["queued"]
-    spool.hold(draft.queue_id)
-    assert where() == ["held"]
-    spool.release(draft.queue_id)
-    spool.mark({draft.queue_id: dict.fromkeys(range(3), RELAYED)})
+    for is_held, place in ((True, "held"), (False, "queued")):
+        settle(spool, Settlement(queue_id, ENVELOPE, is_held=is_held))
+        assert where() == [place]
+    settle(spool, Settlement(queue_id, ENVELOPE, EVERY))
     assert where() == ["queued"]
-    spool.finish([draft.queue_id])
+    settle(spool, Settlement(queue_id, ENVELOPE, ends=True))
     assert where() == []
 
 
 def test_only_the_status_byte_of_a_message_ever_changes() -> None:
     engine = on_the_model()
-    spool, queue_id = recovered(engine), accept(engine.intake())
-    before = engine.content_of(engine.layout.accepted(queue_id))
-    spool.take(1)
-    spool.mark({queue_id: {1: BOUNCED}})
-    spool.hold(queue_id)
-    spool.release(queue_id)
-    again(engine, spool)
+    spool, queue_id = engine.start(), accept(engine.intake())
+    before = engine.content_of(f"{engine.layout.new}/{queue_id}")
+    claimed(spool)
+    settle(spool, Settlement(queue_id, ENVELOPE, {1: BOUNCED}))
     after = engine.content_of(engine.layout.queued(queue_id))
-
     assert after == before.replace(b"\nTbob@", b"\nFbob@")
 
 
@@ -94,13 +76,12 @@ def test_only_the_status_byte_of_a_message_ever_changes() -> None:
 )
 def test_a_spool_of_another_format_is_left_alone(found: bytes) -> None:
     engine = on_the_model()
-    recovered(engine).close()
-    engine.disk.unlink(engine.layout.file("format"))
-    engine.plant(engine.layout.file("format"), found)
-
+    engine.start().close()
+    engine.disk.unlink(f"{engine.root}/format")
+    engine.plant(f"{engine.root}/format", found)
     with pytest.raises(ValueError, match="does not know"):
         engine.start()
-    assert engine.content_of(engine.layout.file("format")) == found
+    assert engine.content_of(f"{engine.root}/format") == found
 
 
 def test_several_first_starts_at_once_end_in_one_format(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +93,7 @@ def test_several_first_starts_at_once_end_in_one_format(monkeypatch: pytest.Monk
             _step: str, nth: int = nth, calls: "itertools.count[int]" = calls, second: ModelDisk = second
         ) -> None:
             if next(calls) == nth:
+                # Of another process.
                 with monkeypatch.context() as other:
                     other.setattr(os, "getpid", lambda: -1)
                     prepare("/var/spool", second)
@@ -127,75 +109,58 @@ def test_several_first_starts_at_once_end_in_one_format(monkeypatch: pytest.Monk
 
 def test_a_full_disk_does_not_keep_the_sender_from_starting() -> None:
     engine = on_the_model()
-    recovered(engine).close()
+    engine.start().close()
     view = watched(engine)
     view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"write"}), path="/lock", forever=True))
-
-    recover(engine.start())
+    assert claimed(engine.start()) == []
     view.heal()
     with pytest.raises(SpoolBusy, match="unknown"):
         engine.start()
 
 
+def test_a_full_disk_that_takes_no_name_holds_up_nobody_else() -> None:
+    engine = on_the_model()
+    view, intake = watched(engine), engine.intake()
+    queue_ids = [accept(intake) for _ in range(3)]
+    spool = engine.start()
+    view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"rename"}), path=queue_ids[0], forever=True))
+    assert [message.queue_id for message in claimed(spool)] == queue_ids[1:]
+    view.heal()
+    engine.clock.advance(READ_AGAIN_NS)
+    assert [message.queue_id for message in claimed(spool)] == queue_ids[:1]
+
+
 def test_an_abandoned_report_is_not_in_the_way_of_the_next_try() -> None:
     engine = on_the_model()
-    spool, queue_id = recovered(engine), accept(engine.intake())
-    spool.take(1)
-    engine.plant(engine.layout.draft(report_id(queue_id)), b"half a report, its writer was killed")
-
-    assert spool.publish_report(report_id(queue_id), replace(ENVELOPE, reverse_path=""), b"whole")
-    (own,) = taken(spool)
-    assert spool.load(own).content == b"whole"
+    spool, (queue_id,) = begun(engine, CONTENT)
+    own = report_id(queue_id, 0)
+    engine.plant(f"{engine.layout.drafts}/{own}", b"half a report, its writer was killed")
+    settle(spool, Settlement(queue_id, ENVELOPE, {0: BOUNCED}, [note(0)]))
+    settle(spool, Settlement(queue_id, ENVELOPE, report=Report(own, REPORT, b"whole"), told=(0,)))
+    (report,) = claimed(spool)
+    assert (report.queue_id, report.content) == (own, b"whole")
 
 
 def test_no_call_leaves_a_descriptor_open() -> None:
-    """But the lock and the ledger, for as long as the spool is held."""
+    """But the lock, for as long as the queue is owned."""
     engine = on_the_model()
     view = watched(engine)
-    spool, intake = recovered(engine), engine.intake()
-    held = len(view._fds)
-
-    for fate in (RELAYED, BOUNCED):
+    spool, intake = engine.start(), engine.intake()
+    claimed(spool)
+    held = len(view.open_paths)
+    for _ in range(2):
         queue_id = accept(intake)
-        taken(spool)
-        spool.hold(queue_id)
-        spool.release(queue_id)
-        spool.mark_warned(queue_id)
-        spool.postpone(queue_id, 1)
-        spool.load(queue_id)
-        spool.note({queue_id: [note(0)]})
-        spool.mark({queue_id: dict.fromkeys(range(3), fate)})
-        spool.publish_report(report_id(queue_id), ENVELOPE, CONTENT)
-        spool.finish([queue_id])
-        spool.clean_up()
-        assert len(view._fds) == held
+        claimed(spool)
+        for is_held in (True, False):
+            settle(spool, Settlement(queue_id, ENVELOPE, is_held=is_held, next_attempt_at_ns=1))
+        read(spool, queue_id)
+        report = Report(report_id(queue_id), REPORT, CONTENT)
+        marks = EVERY | {0: BOUNCED}
+        settle(spool, Settlement(queue_id, ENVELOPE, marks, [note(0)], report, (0,), ends=True))
+        claimed(spool)
+        list(spool.content(report.queue_id))
+        assert spool.tidy() == 0
+        assert len(view.open_paths) == held
     spool.close()
-    assert len(view._fds) == 0
-
-
-@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENOMEM])
-def test_a_start_goes_on_once_descriptors_are_there(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
-    monkeypatch.setattr(recovery, "BATCH", 2)
-    engine = on_the_model()
-    spool = recovered(engine)
-    queue_ids = [accept(engine.intake()) for _ in range(6)]
-    taken(spool)
-    spool.close()
-    view = watched(engine)
-    walk = engine.start().recover()
-    met = next(walk)
-    view.fail(Fault(1, error, kinds=frozenset({"open", "open_update"}), forever=True))
-    assert next(walk) == next(walk) == []
-    view.heal()
-    for batch in walk:
-        met += batch
-    assert [entry.queue_id for entry in met] == sorted(queue_ids)
-
-
-def test_a_start_that_raises_gives_the_lock_back() -> None:
-    engine = on_the_model()
-    watched(engine).fail(Fault(1, errno.ENOSPC, kinds=frozenset({"make_fifo"})))
-    with pytest.raises(OSError, match="space"):
-        engine.start()
-
-    engine.start().close()
+    intake.close()
+    assert view.open_paths == []

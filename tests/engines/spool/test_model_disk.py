@@ -134,11 +134,11 @@ PROTOCOLS: dict[str, tuple[Callable[[ModelDisk], None], set[Model]]] = {
     "fsync, link": (lambda disk: disk.close(linked(disk)), set(Model)),
     "fsync, rename, fsync": (
         lambda disk: disk.sync(renamed(disk)),
-        {Model.ANY_SUBSET, Model.TORN_RENAMES},
+        {Model.ANY_SUBSET},
     ),
     "fsync, link, fdatasync": (
         lambda disk: disk.sync_content(linked(disk)),
-        {Model.ORDERED, Model.ANY_SUBSET, Model.TORN_RENAMES},
+        {Model.ORDERED, Model.ANY_SUBSET},
     ),
     "fsync, rename, fsync of the folder": (
         lambda disk: synced(disk, renamed(disk)),
@@ -212,7 +212,7 @@ def test_what_follows_a_sync_may_be_torn_at_512_octets(model: Model) -> None:
     assert {content[512:].count(b"b") for content in contents} == {0, 512, 1024}
     # The second half without the first: only where there is no order at all.
     reordered = whole + bytes(512) + b"b" * 512 in contents
-    assert reordered == (model in (Model.ANY_SUBSET, Model.TORN_RENAMES))
+    assert reordered == (model is Model.ANY_SUBSET)
 
 
 @pytest.mark.parametrize("model", Model)
@@ -221,8 +221,7 @@ def test_a_rename_is_never_missing_in_both_places(model: Model) -> None:
     disk.rename("/folder/kept", "/other/named")
 
     found = {(*image.names("/folder"), *image.names("/other")) for image in cut(disk)}
-    both = {("kept", "named")} if model is Model.TORN_RENAMES else set()
-    assert found == {("kept",), ("named",)} | both
+    assert found == {("kept",), ("named",)}
 
 
 @pytest.mark.parametrize("model", Model)
@@ -234,7 +233,7 @@ def test_names_of_one_folder_come_in_their_order(model: Model) -> None:
     found = {tuple(image.names("/other")) for image in cut(disk)}
     in_order = {(), ("a",), ("a", "b")}
     assert in_order <= {tuple(sorted(names)) for names in found}
-    assert (("b",) in found) == (model in (Model.ANY_SUBSET, Model.TORN_RENAMES))
+    assert (("b",) in found) == (model is Model.ANY_SUBSET)
 
 
 def test_disks_of_equal_content_have_one_fingerprint() -> None:

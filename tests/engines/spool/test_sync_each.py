@@ -25,11 +25,10 @@ def files(tmp_path: Path) -> Iterator[list[int]]:
         disk.close(fd)
 
 
-@pytest.fixture(params=["the kernel's queue", "no queue and a fast disk", "no queue and a slow disk"])
+@pytest.fixture(params=["the kernel's queue", "threads"])
 def disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> RealDisk:
     if request.param != "the kernel's queue":
         monkeypatch.setitem(sys.modules, "caio.linux_aio", None)
-        monkeypatch.setattr(batched_sync, "SLOW_SYNC_NS", -1 if "slow" in request.param else 10**18)
     return RealDisk()
 
 

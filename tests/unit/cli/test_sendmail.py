@@ -11,7 +11,7 @@ from relay.policy.source import parse_policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
 from relay.spool.interface import Message
-from tests.engines.spool.recovering import recover
+from tests.engines.spool.engine import claimed
 from tests.unit.cli.terminal import forked
 
 POLICY = """
@@ -46,9 +46,9 @@ def queued(policy: Path) -> list[Message]:
     parsed = parse_policy(policy.read_bytes(), policy)
     spool = open_spool(parsed, RealDisk(), SystemClock(), lambda *_: None)
     try:
-        recovered = recover(spool)
-        assert recovered.corrupt == 0
-        return [spool.load(entry.queue_id) for entry in (*recovered.entries, *spool.take(100))]
+        found = claimed(spool)
+        assert spool.look().corrupt == 0
+        return found
     finally:
         spool.close()
 

@@ -74,14 +74,7 @@ class Followed:
         self.told = 0
         self.refusals: list[PolicyError] = []
         self.waiting: Waiting | None = None
-        self.file = PolicyWatch(
-            self.path,
-            self.in_force,
-            text.encode(),
-            self,
-            self.clock,
-            settle_seconds=0,
-        )
+        self.file = PolicyWatch(self.path, self.in_force, text.encode(), self, self.clock)
 
     def policy_in(self, text: str) -> Policy:
         return parse_policy(text.encode(), self.path)
@@ -189,6 +182,19 @@ def test_no_piece_of_an_edit_allows_more_than_a_whole_policy(
 
 
 WIDE, NARROW = (text_of([(count, "1s")], 4, is_flow=True, tail="") for count in (60, 5))
+
+
+async def test_half_of_an_edit_is_never_in_force(tmp_path: Path) -> None:
+    """The first half is a policy as well, one that allows less."""
+    followed = Followed(tmp_path, WIDE)
+    for text in (NARROW, whole := WIDE.replace("connections: 4", "connections: 3")):
+        followed.path.write_text(text)
+        await followed.file.look(is_asked=False)
+        assert followed.counts == followed.policy_in(WIDE)
+
+    await followed.file.look(is_asked=False)
+    assert followed.in_force == followed.counts == followed.policy_in(whole)
+    assert followed.refusals == []
 
 
 async def test_limits_that_are_not_there_yet_are_waited_for(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from relay.clock import Clock
 from relay.listener.server import Listener
 from relay.listener.session import ClientSession
 from relay.policy.model import Listen
+from tests.fakes.clock import FakeClock
 from tests.fakes.intake import MemoryIntake, MemoryObserver
 
 _LAST_LINE = re.compile(rb"[2-5][0-9][0-9](?: [^\r\n]*)?\r\n\Z")
@@ -95,6 +95,7 @@ class Room:
     listener: Listener
     intake: MemoryIntake
     observer: MemoryObserver
+    clock: FakeClock
     clients: list[Client]
 
     async def connect(
@@ -128,7 +129,7 @@ class Room:
 
     @property
     def sessions(self) -> list[ClientSession]:
-        return [s for s in self.listener._reception.register if isinstance(s, ClientSession)]
+        return [s for s in self.listener.sessions if isinstance(s, ClientSession)]
 
     async def until_over(self) -> None:
         """Wait until the server has ended every session that is open now."""
@@ -141,9 +142,6 @@ class Room:
 async def listening(
     policy: dict[str, object] | None = None,
     intake: MemoryIntake | None = None,
-    *,
-    ceiling: int | None = None,
-    clock: Clock | None = None,
 ) -> AsyncIterator[Room]:
     """Run a listener that lets 127.0.0.0/8 relay, unless the policy says otherwise."""
     listen = Listen.model_validate(
@@ -151,9 +149,10 @@ async def listening(
     )
     observer = MemoryObserver()
     intake = intake or MemoryIntake()
-    listener = Listener(listen, "relay.example", intake, observer, clock=clock, ceiling=ceiling)
+    clock = FakeClock()
+    listener = Listener(listen, "relay.example", intake, observer, clock=clock)
     await listener.start()
-    room = Room(listen, listener, intake, observer, [])
+    room = Room(listen, listener, intake, observer, clock, [])
     try:
         yield room
         intake.gate.set()
@@ -161,8 +160,7 @@ async def listening(
             await client.close()
         await room.until_over()
         # What holds after every test, whatever it was about.
-        assert listener.open_connections == 0
-        assert listener._reception.admission.clients == 0
+        assert listener.admission.total == 0
         assert not intake.open_drafts
         assert len(observer.opened) == len(observer.closed)
     finally:

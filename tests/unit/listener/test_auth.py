@@ -11,7 +11,6 @@ from argon2 import PasswordHasher
 from relay.clock import SECOND_NS
 from relay.listener.listener_files import read_listener_files
 from tests.fakes.certificates import Certificates
-from tests.fakes.clock import FakeClock
 from tests.unit.listener.conversation import TRANSACTION, Room, codes, listening
 from tests.unit.listener.test_proxied import header
 
@@ -144,8 +143,6 @@ async def test_another_password_ends_the_sessions_of_the_old_one(users_file: Pat
         ([b"AUTH PLAIN ="], b"501 5.5.2 "),
         ([b"AUTH PLAIN " + b64encode(b"mjd\0open sesame")], b"501 5.5.2 "),
         ([b"AUTH PLAIN " + b64encode(b"\0mjd\0\xff")], b"501 5.5.2 "),
-        ([b"AUTH PLAIN", b"x" * 5000], b"500 5.5.6 "),
-        ([b"AUTH PLAIN", b"a\0b"], b"500 5.5.2 "),
         ([b"AUTH PLAIN " + WRONG], b"535 5.7.8 "),
         ([b"AUTH PLAIN " + b64encode(b"\0nobody\0open sesame")], b"535 5.7.8 "),
         ([b"AUTH PLAIN " + b64encode(b"root\0mjd\0open sesame")], b"535 5.7.8 "),
@@ -165,8 +162,7 @@ async def test_anything_else_does_not_authenticate(
 
 
 async def test_third_wrong_password_ends_the_session_and_begins_a_wait(users_file: Path) -> None:
-    clock = FakeClock()
-    async with listening(_policy(users_file), clock=clock) as room:
+    async with listening(_policy(users_file)) as room:
         client = await room.greeted()
         told = [await client.ask(b"AUTH PLAIN " + WRONG) for _ in range(3)]
         assert codes(b"".join(told)) == [535, 535, 421]
@@ -178,7 +174,7 @@ async def test_third_wrong_password_ends_the_session_and_begins_a_wait(users_fil
         assert codes(await again.ask(b64encode("zoë".encode()))) == [334]
         assert codes(await again.ask(b64encode(b"x"))) == [454]
         assert room.observer.tried == ["mjd", "mjd", "mjd", "mjd", "zoë"]
-        clock.advance(2 * SECOND_NS)
+        room.clock.advance(2 * SECOND_NS)
         assert codes(await again.ask(b"AUTH PLAIN " + GOOD)) == [235]
         # What was wrong before is forgotten, or there would be a wait again.
         third = await room.greeted()
@@ -234,10 +230,10 @@ async def _try(room: Room, line: bytes) -> list[int]:
 
 
 async def test_sessions_at_once_have_no_more_guesses_than_one(users_file: Path) -> None:
-    async with listening(_policy(users_file, max_connections_per_client=100)) as room:
-        told = await asyncio.gather(*(_try(room, b"AUTH PLAIN " + WRONG) for _ in range(100)))
+    async with listening(_policy(users_file)) as room:
+        told = await asyncio.gather(*(_try(room, b"AUTH PLAIN " + WRONG) for _ in range(25)))
         answers = [code for codes_of_one in told for code in codes_of_one]
 
         # One after the other: three wrong ones, of which the third in one session is told by 421.
         assert answers.count(535) + answers.count(421) == 3
-        assert answers.count(454) >= 290
+        assert answers.count(454) >= 65

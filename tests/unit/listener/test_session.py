@@ -31,6 +31,7 @@ async def test_one_message_over_one_connection_is_taken_as_it_came() -> None:
         assert message.envelope.protocol == "ESMTP"
         assert message.envelope.user is None
         assert room.observer.sizes == [len(message.content)]
+        await room.until_over()
         assert room.observer.closed == ["quit"]
         assert room.observer.refusals == []
 
@@ -79,13 +80,6 @@ async def test_pipelined_transactions_are_answered_in_order() -> None:
 @pytest.mark.parametrize(
     ("before", "command", "reply"),
     [
-        (b"", b"MAIL FROM:<a@b>", replies.NEEDS_HELO),
-        (b"", b"RCPT TO:<a@b>", replies.NEEDS_MAIL),
-        (b"", b"DATA", replies.NEEDS_MAIL),
-        (b"EHLO x", b"RCPT TO:<a@b>", replies.NEEDS_MAIL),
-        (b"EHLO x", b"DATA", replies.NEEDS_MAIL),
-        (b"EHLO x\r\nMAIL FROM:<a@b>", b"DATA", replies.NEEDS_RECIPIENT),
-        (b"EHLO x\r\nMAIL FROM:<a@b>", b"MAIL FROM:<a@b>", replies.NESTED_MAIL),
         (b"EHLO x\r\nMAIL FROM:<a@b>\r\nRSET", b"RCPT TO:<a@b>", replies.NEEDS_MAIL),
         (b"EHLO x\r\nMAIL FROM:<a@b>\r\nEHLO x", b"RCPT TO:<a@b>", replies.NEEDS_MAIL),
         (b"EHLO x\r\nMAIL FROM:<a@b>\r\nHELO x", b"RCPT TO:<a@b>", replies.NEEDS_MAIL),
@@ -101,12 +95,7 @@ async def test_pipelined_transactions_are_answered_in_order() -> None:
         (b"EHLO x\r\nMAIL FROM:<a@b>\r\nRCPT TO:<c@d>", b"DATA x", replies.NO_ARGUMENT_ALLOWED),
         (b"", b"STARTTLS", replies.TLS_NOT_OFFERED),
         (b"EHLO x", b"AUTH PLAIN AGEAYg==", replies.AUTH_NOT_OFFERED),
-        (b"", b"EXPN staff", replies.NOT_IMPLEMENTED),
-        (b"", b"VRFY root", replies.CANNOT_VERIFY),
-        (b"", b"HELP MAIL", replies.HELP),
         (b"", b"noop whatever  ", replies.OK),
-        (b"", b"NOOP", replies.OK),
-        (b"", b"RSET", replies.OK),
         (b"", b"RSET ", replies.OK),
         (b"", b"quit  ", replies.BYE),
         (b"EHLO x\r\nMAIL FROM:<a@b> \r\nRCPT TO:<c@d> ", b"DATA ", replies.GO_AHEAD),
@@ -165,18 +154,6 @@ async def test_an_address_outside_ascii_needs_smtputf8_and_no_more() -> None:
         assert message.envelope.recipients == ("ü@ü.example",)
         assert message.envelope.smtputf8
         assert message.envelope.protocol == "UTF8SMTP"
-
-
-async def test_recipient_named_twice_is_kept_once_and_in_order() -> None:
-    async with listening() as room:
-        client = await room.greeted()
-        await client.ask(b"MAIL FROM:<a@b>")
-        for address in (b"x@y", b"z@y", b"x@y", b"X@y"):
-            assert await client.ask(b"RCPT TO:<" + address + b">") == b"250 2.1.5 Ok\r\n"
-        await client.ask(b"DATA")
-        await client.ask(b".")
-
-        assert room.intake.accepted[0].envelope.recipients == ("x@y", "z@y", "X@y")
 
 
 async def test_client_outside_the_networks_may_not_relay() -> None:

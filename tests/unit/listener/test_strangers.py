@@ -1,12 +1,13 @@
-"""Clients that may not relay (yet): few, the first to go, and never in the way of who may."""
+"""Clients that may not relay (yet): few, for a short time, and never in the way of who may."""
 
-import asyncio
+import ssl
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.certificates import Certificates
 from tests.unit.listener.conversation import TRANSACTION, Client, Room, codes, leap, listening, until
 from tests.unit.listener.test_auth import GOOD
 
@@ -28,69 +29,73 @@ async def _strangers(room: Room, number: int) -> list[Client]:
     return came
 
 
-@pytest.mark.parametrize("has_users", [False, True])
-async def test_strangers_keep_no_place_from_who_may_relay(users_file: Path, has_users: bool) -> None:
+@pytest.mark.parametrize(("has_users", "left"), [(False, 9), (True, 5)])
+async def test_strangers_keep_no_place_beyond_their_share(
+    users_file: Path, has_users: bool, left: int
+) -> None:
     policy = FULL | ({"users_file": str(users_file)} if has_users else {})
     async with listening(policy) as room:
         await _strangers(room, 30)
-        trusted = [await room.connect(source="127.0.0.1") for _ in range(10)]
-        assert codes(b"".join([await client.reply() for client in trusted])) == [220] * 10
-        late = await room.connect(source="127.0.0.1")
-        assert await late.rest() == b"421 4.7.0 Too many connections\r\n"
-        stranger = await room.connect(source="127.9.0.1")
-        assert await stranger.rest() == b"421 4.7.0 Too many connections\r\n"
+        trusted = [await room.connect(source="127.0.0.1") for _ in range(left)]
+        assert codes(b"".join([await client.reply() for client in trusted])) == [220] * left
+        for source in ("127.0.0.1", "127.9.0.1"):
+            late = await room.connect(source=source)
+            assert await late.rest() == b"421 4.7.0 Too many connections\r\n"
 
-        assert room.listener.open_connections == 10
+        assert room.listener.admission.total == 10
 
 
-async def test_strangers_hold_few_places_where_they_cannot_log_in() -> None:
-    async with listening(FULL | {"max_connections": 40}) as room:
+@pytest.mark.parametrize(("has_users", "share"), [(False, 4), (True, 20)])
+async def test_strangers_have_a_fixed_share_and_one_origin_a_part_of_it(
+    users_file: Path, has_users: bool, share: int
+) -> None:
+    policy = FULL | {"max_connections": 40} | ({"users_file": str(users_file)} if has_users else {})
+    async with listening(policy) as room:
+        same = [await room.connect(source="127.7.0.1") for _ in range(20)]
+        told = codes(b"".join([await client.reply() for client in same]))
+        assert told == [220] * min(share, 10) + [421] * (20 - min(share, 10))
         await _strangers(room, 30)
 
-        assert room.listener.open_connections == 4
+        assert room.listener.admission.total == share
 
 
-async def test_stranger_idle_for_longest_is_told_and_closed(users_file: Path) -> None:
-    async with listening(FULL | {"users_file": str(users_file)}) as room:
-        first, second, *_ = await _strangers(room, 10)
-        for _ in range(3):
-            # Commands that bring no login nearer are idleness.
-            assert codes(await first.ask(b"NOOP")) == [250]
-        await room.connect(source="127.0.0.1")
-        assert await first.rest() == b"421 4.7.0 Too many connections, this one gives way\r\n"
-        assert codes(await second.ask(b"NOOP")) == [250]
+async def test_silent_handshakes_hold_only_the_strangers_share(
+    users_file: Path, certificates: Certificates
+) -> None:
+    tls = {"tls": "implicit", "certificate": str(certificates.cert), "key": str(certificates.key)}
+    async with listening(FULL | tls | {"users_file": str(users_file)}) as room:
+        silent = [await room.connect(source=f"127.3.0.{number + 1}") for number in range(6)]
 
-        assert room.observer.refusals == [("noop", "421 4.7.0 Too many connections, this one gives way")]
-        await until(lambda: room.observer.closed == ["crowded"])
+        assert await silent[5].rest() == b""
+        assert room.observer.refusals == [("connect", "421 4.7.0 Too many connections")]
+        user = await room.connect(ssl.create_default_context(cafile=certificates.ca), source="127.0.0.1")
+        assert codes(await user.reply()) == [220]
+        for each in silent:
+            await each.close()
+        await until(lambda: room.listener.admission.total == 1)
 
 
-async def test_user_logs_in_while_strangers_fill_all_places(users_file: Path) -> None:
+async def test_a_user_who_logs_in_leaves_the_strangers_share(users_file: Path) -> None:
     policy = {"clients": [], "max_connections": 10, "users_file": str(users_file)}
     async with listening(policy) as room:
-        await _strangers(room, 10)
         user = await room.greeted(source="127.0.0.1")
         assert codes(await user.ask(b"AUTH PLAIN " + GOOD)) == [235]
         await _strangers(room, 30)
+        assert room.listener.admission.total == 6
         await user.send(TRANSACTION + b"x\r\n.\r\n")
         assert codes(b"".join(await user.replies(4))) == [250, 250, 354, 250]
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop's time passes by itself
-async def test_session_of_a_stranger_ends_after_two_minutes() -> None:
-    async with listening(FULL) as room:
-        stranger = await room.greeted(source="127.1.0.1")
-        trusted = await room.greeted(source="127.0.0.1")
-        for _ in range(2):
-            # Short of the minute that a command of its may take.
-            leap(40)
-            assert codes(await stranger.ask(b"NOOP")) == [250]
-        leap(41)
-        told = asyncio.create_task(stranger.rest())
-        for _ in range(9):
-            assert codes(await trusted.ask(b"NOOP")) == [250]
-        assert told.done()
-        assert codes(told.result()) == [421]
-        assert codes(await trusted.ask(b"NOOP")) == [250]
+async def test_a_stranger_has_a_minute_to_log_in(users_file: Path) -> None:
+    async with listening(FULL | {"users_file": str(users_file)}) as room:
+        user, stranger = await room.greeted(source="127.0.0.2"), await room.greeted(source="127.0.0.3")
+        assert codes(await user.ask(b"AUTH PLAIN " + GOOD)) == [235]
+        leap(59)
+        assert codes(await user.ask(b"NOOP") + await stranger.ask(b"NOOP")) == [250, 250]
+        leap(2)
+        assert await stranger.rest() == b"421 4.4.2 Timeout, closing the connection\r\n"
+        assert codes(await user.ask(b"NOOP")) == [250]
 
 
 @pytest.mark.parametrize(

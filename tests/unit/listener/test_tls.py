@@ -81,9 +81,8 @@ async def test_octets_in_the_clear_after_starttls_are_no_commands(
 
 async def test_tls_older_than_1_2_is_refused(certificates: Certificates) -> None:
     async with listening(_offering(certificates, tls="implicit")) as room:
-        reception = room.listener._reception
-        assert reception.tls is not None
-        assert reception.tls.minimum_version is ssl.TLSVersion.TLSv1_2
+        assert room.listener.tls is not None
+        assert room.listener.tls.minimum_version is ssl.TLSVersion.TLSv1_2
         # The client says that it knows nothing above TLS 1.1, whatever the library would allow.
         client = await room.connect()
         await client.send(bytes.fromhex("160301002f0100002b0302" + "00" * 32 + "000004c014c00a0100"))

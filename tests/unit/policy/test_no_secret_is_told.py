@@ -242,15 +242,9 @@ def _told_by_a_relay(path: Path) -> str | None:
         metrics = Metrics(relay.clock)
         collect(metrics, relay.watch.snapshot, ListenerCounts([]), events, relay.clock)
         telemetry = Telemetry(events, metrics, relay.clock)
-        Reload(
-            path,
-            relay.policy,
-            sender=relay.sender,
-            watch=relay.watch,
-            hooks=Hooks(relay.policy, "relay.test", relay.disk, telemetry),
-            outcomes=OutcomeStore(str(relay.policy.spool), None, relay.disk, telemetry),
-            telemetry=telemetry,
-        ).refuse(refused)
+        hooks = Hooks(relay.policy, "relay.test", relay.disk, telemetry)
+        outcomes = OutcomeStore(str(relay.policy.spool), None, relay.disk, telemetry)
+        Reload(path, relay.policy, relay.sender, relay.watch, hooks, outcomes, telemetry).refuse(refused)
         events.flush()
         series = generate_latest(metrics.registry)
     snapshot = relay.watch.snapshot()

@@ -184,17 +184,16 @@ class Relay:
                 await look_again()
 
     async def until_empty(self) -> None:
-        """Wait until nothing is queued, by the spool's own account, and nothing waits to be taken."""
-        new = Path(self.policy.spool) / "new"
-        async with self._patience():
-            while True:
-                # In this order: what is taken between two of the looks is seen by the next one.
-                await self.until(lambda: len(self.sender.queue) == 0 and not any(new.iterdir()))
-                await self.sender.look()
-                totals = self.sender.seen.totals
-                if totals.accepted and totals.queued == 0 and len(self.sender.queue) == 0:
-                    return
-                await look_again()
+        """Wait until nothing is queued, and nothing is in the spool."""
+        root = Path(self.policy.spool)
+        await self.until(
+            lambda: (
+                len(self.sender.queue) == 0
+                and not any((root / "new").iterdir())
+                and not any((root / "cur").glob("*/*"))
+            )
+        )
+        await self.sender.look()
 
     @contextlib.asynccontextmanager
     async def _patience(self) -> AsyncIterator[None]:

@@ -23,7 +23,7 @@ class ShortOfDescriptors(Unsynced):
         return super().open_update(path)
 
 
-async def test_a_message_unread_for_lack_of_our_own_is_tried_again(
+async def test_what_finds_no_descriptor_is_settled_again(
     tmp_path: Path,
 ) -> None:
     disk = ShortOfDescriptors()
@@ -33,11 +33,11 @@ async def test_a_message_unread_for_lack_of_our_own_is_tried_again(
             relay.accept()
             await relay.until(lambda: relay.dispatcher.pausing.because)
         host.script = Script()
-        # Opened by recovery, to be sent, to be sent again, and to be marked.
+        # Opened to be claimed, to be marked, and to be marked again.
         async with Relay(policy, disk) as relay:
             await relay.until(lambda: relay.dispatcher.pausing.because)
             assert relay.sender.upstreams.resume("isp")
             await relay.until_empty()
 
             assert len(host.relayed) == 1
-    assert disk.opened == 4
+    assert disk.opened == 3

@@ -27,7 +27,7 @@ ODD: dict[str, Turn] = {
 
 
 async def bounced(relay: Relay) -> int:
-    return (await relay.sender.spool_thread.totals()).bounced
+    return relay.sender.totals.bounced
 
 
 def deferred(relay: Relay) -> int:

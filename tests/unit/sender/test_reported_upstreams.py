@@ -53,7 +53,7 @@ async def test_odd_replies_relay_once_byte_for_byte(tmp_path: Path, script: Scri
         )
         assert {relayed.content for relayed in host.relayed} == {CONTENT}
         assert {relayed.reverse_path for relayed in host.relayed} == {"a@here.example"}
-        totals = await relay.sender.spool_thread.totals()
+        totals = relay.sender.totals
         assert (totals.relayed, totals.bounced) == (4, 0)
         relay.events.flush()
         assert "paused" not in relay.log.getvalue()

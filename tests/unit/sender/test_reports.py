@@ -1,5 +1,6 @@
 """What a sender is told of failed recipients: at once, once, within `reports.per_hour`, and never lost."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from relay.control.operations import OK, ONLY_REPORT_LEFT, VERBS
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.queue.scheduler import State
-from relay.spool.interface import Totals
 from relay.status.snapshot import MessageView, QueueState, RecipientView
-from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Turn, turns
+from relay.telemetry.metric_table import Totals
+from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Turn, Until, turns
 from tests.fakes.smarthost_dialogue import Recorded
+from tests.fakes.virtual_time import pass_time
 from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock
 
 HOUR_NS = 3600 * SECOND_NS
@@ -76,7 +78,7 @@ async def test_reports_beyond_the_cap_go_when_the_hour_allows_over_a_restart(tmp
             assert "only its report is left" in listed.reason
             assert (listed.held_by, listed.eta_at_ns) == ("reports.per_hour", None)
             assert told(relay).count("reports are at reports.per_hour") == 1
-            assert (await relay.sender.spool_thread.totals()).bounced == 5
+            assert relay.sender.totals.bounced == 5
             before = waiting(relay)
         async with Relay(policy) as relay:
             await relay.until(lambda: waiting(relay) == before)
@@ -151,6 +153,27 @@ async def test_a_capped_report_goes_in_its_turn_while_others_are_deferred(tmp_pa
         assert failed(reports(host)[1]) == ["gone1@there.example"]
 
 
+async def test_a_report_that_goes_during_a_transaction_is_not_repeated_after_it(tmp_path: Path) -> None:
+    told_now = asyncio.Event()
+    async with Smarthost(Script(rcpt=fussy)) as host:
+        policy = patient(tmp_path, host.port, "1")
+        async with Relay(policy) as relay:
+            relay.accept("gone0@there.example")
+            await relay.until(lambda: reports(host))
+            queue_id = relay.accept("gone1@there.example", "slow@there.example")
+            await relay.until(lambda: is_deferred(relay, queue_id))
+            await pass_time(3500)
+            late: Turn = [Until(told_now), "550 5.1.1 no such user"]
+            host.script.rcpt = lambda argument: late if "slow" in argument else "250 ok"
+            assert await relay.operator.act("retry", [queue_id]) == {queue_id: OK}
+            await relay.until(lambda: len(reports(host)) == 2)
+            await relay.sender.apply(patient(tmp_path, host.port, "null"))
+            told_now.set()
+            await relay.until_empty()
+        names = ("gone0", "gone1", "slow")
+        assert [failed(report) for report in reports(host)] == [[f"{name}@there.example"] for name in names]
+
+
 SENDER = '"daily sending quota"@here.example'
 SMALL = b"250-fake.example\r\n250 SIZE 300\r\n"
 OURS: list[tuple[str, Turn]] = [
@@ -191,33 +214,27 @@ async def shown(relay: Relay, queue_id: QueueId) -> dict[str, RecipientView]:
     return {each.address.partition("@")[0]: each for each in view.recipient_statuses}
 
 
-async def test_each_recipients_own_last_reply_is_shown_also_after_a_restart(tmp_path: Path) -> None:
+async def test_each_recipients_own_last_reply_is_shown(tmp_path: Path) -> None:
     async with Smarthost(Script(rcpt=each_its_own)) as host:
         policy = patient(tmp_path, host.port)
         async with Relay(policy) as relay:
             queue_id = relay.accept(*(f"{name}@there.example" for name in ("slow", "full", "gone", "here")))
             await relay.until(lambda: is_deferred(relay, queue_id))
             before = await shown(relay, queue_id)
-        assert {name: (each.status, each.attempts) for name, each in before.items()} == {
-            "slow": ("to do", 1),
-            "full": ("to do", 1),
-            "gone": ("bounced", 1),
-            "here": ("relayed", 1),
+        assert {name: (each.status, each.text) for name, each in before.items()} == {
+            "slow": ("to do", "450 4.2.0 come again"),
+            "full": ("to do", "452 4.2.2 Mailbox full"),
+            "gone": ("bounced", "550 5.1.1 no such user"),
+            "here": ("relayed", ""),
         }
         async with Relay(policy) as relay:
             after = await shown(relay, queue_id)
-            assert {name: each.text for name, each in after.items()} == {
-                "slow": "450 4.2.0 come again",
-                "full": "452 4.2.2 Mailbox full",
-                "gone": "550 5.1.1 no such user",
-                "here": "",
-            }
             assert after["gone"].reported
             assert after["full"].next_attempt_at_ns is not None
             assert after["gone"].next_attempt_at_ns is None
             assert await relay.operator.act("retry", [queue_id]) == {queue_id: OK}
             await relay.until(lambda: is_deferred(relay, queue_id))
-            assert (await shown(relay, queue_id))["slow"].attempts == 2
+            assert (await shown(relay, queue_id))["slow"].text == "450 4.2.0 come again"
 
 
 async def test_a_report_that_is_refused_is_never_reported(tmp_path: Path) -> None:
@@ -229,5 +246,5 @@ async def test_a_report_that_is_refused_is_never_reported(tmp_path: Path) -> Non
         await relay.until_empty()
 
         assert host.relayed == []
-        assert await relay.sender.spool_thread.totals() == Totals(accepted=2, bounced=2)
+        assert relay.sender.totals == Totals(accepted=2, bounced=2)
         assert "event=report_dropped" in told(relay)

@@ -52,7 +52,7 @@ def _asked(host: Smarthost) -> int:
 
 
 async def _bounced(relay: Relay) -> int:
-    return (await relay.sender.spool_thread.totals()).bounced
+    return relay.sender.totals.bounced
 
 
 def _refusing(host: Smarthost, sender: str, phase: str) -> Script:

@@ -59,7 +59,7 @@ async def test_a_message_refused_alone_keeps_no_other_for_long_and_is_returned_a
         assert relay.dispatcher.pausing.paused_ns(0, virtual_clock().boottime_ns()) == rested_ns
         assert rested_ns <= most_hours * HOUR_S * SECOND_NS
         assert relay.queued(poison) is None
-        totals = await relay.sender.spool_thread.totals()
+        totals = relay.sender.totals
         assert (totals.expired, totals.bounced) == (1, 0)
         (report,) = [r for r in host.relayed if r.reverse_path == ""]
         assert report.recipients == ["poison@here.example"]
@@ -98,5 +98,5 @@ async def test_mail_beyond_a_quota_that_opens_again_is_not_returned(
             relay.accept(sender=f"s{number}@here.example")
         await relay.until_empty()
 
-        totals = await relay.sender.spool_thread.totals()
+        totals = relay.sender.totals
         assert (totals.relayed, totals.expired, totals.bounced) == (20, 0, 0)

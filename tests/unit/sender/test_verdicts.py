@@ -82,7 +82,7 @@ async def test_an_edit_of_verdicts_judges_anew_and_ends_a_stop(tmp_path: Path) -
         await relay.sender.apply(policy_of(tmp_path, host.port, f", verdicts: [{rule}]"))
         await relay.until_empty()
 
-        assert (await relay.sender.spool_thread.totals()).bounced == 2  # the message, and the report of it
+        assert relay.sender.totals.bounced == 2  # the message, and the report of it
 
 
 async def test_a_verdict_about_the_message_asks_no_further_recipient(tmp_path: Path) -> None:

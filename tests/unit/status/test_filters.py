@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.spool.interface import MOST_RUNS, RECIPIENTS_SHOWN, runs
+from relay.queue.queued import MOST_RUNS, RECIPIENTS_SHOWN, runs
 from relay.status.filters import (
     AGES,
     SORTS,

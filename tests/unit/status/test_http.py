@@ -15,7 +15,6 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.policy.units import HostPort
-from relay.spool.interface import Totals
 from relay.status import page
 from relay.status.collector import collect
 from relay.status.http import StatusServer
@@ -32,6 +31,7 @@ from relay.status.snapshot import (
 )
 from relay.telemetry.events import Events
 from relay.telemetry.listener_counts import ListenerCounts
+from relay.telemetry.metric_table import Totals
 from relay.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
 from tests.fakes.snapshots import AT_NS, FIRST, SECOND, a_limit, a_message, a_snapshot, an_upstream
@@ -230,7 +230,7 @@ def tags_of(html: str) -> Tags:
     return tags
 
 
-def test_the_page_shows_windows_queue_upstream_and_ledger() -> None:
+def test_the_page_shows_windows_queue_upstream_and_totals() -> None:
     limits = (a_limit(), a_limit(used=7, count=10_000, opens_in_s=None))
     tags = tags_of(page.render(a_snapshot(upstream=an_upstream(limits=limits))))
 
@@ -241,7 +241,7 @@ def test_the_page_shows_windows_queue_upstream_and_ledger() -> None:
         "7/10000, room now",
         "smtp.example.net:587",
         "deferred",
-        "imbalance",
+        "since the start",
     ):
         assert shown in tags.text
 
@@ -268,7 +268,7 @@ def test_everything_on_the_page_is_escaped() -> None:
         policy=PolicyStatus(
             EVIL, AT_NS, last_reload_ok=False, last_error=EVIL, waiting_because=EVIL, waiting_until_ns=AT_NS
         ),
-        ledger=Totals(accepted=1),
+        totals=Totals(accepted=1),
     )
 
     html = page.render(public(snapshot))

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from relay.clock import SystemClock
 from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
 from relay.mail.envelope import QueueId
 from relay.policy.source import parse_policy
 from relay.spool.disk.durable import RealDisk
-from relay.spool.message import files
+from relay.spool.maildir.engine import MaildirSpool
 from relay.submission.composing import Submission
 from relay.submission.handover import Handover, Refusal, taker
 
@@ -68,6 +69,8 @@ def test_what_the_sender_wants_to_be_told_is_kept_with_the_message(tmp_path: Pat
     with taker(policy, "relay.test", print) as connected:
         queue_id = QueueId(Handover(connected, "relay.test").give(asking).rpartition(" ")[2])
 
-    path = str(tmp_path / "spool" / "new" / queue_id)
-    message = files.read(RealDisk(), path, queue_id, with_content=False)
+    spool = MaildirSpool(str(policy.spool), RealDisk(), SystemClock())
+    (message,) = spool.claim(1)
+    spool.close()
+    assert message.queue_id == queue_id
     assert message.envelope.dsn == DsnRequest(Ret.FULL, "batch+207", (RecipientRequest(Notify.SUCCESS),) * 2)

@@ -19,7 +19,7 @@ from relay.mail.header import Names
 from relay.smtp.reply import Phase, Reply
 from relay.spool.interface import Message
 from relay.telemetry.event_table import KINDS, Level
-from relay.telemetry.events import Delays, Events, LogStyle, Via
+from relay.telemetry.events import Delays, Events, LogStyle, Subject, Via
 from relay.throttle.limit_hints import Hint, Lowered
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
@@ -49,9 +49,9 @@ def events_on(
     return Events(stream, style, FakeClock(), level=level, hostname="mx")
 
 
-def a_message(message_id: str) -> Message:
-    envelope, shape = an_envelope(), Shape(1, eight_bit=False, smtputf8=False)
-    return Message(ID, envelope, shape, (), False, False, None, names=Names(message_id))
+def a_subject(message_id: str) -> Subject:
+    message = Message(ID, an_envelope(), Shape(1, eight_bit=False, smtputf8=False), ())
+    return Subject(message, Names(message_id))
 
 
 def relayed(
@@ -69,7 +69,7 @@ def relayed(
         answer=an_answer(text),
         delays=Delays(50_000_000, 0, 30_000_000, 1_040_000_000),
         via=Via("isp", "smtp.example.net[192.0.2.7]:587", 3, "TLSv1.3"),
-        message=None if message_id is None else a_message(message_id),
+        subject=None if message_id is None else a_subject(message_id),
     )
 
 
@@ -85,7 +85,7 @@ def parameters_of(name: str) -> list[tuple[str, bool]]:
 def tell_everything(events: Events, foreign: str) -> None:
     """Call every method, with foreign text wherever a text goes."""
     values: dict[str, object] = {
-        "message": a_message(foreign),
+        "subject": a_subject(foreign),
         "envelope": Envelope(foreign, (foreign,), 0, foreign, foreign, foreign, foreign),
         "answer": an_answer(foreign),
         "fate": Fate.DEFERRED,

@@ -17,7 +17,7 @@ from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Message, Status
 from relay.status.filters import USAGE_KEYS
-from relay.telemetry.events import Delays, Events, Via
+from relay.telemetry.events import Delays, Events, Subject, Via
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.outcomes import (
     Outcome,
@@ -41,18 +41,18 @@ DAY_NS = 86_400 * SECOND_NS
 WEEK = RecentSettings.model_validate({"keep": "7d", "most": "1M"})
 
 
-def a_message(
+def a_subject(
     number: int = 1,
     *,
     sender: str = "a@here.example",
     client: str = "unknown[192.0.2.1]",
     lane: str = "lists",
-) -> Message:
+) -> Subject:
     names = Names(f"<{number}@here.example>", f"Report {number}", f"4X{number}")
     envelope = Envelope(sender, ("b@x.example",), 1, client, "here", "ESMTP")
     queue_id, shape = QueueId(f"{number:016}"), Shape(1000, eight_bit=False, smtputf8=False)
-    content = b"not kept"
-    return Message(queue_id, envelope, shape, (Status.TODO,), False, False, content, lane=lane, names=names)
+    message = Message(queue_id, envelope, shape, (Status.TODO,), content=b"not kept")
+    return Subject(message, names, lane)
 
 
 class Hearing:
@@ -73,10 +73,11 @@ class Hearing:
         recipient: str,
         fate: Fate = Fate.RELAYED,
         text: str = "250 2.0.0 Ok",
-        message: Message | None = None,
+        subject: Subject | None = None,
         upstream: str = "isp",
     ) -> None:
-        message = message or a_message()
+        subject = subject or a_subject()
+        message = subject.message
         self.events.delivery(
             queue_id=message.queue_id,
             reverse_path=message.envelope.reverse_path,
@@ -85,7 +86,7 @@ class Hearing:
             answer=Answer(Verdict.RELAYED, Phase.EOD, None, text, own_status="2.0.0"),
             delays=Delays(),
             via=Via(upstream, "smtp.test[192.0.2.1]:587", 1, None),
-            message=message,
+            subject=subject,
         )
 
     async def write(self) -> None:
@@ -121,7 +122,7 @@ async def test_what_ended_is_kept_with_its_reply_and_what_did_not_is_not(tmp_pat
     hearing.end("no@x.example", Fate.BOUNCED, "550 5.1.1 no")
     hearing.events.recipient_deleted(
         queue_id=QueueId("0000000000000002"),
-        message=a_message(2),
+        subject=a_subject(2),
         reverse_path="",
         recipient="gone@x.example",
     )
@@ -219,12 +220,12 @@ async def test_usage_is_what_an_upstream_took_by_sender_client_and_lane(tmp_path
     hearing.clock.advance(3600 * SECOND_NS)
     for number in range(3):
         verp = f"list-return-7-b{number}=x.example@here.example"
-        hearing.end(f"b{number}@x.example", message=a_message(10 + number, sender=verp))
-    alone = a_message(20, sender="Ann@here.example", client="unknown[192.0.2.9]", lane="default")
+        hearing.end(f"b{number}@x.example", subject=a_subject(10 + number, sender=verp))
+    alone = a_subject(20, sender="Ann@here.example", client="unknown[192.0.2.9]", lane="default")
     for recipient in ("c@x.example", "d@x.example"):
-        hearing.end(recipient, message=alone)
-    hearing.end("e@x.example", Fate.BOUNCED, message=alone)
-    hearing.end("f@x.example", message=alone, upstream="other")
+        hearing.end(recipient, subject=alone)
+    hearing.end("e@x.example", Fate.BOUNCED, subject=alone)
+    hearing.end("f@x.example", subject=alone, upstream="other")
     await hearing.write()
 
     since_ns = hearing.clock.wall_ns() - 3600 * SECOND_NS

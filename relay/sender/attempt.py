@@ -1,0 +1,94 @@
+"""Some recipients of one message on one connection, from its taking to its settlement.  Pure."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from relay.mail.dsn import Notify
+from relay.mail.envelope import Envelope, Shape
+from relay.mail.rewriting import Rewritten
+from relay.queue.queued import RECIPIENTS_SHOWN, RecipientsLeft, runs
+from relay.queue.scheduler import Queued
+from relay.spool.interface import Message, Status
+from relay.telemetry.events import Delays
+from relay.throttle.admission import runs_of
+from relay.throttle.throttle import Reservation
+from relay.upstream.connection import Connection
+from relay.verdicts.decision import Fate
+
+MARKS = {Fate.RELAYED: Status.RELAYED, Fate.BOUNCED: Status.BOUNCED, Fate.EXPIRED: Status.EXPIRED}
+
+
+@dataclass(slots=True)
+class Attempt:
+    """Some recipients of one message, on one connection; from its taking to its settlement."""
+
+    queued: Queued
+    message: Message
+    connection: Connection
+    indices: list[int]
+    """Of the recipients in the envelope."""
+    reservation: Reservation | None = None
+    """Its slot; None where the upstream is not asked."""
+    is_content_out: bool = False
+    """The final dot may have gone out."""
+    ended_ns: int = 0
+    conn_use: int = 1
+    """Which transaction of its connection it was."""
+    rewritten: Rewritten | None = None
+    """What of it is sent in another form; what is settled, reported and logged is the message of before."""
+    passes_dsn: bool = False
+    """What its sender wants to be told was passed on: the upstream tells of success."""
+
+    @property
+    def shape(self) -> Shape:
+        """Return the shape of what is sent."""
+        return self.message.shape if self.rewritten is None else self.rewritten.shape(self.message.shape)
+
+    @property
+    def sent_envelope(self) -> Envelope:
+        """Return the envelope as the upstream sees it."""
+        envelope, rewritten = self.message.envelope, self.rewritten
+        return envelope if rewritten is None else replace(envelope, reverse_path=rewritten.reverse_path)
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """Return the indices of the recipients that were to do when the message was read, of this part."""
+        return self.queued.part.left(self.message.left)
+
+    def status_of(self, index: int, fate: Fate) -> Status:
+        """Return the mark of a recipient whose fate is final."""
+        is_told = fate is Fate.RELAYED and not self.passes_dsn
+        if is_told and self.message.envelope.tells_of(index, Notify.SUCCESS):
+            return Status.SUCCESS
+        return MARKS[fate]
+
+    @property
+    def took_ns(self) -> int:
+        return 0 if self.reservation is None else self.ended_ns - self.reservation.reserved_at_ns
+
+    @property
+    def delays(self) -> Delays:
+        if self.reservation is None:
+            return Delays()
+        queued_ns = self.reservation.reserved_at_ns - self.queued.arrived_at_ns
+        return Delays(queued_ns=queued_ns, transmitting_ns=self.took_ns)
+
+    def domains_left(self, gone: Collection[int]) -> tuple[tuple[str, int], ...]:
+        """Return the domains of the recipients left except `gone`, in the order of asking for them."""
+        return recipients_left(self.message, self.queued, gone, self.queued.past.tried).domains
+
+
+def recipients_left(
+    message: Message, queued: Queued, gone: Collection[int], tried: Collection[int]
+) -> RecipientsLeft:
+    """Return the recipients of a part but for some: domains with those not tried yet first."""
+    left = [index for index in queued.part.left(message.left) if index not in gone]
+    return which_of(message, [i for i in left if i not in tried] + [i for i in left if i in tried], left)
+
+
+def which_of(message: Message, in_order: Sequence[int], shown: Sequence[int]) -> RecipientsLeft:
+    recipients = message.envelope.recipients
+    of_domains = runs([recipients[index] for index in in_order])
+    return RecipientsLeft(
+        runs_of(of_domains), tuple([recipients[index] for index in shown[:RECIPIENTS_SHOWN]])
+    )

@@ -1,0 +1,182 @@
+"""What the engines on a disk share: the lock, reading, quarantine, and that a report is there once.
+
+An engine says where a message lies (`_at`), and adds what it knows apart from the message's bytes (`_known`).
+"""
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from relay.clock import Clock
+from relay.mail.envelope import QueueId, is_notice
+from relay.spool.disk.durable import Disk
+from relay.spool.disk.os_errors import is_lack_of_room, is_not_now
+from relay.spool.errors import kernel_errors, of_kernel
+from relay.spool.identity import warning_id
+from relay.spool.interface import (
+    Absent,
+    Corrupt,
+    Full,
+    Message,
+    SetAside,
+    Settlement,
+    SpoolLook,
+    Status,
+    Unavailable,
+)
+from relay.spool.message import reading
+from relay.spool.message.reading import Stretch
+from relay.spool.root.lock import take_lock
+from relay.spool.root.quarantine import OnCorrupt, Quarantine
+
+PAGE_BYTES = 4 * 1024 * 1024
+"""Of content, that comes with one `claim` about."""
+READ_AGAIN_NS = 60_000_000_000
+"""Until what could not be read is claimed all the same; a disk that loses a sector takes long to say so."""
+Failure = Full | Absent | Corrupt | Unavailable
+
+
+class BaseSpool(ABC):
+    def __init__(self, root: str, form: bytes, disk: Disk, clock: Clock, on_corrupt: OnCorrupt) -> None:
+        """Raise SpoolBusy, OSError, and ValueError for a spool of another format."""
+        self._root = root
+        self._disk = disk
+        self._clock = clock
+        self._lock_fd = take_lock(root, disk, form)
+        self._aside = Quarantine(disk, root, on_corrupt)
+        self._ahead: deque[str] = deque()
+        """To claim: names, as the engine knows them."""
+        self._unread: set[str] = set()
+        """Those that could not be read."""
+        self._reads_again_at_ns = 0
+
+    @abstractmethod
+    def _claimed(self, name: str) -> Message | None:
+        """Return a message that is ahead; None for what is none, or not yet.  Raises OSError."""
+
+    @abstractmethod
+    def _at(self, queue_id: QueueId) -> contextlib.AbstractContextManager[Stretch]:
+        """Return where a message lies.  Raises Absent, Corrupt, OSError."""
+
+    @abstractmethod
+    def _known(self, message: Message) -> Message:
+        """Return what was read, with what else the engine knows of it.  Raises Corrupt, OSError."""
+
+    @abstractmethod
+    def _set_aside(self, queue_id: QueueId, why: str) -> None:
+        """Take a damaged message out of the queue, for a human being."""
+
+    @abstractmethod
+    def _unclaimed(self) -> int:
+        """Return how many messages `claim` has yet to return, about.  Raises OSError."""
+
+    def read(self, queue_ids: Sequence[QueueId]) -> list[Message | Absent | Corrupt | Unavailable]:
+        return [self._read(queue_id) for queue_id in queue_ids]
+
+    def content(self, queue_id: QueueId) -> Iterator[bytes]:
+        try:
+            with self._at(queue_id) as at:
+                yield from reading.stream(self._disk, at)
+        except Corrupt as fault:
+            self._set_aside(queue_id, str(fault))
+            raise
+        except OSError as error:
+            raise Unavailable(str(error.strerror)) from error
+
+    def look(self) -> SpoolLook:
+        with kernel_errors("look"):
+            free_bytes, free_inodes = self._disk.free(self._root)
+            return SpoolLook(free_bytes, free_inodes, self._aside.count(), self._unclaimed())
+
+    def set_aside(self, most: int) -> list[SetAside]:
+        with kernel_errors("corrupt"):
+            return self._aside.list(most)
+
+    def close(self) -> None:
+        self._disk.close(self._lock_fd)
+
+    def _page(self, most: int) -> list[Message]:
+        """Claim what is ahead.  Raises OSError where nothing is claimed by then."""
+        page: list[Message] = []
+        size_bytes = 0
+        while self._ahead and len(page) < most and size_bytes < PAGE_BYTES:
+            name = self._ahead[0]
+            try:
+                message = self._claimed(name)
+                self._unread.discard(name)
+            except OSError as error:
+                if not (is_not_now(error) or is_lack_of_room(error)):
+                    if page:
+                        break  # what is claimed by now is not claimed again
+                    raise
+                message = None
+                self._aside.leave(name, f"cannot be read now: {error.strerror}")
+                self._unread.add(name)
+                self._reads_again_at_ns = self._clock.boottime_ns() + READ_AGAIN_NS
+            self._ahead.popleft()
+            if message is not None:
+                self._aside.forget(name)
+                page.append(message)
+                size_bytes += len(message.head)
+        return page
+
+    def _due_again(self) -> list[str]:
+        """Return what could not be read, where it is time to try again."""
+        is_time = self._clock.boottime_ns() >= self._reads_again_at_ns
+        return sorted(self._unread) if is_time else []
+
+    def _is_left(self, name: str) -> bool:
+        """Return whether something stays where it is, and is not tried again."""
+        return self._aside.has_left(name) and name not in self._unread
+
+    def _read(self, queue_id: QueueId) -> Message | Absent | Corrupt | Unavailable:
+        try:
+            with self._at(queue_id) as at:
+                return self._known(reading.read(self._disk, at, queue_id))
+        except Absent as absent:
+            return absent
+        except Corrupt as fault:
+            self._set_aside(queue_id, str(fault))
+            return fault
+        except OSError as error:
+            return Unavailable(str(error.strerror))
+
+
+def told_by(message: Message, notices: Collection[QueueId]) -> tuple[Sequence[int], bool]:
+    """Return of which recipients, and whether of its delay, a crash left the report or warning, and no mark.
+
+    `notices` are the reports and warnings that are there.
+    """
+    if not notices or is_notice(message.queue_id):
+        return (), False
+    owed = message.owed_report
+    told = owed.indices if owed is not None and owed.report_id in notices else ()
+    return told, not message.is_warned and warning_id(message.queue_id) in notices
+
+
+class Group:
+    """The settlements of one call, and why some of them are not done."""
+
+    def __init__(self, settlements: Sequence[Settlement]) -> None:
+        self._settlements = settlements
+        self.results: list[Failure | None] = [None] * len(settlements)
+
+    def going(
+        self, asks: Callable[[Settlement], object] = lambda _each: True
+    ) -> list[tuple[int, Settlement]]:
+        """Return those that nothing keeps from going on, and that ask for something."""
+        pairs = enumerate(self._settlements)
+        return [(i, each) for i, each in pairs if self.results[i] is None and asks(each)]
+
+    def fail(self, index: int, failure: Failure | OSError) -> None:
+        self.results[index] = of_kernel(failure) if isinstance(failure, OSError) else failure
+
+    def marks(self) -> Iterator[tuple[int, dict[int, Status]]]:
+        """Yield what to mark: of what finds no room only whom the upstream took it for."""
+        for index, each in enumerate(self._settlements):
+            failure = self.results[index]
+            if failure is None:
+                yield index, dict(each.marks)
+            elif isinstance(failure, Full | Unavailable):
+                yield index, {i: status for i, status in each.marks.items() if status.is_relayed}

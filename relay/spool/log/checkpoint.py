@@ -1,0 +1,94 @@
+r"""What a start need not read again: one file, replaced whole, and a second copy of it.
+
+    CRC\n
+    JSON: how far each stream was read: segment number, offset, messages
+    JSON: a segment, whether it is damaged, and its messages: id, offset, length, and what was said of it
+    …
+
+A message below its stream's position that is not listed has ended.  Segments are removed only when both
+copies are written, so either copy alone is enough.
+Guarantees, once `write` returned: both are durable.  Crash, or an error, before: one may be older than the
+other, and either is right, as nothing was removed.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.replacing import put_in_place
+from relay.spool.interface import Corrupt
+from relay.spool.log.index import Index, Place
+from relay.spool.log.layout import Layout, SegmentName
+from relay.spool.log.record import Position, sealed, unsealed
+
+Checkpoint = tuple[Index, dict[str, Position]]
+
+
+def encode(index: Index, positions: Mapping[str, Position]) -> bytes:
+    """Only sections that changed are made anew."""
+    rows: dict[SegmentName, list[list[object]]] = {}
+    for queue_id, place in index.places.items():
+        if place.segment.section is None:
+            known = [index.facts[queue_id].as_json()] if queue_id in index.facts else []
+            rows.setdefault(place.segment.name, []).append([queue_id, place.offset, place.length, *known])
+    for name, segment in index.segments.items():
+        if segment.section is None:
+            is_needed = name in rows or segment.is_damaged
+            segment.section = _line([*name, segment.is_damaged, rows.get(name, [])]) if is_needed else b""
+    body = _line(positions) + b"".join([segment.section or b"" for segment in index.segments.values()])
+    return sealed(body)
+
+
+def decode(raw: bytes) -> Checkpoint:
+    """Raise Corrupt."""
+    body = unsealed(raw)
+    if body is None:
+        raise Corrupt("a checkpoint that does not match its checksum")
+    first, *sections = body.splitlines(keepends=True)
+    index, read = Index(), []
+    for line in sections:
+        stream, number, is_damaged, rows = json.loads(line)
+        segment = index.segment(SegmentName(stream, number))
+        segment.is_damaged = is_damaged
+        read.append(segment)
+        for queue_id, offset, length, *known in rows:
+            index.put(queue_id, Place(segment, offset, length))
+            for each in known:
+                index.say(queue_id, each)
+    for segment, line in zip(read, sections, strict=True):
+        segment.section = line
+    return index, {stream: Position(*at) for stream, at in json.loads(first).items()}
+
+
+def write(disk: Disk, layout: Layout, content: bytes) -> None:
+    """Raise OSError."""
+    for path in layout.checkpoints:
+        with opened(disk, put_in_place(disk, path, content)):
+            pass
+
+
+def read(disk: Disk, layout: Layout, on_damaged: Callable[[bytes, str], object]) -> Checkpoint:
+    """Return what either copy says; nothing where there is none, or both are damaged.
+
+    `on_damaged` is given what a damaged one holds, and why.  Raises OSError where the disk gives neither.
+    """
+    unread: OSError | None = None
+    for path in layout.checkpoints:
+        raw = b""
+        try:
+            with opened(disk, disk.open_read(path)) as fd:
+                raw = disk.pread(fd, disk.size(fd), 0)
+            return decode(raw)
+        except FileNotFoundError:
+            pass
+        except Corrupt as fault:
+            on_damaged(raw, str(fault))
+        except OSError as error:
+            unread = error
+    if unread is not None:
+        raise unread
+    return Index(), {}
+
+
+def _line(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"

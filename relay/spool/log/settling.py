@@ -1,0 +1,88 @@
+"""Which records say what a batch of settlements asks for, given what is known.  No I/O of its own.
+
+A group counts whole or not at all.  So a report and the mark that its recipients are told come together, and
+no crash leaves one without the other.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from relay.mail.envelope import QueueId
+from relay.spool.interface import Absent, Corrupt, Report, Settlement, Status
+from relay.spool.log import facts as said
+from relay.spool.log.facts import Facts
+from relay.spool.log.index import UNKNOWN_CRC, Index, recipients_crc
+from relay.spool.log.record import Record
+
+_NOTHING = Facts()
+
+
+class Settling:
+    def __init__(self, index: Index, published: Callable[[Report], Record]) -> None:
+        """Take `published`, which returns a report's record."""
+        self._index = index
+        self._published = published
+        self._marks: dict[QueueId, dict[int, Status]] = {}
+        self._reports: set[QueueId] = set()
+        self.records: list[Record] = []
+        self.relayed: list[Record] = []
+        """The same without all but the marks of relayed recipients."""
+
+    def add(self, each: Settlement) -> None:
+        """Raise Absent, Corrupt, OSError; after OSError relayed recipients are in the group all the same."""
+        own = each.queue_id
+        if own not in self._index.places:
+            asks = each.report or each.notes or each.told or each.is_warned or each.is_held is not None
+            # An end may be asked for again, and a hint is no promise.
+            if (each.marks or asks) and not each.ends:
+                raise Absent(own)
+            return
+        facts = self._index.facts.get(own, _NOTHING)
+        marks = self._new_marks(each, facts)
+        relayed = {index: status for index, status in marks.items() if status.is_relayed}
+        relayed_alone = [Record(said.SAID, own, said.encode(said.as_json(relayed, ())))] if relayed else []
+        self.relayed += relayed_alone
+        try:
+            report = self._report(each, facts)
+        except OSError:
+            self.records += relayed_alone
+            raise
+        known = self._marks.setdefault(own, {})
+        known.update(marks)
+        if each.ends and len(facts.statuses.keys() | known) < len(each.envelope.recipients):
+            raise AssertionError(f"{own} is to be removed with recipients to do")
+        if new := _news(each, facts, marks):
+            self.records.append(Record(said.SAID, own, said.encode(new)))
+        self.records += report
+        self.records += [Record(said.ENDED, own)] if each.ends else []
+
+    def _new_marks(self, each: Settlement, facts: Facts) -> dict[int, Status]:
+        if not (each.marks or each.told or each.ends):
+            return {}
+        if self._index.places[each.queue_id].recipients_crc not in (
+            UNKNOWN_CRC,
+            recipients_crc(each.envelope.recipients),
+        ):
+            raise Corrupt("its recipients are not those that it is settled for")
+        before = {**facts.statuses, **self._marks.get(each.queue_id, {})}
+        for index, status in each.marks.items():
+            if before.get(index, status) is not status:
+                raise Corrupt(f"recipient {index} is {before[index].name} already, and not {status.name}")
+        return {index: status for index, status in each.marks.items() if index not in before}
+
+    def _report(self, each: Settlement, facts: Facts) -> list[Record]:
+        report = each.report
+        if report is None or report.queue_id in self._index.places or report.queue_id in self._reports:
+            return []
+        # Asked again, after a failure that nobody knew the end of: it may have been relayed, and be gone.
+        if (each.told and facts.told.issuperset(each.told)) or (each.is_warned and facts.is_warned):
+            return []
+        record = self._published(report)
+        self._reports.add(report.queue_id)
+        return [record]
+
+
+def _news(each: Settlement, facts: Facts, marks: Mapping[int, Status]) -> dict[str, Any]:
+    told = [index for index in each.told if index not in facts.told]
+    new = said.as_json(marks, each.notes, told=told, warned=each.is_warned and not facts.is_warned)
+    return new if each.is_held in (None, facts.is_held) else new | {"held": each.is_held}

@@ -1,0 +1,78 @@
+"""The bytes of a message file that change: statuses, and that of the warning.
+
+Guarantees: no byte is written into a file whose recipients are not those that the message was read with.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from relay.mail.envelope import Envelope
+from relay.spool.disk.durable import Disk
+from relay.spool.interface import Corrupt, Status
+from relay.spool.message.message_file import HEADER_BYTES, WARNED_BYTE, WARNED_OFFSET, lines_of, mark_of
+
+_BY_MARK = {mark_of(status, is_told=is_told): status for status in Status for is_told in (False, True)}
+
+
+class Marks:
+    """The recipients' lines of one open file, as they are now."""
+
+    def __init__(self, disk: Disk, fd: int, envelope: Envelope) -> None:
+        """Read and compare them.  Raises Corrupt, OSError."""
+        self._disk = disk
+        self._fd = fd
+        size_bytes = disk.size(fd)
+        lines = list(lines_of(envelope, size_bytes))
+        begin = lines[0][0]
+        if begin < HEADER_BYTES:
+            raise Corrupt("shorter than when it was read")
+        block = disk.pread(fd, size_bytes - begin, begin)
+        self._offsets = [offset for offset, _ in lines]
+        self._marks: list[bytes] = []
+        for index, (offset, address) in enumerate(lines):
+            at = offset - begin
+            mark = block[at : at + 1]
+            if block[at + 1 : at + 1 + len(address)] != address or mark not in _BY_MARK:
+                raise Corrupt(f"the line of recipient {index} changed since it was read")
+            self._marks.append(mark)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether a recipient is still to do."""
+        return Status.TODO.value in self._marks
+
+    def are_told(self, told: Sequence[int]) -> bool:
+        """Whether there are some, and the sender was told of all of them."""
+        return bool(told) and all(self._marks[index].islower() for index in told)
+
+    def mark(self, marks: Mapping[int, Status]) -> None:
+        """Write statuses; none that stands is changed.  Raises Corrupt before the first one; OSError."""
+        for index, status in marks.items():
+            before = _BY_MARK[self._marks[index]]
+            if before not in (Status.TODO, status):
+                raise Corrupt(f"recipient {index} is {before.name} already, and not {status.name}")
+        for index, status in marks.items():
+            # Again also where it stands: a sync that failed may have left it in memory alone.
+            is_new = self._marks[index] == Status.TODO.value
+            self._write(index, status.value if is_new else self._marks[index])
+
+    def tell(self, told: Sequence[int]) -> None:
+        """Write that the sender was told of recipients.  Raises OSError."""
+        for index in told:
+            self._write(index, self._marks[index].lower())
+
+    def warn(self) -> None:
+        """Write that the sender was warned.  Raises OSError."""
+        self._disk.write_at(self._fd, WARNED_BYTE, WARNED_OFFSET)
+
+    def _write(self, index: int, mark: bytes) -> None:
+        self._disk.write_at(self._fd, mark, self._offsets[index])
+        self._marks[index] = mark
+
+
+def tellings(told: Sequence[int], *, ends: bool) -> tuple[Sequence[int], Sequence[int]]:
+    """Return which recipients to tell of first, and which once that is durable: the first one of them.
+
+    The report's id follows from the first one that is left, so whatever of this a crash leaves leads to that
+    report.  Where the message ends it has one id, and all are told of at once.
+    """
+    return (told, ()) if ends else (told[1:], told[:1])

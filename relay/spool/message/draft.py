@@ -1,0 +1,158 @@
+"""A message while it arrives: its content in memory, and its file, which its writer keeps locked.
+
+Guarantees: a draft's file is no message before `complete`: the place of its header is all zero.  A writer is
+dead when its lock is free; no clock and no time of a file counts.  So no step of a clock removes a message
+that is just arriving, or keeps what a dead listener left.
+Does not: sync a file, or give it its place in the queue (the engine).
+"""
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterator
+
+from relay.clock import Clock
+from relay.mail.draft import Draft
+from relay.mail.envelope import Envelope, QueueId
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.errors import kernel_errors
+from relay.spool.message import message_file
+from relay.spool.message.message_file import HEADER_BYTES
+
+
+class SpoolDraft:
+    __slots__ = (
+        "_buffer",
+        "_disk",
+        "_leave_room",
+        "_path",
+        "content_bytes",
+        "crc",
+        "eight_bit",
+        "fd",
+        "is_given_up",
+        "queue_id",
+    )
+
+    def __init__(self, queue_id: QueueId, disk: Disk, path: str, leave_room: Callable[[int], None]) -> None:
+        """`leave_room` raises OSError where so many bytes more may not be written."""
+        self.queue_id = queue_id
+        self.content_bytes = 0
+        self.crc = 0
+        self.eight_bit = False
+        self.is_given_up = False
+        self.fd: int | None = None
+        self._buffer: list[bytes] = []
+        self._disk = disk
+        self._path = path
+        self._leave_room = leave_room
+
+    def append(self, chunk: bytes) -> None:
+        self.content_bytes += len(chunk)
+        self.crc = message_file.checksum(chunk, self.crc)
+        self.eight_bit = self.eight_bit or not chunk.isascii()
+        self._buffer.append(chunk)
+
+    @property
+    def buffered_bytes(self) -> int:
+        return sum(map(len, self._buffer))
+
+    @property
+    def is_on_disk(self) -> bool:
+        return self.fd is not None
+
+    def spill(self) -> None:
+        try:
+            with kernel_errors("draft"):
+                self._leave_room(self.buffered_bytes)
+                self._write(b"", bytes(HEADER_BYTES))
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        self.is_given_up = True
+        self._buffer = []
+        if self.fd is not None:
+            # What cannot be removed goes when the owner of the queue tidies, once the lock is free.
+            with contextlib.suppress(OSError):
+                self._disk.unlink(self._path)
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the file, which stays."""
+        if self.fd is not None:
+            with contextlib.suppress(OSError):
+                self._disk.close(self.fd)
+            self.fd = None
+
+    def frame(self, envelope: Envelope, clock: Clock) -> tuple[bytes, bytes]:
+        """Return header and envelope of a message accepted now.  OSError for what could not be read back."""
+        if self.is_given_up:
+            raise OSError(errno.EINVAL, "a draft that was given up")
+        try:
+            tail = message_file.encode_envelope(
+                self.queue_id, envelope, (clock.boot_id(), clock.boottime_ns())
+            )
+        except ValueError as error:
+            raise OSError(errno.EINVAL, f"an envelope that cannot be stored: {error}") from error
+        return self.header(envelope, tail), tail
+
+    def header(self, envelope: Envelope, accepted: bytes) -> bytes:
+        """Return the header in front of an envelope as it was accepted."""
+        shape = message_file.shape_of(envelope, self.content_bytes, eight_bit=self.eight_bit)
+        recipients = len(envelope.recipients)
+        return message_file.encode_header(self.content_bytes, accepted, recipients, shape, self.crc)
+
+    def take_buffer(self) -> bytes:
+        """Return what is in memory, which is not kept there."""
+        chunks, self._buffer = self._buffer, []
+        return b"".join(chunks)
+
+    def complete(self, header: bytes, tail: bytes) -> int:
+        """Write what is not written yet, the header last; return the file's descriptor.  Raises OSError."""
+        self._leave_room(len(header) + self.buffered_bytes + len(tail))
+        was_begun = self.is_on_disk
+        fd = self._write(tail, header)
+        if was_begun:
+            self._disk.write_at(fd, header, 0)
+        return fd
+
+    def _write(self, tail: bytes, begin: bytes) -> int:
+        if self.fd is None:
+            self.fd = _create(self._disk, self._path)
+            self._disk.write_all(self.fd, begin + self.take_buffer() + tail)
+        else:
+            self._disk.write_all(self.fd, self.take_buffer() + tail)
+        return self.fd
+
+
+def ours(draft: Draft) -> SpoolDraft:
+    if not isinstance(draft, SpoolDraft):
+        raise TypeError("a draft of another spool")
+    return draft
+
+
+def _create(disk: Disk, path: str) -> int:
+    fd = disk.open_new(path)
+    try:
+        # Who tidies may be quicker, and remove what it took for the file of a dead writer.
+        if not disk.lock_open(fd):
+            raise OSError(errno.EAGAIN, "a draft was taken for abandoned")
+    except OSError:
+        with contextlib.suppress(OSError):
+            disk.unlink(path)
+        disk.close(fd)
+        raise
+    return fd
+
+
+def abandoned(disk: Disk, folder: str) -> Iterator[str]:
+    """Yield the names of files whose writers are dead; each is locked until the next is asked for."""
+    for name in disk.names(folder):
+        try:
+            fd = disk.open_update(f"{folder}/{name}")
+        except OSError:
+            continue  # its writer was quicker, or it is none of ours
+        with opened(disk, fd):
+            if disk.lock_open(fd):
+                yield name
