@@ -122,20 +122,30 @@ class UnwaitingStream(io.TextIOBase):
         self._hold(f"{told}\n".encode("utf-8", "backslashreplace"))
 
     def _run(self) -> None:
+        ahead: bytes | threading.Event | None = None
         while True:
-            content = self._queue.get()
+            content, ahead = ahead or self._queue.get(), None
             if isinstance(content, threading.Event):
                 content.set()
                 continue
-            is_whole = self._put(content)
+            # What waits goes out in one write, as long as a pipe keeps that whole.
+            while not self._queue.empty():
+                ahead = self._queue.get()
+                if isinstance(ahead, threading.Event) or len(content) + len(ahead) > select.PIPE_BUF:
+                    break
+                content, ahead = content + ahead, None
+            lost = self._put(content)
             with self._lock:
-                self.lines_lost += 0 if is_whole else content.count(b"\n")
+                self.lines_lost += lost
                 self._held_bytes -= len(content)
                 if not self._held_bytes:
                     self._tell_gap()
 
-    def _put(self, content: bytes) -> bool:
-        """Write a line in one write where that can be: several processes share what we write to."""
+    def _put(self, content: bytes) -> int:
+        """Write lines in one write where that can be: several processes share what we write to.
+
+        Return how many were not written, or not to their end.
+        """
         left = memoryview(b"\n" + content if self._is_cut else content)
         self._is_cut = False
         while left:
@@ -147,8 +157,8 @@ class UnwaitingStream(io.TextIOBase):
             except OSError:
                 # Gone, full, broken: the next line may find it well again, and begins as a line.
                 self._is_cut = len(left) < len(content)
-                return False
-        return True
+                return bytes(left).count(b"\n")
+        return 0
 
 
 def _wait_until_writable(fd: int) -> None:

@@ -61,9 +61,11 @@ class LogIntake:
         own = [(ours(draft), envelope) for draft, envelope in drafts]
         results: list[OSError | None] = [None] * len(own)
         records: dict[int, Record] = {}
+        why_no_room = self._why_no_room(sum(draft.buffered_bytes for draft, _ in own))
         for i, (draft, envelope) in enumerate(own):
             try:
-                self._leave_room(draft.buffered_bytes)
+                if why_no_room is not None:
+                    raise why_no_room
                 records[i] = record_of(draft, *draft.frame(envelope, self._clock))
             except OSError as error:
                 results[i] = error
@@ -100,6 +102,14 @@ class LogIntake:
             self._writer.close()
             self._disk.close(self._stream_fd)
             self._writer = None
+
+    def _why_no_room(self, size_bytes: int) -> OSError | None:
+        """Asked once for all that come together."""
+        try:
+            self._leave_room(size_bytes)
+        except OSError as error:
+            return error
+        return None
 
     def _leave_room(self, size_bytes: int) -> None:
         leave_headroom(self._disk.free(self._layout.log), size_bytes)
