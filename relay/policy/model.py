@@ -317,8 +317,6 @@ class Upstream(Section):
     limits: Limits = ()
     guard_ns: Duration | None = Field(default=None, alias="guard")
     """Widens every window; default: 1 % of it, at most one second."""
-    adapt: Annotated[Literal["tighten"] | None, choice(["tighten"])] = None
-    """tighten: a refusal for having sent too much lowers the limit in force; nothing ever raises it."""
     shield: ShieldSettings | None = ShieldSettings()
     """Waits instead of bouncing a list; null: every permanent refusal is believed at once."""
     history: PolicyPath | None = None
@@ -448,11 +446,9 @@ class Practice(Section):
     @field_validator("limit")
     @classmethod
     def _it_counts_what_it_can(cls, limit: LimitSettings) -> LimitSettings:
-        for key in ("connections", "bytes", "for_each", "hours", "ramp"):
+        for key in ("connections", "bytes", "for_each"):
             if getattr(limit, key) is not None:
                 raise broken("the practice smarthost counts messages or recipients in any T, no more", key)
-        if limit.calendar is not None:
-            raise broken("the practice smarthost counts in windows that slide: write a duration", "per")
         return limit
 
     @field_validator("address")
