@@ -8,7 +8,7 @@ from relay.mail.formats import in_seconds, period, size
 from relay.policy.surroundings import broken
 from relay.policy.units import AnyOrder, PositiveInt, Section, Size, choice, duration_ns, unfit
 
-_CALENDAR = {"hour": "1h", "day": "24h", "month": "30d"}
+_CALENDAR = {"hour": "1h", "day": "24h", "month": "31d"}
 _ENDED = "is no key any more: write one limit that always holds, such as `per: 24h`"
 """What took its place is in docs/policy.md."""
 

@@ -12,7 +12,7 @@ import enum
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
@@ -284,6 +284,10 @@ class ShieldSettings(Section):
 
 class Upstream(Section):
     """One account at one smarthost, and what may be asked of it."""
+
+    retired: ClassVar = {
+        "adapt": "adapt is no key any more: the log says what a refusal found our windows at"
+    }
 
     provider: Annotated[str | None, BeforeValidator(lambda value: choose(value, provider_names()))] = None
     """Fills in what its owner does not write, and knows its refusals (`providers.yaml`)."""

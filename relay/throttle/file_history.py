@@ -34,6 +34,7 @@ from relay.clock import SECOND_NS, Clock
 from relay.spool.disk.durable import SECTOR_BYTES, Disk, opened, sync_above, why_a_strangers, write_with_room
 from relay.spool.disk.os_errors import is_lack_of_room
 from relay.spool.disk.replacing import InDoubt, put_in_place
+from relay.spool.finding import NOTHING_SENT
 from relay.throttle.events import Event, moved
 from relay.throttle.history import HistoryError
 from relay.throttle.history_format import (
@@ -58,7 +59,8 @@ CLOCK_SKEW_NS = SECOND_NS
 """How far the clocks of two CPUs may differ; more is another time namespace."""
 REPLACE_ABOVE_BYTES = 256 * 1024
 """A shorter history is never replaced."""
-ADVICE = "put back its latest copy, or remove it and its lock once the longest period of a limit has passed"
+ADVICE = "stop, wait for the longest period of its limits, move it and its .lock away, start"
+"""What repairs damage."""
 
 
 def shift_to_this_boot(last: At, now_ns: int, wall_ns: int) -> int:
@@ -103,6 +105,10 @@ def found_in(content: bytes, mark_ns: int | None, clock: Clock) -> Found:
     events = [moved(event, shift_ns) for event in contents.events]
     at = last._replace(boottime_ns=last.boottime_ns + shift_ns)
     return Found(contents._replace(events=events), at, is_of_this_boot=False)
+
+
+def refusal(path: str, damage: DamagedHistory) -> HistoryError:
+    return HistoryError(f"{path}: {damage}; {NOTHING_SENT}.  To repair: {ADVICE}")
 
 
 def check_length(length_bytes: int) -> int:
@@ -318,4 +324,4 @@ class FileHistory:
             raise HistoryError(f"{self._path}: cannot {doing} it: {error.strerror or error}") from error
         except DamagedHistory as damage:
             self._must_read = True
-            raise HistoryError(f"{self._path}: {damage}; {ADVICE}") from damage
+            raise refusal(self._path, damage) from damage

@@ -15,7 +15,14 @@ from relay.spool.disk.durable import Disk, opened, why_of_others
 from relay.spool.finding import NOTHING_SENT, Finding
 from relay.throttle.book import LimitBook
 from relay.throttle.events import Event, Slot
-from relay.throttle.file_history import ADVICE, check_length, check_mark, found_in, is_left_of_a_replacing
+from relay.throttle.file_history import (
+    ADVICE,
+    check_length,
+    check_mark,
+    found_in,
+    is_left_of_a_replacing,
+    refusal,
+)
 from relay.throttle.history import HistoryError
 from relay.throttle.history_format import MARK_BYTES, DamagedHistory, read_mark
 from relay.throttle.limit import Limit
@@ -97,8 +104,10 @@ def _read(path: Path, disk: Disk, clock: Clock) -> Sequence[Event]:
         return ()
     except PermissionError:
         raise
-    except (OSError, DamagedHistory) as error:
-        raise HistoryError(f"{path}: {error}") from error
+    except DamagedHistory as damage:
+        raise refusal(str(path), damage) from damage
+    except OSError as error:
+        raise HistoryError(f"{path}: cannot read it: {error.strerror or error}") from error
 
 
 def _events_in(path: Path, disk: Disk, clock: Clock) -> tuple[Sequence[Event], bool]:

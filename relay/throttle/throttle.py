@@ -220,6 +220,8 @@ class Throttle(View):
         ended_at_ns = max(reservation.reserved_at_ns, min(ended_at_ns, self._clock.boottime_ns()))
         with self.shared.mutex:
             self._ends.append((reservation, ended_at_ns))
+            # The questions know it at once.
+            self.shared.book.propose([_end_of(reservation, ended_at_ns, self.shared.ahead_ns)])
 
     def flush(self) -> None:
         """Learn what others recorded, and make ends durable.  Raises HistoryError.
@@ -265,13 +267,14 @@ class Throttle(View):
                 self._commit(transaction, events)
             except BaseException:
                 with shared.mutex:
-                    shared.book.drop()
+                    self._propose_ends()
                 raise
             with shared.mutex:
                 shared.book.apply(events)
                 shared.own.update(answer.slot.id for answer in answers if isinstance(answer, Grant))
                 shared.own &= shared.book.in_flight.keys()
                 del self._ends[:ends]
+                self._propose_ends()
             return [_answer(each, transaction) for each in answers]
 
     def _learn(self, transaction: Transaction) -> int:
@@ -285,8 +288,13 @@ class Throttle(View):
         elif transaction.news:
             book.apply(transaction.news)
         book.advance(transaction.now_ns)
-        book.propose(_end_of(*each, transaction.ahead_ns) for each in self._ends)
+        self._propose_ends()
         return len(self._ends)
+
+    def _propose_ends(self) -> None:
+        """Have the draft hold the ends that are not durable yet, and nothing else."""
+        self.shared.book.drop()
+        self.shared.book.propose(_end_of(*each, self.shared.ahead_ns) for each in self._ends)
 
     def _commit(self, transaction: Transaction, events: Sequence[Event]) -> None:
         if not events and not self._must_write:

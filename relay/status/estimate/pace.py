@@ -54,7 +54,7 @@ class Pace:
         for limit in outlook.limits:
             if limit.for_each is None and limit.unit in _UNITS:
                 gauge, unit = state_of(limit, outlook.now_ns), _UNITS[limit.unit]
-                slots = max(1, gauge.count_now(outlook.now_ns))
+                slots = max(1, gauge.count)
                 room = gauge.room(None, outlook.now_ns)
                 self._rates.append(_LimitRate(unit, room, slots, limit.span_ns))
         # Pauses, back-offs and the like, which no rate knows.

@@ -1,7 +1,6 @@
 """The history of an account in memory, shared by the senders of one test: for worlds of millions of events.
 
-It numbers its commits as a database would, has a clock of its own that is ahead of the host's, and now and then
-tells a reader all that there is.
+It numbers its commits as a database would, and has a clock of its own that is ahead of the host's.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What may be found of a history file, a row each: who starts, who looks and `relay fsck` say the same of it."""
+"""What may be found of a history file, a row each: a start, a look and `relay fsck` say the same of it."""
 
 import os
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def _none(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
-        (lambda path: None, ""),
+        (Path.stat, ""),
         (_none, ""),
         (_added(bytes(9999)), ""),  # room
         (_added(b"group 70 00000000\nat 1 2"), "torn_group"),

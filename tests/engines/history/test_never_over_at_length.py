@@ -1,4 +1,4 @@
-"""Never over: random events, each grant held against a brute-force oracle; a million of them in `make test-all`."""
+"""Never over: random events, each grant held against a brute-force oracle; a million in `make test-all`."""
 
 import concurrent.futures
 import multiprocessing

@@ -1,10 +1,12 @@
 """A world of senders on one history, in which anything may happen at any moment; for tests.
 
-`World(random).live(events)` draws events and holds each grant against an oracle of its own: a list of every flight
-in true time, searched anew for every limit and every key.  It counts each flight wherever in it it hurts most,
-and those without an end until their deadline.  It knows nothing of windows, shares, events or files.
+`World(random).live(events)` draws events and holds each grant against an oracle of its own: a list of
+every flight in true time, searched anew for every limit and every key.  It counts each flight wherever in
+it it hurts most, and those without an end until their deadline.  It knows nothing of windows, shares,
+events or files.
 """
 
+import abc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -69,7 +71,7 @@ class Sender:
     flying: list[Flight] = field(default_factory=list)
 
 
-class World:
+class World(abc.ABC):
     """Three senders, one history, one clock; `true_ns` is the time that never errs."""
 
     def __init__(self, random: Random, sizes: Sizes | None = None) -> None:
@@ -105,11 +107,12 @@ class World:
         account = self._new_throttle([limit(5, LONGEST_NS)])
         return sum(isinstance(answer, Reservation) for answer in account.reserve([Request(1)] * 6)) == 5
 
-    def new_history(self) -> History:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def new_history(self) -> History: ...
 
+    @abc.abstractmethod
     def fail(self) -> None:
-        raise NotImplementedError
+        """Let one decision fail."""
 
     def _limits(self) -> list[PlainLimit]:
         return [self._limit() for _ in range(self.random.choice([0, 1, 1, 2, 2, 3, 3]))]
