@@ -1,5 +1,6 @@
-"""The door of the throttle: what goes when, whatever becomes of its process, of the policy and of the clocks."""
+"""The door of the throttle: what goes when, whatever becomes of its process, the policy and the clocks."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from relay.mail.envelope import Envelope
 from relay.spool.disk.durable import Disk, RealDisk
 from relay.throttle.admission import Place, Request, TooLarge, Wait, request_for
 from relay.throttle.file_history import LONGEST_BELIEVED_NS
-from relay.throttle.limit import PlainLimit, plain_words
+from relay.throttle.limit import ForEach, PlainLimit, plain_words
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import (
     TRANSACTION_NS,
@@ -171,9 +172,9 @@ def test_connections_have_windows_of_their_own(memory: MemoryDisk, clock: FakeCl
 @pytest.mark.parametrize("spellings", SENDERS)
 @pytest.mark.parametrize("kind", ["sender", "sender_domain", "recipient_domain"])
 def test_a_limit_for_each_holds_for_all_spellings_and_keeps_back_no_other(
-    kind: str, spellings: list[str], memory: MemoryDisk, clock: FakeClock
+    kind: ForEach, spellings: list[str], memory: MemoryDisk, clock: FakeClock
 ) -> None:
-    each = PlainLimit("messages", 3, 3600 * SECOND_NS, "each", kind)  # type: ignore[arg-type]
+    each = PlainLimit("messages", 3, 3600 * SECOND_NS, "each", kind)
     account = throttle(PATH, memory, clock, [each])
 
     assert sum(_went(account, *[_request(address, address) for address in spellings * 3])) == 3
@@ -271,7 +272,7 @@ def test_relays_that_share_a_history_see_each_other_and_never_give_an_id_twice(
 class _Interrupting(MemoryDisk):
     """Lets something else happen in the middle of every sync."""
 
-    def meanwhile(self) -> None: ...
+    meanwhile: Callable[[], object] = staticmethod(lambda: None)
 
     def sync(self, fd: int) -> None:
         self.meanwhile()
@@ -288,7 +289,7 @@ def test_what_is_asked_while_the_disk_is_waited_for_waits_for_nothing(clock: Fak
         settle(account, clock, first)
         told.extend((account.opens_at_ns(1), account.usage()[0].used))
 
-    disk.meanwhile = meanwhile  # type: ignore[method-assign]
+    disk.meanwhile = meanwhile
     granted(account, 1)
 
     assert told == [clock.boottime_ns() + 60 * SECOND_NS, 2]
