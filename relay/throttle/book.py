@@ -60,13 +60,20 @@ class LimitBook:
         self.expire(now_ns)
 
     def expire(self, now_ns: int) -> None:
-        """Let what is past its deadline end, at that."""
+        """Let what is past its deadline end, at that; but for what is known to have ended before."""
         if not self._deadlines or self._deadlines[0][0] > now_ns:
             return
         draft = self.drop()
+        known = {event.id for event in draft if isinstance(event, Ended)}
+        later = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             deadline_ns, slot_id = heapq.heappop(self._deadlines)
-            self._end(slot_id, deadline_ns)
+            if slot_id in known:
+                later.append((deadline_ns, slot_id))
+            else:
+                self._end(slot_id, deadline_ns)
+        for each in later:
+            heapq.heappush(self._deadlines, each)
         self.propose(draft)
 
     def reset(self, events: Iterable[Event]) -> None:

@@ -287,8 +287,8 @@ class Throttle(View):
             book.reset(transaction.news)
         elif transaction.news:
             book.apply(transaction.news)
-        book.advance(transaction.now_ns)
         self._propose_ends()
+        book.advance(transaction.now_ns)
         return len(self._ends)
 
     def _propose_ends(self) -> None:

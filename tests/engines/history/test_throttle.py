@@ -363,3 +363,14 @@ def test_after_a_reboot_as_much_time_has_passed_as_the_wall_clock_can_be_believe
     clock.step_wall(-step_s * SECOND_NS)
     clock.reboot(SECOND_NS, boottime_ns=0)
     assert _opens_in_s(memory, clock) >= min(opens_in_s, max(0, 40 - down_s - 5)) - 1
+
+
+def test_an_end_that_could_not_be_written_for_long_still_counts_from_when_it_was(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, [messages(1, seconds=60)])
+    settle(account, clock, *granted(account, 1))
+    clock.advance(TRANSACTION_NS + SECOND_NS)
+
+    assert account.room() == 1
+    assert len(granted(account, 1)) == 1
