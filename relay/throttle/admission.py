@@ -66,20 +66,13 @@ def keys_of(reverse_path: str, client: str, user: str) -> tuple[str, str, str, s
 
 
 @functools.lru_cache(maxsize=65_536)
-def run_of(address: str, count: int) -> tuple[str, int]:
-    """Return the same object each time: many messages share it."""
+def _run_of(address: str, count: int) -> tuple[str, int]:
     return _domain(address), count
 
 
-@functools.lru_cache(maxsize=65_536)
-def one_run_of(address: str, count: int) -> tuple[tuple[str, int]]:
-    """Do as `run_of`, for recipients of one domain."""
-    return (run_of(address, count),)
-
-
 def runs_of(runs: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Return runs of recipients by the keys of their domains; many messages share what is returned."""
-    return one_run_of(*runs[0]) if len(runs) == 1 else tuple([run_of(*run) for run in runs])
+    """Return runs of recipients by the keys of their domains; many messages share what is in it."""
+    return tuple([_run_of(*run) for run in runs])
 
 
 def request_for(
@@ -141,10 +134,6 @@ def for_all(states: Sequence[LimitState]) -> list[LimitState]:
     return [state for state in states if state.unit != "connections" and state.for_each is None]
 
 
-def of_connections(states: Sequence[LimitState]) -> list[LimitState]:
-    return [state for state in states if state.unit == "connections"]
-
-
 def room(states: Sequence[LimitState], now_ns: int) -> int | None:
     """Return None for any number; limits without keys alone have a say."""
     return min((room_of(state, None, now_ns) for state in for_all(states)), default=None)
@@ -182,7 +171,7 @@ def opens_at(states: Sequence[LimitState], recipients: int, now_ns: int) -> int:
 
 def room_for_connections(states: Sequence[LimitState], now_ns: int) -> tuple[int | None, int, str]:
     """How many may be opened now (None: any number), when the next may, and by which limit."""
-    limits = of_connections(states)
+    limits = [state for state in states if state.unit == "connections"]
     opens = [(state.opens_at(None, now_ns), state.label) for state in limits]
     free = min((state.room(None, now_ns) for state in limits), default=None)
     return free, *max(opens, default=(now_ns, ""))

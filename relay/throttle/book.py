@@ -13,8 +13,7 @@ what another needs.
 
 import heapq
 from bisect import bisect_right, insort
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Container, Iterable, Sequence
 
 from relay.throttle.admission import Grant, Request, TooLarge, Wait, choose, shares_of, too_large, wait
 from relay.throttle.compaction import BOUNDS, Bounds, compacted, end_of
@@ -44,13 +43,10 @@ class LimitBook:
         self._compact_above_shares = bounds.most_shares
 
     def judge_by(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
-        """Unchanged limits keep their windows; new ones are filled with what is known."""
+        """Judge the same past by other limits."""
         draft = self.drop()
-        heirs = list(self._heirs(limits, guard_ns))
         self.judged, self._guard_ns = tuple(limits), guard_ns
-        self.limits = [same or self._filled(limit, guard_ns) for limit, same in heirs]
-        for limit, state in zip(limits, self.limits, strict=True):
-            state.go_on_as(limit)
+        self.limits = [self._filled(limit, guard_ns) for limit in limits]
         self._has_keys = any(limit.for_each is not None for limit in limits)
         self.propose(draft)
 
@@ -109,15 +105,12 @@ class LimitBook:
         """Count what is to become durable."""
         for event in events:
             match event:
-                case Slot(is_open=True):
-                    for state in self.limits:
-                        state.propose_start(event)
                 case Slot():
                     for state in self.limits:
-                        state.propose_charge(event)
+                        state.propose(event)
                 case Ended(slot_id, at_ns) if (slot := self.in_flight.get(slot_id)) is not None:
                     for state in self.limits:
-                        state.propose_end(slot, at_ns)
+                        state.propose(slot, at_ns)
             self._draft.append(event)
 
     @property
@@ -171,11 +164,7 @@ class LimitBook:
     ) -> tuple[Limited, ...]:
         """Return what `limited` would after `judge_by`, and change nothing."""
         ends = self._likely_ends(transaction_ns, own, now_ns)
-        found = []
-        for limit, same in self._heirs(limits, guard_ns):
-            held = (same or self._filled(limit, guard_ns)).limited(ends, now_ns)
-            found.append(replace(held, label=limit.label, count=limit.count))
-        return tuple(found)
+        return tuple(self._filled(limit, guard_ns).limited(ends, now_ns) for limit in limits)
 
     def leaves_in_ns(self, span_ns: int, now_ns: int) -> int | None:
         """Return how long until the oldest end of the last `span_ns` is that old; None without one."""
@@ -201,17 +190,6 @@ class LimitBook:
             return max(now_ns, slot.started_at_ns + took_ns) if slot.id in own else slot.until_ns
 
         return [(slot, likely_end(slot)) for slot in self.in_flight.values()]
-
-    def _heirs(
-        self, limits: Sequence[Limit], guard_ns: int | None
-    ) -> Iterator[tuple[Limit, LimitState | None]]:
-        """Yield each limit with the state that may go on as it: none is of two limits."""
-        left = list(self.limits)
-        for limit in limits:
-            same = next((state for state in left if state.may_go_on_as(limit, guard_ns)), None)
-            if same is not None:
-                left.remove(same)
-            yield limit, same
 
     def _filled(self, limit: Limit, guard_ns: int | None) -> LimitState:
         state = LimitState(limit, guard_ns, self._most_entries)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from relay.throttle.events import Slot, weights_in
 from relay.throttle.limit import ForEach, Limit, Unit
-from relay.throttle.window import EXACT_SLOTS, Window, opens_at
+from relay.throttle.window import Window, opens_at
 
 MOST_ENTRIES = 1_000_000
 """Instants that the windows of one limit keep, some 55 MB; with the coarse ones 150 MB at worst."""
@@ -83,7 +83,6 @@ class LimitState:
         self.label, self.unit, self.count = limit.label, limit.unit, limit.count
         self.for_each, self.only = limit.for_each, limit.only
         self.span_ns = span_of(limit, guard_ns)
-        self._is_exact = limit.count <= EXACT_SLOTS
         self._most_entries = most_entries
         self._entries = self._most = 0
         self._crowded_until_ns = -1
@@ -96,16 +95,6 @@ class LimitState:
 
     def is_about(self, key: str | None) -> bool:
         return self.only is None or self.only == key
-
-    def may_go_on_as(self, limit: Limit, guard_ns: int | None) -> bool:
-        """Return whether what is known is as good for a limit: only N is another, if that."""
-        mine = self.unit, self.for_each, self.only, self.span_ns, self._is_exact
-        its = limit.unit, limit.for_each, limit.only, span_of(limit, guard_ns), limit.count <= EXACT_SLOTS
-        return mine == its
-
-    def go_on_as(self, limit: Limit) -> None:
-        """Keep what is known; `may_go_on_as` said that it is good."""
-        self.label, self.count = limit.label, limit.count
 
     # What is durable.
 
@@ -149,23 +138,21 @@ class LimitState:
 
     # What is decided.
 
-    def propose_start(self, slot: Slot) -> None:
-        for key, weight in weights_in(slot, self.unit, self.for_each, self.only):
-            self._draft(key).fly(weight)
-
-    def propose_end(self, slot: Slot, at_ns: int) -> None:
-        for home, weight in self._places_of(slot):
-            self._draft(home).fly(-weight)
-            self._draft(home).occupy(weight, at_ns + self.span_ns)
-
-    def propose_charge(self, slot: Slot) -> None:
-        for key, weight in weights_in(slot, self.unit, self.for_each, self.only):
-            self._draft(key).occupy(weight, slot.until_ns + self.span_ns)
+    def propose(self, slot: Slot, ends_at_ns: int | None = None) -> None:
+        """Count a slot that is to begin or has ended, or the end of one that is in flight."""
+        is_end = ends_at_ns is not None
+        places = self._places_of(slot) if is_end else weights_in(slot, self.unit, self.for_each, self.only)
+        for key, weight in places:
+            draft = self._drafts.setdefault(key, Window(self.count, self.span_ns))
+            if is_end or slot.is_open:
+                draft.fly(-weight if is_end else weight)
+            if is_end or not slot.is_open:
+                free_at_ns = (slot.until_ns if ends_at_ns is None else ends_at_ns) + self.span_ns
+                draft.occupy(weight, free_at_ns)
 
     def drop(self) -> None:
         """Forget what was only decided."""
-        if self._drafts:
-            self._drafts = {}
+        self._drafts = {}
 
     # Questions.
 
@@ -226,11 +213,6 @@ class LimitState:
         if self._drafts:
             windows += [self._drafts[each] for each in {None, key} if each in self._drafts]
         return windows
-
-    def _draft(self, key: str | None) -> Window:
-        if (draft := self._drafts.get(key)) is None:
-            draft = self._drafts[key] = Window(self.count, self.span_ns)
-        return draft
 
     def _places_of(self, slot: Slot) -> Sequence[Place]:
         if self.for_each is None:
