@@ -13,8 +13,8 @@ five states:
 
 Durability.  A commit is a group, synced.  Its writer may have died before the sync, so bytes of others
 are synced before the first group behind them, and a name that this process did not give.  After a failed
-write the group is cut off, and the next transaction reads the whole file; after a failed sync it also
-writes a new one.
+write the group is cut off, and the next transaction reads the whole file; where the sync of a rename
+failed, it also writes a new one.
 
 Time.  Instants are boottime, so a step of the wall clock never matters.  After a reboot all of them move
 by one shift: since the last group as much time has passed as the wall clock is ahead of that group's
@@ -131,7 +131,7 @@ class FileHistory:
         self._must_read = True
         """What is known of the file is not relied on."""
         self._must_write_anew = self._is_torn = False
-        """After a failed sync: what the page cache shows may not be on the disk."""
+        """After a rename whose sync failed: nobody knows which file has the name after a crash."""
         self._is_unsynced = self._is_name_unsynced = False
         """Another process may have died before its sync."""
         self._is_folder_unsynced = True
@@ -183,7 +183,7 @@ class FileHistory:
 
     def _append(self, fd: int, events: Sequence[Event]) -> None:
         if self._is_unsynced:
-            self._sync(fd)
+            self._disk.sync_content(fd)
             self._is_unsynced = False
         if self._is_name_unsynced:
             self._disk.sync_directory(self._folder)
@@ -196,20 +196,13 @@ class FileHistory:
         try:
             write_with_room(self._disk, fd, content, self._end, folder=self._folder)
             # Crash here: the group may be whole, torn or gone; no grant of it was given yet.
-            self._sync(fd)
+            self._disk.sync_content(fd)
         except OSError:
             with contextlib.suppress(OSError):
                 self._disk.truncate(fd, self._end)
             raise
         self._end += len(content)
         self._note(at)
-
-    def _sync(self, fd: int) -> None:
-        try:
-            self._disk.sync_content(fd)
-        except OSError:
-            self._must_write_anew = True
-            raise
 
     def close(self) -> None:
         if self._fd is not None:
@@ -290,7 +283,6 @@ class FileHistory:
         # Each group is later than the one before, also where the clock says the same instant: of two with one
         # mark the second could be lost, and nobody would notice.
         boottime_ns = max(self.now_ns, self._at.boottime_ns + 1)
-        wall_ns += boottime_ns - self.now_ns
         passed_ns = boottime_ns - self._at.boottime_ns
         return At(boottime_ns, wall_ns, max(wall_ns, self._at.mark_ns + passed_ns))
 

@@ -278,8 +278,6 @@ class Throttle(View):
         """Bring memory to what is durable, and propose the ends so far; return how many those are."""
         shared, book = self.shared, self.shared.book
         shared.ahead_ns = transaction.ahead_ns
-        # Ahead of what is learned, so that what is past its windows by now is not counted.
-        book.advance(transaction.now_ns)
         if transaction.is_whole:
             book.reset(transaction.news)
         elif transaction.news:

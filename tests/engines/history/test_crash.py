@@ -6,6 +6,7 @@ a sync that fails; and with a second crash while the first is recovered from.  T
 goes on with longer ones from a seed: RELAY_CRASH_SEED and RELAY_CRASH_BUDGET (seconds).
 """
 
+import copy
 import errno
 import functools
 import itertools
@@ -78,6 +79,15 @@ def test_folders_of_a_killed_start_are_durable_before_a_grant() -> None:
         cut = ModelDisk(disk.platter.after_cut(()))
         Account(cut, FakeClock()).flush(0)
         assert cut.length(str(PATH))
+
+
+def test_groups_of_the_dead_are_durable_before_another_is_added() -> None:
+    judge, rng = Judge(), random.Random(0)
+    for instant in instants_of(("A reserves", "A reserves"), Model.ANY_SUBSET):
+        disk = ModelDisk(instant.platter).after_kill()
+        account = Account(disk, copy.copy(instant.clock), instant.true_ns, instant.slots)
+        account.reserve(0)
+        judge.judge(account.instants, rng, CUTS_AT_ONCE, story=instant.step)
 
 
 def test_a_flipped_bit_stops_the_account_and_changes_nothing() -> None:

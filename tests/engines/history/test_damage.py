@@ -59,7 +59,7 @@ def _none(path: Path) -> None:
         (Path.stat, ""),
         (_none, ""),
         (_added(bytes(9999)), ""),  # room
-        (_added(b"group 70 00000000\nat 1 2"), "torn_group"),
+        (_added(b"group 7000 00000000\nat 1 2" + 500 * b"x"), "torn_group"),
         (_lock(b""), ""),
         (_lock(b"relay-history-end +0000"), ""),
         (_lock(b"something else"), "damaged_history"),
@@ -70,6 +70,7 @@ def _none(path: Path) -> None:
         (_changed(b"relay-history 4", b"relay-history 3"), "damaged_history"),
         (_changed(b"reserved 1", b"reserved 8"), "damaged_history"),
         (_changed(b"relay", b"replay"), "damaged_history"),
+        (lambda path: (_changed(b"reserved 1", b"reserved 8")(path), _lock(b"")(path)), "damaged_history"),
         (lambda path: path.chmod(0o666), "owner"),
         (lambda path: (path.unlink(), path.mkdir()), "foreign"),
     ],
@@ -106,6 +107,34 @@ def test_damage_at_any_byte_sends_nothing(used: Path, clock: FakeClock) -> None:
         with pytest.raises(HistoryError):
             ask(throttle(used, RealDisk(), clock, LIMITS), 1)
         assert list(history_findings(used, RealDisk(), clock, os.geteuid()))
+
+
+def test_a_cut_history_of_another_boot_is_left_as_it_is(used: Path, clock: FakeClock) -> None:
+    _cut(-1)(used)
+    before = used.read_bytes()
+    clock.reboot()
+
+    with pytest.raises(HistoryError, match="its end is gone or damaged"):
+        ask(throttle(used, RealDisk(), clock, LIMITS), 1)
+    assert used.read_bytes() == before
+
+
+class _Swapped(RealDisk):
+    """Whose lock is replaced by an operator while the first one waits for it."""
+
+    def lock(self, path: str, *, wait: bool, is_shared: bool = False) -> int | None:
+        fd = super().lock(path, wait=wait, is_shared=is_shared)
+        if not (old := Path(f"{path}.old")).exists():
+            Path(path).rename(old)
+        return fd
+
+
+def test_a_lock_that_is_replaced_while_it_is_waited_for_excludes_nobody(path: Path, clock: FakeClock) -> None:
+    path.parent.mkdir()
+    assert len(granted(throttle(path, _Swapped(), clock, LIMITS), 1)) == 1
+
+    assert path.with_name(f"{LOCK}.old").read_bytes() == b""
+    assert path.with_name(LOCK).read_bytes()
 
 
 def test_a_host_with_another_clock_sends_nothing(used: Path, clock: FakeClock) -> None:
