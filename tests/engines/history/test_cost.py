@@ -117,6 +117,22 @@ def test_keys_beyond_the_bound_share_a_window_and_stay_under_n() -> None:
     assert not book.limits[0].usage(61 * SECOND_NS).is_crowded
 
 
+def test_where_memory_is_short_no_slot_is_free_early_nor_much_later() -> None:
+    book = LimitBook(most_entries=2 * KEY_ENTRIES + 10)
+    book.judge_by([messages(200, seconds=1600, for_each="sender")], 0)
+    for number in range(400):
+        assert decide(book, number * SECOND_NS, Request(1, sender="ab"[number % 2]))
+
+    # Of each ended something every other second; a part of the span is 100 s.
+    is_late = False
+    for now_s in range(1600, 2200, 7):
+        used = book.limits[0].used("a", now_s * SECOND_NS)
+        exact, late = (sum(at_s + 1600 >= s for at_s in range(0, 400, 2)) for s in (now_s, now_s - 100))
+        assert exact - 1 <= used <= late
+        is_late = is_late or used > exact + 10
+    assert is_late
+
+
 def test_memory_stays_bounded_and_no_end_is_moved_to_before_it_nor_far() -> None:
     bounds, random = Bounds(exact=50, at_once=50), Random(0)
     slots = [

@@ -70,7 +70,7 @@ def _none(path: Path) -> None:
         (_changed(b"relay-history 4", b"relay-history 3"), "damaged_history"),
         (_changed(b"reserved 1", b"reserved 8"), "damaged_history"),
         (_changed(b"relay", b"replay"), "damaged_history"),
-        (lambda path: (_changed(b"reserved 1", b"reserved 8")(path), _lock(b"")(path)), "damaged_history"),
+        (lambda path: (_changed(b"ended 1", b"ended 9")(path), _lock(b"")(path)), "damaged_history"),
         (lambda path: path.chmod(0o666), "owner"),
         (lambda path: (path.unlink(), path.mkdir()), "foreign"),
     ],

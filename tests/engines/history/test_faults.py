@@ -3,6 +3,7 @@
 On the disk of the spool's tests, so that one set of faults and cuts serves both.
 """
 
+import contextlib
 import errno
 import itertools
 from dataclasses import replace
@@ -162,6 +163,24 @@ def test_what_could_not_be_made_durable_is_not_known() -> None:
         assert account.usage()[0].used == 0, kind
     disk.heal()
     assert len(granted(account, *[1] * 6)) <= 5
+
+
+def test_a_file_whose_name_may_not_be_durable_is_written_again_before_a_grant() -> None:
+    disk, clock = _prepared(), FakeClock()
+    account = throttle(PATH, disk, clock, [LIMIT], replace_above_bytes=0)
+    settle(account, clock, *granted(account, 1))
+    inode = disk.inode(str(PATH))
+    disk.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_directory"}), forever=True))
+    while disk.inode(str(PATH)) == inode:
+        with contextlib.suppress(HistoryError):
+            ask(account, 1)
+        clock.advance(200 * SECOND_NS)
+    disk.heal()
+    count = len(granted(account, *[1] * 5))
+
+    cut = ModelDisk(disk.platter.after_cut(()))
+    assert len(granted(throttle(PATH, cut, clock, [LIMIT]), *[1] * 6)) == 5 - count
+    assert count
 
 
 def test_a_full_disk_that_stops_compaction_stops_no_mail() -> None:
