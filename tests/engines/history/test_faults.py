@@ -176,7 +176,10 @@ def test_a_file_whose_name_may_not_be_durable_is_written_again_before_a_grant() 
             ask(account, 1)
         clock.advance(200 * SECOND_NS)
     disk.heal()
+    doubtful = disk.inode(str(PATH))
     count = len(granted(account, *[1] * 5))
+    # A second sync of that name would prove nothing.
+    assert disk.inode(str(PATH)) != doubtful
 
     cut = ModelDisk(disk.platter.after_cut(()))
     assert len(granted(throttle(PATH, cut, clock, [LIMIT]), *[1] * 6)) == 5 - count
