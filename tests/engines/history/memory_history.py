@@ -31,6 +31,7 @@ class Kept:
         self.is_failing: str = ""
         """`before` or `after` it was committed, the next commit fails."""
         self.lock = Lock()
+        self.transactions = 0
         self.refuses_to_replace = refuses_to_replace
         """Now and then there is no room for it."""
 
@@ -47,6 +48,7 @@ class MemoryHistory:
     def transaction(self) -> "Iterator[MemoryHistory]":
         kept = self._kept
         with kept.lock:
+            kept.transactions += 1
             self.now_ns = kept.clock.boottime_ns() + kept.ahead_ns
             self.ahead_ns = kept.ahead_ns
             self.is_whole = self._cursor is None or self._cursor <= kept.replaced > 0
