@@ -74,7 +74,7 @@ install:
 	  install -m 644 deploy/completions/relay.bash "$(SHARE)/bash-completion/completions/relay"; \
 	  install -m 644 deploy/completions/_relay "$(SHARE)/zsh/vendor-completions"; \
 	  install -m 644 deploy/completions/relay.fish "$(SHARE)/fish/vendor_completions.d"; \
-	  cp -R README.md CHANGELOG.md UPGRADING.md LICENSE docs deploy/prometheus deploy/grafana "$(SHARE)/doc/relay"; \
+	  cp -R README.md CHANGELOG.md LICENSE docs deploy/prometheus deploy/grafana "$(SHARE)/doc/relay"; \
 	  [ -e "$(DESTDIR)$(SYSCONFDIR)/relay/policy.yaml" ] || install -m 644 deploy/policy.yaml "$(DESTDIR)$(SYSCONFDIR)/relay"
 
 # Files of tests, so many at a time: those that compute share the processors with those that wait.

@@ -26,4 +26,4 @@ cli/        the command line
 Imports point up this list; `tests/unit/test_layout.py` holds every law of the layout.
 """
 
-__version__ = "0.2.0"
+__version__ = "1.0.0"

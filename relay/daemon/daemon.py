@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from relay import __version__
@@ -19,17 +19,19 @@ from relay.clock import Clock, SystemClock
 from relay.control.server import ControlServer
 from relay.control.wire import PolicyInForce
 from relay.daemon.assembly import Assembly
-from relay.daemon.descriptors import most_visitors, raise_limit
+from relay.daemon.capacity import most_visitors, raise_limit
 from relay.daemon.listener_files_watch import ListenerFilesWatch
-from relay.daemon.listening import Listening, Start, spool_intake
-from relay.daemon.loops import spare_queue, start_threads, tell_unhandled
-from relay.daemon.notify import notify, recovering, reloading, stopping, watchdog_seconds
+from relay.daemon.listening import Listening, Start
+from relay.daemon.loops import start_threads, tell_unhandled
+from relay.daemon.notify import notify, reloading, stopping, watchdog_seconds
 from relay.daemon.policy_watch import PolicyWatch, digest
 from relay.daemon.reload import Reload
+from relay.daemon.spool_intake import spool_intake
 from relay.hooks.hooks import Hooks
-from relay.policy.model import Policy
+from relay.policy.model import Policy, Practice
 from relay.policy.secrets import read_password_file
 from relay.policy.source import inspected_policy, policy_bytes
+from relay.policy.units import HostPort
 from relay.policy.written_out import policy_text
 from relay.practice.account import PracticeBehaviour
 from relay.practice.smarthost import PracticeSmarthost
@@ -49,6 +51,11 @@ from relay.telemetry.metrics import Metrics
 from relay.telemetry.outcomes import OutcomeStore
 from relay.telemetry.stderr import drain
 from relay.telemetry.telemetry import Telemetry
+
+LOOK_SECONDS = 1.0
+"""How old an edit of a watched file may be, and how long files of listeners must stay as they are."""
+
+Watches = Sequence[PolicyWatch | ListenerFilesWatch]
 
 
 class Stop:
@@ -112,68 +119,59 @@ class Daemon:
         self._start = start
         self._on_ready = on_ready
         self._host, self._clock = host, host.clock
-        self._events = Events(
-            sys.stderr,
-            start.style,
-            self._clock,
-            hostname=start.hostname,
-            level=level,
-        )
+        self._events = Events(sys.stderr, start.style, self._clock, hostname=start.hostname, level=level)
         self._metrics = Metrics(self._clock)
-        self._counts = ListenerCounts([str(listen.address) for listen in start.policy.listen])
+        self._telemetry = Telemetry(self._events, self._metrics, self._clock)
         self._stop = Stop(self._events, self._metrics)
 
     async def run(self) -> int:
         """Return the exit code.  Raises SpoolBusy, OSError, ValueError."""
-        policy, hostname = self._start.policy, self._start.hostname
+        start, policy, host, events = self._start, self._start.policy, self._host, self._events
         root = str(policy.spool)
-        tell_unhandled(self._events)
-        self._events.started(version=__version__, hostname=hostname, path=str(self._start.path))
-        if "." not in hostname:
-            self._events.hostname_without_domain(hostname=hostname)
+        tell_unhandled(events)
+        events.started(version=__version__, hostname=start.hostname, path=str(start.path))
+        if "." not in start.hostname:
+            events.hostname_without_domain(hostname=start.hostname)
         self._metrics.know_upstreams(policy.upstreams, policy.stand_ins)
-        spool = open_spool(policy, self._host.disk, self._clock, self._set_aside())
+        spool = open_spool(policy, host.disk, self._clock, self._set_aside())
         if (doubt := doubt_about(root)) is not None:
-            self._events.spool_failed(error=f"messages may not survive a loss of power: {doubt}")
-        intake = spool_intake(policy, self._host, self._events)
-        listening = Listening(self._start, intake, self._events, self._counts, raise_limit())
+            events.spool_failed(error=f"messages may not survive a loss of power: {doubt}")
+        counts = ListenerCounts([str(listen.address) for listen in policy.listen])
+        intake = spool_intake(policy, host, events)
+        listening = Listening(start, intake, events, counts, raise_limit())
         try:
             await listening.bind()
             start_threads()
-            hooks = Hooks(policy, hostname, self._host.disk, self._telemetry)
-            outcomes = OutcomeStore(root, policy.recent, self._host.disk, self._telemetry)
-            path = str(self._start.path.absolute())
-            status = PolicyStatus(digest(self._start.text), self._clock.wall_ns(), path=path)
+            hooks = Hooks(policy, start.hostname, host.disk, self._telemetry)
+            outcomes = OutcomeStore(root, policy.recent, host.disk, self._telemetry)
+            path = str(start.path.absolute())
             relay = Assembly(
                 spool,
-                self._host,
+                host,
                 policy=policy,
-                hostname=hostname,
+                hostname=start.hostname,
                 telemetry=self._telemetry,
-                status=status,
+                status=PolicyStatus(digest(start.text), self._clock.wall_ns(), path=path),
                 on_fault=self._stop.fail,
             )
-            collect(self._metrics, relay.watch.snapshot, self._counts, self._events, self._clock)
+            collect(self._metrics, relay.watch.snapshot, counts, events, self._clock)
             await self._serve(relay, hooks, outcomes, listening)
         finally:
-            self._events.flush()
+            events.flush()
         return self._stop.exit_code
-
-    @property
-    def _telemetry(self) -> Telemetry:
-        return Telemetry(self._events, self._metrics, self._clock)
 
     async def _serve(
         self, relay: Assembly, hooks: Hooks, outcomes: OutcomeStore, listening: Listening
     ) -> None:
         policy, sender, watch = self._start.policy, relay.sender, relay.watch
         async with contextlib.AsyncExitStack() as ends:
-            practice = await _practise(policy, self._clock)
-            if practice is not None:
+            if policy.practice is not None:
+                practice = await _practise(policy.practice, self._clock)
                 ends.push_async_callback(practice.close)
             # Before anything is sent: what cannot start must not cut off a transaction each time.
-            http = await self._open_http(policy, watch)
-            if http is not None:
+            if policy.http is not None:
+                http = self._http(policy.http, policy.hostname, watch)
+                await http.start()
                 ends.push_async_callback(http.stop)
             self._stop.listen()
             # Release the lock last: the control socket's name belongs to the holder of the lock.
@@ -184,12 +182,11 @@ class Daemon:
             ends.push_async_callback(sender.finish)
             files = ListenerFilesWatch(listening.use, watch, self._events, self._metrics)
             await files.begin(policy.listen)
-            # Mail is taken before the queue is read, which may take minutes: it is the sender's next, and
-            # clients that had to wait for a start might give up.
+            # Mail is taken before the queue is read: clients that had to wait for a start might give up.
             ends.push_async_callback(listening.close)
             await listening.start()
             watch.refusing_because = ""
-            recovering()
+            notify("STATUS=recovering")
             try:
                 await sender.start()
             except (Full, Unavailable) as trouble:
@@ -197,51 +194,40 @@ class Daemon:
             else:
                 await hooks.start()
                 outcomes.start()
-                await self._run(relay, hooks, outcomes, (listening, files))
+                edits = Reload(
+                    self._start.path,
+                    policy,
+                    sender=sender,
+                    watch=watch,
+                    hooks=hooks,
+                    outcomes=outcomes,
+                    telemetry=self._telemetry,
+                )
+                file = PolicyWatch(self._start.path, policy, self._start.text, edits, self._clock)
+                await self._run(relay, listening, (file, files))
         self._events.stopped(queued=sender.queued)
 
-    async def _run(
-        self,
-        relay: Assembly,
-        hooks: Hooks,
-        outcomes: OutcomeStore,
-        taking: tuple[Listening, ListenerFilesWatch],
-    ) -> None:
+    async def _run(self, relay: Assembly, listening: Listening, watches: Watches) -> None:
         """Take mail and relay; on return nothing is in flight."""
         start, sender, watch = self._start, relay.sender, relay.watch
         guard = sender.upstreams.guard
-        listening, files = taking
         control = ControlServer(
             start.policy.spool,
             relay.operator,
             self._events,
             lambda: PolicyInForce(start.path.absolute(), policy_text(watch.policy, {})),
         )
-        edits = Reload(
-            start.path,
-            start.policy,
-            sender=sender,
-            watch=watch,
-            hooks=hooks,
-            outcomes=outcomes,
-            telemetry=self._telemetry,
-        )
-        file = PolicyWatch(start.path, start.policy, start.text, edits, self._clock)
+        _look_when_asked(watches)
         chores = [
             asyncio.create_task(chore)
-            for chore in (
-                guard(file.watch),
-                _keep_watchdog(),
-                *relay.chores(),
-                guard(lambda: spare_queue(sender.queue.__len__)),
-            )
+            for chore in (guard(lambda: _keep_looking(watches)), _keep_watchdog(), *relay.chores())
         ]
-        _listen_for_edits(file, files)
         try:
             await control.start()
-            chores.append(asyncio.create_task(guard(files.watch)))
             chores.append(asyncio.create_task(guard(lambda: listening.tell_owners(sender.queue.owners.each))))
-            self._tell_ready(watch)
+            watch.condition, watch.started_ns = Condition.RUNNING, self._clock.boottime_ns()
+            notify("READY=1", "STATUS=relaying")
+            self._on_ready(start.policy)
             await self._stop.wait()
             watch.condition, watch.refusing_because = Condition.STOPPING, f"stopping: {self._stop.why}"
             stopping(sender.in_flight)
@@ -255,28 +241,17 @@ class Daemon:
             await sender.look()
             await control.stop()
 
-    def _tell_ready(self, watch: Watch) -> None:
-        watch.condition = Condition.RUNNING
-        watch.started_ns = self._clock.boottime_ns()
-        notify("READY=1", "STATUS=relaying")
-        self._on_ready(self._start.policy)
-
-    async def _open_http(self, policy: Policy, watch: Watch) -> StatusServer | None:
-        if policy.http is None:
-            return None
-        names = [policy.hostname] if policy.hostname else []
-        server = StatusServer(
-            policy.http,
+    def _http(self, address: HostPort, hostname: str | None, watch: Watch) -> StatusServer:
+        return StatusServer(
+            address,
             watch.snapshot,
             watch.foresee,
             self._metrics.registry,
             self._events,
             coming=watch.coming,
-            names=names,
+            names=[hostname] if hostname else [],
             bounds=VisitorBounds(most_visitors(raise_limit())),
         )
-        await server.start()
-        return server
 
     def _set_aside(self) -> Callable[[str, str], None]:
         """Return what the spool calls in its own thread, with a damaged file's name and its damage."""
@@ -293,27 +268,31 @@ class Daemon:
         return pass_on
 
 
-def _listen_for_edits(file: PolicyWatch, files: ListenerFilesWatch) -> None:
+async def _keep_looking(watches: Watches) -> None:
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        for each in watches:
+            await each.look(is_asked=False)
+
+
+def _look_when_asked(watches: Watches) -> None:
     pending: set[asyncio.Task[None]] = set()
 
     async def look_at_all() -> None:
-        await file.look(is_asked=True)
-        await files.look(is_asked=True)
+        for each in watches:
+            await each.look(is_asked=True)
 
-    def look() -> None:
+    def begin() -> None:
         reloading()
         looking = asyncio.create_task(look_at_all())
         pending.add(looking)
         looking.add_done_callback(pending.discard)
         looking.add_done_callback(lambda _: notify("READY=1"))
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, look)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, begin)
 
 
-async def _practise(policy: Policy, clock: Clock) -> PracticeSmarthost | None:
-    practice = policy.practice
-    if practice is None:
-        return None
+async def _practise(practice: Practice, clock: Clock) -> PracticeSmarthost:
     smarthost = PracticeSmarthost(
         practice.address,
         practice.user,

@@ -2,9 +2,9 @@
 
 Guarantees: a file that is not whole or not fit for use changes nothing: the last good one stays, the log
 and a metric say so, and it is read again until it is good.  A change counts once the files of a listener
-have stayed as they are for a second and no program has one open for writing, or at once by request
-(SIGHUP): half a file of users may look like a whole one.  Listener processes are given what was read here,
-also those that start later, and log that they go by it.
+have stayed as they are from one look to the next and no program has one open for writing, or at once by
+request (SIGHUP): half a file of users may look like a whole one.  Listener processes are given what was
+read here, also those that start later, and log that they go by it.
 Does not: watch what a policy names for its upstreams; those files are read when they are needed, and a
 client's certificate is watched by `relay.sender.tls.client_certificates`.
 """
@@ -12,9 +12,9 @@ client's certificate is watched by `relay.sender.tls.client_certificates`.
 import asyncio
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from relay.daemon.processes import listener_processes
+from relay.daemon.capacity import listener_processes
 from relay.listener.listener_files import ListenerFiles, paths_of, read_listener_files
 from relay.policy.model import Listen
 from relay.policy.named_file import FileChange, WatchedFiles
@@ -22,16 +22,6 @@ from relay.status.snapshot import CertificateStatus
 from relay.status.watch import Watch
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
-
-LOOK_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    index: int
-    """Of its `listen` in the policy."""
-    listen: Listen
-    files: WatchedFiles[ListenerFiles]
 
 
 class ListenerFilesWatch:
@@ -43,7 +33,7 @@ class ListenerFilesWatch:
         self._watch = watch
         self._events = events
         self._metrics = metrics
-        self._watched: list[_Watched] = []
+        self._watched: list[tuple[int, Listen, WatchedFiles[ListenerFiles]]] = []
         self._turn = asyncio.Lock()
 
     async def begin(self, listens: Sequence[Listen]) -> None:
@@ -52,47 +42,35 @@ class ListenerFilesWatch:
             if paths := paths_of(listen):
                 read = functools.partial(read_listener_files, listen)
                 files: WatchedFiles[ListenerFiles] = await asyncio.to_thread(WatchedFiles, paths, read)
-                self._watched.append(_Watched(index, listen, files))
+                self._watched.append((index, listen, files))
                 self._use(index, files.in_force)
                 self._tell_loaded(listen, files.in_force)
-        self._show_certificates()
-
-    async def watch(self) -> None:
-        while self._watched:
-            await asyncio.sleep(LOOK_SECONDS)
-            await self.look(is_asked=False)
+        self._show()
 
     async def look(self, *, is_asked: bool) -> None:
         async with self._turn:
-            for watched in self._watched:
-                await self._look_at(watched, is_asked=is_asked)
-            self._show_certificates()
-            refused_file = next((each.files.error for each in self._watched if each.files.error), "")
-            if refused_file != self._watch.policy_status.refused_file:
-                self._watch.policy_status = replace(self._watch.policy_status, refused_file=refused_file)
+            for index, listen, files in self._watched:
+                found = await asyncio.to_thread(files.look, is_asked=is_asked)
+                if found is FileChange.REFUSED:
+                    self._metrics.policy_reloaded(is_ok=False)
+                    self._events.listener_files_refused(listener=str(listen.address), error=files.error)
+                elif found is not FileChange.NOTHING:
+                    if found is FileChange.CHANGED:
+                        self._metrics.policy_reloaded(is_ok=True)
+                    self._use(index, files.in_force)
+                    if listener_processes(listen) == 0:
+                        self._tell_loaded(listen, files.in_force)
+            self._show()
 
-    async def _look_at(self, watched: _Watched, *, is_asked: bool) -> None:
-        listen, files = watched.listen, watched.files
-        found = await asyncio.to_thread(files.look, is_asked=is_asked)
-        match found:
-            case FileChange.REFUSED:
-                self._metrics.policy_reloaded(is_ok=False)
-                self._events.listener_files_refused(listener=str(listen.address), error=files.error)
-            case FileChange.CHANGED | FileChange.REREAD:
-                if found is FileChange.CHANGED:
-                    self._metrics.policy_reloaded(is_ok=True)
-                self._use(watched.index, files.in_force)
-                if listener_processes(listen) == 0:
-                    self._tell_loaded(listen, files.in_force)
-            case FileChange.NOTHING:
-                pass
-
-    def _show_certificates(self) -> None:
+    def _show(self) -> None:
         self._watch.certificates = tuple(
-            CertificateStatus(str(watched.listen.address), ends_at_ns)
-            for watched in self._watched
-            if (ends_at_ns := watched.files.in_force.ends_at_ns) is not None
+            CertificateStatus(str(listen.address), ends_at_ns)
+            for _, listen, files in self._watched
+            if (pair := files.in_force.pair) is not None and (ends_at_ns := pair.ends_at_ns) is not None
         )
+        refused_file = next((files.error for _, _, files in self._watched if files.error), "")
+        if refused_file != self._watch.policy_status.refused_file:
+            self._watch.policy_status = replace(self._watch.policy_status, refused_file=refused_file)
 
     def _tell_loaded(self, listen: Listen, files: ListenerFiles) -> None:
         self._events.listener_files_loaded(str(listen.address), len(files.hashes), files.fingerprint)

@@ -16,9 +16,10 @@ import sys
 from pathlib import Path
 
 from relay.clock import SystemClock
-from relay.daemon.descriptors import fitted, raise_limit
-from relay.daemon.listening import CLOSE_SECONDS, look_for_room, spool_intake
+from relay.daemon.capacity import fitted, raise_limit
+from relay.daemon.listening import CLOSE_SECONDS
 from relay.daemon.loops import run, start_threads, tell_unhandled
+from relay.daemon.spool_intake import spool_intake
 from relay.listener.listener_files import ListenerFiles
 from relay.listener.quotas import Owner
 from relay.listener.server import Listener
@@ -43,14 +44,13 @@ async def take_mail() -> None:
     if orders is None:  # the parent died meanwhile
         return
     policy = parse_policy(orders["policy"].encode(), Path(orders["path"]))
-    listen = policy.listen[orders["listen"]]
+    (listen,) = fitted([policy.listen[orders["listen"]]], raise_limit())
     clock, name = SystemClock(), str(listen.address)
     events = Events(sys.stderr, orders["style"], clock, hostname=orders["hostname"])
     tell_unhandled(events)
     start_threads()
     counts = ListenerCounts([name])
     intake = spool_intake(policy, Host(clock, RealDisk()), events)
-    (listen,) = fitted([listen], raise_limit())
     listener = Listener(
         listen,
         orders["hostname"],
@@ -64,8 +64,8 @@ async def take_mail() -> None:
         # Meant for the parent: a terminal and some supervisors send them to all of us.
         loop.add_signal_handler(ignored, lambda: None)
     await listener.start(socket.socket(fileno=orders["fd"]))
-    report = Report(counts, events, name)
-    chores = [asyncio.create_task(report.run()), asyncio.create_task(look_for_room(intake))]
+    report = _Report(counts, events, name)
+    chores = [asyncio.create_task(report.run()), asyncio.create_task(intake.keep_looking_for_room())]
     await asyncio.wait([obeying])
     await listener.close(CLOSE_SECONDS)
     for chore in chores:
@@ -87,17 +87,14 @@ async def _obey(stdin: asyncio.StreamReader, name: str, listener: Listener, even
             events.listener_files_loaded(name, len(files.hashes), files.fingerprint)
 
 
-class Report:
+class _Report:
     """Sends counts to the parent.  Never waits: a parent that does not read gets them later."""
 
     def __init__(self, counts: ListenerCounts, events: Events, listener: str) -> None:
-        self._counts = counts
-        self._events = events
-        self._listener = listener
-        self._parent = sys.stdout.fileno()
+        self._counts, self._events, self._listener = counts, events, listener
         self._unsent = b""
         self._lost_lines = 0
-        os.set_blocking(self._parent, False)
+        os.set_blocking(sys.stdout.fileno(), False)
 
     async def run(self) -> None:
         while True:
@@ -113,7 +110,7 @@ class Report:
             self._unsent = json.dumps(self._counts.take_delta()).encode() + b"\n"
         # An error: the parent is gone, and stdin says so too; or it has read nothing for very long.
         with contextlib.suppress(OSError):
-            self._unsent = self._unsent[os.write(self._parent, self._unsent) :]
+            self._unsent = self._unsent[os.write(sys.stdout.fileno(), self._unsent) :]
 
 
 if __name__ == "__main__":

@@ -17,15 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relay.daemon.descriptors import EACH_CLIENT, fitted
-from relay.daemon.processes import listener_processes
+from relay.daemon.capacity import EACH_CLIENT, fitted, listener_processes
 from relay.daemon.spool_intake import SpoolIntake
 from relay.listener.listener_files import ListenerFiles
 from relay.listener.quotas import Quotas
 from relay.listener.server import Listener, bind
 from relay.policy.model import Listen, Policy, Tls
-from relay.sender.host import Host
-from relay.spool.engines import open_intake
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
 
@@ -34,29 +31,10 @@ CLOSE_SECONDS = 10.0
 BIND_AGAIN_SECONDS = 0.1
 RESTART_FIRST_SECONDS = 0.5
 RESTART_LONGEST_SECONDS = 30.0
-LOOK_SECONDS = 2.0
-"""How old the free space may be by which a declared size is judged."""
-LOOK_WHEN_FULL_SECONDS = 0.2
-"""How long clients are still refused when there is room again."""
 MOST_LINE_BYTES = 1024 * 1024
 """Of counts."""
 TELL_SECONDS = 1.0
 """How often listeners with quotas are told who has how much in the queue."""
-
-
-def spool_intake(policy: Policy, host: Host, events: Events) -> SpoolIntake:
-    return SpoolIntake(
-        open_intake(policy, host.disk, host.clock),
-        host.trigger(str(policy.spool), host.disk),
-        lambda error: events.spool_failed(error=f"accept: {error}"),
-        host.workers,
-    )
-
-
-async def look_for_room(intake: SpoolIntake) -> None:
-    while True:
-        await intake.look_for_room()
-        await asyncio.sleep(LOOK_WHEN_FULL_SECONDS if intake.is_full else LOOK_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +61,10 @@ class _Listening:
     """In this process."""
     processes: set[Process] = field(default_factory=set)
 
+    @property
+    def name(self) -> str:
+        return str(self.listen.address)
+
     def order(self, order: dict[str, Any], *, is_replaced: bool = False) -> None:
         """Order processes; `is_replaced`: by the next such order, so not while earlier ones are unread."""
         for process in self.processes:
@@ -107,51 +89,41 @@ class Listening:
         self._intake = intake
         self._events = events
         self._counts = counts
-        self._all = [_Listening(index, listen) for index, listen in enumerate(start.policy.listen)]
         self._limit = limit
         self._restart_first_seconds = restart_first_seconds
+        self._all = [_Listening(index, listen) for index, listen in enumerate(start.policy.listen)]
+        self._here = [each for each in self._all if listener_processes(each.listen) == 0]
         self._keepers: list[asyncio.Task[None]] = []
         self._is_closing = False
-        for where, listens in (
-            ("relay", self._here),
-            *(
-                (f"listener {each.address}", [each])
-                for each in start.policy.listen
-                if listener_processes(each)
-            ),
-        ):
-            needed = EACH_CLIENT * sum(listen.max_connections for listen in listens)
+        shared = [("relay", self._here)]
+        alone = [(f"listener {each.name}", [each]) for each in self._all if each not in self._here]
+        for where, together in shared + alone:
+            needed = EACH_CLIENT * sum(each.listen.max_connections for each in together)
             if needed > limit:
                 events.descriptors_short(
                     where=where, descriptors=limit, needed=needed, connections=limit // EACH_CLIENT
                 )
 
-    @property
-    def _here(self) -> list[Listen]:
-        return [each.listen for each in self._all if listener_processes(each.listen) == 0]
-
     async def bind(self) -> None:
         """Bind every address.  Raises OSError, with the address in `filename`."""
         for each in self._all:
             try:
-                each.bound = await self._bind(each.listen)
+                each.bound = await _bind(each.listen, is_shared=each not in self._here)
             except OSError as error:
-                raise OSError(error.errno, error.strerror, str(each.listen.address)) from error
+                raise OSError(error.errno, error.strerror, each.name) from error
 
     async def start(self) -> None:
-        sizes = iter(fitted(self._here, self._limit))
+        observer = ListenerObserver(self._events, self._counts)
+        listens = fitted([each.listen for each in self._here], self._limit)
+        for each, listen in zip(self._here, listens, strict=True):
+            each.listener = Listener(listen, self._start.hostname, self._intake, observer, files=each.files)
+            await each.listener.start(each.bound)
         for each in self._all:
             count = listener_processes(each.listen)
-            if count == 0:
-                observer = ListenerObserver(self._events, self._counts)
-                each.listener = Listener(
-                    next(sizes), self._start.hostname, self._intake, observer, files=each.files
-                )
-                await each.listener.start(each.bound)
             self._keepers += [asyncio.create_task(self._keep(each)) for _ in range(count)]
             protocol = "SMTP with TLS" if each.listen.tls is Tls.IMPLICIT else "SMTP"
-            self._events.listening(listener=str(each.listen.address), protocol=protocol)
-        self._keepers.append(asyncio.create_task(look_for_room(self._intake)))
+            self._events.listening(listener=each.name, protocol=protocol)
+        self._keepers.append(asyncio.create_task(self._intake.keep_looking_for_room()))
 
     def use(self, index: int, files: ListenerFiles) -> None:
         """Go by other users and another certificate, now and in processes to come."""
@@ -186,94 +158,93 @@ class Listening:
                 each.bound.close()
         self._intake.close()
 
-    async def _bind(self, listen: Listen) -> socket.socket:
-        """Bind an address; where listener processes of a killed sender hold it, wait for their end."""
-        until = asyncio.get_running_loop().time() + CLOSE_SECONDS
-        while True:
-            try:
-                return bind(listen)
-            except OSError as error:
-                may_be_ours = error.errno == errno.EADDRINUSE and listener_processes(listen) > 0
-                if not may_be_ours or asyncio.get_running_loop().time() > until:
-                    raise
-            await asyncio.sleep(BIND_AGAIN_SECONDS)
-
     async def _keep(self, of: _Listening) -> None:
-        name, loop = str(of.listen.address), asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         pause_seconds = self._restart_first_seconds
-        has_run = False
+        is_again = False
         while True:
             began_at = loop.time()
             try:
-                process = await self._start_process(of)
+                await self._run(of, is_again=is_again)
+                is_again = True
             except OSError as error:
                 # No descriptor, no memory: the next one may find some.
-                self._events.fault(where=f"listener {name}", error=error)
-            else:
-                if has_run:
-                    self._events.listener_restarted(listener=name, pid=process.pid)
-                has_run = True
-                try:
-                    status = await self._attend(process)
-                finally:
-                    of.processes.discard(process)
-                self._counts.drop_source(str(process.pid))
-                self._events.listener_died(listener=name, pid=process.pid, status=status)
+                self._events.fault(where=f"listener {of.name}", error=error)
             is_long = loop.time() - began_at > RESTART_LONGEST_SECONDS
             pause_seconds = (
                 self._restart_first_seconds if is_long else min(pause_seconds * 2, RESTART_LONGEST_SECONDS)
             )
             await asyncio.sleep(pause_seconds)
 
-    async def _start_process(self, of: _Listening) -> Process:
+    async def _run(self, of: _Listening, *, is_again: bool) -> None:
+        """Start a process, and tell of its end.  Raises OSError where it cannot start."""
         fd = of.bound.fileno() if of.bound is not None else -1
-        command = (self._start.python, "-m", "relay.daemon.listener_process")
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, pass_fds=[fd], limit=MOST_LINE_BYTES
+            *(self._start.python, "-m", "relay.daemon.listener_process"),
+            stdin=PIPE,
+            stdout=PIPE,
+            pass_fds=[fd],
+            limit=MOST_LINE_BYTES,
         )
-        orders = {
-            "policy": self._start.text.decode("utf-8"),
-            "path": str(self._start.path),
-            "listen": of.index,
-            "fd": fd,
-            "hostname": self._start.hostname,
-            "style": self._start.style,
-            "files": of.files and of.files.to_order(),
-        }
-        _order(process, orders)
+        if is_again:
+            self._events.listener_restarted(listener=of.name, pid=process.pid)
+        _order(
+            process,
+            {
+                "policy": self._start.text.decode("utf-8"),
+                "path": str(self._start.path),
+                "listen": of.index,
+                "fd": fd,
+                "hostname": self._start.hostname,
+                "style": self._start.style,
+                "files": of.files and of.files.to_order(),
+            },
+        )
         of.processes.add(process)
-        return process
-
-    async def _attend(self, process: Process) -> str:
-        """Return how it ended."""
         try:
-            try:
-                await self._collect(process)
-            except ValueError:
-                # A line too long to be counts: whatever it has become, another one does better.
-                process.kill()
-            code = await process.wait()
+            code = await self._attend(process)
         except asyncio.CancelledError:
-            with contextlib.suppress(TimeoutError, ValueError):
+            # The end of its orders is the order to stop: it finishes content in flight and goes.
+            _end_orders(process)
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS + 2):
-                    # Its order to stop: it finishes content in flight and goes.
-                    _end_orders(process)
-                    await self._collect(process)
-                    await process.wait()
+                    await self._attend(process)
             if process.returncode is None:
                 process.kill()
                 await process.wait()
             raise
+        finally:
+            of.processes.discard(process)
         _end_orders(process)
-        return f"signal {-code}" if code < 0 else f"exit status {code}"
+        self._counts.drop_source(str(process.pid))
+        status = f"signal {-code}" if code < 0 else f"exit status {code}"
+        self._events.listener_died(listener=of.name, pid=process.pid, status=status)
 
-    async def _collect(self, process: Process) -> None:
+    async def _attend(self, process: Process) -> int:
+        """Collect what a process counts, to its end; return how it ended."""
         if process.stdout is None:
             raise AssertionError("a process without its output")
-        async for line in process.stdout:
-            # What a dying process wrote half of is nothing that counts.
-            with contextlib.suppress(ValueError):
-                self._counts.add_delta(json.loads(line), str(process.pid))
+        try:
+            async for line in process.stdout:
+                # What a dying process wrote half of is nothing that counts.
+                with contextlib.suppress(ValueError):
+                    self._counts.add_delta(json.loads(line), str(process.pid))
+        except ValueError:
+            # A line too long to be counts: whatever it has become, another one does better.
+            process.kill()
+        return await process.wait()
+
+
+async def _bind(listen: Listen, *, is_shared: bool) -> socket.socket:
+    """Bind an address; where listener processes of a killed sender hold it, wait for their end."""
+    until = asyncio.get_running_loop().time() + CLOSE_SECONDS
+    while True:
+        try:
+            return bind(listen)
+        except OSError as error:
+            if not is_shared or error.errno != errno.EADDRINUSE or asyncio.get_running_loop().time() > until:
+                raise
+        await asyncio.sleep(BIND_AGAIN_SECONDS)
 
 
 def _order(process: Process, order: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from relay.mail.formats import described
@@ -15,11 +15,8 @@ Returned = TypeVar("Returned")
 
 GARBAGE_THRESHOLDS = (20_000, 2, 50)
 """New objects before the collector of garbage looks for cycles among them: we make few, and a long queue is
-many objects.  It stops the loop for some 0.35 microseconds an object.  Each third time it looks at all that
-are new since it last did so, 60,000 and some 20 ms; each 150th time at all but what is frozen."""
-SPARED_AT_ONCE = 20_000
-"""Messages by which the queue grows before the collector is kept off them."""
-SPARE_SECONDS = 1.0
+many objects, 0.36 s for a million messages.  Each third time it looks at all that are new since it last did
+so, and each 150th time at all, unless few of them are new."""
 
 
 def run(main: Coroutine[Any, Any, Returned]) -> Returned:
@@ -30,27 +27,6 @@ def run(main: Coroutine[Any, Any, Returned]) -> Returned:
         return asyncio.run(main)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main)
-
-
-async def spare_queue(queued: Callable[[], int]) -> None:
-    """Keep the collector of garbage off a long queue, for ever: freeze all objects each time it has grown.
-
-    A message is in no cycle, so a frozen one goes when it leaves the queue; a frozen cycle waits until the
-    queue is short.
-    """
-    spared = 0
-    while True:
-        now = queued()
-        if now >= spared + SPARED_AT_ONCE:
-            gc.freeze()
-            spared = now
-        elif spared and now < SPARED_AT_ONCE // 2:
-            gc.unfreeze()
-            spared = 0
-        else:
-            # What comes in behind what left is new.
-            spared = min(spared, now)
-        await asyncio.sleep(SPARE_SECONDS)
 
 
 def start_threads() -> None:

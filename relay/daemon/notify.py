@@ -5,8 +5,6 @@ import os
 import socket
 import time
 
-RECOVERY_SECONDS = 1800
-"""What a start asks for before it reads the spool: a million messages take some minutes."""
 STOP_SECONDS = 90
 """What a stop asks for: the grace of the transactions in flight, and writing down what they came to."""
 LONGEST_SECONDS = 0.1
@@ -25,10 +23,6 @@ def notify(*assignments: str) -> None:
         sender.connect(target)
         sender.settimeout(LONGEST_SECONDS)
         sender.send("\n".join(assignments).encode())
-
-
-def recovering() -> None:
-    notify(f"EXTEND_TIMEOUT_USEC={RECOVERY_SECONDS * 1_000_000}", "STATUS=recovering")
 
 
 def reloading() -> None:

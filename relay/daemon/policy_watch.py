@@ -1,8 +1,7 @@
 """The policy file, watched: a good edit takes effect, a bad one changes nothing.
 
 Compares content, not times or inodes: editors rename a new file over the old one, and a Kubernetes
-ConfigMap swaps a symbolic link two levels up.  The file's folder and that of its target are watched,
-and the content is looked at once a second in any case.
+ConfigMap swaps a symbolic link two levels up.
 
 An edit that allows more than what is in force rests first (`relay.policy.loosening`): it may
 be half of one.  A new inode proves nothing: editors and `tar` write a new file in pieces too.
@@ -10,13 +9,10 @@ Meanwhile the limits of both hold, so that a tighter one waits for nothing.
 """
 
 import asyncio
-import enum
 import hashlib
 import os
 from pathlib import Path
 from typing import NamedTuple, Protocol
-
-from watchfiles import awatch
 
 from relay.clock import Clock
 from relay.policy.document import MAX_BYTES, read_document
@@ -26,7 +22,6 @@ from relay.policy.model import Policy
 from relay.policy.named_file import Writing, open_regular, read_descriptor, writing
 from relay.policy.source import fault_of_unread, inspected_policy
 
-LOOK_MILLISECONDS = 1000
 SETTLE_SECONDS = 0.1
 """How long any edit must stay as it is."""
 
@@ -53,52 +48,6 @@ class _Edit(NamedTuple):
     """What counts while the edit rests: the policy in force, or that with tighter limits of the edit."""
     since_ns: int
     """Its rest began at this boottime."""
-
-
-class FileState(enum.Enum):
-    DECIDED = "its text is in force, or was refused"
-    RESTING = "it holds a good edit that allows more, which is not in force yet"
-    UNREAD = "it cannot be read, and that was told"
-
-
-class FileEvent(enum.Enum):
-    SAME = "the text that was decided about"
-    FAULTY = "another text, which is no policy"
-    EARLY = "an edit that has to rest, or to rest on"
-    DUE = "an edit that may come into force"
-    GONE = "no text, for the first time, by another error, or on request"
-    STILL_GONE = "no text, as before"
-
-
-class FileEffect(enum.Enum):
-    RESTRAIN = "the tighter limits of the edit count, and why it rests is told"
-    RESTORE = "the policy in force counts alone again"
-    REFUSE = "what is wrong is told; what is in force stays"
-    APPLY = "the edit comes into force"
-
-
-_DECIDED, _RESTING, _UNREAD = FileState
-_RESTRAIN, _RESTORE, _REFUSE, _APPLY = FileEffect
-STATES: dict[tuple[FileState, FileEvent], tuple[FileState, tuple[FileEffect, ...]]] = {
-    (_DECIDED, FileEvent.SAME): (_DECIDED, ()),
-    (_DECIDED, FileEvent.FAULTY): (_DECIDED, (_REFUSE,)),
-    (_DECIDED, FileEvent.EARLY): (_RESTING, (_RESTRAIN,)),
-    (_DECIDED, FileEvent.DUE): (_DECIDED, (_APPLY,)),
-    (_DECIDED, FileEvent.GONE): (_UNREAD, (_REFUSE,)),
-    # The edit was taken back: the file holds again what it held before.
-    (_RESTING, FileEvent.SAME): (_DECIDED, (_RESTORE,)),
-    (_RESTING, FileEvent.FAULTY): (_DECIDED, (_RESTORE, _REFUSE)),
-    (_RESTING, FileEvent.EARLY): (_RESTING, (_RESTRAIN,)),
-    (_RESTING, FileEvent.DUE): (_DECIDED, (_APPLY,)),
-    (_RESTING, FileEvent.GONE): (_UNREAD, (_RESTORE, _REFUSE)),
-    # Every text is another one than none.
-    (_UNREAD, FileEvent.FAULTY): (_DECIDED, (_REFUSE,)),
-    (_UNREAD, FileEvent.EARLY): (_RESTING, (_RESTRAIN,)),
-    (_UNREAD, FileEvent.DUE): (_DECIDED, (_APPLY,)),
-    (_UNREAD, FileEvent.GONE): (_UNREAD, (_REFUSE,)),
-    (_UNREAD, FileEvent.STILL_GONE): (_UNREAD, ()),
-}
-"""From a state, by what a look found, to the next one and its effects; what is not here cannot be found."""
 
 
 class Edits(Protocol):
@@ -134,29 +83,10 @@ class PolicyWatch:
         self._edits = edits
         self._clock = clock
         self._settle_seconds = settle_seconds
-        self._state = FileState.DECIDED
         self._edit: _Edit | None = None
         self._waiting: Waiting | None = None
         self._unread_because: int | None = None
         self._turn = asyncio.Lock()
-
-    async def watch(self) -> None:
-        while True:
-            try:
-                async for _ in awatch(
-                    *self._folders(),
-                    recursive=False,
-                    watch_filter=None,
-                    debounce=100,
-                    rust_timeout=LOOK_MILLISECONDS,
-                    yield_on_timeout=True,
-                ):
-                    await self.look(is_asked=False)
-            except (OSError, RuntimeError):
-                # A folder that was being replaced, or no inotify watches left (of which the library
-                # makes an error of its own): looking is enough.
-                await asyncio.sleep(LOOK_MILLISECONDS / 1000)
-                await self.look(is_asked=False)
 
     async def look(self, *, is_asked: bool) -> None:
         """Read the file again if it changed, or if `is_asked` (SIGHUP)."""
@@ -164,62 +94,52 @@ class PolicyWatch:
             try:
                 sight = await self._settled()
             except OSError as error:
-                await self._not_read(error, is_asked=is_asked)
+                is_told = error.errno == self._unread_because and not is_asked
+                fault = PolicyError([fault_of_unread(self._path, error)])
+                await self._decide("", None if is_told else fault)
+                self._unread_because = error.errno
                 return
             self._unread_because = None
             if sight.sha256 == self._seen and not is_asked:
-                await self._enter(FileEvent.SAME)
+                await self._follow(None)
                 return
             edit = self._rested(sight)
             if edit is not None and not is_asked and (waiting := self._rest(edit, sight)):
-                await self._enter(FileEvent.EARLY, edit, waiting)
+                await self._follow(edit, waiting)
                 return
             try:
                 policy = await asyncio.to_thread(inspected_policy, sight.text, self._path)
             except PolicyError as error:
-                self._seen = sight.sha256
-                await self._enter(FileEvent.FAULTY, error=error)
+                await self._decide(sight.sha256, error)
                 return
             edit = edit or self._judged(sight, policy)
             if waiting := self._rest(edit, sight, is_asked=is_asked):
                 # A request is answered, even with what was told before.
-                await self._enter(FileEvent.EARLY, edit, waiting, again=is_asked)
+                await self._follow(edit, waiting, again=is_asked)
                 return
-            self._seen, self._in_force = sight.sha256, policy
-            await self._enter(FileEvent.DUE)
+            self._in_force = self._counts = policy
+            await self._decide(sight.sha256, None)
+            await self._edits.apply(policy, sight.sha256)
 
-    async def _not_read(self, error: OSError, *, is_asked: bool) -> None:
-        is_told = error.errno == self._unread_because and not is_asked
-        self._seen, self._unread_because = "", error.errno
-        fault = PolicyError([fault_of_unread(self._path, error)])
-        await self._enter(FileEvent.STILL_GONE if is_told else FileEvent.GONE, error=fault)
+    async def _decide(self, sha256: str, error: PolicyError | None) -> None:
+        """Be done with a text: what is in force stays, and counts alone."""
+        self._seen = sha256
+        await self._follow(None)
+        if error is not None:
+            self._edits.refuse(error)
 
-    async def _enter(
-        self,
-        found: FileEvent,
-        edit: _Edit | None = None,
-        waiting: Waiting | None = None,
-        *,
-        error: PolicyError | None = None,
-        again: bool = False,
+    async def _follow(
+        self, edit: _Edit | None, waiting: Waiting | None = None, *, again: bool = False
     ) -> None:
-        self._state, effects = STATES[self._state, found]
+        """Go by what counts while an edit rests, or while none does; tell what became of the rest."""
         self._edit = edit
         if waiting != self._waiting or again:
             self._waiting = waiting
             self._edits.wait(waiting)
-        for effect in effects:
-            match effect:
-                case FileEffect.RESTRAIN | FileEffect.RESTORE:
-                    counts = self._in_force if edit is None else edit.meanwhile
-                    if counts is not self._counts:
-                        self._counts = counts
-                        await self._edits.hold(counts)
-                case FileEffect.APPLY:
-                    self._counts = self._in_force
-                    await self._edits.apply(self._in_force, self._seen)
-                case _ if error is not None:
-                    self._edits.refuse(error)
+        counts = self._in_force if edit is None else edit.meanwhile
+        if counts is not self._counts:
+            self._counts = counts
+            await self._edits.hold(counts)
 
     async def _settled(self) -> Sight:
         """Wait until new content stays as it is.  Raises OSError."""
@@ -257,9 +177,6 @@ class PolicyWatch:
         is_tighter = edit.meanwhile is not self._in_force
         because = rest.because + ("; its tighter limits count already" if is_tighter else "")
         return Waiting(edit.sha256, because, until_ns)
-
-    def _folders(self) -> set[Path]:
-        return {self._path.absolute().parent, self._path.resolve().parent}
 
 
 def digest(text: bytes) -> str:

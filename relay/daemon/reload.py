@@ -41,28 +41,27 @@ class Reload:
         outcomes: OutcomeStore,
         telemetry: Telemetry,
     ) -> None:
-        self._path = path
+        self._path = str(path)
         self._started_with = self._loaded = policy
-        self._sender = sender
-        self._watch = watch
-        self._hooks = hooks
-        self._outcomes = outcomes
+        self._sender, self._watch, self._hooks, self._outcomes = sender, watch, hooks, outcomes
         self._events, self._metrics, self._clock = telemetry.events, telemetry.metrics, telemetry.clock
 
     async def apply(self, policy: Policy, sha256: str) -> None:
         keys = changes_needing_restart(self._started_with, policy)
         if not await self._go_on_by(policy, keys):
             return
-        changes, self._loaded = _changes(self._loaded, self._watch.policy), self._watch.policy
-        old = self._watch.policy_status
-        self._watch.policy_status = PolicyStatus(
-            sha256, self._clock.wall_ns(), refused_file=old.refused_file, path=old.path
-        )
+        found, self._loaded = differences(self._loaded, self._watch.policy), self._watch.policy
+        changes = [f"{each.sign} {each.words}".removeprefix("~ ") for each in found[:MOST_CHANGES]]
+        if len(found) > MOST_CHANGES:
+            changes.append(f"and {len(found) - MOST_CHANGES} more")
+        changes = [textwrap.shorten(each, LONGEST_CHANGE, placeholder=" …") for each in changes]
+        old, now_ns = self._watch.policy_status, self._clock.wall_ns()
+        self._watch.policy_status = PolicyStatus(sha256, now_ns, refused_file=old.refused_file, path=old.path)
         self._metrics.policy_reloaded(is_ok=True)
-        self._events.policy_loaded(path=str(self._path), sha256=sha256, changes=changes)
+        self._events.policy_loaded(path=self._path, sha256=sha256, changes=changes)
         if keys:
             written = [written_key(Policy, key) for key in keys]
-            self._events.policy_needs_restart(path=str(self._path), keys=written)
+            self._events.policy_needs_restart(path=self._path, keys=written)
 
     async def hold(self, policy: Policy) -> None:
         """Log nothing: no policy came into force."""
@@ -91,25 +90,13 @@ class Reload:
         )
         if waiting is not None:
             self._events.policy_waiting(
-                path=str(self._path), sha256=waiting.sha256, reason=because, until_at_ns=until_ns
+                path=self._path, sha256=waiting.sha256, reason=because, until_at_ns=until_ns
             )
 
     def refuse(self, error: PolicyError) -> None:
         faults = [str(fault) for fault in error.errors]
         self._watch.policy_status = replace(
-            self._watch.policy_status,
-            last_reload_ok=False,
-            last_error=faults[0] if faults else "",
-            waiting_because="",
-            waiting_until_ns=None,
+            self._watch.policy_status, last_reload_ok=False, last_error=faults[0] if faults else ""
         )
         self._metrics.policy_reloaded(is_ok=False)
-        self._events.policy_refused(path=str(self._path), faults=faults)
-
-
-def _changes(old: Policy, new: Policy) -> list[str]:
-    found = differences(old, new)
-    words = [f"{each.sign} {each.words}".removeprefix("~ ") for each in found[:MOST_CHANGES]]
-    if len(found) > MOST_CHANGES:
-        words.append(f"and {len(found) - MOST_CHANGES} more")
-    return [textwrap.shorten(each, LONGEST_CHANGE, placeholder=" …") for each in words]
+        self._events.policy_refused(path=self._path, faults=faults)

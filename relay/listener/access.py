@@ -22,10 +22,7 @@ class Client:
     @classmethod
     @functools.lru_cache(maxsize=1024)
     def of_peer(cls, host: str) -> "Client":
-        """Drop the zone (`%eth0`) of a socket's peer host.
-
-        Remembered for a while, since the same few clients connect again and again.
-        """
+        """Drop the zone (`%eth0`) of a socket's peer host."""
         ip = ip_address(host.partition("%")[0])
         mapped = ip.ipv4_mapped if isinstance(ip, IPv6Address) else None
         return cls(mapped or ip, str(mapped or ip))
@@ -127,23 +124,22 @@ class Admission:
 
     def log_in(self, place: ClientPlace) -> None:
         place.may_relay = True
-        if place in self._strangers:
-            self._forget_stranger(place)
+        if self._is_no_stranger_now(place):
             self._others.add(place)
 
     def leave(self, place: ClientPlace) -> None:
         """Ignored for a place that gave way."""
-        if place in self._strangers:
-            self._forget_stranger(place)
-        elif place in self._others:
-            self._others.remove(place)
-        else:
-            return
-        _count_down(self._open, place.counted_as)
+        if self._is_no_stranger_now(place) or place in self._others:
+            self._others.discard(place)
+            _count_down(self._open, place.counted_as)
 
-    def _forget_stranger(self, place: ClientPlace) -> None:
+    def _is_no_stranger_now(self, place: ClientPlace) -> bool:
+        """Forget a stranger; return whether it was one."""
+        if place not in self._strangers:
+            return False
         del self._strangers[place]
         _count_down(self._of_origin, place.counted_as)
+        return True
 
 
 def _count_down(counts: Counter[str], key: str) -> None:

@@ -2,25 +2,21 @@
 
 `ContentDecoder` is pure.  Every flag is a property of the octets up to the end, so a client cannot
 choose an answer by its packets.  It takes a few searches at memory speed per chunk, no step per line.
-
-`Transfer` takes the content in.  Guarantees: memory is bounded by `_CHUNK_BYTES`, `SPILL_BYTES` and one
-read; content is read to its true end or the session ends, so that no octet of it is ever taken for a
-command; a draft that is not accepted is discarded, also when the session is cancelled half-way.
 """
 
 import re
-from collections.abc import Callable
 
-from relay.listener.ports import IntakePort, NotAccepted
+from relay.listener.ports import IntakePort
 from relay.listener.wire import ClientConnection, SessionEnd
 from relay.mail.draft import Draft
-from relay.mail.envelope import Envelope
 from relay.mail.header import DECIDING_BYTES, HEAD_BYTES, message_id_of, opened
 from relay.smtp import replies
+from relay.smtp.commands import Refused
 from relay.smtp.dot_stuffing import DotUnstuffing, has_only_crlf
 
 SPILL_BYTES = 256 * 1024
 _CHUNK_BYTES = 32 * 1024
+"""What a draft is given at once, so that octets that trickle in cost it no object each."""
 
 # A client that takes LF for a line's end stuffs the dots behind it (smtplib); a lone one is not stuffed.
 _ANY_NEWLINE = re.compile(rb"\r\n|\r|\n(?:\.(?=\.))?")
@@ -47,13 +43,13 @@ class ContentDecoder:
         self._held = b""
         self._first: bytes | None = b""
         """The first octets, until they are enough for `opened`; then None."""
+        self._header: bytes | None = b"\r\n"
+        """The end of what was read of the header; None behind it."""
         self.size_bytes = 0
         """Octets of content as it is stored, so far; goes on counting after a fault."""
         self.hops = 0
         """Received: lines in the header (RFC 5321, 6.3)."""
         self.has_ascii_header = True
-        self._header: bytes | None = b"\r\n"
-        """The end of what was read of the header; None behind it."""
 
     @property
     def is_ended(self) -> bool:
@@ -95,21 +91,19 @@ class ContentDecoder:
         if self._has_bare_newline and self._normalise:
             block = self._normalised(block)
         if self._first is not None:
-            block = self._opened(block)
+            block = self._opened(self._first + block)
         self.size_bytes += len(block)
         if self.size_bytes > self._max_size_bytes:
             return b""
-        self._read_header(block)
+        if self._header is not None:
+            self._read_header(self._header + block)
         self._head += block[: HEAD_BYTES - len(self._head)]
         return b"" if self.refusal else block
 
-    def _opened(self, block: bytes) -> bytes:
-        first = (self._first or b"") + block
-        if len(first) < DECIDING_BYTES and not self.is_ended:
-            self._first = first
-            return b""
-        self._first = None
-        return opened(first)
+    def _opened(self, first: bytes) -> bytes:
+        is_enough = len(first) >= DECIDING_BYTES or self.is_ended
+        self._first = None if is_enough else first
+        return opened(first) if is_enough else b""
 
     def _normalised(self, block: bytes) -> bytes:
         """Make every line end in CRLF.  The end was found before: no dot here can be taken for it."""
@@ -118,10 +112,7 @@ class ContentDecoder:
         self._held = cut[0] if cut else b""
         return _ANY_NEWLINE.sub(b"\r\n", block[: len(block) - len(self._held)])
 
-    def _read_header(self, block: bytes) -> None:
-        if self._header is None:
-            return
-        text = self._header + block
+    def _read_header(self, text: bytes) -> None:
         end = text.find(_HEADER_END)
         if end >= 0:
             text = text[: end + 2]
@@ -131,92 +122,52 @@ class ContentDecoder:
         self._header = text[1 - len(_RECEIVED) :] if end < 0 else None
 
 
-class Transfer:
-    """One message arriving.  First `receive`, then `accept` unless there was a refusal."""
+async def receive(
+    wire: ClientConnection,
+    decoder: ContentDecoder,
+    draft: Draft,
+    intake: IntakePort,
+    *,
+    idle_s: float,
+    transfer_s: float,
+) -> None:
+    """Take the content in, to its end; on return the draft is whole.
 
-    def __init__(
-        self,
-        intake: IntakePort,
-        draft: Draft,
-        decoder: ContentDecoder,
-        on_fault: Callable[[BaseException], None],
-    ) -> None:
-        self._intake = intake
-        self._draft: Draft | None = draft
-        self._decoder = decoder
-        self._on_fault = on_fault
-        self._pending = bytearray()
-        self._not_stored: str | None = None
+    Memory is bounded by `_CHUNK_BYTES`, `SPILL_BYTES` and one read.  Raises Refused at the end, SessionEnd
+    if the end never came.  A draft that is not whole is discarded, also when the session is cancelled.
+    """
+    until = wire.loop.time() + transfer_s
+    is_kept, not_stored, pending = True, "", bytearray()
+    try:
+        while not decoder.is_ended:
+            if decoder.is_hopeless:
+                raise SessionEnd("refused", decoder.refusal or replies.TOO_BIG)
+            pending += decoder.feed(await wire.read_chunk(min(wire.loop.time() + idle_s, until)))
+            if decoder.refusal is not None or not is_kept:
+                pending.clear()
+                if is_kept:
+                    is_kept = False
+                    await intake.discard(draft)
+            elif len(pending) >= _CHUNK_BYTES or decoder.is_ended:
+                draft.append(bytes(pending))
+                pending.clear()
+                not_stored = await _spilled(draft, intake)
+                is_kept = not not_stored
+    except BaseException:
+        if is_kept:
+            await intake.discard(draft)
+        raise
+    wire.unread(decoder.rest)
+    # What is wrong with the message comes first: the client need not try it again.
+    if refusal := decoder.refusal or not_stored:
+        raise Refused(refusal)
 
-    @property
-    def refusal(self) -> str | None:
-        # What is wrong with the message comes first: the client need not try it again.
-        return self._decoder.refusal or self._not_stored
 
-    async def receive(self, wire: ClientConnection, idle_s: float, transfer_s: float) -> str | None:
-        """Take the content in, to its end; return the refusal, or None if the draft is whole.
-
-        Raises SessionEnd if the end never came.
-        """
-        until = wire.loop.time() + transfer_s
+async def _spilled(draft: Draft, intake: IntakePort) -> str:
+    """Keep memory bounded; return the refusal, with which the draft is gone."""
+    if draft.buffered_bytes >= SPILL_BYTES:
         try:
-            is_ended = False
-            while not is_ended:
-                if self._decoder.is_hopeless:
-                    raise SessionEnd("refused", self.refusal or replies.TOO_BIG)
-                content = self._decoder.feed(await wire.read_chunk(min(wire.loop.time() + idle_s, until)))
-                is_ended = self._decoder.is_ended
-                if is_ended:
-                    wire.unread(self._decoder.rest)
-                await self._store(content)
-        except BaseException:
-            await self._discard()
-            raise
-        return self.refusal
-
-    async def accept(self, envelope: Envelope) -> str | None:
-        """Hand the draft to the intake; return the refusal, or None when it is durably ours.
-
-        Nothing here is cancelled when the client goes away: the message is then queued
-        though the 250 is lost, and the client may send it again (RFC 1047).
-        """
-        draft, self._draft = self._draft, None
-        if draft is not None:
-            try:
-                await self._intake.accept(draft, envelope)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it must not become a 5yz
-                return self._answer_to(error)
-        return self.refusal
-
-    async def _store(self, content: bytes) -> None:
-        """Pass content on in pieces that are not small, and out of memory when it is much."""
-        if self.refusal is not None:
-            await self._discard()
-            return
-        if self._draft is None:  # it could not be stored
-            return
-        self._pending += content
-        if len(self._pending) < _CHUNK_BYTES and not self._decoder.is_ended:
-            return
-        self._draft.append(bytes(self._pending))
-        self._pending.clear()
-        if self._draft.buffered_bytes < SPILL_BYTES:
-            return
-        try:
-            await self._intake.spill(self._draft)
-        except Exception as error:  # noqa: BLE001 - as in accept
-            self._not_stored = self._answer_to(error)
-            await self._discard()
-
-    def _answer_to(self, error: Exception) -> str:
-        if isinstance(error, NotAccepted):
-            self._draft = None  # it is gone
-            return error.reply
-        self._on_fault(error)
-        return replies.INTERNAL_FAULT
-
-    async def _discard(self) -> None:
-        self._pending.clear()
-        draft, self._draft = self._draft, None
-        if draft is not None:
-            await self._intake.discard(draft)
+            await intake.spill(draft)
+        except Refused as refused:
+            return refused.reply
+    return ""

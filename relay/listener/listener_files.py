@@ -26,11 +26,6 @@ class ListenerFiles:
         """SHA-256 of the certificate that clients see, as `openssl x509 -fingerprint -sha256` prints it."""
         return None if self.pair is None else self.pair.fingerprint
 
-    @property
-    def ends_at_ns(self) -> int | None:
-        """Wall clock: when the certificate that clients see ends; None where nobody can tell."""
-        return None if self.pair is None else self.pair.ends_at_ns
-
     def tls(self) -> ssl.SSLContext | None:
         return None if self.pair is None else serving(self.pair)
 

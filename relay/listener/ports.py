@@ -6,18 +6,9 @@ from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
 
 
-class NotAccepted(Exception):  # noqa: N818 - it is an answer to the client, not a fault of ours
-    """The message was not taken; the client keeps it (RFC 5321, 6.1).
-
-    `reply` is the whole SMTP reply, such as `452 4.3.1 Insufficient system storage`.
-    """
-
-    def __init__(self, reply: str) -> None:
-        super().__init__(reply)
-        self.reply = reply
-
-
 class IntakePort(Protocol):
+    """Raises Refused with a 4yz where a message is not taken; the client keeps it (RFC 5321, 6.1)."""
+
     def draft(self) -> Draft:
         """Do no I/O."""
         ...
@@ -27,14 +18,14 @@ class IntakePort(Protocol):
         ...
 
     async def spill(self, draft: Draft) -> None:
-        """Move what is buffered out of memory.  Raises NotAccepted; the draft is gone then."""
+        """Move what is buffered out of memory.  Raises Refused; the draft is gone then."""
         ...
 
     async def accept(self, draft: Draft, envelope: Envelope) -> None:
         """Store the message durably and take responsibility: on return, 250 may be sent.
 
-        Raises NotAccepted, and then nothing is queued.  If the caller is cancelled, the
-        message is queued whole or not at all; both are right (RFC 5321, 4.1.1.4; RFC 1047).
+        Raises Refused, and then nothing is queued.  If the caller is cancelled, the message is queued whole
+        or not at all; both are right (RFC 5321, 4.1.1.4; RFC 1047).
         """
         ...
 
@@ -44,10 +35,7 @@ class IntakePort(Protocol):
 
 
 class Observer(Protocol):
-    """Every call is cheap and never raises.
-
-    `listener` is the address as the policy writes it, e.g. `127.0.0.1:2525`.
-    """
+    """Every call is cheap and never raises.  `listener` is the address as the policy writes it."""
 
     def connection_opened(self, listener: str, client: str) -> None: ...
 

@@ -32,12 +32,9 @@ class Quotas:
         self._listen = listen
         mosts = [rule.max_queued for rule in listen.users.values()] + [listen.max_queued_per_client]
         self._least = min((most for most in mosts if most is not None), default=None)
+        self.is_any = self._least is not None
         self._held: Held = {}
         self._taken: Counter[Owner] = Counter()
-
-    @property
-    def is_any(self) -> bool:
-        return self._least is not None
 
     def most(self, owner: Owner) -> int | None:
         return self._listen.most_queued(owner.user or None)
@@ -55,9 +52,9 @@ class Quotas:
         self._taken.clear()
 
     def is_full(self, owner: Owner) -> bool:
-        most = self.most(owner)
+        most = self.most(owner) if self.is_any else None
         return most is not None and self._taken[owner] >= most - self._held.get(owner, most // 2)
 
     def took(self, owner: Owner) -> None:
-        if self.most(owner) is not None:
+        if self.is_any and self.most(owner) is not None:
             self._taken[owner] += 1

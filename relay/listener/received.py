@@ -20,10 +20,7 @@ _NOT_A_NAME = re.compile(r"[^A-Za-z0-9.:_\-\[\]]")
 def received_line(
     *, helo: str, address: str, hostname: str, protocol: str, queue_id: QueueId, wall_ns: int
 ) -> bytes:
-    """Return the whole folded line with its last CRLF.
-
-    `address` is the client's IP address; no name is looked up, so it is `unknown`.
-    """
+    """Return the whole folded line with its last CRLF.  The client, at an IP address, has no name."""
     literal = f"IPv6:{address}" if ":" in address else address
     return (
         f"Received: from {as_name(helo)} (unknown [{literal}])\r\n"
@@ -34,7 +31,6 @@ def received_line(
 
 @functools.lru_cache(maxsize=4)
 def _date(wall_s: int) -> str:
-    """Return an RFC 5322 date; cached, since many messages share a second."""
     return format_datetime(datetime.fromtimestamp(wall_s, UTC))
 
 

@@ -5,7 +5,6 @@ Assumes: one event loop, asyncio's or uvloop's.
 """
 
 import asyncio
-import contextlib
 import socket
 from typing import Any
 
@@ -15,7 +14,6 @@ from relay.listener.access import Client, ClientNetworks
 from relay.listener.listener_files import ListenerFiles
 from relay.listener.ports import IntakePort, Observer
 from relay.listener.proxied import BadProxyHeader, client_behind
-from relay.listener.quotas import Quotas
 from relay.listener.session import ClientSession
 from relay.listener.shared import Reception
 from relay.listener.wire import HANDSHAKE_S
@@ -52,36 +50,22 @@ class Listener:
     ) -> None:
         """`files` None: read them."""
         self._reception = Reception(listen, hostname, intake, observer, clock or SystemClock(), files=files)
+        self.quotas, self.use = self._reception.quotas, self._reception.use
         self._proxies = ClientNetworks(listen.proxies)
         self._without_header = 0
-        self._opening: set[asyncio.Task[None]] = set()
-        """Connections without a session, or in a handshake before it."""
         self._door: Door | None = None
-        self._address = listen.address
-
-    @property
-    def address(self) -> HostPort:
-        """The port is the kernel's choice for port 0."""
-        return self._address
+        self.address = listen.address
+        """Once started, with the port that the kernel chose for port 0."""
 
     @property
     def open_connections(self) -> int:
         return self._reception.admission.total
 
-    @property
-    def quotas(self) -> Quotas:
-        return self._reception.quotas
-
-    def use(self, files: ListenerFiles) -> None:
-        """Go by other users and another certificate; who is logged in as another user than now has to go."""
-        self._reception.use(files)
-
     async def start(self, bound: socket.socket | None = None) -> None:
         """Accept connections, on a socket of `bind` or a new one.  Raises OSError."""
-        bound = bound or bind(self._reception.listen)
-        host, port = bound.getsockname()[:2]
-        self._address = HostPort(host, port)
         room = self._reception
+        bound = bound or bind(room.listen)
+        self.address = HostPort(*bound.getsockname()[:2])
         self._door = Door(
             bound, self._receive, lambda error: room.observer.fault(room.name, "unknown", error)
         )
@@ -92,52 +76,43 @@ class Listener:
         Sessions that wait for a command get 421, and so does the next MAIL of others; EHLO and QUIT are
         answered as ever.  A message that is cut off here was not replied to, and the client keeps it.
         """
-        sessions = self._reception.sessions
-        for session in sessions:
-            session.shut_down()
+        room = self._reception
         if self._door is not None:
             await self._door.close()
-        for opening in self._opening:
-            opening.cancel()
-        if self._opening:
-            await asyncio.wait(self._opening)
-        for session in sessions:  # some may have begun meanwhile
+        for session in room.sessions:
             session.shut_down()
-        if sessions:
-            await asyncio.wait([session.task for session in sessions], timeout=deadline_seconds)
-        for session in (cut_off := list(sessions)):
-            session.abort()
-        await asyncio.gather(*(session.task for session in cut_off), return_exceptions=True)
-        if self._reception.users is not None:
-            self._reception.users.close()
+        if room.sessions:
+            await asyncio.wait([session.task for session in room.sessions], timeout=deadline_seconds)
+        for session in (cut_off := list(room.sessions)):
+            session.end("shutdown")
+        if cut_off:
+            await asyncio.wait([session.task for session in cut_off])
+        if room.users is not None:
+            room.users.close()
 
     async def _receive(self, accepted: socket.socket, peer: Any) -> None:
-        """Make a session of a connection, or close it; a `Receive` of a `Door`."""
-        opening = asyncio.current_task()
-        if opening is None:
-            raise AssertionError("outside of a task")
-        self._opening.add(opening)
-        session: ClientSession | None = None
+        """Make a session of a connection; a `Receive` of a `Door`."""
+        room = self._reception
+        client = await self._client_of(accepted, Client.of_peer(peer[0]))
+        place = room.place_for(client)
+        if (refusal := room.admission.enter(place)) is not None:
+            room.observer.refused(room.name, str(client), "connect", refusal, None)
+            if not room.is_implicit_tls:  # before its handshake the client could not read it
+                accepted.send(refusal.encode("ascii") + b"\r\n")
+            raise ConnectionRefusedError
+        session = ClientSession(room, place, asyncio.current_task())
+        tls, handshake_s = (room.tls, HANDSHAKE_S) if room.is_implicit_tls else (None, None)
         try:
-            client = await self._client_of(accepted, Client.of_peer(peer[0]))
-            if client is not None:
-                session = self._admitted(accepted, client, opening)
-            if (made := session) is not None:
-                # From here on it has its place, also while it shakes hands: silent clients hold no others.
-                await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: made, accepted, **self._handshake
-                )
-        except OSError:  # gone before it began, a handshake that failed or took too long
-            pass
-        finally:
-            self._opening.discard(opening)
-            if session is None or not session.has_begun:
-                accepted.close()
-                if session is not None:
-                    self._reception.admission.leave(session.place)
+            # It has its place while it shakes hands: silent clients hold no others.
+            await session.loop.connect_accepted_socket(
+                lambda: session, accepted, ssl=tls, ssl_handshake_timeout=handshake_s
+            )
+        except BaseException:
+            room.admission.leave(place)
+            raise
 
-    async def _client_of(self, accepted: socket.socket, peer: Client) -> Client | None:
-        """Return whose connection it is; None where a load balancer does not tell it."""
+    async def _client_of(self, accepted: socket.socket, peer: Client) -> Client:
+        """Raise ConnectionRefusedError where a load balancer does not tell whose connection it is."""
         if not self._proxies.has(peer):
             return peer
         room = self._reception
@@ -148,43 +123,11 @@ class Listener:
             told = await client_behind(accepted)
         except (BadProxyHeader, OSError) as error:
             # No reply: who speaks something else would not read it, and a balancer has nobody to tell.
-            room.observer.refused(
-                room.name, str(peer), "connect", f"{replies.NO_PROXY_HEADER}: {error}", None
-            )
-            return None
+            reply = f"{replies.NO_PROXY_HEADER}: {error}"
+            room.observer.refused(room.name, str(peer), "connect", reply, None)
+            raise ConnectionRefusedError from error
         finally:
             self._without_header -= 1
         client = peer if told is None else Client.of_peer(told)
         # A program on the balancer's host is on no loopback of ours.
         return peer if client.is_loopback and not peer.is_loopback else client
-
-    def _admitted(
-        self, accepted: socket.socket, client: Client, opening: "asyncio.Task[None]"
-    ) -> ClientSession | None:
-        """Return the session of a client that has a place, or refuse it."""
-        room = self._reception
-
-        def give_way() -> None:
-            if session.has_begun:
-                # Not before its coroutine has run: cancelled earlier, it would tell nobody.
-                loop.call_soon(session.send_away, replies.GIVES_WAY)
-            else:
-                opening.cancel()
-                room.observer.refused(room.name, str(client), "connect", replies.GIVES_WAY, None)
-
-        place = room.place_for(client)
-        refusal = room.admission.enter(place)
-        if refusal is not None:
-            room.observer.refused(room.name, str(client), "connect", refusal, None)
-            if not room.is_implicit_tls:  # before its handshake the client could not read it
-                with contextlib.suppress(OSError):
-                    accepted.send(refusal.encode("ascii") + b"\r\n")
-            return None
-        loop, session = asyncio.get_running_loop(), ClientSession(room, place)
-        place.give_way = give_way
-        return session
-
-    @property
-    def _handshake(self) -> dict[str, Any]:
-        room = self._reception
-        return {"ssl": room.tls, "ssl_handshake_timeout": HANDSHAKE_S} if room.is_implicit_tls else {}

@@ -9,13 +9,14 @@ anything once the connection is closed.
 import asyncio
 
 from relay.listener.access import ClientPlace
-from relay.listener.content import Transfer
+from relay.listener.content import receive
 from relay.listener.quotas import Owner
 from relay.listener.received import received_line
-from relay.listener.shared import Reception, Seconds
-from relay.listener.wire import BadLine, ClientConnection, SessionEnd
+from relay.listener.shared import Reception
+from relay.listener.wire import ClientConnection, SessionEnd
 from relay.mail.envelope import Envelope
 from relay.smtp import replies
+from relay.smtp.commands import Refused
 from relay.smtp.sasl import Credentials, PasswordCheck, Proof
 from relay.smtp.session_machine import SessionMachine, SessionStep, Then
 
@@ -35,84 +36,85 @@ _PHASES_OF_MAIL = frozenset({"rcpt", "data", "eod"})
 class ClientSession(ClientConnection):
     """The `SessionOwner` of its machine."""
 
-    def __init__(self, reception: Reception, place: ClientPlace) -> None:
-        """Hold a place that was counted in, to the end."""
+    def __init__(
+        self, reception: Reception, place: ClientPlace, opening: "asyncio.Task[None] | None" = None
+    ) -> None:
+        """Hold a place that was counted in, to the end.  `opening` makes the connection."""
         super().__init__(asyncio.get_running_loop())
+        if opening is not None:
+            self.task = opening
         self._reception = reception
         self.place = place
+        place.give_way = self._give_way
         self._label = str(place.client)
+        self._machine = SessionMachine(
+            reception.terms,
+            self,
+            is_trusted=place.may_relay,
+            is_private=place.client.is_loopback,
+            is_tls=False,
+        )
         self._errors = 0
         self._idle_commands = 0
-        self._began_at = 0.0
-        self._is_in_content = False
-        self._is_sent_away = False
+        self._session_until = 0.0
         self._login: str | None = None
         """The hash of the password that the client knew."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._machine = SessionMachine(
-            self._reception.terms,
-            self,
-            is_trusted=self.place.may_relay,
-            is_private=self.place.client.is_loopback,
-            is_tls=self.is_tls,
-        )
-        self._reception.sessions.add(self)
+        room = self._reception
+        self._machine.is_tls = self.is_tls
+        room.sessions.add(self)
+        room.admission.step(self.place)
+        room.observer.connection_opened(room.name, self._label)
+        self.task = self.loop.create_task(self._handle_client())
         # Not in the coroutine: cancelled before its first step, it would do nothing.
         self.task.add_done_callback(self._leave)
 
     def _leave(self, _ended: object) -> None:
-        self._stop_timer()
-        self.transport.abort()
-        self._reception.sessions.discard(self)
-        self._reception.admission.leave(self.place)
+        room = self._reception
+        self.let_go()
+        room.sessions.discard(self)
+        room.admission.leave(self.place)
+        room.observer.connection_closed(room.name, self._label, self.reason)
+
+    def _give_way(self) -> None:
+        self._tell_refused(replies.GIVES_WAY)
+        self.end("crowded", replies.GIVES_WAY)
 
     # Asked by the machine.
 
     def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None:
         """Raise SessionEnd where its user is gone, or has another password by now."""
-        user = self._machine.user
+        user, room = self._machine.user, self._reception
         if user is not None:
             if self._login != self._login_now():
                 raise SessionEnd("refused", replies.LOGIN_CHANGED)
-            if not self._reception.listen.may_send(user, reverse_path):
+            if not room.listen.may_send(user, reverse_path):
                 return replies.NOT_YOUR_SENDER
-        if self._reception.quotas.is_full(Owner.of(user, self._label)):
+        if room.quotas.is_full(Owner.of(user, self._label)):
             return replies.TOO_MUCH_QUEUED
-        return self._reception.intake.refusal(size_bytes)
+        return room.intake.refusal(size_bytes)
 
     def recipient_refusal(self, recipient: str) -> str | None:  # noqa: ARG002 - all are taken; the upstream decides
         return None
 
+    # The loop.
+
     async def _handle_client(self) -> None:
-        room = self._reception
-        self._reception.admission.step(self.place)
-        self._reception.observer.connection_opened(room.name, self._label)
-        reason = "fault"
+        self.reply(self._reception.greeting)
+        self._session_until = self.loop.time() + self._reception.session_s
         try:
             end = await self._serve()
-            reason = end.reason
-            if end.reply is not None and end.reply[0] in "45":
-                self._tell_refused(end.reply)
-            await self.finish(end.reply, linger=reason != "quit")
-        except asyncio.CancelledError:
-            reason = "crowded" if self._is_sent_away else "shutdown"
-            raise
-        except Exception as error:  # noqa: BLE001 - the last line: a session must not take others with it
-            self._tell_fault(error)
-        finally:
-            self._reception.observer.connection_closed(room.name, self._label, reason)
-
-    def send_away(self, text: str) -> None:
-        if not self.task.done():
-            self._is_sent_away = True
-            self._tell_refused(text)
-            super().send_away(text)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not become a 5yz, or end others
+            self._reception.observer.fault(self._reception.name, self._label, error)
+            end = SessionEnd("fault", replies.INTERNAL_FAULT)
+        self.reason = end.reason
+        if end.reply is not None and end.reply[0] in "45":
+            self._tell_refused(end.reply)
+        await self.finish(end.reply, linger=end.reason != "quit")
 
     async def _serve(self) -> SessionEnd:
-        self.reply(self._reception.greeting)
-        self._began_at = self.loop.time()
         try:
             while True:
                 await self._obey_next()
@@ -121,53 +123,37 @@ class ClientSession(ClientConnection):
 
     async def _obey_next(self) -> None:
         """Raise SessionEnd."""
-        now, seconds = self.loop.time(), self._seconds
-        session_until = self._began_at + seconds.session
-        if now >= session_until:
-            raise SessionEnd("timeout", replies.IDLE_TOO_LONG)
-        deadline = min(now + seconds.command, session_until)
-        errors = self._errors
+        deadline, errors = self._command_deadline, self._errors
         try:
-            line = await self.read_line(deadline)
-            step = self._machine.take(line, is_stopping=self.is_stopping)
-            if step.then is Then.COMMAND:
+            step: SessionStep | None = self._machine.take(
+                await self.read_line(deadline), is_stopping=self.is_stopping
+            )
+            while step is not None and step.then is not Then.COMMAND:
+                step = await self._carry_out(step)
+            if step is not None:
                 self.say(step.reply)
-            else:
-                await self._carry_out(step)
-        except BadLine as bad:
-            self.say(bad.reply)
-        except SessionEnd:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not become a 5yz
-            self._tell_fault(error)
-            self.say(replies.INTERNAL_FAULT)
-            self._errors += 1
-            if self._is_in_content:
-                # Content would be read as commands if we went on.
-                raise SessionEnd("fault") from None
-            self._machine.go_on()
-        await self._count_idleness(errors)
+        except Refused as refused:
+            self.say(refused.reply)
+        if self._machine.phase not in _PHASES_OF_MAIL or not self.place.may_relay:
+            await self._count_idleness(errors)
         if self._errors >= self._reception.listen.max_errors:
             raise SessionEnd("errors", replies.TOO_MANY_ERRORS)
         await self.flush_much(deadline)
 
     @property
-    def _seconds(self) -> Seconds:
-        room = self._reception
-        return room.seconds if self.place.may_relay else room.strangers_seconds
+    def _command_deadline(self) -> float:
+        return min(self.loop.time() + self._reception.command_s, self._session_until)
 
     async def _count_idleness(self, errors_before: int) -> None:
         """Count a command that brought no mail; of very many each is an error, if it was none by itself."""
         may_relay = self.place.may_relay
-        if may_relay and self._machine.phase in _PHASES_OF_MAIL:
-            return
         self._idle_commands += 1
         if self._idle_commands <= (MAX_IDLE_COMMANDS if may_relay else MAX_STRANGERS_COMMANDS):
             return
         if self._errors == errors_before:
             self._errors += 1
         if not may_relay:
-            await self.flush(self.loop.time() + self._seconds.command)
+            await self.flush(self._command_deadline)
             await asyncio.sleep(STRANGERS_PAUSE_S)
 
     def say(self, reply: str) -> None:
@@ -177,30 +163,27 @@ class ClientSession(ClientConnection):
             self._tell_refused(reply)
             self._errors += reply[0] == "5"
 
-    async def _carry_out(self, step: SessionStep) -> None:
-        """Raise BadLine, SessionEnd."""
-        while step.then is not Then.COMMAND:
-            match step.then:
-                case Then.RESPONSE:
-                    self.say(step.reply)
-                    step = await self._respond()
-                case Then.VERIFY:
-                    step = await self._verify(step.proof)
-                case Then.CONTENT:
-                    step = SessionStep(await self._take_content(step.reply))
-                case Then.TLS:
-                    await self._secure(step.reply)
-                    return
-                case Then.END:
-                    raise SessionEnd(step.reason, step.reply)
-        self.say(step.reply)
+    async def _carry_out(self, step: SessionStep) -> SessionStep | None:
+        """Return the next step; None where no reply follows.  Raises Refused, SessionEnd."""
+        match step.then:
+            case Then.RESPONSE:
+                self.say(step.reply)
+                return await self._respond()
+            case Then.VERIFY:
+                return await self._verify(step.proof)
+            case Then.CONTENT:
+                return SessionStep(await self._take_content(step.reply))
+            case Then.TLS:
+                return await self._secure(step.reply)
+        raise SessionEnd(step.reason, step.reply)
 
     async def _respond(self) -> SessionStep:
         try:
-            return self._machine.respond(await self.read_line(self.loop.time() + self._seconds.command))
-        except BadLine as bad:
+            return self._machine.respond(await self.read_line(self._command_deadline))
+        except Refused as refused:
             self._machine.go_on()
-            return SessionStep(replies.AUTH_LINE_TOO_LONG if bad.is_too_long else bad.reply)
+            is_too_long = refused.reply == replies.LINE_TOO_LONG
+            return SessionStep(replies.AUTH_LINE_TOO_LONG if is_too_long else refused.reply)
 
     async def _verify(self, proof: Proof | None) -> SessionStep:
         room, place, users = self._reception, self.place, self._reception.users
@@ -221,7 +204,7 @@ class ClientSession(ClientConnection):
         users, name = self._reception.users, self._machine.user
         return None if users is None or name is None else users.hash_of(name)
 
-    async def _secure(self, reply: str) -> None:
+    async def _secure(self, reply: str) -> SessionStep | None:
         """Forget what the client said before TLS (RFC 3207, 4.2)."""
         context = self._reception.tls
         if context is None:
@@ -232,17 +215,14 @@ class ClientSession(ClientConnection):
         await self.start_tls(context)
         self._reception.admission.step(self.place)
         self._machine.secured()
+        return None
 
     async def _take_content(self, go_ahead: str) -> str:
-        """Return the reply to one message.
-
-        Raises SessionEnd.  After any other error from `go_ahead` on, the session cannot go on.
-        """
+        """Return the reply to one message.  Raises Refused, SessionEnd."""
         room, machine, transaction = self._reception, self._machine, self._machine.transaction
         if transaction is None:
             raise AssertionError("content without a transaction")
-        draft = room.intake.draft()
-        helo, protocol, user = machine.helo or "", machine.protocol, machine.user
+        draft, protocol, helo = room.intake.draft(), machine.protocol, machine.helo or ""
         trace = received_line(
             helo=helo,
             address=self.place.client.address,
@@ -253,13 +233,14 @@ class ClientSession(ClientConnection):
         )
         draft.append(trace)
         decoder = room.decoder_for(self.place.client)
-        transfer = Transfer(room.intake, draft, decoder, self._tell_fault)
         self.say(go_ahead)
-        self._is_in_content = True
-        refusal = await transfer.receive(self, room.content_s, room.transfer_s)
-        self._is_in_content = False
-        machine.go_on()
-        machine.phase = "eod"
+        try:
+            await receive(
+                self, decoder, draft, room.intake, idle_s=room.content_s, transfer_s=room.transfer_s
+            )
+        finally:
+            machine.go_on()
+            machine.phase = "eod"
         ended_at_ns = room.clock.boottime_ns()
         envelope = Envelope(
             reverse_path=transaction.reverse_path,
@@ -268,13 +249,12 @@ class ClientSession(ClientConnection):
             client=self._label,
             helo=helo,
             protocol=protocol,
-            user=user,
+            user=machine.user,
             smtputf8=transaction.smtputf8 and not (transaction.is_ascii and decoder.has_ascii_header),
             dsn=transaction.dsn,
         )
-        if refusal := refusal or await transfer.accept(envelope):
-            return refusal
-        room.quotas.took(Owner.of(user, self._label))
+        await room.intake.accept(draft, envelope)
+        room.quotas.took(Owner.of(envelope.user, self._label))
         room.observer.accepted(
             room.name,
             draft.queue_id,
@@ -287,10 +267,5 @@ class ClientSession(ClientConnection):
         return replies.queued(draft.queue_id)
 
     def _tell_refused(self, reply: str) -> None:
-        machine = self._machine
-        self._reception.observer.refused(
-            self._reception.name, self._label, machine.phase, reply, machine.named_user
-        )
-
-    def _tell_fault(self, error: BaseException) -> None:
-        self._reception.observer.fault(self._reception.name, self._label, error)
+        room, machine = self._reception, self._machine
+        room.observer.refused(room.name, self._label, machine.phase, reply, machine.named_user)

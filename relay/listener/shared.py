@@ -4,8 +4,6 @@ Reads the certificate and the users file when it is made, unless it is given the
 them stops the start and not a session.  `use` takes others later.
 """
 
-from typing import NamedTuple
-
 from relay.clock import SECOND_NS, Clock
 from relay.listener.access import Admission, Client, ClientNetworks, ClientPlace
 from relay.listener.content import ContentDecoder
@@ -20,14 +18,6 @@ from relay.smtp.session_machine import ServerTerms
 
 MECHANISMS = ("PLAIN", "LOGIN")
 """CRAM-MD5 would need the passwords themselves, not their hashes."""
-_STRANGERS_COMMAND_S = 60.0
-_STRANGERS_SESSION_S = 120.0
-"""RFC 5321, 4.5.3.2 asks for five minutes a command, for the sake of mail; to log in takes seconds."""
-
-
-class Seconds(NamedTuple):
-    command: float
-    session: float
 
 
 class Reception:
@@ -43,20 +33,17 @@ class Reception:
         *,
         files: ListenerFiles | None = None,
     ) -> None:
-        self.listen = listen
-        self.name = str(listen.address)
+        self.listen, self.name = listen, str(listen.address)
         self.hostname = as_name(hostname)
-        self.intake = intake
-        self.observer = observer
-        self.clock = clock
+        self.greeting = f"220 {self.hostname} ESMTP relay"
+        self.intake, self.observer, self.clock = intake, observer, clock
         times = listen.timeouts
-        self.seconds = Seconds(times.command_ns / SECOND_NS, times.session_ns / SECOND_NS)
-        self.strangers_seconds = Seconds(
-            min(self.seconds.command, _STRANGERS_COMMAND_S), min(self.seconds.session, _STRANGERS_SESSION_S)
-        )
+        self.command_s, self.session_s = times.command_ns / SECOND_NS, times.session_ns / SECOND_NS
         self.content_s, self.transfer_s = times.content_ns / SECOND_NS, times.transfer_ns / SECOND_NS
-        self._relaying = ClientNetworks(listen.clients)
-        self._normalised = ClientNetworks(listen.normalise_from)
+        self._relaying, self._normalised = (
+            ClientNetworks(listen.clients),
+            ClientNetworks(listen.normalise_from),
+        )
         files = files or read_listener_files(listen)
         self.users = Users(files.hashes) if files.hashes else None
         self.guesses = Guesses(clock)
@@ -74,10 +61,9 @@ class Reception:
         )
         self.quotas = Quotas(listen)
         self.sessions: set[ClientConnection] = set()
-        self.greeting = f"220 {self.hostname} ESMTP relay"
 
     def use(self, files: ListenerFiles) -> None:
-        """Go by other contents of the same files; handshakes and logins from now on know no others."""
+        """Go by other users and another certificate; who is logged in as another user than now has to go."""
         self.tls = files.tls()
         if self.users is not None:
             self.users.use(files.hashes)

@@ -93,8 +93,7 @@ class Guesses:
 
     async def judge(self, origin: str, verify: Callable[[], Awaitable[bool]]) -> PasswordCheck:
         """Count nothing where `verify` raises."""
-        turn = self._turns.setdefault(origin, asyncio.Lock())
-        async with turn:
+        async with self._turns.setdefault(origin, asyncio.Lock()):
             if self.is_locked_out(origin):
                 return PasswordCheck.LATER
             if await verify():

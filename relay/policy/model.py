@@ -144,7 +144,7 @@ class Listen(Section):
     """PEM private key; default: in the file of the certificate."""
     tls: Annotated[Literal[Tls.STARTTLS, Tls.IMPLICIT], choice([Tls.STARTTLS, Tls.IMPLICIT])] = Tls.STARTTLS
     processes: Annotated[int | Literal["auto"], whole_number_or("auto", 0, 64)] = "auto"
-    """Listener processes of their own; 0: inside the sender's.  `daemon.processes` says what auto is."""
+    """Listener processes of their own; 0: inside the sender's.  `daemon.capacity` says what auto is."""
     max_size: Size = 50 * 1024 * 1024
     """Octets of content, as SIZE advertises it."""
     max_recipients: PositiveInt = 1000

@@ -1,14 +1,17 @@
 """What the engines on a disk share: the lock, reading, quarantine, and that a report is there once.
 
-An engine says where a message lies (`_at`), and lays over what it knows of it besides (`_known`).
+An engine says where a message lies (`_at`), and adds what it knows apart from the message's bytes (`_known`).
 """
 
 import contextlib
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+from relay.clock import Clock
 from relay.mail.envelope import QueueId, is_notice
 from relay.spool.disk.durable import Disk
+from relay.spool.disk.os_errors import is_lack_of_room, is_not_now
 from relay.spool.errors import kernel_errors, of_kernel
 from relay.spool.identity import warning_id
 from relay.spool.interface import (
@@ -29,16 +32,28 @@ from relay.spool.root.quarantine import OnCorrupt, Quarantine
 
 PAGE_BYTES = 4 * 1024 * 1024
 """Of content, that comes with one `claim` about."""
+READ_AGAIN_NS = 60_000_000_000
+"""Until what could not be read is claimed all the same; a disk that loses a sector takes long to say so."""
 Failure = Full | Absent | Corrupt | Unavailable
 
 
 class BaseSpool(ABC):
-    def __init__(self, root: str, disk: Disk, on_corrupt: OnCorrupt) -> None:
-        """Raise SpoolBusy and OSError."""
+    def __init__(self, root: str, form: bytes, disk: Disk, clock: Clock, on_corrupt: OnCorrupt) -> None:
+        """Raise SpoolBusy, OSError, and ValueError for a spool of another format."""
         self._root = root
         self._disk = disk
-        self._lock_fd = take_lock(root, disk)
+        self._clock = clock
+        self._lock_fd = take_lock(root, disk, form)
         self._aside = Quarantine(disk, root, on_corrupt)
+        self._ahead: deque[str] = deque()
+        """To claim: names, as the engine knows them."""
+        self._unread: set[str] = set()
+        """Those that could not be read."""
+        self._reads_again_at_ns = 0
+
+    @abstractmethod
+    def _claimed(self, name: str) -> Message | None:
+        """Return a message that is ahead; None for what is none, or not yet.  Raises OSError."""
 
     @abstractmethod
     def _at(self, queue_id: QueueId) -> contextlib.AbstractContextManager[Stretch]:
@@ -80,6 +95,40 @@ class BaseSpool(ABC):
 
     def close(self) -> None:
         self._disk.close(self._lock_fd)
+
+    def _page(self, most: int) -> list[Message]:
+        """Claim what is ahead.  Raises OSError where nothing is claimed by then."""
+        page: list[Message] = []
+        size_bytes = 0
+        while self._ahead and len(page) < most and size_bytes < PAGE_BYTES:
+            name = self._ahead[0]
+            try:
+                message = self._claimed(name)
+                self._unread.discard(name)
+            except OSError as error:
+                if not (is_not_now(error) or is_lack_of_room(error)):
+                    if page:
+                        break  # what is claimed by now is not claimed again
+                    raise
+                message = None
+                self._aside.leave(name, f"cannot be read now: {error.strerror}")
+                self._unread.add(name)
+                self._reads_again_at_ns = self._clock.boottime_ns() + READ_AGAIN_NS
+            self._ahead.popleft()
+            if message is not None:
+                self._aside.forget(name)
+                page.append(message)
+                size_bytes += len(message.head)
+        return page
+
+    def _due_again(self) -> list[str]:
+        """Return what could not be read, where it is time to try again."""
+        is_time = self._clock.boottime_ns() >= self._reads_again_at_ns
+        return sorted(self._unread) if is_time else []
+
+    def _is_left(self, name: str) -> bool:
+        """Return whether something stays where it is, and is not tried again."""
+        return self._aside.has_left(name) and name not in self._unread
 
     def _read(self, queue_id: QueueId) -> Message | Absent | Corrupt | Unavailable:
         try:

@@ -13,17 +13,20 @@ Assumes: nobody owns the queue, and no intake is open; both locks are held meanw
 Does not: convert what is in corrupt/, which stays.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 from relay.clock import Clock
+from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import put_in_place
 from relay.spool.engines import ENGINES, Engine, engine_of
 from relay.spool.errors import kernel_errors
 from relay.spool.interface import Adopted, Message, Spool, Unavailable
 from relay.spool.root.lock import without_intakes
-from relay.spool.root.quarantine import OnCorrupt
+from relay.spool.root.quarantine import OnCorrupt, corrupt_folder
 
 CONVERTING = "converting"
 AT_ONCE = 256
@@ -41,84 +44,56 @@ class Converted:
     held: int = 0
 
 
-def convert(
-    root: str,
-    target: str,
-    disk: Disk,
-    clock: Clock,
-    on_corrupt: OnCorrupt,
-    on_step: Callable[[], None] = lambda: None,
-) -> Converted:
+def convert(root: str, target: str, disk: Disk, clock: Clock, on_corrupt: OnCorrupt) -> Converted:
     """Raise SpoolBusy where a relay or a listener runs, Full, Unavailable, OSError, ValueError.
 
-    FileNotFoundError where there is no spool.  `on_step` is called for each page of messages.
+    FileNotFoundError where there is no spool.
     """
     if target not in ENGINES:
         raise ValueError(f"this relay has no engine {target}")
     if (found := engine_of(root, disk)) is None:
         raise FileNotFoundError(2, "no spool is here", root)
     with kernel_errors("conversion"), opened(disk, without_intakes(root, disk)):
-        old = ENGINES[found]
-        source = old.spool(root, disk, clock, on_corrupt)
-        try:
+        old, new = ENGINES[found], f"{root}/{CONVERTING}"
+        done = Converted(found, target)
+        with closing(old.spool(root, disk, clock, on_corrupt)) as source:
             # What an earlier call left, of either engine.
-            for name in (
-                CONVERTING,
-                *(piece for each in ENGINES.values() if each is not old for piece in each.pieces),
-            ):
-                _remove(disk, f"{root}/{name}")
-            disk.sync_directory(root)
-            done = Converted(found, target)
+            others = [piece for each in ENGINES.values() if each is not old for piece in each.pieces]
+            _remove_pieces(disk, root, [CONVERTING, *others])
             if found != target:
-                _build(root, source, ENGINES[target], disk, clock, done, on_step)
+                ENGINES[target].prepare(new, disk)
+                open_copy = partial(ENGINES[target].spool, new, disk, clock, _nothing_is_damaged)
+                with closing(open_copy()) as copy:
+                    queue_ids = _copy(source, copy, done)
+                if source.look().unclaimed or source.look().corrupt > len(disk.names(corrupt_folder(root))):
+                    raise Unavailable(f"some files of {root} cannot be read now")
+                with closing(open_copy()) as copy:
+                    _compare_all(source, copy, queue_ids)
                 _count(root, ENGINES[target], disk)
                 # Crash here: the new spool, and what is left of the old one.
-                for name in old.pieces:
-                    _remove(disk, f"{root}/{name}")
-                disk.sync_directory(root)
-        finally:
-            source.close()
+                _remove_pieces(disk, root, old.pieces)
     return done
 
 
-def _build(
-    root: str,
-    source: Spool,
-    engine: Engine,
-    disk: Disk,
-    clock: Clock,
-    done: Converted,
-    on_step: Callable[[], None],
-) -> None:
-    """Copy what is queued into a spool of its own, and compare it."""
-    new = f"{root}/{CONVERTING}"
-    engine.prepare(new, disk)
-    target = engine.spool(new, disk, clock, _nothing_is_damaged)
-    try:
-        queue_ids = []
-        for page in _pages(source):
-            target.adopt([Adopted(message, _content(source, message)) for message in page])
-            queue_ids += [message.queue_id for message in page]
-            done.messages += len(page)
-            done.recipients += sum(len(message.left) for message in page)
-            done.held += sum(message.is_held for message in page)
-            on_step()
-    finally:
-        target.close()
-    if source.look().unclaimed or source.look().corrupt > len(disk.names(f"{root}/corrupt")):
-        raise Unavailable(f"some files of {root} cannot be read now")
-    target = engine.spool(new, disk, clock, _nothing_is_damaged)
-    try:
-        for page in _pages(target):
-            _compare(source, target, page)
-            if [message.queue_id for message in page] != queue_ids[: len(page)]:
-                raise Unavailable("what was copied is not what was there")
-            del queue_ids[: len(page)]
-            on_step()
-        if queue_ids:
-            raise Unavailable(f"{len(queue_ids)} messages were not copied")
-    finally:
-        target.close()
+def _copy(source: Spool, copy: Spool, done: Converted) -> list[QueueId]:
+    """Return what is queued."""
+    queue_ids = []
+    for page in _pages(source):
+        copy.adopt([Adopted(message, _content(source, message)) for message in page])
+        queue_ids += [message.queue_id for message in page]
+        done.messages += len(page)
+        done.recipients += sum(len(message.left) for message in page)
+        done.held += sum(message.is_held for message in page)
+    return queue_ids
+
+
+def _compare_all(source: Spool, copy: Spool, queue_ids: Sequence[QueueId]) -> None:
+    compared: list[QueueId] = []
+    for page in _pages(copy):
+        _compare(source, copy, page)
+        compared += [message.queue_id for message in page]
+    if compared != queue_ids:
+        raise Unavailable("what was copied is not what was there")
 
 
 def _compare(source: Spool, target: Spool, page: Sequence[Message]) -> None:
@@ -158,6 +133,12 @@ def _content(source: Spool, message: Message) -> Iterator[bytes]:
 
 def _nothing_is_damaged(name: str, why: str) -> None:
     raise Unavailable(f"{name} was copied, and is damaged: {why}")
+
+
+def _remove_pieces(disk: Disk, root: str, names: Iterable[str]) -> None:
+    for name in names:
+        _remove(disk, f"{root}/{name}")
+    disk.sync_directory(root)
 
 
 def _remove(disk: Disk, path: str) -> None:

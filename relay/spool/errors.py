@@ -10,7 +10,7 @@ def of_kernel(error: OSError, what: str = "") -> Full | Unavailable:
 
 
 class kernel_errors:  # noqa: N801 - reads as `contextlib.suppress` does
-    """Raise Full for a lack of room, Unavailable for any other OSError; FileNotFoundError passes.
+    """Raise Full for a lack of room, Unavailable for any other OSError.
 
     A class: some for each message, and a generator costs twice as much.
     """

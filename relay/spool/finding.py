@@ -25,7 +25,3 @@ class Finding:
 
 
 NOTHING_SENT = "nothing is sent through this account"
-
-
-def unreadable(path: str, why: str | None, becomes: str = "left where it is, and tried again") -> Finding:
-    return Finding(path, "unreadable", f"cannot be read now: {why}", becomes, "see to the disk")

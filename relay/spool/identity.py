@@ -2,12 +2,12 @@
 
 Sixteen characters of Crockford's base 32 (no i, l, o, u): ten for the microseconds since 2024, which
 no process uses twice, and six random ones, which tell apart processes, boots and a clock that was set
-back.  Never an inode number: those are reused, and then the status bytes of one message mark the
+back.  Never an inode number: the kernel reuses those, and the status bytes of one message would mark the
 recipients of another.
 
 Two ids could only meet if one of 2**30 were drawn twice within the same microsecond.  A maildir, publishing
-by link(2), would refuse the second, and its client would be told 451.  A log would not notice: its listeners
-do not see each other's streams, and its sender would take the second for the first, come again.
+by link(2), would refuse the second, and its client would get 451.  A log would not notice: its listeners do
+not see each other's streams, and its sender would take the second message for a copy of the first.
 """
 
 import struct

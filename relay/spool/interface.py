@@ -22,7 +22,7 @@ from relay.spool.identity import report_id
 
 
 class SpoolError(Exception):
-    """Why a call, or what it was asked for one message, could not be done."""
+    """Why a call, or its part about one message, could not be done."""
 
 
 class SpoolBusy(SpoolError):  # noqa: N818 - a state, not an error of ours
@@ -112,7 +112,7 @@ def owed_report(
 ) -> OwedReport | None:
     """Return the report about recipients not `told` of, as far as the sender wants to be told.
 
-    None for nothing to tell, and to `<>`.
+    None where there is nothing to tell, or the sender is `<>`.
     Its id follows from its first recipient, and is that of the last report where no recipient is left.
     """
     if envelope.is_null or _REPORTED.isdisjoint(statuses):
@@ -167,6 +167,12 @@ class Message(NamedTuple):
         """Return the content, or the beginning of it where it is long."""
         return self.long_head if self.content is None else self.content
 
+    def with_notes(self, notes: Iterable[Note]) -> "Message":
+        """Return it with those notes of which a report is owed."""
+        owed = self.owed_report
+        kept = tuple([note for note in notes if owed is not None and note.index in owed.indices])
+        return self._replace(notes=kept)
+
     def after(self, marks: Mapping[int, Status], notes: Sequence[Note] = ()) -> "Message":
         """Return it with marks and notes that a settlement made durable."""
         if not marks:
@@ -186,7 +192,7 @@ class Report(NamedTuple):
 
 @dataclass(slots=True)
 class Settlement:
-    """What to write down about one message, in this order: it may end before it is told of, but not be lost.
+    """What to write down about one message, in this order, so that a crash between two steps loses nothing.
 
     notes, marks, report, told and warned, next attempt, held or released, end.
     """
@@ -208,7 +214,7 @@ class Settlement:
     is_held: bool | None = None
     """Hold it, or release it; None: neither."""
     ends: bool = False
-    """Remove it.  No recipient of it is left, and no report is owed that is not `report`."""
+    """Remove it: no recipient is left, and no report is owed but `report`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +225,7 @@ class SpoolLook:
     free_inodes: int | None = None
     """None where the store counts none."""
     corrupt: int = 0
-    """What was set aside, and what is damaged or unreadable and had to be left where it is."""
+    """How much was set aside, or is damaged or unreadable and was left in its place."""
     unclaimed: int = 0
     """Messages that `claim` has yet to return, about."""
 
@@ -236,7 +242,7 @@ class SetAside:
     reverse_path: str
     recipients_left: int
     reason: str
-    """What is wrong with it; of what can be read whole, that it can."""
+    """What is wrong with it, or that it can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +293,9 @@ class Spool(Protocol):
     def settle(self, settlements: Sequence[Settlement]) -> list[Full | Absent | Corrupt | Unavailable | None]:
         """Write down what became of messages, as one group; for each why it is not done, or None.
 
-        What is not done may be done in part, in the order of `Settlement`; and of one that finds no room
-        relayed recipients are marked all the same: a crash must not send it to them again.
+        A settlement that is not done may be done in part, in the order of `Settlement`.  Where one finds no
+        room, relayed recipients are marked all the same: a crash must not send to them again.  It is asked
+        again, as it was, before anything else is asked about that message.
         """
 
     def adopt(self, adopted: Sequence[Adopted]) -> None:

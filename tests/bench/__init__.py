@@ -4,18 +4,22 @@ The relay and Postfix take mail from smtp-source, store it durably, and hand it 
 alternate, so that what else the machine does is shared.  Not a test: numbers, not
 judgements.
 
-By `make bench`:
-
 contenders     Postfix and the relay, set up alike
-cost           processor time a message, beside the floor of the loop (`--only cost`)
-decisions      the throttle beside other rate limiters: decisions a second
 measure        one round, and what the rounds say together
+decisions      the throttle beside other rate limiters: decisions a second
+cost           processor time a message, beside the floor of the loop
+restart        how soon a relay with a long queue takes mail and relays again
+cleaning       how long a settlement waits while a log is cleaned
 disk           an ext4 of their own
 __main__       the command and its tables
 
-Alone, by `python -m tests.bench.restart`:
+By itself `make bench` measures decisions and mail; each of the others is `--only`:
 
-restart        how soon a relay with a long queue takes mail and relays again
+    make bench OPTIONS="--rounds 5"
+    make bench OPTIONS="--only age --messages 5000 --rounds 12 --processes 1"
+    make bench OPTIONS="--only restart --messages 200000"
+    make bench OPTIONS="--only cleaning --messages 60000"
 
-`filling` is of restart; tests.system.floods, by `--only floods`, tells how long a client waits in one.
+`filling` is of restart and cleaning; tests.system.floods, by `--only floods`, tells how long a client waits
+in one.
 """

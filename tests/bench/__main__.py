@@ -1,23 +1,48 @@
-"""`make bench`: runs the rounds and prints two tables, then one JSON object."""
+"""`make bench`: runs what is asked for and prints tables, then one JSON object."""
 
 import argparse
+import itertools
 import json
 import sys
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from relay.spool.engines import ENGINES
-from tests.bench import cost, decisions, disk
-from tests.bench.contenders import floor_contender, postfix_contender, relay_contender
-from tests.bench.measure import Load, Round, as_json, run_round, summarise
+from tests.bench import cleaning, cost, decisions, disk, restart
+from tests.bench.contenders import Contender, floor_contender, postfix_contender, relay_contender
+from tests.bench.measure import Load, Round, aged, as_json, run_round, summarise
 from tests.system import floods, postfix, smtp_tools
+
+Rows = list[dict[str, Any]]
 
 
 def main() -> int:
-    """Run the rounds that the command line asks for.  Returns 75 where Postfix is needed and missing."""
+    """Measure what the command line asks for.  Returns 75 where a program that it needs is missing."""
+    options = _options()
+    modes = [options.only] if options.only else ["decisions", "mail"]
+    reason = None if _STORING.isdisjoint(modes) or options.here else disk.why_missing()
+    if reason is not None:
+        sys.stderr.write(f"make bench: no ext4 of its own: {reason}; storing where temporary files go\n")
+    is_here = _STORING.isdisjoint(modes) or options.here or reason is not None
+    result: dict[str, Any] = {}
+    with nullcontext() if is_here else disk.stored_on_ext4(options.sync_ms / 1000):
+        for mode in modes:
+            title, measure = _MODES[mode]
+            if mode in _SMTP and (missing := smtp_tools.why_missing()):
+                sys.stderr.write(f"make bench: {missing}\n")
+                return 75
+            rows = measure(options, result)
+            result.setdefault(mode, rows)
+            _print_table(title, rows)
+    sys.stdout.write(json.dumps(result) + "\n")
+    return 0
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--messages", type=int, default=3000, help="in each round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="for each load (default: %(default)s)")
@@ -27,7 +52,7 @@ def main() -> int:
         "--engines",
         nargs="+",
         choices=ENGINES,
-        default=list(ENGINES),
+        default=[str(name) for name in ENGINES],
         help="of the relay's spool (default: all)",
     )
     parser.add_argument(
@@ -45,84 +70,64 @@ def main() -> int:
         "--sync-ms", type=float, default=0.0, help="a disk whose flush takes so much longer (default: none)"
     )
     parser.add_argument(
-        "--only",
-        choices=["mail", "decisions", "floods", "cost"],
-        help="one of the comparisons; floods and cost: only then",
+        "--only", choices=_MODES, help="one of the comparisons; all but decisions and mail: only then"
     )
-    options = parser.parse_args()
-    result: dict[str, Any] = {}
-    if options.only == "floods":
-        result["floods"] = floods.rows()
-        _print_table("how long a client waits while strangers flood, medians", result["floods"])
-        sys.stdout.write(json.dumps(result) + "\n")
-        return 0
-    if options.only == "cost":
-        return _count_cost(options)
-    reason = None if options.here or options.only == "decisions" else disk.why_missing()
-    if reason is not None:
-        sys.stderr.write(f"make bench: no ext4 of its own: {reason}; storing where temporary files go\n")
-    is_here = options.here or options.only == "decisions" or reason is not None
-    with nullcontext() if is_here else disk.stored_on_ext4(options.sync_ms / 1000):
-        return _compare(options, result)
+    return parser.parse_args()
 
 
-def _count_cost(options: argparse.Namespace) -> int:
-    """Measure processor time, which a disk changes little, wherever temporary files go."""
-    if reason := smtp_tools.why_missing():
-        sys.stderr.write(f"make bench: {reason}\n")
-        return 75
-    load = Load(options.messages, options.sessions, options.size, keep_connection=True)
-    result = {"cost": cost.rows(load, options.rounds, max(options.processes), options.engines)}
-    _print_table("processor time a message, medians", result["cost"])
-    sys.stdout.write(json.dumps(result) + "\n")
-    return 0
-
-
-def _compare(options: argparse.Namespace, result: dict[str, Any]) -> int:
-    """Run what was asked for and print it, adding it to the result."""
-    if options.only != "mail":
-        rows = decisions.summarise(decisions.measure(options.rounds, sys.stderr.write))
-        _print_table("decisions per second, median", rows)
-        result["decisions"] = rows
-    if options.only == "decisions":
-        sys.stdout.write(json.dumps(result) + "\n")
-        return 0
-    if reason := postfix.why_missing() or smtp_tools.why_missing():
-        sys.stderr.write(f"make bench: {reason}\n")
-        return 75
+def _mail(options: argparse.Namespace, result: dict[str, Any]) -> Rows:
     result["appends_per_second"] = round(disk.appends_per_second())
     sys.stdout.write(
         f"the disk alone: {result['appends_per_second']:,} appends of 4 KiB a second, 20 in one fdatasync\n"
     )
-    rounds = _run(options)
-    _print_table("messages per second, median; ratio to Postfix", summarise(rounds))
-    sys.stdout.write(json.dumps(result | as_json(rounds)) + "\n")
-    return 0
-
-
-def _run(options: argparse.Namespace) -> list[Round]:
     loads = [Load(options.messages, options.sessions, options.size, keep) for keep in (False, True)]
+    with _contenders(options, [*_contenders_of(options), floor_contender()]) as contenders:
+        rounds = _run(contenders, loads, options.rounds)
+    result["mail"] = as_json(rounds)
+    return summarise(rounds)
+
+
+def _age(options: argparse.Namespace, result: dict[str, Any]) -> Rows:
+    load = Load(options.messages, options.sessions, options.size, keep_connection=True)
+    with _contenders(options, _contenders_of(options)) as contenders:
+        rounds = _run(contenders, [load], options.rounds)
+    result["age"] = as_json(rounds)
+    return aged(rounds)
+
+
+def _contenders_of(options: argparse.Namespace) -> list[Any]:
+    """Return Postfix, where it is there, and the relay with each engine."""
+    beside = [] if postfix.why_missing() else [postfix_contender()]
+    many = itertools.product(options.engines, options.processes)
+    return beside + [relay_contender(processes, engine) for engine, processes in many]
+
+
+@contextmanager
+def _contenders(options: argparse.Namespace, wanted: Sequence[Any]) -> Iterator[list[Contender]]:
     warm_up = Load(min(200, options.messages), options.sessions, options.size, keep_connection=True)
-    rounds: list[Round] = []
     with ExitStack() as running:
-        contenders = [running.enter_context(postfix_contender())]
-        contenders += [
-            running.enter_context(relay_contender(processes, engine))
-            for engine in options.engines
-            for processes in options.processes
-        ]
-        contenders.append(running.enter_context(floor_contender()))
+        contenders = [running.enter_context(each) for each in wanted]
         for contender in contenders:
             run_round(contender, warm_up)
-        for load in loads:
-            for _ in range(options.rounds):
-                for contender in contenders:
-                    rounds.append(run_round(contender, load))
-                    sys.stderr.write(f"{rounds[-1]}\n")
+        yield contenders
+
+
+def _run(contenders: Sequence[Contender], loads: Sequence[Load], count: int) -> list[Round]:
+    rounds: list[Round] = []
+    for load in loads:
+        for _ in range(count):
+            for contender in contenders:
+                rounds.append(run_round(contender, load))
+                sys.stderr.write(f"{rounds[-1]}\n")
     return rounds
 
 
-def _print_table(title: str, rows: list[dict[str, Any]]) -> None:
+def _cost(options: argparse.Namespace, _result: object) -> Rows:
+    load = Load(options.messages, options.sessions, options.size, keep_connection=True)
+    return cost.rows(load, options.rounds, max(options.processes), options.engines)
+
+
+def _print_table(title: str, rows: Rows) -> None:
     table = Table(title=title)
     for column, value in rows[0].items():
         table.add_column(column.replace("_", " "), justify="left" if isinstance(value, str) else "right")
@@ -130,6 +135,26 @@ def _print_table(title: str, rows: list[dict[str, Any]]) -> None:
         table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()))
     Console().print(table)
 
+
+_MODES: dict[str, tuple[str, Callable[[argparse.Namespace, dict[str, Any]], Rows]]] = {
+    "decisions": (
+        "decisions per second, median",
+        lambda asked, _: decisions.summarise(decisions.measure(asked.rounds, sys.stderr.write)),
+    ),
+    "mail": ("messages per second, median; ratio to the first", _mail),
+    "age": ("messages per second through one spool: the first round, the last, and their ratio", _age),
+    "restart": ("a start with a long queue", lambda asked, _: restart.rows(asked.messages, asked.engines)),
+    "cleaning": (
+        "settling 20 at once while a tenth is held for ever",
+        lambda asked, _: cleaning.rows(asked.messages, asked.size, asked.engines),
+    ),
+    "cost": ("processor time a message, medians", _cost),
+    "floods": ("how long a client waits while strangers flood, medians", lambda _asked, _: floods.rows()),
+}
+_SMTP = {"mail", "age", "cost"}
+"""These need smtp-source and smtp-sink."""
+_STORING = {"mail", "age", "restart", "cleaning"}
+"""By these the disk counts."""
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 User and system time of the relay's own processes, from the client's MAIL to the last removal, a message.
 It says how much work there is, where a rate says what else the machine does too.  Beside it stands the
-floor: what the same loop takes to speak the protocol and nothing else, with aiosmtplib and without.
+floor: what the same loop takes to speak the protocol and nothing else.
 
 Assumes: Linux (`/proc`).  Batches are larger where the machine is busy, and then a message costs less:
 compare what ran in one call.
@@ -15,13 +15,12 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import aiosmtplib
 import uvloop
 
 from tests.bench.contenders import CONNECTIONS, sink_policy
@@ -89,18 +88,13 @@ def _of_relay(load: Load, processes: int, engine: str) -> Iterator[tuple[str, Sp
 
 
 def _floors(load: Load) -> Iterator[tuple[str, Spent]]:
-    clients: dict[str, Callable[[int, int], Awaitable[None]]] = {
-        "floor of sending, bare protocol": _send_bare,
-        "floor of sending, aiosmtplib": _send_aiosmtplib,
-    }
-    for name, client in clients.items():
-        with smtp_sink() as sink, _counted_away(sink):
-            before = _of_thread()
-            uvloop.run(_many(client, sink.port, load.messages))
-            yield name, _since(before, load.messages)
+    with smtp_sink() as sink, _counted_away(sink):
+        before = _of_thread()
+        uvloop.run(_send_many(sink.port, load.messages))
+        yield "floor of sending", _since(before, load.messages)
     before = _of_thread()
     uvloop.run(_receive_bare(load))
-    yield "floor of receiving, bare protocol", _since(before, load.messages)
+    yield "floor of receiving", _since(before, load.messages)
 
 
 class _BareClient(asyncio.Protocol):
@@ -163,8 +157,8 @@ class _BareServer(asyncio.Protocol):
                 self._transport.close()
 
 
-async def _many(client: Callable[[int, int], Awaitable[None]], port: int, messages: int) -> None:
-    await asyncio.gather(*(client(port, messages // CONNECTIONS) for _ in range(CONNECTIONS)))
+async def _send_many(port: int, messages: int) -> None:
+    await asyncio.gather(*(_send_bare(port, messages // CONNECTIONS) for _ in range(CONNECTIONS)))
 
 
 async def _send_bare(port: int, messages: int) -> None:
@@ -172,15 +166,6 @@ async def _send_bare(port: int, messages: int) -> None:
     over: asyncio.Future[None] = loop.create_future()
     await loop.create_connection(lambda: _BareClient(messages, over), "127.0.0.1", port)
     await over
-
-
-async def _send_aiosmtplib(port: int, messages: int) -> None:
-    async with aiosmtplib.SMTP(hostname="127.0.0.1", port=port, use_tls=False, start_tls=False) as client:
-        await client.ehlo()
-        for _ in range(messages):
-            await client.mail("mjd@front.test")
-            await client.rcpt("r@list.test")
-            await client.data(CONTENT)
 
 
 async def _receive_bare(load: Load) -> None:

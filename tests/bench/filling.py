@@ -1,21 +1,46 @@
 """Mail for the benchmarks, accepted as a listener accepts it."""
 
-from collections.abc import Iterable
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 
+from relay.clock import SystemClock
 from relay.mail.envelope import Envelope
-from relay.spool.interface import Intake
+from relay.spool.disk.durable import RealDisk
+from relay.spool.engines import ENGINES
+from relay.spool.interface import Intake, Spool
 
 
-def accept(intake: Intake, mail: Iterable[tuple[bytes, Envelope]]) -> None:
-    """Accept messages together; each is a content and its envelope."""
+@contextmanager
+def opened_spool(root: Path, engine: str) -> Iterator[tuple[Spool, Intake]]:
+    """Own a queue, and take mail into it."""
+    disk, clock = RealDisk(), SystemClock()
+    with (
+        closing(ENGINES[engine].spool(str(root), disk, clock, _fail)) as spool,
+        closing(ENGINES[engine].intake(str(root), disk, clock)) as intake,
+    ):
+        yield spool, intake
+
+
+def accept(intake: Intake, content: bytes, envelopes: list[Envelope]) -> None:
+    """Accept messages together."""
     drafts = []
-    for content, envelope in mail:
+    for envelope in envelopes:
         draft = intake.draft()
         draft.append(content)
         drafts.append((draft, envelope))
-    assert not any(intake.accept(drafts))
+    failed = [error for error in intake.accept(drafts) if error is not None]
+    if failed:
+        raise failed[0]
 
 
-def slices(count: int, at_once: int) -> Iterable[range]:
-    """Yield so many numbers from 0, some at a time."""
-    return (range(start, min(count, start + at_once)) for start in range(0, count, at_once))
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="relay-bench-") as name:
+        yield Path(name)
+
+
+def _fail(name: str, why: str) -> None:
+    sys.exit(f"{name}: {why}")

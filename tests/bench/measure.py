@@ -68,14 +68,14 @@ def send_through(port: int, sink: SmtpSink, load: Load) -> tuple[float, float]:
 
 
 def summarise(rounds: Sequence[Round]) -> list[dict[str, Any]]:
-    """Return a row for each contender and load: medians, and their ratio to Postfix's."""
+    """Return a row for each contender and load: medians, and their ratio to the first one's."""
     rows: list[dict[str, Any]] = []
     for load in dict.fromkeys(each.load for each in rounds):
         medians = {
             contender: _medians([each for each in rounds if (each.contender, each.load) == (contender, load)])
             for contender in dict.fromkeys(each.contender for each in rounds)
         }
-        accept_rate, end_to_end_rate = medians["postfix"]
+        accept_rate, end_to_end_rate = next(iter(medians.values()))
         rows += [
             {
                 "load": load,
@@ -90,9 +90,29 @@ def summarise(rounds: Sequence[Round]) -> list[dict[str, Any]]:
     return rows
 
 
-def as_json(rounds: Sequence[Round]) -> dict[str, Any]:
+def aged(rounds: Sequence[Round]) -> list[dict[str, Any]]:
+    """Return a row for each contender: its last round beside its first."""
+    rows = []
+    for contender in dict.fromkeys(each.contender for each in rounds):
+        own = [each for each in rounds if each.contender == contender]
+        first, last = own[0], own[-1]
+        rows.append(
+            {
+                "contender": contender,
+                "first_accept_rate": round(first.accept_rate, 1),
+                "last_accept_rate": round(last.accept_rate, 1),
+                "accept_ratio": round(last.accept_rate / first.accept_rate, 2),
+                "first_end_to_end_rate": round(first.end_to_end_rate, 1),
+                "last_end_to_end_rate": round(last.end_to_end_rate, 1),
+                "end_to_end_ratio": round(last.end_to_end_rate / first.end_to_end_rate, 2),
+            }
+        )
+    return rows
+
+
+def as_json(rounds: Sequence[Round]) -> list[dict[str, Any]]:
     """Return everything measured, for a script."""
-    return {"summary": summarise(rounds), "rounds": [asdict(each) for each in rounds]}
+    return [asdict(each) for each in rounds]
 
 
 def _medians(rounds: Sequence[Round]) -> tuple[float, float]:

@@ -3,9 +3,9 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from relay.listener.ports import NotAccepted
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
+from relay.smtp.commands import Refused
 
 
 class MemoryDraft:
@@ -102,7 +102,7 @@ class MemoryIntake:
     async def spill(self, draft: Draft) -> None:
         assert isinstance(draft, MemoryDraft)
         if self.spill_error is not None:
-            if isinstance(self.spill_error, NotAccepted):
+            if isinstance(self.spill_error, Refused):
                 self.discarded.append(draft.queue_id)
             raise self.spill_error
         draft.spill()

@@ -1,4 +1,4 @@
-"""A file of notes of any bytes: notes about recipients from which a report can be written, and no error."""
+"""Notes of any bytes: notes about recipients from which a report can be written, and no error."""
 
 import json
 
@@ -6,32 +6,20 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.mail.report import Reason
 from relay.sender.reports import Reporter
 from relay.spool.interface import Message, Note, Status
-from relay.spool.maildir import notes_file
-from relay.spool.maildir.layout import Layout
-from relay.spool.message import message_file
-from tests.fakes.disk import ModelDisk
+from relay.spool.message import message_file, notes
 from tests.fuzz.choices import Choices
 from tests.fuzz.work import bounded
 
-LAYOUT = Layout("/spool")
-QUEUE_ID = QueueId("0123456789abcdef")
-PATH = LAYOUT.notes(QUEUE_ID)
 ENVELOPE = Envelope("s@example.org", ("a@example.com", "b@example.com"), 7, "h[192.0.2.1]", "h", "ESMTP")
+MESSAGE = Message(
+    QueueId("0123456789abcdef"),
+    ENVELOPE,
+    message_file.shape_of(ENVELOPE, 12, eight_bit=False),
+    (Status.BOUNCED, Status.EXPIRED),
+    content=b"Subject: x\r\n",
+)
 VALUES: tuple[object, ...] = (
-    None,
-    True,
-    0,
-    1,
-    -1,
-    2**70,
-    1.5,
-    "",
-    "bounced",
-    "\udc80",
-    "a\r\nb",
-    [],
-    {},
-    ["x"],
+    *(None, True, 0, 1, -1, 2**70, 1.5, "", "bounced", "\udc80", "a\r\nb", [], {}, ["x"]),
 )
 KEYS = ("index", "status", "reason", "diagnostic", "remote", "at_ns", "attempts", "more")
 TOKENS = [b"\n", b"{", b"}", b'"', b":", b"\0" * 512, b"null", b"[" * 40, b'"index":1']
@@ -58,28 +46,22 @@ def nearly_valid(choices: Choices) -> bytes:
 def target(raw: bytes) -> None:
     choices = Choices(raw)
     content = nearly_valid(choices) if choices.yes() else choices.rest()
-    disk = ModelDisk()
-    disk.make_directory(LAYOUT.folder("bounce"))
-    disk.plant(PATH, content)
     with bounded(500 + 50 * content.count(b"\n")):
-        found = notes_file.read(disk, LAYOUT, QUEUE_ID)
+        found = notes.latest(content)
     assert [note.index for note in found] == sorted({note.index for note in found})
+    assert notes.latest(notes.encode(found)) == found
 
-    notes_file.append(disk, LAYOUT, {QUEUE_ID: found})
-    assert notes_file.read(disk, LAYOUT, QUEUE_ID) == found
     ours = Note(1, "5.1.1", Reason.BOUNCED.value, "550 no", None, 7)
-    notes_file.append(disk, LAYOUT, {QUEUE_ID: [ours]})
-    by_index = {note.index: note for note in notes_file.read(disk, LAYOUT, QUEUE_ID)}
-    assert by_index[1] == ours
+    by_index = {note.index: note for note in found}
+    known = notes.latest(content + notes.encode([ours]))
+    assert {note.index: note for note in known} == by_index | {1: ours}
     # What was believed never stands in the way of the report.
-    shape = message_file.shape_of(ENVELOPE, 0, eight_bit=False)
-    statuses = (Status.BOUNCED, Status.EXPIRED)
-    message = Message(QUEUE_ID, ENVELOPE, shape, statuses, is_held=False, is_warned=False, content=b"")
-    owed = message.owed_report
+    owed = MESSAGE.owed_report
     assert owed is not None
-    for known in (by_index, {note.index: note for note in found}):
-        _, report = Reporter("relay.example").endings(message, b"Subject: x\r\n", owed, known, is_whole=False)
-        assert b"a@example.com" in report
+    for each in (known, found):
+        assert (
+            b"a@example.com" in Reporter("relay.example").report(MESSAGE._replace(notes=each), owed).content
+        )
 
 
 SEEDS = [

@@ -3,10 +3,9 @@
 import json
 
 from relay.clock import SECOND_NS
-from relay.mail.envelope import QueueId
-from relay.spool.message import message_file
+from relay.spool.message.message_file import encode_envelope
 from relay.throttle.history_format import At, group, header
-from tests.fuzz import history, spool_record
+from tests.fuzz import history, message_file
 
 
 def _note(**changed: object) -> bytes:
@@ -24,11 +23,11 @@ def _note(**changed: object) -> bytes:
 
 def _message(facts: bytes) -> bytes:
     """Return a message file with right checksums and this for its facts."""
-    return b"\0" + spool_record.sealed(b"x\r\n", facts + b"\nTa@example.com\n", 1)
+    return b"\0" + message_file.sealed(b"x\r\n", facts + b"\nTa@example.com\n", 1)
 
 
 def _with(**changed: object) -> bytes:
-    envelope = message_file.encode_envelope(QueueId(spool_record.QUEUE_ID), spool_record.ENVELOPE)
+    envelope = encode_envelope(message_file.QUEUE_ID, message_file.ENVELOPE)
     return json.dumps(json.loads(envelope.split(b"\n")[0]) | changed).encode()
 
 
@@ -37,6 +36,9 @@ def _history(*records: bytes) -> bytes:
 
 
 REGRESSIONS: dict[str, dict[str, bytes]] = {
+    "checkpoint": {
+        "a note of a recipient that was told of": b"\1\2" + bytes(3) + b"\2\0\0\0\1\0\0\0" + b"\2\0\0\1",
+    },
     "history": {
         "a group at the edge of the skew": b"\0"
         + header(history.BOOTS[0])
@@ -64,7 +66,8 @@ REGRESSIONS: dict[str, dict[str, bytes]] = {
         "more whole replies at once than one may be long": b"\0\x7f"
         + b"250 ok, and some more of it\r\n" * 2000,
     },
-    "spool_record": {
+    "marks": {"recipients without a message": b"\0\0\0xTa@example.com\nTT@example.com\n"},
+    "message_file": {
         "brackets without end": _message(b"[" * 100_000),
         "a reverse-path that is no text": _message(_with(reverse_path=7)),
         "an arrival that is no number": _message(_with(arrival_at_ns="now")),

@@ -6,15 +6,18 @@ from typing import Protocol, cast
 
 from tests.fuzz import (
     addresses,
+    checkpoint,
     content,
     history,
     listener_session,
+    log_segment,
+    marks,
+    message_file,
     notes,
     policy,
     proxy_header,
     replies,
     rewriting,
-    spool_record,
     token_answers,
     upstream_session,
 )
@@ -30,15 +33,18 @@ class Target(Protocol):
 
 _MODULES: tuple[ModuleType, ...] = (
     addresses,
+    checkpoint,
     content,
     history,
     listener_session,
+    log_segment,
+    marks,
+    message_file,
     notes,
     policy,
     proxy_header,
     replies,
     rewriting,
-    spool_record,
     token_answers,
     upstream_session,
 )

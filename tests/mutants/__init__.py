@@ -4,7 +4,6 @@ sites        where the spool, its threads and the throttle sync, order and check
 operators    the general mutants: a comparison, a number, a call, changed in any line
 equivalents  what cannot be noticed, with the proof: equivalents.yaml
 known        what the tests do without any mutant, and which of them could notice one
-earlier      which test to ask first, from the run before
 judging      makes each mutant in a copy of the project, and runs the tests that could notice it
 plugin       the part of that in the process that runs the tests; swap puts a mutant into it
 page         what became of them: figures

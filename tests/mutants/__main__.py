@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.mutants import page
-from tests.mutants.earlier import Earlier
 from tests.mutants.equivalents import Equivalents
 from tests.mutants.judging import Judge
 from tests.mutants.known import ROOT
@@ -31,7 +30,6 @@ JUDGED = (
     "relay/mail/report.py",
 )
 """The general mutants are drawn from these."""
-LEAST_SCORE = 0.9
 
 
 def main() -> int:
@@ -53,15 +51,12 @@ def main() -> int:
 
         def verdict(each: tuple[str, Site]) -> Verdict:
             why = equivalents.why(*each)
-            hint = earlier.hint(*each)
-            caught = judge.judge(*each, hint, only_able=why is not None, most_s=options.quick)
-            earlier.keep(*each, caught)
+            caught = judge.judge(*each, only_able=why is not None, most_s=options.quick)
             found = Verdict(*each, caught, why)
             sys.stdout.write(f"{page.line(found.module, found.site)}\n    {found.told}\n")
             sys.stdout.flush()
             return found
 
-        earlier = Earlier(options.earlier)
         with ThreadPoolExecutor(options.at_once) as pool:
             verdicts = list(pool.map(verdict, wanted))
         judge.close()
@@ -80,7 +75,6 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--quick", type=float, help="only the likeliest tests of so many seconds")
     parser.add_argument("--known", type=Path, help="keep here what the tests do without a mutant")
-    parser.add_argument("--earlier", type=Path, help="ask first what noticed in an earlier run; kept here")
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--list", action="store_true", help="only say which mutants there are")
     return parser.parse_args()

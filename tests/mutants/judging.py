@@ -99,12 +99,11 @@ class Judge:
         self,
         module: str,
         site: Site,
-        hint: str | None = None,
         *,
         only_able: bool = False,
         most_s: float | None = None,
     ) -> str | None:
-        """Return the first test that fails with a mutant, or None; `hint` is the test to ask first.
+        """Return the first test that fails with a mutant, or None.
 
         `only_able` leaves out what cannot notice and what is long, `most_s` also all but the
         likeliest tests.
@@ -116,7 +115,7 @@ class Judge:
         try:
             # Also for those who start processes that import it.
             file.write_text(mutated(source, site))
-            able = sorted(self._ranked(module, site), key=lambda test: test != hint)
+            able = self._ranked(module, site)
             if most_s is not None:
                 spent = itertools.accumulate(self.known.seconds[test] for test in able)
                 able = [test for test, seconds in zip(able, spent, strict=True) if seconds <= most_s]

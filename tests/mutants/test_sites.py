@@ -192,9 +192,9 @@ import relay.spool.root.headroom as room
 source = open(room.__file__).read()
 sites = [site for site in operators(source) if site.where == "why_no_room()" and site.kind == "comparison"]
 keep = room.why_no_room
-assert keep((room.HEADROOM_BYTES, None)) is None
+assert keep((room.HEADROOM_BYTES, None)) is not None
 swap(room.__file__, source, mutated(source, sites[0]))
-assert keep((room.HEADROOM_BYTES, None)) is not None, "the mutant is not in force"
+assert keep((room.HEADROOM_BYTES, None)) is None, "the mutant is not in force"
 try:
     swap(room.__file__, source, source)
 except ValueError:

@@ -7,7 +7,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 from relay.daemon.assembly import Assembly
-from relay.daemon.listening import look_for_room, spool_intake
+from relay.daemon.spool_intake import spool_intake
 from relay.listener.access import Client
 from relay.listener.session import ClientSession
 from relay.listener.shared import Reception
@@ -150,7 +150,7 @@ class SimulatedRelay:
             self._on_fault(error)
             return
         self.is_up = True
-        for chore in (*self._parts.chores(), look_for_room(self.intake)):
+        for chore in (*self._parts.chores(), self.intake.keep_looking_for_room()):
             self._tasks.append(asyncio.create_task(chore))
 
     async def edit(self, policy_text: str) -> None:

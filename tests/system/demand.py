@@ -12,6 +12,7 @@ DEBIAN_PACKAGES = {
     "dovecot": "dovecot-core",
     "e2fsck": "e2fsprogs",
     "haproxy": "haproxy",
+    "losetup": "mount",
     "mkfs.btrfs": "btrfs-progs",
     "mkfs.ext4": "e2fsprogs",
     "mkfs.xfs": "xfsprogs",

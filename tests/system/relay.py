@@ -188,17 +188,17 @@ class RelayProcess:
             raise
 
     def is_empty(self) -> bool:
-        """Return whether it has no message; raises OSError and more while nobody answers."""
-        status = json.loads(self.get("/status.json"))
-        # A message with no recipient left may still owe its report.
-        counted = sum(its["messages"] for state, its in status["queue"].items() if state != "corrupt")
-        return counted + status["recovering"] == 0 and self.stored() == 0
+        """Return whether it has no message; raises OSError and more while nobody answers.
 
-    def stored(self) -> int:
-        """Return how many messages of a maildir are on disk, whatever the relay knows of them."""
-        spool = self.folder / str(self.policy["spool"]) if isinstance(self.policy["spool"], str) else None
-        folders = ("new", "hold", "cur/*")
-        return 0 if spool is None else sum(len([*spool.glob(f"{each}/*")]) for each in folders)
+        First its memory says so.  Only then it is asked for what it has yet to claim: else the report about
+        the last message could be published, and that message leave the memory, between the two.
+        """
+        if messages_in(json.loads(self.get("/status.json"))):
+            return False
+        ran = self.command("status", "--json")
+        if ran.returncode != os.EX_OK:
+            raise ConnectionError(ran.stderr)
+        return messages_in(json.loads(ran.stdout)) == 0
 
     def _started(self) -> Started:
         assert self._relay is not None, "no relay was started here"
@@ -220,6 +220,12 @@ class RelayProcess:
                     raise TimeoutError(f"relay run not ready in {HANG_S:g} s:\n" + "\n".join(self.log()))
         finally:
             os.close(ended)
+
+
+def messages_in(status: Mapping[str, Any]) -> int:
+    """Return how many messages a status tells of, but for damaged ones."""
+    counted = sum(its["messages"] for state, its in status["queue"].items() if state != "corrupt")
+    return int(counted + status["recovering"])
 
 
 def _series(name: str, labels: Mapping[str, str]) -> str:

@@ -18,6 +18,9 @@ from tests.system.smtp_tools import smtp_sink
 from tests.system.waiting import HANG_S, wait_until
 from tests.system.warm import WarmRelay
 
+ENGINES = ("maildir", "log")
+FOLDERS = ("tmp", "new", "long")
+"""Where mail is that was not accepted yet, or just now."""
 ONE_MESSAGE = re.compile(rb"^reserved [0-9]+ [0-9]+ [0-9]+ 1 1 0 [0-9]+$", re.MULTILINE)
 """The line of a reservation of one message to one recipient, without shares."""
 LONG = (b"x" * 70 + b"\r\n") * 8192
@@ -47,45 +50,47 @@ def _hand_over(port: int) -> bytes:
     return b"%d %s" % (code, text)
 
 
-def test_marks_that_could_not_be_synced_are_written_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("engine", "syscall"), [("maildir", "fdatasync"), ("log", "fsync")])
+def test_marks_that_could_not_be_synced_are_written_again(tmp_path: Path, engine: str, syscall: str) -> None:
     demand(smtp_tools.why_missing(), missing_program("strace"))
-    # It answers DATA late: by then the slot is durable, and what follows is the status byte.
+    # It answers DATA late: by then the slot is durable, and what follows is the mark, in a log a new segment.
     with smtp_sink("-w", "3") as sink:
         history = tmp_path / "history"
         isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "history": str(history)}
-        relay = WarmRelay(tmp_path, {"isp": isp})
+        relay = WarmRelay(tmp_path, {"isp": isp}, spool={"path": "./spool", "engine": engine})
         with relay:
             assert _hand_over(relay.port).startswith(b"250")
             wait_until(lambda: history.exists() and ONE_MESSAGE.search(history.read_bytes()))
-            with _failing(relay.pid, "fdatasync"):
+            with _failing(relay.pid, syscall):
                 relay.wait_for_log(lambda line: "spool failed: Input/output error" in line)
             relay.wait_until_empty()
         assert sink.count == 1
+        assert relay.command("fsck").returncode == os.EX_OK
 
 
-def test_mail_that_cannot_be_synced_gets_451_and_is_given_up(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_mail_that_cannot_be_synced_gets_451_and_is_given_up(tmp_path: Path, engine: str) -> None:
     demand(smtp_tools.why_missing(), missing_program("strace"))
     with smtp_sink() as sink:
         history = tmp_path / "history"
         isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "history": str(history)}
-        relay = WarmRelay(tmp_path, {"isp": isp})
+        relay = WarmRelay(tmp_path, {"isp": isp}, spool={"path": "./spool", "engine": engine})
         with relay:
             # Its start has looked for the history by then, and has nothing more to sync.
             wait_until(history.with_suffix(".lock").exists)
             with _failing(relay.pid, "fsync"):
                 assert _hand_over(relay.port).startswith(b"451 4.3.0")
-            spool = tmp_path / "spool"
-            assert [path for name in ("tmp", "new") for path in (spool / name).iterdir()] == []
+            assert relay.queue() == []
+            assert [path for name in FOLDERS for path in (tmp_path / "spool" / name).glob("*")] == []
             relay.wait_for_log(lambda line: "spool failed: accept: message: Input/output error" in line)
             assert _hand_over(relay.port).startswith(b"250")
             sink.wait_for(1)
             relay.wait_until_empty()
         assert sink.count == 1
+        assert relay.command("fsck").returncode == os.EX_OK
 
 
-@pytest.mark.parametrize("engine", ["maildir", "log"])
+@pytest.mark.parametrize("engine", ENGINES)
 async def test_a_damaged_sector_of_long_content_is_no_fault_of_the_sender(
     tmp_path: Path, engine: str
 ) -> None:

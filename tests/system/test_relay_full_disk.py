@@ -5,6 +5,7 @@ only then does the upstream wake up.  At every eighth level the relay is killed 
 disk and started on it.
 """
 
+import os
 import smtplib
 import urllib.error
 from pathlib import Path
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.full
 LEVELS = [number * 4096 for number in range(24)] + [number * MEGABYTE // 2 for number in range(1, 41)]
 """Bytes that are free: densely where the last blocks are, then up to above the headroom."""
 DISK_BYTES = 64 * MEGABYTE
+STARTS_WITH_BYTES = {"maildir": 0, "log": 16 * 1024}
+"""What an engine needs to go on after a start: each start of the log begins another segment of its own."""
 HEADROOM_BYTES = 16 * MEGABYTE
 """That new mail leaves, as docs/operating.md says."""
 
@@ -53,28 +56,40 @@ class Sending:
         return code == 250
 
 
-def test_64_levels_of_a_full_disk_lose_nothing_and_relaying_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", STARTS_WITH_BYTES)
+def test_64_levels_of_a_full_disk_lose_nothing_and_relaying_goes_on(tmp_path: Path, engine: str) -> None:
     demand(small_disk.why_missing(), smtp_tools.why_missing())
     assert len(LEVELS) == 64
     with ext4(tmp_path / "small", size_bytes=DISK_BYTES) as disk, smtp_sink() as sink:
         upstream = {"host": "127.0.0.1", "port": sink.port, "tls": "none"}
         limits = [{"messages": 100_000, "per": "1h"}]
-        relay = WarmRelay(tmp_path, {"isp": upstream | {"limits": limits}}, spool="./small/spool")
+        spool = {"path": "./small/spool", "engine": engine}
+        relay = WarmRelay(tmp_path, {"isp": upstream | {"limits": limits}}, spool=spool)
         client = Sending(relay.port)
         with relay:
             for number, level in enumerate(LEVELS):
-                _fill_and_go_on(relay, disk, sink, client, level, restarts=number % 8 == 0)
-                FIGURES["levels of a full disk, a real relay on ext4"] += 1
+                makes_room = level < STARTS_WITH_BYTES[engine]
+                restarts = number % 8 == 0
+                _fill_and_go_on(relay, disk, sink, client, level, restarts=restarts, makes_room=makes_room)
+                FIGURES[f"levels of a full disk, a real relay on ext4, {engine}"] += 1
             _check_ready(relay, disk)
             relay.wait_until_empty()
         assert sink.count == client.accepted, "relayed twice, or lost"
         assert client.refused >= 32
-        assert not [line for line in relay.log() if "corrupt" in line and "corrupt=0" not in line]
+        assert relay.command("fsck").returncode == os.EX_OK
 
 
 def _fill_and_go_on(
-    relay: WarmRelay, disk: SmallDisk, sink: SmtpSink, client: Sending, level: int, *, restarts: bool
+    relay: WarmRelay,
+    disk: SmallDisk,
+    sink: SmtpSink,
+    client: Sending,
+    level: int,
+    *,
+    restarts: bool,
+    makes_room: bool,
 ) -> None:
+    """With `makes_room` there is room again once it is started on the full disk."""
     disk.empty()
     if restarts:
         # The sink counts before it replies: halted between the two it would make the kill repeat a message.
@@ -91,6 +106,8 @@ def _fill_and_go_on(
         if restarts:
             relay.kill()
             relay.start()
+            if makes_room:
+                disk.empty()
     sink.wait_for(client.accepted)
 
 

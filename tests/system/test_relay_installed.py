@@ -56,6 +56,6 @@ def test_what_is_installed_runs_and_names_no_place_where_it_was_made(tmp_path: P
     share = root / "usr" / "share"
     for name in (
         "man/man8/relay.8", "man/man5/relay-policy.5", "bash-completion/completions/relay",
-        "zsh/vendor-completions/_relay", "fish/vendor_completions.d/relay.fish", "doc/relay/UPGRADING.md",
+        "zsh/vendor-completions/_relay", "fish/vendor_completions.d/relay.fish", "doc/relay/CHANGELOG.md",
     ):  # fmt: skip
         assert (share / name).is_file(), name

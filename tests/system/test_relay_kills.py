@@ -166,6 +166,7 @@ def _suffer(
         # What was cut off may still be decided.
         wait_until(lambda: host.unanswered == 0)
         assert relay.stop() == 0
+        assert relay.command("fsck").returncode == os.EX_OK
         verdict = judge(
             host.seen(),
             host.tried,

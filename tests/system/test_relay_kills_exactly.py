@@ -39,8 +39,15 @@ NUMBERS = 100
 """How far the numbers of two runs are apart; the second letter of each is a long one (see `of_every_end`)."""
 MOST = 10_000
 LIMIT = {"messages": MOST, "per": "1s"}
-PLACES = {"notes": r"/bounce/", "hold": r"/hold\b", "reports": r"/[0-9a-z]{16}r[0-9]*\b"}
-"""What a call is about that has to do with a note, with a hold or its release, and with a report."""
+PLACES = {
+    "maildir": {"notes": r"/notes/", "hold": r"/hold\b", "reports": r"/[0-9a-z]{16}r[0-9]*\b"},
+    "log": {
+        "accepted": r"/log/[0-9a-z]{16}\.0",
+        "settled": r"/log/sender\.0",
+        "checkpoint": r"/log/checkpoint",
+    },
+}
+"""By the engine, what a call is about that has to do with each of these."""
 SECOND_KILL_WITHIN = 60
 """Calls of the second start ahead of which it is killed; a whole run has about a hundred."""
 
@@ -48,15 +55,17 @@ SECOND_KILL_WITHIN = 60
 class Gallows:
     """One upstream and one spool for many runs, and the account of them all."""
 
-    def __init__(self, folder: Path, host: StrictSmarthost, seed: int) -> None:
+    def __init__(self, folder: Path, host: StrictSmarthost, seed: int, engine: str) -> None:
         # So a letter with three recipients takes two transactions.
         # Whoever is refused here is refused on purpose, each time.
         isp = host.upstream(connections=CONNECTIONS, max_recipients=2, limits=[LIMIT], shield=None)
-        self.relay = WarmRelay(folder, {"isp": isp}, reports={"per_hour": None})
+        spool = {"path": "./spool", "engine": engine}
+        self.relay = WarmRelay(folder, {"isp": isp}, spool=spool, reports={"per_hour": None})
+        self.places = PLACES[engine]
         self.operator = Operator()
         self.runs = 0
         self.ahead_of: Counter[str] = Counter()
-        """How many kills were ahead of each call, and about each of PLACES."""
+        """How many kills were ahead of each call, and about each of `places`."""
         self._host = host
         self._dice = random.Random(seed)
         self._kills = Kills()
@@ -89,6 +98,7 @@ class Gallows:
     def judged(self) -> str:
         """Judge all runs; return the figures."""
         wait_until(lambda: self._host.unanswered == 0)
+        assert self.relay.command("fsck").returncode == os.EX_OK
         seen, tried = self._host.seen(), self._host.tried
         verdict = judge(seen, tried, self._kills, self._acknowledged, self._attempted, letter=of_every_end)
         verdict.assert_good(connections=CONNECTIONS)
@@ -154,37 +164,43 @@ class Gallows:
             self.relay.stop()
         if has_killed:
             self.ahead_of[calls[-1].name] += 1
-            self.ahead_of.update(place for place, its in PLACES.items() if re.search(its, calls[-1].about))
+            self.ahead_of.update(
+                place for place, its in self.places.items() if re.search(its, calls[-1].about)
+            )
         return has_killed
 
 
 @pytest.fixture
-def gallows(tmp_path: Path, crash_seed: int) -> Iterator[Gallows]:
+def gallows(tmp_path: Path, crash_seed: int, engine: str) -> Iterator[Gallows]:
     demand(syscalls.why_missing())
     with StrictSmarthost(tmp_path, LIMIT, seed=1) as host:
-        yield Gallows(tmp_path, host, seed=crash_seed)
+        yield Gallows(tmp_path, host, crash_seed, engine)
 
 
-def test_kills_ahead_of_changes_lose_nothing(gallows: Gallows, tell: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("engine", ["maildir", pytest.param("log", marks=pytest.mark.full)])
+def test_kills_ahead_of_changes_lose_nothing(
+    gallows: Gallows, tell: Callable[[str], None], engine: str
+) -> None:
     """Ahead of some changes of each kind, and every 97th of a life that ends with a stop."""
     assert gallows.hang(3)  # the folders of the spool are made
-    for about in PLACES.values():
+    for about in gallows.places.values():
         assert gallows.hang(2, about)
     for nth in itertools.count(1, 97):
         if not gallows.hang(nth):
             break
-    tell(f"{gallows.judged()}")
+    tell(f"{engine}: {gallows.judged()}")
     assert nth > 200, "so many changes there are at least"
-    assert set(gallows.ahead_of) > set(PLACES)
+    assert set(gallows.ahead_of) > set(gallows.places)
 
 
 @pytest.mark.crash
+@pytest.mark.parametrize("engine", PLACES)
 def test_a_kill_ahead_of_any_change_loses_nothing(
-    gallows: Gallows, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
+    gallows: Gallows, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float, engine: str
 ) -> None:
     """Ahead of all of them, in an order of chance, and so again and again until the budget is used up."""
     dice = random.Random(crash_seed)
-    until_s = time.monotonic() + crash_budget_s / 8
+    until_s = time.monotonic() + crash_budget_s / 16
     gallows.hang(1)
     ahead: list[int] = []
     last = 600
@@ -195,20 +211,21 @@ def test_a_kill_ahead_of_any_change_loses_nothing(
             # Runs differ a little in how many changes they make.
             last = min(last, nth + 20)
             ahead = [each for each in ahead if each < last]
-    tell(f"seed {crash_seed}: {gallows.judged()}")
+    tell(f"seed {crash_seed}, {engine}: {gallows.judged()}")
 
 
 @pytest.mark.crash
+@pytest.mark.parametrize("engine", PLACES)
 def test_a_kill_of_a_listener_ahead_of_any_change_loses_nothing(
-    gallows: Gallows, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
+    gallows: Gallows, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float, engine: str
 ) -> None:
     gallows.relay.policy["listen"][0]["processes"] = 1
     gallows.relay.write_policy()
     dice = random.Random(crash_seed)
-    until_s = time.monotonic() + crash_budget_s / 8
+    until_s = time.monotonic() + crash_budget_s / 16
     last = 100
     while time.monotonic() < until_s:
         nth = dice.randint(1, last)
         if not gallows.hang_listener(nth):
             last = max(nth - 1, 1)  # so many changes there are not
-    tell(f"seed {crash_seed}: {gallows.judged()}")
+    tell(f"seed {crash_seed}, {engine}: {gallows.judged()}")

@@ -59,7 +59,7 @@ def killed_ahead(folder: Path, nth: int, words: list[str], text: bytes = b"") ->
 def contents(policy: Path) -> list[bytes]:
     """Return the content of what is queued, behind our Received line; nothing may be damaged."""
     at = ("--policy", str(policy))
-    assert run("fsck", *at).returncode != os.EX_DATAERR
+    assert run("fsck", *at).returncode in (os.EX_OK, os.EX_NOINPUT)
     listed = run("queue", *at, "--json")
     ids = "\n".join(json.loads(line)["queue_id"] for line in listed.stdout.splitlines())
     with tempfile.TemporaryDirectory() as output:

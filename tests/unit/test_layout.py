@@ -275,7 +275,7 @@ def test_no_test_sleeps_and_the_system_is_tested_from_outside() -> None:
 
 
 def test_every_path_in_prose_is_there() -> None:
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "Makefile"]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Makefile"]
     told = [(page.name, page.read_text()) for page in pages]
 
     _none(

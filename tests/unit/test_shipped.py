@@ -44,7 +44,7 @@ README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 DOCS = ROOT / "docs"
 EVENTS_AND_METRICS = DOCS / "events-and-metrics.md"
-PAGES = [README, ARCHITECTURE, ROOT / "UPGRADING.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [README, ARCHITECTURE, *sorted(DOCS.rglob("*.md"))]
 UNIT = ROOT / "deploy" / "relay.service"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 

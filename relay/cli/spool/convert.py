@@ -1,8 +1,6 @@
 """`relay spool convert`: the spool, from one engine to another, while no relay runs."""
 
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -17,9 +15,6 @@ from relay.spool.convert import Converted, convert
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import engine_of
 from relay.spool.interface import Full, SpoolBusy, SpoolError
-
-TOLD_EACH = 20
-"""Pages between two lines of how far it is."""
 
 
 class DiskFailed(click.ClickException):
@@ -59,7 +54,7 @@ def convert_spool(policy_path: Path, spool: Path | None, *, target: str | None, 
         if is_dry:
             _foretell(root, engine_of(root, disk), wanted)
             return
-        done = convert(root, wanted, disk, SystemClock(), _tell_corrupt, _progress())
+        done = convert(root, wanted, disk, SystemClock(), _tell_corrupt)
     except SpoolBusy as busy:
         raise TryLater(str(busy)) from busy
     except Full as error:
@@ -106,15 +101,3 @@ def _advise(policy: Policy, wanted: str) -> None:
 
 def _tell_corrupt(name: str, why: str) -> None:
     click.echo(printable(f"{name}: {why}; it is in corrupt/"), err=True)
-
-
-def _progress() -> Callable[[], None]:
-    steps = 0
-
-    def on_step() -> None:
-        nonlocal steps
-        steps += 1
-        if steps % TOLD_EACH == 0 and sys.stderr.isatty():
-            click.echo(f"\r{steps:,} pages", err=True, nl=False)
-
-    return on_step

@@ -99,7 +99,7 @@ def _of_spool(policy: Policy) -> tuple[int, list[Finding]]:
                 "set_aside",
                 each.reason,
                 "never sent, never deleted",
-                "look at it; `relay export` may save it; then remove it",
+                "look at it, send by hand what is worth it, then remove it",
             )
             for each in spool.set_aside(MOST_LISTED)
         ]

@@ -10,8 +10,8 @@ Rules, measured on ext4, xfs and btrfs with real crash images:
 - after any failed sync the pages are marked clean though the disk has the old bytes: a second sync
   that "succeeds" proves nothing.  So nothing here retries, and the caller that meets the error
   abandons the file (inbound) or stops trusting its memory (state);
-- a lock is flock on a file of its own, never unlinked: a POSIX lock is lost as soon as any descriptor
-  of the file is closed.
+- a lock is flock: a POSIX lock is lost as soon as any descriptor of the file is closed.  A locked file is
+  unlinked by nobody else, and who locks one that others may unlink asks `leads_to` afterwards.
 
 Does not: decide what to write when.
 """

@@ -5,8 +5,8 @@ r"""What a start need not read again: one file, replaced whole, and a second cop
     JSON: a segment, whether it is damaged, and its messages: id, offset, length, and what was said of it
     …
 
-What lies below a stream's position and is not listed has ended.  So no segment goes that either copy needs:
-segments are removed only when both are written, and damage of one file costs nothing.
+A message below its stream's position that is not listed has ended.  Segments are removed only when both
+copies are written, so either copy alone is enough.
 Guarantees, once `write` returned: both are durable.  Crash, or an error, before: one may be older than the
 other, and either is right, as nothing was removed.
 """
@@ -67,7 +67,7 @@ def write(disk: Disk, layout: Layout, content: bytes) -> None:
             pass
 
 
-def read(disk: Disk, layout: Layout, on_damaged: Callable[[bytes, str], None]) -> Checkpoint:
+def read(disk: Disk, layout: Layout, on_damaged: Callable[[bytes, str], object]) -> Checkpoint:
     """Return what either copy says; nothing where there is none, or both are damaged.
 
     `on_damaged` is given what a damaged one holds, and why.  Raises OSError where the disk gives neither.

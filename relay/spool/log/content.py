@@ -1,13 +1,12 @@
 """A message in a record, or in a file of its own where its content is long.
 
-The bytes are a message file's (`relay.spool.message.message_file`), its recipients all to do; what became of
-them since is said by `facts`.  A file of its own is synced, and its name, before its record is written; until
-it is whole it is called ID.part.  Crash here, between its own name and its record: a file without a record,
+The bytes are a message file's (`relay.spool.message.message_file`) with all recipients to do; `facts` says
+what became of them since.  A file of its own is synced, and its name, before its record is written; until it
+is whole it is called ID.part.  Crash here, between its own name and its record: a file without a record,
 which the owner of the queue removes.
 """
 
 import contextlib
-import errno
 from collections.abc import Sequence
 
 from relay.spool.disk.durable import Disk
@@ -22,10 +21,7 @@ def record_of(draft: SpoolDraft, header: bytes, tail: bytes) -> Record:
     if draft.is_on_disk or draft.content_bytes > INLINE_BYTES:
         draft.complete(header, tail)
         return Record(MESSAGE, draft.queue_id)
-    content = draft.take_buffer()
-    if len(content) != draft.content_bytes:
-        raise OSError(errno.EINVAL, "a draft that was given up")
-    return Record(MESSAGE, draft.queue_id, b"".join((header, content, tail)))
+    return Record(MESSAGE, draft.queue_id, b"".join((header, draft.take_buffer(), tail)))
 
 
 def name_long(disk: Disk, layout: Layout, drafts: Sequence[SpoolDraft]) -> list[OSError | None]:

@@ -2,12 +2,12 @@
 
 For the owner of the queue, from one thread at a time.
 
-Guarantees: the records of a batch of settlements are one group, which is there whole or not at all; memory is
-changed only when it is durable.  Nothing is sent again whose mark was durable, and nothing is dropped: what
-is not sound is copied to corrupt/, reading goes on at the next sound record, and its segment stays for ever.
-In a group that damage met no end counts: a message comes again rather than never.
-A segment that a start has to read, and that the disk does not give, is no empty one: all calls raise
-Unavailable until it does.  What is not given later is left where it is, and told of.
+Guarantees: the records of a batch of settlements are one group, which counts whole or not at all; memory
+changes only when the group is durable.  No recipient is sent to again whose mark was durable.
+Damage: a stretch that is not sound is copied to corrupt/, reading goes on at the next sound record, and the
+segment is never removed.  In a damaged group no end counts, since a message may come again but not be lost.
+A read that fails: where a start needs it, all calls raise Unavailable until it succeeds.  Later, the message
+is left where it is, told of, and read by the next start.
 Assumes: no group before the last one of a stream is torn.
 """
 
@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from relay.clock import Clock
 from relay.mail.envelope import QueueId
-from relay.spool.base import PAGE_BYTES, BaseSpool, Failure, Group
+from relay.spool.base import BaseSpool, Failure, Group
 from relay.spool.disk.durable import Disk, opened
-from relay.spool.disk.os_errors import is_lack_of_room, is_not_now
+from relay.spool.disk.os_errors import is_lack_of_room
 from relay.spool.errors import kernel_errors
 from relay.spool.interface import INLINE_BYTES, Absent, Adopted, Corrupt, Message, Report, Settlement
 from relay.spool.log import checkpoint
@@ -30,8 +30,8 @@ from relay.spool.log import facts as said
 from relay.spool.log.content import discard, name_long, record_of
 from relay.spool.log.index import Index, Segment
 from relay.spool.log.journal import Cleaner, Journal
-from relay.spool.log.layout import PART, SENDER, Layout, prepare
-from relay.spool.log.record import HEAD_BYTES, ReadGroup, Record
+from relay.spool.log.layout import FORMAT, PART, SENDER, Layout, prepare
+from relay.spool.log.record import RECORD_HEAD_BYTES, ReadGroup, Record
 from relay.spool.log.settling import Settling
 from relay.spool.log.streams import Streams
 from relay.spool.log.writer import SEGMENT_BYTES, StreamWriter
@@ -70,39 +70,25 @@ class LogSpool(BaseSpool):
     ) -> None:
         """Own the queue.  Raises SpoolBusy, OSError, and ValueError for one of another format."""
         prepare(root, disk)
-        super().__init__(root, disk, on_corrupt)
+        super().__init__(root, FORMAT, disk, clock, on_corrupt)
         self._layout = Layout(root)
-        self._clock = clock
         self._segment_bytes = segment_bytes
         self._checkpoint_bytes = self._least_bytes = checkpoint_bytes
         self._read_bytes = 0
         """Of listeners' streams, since the last checkpoint."""
         self._found: _Log | None = None
-        self._ahead: deque[QueueId] = deque()
-        """To claim."""
 
     def claim(self, most: int) -> list[Message]:
-        page: list[Message] = []
-        size_bytes = 0
         with kernel_errors("claim"):
             self._log()
             try:
                 if not self._ahead:
+                    self._ahead.extend(self._due_again())
                     self._listen(_READ_AHEAD_BYTES)
             except OSError:
                 if not self._ahead:
                     raise
-            while self._ahead and len(page) < most and size_bytes < PAGE_BYTES:
-                try:
-                    message = self._claimed(self._ahead[0])
-                except OSError:
-                    if not page:
-                        raise
-                    break  # what is claimed by now is not claimed again
-                self._ahead.popleft()
-                if message is not None:
-                    page.append(message)
-                    size_bytes += len(message.head)
+            page = self._page(most)
         self._keep_up()
         return page
 
@@ -213,20 +199,16 @@ class LogSpool(BaseSpool):
                 removed += 1
         return removed
 
-    def _claimed(self, queue_id: QueueId) -> Message | None:
-        """Return a message; None for one that ended, or is set aside.  Raises OSError."""
-        queued, left = self._log().queued, f"{self._layout.log}/{queue_id}"
-        if queue_id not in queued.places or self._aside.has_left(left):
+    def _claimed(self, name: str) -> Message | None:
+        """Return a message; its name here is its id."""
+        queue_id = QueueId(name)
+        if queue_id not in self._log().queued.places or self._is_left(name):
             return None
         try:
             with self._at(queue_id) as at:
                 return self._known(reading.read(self._disk, at, queue_id))
         except Corrupt as fault:
             self._set_aside(queue_id, str(fault))
-        except OSError as error:
-            if not is_not_now(error):
-                raise
-            self._aside.leave(left, f"cannot be read now: {error.strerror}")
         return None
 
     @contextlib.contextmanager
@@ -234,7 +216,7 @@ class LogSpool(BaseSpool):
         place = self._log().queued.places.get(queue_id)
         if place is None:
             raise Absent(queue_id)
-        head_bytes, path = HEAD_BYTES + len(queue_id), self._layout.segment(place.segment.name)
+        head_bytes, path = RECORD_HEAD_BYTES + len(queue_id), self._layout.segment(place.segment.name)
         if place.is_long:
             path = self._layout.content(queue_id)
         try:
@@ -257,8 +239,8 @@ class LogSpool(BaseSpool):
         return len(self._ahead) + (0 if self._found is None else self._found.streams.unread)
 
     def _set_aside(self, queue_id: QueueId, why: str) -> None:
-        place, left = self._log().queued.places.get(queue_id), f"{self._layout.log}/{queue_id}"
-        if place is None or self._aside.has_left(left):
+        place = self._log().queued.places.get(queue_id)
+        if place is None or self._is_left(queue_id):
             return
         try:
             if place.is_long:
@@ -267,11 +249,13 @@ class LogSpool(BaseSpool):
                     return
             else:
                 with self._at(queue_id) as at:
-                    self._aside.keep(queue_id, self._disk.pread(at.fd, at.size_bytes, at.begin), why)
+                    raw = self._disk.pread(at.fd, at.size_bytes, at.begin)
+                if not self._aside.keep(queue_id, raw, why):
+                    return
             # Crash here: it is found damaged again, or its content gone, by the next start.
             self._write([Record(said.ASIDE, queue_id)])
         except (Corrupt, OSError) as error:
-            self._aside.leave(left, f"{why}; it cannot be set aside: {error}")
+            self._aside.leave(queue_id, f"{why}; it cannot be set aside: {error}")
 
     def _keep_damage(self, segment: Segment, group: ReadGroup) -> None:
         """Copy what is damaged of a group."""

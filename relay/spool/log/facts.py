@@ -2,11 +2,11 @@
 
 | kind | says | payload |
 | --- | --- | --- |
-| `S` | what is new about a message | JSON, as below |
+| `S` | what became of a message | JSON, as below |
 | `F`, `A` | it ended; it was set aside in corrupt/ | |
 
-Of the JSON: `marks` are recipients by their status bytes, `told` recipients, `held` and `warned` yes or no,
-`next` an instant, `notes` why recipients failed.  Notes are needed until they are told of.  No I/O.
+In the JSON `marks` has recipients by status byte, `told` recipients, `held` and `warned` yes or no, `next` an
+instant, `notes` why recipients failed.  A note is kept until a report told of its recipient.  No I/O.
 """
 
 import json
@@ -23,7 +23,7 @@ ENDS = frozenset({ENDED, ASIDE})
 
 
 class Facts:
-    """Of one message; most have none."""
+    """What became of one message so far; most messages have none."""
 
     __slots__ = ("is_held", "is_warned", "next_attempt_at_ns", "notes", "statuses", "told")
 
@@ -38,9 +38,10 @@ class Facts:
     def apply(self, said: Mapping[str, Any]) -> None:
         for mark, indices in said.get("marks", {}).items():
             self.statuses |= dict.fromkeys(indices, Status(mark.encode()))
-        self.notes |= {note["index"]: Note(**note) for note in said.get("notes", ())}
+        self.told.update(said.get("told", ()))
+        notes = {note["index"]: Note(**note) for note in said.get("notes", ())}
+        self.notes |= {index: note for index, note in notes.items() if index not in self.told}
         for index in said.get("told", ()):
-            self.told.add(index)
             self.notes.pop(index, None)
         self.is_held = said.get("held", self.is_held)
         self.is_warned = said.get("warned", self.is_warned)
@@ -66,9 +67,7 @@ class Facts:
             is_warned=self.is_warned,
             next_attempt_at_ns=self.next_attempt_at_ns,
         )
-        if not self.notes or after.owed_report is None:
-            return after
-        return after._replace(notes=tuple(note for _, note in sorted(self.notes.items())))
+        return after.with_notes(note for _, note in sorted(self.notes.items())) if self.notes else after
 
 
 def as_json(marks: Mapping[int, Status], notes: Iterable[Note], **more: object) -> dict[str, Any]:

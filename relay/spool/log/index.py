@@ -1,8 +1,8 @@
 """What is queued, in memory: where each message is, and what was said of it.  No I/O.
 
-Everything here follows from the records of the streams: `take_in` is what one says.  A start calls it for
-each record behind the checkpoint, who writes for each that is durable.  Needed of a segment are the messages
-in it that are queued.  All else that it says is in memory, and in the next checkpoint.
+Everything here follows from the records of the streams: `take_in` applies one.  A start calls it for each
+record behind the checkpoint, the journal for each record that became durable.  A segment is needed for the
+queued messages in it; what its other records say is in memory, and in the next checkpoint.
 """
 
 import json
@@ -14,7 +14,7 @@ from relay.mail.envelope import QueueId
 from relay.spool.log import facts as said
 from relay.spool.log.facts import Facts
 from relay.spool.log.layout import SegmentName
-from relay.spool.log.record import HEAD_BYTES, LONGEST_ID, MESSAGE, MOVED, Record
+from relay.spool.log.record import LONGEST_ID, MESSAGE, MOVED, RECORD_HEAD_BYTES, Record
 
 UNKNOWN_CRC = 0
 
@@ -31,11 +31,11 @@ class Segment:
         self.is_damaged = False
         """It is never removed."""
         self.was_cleaned = False
-        """All that could be copied was, or is about to be."""
+        """Its messages were copied forward, or are about to be."""
         self.live_bytes = 0
         """What is needed."""
         self.section: bytes | None = None
-        """What the next checkpoint says of it, where that did not change."""
+        """Its lines in the next checkpoint; None where something changed."""
 
     @property
     def is_dead(self) -> bool:
@@ -54,7 +54,7 @@ class Place(NamedTuple):
     @property
     def is_long(self) -> bool:
         """Whether the content has a file of its own: the record has no payload."""
-        return self.length <= HEAD_BYTES + LONGEST_ID
+        return self.length <= RECORD_HEAD_BYTES + LONGEST_ID
 
 
 class Index:
@@ -68,7 +68,7 @@ class Index:
         return self.segments.get(name) or self.segments.setdefault(name, Segment(name))
 
     def read_with(self, queue_id: QueueId, recipients: Sequence[str]) -> None:
-        """Be told whose recipients a queued message has."""
+        """Remember a checksum of the recipients of a queued message."""
         self.places[queue_id] = self.places[queue_id]._replace(recipients_crc=recipients_crc(recipients))
 
     def take_in(self, segment: Segment, each: Record, *, is_whole: bool = True) -> bool:

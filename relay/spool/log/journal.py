@@ -71,13 +71,13 @@ class Cleaner:
             places = self._index.places.items()
             self._ahead = [queue_id for queue_id, place in places if place.segment is segment]
         copies: list[Record] = []
-        size_bytes = 0
-        while self._ahead and size_bytes < SLICE_BYTES:
-            copies += self._copy(self._ahead.pop())
-            size_bytes += copies[-1].record_bytes if copies else 0
+        left = list(self._ahead)
+        while left and sum(each.record_bytes for each in copies) < SLICE_BYTES:
+            copies += self._copy(left.pop())
         if copies:
             # Crash here, before or after: the copy counts if it is there, and says the same.
             self._journal.write(copies)
+        self._ahead = left
         return True
 
     def _copy(self, queue_id: QueueId) -> list[Record]:

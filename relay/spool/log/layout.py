@@ -9,7 +9,7 @@
     corrupt/                   what is damaged, as a file that people can read
 
 A listener's stream is called by an id of its own, never used twice; the sender's is `sender`, and each start
-of it begins another segment.  Beside them, as in every spool: `lock`, `trigger`, `control.sock`.
+of it begins another segment.  Beside them, as in every spool: `lock`, `intakes`, `trigger`, `control.sock`.
 """
 
 import re

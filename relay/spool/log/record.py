@@ -1,9 +1,12 @@
 """The bytes of a segment: groups of records.  Encoding and decoding only: no I/O.
 
-A record is a head (the segment's mark, kind, length of its id, how many records its group has, which only the
-first one of a group says, length and CRC-32 of its payload, CRC-32 of the head and the id), the id of its
-message, and its payload: of a message a message file (`relay.spool.message.message_file`), or nothing where
-that is in long/; of others see `facts`.
+A record is a head (the segment's mark, kind, length of its id, the number of its group, how many records
+that has, which only its first one says, length and CRC-32 of its payload, CRC-32 of the head and the id),
+the id of its message, and its payload: of a message a message file (`relay.spool.message.message_file`), or
+nothing where that is in long/; of others see `facts`.
+
+A group has a number of its own in its segment, also one that found no room: what such a one left behind
+completes none that is written over it, and torn.
 
 The first record of a segment is its header, BEFORE and BEFORE_END: which segment its stream's writer wrote
 before it, and how much of that one counts.  What stands behind that, and in segments between, is void.
@@ -21,10 +24,10 @@ from typing import NamedTuple
 from relay.mail.envelope import QueueId
 from relay.spool.log.layout import SegmentName
 
-_HEAD = struct.Struct("<8scBIII")
+_HEAD = struct.Struct("<8scBIIII")
 _CRC = struct.Struct("<I")
-HEAD_BYTES = _HEAD.size + _CRC.size
-HEADER_BYTES = HEAD_BYTES + 9 + 3 * 20 + 2
+RECORD_HEAD_BYTES = _HEAD.size + _CRC.size
+SEGMENT_HEADER_BYTES = RECORD_HEAD_BYTES + 9 + 3 * 20 + 2
 LONGEST_ID = 24
 _READ_BYTES = 1024 * 1024
 
@@ -57,11 +60,13 @@ class Record(NamedTuple):
     at: int = 0
     """Its offset in the segment."""
     group: int = 0
+    """The number of its group."""
+    group_size: int = 0
     """How many records its group has, in the first one."""
 
     @property
     def record_bytes(self) -> int:
-        return HEAD_BYTES + len(self.queue_id) + len(self.payload)
+        return RECORD_HEAD_BYTES + len(self.queue_id) + len(self.payload)
 
 
 class ReadGroup(NamedTuple):
@@ -98,12 +103,13 @@ def record_in(raw: bytes, name: SegmentName) -> Record | None:
     return sound_record(mark_of(name), lambda at, size: raw[at : at + size], 0, len(raw))
 
 
-def encode_group(mark: bytes, records: Sequence[Record], at: int) -> tuple[bytes, list[int]]:
+def encode_group(mark: bytes, records: Sequence[Record], at: int, number: int) -> tuple[bytes, list[int]]:
     """Return a group, and where each of its records begins if it is written at an offset."""
     pieces, offsets, count = list[bytes](), list[int](), len(records)
     for new in records:
         own = new.queue_id.encode()
-        head = _HEAD.pack(mark, new.kind, len(own), count, len(new.payload), zlib.crc32(new.payload))
+        crc = zlib.crc32(new.payload)
+        head = _HEAD.pack(mark, new.kind, len(own), number, count, len(new.payload), crc)
         pieces += (head, _CRC.pack(zlib.crc32(own, zlib.crc32(head))), own, new.payload)
         offsets.append(at)
         at, count = at + new.record_bytes, 0
@@ -112,18 +118,18 @@ def encode_group(mark: bytes, records: Sequence[Record], at: int) -> tuple[bytes
 
 def sound_record(mark: bytes, read: Read, at: int, end: int) -> Record | None:
     """Return the record that begins at an offset; None for anything else."""
-    raw = read(at, min(HEAD_BYTES + LONGEST_ID, end - at))
-    if len(raw) < HEAD_BYTES or not raw.startswith(mark):
+    raw = read(at, min(RECORD_HEAD_BYTES + LONGEST_ID, end - at))
+    if len(raw) < RECORD_HEAD_BYTES or not raw.startswith(mark):
         return None
-    _, kind, id_bytes, count, payload_bytes, payload_crc = _HEAD.unpack_from(raw)
-    own = raw[HEAD_BYTES : HEAD_BYTES + id_bytes]
+    _, kind, id_bytes, group, count, payload_bytes, payload_crc = _HEAD.unpack_from(raw)
+    own = raw[RECORD_HEAD_BYTES : RECORD_HEAD_BYTES + id_bytes]
     if _CRC.unpack_from(raw, _HEAD.size)[0] != zlib.crc32(own, zlib.crc32(raw[: _HEAD.size])):
         return None
-    begin = at + HEAD_BYTES + len(own)
+    begin = at + RECORD_HEAD_BYTES + len(own)
     payload = read(begin, min(payload_bytes, end - begin))
     if len(payload) != payload_bytes or zlib.crc32(payload) != payload_crc:
         return None
-    return Record(kind, QueueId(own.decode("latin-1")), payload, at, count)
+    return Record(kind, QueueId(own.decode("latin-1")), payload, at, group, count)
 
 
 def sealed(body: bytes) -> bytes:
@@ -152,7 +158,7 @@ class SegmentReader:
         begin, records, damages = at, list[Record](), list[tuple[int, int]]()
         while at < self._end:
             found = sound_record(self._mark, self._get, at, self._end)
-            if at > begin and ((found is not None and found.group) or _is_whole(records, damages)):
+            if at > begin and (_is_whole(records, damages) or _is_of_another(found, records)):
                 yield ReadGroup(begin, at, _is_whole(records, damages), records, damages)
                 begin, records, damages = at, [], []
             if found is not None:
@@ -181,4 +187,11 @@ class SegmentReader:
 
 
 def _is_whole(records: Sequence[Record], damages: Sequence[object]) -> bool:
-    return bool(records) and not damages and records[0].group == len(records)
+    return bool(records) and not damages and records[0].group_size == len(records)
+
+
+def _is_of_another(found: Record | None, records: Sequence[Record]) -> bool:
+    """Return whether a record is of another group than those before it."""
+    if found is None:
+        return False
+    return bool(found.group_size or (records and found.group != records[0].group))

@@ -1,7 +1,7 @@
 """Which records say what a batch of settlements asks for, given what is known.  No I/O of its own.
 
-A group is there whole or not at all.  So a report, and that recipients are told of by it, come together, and
-no crash leaves one without the other: of a message that knows nothing of a report there is none.
+A group counts whole or not at all.  So a report and the mark that its recipients are told come together, and
+no crash leaves one without the other.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,22 +19,22 @@ _NOTHING = Facts()
 
 class Settling:
     def __init__(self, index: Index, published: Callable[[Report], Record]) -> None:
-        """Be told what returns a report's record."""
+        """Take `published`, which returns a report's record."""
         self._index = index
         self._published = published
         self._marks: dict[QueueId, dict[int, Status]] = {}
         self._reports: set[QueueId] = set()
         self.records: list[Record] = []
         self.relayed: list[Record] = []
-        """Of these only that recipients are relayed."""
+        """The same without all but the marks of relayed recipients."""
 
     def add(self, each: Settlement) -> None:
-        """Raise Absent, Corrupt, OSError; with that one, relayed recipients are in the group all the same."""
+        """Raise Absent, Corrupt, OSError; after OSError relayed recipients are in the group all the same."""
         own = each.queue_id
         if own not in self._index.places:
             asks = each.report or each.notes or each.told or each.is_warned or each.is_held is not None
             # An end may be asked for again, and a hint is no promise.
-            if each.marks or (asks and not each.ends):
+            if (each.marks or asks) and not each.ends:
                 raise Absent(own)
             return
         facts = self._index.facts.get(own, _NOTHING)

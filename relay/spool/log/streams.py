@@ -1,22 +1,23 @@
 """Streams as the owner of the queue reads them: each group once, from where the checkpoint ends.
 
-Of a stream whose writer lives, what its lock's file announces is read: that is durable, and stays.  Of one
-whose writer is dead, and of our own at a start, all that is sound is read; what is not, at its very end and
-behind what was announced, is a group that a crash tore, or room: nobody was told of it.
-Anything else that is not sound is damage.  It comes as a group that is not whole, with what is sound of it.
-Raises OSError where the disk does not give what was accepted: it may be asked again, and goes on there.
+Of a stream whose writer lives, the owner reads what the lock's file announces: that is durable.  Of a stream
+whose writer is dead, and of the sender's at a start, it reads all that is sound.  Bytes that are not sound at
+its very end, behind what was announced, are a torn group or room: no client and no operator was told of it.
+All other bytes that are not sound are damage: they come as a group that is not whole, with its sound records.
+Raises OSError where the disk does not give what was accepted; the next call goes on there.
 """
 
 import contextlib
 import errno
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.log.index import Index, Segment
 from relay.spool.log.layout import NAMES, SENDER, Layout, SegmentName
 from relay.spool.log.record import (
-    HEADER_BYTES,
     MESSAGE,
+    SEGMENT_HEADER_BYTES,
     Position,
     ReadGroup,
     SegmentReader,
@@ -37,6 +38,21 @@ class Stream:
         self.is_dead = False
         self.is_over = False
         """It is dead, and all of it was read."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there may be more to read.  Of one that lives, only what it announces."""
+        is_announced = self.announced.number > 0
+        return self.is_dead or (is_announced and self.announced[:2] != self.read[:2])
+
+
+class Part(NamedTuple):
+    """Of a segment, so much as counts."""
+
+    number: int
+    end: int
+    torn_from: int | None
+    """From here on what is not sound is no damage, but what a crash tore; None: nowhere."""
 
 
 class Streams:
@@ -121,7 +137,7 @@ class Streams:
             # A start that took it for nothing would not know of whom our own stream speaks.
             raise OSError(errno.EAGAIN, "a listener is just announcing its mail")
         # What was announced before is there in any case.
-        stream.is_dead, stream.announced = is_dead, announced or stream.announced
+        stream.is_dead, stream.announced = is_dead, stream.announced if announced is None else announced
 
     def _some(self, stream: Stream, numbers: Sequence[int], most_bytes: int | None) -> Iterator[Found]:
         read_bytes = 0
@@ -142,13 +158,11 @@ class Streams:
 
     def _groups(self, stream: Stream, numbers: Sequence[int]) -> Iterator[Found]:
         before = stream.read
-        if not stream.is_dead and stream.announced[:2] in ((0, 0), before[:2]):
-            return
-        for number, end, torn_behind in self._parts(stream, numbers):
+        for number, end, torn_from in self._parts(stream, numbers) if stream.has_news else ():
             segment = self._index.segment(SegmentName(stream.name, number))
             waiting: list[ReadGroup] = []
             with opened(self._disk, self._disk.open_read(self._layout.segment(segment.name))) as fd:
-                if torn_behind is not None and stream.name != SENDER:
+                if torn_from is not None and stream.name != SENDER:
                     # A killed writer may have left it in memory only.
                     self._disk.sync(fd)
 
@@ -162,29 +176,35 @@ class Streams:
                     if group.is_whole:
                         yield from ((segment, each) for each in waiting)
                         waiting = []
-            damaged = [each for each in waiting if torn_behind is None or each.at < torn_behind]
+            damaged = [each for each in waiting if torn_from is None or each.at < torn_from]
             yield from ((segment, each) for each in damaged)
 
-    def _parts(self, stream: Stream, numbers: Sequence[int]) -> list[tuple[int, int, int | None]]:
-        """Return the segments that count from where the stream was read to, the oldest first.
+    def _parts(self, stream: Stream, numbers: Sequence[int]) -> list[Part]:
+        """Return what counts from where the stream was read to, the oldest segment first.
 
-        Of each how much counts, and from where on what is not sound is no damage; None: nowhere.
+        The header of a segment says how much of the one before it counts, so they are looked at from the
+        last one on.  Only the last one may end with what a crash tore.
         """
         announced = stream.announced
-        parts: list[tuple[int, int, int | None]] = []
-        after: Position | None = None
+        parts: list[Part] = []
+        counts_before: Position | None = None
+        """What the segment behind says."""
         for number in reversed(numbers):
-            is_void = after is not None and number > after.number
-            if is_void or number < stream.read.number or not (stream.is_dead or number <= announced.number):
+            is_announced = stream.is_dead or number <= announced.number
+            is_void = counts_before is not None and number > counts_before.number
+            if is_void or number < stream.read.number or not is_announced:
                 continue
             name = SegmentName(stream.name, number)
             with opened(self._disk, self._disk.open_read(self._layout.segment(name))) as fd:
-                header, end = decode_header(name, self._disk.pread(fd, HEADER_BYTES, 0)), self._disk.size(fd)
-            torn_behind: int | None = announced.end if number == announced.number else 0
-            if after is not None:
-                end, torn_behind = after.end, None
-            elif number == announced.number and not stream.is_dead:
-                end, torn_behind = announced.end, None
-            parts.append((number, end, torn_behind))
-            after = header
+                header, end = (
+                    decode_header(name, self._disk.pread(fd, SEGMENT_HEADER_BYTES, 0)),
+                    self._disk.size(fd),
+                )
+            if counts_before is not None:
+                parts.append(Part(number, counts_before.end, None))
+            elif not stream.is_dead and number == announced.number:
+                parts.append(Part(number, announced.end, None))
+            else:
+                parts.append(Part(number, end, announced.end if number == announced.number else 0))
+            counts_before = header
         return parts[::-1]

@@ -1,10 +1,10 @@
-"""The one who adds to a stream: groups of records, each one write and one sync.
+"""Adds groups of records to one stream; each group is one write and one sync.
 
 Guarantees: when `append` returned the group is durable, and so are the names that lead to it.  When it raised
 OSError nothing of it counts.  Where there was no room its bytes are taken back, and the next group goes to
 the same place.  After any other failure, above all of a sync, the segment is left: the group is cut off, as
 far as the disk lets us, and the next segment says how much of this one counts.
-Crash before that: the group may count or not; who asked for it was told that nobody knows.
+Crash before that: the group may count or not; its caller was told neither.
 
 The sender's groups are small and many, and each waits for its sync.  So its segments grow ahead of them, by
 room: zeros that the next groups overwrite.  A listener's are large, and room would double what it writes.
@@ -35,6 +35,8 @@ class StreamWriter:
         self._segment_bytes = segment_bytes
         (self._number, self._end, _), self._highest = begun
         self._fd: int | None = None
+        self._groups = 0
+        """Written, or tried to be, into the segment."""
 
     @property
     def position(self) -> Position:
@@ -46,7 +48,8 @@ class StreamWriter:
         if self._fd is None or self._end >= self._segment_bytes:
             return self._begin(records)
         name = SegmentName(self._stream, self._number)
-        group, offsets = encode_group(mark_of(name), records, self._end)
+        self._groups += 1
+        group, offsets = encode_group(mark_of(name), records, self._end, self._groups)
         size_bytes = self._disk.size(self._fd)
         try:
             self._write(self._fd, group, self._end)
@@ -79,7 +82,7 @@ class StreamWriter:
         self._highest += 1
         name = SegmentName(self._stream, self._highest)
         header = header_of(self.position)
-        group, (_, *offsets) = encode_group(mark_of(name), [header, *records], 0)
+        group, (_, *offsets) = encode_group(mark_of(name), [header, *records], 0, 0)
         path = self._layout.segment(name)
         fd = self._disk.open_new(path)
         try:
@@ -94,7 +97,7 @@ class StreamWriter:
                 self._disk.unlink(path)
             self._disk.close(fd)
             raise
-        self._fd, self._number, self._end = fd, self._highest, len(group)
+        self._fd, self._number, self._end, self._groups = fd, self._highest, len(group), 0
         return name, offsets
 
     def _write(self, fd: int, content: bytes, offset: int) -> None:
@@ -105,7 +108,7 @@ class StreamWriter:
             self._disk.write_at(fd, content, offset)
 
     def _is_cut(self, fd: int, size_bytes: int) -> bool:
-        """Let a file be as long as before a write, which left no whole group; return whether it is."""
+        """Let a file be as long as before a write, of which a part may stay in its room; return if it is."""
         try:
             self._disk.truncate(fd, size_bytes)
         except OSError:

@@ -41,7 +41,8 @@ def adopt(disk: Disk, layout: Layout, adopted: Sequence[Adopted]) -> list[Messag
             disk.sync_directory(folder)
     finally:
         for draft, _ in drafts:
-            draft.close()
+            # Of what is in its place by now the draft has no name left.
+            draft.discard()
     return [message for _, message in drafts]
 
 

@@ -3,10 +3,11 @@
 For the owner of the queue, from one thread at a time.
 
 Guarantees: the order of a settlement is notes, status bytes, report, told, end; a crash between two leaves
-the earlier ones, from which the next start goes on.  Of a report that a crash left without its mark, the
-message is marked before either is claimed.
+the earlier ones, from which the next start goes on.  Where a crash left a report that its message is not
+marked for, the start marks the message before it claims either.
 Assumes: rename is one operation, also across loss of power.
-Does not: sync an end.  What a loss of power brings back has no recipient left and nothing to tell.
+Does not: sync an end.  What a loss of power brings back has no recipient left and nothing to tell, but for a
+report that an operator gave up.
 """
 
 import contextlib
@@ -15,15 +16,14 @@ from collections.abc import Iterator, Sequence
 
 from relay.clock import Clock
 from relay.mail.envelope import QueueId, is_notice
-from relay.spool.base import PAGE_BYTES, BaseSpool, Failure, Group, told_by
+from relay.spool.base import BaseSpool, Failure, Group, told_by
 from relay.spool.disk.durable import Disk, opened
-from relay.spool.disk.os_errors import is_not_now
 from relay.spool.errors import kernel_errors
 from relay.spool.identity import is_queue_id
 from relay.spool.interface import Absent, Adopted, Corrupt, Message, Note, Settlement
 from relay.spool.maildir.adopting import adopt
 from relay.spool.maildir.intake import MaildirIntake
-from relay.spool.maildir.layout import Layout, prepare
+from relay.spool.maildir.layout import FORMAT, Layout, prepare
 from relay.spool.maildir.marks import Marks, tellings
 from relay.spool.message import notes, reading
 from relay.spool.message.draft import abandoned
@@ -32,8 +32,6 @@ from relay.spool.root.quarantine import OnCorrupt
 
 LARGEST_NOTES_BYTES = 64 * 1024 * 1024
 """Ten times what 10,000 refused recipients need; what stands behind it is not read."""
-READ_AGAIN_NS = 60_000_000_000
-"""Until what could not be read is claimed all the same; a disk that loses a sector takes long to say so."""
 _PLAUSIBLE_DEFERRAL_NS = 1_000_000_000
 """A file modified less than this after its arrival was never postponed."""
 
@@ -44,23 +42,17 @@ class MaildirSpool(BaseSpool):
     ) -> None:
         """Own the queue.  Raises SpoolBusy, OSError, and ValueError for one of another format."""
         prepare(root, disk)
-        super().__init__(root, disk, on_corrupt)
+        super().__init__(root, FORMAT, disk, clock, on_corrupt)
         self._layout = Layout(root)
         self._reports = MaildirIntake(root, disk, clock, headroom=False)
         self._held: set[QueueId] = set()
         self._noted: set[QueueId] = set()
-        """Of whom there are notes."""
+        """Messages with a file of notes."""
         self._untold: set[QueueId] = set()
-        """Published reports of which their messages do not know yet: they are not claimed before."""
+        """Published reports whose messages are not marked yet; they are not claimed before that."""
         self._notices: frozenset[QueueId] = frozenset()
         """Reports and warnings that the start found."""
         self._is_started = False
-        self._ahead: deque[str] = deque()
-        """Paths to claim."""
-        self._unread: set[str] = set()
-        """Those that could not be read."""
-        self._clock = clock
-        self._reads_again_at_ns = 0
 
     def claim(self, most: int) -> list[Message]:
         with kernel_errors("claim"):
@@ -68,20 +60,7 @@ class MaildirSpool(BaseSpool):
                 self._start()
             elif not self._ahead:
                 self._ahead.extend(self._next())
-            page: list[Message] = []
-            size_bytes = 0
-            while self._ahead and len(page) < most and size_bytes < PAGE_BYTES:
-                try:
-                    message = self._claimed(self._ahead[0])
-                except OSError:
-                    if not page:
-                        raise
-                    break  # what is claimed by now is not claimed again
-                self._ahead.popleft()
-                if message is not None:
-                    page.append(message)
-                    size_bytes += len(message.head)
-            return page
+            return self._page(most)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Failure | None]:
         group = Group(settlements)
@@ -107,7 +86,8 @@ class MaildirSpool(BaseSpool):
         with kernel_errors("tidy"):
             removed = 0
             for name in abandoned(self._disk, self._layout.drafts):
-                with contextlib.suppress(FileNotFoundError):
+                # What cannot be removed now is in nobody's way.
+                with contextlib.suppress(OSError):
                     self._disk.unlink(f"{self._layout.drafts}/{name}")
                     removed += 1
             return removed
@@ -128,7 +108,8 @@ class MaildirSpool(BaseSpool):
                 self._noted.add(QueueId(name))
             elif is_queue_id(name):
                 # Of a message whose end was cut off.
-                self._disk.unlink(f"{self._layout.notes}/{name}")
+                with contextlib.suppress(OSError):
+                    self._disk.unlink(f"{self._layout.notes}/{name}")
         self.tidy()
         self._ahead = deque(there[name] for name in sorted(there))
         self._is_started = True
@@ -146,21 +127,18 @@ class MaildirSpool(BaseSpool):
     def _next(self) -> list[str]:
         """Return what listeners accepted, and now and then what could not be read before."""
         paths = [f"{self._layout.new}/{name}" for name in sorted(self._disk.names(self._layout.new))]
-        if self._unread and self._clock.boottime_ns() >= self._reads_again_at_ns:
-            return [*paths, *sorted(self._unread.difference(paths))]
         if not self._unread:
             self._notices = frozenset()
-        return [path for path in paths if path not in self._unread]
+        return [path for path in paths if path not in self._unread] + self._due_again()
 
-    def _claimed(self, path: str) -> Message | None:
-        """Return a message, in its home; None for what is none, or not yet.  Raises OSError."""
-        queue_id = QueueId(path.rpartition("/")[2])
+    def _claimed(self, name: str) -> Message | None:
+        """Return a message, in its home; its name here is its path."""
+        path, queue_id = name, QueueId(name.rpartition("/")[2])
         is_new = path.startswith(f"{self._layout.new}/")
         if not is_queue_id(queue_id) or queue_id in self._untold:
             return None
-        if self._aside.has_left(path) and path not in self._unread:
+        if self._is_left(path):
             return None
-        self._unread.discard(path)
         try:
             with opened(self._disk, self._disk.open_update(path)) as fd:
                 # Its listener holds this lock until it is durable, and pulls the trigger then.
@@ -173,18 +151,11 @@ class MaildirSpool(BaseSpool):
                     raise Corrupt("a message of this id is queued already")
                 # Crash here, or after the rename: accepted or queued, the next start finds either.
                 self._disk.rename(path, self._layout.queued(queue_id))
-            self._aside.forget(path)
             return self._known(message)
         except FileNotFoundError:
             return None
         except Corrupt as fault:
             self._aside.move(path, str(fault))
-        except OSError as error:
-            if not is_not_now(error):
-                raise
-            self._aside.leave(path, f"cannot be read now: {error.strerror}")
-            self._unread.add(path)
-            self._reads_again_at_ns = self._clock.boottime_ns() + READ_AGAIN_NS
         return None
 
     def _marked_as_told(self, fd: int, message: Message) -> Message:
@@ -219,7 +190,7 @@ class MaildirSpool(BaseSpool):
     def _known(self, message: Message) -> Message:
         queue_id = message.queue_id
         if queue_id in self._noted and message.owed_report is not None:
-            message = message._replace(notes=self._notes_of(queue_id))
+            message = message.with_notes(self._notes_of(queue_id))
         return message._replace(is_held=True) if queue_id in self._held else message
 
     def _notes_of(self, queue_id: QueueId) -> tuple[Note, ...]:
@@ -303,29 +274,29 @@ class MaildirSpool(BaseSpool):
         if not asked:
             return
         reports = [each.report for _, each in asked if each.report is not None]
-        for (index, each), failure in zip(asked, self._reports.publish(reports), strict=True):
+        # Also of one that fails: the disk may refuse to take it back.
+        self._untold.update(report.queue_id for report in reports)
+        for (index, _), failure in zip(asked, self._reports.publish(reports), strict=True):
             if failure is not None:
                 group.fail(index, failure)
-            elif each.report is not None:
-                self._untold.add(each.report.queue_id)
 
     def _tell(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
         asked = [(index, each) for index, each in group.going(lambda each: each.report) if index in marks]
-        for step in range(2):
+        for is_last in (False, True):
             written: dict[int, int] = {}
             for index, each in asked:
-                if group.results[index] is not None:
-                    continue  # the first recipient comes last, also where the others failed
+                told = tellings(each.told, ends=each.ends)[is_last]
+                warns = each.is_warned and not is_last
+                if group.results[index] is not None or not (told or warns):
+                    continue
                 fd, lines = marks[index]
-                told = list(tellings(each.told, ends=each.ends))[step : step + 1]
                 try:
                     hint_ns = self._disk.status(fd).modified_at_ns
-                    for some in told:
-                        lines.tell(some)
-                    if step == 0 and each.is_warned:
+                    lines.tell(told)
+                    if warns:
                         lines.warn()
                     self._disk.set_modified_at_ns(fd, hint_ns)
-                    written |= {index: fd} if any(told) or (step == 0 and each.is_warned) else {}
+                    written[index] = fd
                 except OSError as error:
                     group.fail(index, error)
             self._sync(group, written)
@@ -335,18 +306,16 @@ class MaildirSpool(BaseSpool):
 
     def _postpone(self, group: Group) -> None:
         for _, each in group.going(lambda each: each.next_attempt_at_ns is not None):
-            with contextlib.suppress(OSError):
-                with opened(self._disk, self._disk.open_update(self._home(each.queue_id))) as fd:
-                    self._disk.set_modified_at_ns(fd, each.next_attempt_at_ns or 0)
+            path = self._home(each.queue_id)
+            with contextlib.suppress(OSError), opened(self._disk, self._disk.open_update(path)) as fd:
+                self._disk.set_modified_at_ns(fd, each.next_attempt_at_ns or 0)
 
     def _hold(self, group: Group) -> None:
         asked = group.going(lambda each: each.is_held is not None)
         touched: set[str] = set()
         for index, each in asked:
-            source, target = (
-                self._layout.home(each.queue_id, is_held=each.is_held is not is_target)
-                for is_target in (True, False)
-            )
+            source = self._layout.home(each.queue_id, is_held=not each.is_held)
+            target = self._layout.home(each.queue_id, is_held=bool(each.is_held))
             try:
                 if self._disk.inode(target) is None:
                     self._disk.rename(source, target)

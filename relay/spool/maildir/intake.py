@@ -17,7 +17,7 @@ from relay.spool.disk.durable import Disk
 from relay.spool.errors import kernel_errors, of_kernel
 from relay.spool.identity import Identities
 from relay.spool.interface import Full, Report, Unavailable
-from relay.spool.maildir.layout import Layout, is_published
+from relay.spool.maildir.layout import FORMAT, Layout, is_published
 from relay.spool.message.draft import SpoolDraft, ours
 from relay.spool.root.headroom import leave_headroom, room
 from relay.spool.root.lock import as_intake
@@ -39,7 +39,7 @@ class MaildirIntake:
 
         `headroom` is False for reports of the owner: they may use what new mail has to leave free.
         """
-        self._lock_fd = as_intake(root, disk) if headroom else None
+        self._lock_fd = as_intake(root, disk, FORMAT) if headroom else None
         self._layout = Layout(root)
         self._disk = disk
         self._clock = clock

@@ -11,11 +11,11 @@
 The folder is the state; one link or rename is one transition.  notes/ID says why recipients failed, and goes
 after its message.  An absent file never means "relayed": what ends a message is its own status bytes.
 
-Beside them, as in every spool: `format`, `lock` (whose the queue is), `intakes` (who takes mail), `trigger` (a FIFO), `control.sock`.
+Beside them, as in every spool: `format`, `lock` (whose the queue is), `intakes` (who takes mail), `trigger`
+(a FIFO), `control.sock`.
 """
 
 import zlib
-from dataclasses import dataclass
 
 from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import Disk
@@ -28,31 +28,15 @@ PIECES = ("tmp", "new", "cur", "hold", "notes")
 """Names in the root that are this engine's own."""
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
-    root: str
-
-    @property
-    def drafts(self) -> str:
-        return f"{self.root}/tmp"
-
-    @property
-    def new(self) -> str:
-        return f"{self.root}/new"
-
-    @property
-    def hold(self) -> str:
-        return f"{self.root}/hold"
-
-    @property
-    def notes(self) -> str:
-        return f"{self.root}/notes"
+    def __init__(self, root: str) -> None:
+        self.drafts, self.new, self.cur, self.hold, self.notes = (f"{root}/{name}" for name in PIECES)
 
     def queued_folders(self) -> list[str]:
-        return [f"{self.root}/cur/{split:02d}" for split in range(SPLITS)]
+        return [f"{self.cur}/{split:02d}" for split in range(SPLITS)]
 
     def queued(self, queue_id: QueueId) -> str:
-        return f"{self.root}/cur/{zlib.crc32(queue_id.encode()) % SPLITS:02d}/{queue_id}"
+        return f"{self.cur}/{zlib.crc32(queue_id.encode()) % SPLITS:02d}/{queue_id}"
 
     def home(self, queue_id: QueueId, *, is_held: bool) -> str:
         return f"{self.hold}/{queue_id}" if is_held else self.queued(queue_id)
@@ -61,8 +45,8 @@ class Layout:
 def prepare(root: str, disk: Disk) -> None:
     """Raise OSError, and ValueError for a spool of another format."""
     layout = Layout(root)
-    folders = (layout.drafts, layout.new, layout.hold, layout.notes, f"{root}/cur", *layout.queued_folders())
-    prepare_root(root, disk, FORMAT, (*folders, corrupt_folder(root)))
+    folders = [f"{root}/{name}" for name in PIECES]
+    prepare_root(root, disk, FORMAT, (*folders, *layout.queued_folders(), corrupt_folder(root)))
 
 
 def is_published(disk: Disk, layout: Layout, queue_id: QueueId) -> bool:

@@ -3,12 +3,12 @@
 Guarantees: no byte is written into a file whose recipients are not those that the message was read with.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from relay.mail.envelope import Envelope
 from relay.spool.disk.durable import Disk
 from relay.spool.interface import Corrupt, Status
-from relay.spool.message.message_file import WARNED_BYTE, WARNED_OFFSET, lines_of, mark_of
+from relay.spool.message.message_file import HEADER_BYTES, WARNED_BYTE, WARNED_OFFSET, lines_of, mark_of
 
 _BY_MARK = {mark_of(status, is_told=is_told): status for status in Status for is_told in (False, True)}
 
@@ -23,7 +23,7 @@ class Marks:
         size_bytes = disk.size(fd)
         lines = list(lines_of(envelope, size_bytes))
         begin = lines[0][0]
-        if begin <= 0:
+        if begin < HEADER_BYTES:
             raise Corrupt("shorter than when it was read")
         block = disk.pread(fd, size_bytes - begin, begin)
         self._offsets = [offset for offset, _ in lines]
@@ -69,13 +69,10 @@ class Marks:
         self._marks[index] = mark
 
 
-def tellings(told: Sequence[int], *, ends: bool) -> Iterator[Sequence[int]]:
-    """Yield which recipients to tell of before the next sync: while others are left, the first one last.
+def tellings(told: Sequence[int], *, ends: bool) -> tuple[Sequence[int], Sequence[int]]:
+    """Return which recipients to tell of first, and which once that is durable: the first one of them.
 
-    The report's id follows from the first, so whatever of this a crash leaves leads to that report.
+    The report's id follows from the first one that is left, so whatever of this a crash leaves leads to that
+    report.  Where the message ends it has one id, and all are told of at once.
     """
-    if ends:
-        yield told
-    else:
-        yield told[1:]
-        yield told[:1]
+    return (told, ()) if ends else (told[1:], told[:1])

@@ -29,6 +29,7 @@ class SpoolDraft:
         "crc",
         "eight_bit",
         "fd",
+        "is_given_up",
         "queue_id",
     )
 
@@ -38,6 +39,7 @@ class SpoolDraft:
         self.content_bytes = 0
         self.crc = 0
         self.eight_bit = False
+        self.is_given_up = False
         self.fd: int | None = None
         self._buffer: list[bytes] = []
         self._disk = disk
@@ -68,6 +70,7 @@ class SpoolDraft:
             raise
 
     def discard(self) -> None:
+        self.is_given_up = True
         self._buffer = []
         if self.fd is not None:
             # What cannot be removed goes when the owner of the queue tidies, once the lock is free.
@@ -84,6 +87,8 @@ class SpoolDraft:
 
     def frame(self, envelope: Envelope, clock: Clock) -> tuple[bytes, bytes]:
         """Return header and envelope of a message accepted now.  OSError for what could not be read back."""
+        if self.is_given_up:
+            raise OSError(errno.EINVAL, "a draft that was given up")
         try:
             tail = message_file.encode_envelope(
                 self.queue_id, envelope, (clock.boot_id(), clock.boottime_ns())
@@ -104,7 +109,7 @@ class SpoolDraft:
         return b"".join(chunks)
 
     def complete(self, header: bytes, tail: bytes) -> int:
-        """Write all that is not written yet, the header last; return the file's descriptor.  Raises OSError."""
+        """Write what is not written yet, the header last; return the file's descriptor.  Raises OSError."""
         self._leave_room(len(header) + self.buffered_bytes + len(tail))
         was_begun = self.is_on_disk
         fd = self._write(tail, header)

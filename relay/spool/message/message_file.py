@@ -9,9 +9,8 @@ r"""The bytes of one message file, version 1.
 The envelope stands behind the content, so that content can be streamed to disk before its length is
 known.  Decimal and hexadecimal fields have fixed widths, so the header is written last in place.  Each
 recipient is one line whose first byte is its status; that of a failure, or of a success that the sender
-asked for, is in lower case once the sender was told of it while other recipients were left.  Only these
-bytes change once a file is published, and the last one of the header (`-`, or `W` once the sender was
-warned of a delay).
+asked for, is in lower case once a report told the sender of it.  Only these bytes change once a file is
+published, and the last one of the header (`-`, or `W` once the sender was warned of a delay).
 
 Of a message that came with DSN parameters, and of no other, the envelope has `dsn` too: `ret` and `envid`,
 and `notify` and `orcpt` with a value or null for each recipient; each where it was given.
@@ -154,10 +153,8 @@ def encode_envelope(queue_id: QueueId, envelope: Envelope, accepted: tuple[str, 
         "smtputf8": envelope.smtputf8,
     }
     if boot_id:
-        # Not in what an older relay wrote, which has none of the two.
         facts |= {"boot_id": boot_id, "boottime_ns": boottime_ns}
     if dsn := _dsn_facts(envelope.dsn):
-        # An older relay takes such a message for damaged: it would forget whom not to tell.
         facts["dsn"] = dsn
     lines = [_in_json(facts)]
     lines += ["T" + address for address in envelope.recipients]
@@ -197,7 +194,7 @@ def decode(queue_id: QueueId, header: Header, raw: bytes) -> Message:
 
 
 def lines_of(envelope: Envelope, file_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield for each recipient where its line begins in a file of this length, and the line but its status."""
+    """Yield where each recipient's line begins in a file of this length, and the line but its status."""
     addresses = [address.encode() + b"\n" for address in envelope.recipients]
     lengths = [1 + len(address) for address in addresses]
     return zip(accumulate(lengths[:-1], initial=file_bytes - sum(lengths)), addresses, strict=True)

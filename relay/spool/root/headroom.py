@@ -1,8 +1,9 @@
 """How much room new mail must leave free on the disk.
 
 A listener writes nothing that would leave less than HEADROOM_BYTES free, so mail alone never fills the disk.
-The rest is for what has to be written about mail that is ours already: reasons, reports, the history.
-Where others fill the disk, what is relayed still goes: a mark takes no room, and what ends gives some.
+The headroom is for what has to be written about accepted mail: marks, reasons, reports, the history.
+Where another program fills the disk, relaying goes on as long as the history finds room; a maildir's marks
+take none, and each message that ends makes some.
 """
 
 import errno

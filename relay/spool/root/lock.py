@@ -32,10 +32,8 @@ def prepare_root(root: str, disk: Disk, form: bytes, folders: Sequence[str]) -> 
 
     Raises OSError, and ValueError for a spool of another format or version, or a folder that others write in.
     """
-    path = f"{root}/format"
     # Before any folder: none of ours is made in the spool of another engine.
-    if (found := format_of(root, disk)) not in (None, form):
-        raise ValueError(f"{path} says {found[:60]!r}, and not {form!r}: this engine does not know it")
+    found = _own_format(root, disk, form)
     for folder in (root, *folders):
         disk.make_directory(folder)
     if (why := disk.why_not_ours(root)) is not None:
@@ -47,28 +45,32 @@ def prepare_root(root: str, disk: Disk, form: bytes, folders: Sequence[str]) -> 
     if found is None:
         # Several may start at once: each writes its own file, and whose name comes last does not matter.
         # Crash here: folders without a format, or a file more that nobody looks at.
+        path = f"{root}/format"
         with opened(disk, put_in_place(disk, path, form, draft=f"{path}.{os.getpid()}")):
             pass
 
 
-def take_lock(root: str, disk: Disk) -> int:
+def take_lock(root: str, disk: Disk, form: bytes) -> int:
     """Become the owner of a spool that was prepared; return the lock's descriptor.
 
-    Raises OSError, and SpoolBusy, which says who has it.
+    Raises OSError, SpoolBusy, which says who has it, and ValueError for a spool of another format.
     """
     # Another file's lock, for no longer than this takes: who finds the spool taken finds whose it is too.
     # Waiting, it never comes back without one.
     naming = cast("int", disk.lock(f"{root}/format", wait=True))
     with opened(disk, naming):
-        return _take_named_lock(root, disk)
+        return _still(root, disk, form, _take_named_lock(root, disk))
 
 
-def as_intake(root: str, disk: Disk) -> int:
-    """Keep conversions away for as long as the descriptor is open.  Raises OSError and SpoolBusy."""
+def as_intake(root: str, disk: Disk, form: bytes) -> int:
+    """Keep conversions away for as long as the descriptor is open.
+
+    Raises OSError, SpoolBusy, and ValueError for a spool of another format.
+    """
     fd = disk.lock(f"{root}/intakes", wait=False, is_shared=True)
     if fd is None:
         raise SpoolBusy(f"{root} is being converted")
-    return fd
+    return _still(root, disk, form, fd)
 
 
 def without_intakes(root: str, disk: Disk) -> int:
@@ -77,6 +79,23 @@ def without_intakes(root: str, disk: Disk) -> int:
     if fd is None:
         raise SpoolBusy(f"a listener takes mail into {root}")
     return fd
+
+
+def _still(root: str, disk: Disk, form: bytes, fd: int) -> int:
+    """Return a lock in a spool of this format: a conversion may have ended just before it was taken."""
+    try:
+        _own_format(root, disk, form)
+    except BaseException:
+        disk.close(fd)
+        raise
+    return fd
+
+
+def _own_format(root: str, disk: Disk, form: bytes) -> bytes | None:
+    """Return a spool's format, None where there is none yet.  Raises OSError, ValueError for another."""
+    if (found := format_of(root, disk)) not in (None, form):
+        raise ValueError(f"{root}/format says {found[:60]!r}, and not {form!r}: this engine does not know it")
+    return found
 
 
 def _take_named_lock(root: str, disk: Disk) -> int:

@@ -47,19 +47,15 @@ class Quarantine:
         else:
             self._on_corrupt(describe(name), why)
 
-    def keep(self, name: str, content: bytes, why: str) -> None:
-        """Write what is damaged, and part of something that stays, into a file of its own.  Raises OSError."""
-        path = self._free_path(name)
-        with opened(self._disk, self._disk.open_new(path)) as fd:
-            try:
-                self._disk.write_all(fd, content)
-                self._disk.sync(fd)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    self._disk.unlink(path)
-                raise
-        self._disk.sync_directory(self._folder)
+    def keep(self, name: str, content: bytes, why: str) -> bool:
+        """Copy what is damaged, and part of something that stays, into a file; return whether it is there."""
+        try:
+            self._copy(self._free_path(name), content)
+        except OSError as error:
+            self.leave(name, f"{why}; it cannot be set aside: {error.strerror}")
+            return False
         self._on_corrupt(describe(name), why)
+        return True
 
     def leave(self, path: str, why: str) -> None:
         """Tell of what stays where it is."""
@@ -86,6 +82,17 @@ class Quarantine:
         ]
         names = sorted(self._disk.names(self._folder))[: max(0, most - len(listed))]
         return listed[:most] + [self._listed(name) for name in names]
+
+    def _copy(self, path: str, content: bytes) -> None:
+        with opened(self._disk, self._disk.open_new(path)) as fd:
+            try:
+                self._disk.write_all(fd, content)
+                self._disk.sync(fd)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._disk.unlink(path)
+                raise
+        self._disk.sync_directory(self._folder)
 
     def _listed(self, name: str) -> SetAside:
         size_bytes = modified_at_ns = 0

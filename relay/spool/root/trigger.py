@@ -1,7 +1,7 @@
 """How a listener wakes the sender: one byte into a FIFO in the spool.
 
 Guarantees nothing, on purpose: a pull with no sender at the other end, or into a full
-pipe, is forgotten, and the sender looks into new/ every few seconds anyway.  A lost
+pipe, is forgotten, and the sender looks for new mail every few seconds anyway.  A lost
 trigger costs seconds, never a message (qmail's lock/trigger).
 """
 
@@ -33,7 +33,7 @@ class TriggerPort(Protocol):
 class Trigger:
     def __init__(self, root: str, disk: Disk) -> None:
         self._path = f"{root}/trigger"
-        # What else stands there is moved away by the next sender; until then mail waits for its look.
+        # Where something else has this name, pulls are lost, and `listen` raises.
         with contextlib.suppress(FileExistsError):
             disk.make_fifo(self._path)
         self._write_fd: int | None = None

@@ -8,7 +8,6 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from relay.policy.model import SpoolEngine
@@ -39,61 +38,42 @@ def main() -> int:
 
     kernel.enter_private_namespace()
     kernel.die_with_parent()
-    began_s = time.monotonic()
+    file_system, began_s = FILE_SYSTEMS[options.file_system], time.monotonic()
     until_s = None if options.seconds is None else began_s + options.seconds
-    with tempfile.TemporaryDirectory(prefix="relay-lab-") as name:
-        folder = Path(name)
-        with kernel.mounted("relay-lab", folder, "tmpfs"):
-            laboratory = Laboratory(
-                FILE_SYSTEMS[options.file_system],
-                options.seed,
-                folder,
-                options.engine,
-                careless=options.careless,
-            )
-            judging_s = _experiment(laboratory, options, until_s)
+    with (
+        tempfile.TemporaryDirectory(prefix="relay-lab-") as name,
+        kernel.mounted("relay-lab", Path(name), "tmpfs"),
+    ):
+        laboratory = Laboratory(file_system, options.seed, Path(name), options.engine, options.careless)
+        _experiment(laboratory, options, until_s)
     figures = laboratory.figures
     told = vars(figures) | {
-        "file_system": options.file_system,
-        "engine": options.engine,
-        "seed": options.seed,
         "seconds": round(time.monotonic() - began_s, 1),
-        "images_per_second": round(figures.images / judging_s, 1),
-        "seen": vars(figures.seen),
+        "images_per_second": round(figures.images / figures.judging_s, 1),
         "unmountable": len(figures.unmountable),
         "judged": figures.images - len(figures.unmountable),
         "violations": len(figures.violations),
         "first_violations": figures.violations[:SHOWN],
-        "all_violations": _keep(figures.violations, f"{options.file_system}-{options.seed}"),
+        "all_violations": None,
     }
-    sys.stdout.write(json.dumps(told) + "\n")
+    if figures.violations:
+        path = Path(tempfile.gettempdir()) / f"violations-{file_system.name}-{options.seed}-{time.time_ns()}"
+        path.write_text("".join(json.dumps(violation) + "\n" for violation in figures.violations))
+        told["all_violations"] = str(path)
+    sys.stdout.write(json.dumps(vars(options) | told) + "\n")
     return 1 if figures.violations else 0
 
 
-def _keep(violations: Sequence[str], name: str) -> str | None:
-    """Write all violations to a file, a line of JSON each, and return its path; None without any."""
-    if not violations:
-        return None
-    path = Path(tempfile.gettempdir()) / f"violations-{name}-{time.time_ns()}"
-    path.write_text("".join(json.dumps(violation) + "\n" for violation in violations))
-    return str(path)
-
-
-def _experiment(laboratory: Laboratory, options: argparse.Namespace, until_s: float | None) -> float:
-    """Play and judge, once or for as long as there is time; return how long the judging took."""
-    judging_s = 0.0
+def _experiment(laboratory: Laboratory, options: argparse.Namespace, until_s: float | None) -> None:
+    """Play and judge, once or for as long as there is time."""
     while True:
-        epochs = laboratory.record(options.letters)
-        began_s = time.monotonic()
         most = options.images
         if until_s is not None:
             # All parts of a play have to get their share of a short time.
-            most = max(LEAST_IMAGES, min(most, int((until_s - began_s) * IMAGES_PER_SECOND)))
-        laboratory.judge_images(epochs, most, until_s=until_s, until_violation=options.until_violation)
-        judging_s += time.monotonic() - began_s
+            most = max(LEAST_IMAGES, min(most, int((until_s - time.monotonic()) * IMAGES_PER_SECOND)))
+        laboratory.play(options.letters, most, until_s=until_s, until_violation=options.until_violation)
         if until_s is None or time.monotonic() > until_s:
-            return judging_s
-        laboratory.go_on_from(epochs)
+            return
 
 
 if __name__ == "__main__":

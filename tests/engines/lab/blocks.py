@@ -122,7 +122,8 @@ class Platter:
             _make_same(file.fileno(), self._durable.fileno(), self._size)
         self.image = folder / "image"
         """Where `build` puts an image: the same file each time."""
-        self.image.touch()
+        with self.image.open("ab") as image:
+            image.truncate(self._size)
 
     def build(self, cut: Cut) -> None:
         """Make `image` what this cut leaves.  Cuts come in the order of their epochs."""

@@ -1,10 +1,11 @@
-"""One play recorded on one file system, and the images that its power cuts would have left, judged."""
+"""Plays recorded on one file system, and the images that their power cuts would have left, judged."""
 
 import random
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,15 +14,15 @@ from relay.spool.engines import ENGINES
 from tests.engines.lab import kernel
 from tests.engines.lab.blocks import Cut, Epoch, Platter, cuts, read_log
 from tests.engines.lab.filesystems import FileSystem
-from tests.engines.lab.judge import Judgement, is_as_handed_over, judge
+from tests.engines.lab.judge import is_as_handed_over, judge
 from tests.engines.lab.observations import Observations, Scribe
 from tests.engines.lab.recorded_disk import recorded_disk
-from tests.engines.lab.workload import work
+from tests.engines.lab.workload import letters, work
 from tests.engines.spool.world import Violation
 
 CUTS_PER_EPOCH = 8
 LEAST_IMAGES = 20
-"""Of a play; and so many are judged in any case, when time was up before the first."""
+"""So many are judged in any case, when time was up before the first."""
 
 
 @dataclass
@@ -34,37 +35,18 @@ class Figures:
     letters: int = 0
     accepted: int = 0
     plays: int = 0
-    seen: Judgement = field(default_factory=Judgement)
+    judging_s: float = 0
+    seen: Counter[str] = field(default_factory=Counter)
     unmountable: list[str] = field(default_factory=list)
     """Images that the file system itself refuses: sectors of one of its own blocks, torn apart."""
     violations: list[str] = field(default_factory=list)
-
-
-class Recording:
-    """A disk that is being recorded, with a file system on it, mounted; a context manager's value."""
-
-    def __init__(self, mount: Path, log: Path) -> None:
-        self.mount = mount
-        self.log = log
-
-
-@contextmanager
-def recording(file_system: FileSystem, base: Path, folder: Path) -> Iterator[Recording]:
-    """Record what is written to a disk that begins as `base`, while the context lasts."""
-    mount, log = folder / "recorded", folder / "blocks"
-    mount.mkdir(exist_ok=True)
-    log.write_bytes(b"")
-    with recorded_disk(base, folder / "fuse", log) as loop:
-        with kernel.mounted(loop.device, mount, file_system.name, file_system.options):
-            yield Recording(mount, log)
-        loop.forget()
 
 
 class Laboratory:
     """Plays, cuts and judges on one file system, in a folder of its own (best on a tmpfs)."""
 
     def __init__(
-        self, file_system: FileSystem, seed: int, folder: Path, engine: str, *, careless: str | None = None
+        self, file_system: FileSystem, seed: int, folder: Path, engine: str, careless: str | None = None
     ) -> None:
         self.figures = Figures()
         self._file_system = file_system
@@ -72,76 +54,73 @@ class Laboratory:
         self._folder = folder
         self._engine = engine
         self._careless = careless
-        self._disk = RealDisk()
         self._base = folder / "base"
         self._log = folder / "log"
-        self._mount = folder / "image-mount"
-        self._mount.mkdir()
-        self._observed = Observations()
+        self._mount = folder / "mount"
+        for path in (self._mount, folder / "relay"):
+            path.mkdir()
+        self._before = Observations()
         file_system.make_on(self._base)
 
-    def record(self, letters: int) -> list[Epoch]:
-        """Have the relay work on the disk as it is; return what was written."""
-        (self._folder / "relay").mkdir(exist_ok=True)
-        with recording(self._file_system, self._base, self._folder) as recorded:
-            scribe = Scribe(recorded.log, self._observed)
-            try:
+    def play(
+        self, count: int, most: int, *, until_s: float | None = None, until_violation: bool = False
+    ) -> None:
+        """Have the relay work on the disk, and judge so many images; the disk is then one that a cut left.
+
+        Fewer where time is up, but for the first LEAST_IMAGES, and where one violation is enough.
+        """
+        scribe, epochs = self._record(count)
+        began_s = time.monotonic()
+        platter = Platter(self._base, self._log, epochs, self._folder)
+        with closing(platter), closing(kernel.Loop(platter.image)) as loop:
+            for cut in self._draw(scribe, epochs, most):
+                is_late = until_s is not None and time.monotonic() > until_s
+                if is_late and self.figures.images >= LEAST_IMAGES:
+                    break
+                platter.build(cut)
+                loop.forget()
+                self._judge(platter.image, loop.device, cut, scribe.known(cut.place))
+                if until_violation and self.figures.violations:
+                    break
+        self.figures.judging_s += time.monotonic() - began_s
+        cut = self._rng.choice(list(cuts(epochs, self._rng, CUTS_PER_EPOCH)))
+        with closing(Platter(self._base, self._log, epochs, self._folder)) as platter:
+            platter.build(cut)
+        platter.image.rename(self._base)
+        self._before = scribe.known(cut.place)
+
+    def _record(self, count: int) -> tuple[Scribe, list[Epoch]]:
+        """Have the relay work; return what was observed and what was written."""
+        recorded, figures = self._folder / "blocks", self.figures
+        recorded.write_bytes(b"")
+        scribe = Scribe(recorded, self._before)
+        with closing(scribe), recorded_disk(self._base, self._folder / "fuse", recorded) as loop:
+            with kernel.mounted(loop.device, self._mount, self._file_system.name, self._file_system.options):
+                plan = letters(self._rng, figures.letters, count)
                 work(
                     self._folder / "relay",
-                    recorded.mount,
+                    self._mount,
                     scribe,
-                    self._rng,
-                    count=letters,
+                    plan,
                     engine=self._engine,
                     careless=self._careless,
                 )
                 end = scribe.place()
-            finally:
-                scribe.close()
-            # What unmounting writes is not part of the story.
-            self._log.write_bytes(recorded.log.read_bytes()[:end])
-        self._check_what_was_taken(scribe)
-        epochs = read_log(self._log)
-        self.figures.plays += 1
-        self.figures.flushes += len(epochs) - 1
-        self.figures.writes += sum(len(epoch.writes) for epoch in epochs)
-        self.figures.letters += letters
-        self.figures.accepted = len(self._observed.accepted)
-        return epochs
+            loop.forget()
+        # What unmounting writes is not part of the story.
+        self._log.write_bytes(recorded.read_bytes()[:end])
+        observed, epochs = scribe.known(end), read_log(self._log)
+        figures.violations += scribe.faults + _otherwise(observed)
+        figures.plays += 1
+        figures.flushes += len(epochs) - 1
+        figures.writes += sum(len(epoch.writes) for epoch in epochs)
+        figures.letters += count
+        figures.accepted = len(observed.accepted)
+        return scribe, epochs
 
-    def judge_images(
-        self,
-        epochs: Sequence[Epoch],
-        most: int,
-        *,
-        until_s: float | None = None,
-        until_violation: bool = False,
-    ) -> None:
-        """Build so many images of what was recorded, and judge each; fewer where time is up.
-
-        The first LEAST_IMAGES of the laboratory are judged however late it is.
-        """
-        drawn = self._draw(epochs, most)
-        platter = Platter(self._base, self._log, epochs, self._folder)
-        platter.build(drawn[0])
-        loop = kernel.Loop(platter.image)
-        try:
-            for cut in drawn:
-                is_late = until_s is not None and time.monotonic() > until_s
-                if is_late and self.figures.images >= LEAST_IMAGES:
-                    return
-                platter.build(cut)
-                loop.forget()
-                self._judge(platter.image, loop.device, cut)
-                if until_violation and self.figures.violations:
-                    return
-        finally:
-            loop.close()
-            platter.close()
-
-    def _draw(self, epochs: Sequence[Epoch], most: int) -> list[Cut]:
+    def _draw(self, scribe: Scribe, epochs: Sequence[Epoch], most: int) -> list[Cut]:
         """Draw cuts: half where a promise had just been made and is all that a flush keeps."""
-        owed = self._observed.obligations()
+        owed = scribe.obligations()
         groups: tuple[list[Cut], list[Cut], list[Cut]] = ([], [], [])
         for cut in cuts(epochs, self._rng, CUTS_PER_EPOCH):
             epoch = epochs[cut.epoch]
@@ -154,43 +133,31 @@ class Laboratory:
         # The platter goes forward only.
         return sorted(drawn, key=lambda cut: cut.epoch)
 
-    def go_on_from(self, epochs: Sequence[Epoch]) -> None:
-        """Make one cut, drawn, the disk of the next play, and what was known then all that is known."""
-        cut = self._rng.choice(list(cuts(epochs, self._rng, CUTS_PER_EPOCH)))
-        platter = Platter(self._base, self._log, epochs, self._folder)
-        platter.build(cut)
-        platter.close()
-        platter.image.rename(self._base)
-        self._observed = self._observed.until(cut.place).at_the_beginning()
-
-    def _judge(self, image: Path, device: str, cut: Cut) -> None:
-        name = self._file_system.name
+    def _judge(self, image: Path, device: str, cut: Cut, observed: Observations) -> None:
+        name, options = self._file_system.name, self._file_system.options
         story = f"{name}, play {self.figures.plays}, flush {cut.epoch}, {cut.label}"
         self.figures.images += 1
         try:
             with ExitStack() as stack:
                 try:
-                    stack.enter_context(kernel.mounted(device, self._mount, name, self._file_system.options))
+                    stack.enter_context(kernel.mounted(device, self._mount, name, options))
                 except OSError as error:
                     # No promise of ours, nor of a disk that writes its blocks whole.
                     self.figures.unmountable.append(f"{story}: {error}")
                     return
-                self.figures.seen.add(self._judged(cut))
+                self.figures.seen += judge(self._mount, observed, RealDisk(), ENGINES[self._engine])
         except (Violation, OSError, ValueError) as violation:
             self.figures.violations.append(f"{story}: {type(violation).__name__}: {violation}")
         if complaint := self._file_system.complaint(image):
             self.figures.violations.append(f"{story}: {complaint}")
 
-    def _judged(self, cut: Cut) -> Judgement:
-        return judge(self._mount, self._observed.until(cut.place), self._disk, ENGINES[self._engine])
 
-    def _check_what_was_taken(self, scribe: Scribe) -> None:
-        letters = {
-            each: letter for _, letter in self._observed.offered.values() for each in letter.recipients
-        }
-        for recipient, facts in self._observed.taken.items():
-            for _, content in facts:
-                letter = letters.get(recipient)
-                if letter is not None and not is_as_handed_over(content, letter):
-                    scribe.fault(f"{recipient} got other content than that of letter {letter.number}")
-        self.figures.violations += scribe.faults
+def _otherwise(observed: Observations) -> list[str]:
+    """Return who got other content than was handed over for them."""
+    letters = {recipient: letter for letter in observed.offered.values() for recipient in letter.recipients}
+    return [
+        f"{recipient} got other content than that of letter {letters[recipient].number}"
+        for recipient, contents in observed.taken.items()
+        if recipient in letters
+        and not all(is_as_handed_over(content, letters[recipient]) for content in contents)
+    ]

@@ -1,31 +1,39 @@
 """The judge sees each kind of broken promise, on a spool in a plain folder."""
 
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from relay.listener.received import received_line
-from relay.mail.envelope import Envelope
+from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.spool.disk.durable import RealDisk
-from relay.spool.maildir.intake import MaildirIntake
-from relay.spool.maildir.layout import prepare
+from relay.spool.engines import ENGINES, Engine
+from relay.spool.identity import report_id
+from relay.spool.interface import Adopted, Message, Status
 from tests.engines.lab.judge import judge
-from tests.engines.lab.observations import Letter, Observations
+from tests.engines.lab.observations import Letter, Observations, Scribe
 from tests.engines.spool.world import Violation
 from tests.fakes.clock import START_WALL_NS, FakeClock
 
 SENDER, RECIPIENT = "front0@front.test", "ok0-0@list.test"
 LETTER = Letter(0, SENDER, (RECIPIENT,), b"Subject: 0\r\n\r\nhello\r\n")
-PLACE = 100
+
+
+@pytest.fixture(params=[*ENGINES.values()], ids=[*ENGINES])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    found: Engine = request.param
+    return found
 
 
 @pytest.fixture
-def observed(tmp_path: Path) -> Observations:
+def observed(tmp_path: Path, engine: Engine) -> Observations:
     """Return what is known of one message that is in the spool as it was handed over."""
-    root, disk, clock = str(tmp_path / "spool"), RealDisk(), FakeClock()
-    prepare(root, disk)
-    intake = MaildirIntake(root, disk, clock)
+    root, disk = str(tmp_path / "spool"), RealDisk()
+    engine.prepare(root, disk)
+    intake = engine.intake(root, disk, FakeClock())
     draft = intake.draft()
     draft.append(
         received_line(
@@ -35,33 +43,36 @@ def observed(tmp_path: Path) -> Observations:
     draft.append(LETTER.content)
     envelope = Envelope(SENDER, LETTER.recipients, START_WALL_NS, "unknown[127.0.0.1]", "c", "ESMTP")
     assert intake.accept([(draft, envelope)]) == [None]
+    intake.close()
     known = Observations()
-    known.offered[0] = (0, LETTER)
-    known.accepted[0] = (PLACE, draft.queue_id)
+    known.offer(LETTER)
+    known.accept(0, draft.queue_id)
     return known
 
 
 def _id(observed: Observations) -> str:
-    return observed.accepted[0][1]
+    return observed.accepted[0]
 
 
-def test_a_message_as_it_was_handed_over_breaks_no_promise(tmp_path: Path, observed: Observations) -> None:
-    seen = judge(tmp_path, observed, RealDisk())
+def test_a_message_as_it_was_handed_over_breaks_no_promise(
+    tmp_path: Path, engine: Engine, observed: Observations
+) -> None:
+    seen = judge(tmp_path, observed, RealDisk(), engine)
 
-    assert (seen.found, seen.ended, seen.repeats) == (1, 0, 0)
+    assert +seen == {"found": 1, "TODO": 1}
 
 
 def _lost(observed: Observations) -> None:
-    observed.offered[1] = (0, Letter(1, "front1@front.test", ("ok1-0@list.test",), b"x\r\n"))
-    observed.accepted[1] = (PLACE, "0" * 16)
+    observed.offer(Letter(1, "front1@front.test", ("ok1-0@list.test",), b"x\r\n"))
+    observed.accept(1, "0" * 16)
 
 
 def _other_content(observed: Observations) -> None:
-    observed.offered[0] = (0, Letter(0, SENDER, LETTER.recipients, LETTER.content + b"!"))
+    observed.offer(replace(LETTER, content=LETTER.content + b"!"))
 
 
 def _other_envelope(observed: Observations) -> None:
-    observed.offered[0] = (0, Letter(0, SENDER, (*LETTER.recipients, "ok0-1@list.test"), LETTER.content))
+    observed.offer(replace(LETTER, recipients=(*LETTER.recipients, "ok0-1@list.test")))
 
 
 def _never_offered(observed: Observations) -> None:
@@ -70,16 +81,16 @@ def _never_offered(observed: Observations) -> None:
 
 
 def _told_relayed(observed: Observations) -> None:
-    observed.taken[RECIPIENT] = [(PLACE, LETTER.content)]
-    observed.told[_id(observed), RECIPIENT] = [(PLACE, "sent")]
+    observed.take(RECIPIENT, LETTER.content)
+    observed.tell(_id(observed), RECIPIENT)
 
 
 def _reported(observed: Observations) -> None:
-    observed.told[f"{_id(observed)}r", SENDER] = [(PLACE, "sent")]
+    observed.tell(f"{_id(observed)}r", SENDER)
 
 
 def _counted_upstream(observed: Observations) -> None:
-    observed.mails.append((PLACE, None))
+    observed.mail()
 
 
 @pytest.mark.parametrize(
@@ -90,21 +101,55 @@ def _counted_upstream(observed: Observations) -> None:
         (_other_envelope, "another envelope"),
         (_never_offered, "nobody handed over"),
         (_told_relayed, "is TODO; told"),
-        (_reported, "is back"),
+        (_reported, "a second one follows"),
         (_counted_upstream, "charged"),
     ],
 )
 def test_each_broken_promise_is_seen(
-    tmp_path: Path, observed: Observations, broken: Callable[[Observations], None], verdict: str
+    tmp_path: Path,
+    engine: Engine,
+    observed: Observations,
+    broken: Callable[[Observations], None],
+    verdict: str,
 ) -> None:
     broken(observed)
 
     with pytest.raises(Violation, match=verdict):
-        judge(tmp_path, observed, RealDisk())
+        judge(tmp_path, observed, RealDisk(), engine)
 
 
-def test_what_was_learned_later_obliges_nobody_earlier(tmp_path: Path, observed: Observations) -> None:
-    _told_relayed(observed)
-    _counted_upstream(observed)
+def test_what_is_noted_later_obliges_nobody_earlier(tmp_path: Path, observed: Observations) -> None:
+    log = tmp_path / "blocks"
+    log.write_bytes(b"first")
+    scribe = Scribe(log, observed)
+    earlier = scribe.place()
+    log.write_bytes(b"first and more")
+    scribe.note(Observations.mail)
+    later = scribe.place()
+    scribe.close()
 
-    judge(tmp_path, observed.until(PLACE - 1), RealDisk())
+    assert (scribe.known(earlier), scribe.known(later).mails) == (observed, 1)
+    assert scribe.obligations() == [later]
+
+
+def test_a_report_of_somebody_who_never_failed_is_seen(
+    tmp_path: Path, engine: Engine, observed: Observations
+) -> None:
+    envelope = Envelope("", (SENDER,), START_WALL_NS, "local", "", "ESMTP")
+    content = b"X: y\r\nFinal-Recipient: rfc822; " + RECIPIENT.encode() + b"\r\nAction: failed\r\n"
+    report = Message(
+        report_id(QueueId(_id(observed))),
+        envelope,
+        Shape(len(content), eight_bit=False, smtputf8=False),
+        (Status.TODO,),
+    )
+    with closing(
+        engine.spool(str(tmp_path / "spool"), RealDisk(), FakeClock(), lambda _n, _w: None)
+    ) as spool:
+        spool.adopt([Adopted(report, [content])])
+
+    with pytest.raises(Violation) as caught:
+        judge(tmp_path, observed, RealDisk(), engine)
+
+    for verdict in ("a second one follows", "not a whole report", f"reports {RECIPIENT}, which never failed"):
+        assert verdict in str(caught.value)

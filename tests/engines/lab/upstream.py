@@ -1,4 +1,4 @@
-"""An upstream that takes, refuses, defers and hangs up, as recipients are named, and writes observations.
+"""An upstream that takes, refuses, defers and hangs up, as recipients are named, and notes what it sees.
 
     ok…        taken
     no…        refused at RCPT
@@ -9,12 +9,13 @@
 Who is told of failures is `front…`; reports to `deaf…` are refused.
 """
 
-from tests.engines.lab.observations import Scribe
+from collections.abc import Sequence
+
+from tests.engines.lab.observations import Observations, Scribe
 from tests.fakes.smarthost import CLOSE, DEFAULT, Script, Smarthost, Turn
 from tests.system.loop_thread import LoopThread
 
 REFUSED, DEFERRED = "550 5.1.1 nobody of that name", "450 4.2.0 come again"
-HANG_UP = "hung up"
 REFUSED_ALL = "554 5.6.0 we do not like it"
 
 
@@ -30,7 +31,6 @@ class Upstream(LoopThread):
 
     @property
     def port(self) -> int:
-        """Return where it listens."""
         return self._host.port
 
     async def begin(self) -> None:
@@ -38,15 +38,14 @@ class Upstream(LoopThread):
 
     async def end(self) -> None:
         await self._host.stop()
-        for fault in self._host.faults:
-            self._scribe.fault(f"the relay broke the protocol: {fault}")
+        self._scribe.faults += [f"the relay broke the protocol: {fault}" for fault in self._host.faults]
 
     def _mail(self, _argument: str) -> Turn:
-        self._scribe.mail()
+        self._scribe.note(Observations.mail)
         return DEFAULT
 
     def _rcpt(self, argument: str) -> Turn:
-        self._scribe.rcpt()
+        self._scribe.note(Observations.rcpt)
         recipient = argument.removeprefix("TO:").strip("<>")
         if recipient.startswith(("no", "deaf")):
             reply = REFUSED
@@ -54,24 +53,24 @@ class Upstream(LoopThread):
             reply = DEFERRED
         else:
             return DEFAULT
-        self._scribe.refuse(recipient, reply)
+        self._scribe.note(Observations.refuse, recipient)
         return reply
 
     def _end_of_content(self, _argument: str) -> Turn:
         transaction = self._host.transactions[-1]
-        if any(recipient.startswith("unloved") for recipient in transaction.recipients):
-            for recipient in transaction.recipients:
-                self._scribe.refuse(recipient, REFUSED_ALL)
+        turn = self._turn_of(transaction.recipients)
+        for each in transaction.recipients:
+            if turn != REFUSED_ALL:
+                self._scribe.note(Observations.take, each, transaction.content)
+            if turn != DEFAULT:
+                self._scribe.note(Observations.refuse, each)
+        return turn
+
+    def _turn_of(self, recipients: Sequence[str]) -> Turn:
+        if any(each.startswith("unloved") for each in recipients):
             return REFUSED_ALL
-        for recipient in transaction.recipients:
-            self._scribe.take(recipient, transaction.content)
-        lost = [each for each in transaction.recipients if each.startswith("lost")]
-        first = [each for each in lost if self._is_first(each)]
-        if not first:
-            return DEFAULT
-        for recipient in transaction.recipients:
-            self._scribe.refuse(recipient, HANG_UP)
-        return CLOSE
+        first = [each for each in recipients if each.startswith("lost") and self._is_first(each)]
+        return CLOSE if first else DEFAULT
 
     def _is_first(self, recipient: str) -> bool:
         is_first = recipient not in self._seen

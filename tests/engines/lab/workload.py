@@ -16,36 +16,40 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.engines.lab import kernel
-from tests.engines.lab.observations import Letter, Scribe
+from tests.engines.lab.observations import Letter, Observations, Scribe
 from tests.engines.lab.upstream import Upstream
 from tests.system.relay import PROJECT, RelayProcess
 from tests.system.waiting import HANG_S, wait_until
 
 CLIENTS = 3
 KINDS = ("ok", "ok", "ok", "ok", "no", "later", "lost", "unloved", "never")
-LIMITS = [{"messages": 1_000_000, "per": "24h"}, {"recipients": 1_000_000, "per": "24h"}]
+ISP = {
+    "host": "127.0.0.1",
+    "tls": "none",
+    "connections": 3,
+    "limits": [{"messages": 1_000_000, "per": "24h"}, {"recipients": 1_000_000, "per": "24h"}],
+    # A third of its recipients are refused, on purpose.
+    "shield": None,
+}
 RETRY = {"min": "1s", "max": "2s", "lifetime": "2s", "warn_after": "1s"}
 LONG_BYTES = 300_000
-_TOLD = re.compile(r"relay\[[0-9]+\]: ([0-9a-z]+): to=<(.*?)>, .*, status=([a-z]+) ")
+_ENDED = re.compile(r"relay\[[0-9]+\]: ([0-9a-z]+): to=<(.*?)>, .*, status=(?:sent|bounced|expired) ")
 
 
 class RelayAtWork(RelayProcess):
     """A relay whose log is read as it is written; or a careless one."""
 
-    def __init__(
-        self, folder: Path, upstreams: dict[str, Any], scribe: Scribe, careless: str | None, **policy: Any
-    ) -> None:
-        super().__init__(folder, upstreams, **policy)
+    def __init__(self, folder: Path, scribe: Scribe, careless: str | None, **policy: Any) -> None:
+        super().__init__(folder, **policy)
         self._scribe = scribe
         self._program = ["tests.engines.lab.careless", careless] if careless else ["relay"]
         self._readers: list[threading.Thread] = []
 
     def spawn(self, **environment: str) -> None:
         """Start it without waiting for anything."""
-        program = [sys.executable, "-m", *self._program]
-        command = kernel.ending_with_us(*program, "run", "--policy", str(self.policy_path))
+        program = [sys.executable, "-m", *self._program, "run", "--policy", str(self.policy_path)]
         self._relay = relay = subprocess.Popen(
-            command,
+            kernel.ending_with_us(*program),
             cwd=PROJECT,
             env=os.environ | environment,
             stdin=subprocess.DEVNULL,
@@ -64,8 +68,8 @@ class RelayAtWork(RelayProcess):
     def _read(self, pipe: IO[bytes]) -> None:
         with pipe, self._log_path.open("ab", buffering=0) as log:
             for line in pipe:
-                if found := _TOLD.search(line.decode(errors="replace")):
-                    self._scribe.tell(*found.groups())
+                if found := _ENDED.search(line.decode(errors="replace")):
+                    self._scribe.note(Observations.tell, *found.groups())
                 log.write(line)
 
 
@@ -88,34 +92,26 @@ class _Clients:
 
     def __init__(self, port: int, plan: Sequence[Letter], scribe: Scribe) -> None:
         self._port = port
-        self._plan = iter(plan)
         self._scribe = scribe
-        self._mutex = threading.Lock()
-        self.handed_over = 0
-        """How many letters were tried."""
+        self.left = list(reversed(plan))
         self.may_go_on = threading.Event()
         """Nobody is to be found while the relay is down."""
         self.may_go_on.set()
         self.threads = [threading.Thread(target=self._run, name=f"client {n}") for n in range(CLIENTS)]
 
     def _run(self) -> None:
-        while (letter := self._next()) is not None:
+        while self.left:
             self.may_go_on.wait()
             try:
                 with smtplib.SMTP("127.0.0.1", self._port, timeout=HANG_S) as session:
-                    while letter is not None:
-                        self._hand_over(session, letter)
-                        letter = self._next()
-            except (OSError, smtplib.SMTPException):
-                continue  # that letter was cut off by the kill: it may be there, and may not
-
-    def _next(self) -> Letter | None:
-        with self._mutex:
-            self.handed_over += 1
-            return next(self._plan, None)
+                    while self.left:
+                        self._hand_over(session, self.left.pop())
+            except (OSError, smtplib.SMTPException, IndexError):
+                # Another client had the last letter, or the kill cut this one off: it may be there or not.
+                continue
 
     def _hand_over(self, session: smtplib.SMTP, letter: Letter) -> None:
-        self._scribe.offer(letter)
+        self._scribe.note(Observations.offer, letter)
         session.ehlo_or_helo_if_needed()
         for code, reply in (
             session.mail(letter.reverse_path),
@@ -124,65 +120,42 @@ class _Clients:
         ):
             if code != 250:
                 raise smtplib.SMTPResponseException(code, reply)
-        self._scribe.accept(letter.number, reply.decode().rpartition(" ")[2])
+        self._scribe.note(Observations.accept, letter.number, reply.decode().rpartition(" ")[2])
 
 
 def work(
-    folder: Path,
-    disk: Path,
-    scribe: Scribe,
-    rng: random.Random,
-    *,
-    count: int,
-    engine: str,
-    careless: str | None = None,
+    folder: Path, disk: Path, scribe: Scribe, plan: Sequence[Letter], *, engine: str, careless: str | None
 ) -> None:
-    """Have a relay whose spool is on `disk` do all it can; at the end it is killed.
+    """Have a relay whose spool is on `disk` relay a plan; it is killed halfway, and at the end.
 
     `folder` is for its policy and its log.
     """
-    first = max(scribe.observed.offered, default=-1) + 1
-    plan = letters(rng, first, count)
     with Upstream(scribe) as upstream:
-        section = {
-            "host": "127.0.0.1",
-            "port": upstream.port,
-            "tls": "none",
-            "connections": 3,
-            "limits": LIMITS,
-            # A third of its recipients are refused, on purpose.
-            "shield": None,
-            "history": str(disk / "history"),
-        }
         relay = RelayAtWork(
             folder,
-            {"isp": section},
             scribe,
             careless,
+            upstreams={"isp": ISP | {"port": upstream.port, "history": str(disk / "history")}},
             spool={"path": str(disk / "spool"), "engine": engine},
             retry=RETRY,
             reports={"per_hour": None},
         )
         try:
             relay.start()
-            _let_work(relay, plan, scribe)
+            clients = _Clients(relay.port, plan, scribe)
+            for thread in clients.threads:
+                thread.start()
+            try:
+                wait_until(lambda: len(clients.left) < len(plan) // 2)
+                clients.may_go_on.clear()
+                relay.kill()
+                relay.start()
+            finally:
+                clients.may_go_on.set()
+            for thread in clients.threads:
+                thread.join()
+            relay.wait_until_empty()
         except TimeoutError as error:
             raise TimeoutError(f"{error}, after:\n" + "\n".join(relay.log()[-40:])) from None
         finally:
             relay.kill()
-
-
-def _let_work(relay: RelayAtWork, plan: Sequence[Letter], scribe: Scribe) -> None:
-    clients = _Clients(relay.port, plan, scribe)
-    for thread in clients.threads:
-        thread.start()
-    try:
-        wait_until(lambda: clients.handed_over > len(plan) // 2)
-        clients.may_go_on.clear()
-        relay.kill()
-        relay.start()
-    finally:
-        clients.may_go_on.set()
-    for thread in clients.threads:
-        thread.join()
-    wait_until(lambda: relay.stored() == 0)

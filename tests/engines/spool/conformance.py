@@ -1,5 +1,8 @@
-"""What every engine of the spool must do.  An engine's tests inherit `Conformance` and say how to make one."""
+"""What every engine of the spool must do; an engine's tests inherit `Conformance` and say how to make one."""
 
+import contextlib
+import errno
+import itertools
 import os
 from dataclasses import replace
 
@@ -7,6 +10,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope, QueueId
+from relay.spool.base import READ_AGAIN_NS
 from relay.spool.identity import report_id, warning_id
 from relay.spool.interface import (
     HEAD_BYTES,
@@ -14,6 +18,7 @@ from relay.spool.interface import (
     Absent,
     Adopted,
     Corrupt,
+    Message,
     Report,
     Settlement,
     Spool,
@@ -29,6 +34,7 @@ from tests.engines.spool.engine import (
     EXPIRED,
     RELAYED,
     Engine,
+    OneSpool,
     accept,
     again,
     claimed,
@@ -38,6 +44,7 @@ from tests.engines.spool.engine import (
 )
 from tests.engines.spool.maildir_engine import on_the_model
 from tests.fakes.clock import START_WALL_NS
+from tests.fakes.disk import Fault, ModelDisk
 
 REPORT = replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",), user=None)
 EVERY = dict.fromkeys(range(3), RELAYED)
@@ -57,6 +64,15 @@ def report_of(spool: Spool, queue_id: QueueId, *, ends: bool = False) -> Settlem
     assert owed is not None
     report = Report(owed.report_id, REPORT, b"Subject: sorry\r\n")
     return Settlement(queue_id, ENVELOPE, report=report, told=owed.indices, ends=ends)
+
+
+def watched(engine: Engine) -> ModelDisk:
+    """Return the view of the disk that every process of the engine has from now on."""
+    assert isinstance(engine, OneSpool)
+    assert isinstance(engine.disk, ModelDisk)
+    view = engine.disk.another()
+    engine.view = lambda: view  # type: ignore[method-assign]  # the one whose calls fail
+    return view
 
 
 class Conformance:
@@ -390,3 +406,72 @@ class Conformance:
         intake = engine.intake()
         assert 0 < intake.room() < spool.look().free_bytes
         intake.close()
+
+    def test_a_draft_that_was_given_up_is_not_accepted(self, engine: Engine) -> None:
+        spool, intake = engine.start(), engine.intake()
+        for size in (10, INLINE_BYTES + 1):
+            draft = intake.draft()
+            draft.append(bytes(size))
+            draft.discard()
+            (failure,) = intake.accept([(draft, ENVELOPE)])
+            assert isinstance(failure, Unavailable)
+        assert (claimed(spool), engine.told) == ([], [])
+
+    def test_what_was_settled_with_its_end_may_be_settled_again(self, engine: Engine) -> None:
+        spool, (queue_id,) = begun(engine, CONTENT)
+        for _ in range(2):
+            settle(spool, Settlement(queue_id, ENVELOPE, EVERY, ends=True))
+
+
+class FailingConformance(Conformance):
+    """What an engine must do on a disk whose calls fail for a while: the model of one."""
+
+    def test_what_cannot_be_read_now_is_told_once_counted_and_claimed_later(self, engine: Engine) -> None:
+        view, intake = watched(engine), engine.intake()
+        queue_ids = [accept(intake), accept(intake)]
+        spool = engine.start()
+        assert spool.claim(0) == []
+        view.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), forever=True))
+        assert spool.claim(9) == []
+        assert spool.look().corrupt == 2
+        assert spool.set_aside(9)[0].reason.startswith("left where it is: cannot be read now")
+        view.heal()
+        assert claimed(spool) == []
+        assert sorted(name for name, _ in engine.told) == queue_ids
+        engine.clock.advance(READ_AGAIN_NS)
+        assert [message.queue_id for message in claimed(spool)] == queue_ids
+        assert spool.look().corrupt == 0
+
+    def test_a_start_that_lacks_descriptors_goes_on_where_it_stopped(self, engine: Engine) -> None:
+        view, intake = watched(engine), engine.intake()
+        queue_ids = [accept(intake) for _ in range(6)]
+        spool = engine.start()
+        found = [message.queue_id for message in spool.claim(2)]
+        view.fail(Fault(3, errno.EMFILE, kinds=frozenset({"open"})))
+        found += [message.queue_id for message in spool.claim(100)]
+        assert len(found) == 4
+        found += [message.queue_id for message in spool.claim(100)]
+        assert found == queue_ids
+
+    def test_what_could_not_be_adopted_is_adopted_again(self, engine: Engine) -> None:
+        source, (queue_id, long) = begun(on_the_model(), CONTENT, bytes(INLINE_BYTES + 1))
+        spool, _ = begun(engine)
+        spool.close()
+        for nth in itertools.count(1):
+            view = watched(engine)
+            spool = engine.start()
+            claimed(spool)
+            view.fail(Fault(nth, errno.EIO))
+            found = [each for each in source.read([queue_id, long]) if isinstance(each, Message)]
+            adopted = [Adopted(each, source.content(each.queue_id)) for each in found]
+            with contextlib.suppress(Unavailable):
+                spool.adopt(adopted)
+            has_failed = view.has_failed
+            view.heal()
+            spool.adopt([Adopted(each, source.content(each.queue_id)) for each in found])
+            assert [read(spool, each.queue_id) for each in found] == found
+            settle(spool, *(Settlement(each.queue_id, ENVELOPE, EVERY, ends=True) for each in found))
+            spool.close()
+            if not has_failed:
+                break
+        assert nth > 5

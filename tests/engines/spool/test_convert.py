@@ -1,8 +1,10 @@
 """A spool of one engine becomes one of another: whole, whatever call it is killed or cut in."""
 
+import contextlib
 import errno
 import itertools
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -74,6 +76,8 @@ def filled(engine: str, model: Model = Model.ANY_SUBSET) -> ModelDisk:
         spool,
         Settlement(told, ENVELOPE, report=report, told=owed.indices),
         Settlement(warned, ENVELOPE, report=warning, is_warned=True),
+        # Of which no report is there yet.
+        Settlement(told, ENVELOPE, {2: BOUNCED}, [note(2)]),
     )
     # Accepted, and claimed by nobody yet.
     accept(intake, content=b"Subject: new\r\n\r\n")
@@ -171,6 +175,44 @@ def test_nothing_is_converted_beside_a_relay_or_a_listener(was: str, now: str) -
             converted(disk, now)
         intake.close()
     assert converted(disk, now).messages > 0
+
+
+@BOTH
+def test_an_owner_that_starts_while_it_is_converted_finds_all_or_is_refused(was: str, now: str) -> None:
+    base = filled(was)
+    before, refused = [message for message, _ in state_of(base)], 0
+    for nth in itertools.count(1):
+        disk, calls = base.after_kill(), itertools.count(1)
+        view = disk.another()
+
+        def meanwhile(
+            _step: str, nth: int = nth, calls: Iterator[int] = calls, disk: ModelDisk = disk
+        ) -> None:
+            if next(calls) == nth:
+                # Busy, or the model waits for a lock of the one who is looked at.
+                with contextlib.suppress(SpoolBusy, Unavailable):
+                    converted(disk, now)
+
+        view.before = meanwhile
+        try:
+            spool = opened(view, was)
+        except (ValueError, FileNotFoundError):
+            refused += 1
+            assert engine_of(ROOT, disk) == now
+        else:
+            assert [each._replace(next_attempt_at_ns=None) for each in claimed(spool)] == before
+        if next(calls) <= nth:
+            break
+    assert refused > 0
+
+
+@BOTH
+def test_no_mail_is_taken_into_a_spool_that_was_converted(was: str, now: str) -> None:
+    disk = filled(was)
+    converted(disk, now)
+    with pytest.raises(ValueError, match="does not know"):
+        ENGINES[was].intake(ROOT, disk, FakeClock())
+    assert ENGINES[now].intake(ROOT, disk, FakeClock()).room() > 0
 
 
 def test_what_is_not_there_cannot_be_converted() -> None:

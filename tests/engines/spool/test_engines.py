@@ -6,21 +6,9 @@ import pytest
 
 from relay.policy.source import parse_policy
 from relay.spool.disk.durable import RealDisk
-from relay.spool.engines import open_intake, open_spool, prepare_spool
-from tests.engines.spool.engine import accept, claimed
+from relay.spool.engines import open_spool, prepare_spool
 from tests.fakes.clock import FakeClock
 from tests.unit.policy.examples import SMALL
-
-
-@pytest.mark.parametrize("engine", ["maildir", "log"])
-def test_owner_and_listener_open_the_same_spool(tmp_path: Path, engine: str) -> None:
-    policy = parse_policy(SMALL.encode(), tmp_path / "policy.yaml")
-    disk, clock = RealDisk(), FakeClock()
-    spool = open_spool(policy, disk, clock, lambda _name, _why: None, engine)
-    assert claimed(spool) == []
-    queue_id = accept(open_intake(policy, disk, clock, engine))
-    assert [message.queue_id for message in claimed(spool)] == [queue_id]
-    spool.close()
 
 
 @pytest.mark.parametrize(("engine", "other"), [("maildir", "log"), ("log", "maildir")])

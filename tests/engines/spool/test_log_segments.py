@@ -335,6 +335,29 @@ def test_what_finds_no_room_is_not_done_but_relayed_recipients_are_marked() -> N
     assert [message.queue_id for message in claimed(spool)] == [report.queue_id]
 
 
+def test_what_found_no_room_never_completes_a_group_that_a_crash_tore() -> None:
+    """Else a message would count as told of, and the report about it, behind the end of the group, not."""
+    life, rng = Life(ModelDisk(), 1_000_000, 1_000_000), random.Random(5)
+    spool, (first, *others) = begun(life, 42)
+    settle(spool, Settlement(first.queue_id, ENVELOPE, {0: BOUNCED, 1: RELAYED, 2: RELAYED}, [note(0)]))
+    # More than the room that the segment has by now.
+    report = Report(report_id(first.queue_id), REPORT, bytes(100_000))
+    holds = [Settlement(message.queue_id, ENVELOPE, is_held=True) for message in others]
+    told = Settlement(first.queue_id, ENVELOPE, report=report, told=[0], ends=True)
+    fault = Fault(1, errno.ENOSPC, kinds=frozenset({"write"}), is_short=True, forever=True)
+    life.disk.fail(fault)
+    assert all(isinstance(failure, Full) for failure in spool.settle([*holds[:20], told]))
+    life.disk.heal()
+    life.disk.before = lambda step: images.extend(life.disk.subsets(rng, 300)) if "sync" in step else None
+    images: list[ModelDisk] = []
+    settle(spool, *holds[20:])
+    assert len(images) > 100
+    for image in images:
+        again = Life(image, 1_000_000, 1_000_000)
+        message = claimed(again.open())[0]
+        assert (message.queue_id, message.told, message.notes) == (first.queue_id, frozenset(), (note(0),))
+
+
 @pytest.mark.parametrize("kind", ["sync", "sync_content", "write", "open_new", "sync_directory"])
 def test_what_a_failed_call_left_is_void_once_others_go_on(kind: str) -> None:
     life = Life(ModelDisk(), 100_000, 100_000)

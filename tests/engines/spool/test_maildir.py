@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from relay.spool.base import READ_AGAIN_NS
 from relay.spool.identity import report_id
 from relay.spool.interface import Report, Settlement, SpoolBusy
-from relay.spool.maildir.engine import READ_AGAIN_NS
 from relay.spool.maildir.layout import FORMAT, prepare
-from tests.engines.spool.conformance import EVERY, REPORT, Conformance, begun
+from tests.engines.spool.conformance import EVERY, REPORT, Conformance, FailingConformance, begun, watched
 from tests.engines.spool.engine import BOUNCED, CONTENT, ENVELOPE, accept, claimed, note, read, settle
 from tests.engines.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model
 from tests.fakes.disk import Fault, ModelDisk
 
 
-class TestOnTheModel(Conformance):
+class TestOnTheModel(FailingConformance):
     @pytest.fixture
     def engine(self) -> MaildirEngine:
         return on_the_model()
@@ -28,14 +28,6 @@ class TestOnTheKernel(Conformance):
     @pytest.fixture
     def engine(self, tmp_path: Path) -> MaildirEngine:
         return on_the_kernel(tmp_path)
-
-
-def watched(engine: MaildirEngine) -> ModelDisk:
-    """Return the view of the disk that every process of the engine has from now on."""
-    assert isinstance(engine.disk, ModelDisk)
-    view = engine.disk.another()
-    engine.view = lambda: view  # type: ignore[method-assign]  # the one whose calls fail
-    return view
 
 
 def test_the_folder_is_the_state() -> None:
@@ -126,6 +118,18 @@ def test_a_full_disk_does_not_keep_the_sender_from_starting() -> None:
         engine.start()
 
 
+def test_a_full_disk_that_takes_no_name_holds_up_nobody_else() -> None:
+    engine = on_the_model()
+    view, intake = watched(engine), engine.intake()
+    queue_ids = [accept(intake) for _ in range(3)]
+    spool = engine.start()
+    view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"rename"}), path=queue_ids[0], forever=True))
+    assert [message.queue_id for message in claimed(spool)] == queue_ids[1:]
+    view.heal()
+    engine.clock.advance(READ_AGAIN_NS)
+    assert [message.queue_id for message in claimed(spool)] == queue_ids[:1]
+
+
 def test_an_abandoned_report_is_not_in_the_way_of_the_next_try() -> None:
     engine = on_the_model()
     spool, (queue_id,) = begun(engine, CONTENT)
@@ -160,35 +164,3 @@ def test_no_call_leaves_a_descriptor_open() -> None:
     spool.close()
     intake.close()
     assert view.open_paths == []
-
-
-def test_what_cannot_be_read_now_is_told_once_counted_and_claimed_later() -> None:
-    engine = on_the_model()
-    intake = engine.intake()
-    queue_id, other = accept(intake), accept(intake)
-    view = watched(engine)
-    spool = engine.start()
-    view.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), path=queue_id, forever=True))
-    for _ in range(3):
-        assert [message.queue_id for message in claimed(spool)] in ([other], [])
-        assert spool.look().corrupt == 1
-    assert [name for name, _ in engine.told] == [queue_id]
-    assert spool.set_aside(9)[0].reason.startswith("left where it is: cannot be read now")
-    view.heal()
-    assert claimed(spool) == []
-    engine.clock.advance(READ_AGAIN_NS)
-    assert [message.queue_id for message in claimed(spool)] == [queue_id]
-    assert spool.look().corrupt == 0
-
-
-def test_a_start_that_lacks_descriptors_goes_on_where_it_stopped() -> None:
-    engine = on_the_model()
-    queue_ids = [accept(intake) for intake in [engine.intake()] for _ in range(6)]
-    view = watched(engine)
-    spool = engine.start()
-    found = [message.queue_id for message in spool.claim(2)]
-    view.fail(Fault(3, errno.EMFILE, kinds=frozenset({"open"})))
-    found += [message.queue_id for message in spool.claim(100)]
-    assert len(found) == 4
-    found += [message.queue_id for message in spool.claim(100)]
-    assert found == queue_ids

@@ -29,11 +29,11 @@ upstreams:
 """
 
 
-def write_policy(folder: Path, text: str = POLICY) -> Path:
+def write_policy(folder: Path, text: str = POLICY, engine: str = "maildir") -> Path:
     """Write a policy whose secret cannot be read, since nobody here has to read it."""
     (folder / "spool").mkdir(exist_ok=True)
     path = folder / "policy.yaml"
-    path.write_text(text)
+    path.write_text(text.replace("spool: ./spool", f"spool: {{path: ./spool, engine: {engine}}}"))
     return path
 
 

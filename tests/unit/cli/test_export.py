@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.mail.envelope import QueueId
-from tests.engines.spool.engine import CONTENT, ENVELOPE, accept, recovered, taken
+from tests.engines.spool.engine import CONTENT, ENVELOPE, accept
 from tests.engines.spool.log_engine import log_on_the_kernel
 from tests.engines.spool.maildir_engine import on_the_kernel
 from tests.fakes.operations import FakeOperations
@@ -95,14 +95,11 @@ def test_a_wrong_call_is_told(arguments: list[str]) -> None:
 def test_a_relay_that_is_down_is_no_hindrance(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = write_policy(tmp_path)
-    policy.write_text(policy.read_text().replace("./spool", f"{{path: ./spool, engine: {engine}}}"))
-    monkeypatch.setenv("RELAY_POLICY", str(policy))
+    monkeypatch.setenv("RELAY_POLICY", str(write_policy(tmp_path, engine=engine)))
     made = on_the_kernel(tmp_path) if engine == "maildir" else log_on_the_kernel(tmp_path)
-    spool = recovered(made)
-    queue_id, long = accept(made.intake()), accept(made.intake(), content=b"Subject: l\r\n" + b"x" * 600_000)
-    taken(spool)
-    spool.close()
+    intake = made.intake()
+    queue_id, long = accept(intake), accept(intake, content=b"Subject: l\r\n" + b"x" * 600_000)
+    intake.close()
 
     assert code_of("export", queue_id, long, "--output", str(tmp_path / "out")) == os.EX_OK
     assert (tmp_path / "out" / f"{queue_id}.eml").read_bytes() == CONTENT

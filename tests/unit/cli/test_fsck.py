@@ -1,4 +1,4 @@
-"""`relay fsck`: a line a finding, an exit code for what it comes to, and nothing changed."""
+"""`relay fsck`: a line a finding, and an exit code for what all of them come to."""
 
 import json
 import os
@@ -6,17 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.spool.engine import accept, recovered, taken
+from relay.clock import SystemClock
+from relay.spool.disk.durable import RealDisk
+from relay.throttle.admission import Request
+from relay.throttle.file_history import FileHistory
+from relay.throttle.throttle import Throttle
+from tests.engines.spool.engine import CONTENT, accept, claimed
+from tests.engines.spool.log_engine import log_on_the_kernel
 from tests.engines.spool.maildir_engine import MaildirEngine, on_the_kernel
-from tests.fakes.operations import FakeOperations
-from tests.unit.cli.control import code_of, relay_up, write_policy
+from tests.unit.cli.control import code_of, write_policy
 
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MaildirEngine:
     monkeypatch.setenv("RELAY_POLICY", str(write_policy(tmp_path)))
     made = on_the_kernel(tmp_path)
-    recovered(made).close()
+    made.start().close()
     return made
 
 
@@ -24,69 +29,74 @@ def told(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_a_clean_spool_ends_with_0_and_a_sender_that_holds_it_is_named(
+def test_a_clean_spool_ends_with_0_and_one_that_is_held_with_75(
     engine: MaildirEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spool = recovered(engine)
     accept(engine.intake())
-    taken(spool)
     assert code_of("fsck") == os.EX_OK
-    clean, held = capsys.readouterr().out.splitlines()
-    assert clean == f"{engine.root}: 1 messages, clean"
-    assert f"process {os.getpid()}" in held
+    assert capsys.readouterr().out == f"{engine.root}: 1 messages, clean\n"
+    spool = engine.start()
+    assert code_of("fsck") == os.EX_TEMPFAIL
+    assert f"not read: {engine.root} is held by process {os.getpid()}" in capsys.readouterr().out
+    assert code_of("fsck", "--json") == os.EX_TEMPFAIL
+    (busy,) = told(capsys)
+    assert busy["messages"] is None
     spool.close()
 
     assert code_of("fsck", "--json") == os.EX_OK
-    assert told(capsys) == [
-        {
-            "finding": "summary",
-            "path": engine.root,
-            "messages": 1,
-            "arriving": 0,
-            "findings": 0,
-            "damages": 0,
-            "is_held": False,
-            "holder": None,
-        }
-    ]
+    summary = {"finding": "summary", "path": engine.root, "messages": 1, "findings": 0, "damages": 0}
+    assert told(capsys) == [summary | {"busy": None}]
 
 
-def test_leftovers_end_with_1_and_damage_with_65(
+@pytest.mark.parametrize("name", ["maildir", "log"])
+def test_a_damaged_message_ends_with_65_however_long_it_is(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RELAY_POLICY", str(write_policy(tmp_path, engine=name)))
+    made = on_the_kernel(tmp_path) if name == "maildir" else log_on_the_kernel(tmp_path)
+    spool, intake = made.start(), made.intake()
+    damaged = [accept(intake, content=content) for content in (CONTENT, bytes(600_000))]
+    accept(intake)
+    assert len(claimed(spool)) == 3
+    spool.close()
+    intake.close()
+    for queue_id in damaged:
+        made.damage(queue_id)
+    for _ in range(2):
+        assert code_of("fsck", "--json") == os.EX_DATAERR
+        *findings, summary = told(capsys)
+        assert {str(each["path"]) for each in findings} == {f"{made.root}/corrupt/{each}" for each in damaged}
+        assert all(each["damage"] for each in findings)
+        assert (summary["messages"], summary["findings"], summary["damages"]) == (1, 2, 2)
+
+
+def test_a_torn_history_ends_with_1_and_a_damaged_history_with_65(
     engine: MaildirEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = Path(engine.root)
-    (root / "tmp" / "0123456789abcdef").touch()
-    assert code_of("fsck", "--json") == 1
-    finding, summary = told(capsys)
-    assert (finding["finding"], finding["path"]) == ("draft", f"{root}/tmp/0123456789abcdef")
-    assert finding.keys() == {"finding", "path", "what", "relay", "operator", "damage"}
-    assert (finding["damage"], summary["findings"], summary["damages"]) == (False, 1, 0)
-
     history = root.parent / "history" / "mjd@smtp.example.net"
-    history.parent.mkdir()
+    clock = SystemClock()
+    account = Throttle(FileHistory(history, RealDisk(), clock), [], None, clock)
+    account.reserve([Request(1)])
+    account.close()
+    history.write_bytes(history.read_bytes().rstrip(b"\0") + b"group 70 0")
+    assert code_of("fsck", "--json") == 1
+    torn, summary = told(capsys)
+    assert (torn["path"], torn["damage"], torn["operator"]) == (str(history), False, None)
     for path in (history, root / "reports"):
         path.write_text("not a history")
     (root / "corrupt" / "\x1b[31m\n").write_text("x")
     assert code_of("fsck", "--json") == os.EX_DATAERR
     *findings, summary = told(capsys)
+    assert findings[0].keys() == {"finding", "path", "what", "relay", "operator", "damage"}
     damaged = {str(each["path"]) for each in findings if each["damage"]}
-    assert damaged == {str(history), f"{root}/reports", rf"{root}/corrupt/\x1b[31m\x0a"}
-    assert (summary["findings"], summary["damages"]) == (4, 3)
+    assert damaged == {str(history), f"{root}/reports", f"{root}/corrupt/?[31m"}
+    assert (summary["findings"], summary["damages"]) == (3, 3)
 
     assert code_of("fsck") == os.EX_DATAERR
-    lines = capsys.readouterr().out.splitlines()
-    assert rf"{root}/corrupt/\x1b[31m\x0a" in "\n".join(lines)
-    assert lines[-1] == f"{root}: 0 messages, 4 findings, 3 of them damage"
-
-
-def test_a_relay_with_an_unseen_lock_is_known_by_its_socket(
-    engine: MaildirEngine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As in another container, whose locks this one's /proc does not list."""
-    with relay_up(Path(engine.root), FakeOperations()):
-        assert code_of("fsck") == os.EX_OK
-
-    assert "process unknown" in capsys.readouterr().out
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert any(f"{root}/corrupt/?[31m: " in line and " -> " in line for line in lines)
+    assert last == f"{root}: 0 messages, 3 findings, 3 of them damage"
 
 
 def test_what_cannot_be_verified_is_not_called_clean(
@@ -97,10 +107,6 @@ def test_what_cannot_be_verified_is_not_called_clean(
     assert code_of("fsck") == os.EX_NOINPUT
     assert engine.root in capsys.readouterr().err
     (tmp_path / "elsewhere").rename(engine.root)
-
-    def refused(*_: object) -> list[str]:
-        raise PermissionError(13, "Permission denied", "spool/new")
-
-    monkeypatch.setattr("relay.spool.disk.durable.RealDisk.names", refused)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
     assert code_of("fsck") == os.EX_NOPERM
-    assert "spool/new: Permission denied" in capsys.readouterr().err
+    assert f"{engine.root}: it belongs to user" in capsys.readouterr().err

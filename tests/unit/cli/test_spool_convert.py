@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.spool.engine import accept, recovered, taken
+from relay.spool.interface import Settlement
+from tests.engines.spool.engine import ENVELOPE, accept, claimed, settle
 from tests.engines.spool.log_engine import log_on_the_kernel
 from tests.engines.spool.maildir_engine import MaildirEngine, on_the_kernel
-from tests.engines.spool.recovering import recover
 from tests.fakes.operations import FakeOperations
 from tests.unit.cli.control import code_of, relay_up, write_policy
 
@@ -20,17 +20,13 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MaildirEngine:
     """Return a spool with one message to three, held, and a policy that asks for a maildir."""
     monkeypatch.setenv("RELAY_POLICY", str(write_policy(tmp_path)))
     made = on_the_kernel(tmp_path)
-    spool = recovered(made)
-    queue_id = accept(made.intake())
-    taken(spool)
-    spool.hold(queue_id)
+    spool, intake = made.start(), made.intake()
+    queue_id = accept(intake)
+    claimed(spool)
+    settle(spool, Settlement(queue_id, ENVELOPE, is_held=True))
     spool.close()
+    intake.close()
     return made
-
-
-def let_the_policy_say(folder: Path, engine: str) -> None:
-    policy = write_policy(folder)
-    policy.write_text(policy.read_text().replace("./spool", f"{{path: ./spool, engine: {engine}}}"))
 
 
 def format_of(engine: MaildirEngine) -> str:
@@ -49,13 +45,13 @@ def test_it_says_what_it_did_and_what_the_policy_is_to_say(
         f"now let the policy say  spool: {{path: {engine.root}, engine: log}}",
     ]
     assert format_of(engine) == FORMATS["log"]
-    let_the_policy_say(tmp_path, "log")
+    write_policy(tmp_path, engine="log")
     assert code_of("spool", "convert") == os.EX_OK
     assert capsys.readouterr().out == f"{engine.root}: is of the engine log\n"
     spool = log_on_the_kernel(tmp_path).start()
-    assert [entry.is_held for entry in recover(spool).entries] == [True]
+    assert [message.is_held for message in claimed(spool)] == [True]
     spool.close()
-    let_the_policy_say(tmp_path, "maildir")
+    write_policy(tmp_path, engine="maildir")
     assert code_of("spool", "convert") == os.EX_OK
     assert format_of(engine) == FORMATS["maildir"]
 
@@ -70,23 +66,11 @@ def test_a_relay_that_runs_is_not_disturbed(
     assert code_of("spool", "convert", "--to", "log") == os.EX_TEMPFAIL
     assert "is held by process" in capsys.readouterr().err
     sender.close()
+    listener = engine.intake()
+    assert code_of("spool", "convert", "--to", "log") == os.EX_TEMPFAIL
+    assert "a listener takes mail" in capsys.readouterr().err
+    listener.close()
     assert format_of(engine) == FORMATS["maildir"]
-
-
-def test_fsck_tells_of_another_engine_and_of_a_cut_off_conversion(
-    engine: MaildirEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    converting = Path(engine.root) / "converting"
-    converting.mkdir(mode=0o700)
-    assert code_of("fsck") == 1
-    assert capsys.readouterr().out.startswith(f"{converting}: ")
-
-    (converting / "format").write_text(FORMATS["maildir"])
-    let_the_policy_say(tmp_path, "log")
-    assert code_of("fsck") == os.EX_DATAERR
-    assert capsys.readouterr().out.splitlines()[-1].endswith("1 messages, 2 findings, 2 of them damage")
-    assert code_of("spool", "convert") == os.EX_OK
-    assert code_of("fsck") == os.EX_OK
 
 
 def test_no_spool_and_no_such_engine_are_told(
@@ -102,7 +86,7 @@ def test_no_spool_and_no_such_engine_are_told(
 def test_another_engine_than_the_policys_is_refused_with_the_way_out(
     engine: MaildirEngine, tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    let_the_policy_say(tmp_path, "log")
+    write_policy(tmp_path, engine="log")
     before = sorted(Path(engine.root).iterdir())
     assert code_of(*arguments) == os.EX_CONFIG
     assert "relay spool convert --to log" in capsys.readouterr().err

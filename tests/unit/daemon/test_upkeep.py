@@ -3,15 +3,13 @@
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from relay.clock import SystemClock
-from relay.daemon.listening import Listening, Start, spool_intake
+from relay.daemon.listening import Listening, Start
 from relay.daemon.policy_watch import SETTLE_SECONDS, PolicyWatch, Waiting
-from relay.daemon.spool_intake import SpoolIntake
+from relay.daemon.spool_intake import SpoolIntake, spool_intake
 from relay.mail.envelope import Envelope
 from relay.policy.faults import PolicyError
 from relay.policy.model import Policy
@@ -23,7 +21,7 @@ from relay.spool.maildir.layout import prepare
 from relay.spool.root.trigger import Trigger
 from relay.telemetry.listener_counts import ListenerCounts
 from tests.fakes.virtual_time import VirtualTimeLoop
-from tests.unit.sender.in_process_relay import CONTENT, PATIENCE_SECONDS, Relay, policy_of
+from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
 
 
 class SlowDisk(RealDisk):
@@ -55,11 +53,14 @@ def intake_on(disk: RealDisk, root: Path) -> SpoolIntake:
     return SpoolIntake(MaildirIntake(str(root), disk, SystemClock()), Trigger(str(root), disk))
 
 
-async def cancelled(call: "asyncio.Task[None]", disk: SlowDisk) -> None:
+async def cancel(call: "asyncio.Task[None]", disk: SlowDisk) -> None:
     """Cancel a call whose thread is at the disk, as the end of a client's session does."""
     await asyncio.to_thread(disk.is_at_it.wait)
     call.cancel()
+    await asyncio.sleep(0)
+    disk.may_go_on.set()
     await asyncio.gather(call, return_exceptions=True)
+    assert call.cancelled()
 
 
 def open_files(root: Path) -> list[str]:
@@ -72,11 +73,8 @@ async def test_a_draft_whose_client_goes_leaves_nothing_behind(tmp_path: Path) -
     intake = intake_on(disk, tmp_path)
     draft = intake.draft()
     draft.append(CONTENT)
-    await cancelled(asyncio.create_task(intake.spill(draft)), disk)
-    discarding = asyncio.create_task(intake.discard(draft))
-    await asyncio.sleep(0)
-    disk.may_go_on.set()
-    await discarding
+    await cancel(asyncio.create_task(intake.spill(draft)), disk)
+    await intake.discard(draft)
 
     assert list((tmp_path / "tmp").iterdir()) == []
     assert [path for path in open_files(tmp_path) if "/tmp/" + draft.queue_id in path] == []
@@ -92,11 +90,8 @@ async def test_a_message_whose_client_goes_is_stored_whole(tmp_path: Path) -> No
     other.append(CONTENT)
     storing = asyncio.create_task(intake.accept(draft, envelope))
     also = asyncio.create_task(intake.accept(other, envelope))
-    await cancelled(storing, disk)
-    discarding = asyncio.create_task(intake.discard(draft))
-    await asyncio.sleep(0)
-    disk.may_go_on.set()
-    await asyncio.gather(discarding, also)
+    await cancel(storing, disk)
+    await also
 
     assert {path.name for path in (tmp_path / "new").iterdir()} == {draft.queue_id, other.queue_id}
     intake.close()
@@ -160,25 +155,6 @@ spool: ./spool
 listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
 upstreams: {{isp: {{host: 127.0.0.1, port: 25, tls: none{limits}}}}}
 """
-
-
-async def test_an_edit_is_seen_though_the_system_cannot_watch_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_watch(*_folders: Path, **_options: object) -> AsyncIterator[None]:
-        raise RuntimeError("Error creating recommended watcher: Too many open files (os error 24)")
-
-    monkeypatch.setattr("relay.daemon.policy_watch.awatch", no_watch)
-    path, edited = tmp_path / "policy.yaml", Edited()
-    path.write_text(policy_text(""))
-    file = edited.file(path)
-    watching = asyncio.create_task(file.watch())
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        await edited.has_told.wait()
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
-
-    assert len(edited.policies) == 1
 
 
 def test_half_of_an_edit_is_never_in_force(tmp_path: Path) -> None:

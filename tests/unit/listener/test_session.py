@@ -31,6 +31,7 @@ async def test_one_message_over_one_connection_is_taken_as_it_came() -> None:
         assert message.envelope.protocol == "ESMTP"
         assert message.envelope.user is None
         assert room.observer.sizes == [len(message.content)]
+        await room.until_over()
         assert room.observer.closed == ["quit"]
         assert room.observer.refusals == []
 

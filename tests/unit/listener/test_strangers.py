@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.certificates import Certificates
-from tests.unit.listener.conversation import TRANSACTION, Client, Room, codes, leap, listening, until
+from tests.unit.listener.conversation import TRANSACTION, Client, Room, codes, listening, until
 from tests.unit.listener.test_auth import GOOD
 
 FULL = {"clients": ["127.0.0.1/32"], "max_connections": 10}
@@ -98,16 +98,6 @@ async def test_user_logs_in_while_strangers_fill_all_places(users_file: Path) ->
         await _strangers(room, 30)
         await user.send(TRANSACTION + b"x\r\n.\r\n")
         assert codes(b"".join(await user.replies(4))) == [250, 250, 354, 250]
-
-
-@pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop's time passes by itself
-async def test_stranger_has_a_minute_for_a_command() -> None:
-    async with listening(FULL) as room:
-        stranger = await room.greeted(source="127.1.0.1")
-        trusted = await room.greeted(source="127.0.0.1")
-        leap(61)
-        assert codes(await stranger.rest()) == [421]
-        assert codes(await trusted.ask(b"NOOP")) == [250]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import pytest
 
 from relay.clock import SystemClock
 from relay.daemon.spool_intake import NO_ROOM, SpoolIntake
-from relay.listener.ports import NotAccepted
 from relay.mail.envelope import Envelope
 from relay.policy.model import Policy
+from relay.smtp.commands import Refused
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Unavailable
 from relay.spool.maildir.intake import MaildirIntake
@@ -151,7 +151,7 @@ async def test_new_mail_leaves_room_for_reports(small: SmallDisk) -> None:
         level.fill(small)
         draft = intake.draft()
         draft.append(CONTENT)
-        with pytest.raises(NotAccepted, match=r"452 4\.3\.1"):
+        with pytest.raises(Refused, match=r"452 4\.3\.1"):
             await intake.accept(draft, ENVELOPE)
         await intake.look_for_room()
         assert intake.refusal(0) == NO_ROOM

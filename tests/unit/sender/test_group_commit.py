@@ -25,17 +25,6 @@ async def test_each_call_has_its_own_result_or_error() -> None:
     thread.close()
 
 
-async def test_calls_of_one_thread_are_made_in_turn() -> None:
-    thread, made = CallThread("calls"), list[tuple[int, str]]()
-
-    await asyncio.gather(
-        *(thread.call(lambda n=n: made.append((n, threading.current_thread().name))) for n in range(100))  # type: ignore[misc]  # a default binds it
-    )
-
-    assert made == [(number, "calls") for number in range(100)]
-    thread.close()
-
-
 async def test_a_call_cancelled_before_its_turn_is_not_made() -> None:
     thread, gate, made = CallThread("calls"), threading.Event(), list[str]()
 

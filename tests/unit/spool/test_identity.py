@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
+from relay.mail.envelope import QUEUE_ID_PATTERN
 from relay.spool.identity import Identities, is_queue_id, report_id, subject_of, warning_id
-from relay.spool.maildir.layout import Layout
 from tests.fakes.clock import START_WALL_NS, FakeClock
 
 
@@ -87,17 +86,3 @@ def test_only_an_id_becomes_part_of_a_path(name: str) -> None:
     is_one = is_one and (name[16:] in ("", "r", "w") or (name[16] == "r" and number.isdecimal()))
 
     assert is_queue_id(name) == is_one
-
-
-def test_a_message_has_one_place_in_each_folder() -> None:
-    layout, queue_id = Layout("/spool"), QueueId("0123456789abcdef")
-    places = {layout.draft(queue_id), layout.accepted(queue_id), layout.queued(queue_id)}
-    places |= {layout.held(queue_id), layout.notes(queue_id)}
-
-    assert len(places) == 5
-    assert all(place.endswith(f"/{queue_id}") for place in places)
-    assert {place.rpartition("/")[0] for place in places} <= set(layout.folders())
-    assert layout.queued_folder(queue_id) in layout.queued_folders()
-    parents = layout.folders()
-    for number, folder in enumerate(parents[1:], start=1):
-        assert folder.rpartition("/")[0] in parents[:number]

@@ -1,10 +1,11 @@
-"""How many connections of clients a process can hold.
+"""How many processes and connections of clients this host has room for.
 
 Of the descriptors of a process, clients get a half at most: each has a socket, and a file for a message
 that is too long for memory.  The other half is for the spool, upstreams, histories and the status port.
 """
 
 import contextlib
+import os
 import resource
 from collections.abc import Sequence
 
@@ -16,6 +17,17 @@ EACH_CLIENT = 4
 ONE_VISITOR_OF = 16
 """The share of a low limit that connections to the status port get: they must not take the disk's."""
 FEWEST_VISITORS = 4
+
+
+def listener_processes(listen: Listen) -> int:
+    """Return how many processes of its own a listener has; 0 inside the sender's.
+
+    By `auto` one, where it can run beside the sender.  Only processors that this process may use count
+    (taskset(1), systemd's AllowedCPUs).
+    """
+    if listen.processes != "auto":
+        return listen.processes
+    return 1 if len(os.sched_getaffinity(0)) > 1 else 0
 
 
 def raise_limit() -> int:
