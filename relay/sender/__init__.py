@@ -13,7 +13,7 @@ connections       connections opened with their slots, ready before a message's 
 accounts          what a connection is opened with, and whether its password changed
 oauth/            access tokens and the refresh token behind them; probe/: one login by an operator's word
 tls/              the certificates that upstreams are shown
-known_offers      what an upstream is known to offer; lowered_limits: what refusals taught of its limits
+known_offers      what an upstream is known to offer
 state_file        what of this a restart goes on with; ages over boots
 reports           a report or warning as a message; report_limit: how many go in an hour
 late_mail         senders of late mail are warned, once a message

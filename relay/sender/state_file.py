@@ -24,12 +24,10 @@ from relay.spool.disk.replacing import replace_file
 from relay.spool.kept_format import KeptFormat, Record
 from relay.telemetry.events import Events
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.limit_hints import Lessons
 from relay.verdicts.offers import OffersRecord
 from relay.verdicts.pause_record import PauseRecord
 
 PAUSE_FORMAT = KeptFormat(PauseRecord, "pauses", PauseRecord.fault)
-LESSONS_FORMAT = KeptFormat(Lessons, "refusals", Lessons.fault)
 BOOTS_FORMAT = KeptFormat(BootsRecord, "boots", BootsRecord.fault)
 OFFERS_FORMAT = KeptFormat(OffersRecord, "offers", OffersRecord.fault)
 LARGEST_BYTES = 64 * 1024
@@ -40,10 +38,6 @@ BOOTS_NS = 300 * SECOND_NS
 
 def pause_path(policy: Policy, upstream: str) -> Path:
     return _beside_history(policy, upstream, "pause")
-
-
-def lessons_path(policy: Policy, upstream: str) -> Path:
-    return _beside_history(policy, upstream, "lessons")
 
 
 def offers_path(policy: Policy, upstream: str) -> Path:
@@ -130,12 +124,10 @@ class KeptFile(Generic[Record]):
 @dataclass(frozen=True, slots=True)
 class KeptState:
     pause: KeptFile[PauseRecord]
-    lessons: KeptFile[Lessons]
     offers: KeptFile[OffersRecord]
 
     async def close(self) -> None:
         await self.pause.close()
-        await self.lessons.close()
         await self.offers.close()
 
 
@@ -146,12 +138,6 @@ def kept_state(policy: Policy, upstream: str, disk: Disk, events: Events) -> Kep
             disk,
             PAUSE_FORMAT,
             lambda error: events.pause_unrecorded(upstream=upstream, error=error),
-        ),
-        KeptFile(
-            lessons_path(policy, upstream),
-            disk,
-            LESSONS_FORMAT,
-            lambda error: events.lessons_unrecorded(upstream=upstream, error=error),
         ),
         KeptFile(
             offers_path(policy, upstream),

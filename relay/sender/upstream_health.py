@@ -7,13 +7,12 @@ seldom as the refusal or its rule asks for.  The time of a rest is no message's 
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.mail.age import Here
 from relay.queue.routes import Availability
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.limit_hints import Tally
 from relay.verdicts.health import (
     GRAVITY,
     RESTING,
@@ -32,7 +31,6 @@ from relay.verdicts.pause_record import PROBE_NS, Paused, PauseRecord, Pauses, r
 from relay.verdicts.slow_start import SlowStart
 from relay.verdicts.verdict import Ruling, Scope, Verdict
 
-NOTHING = Tally()
 NEVER_NS = 366 * 24 * PROBE_NS
 """Where no look is allowed: until an operator acts."""
 
@@ -44,8 +42,8 @@ class Heard(NamedTuple):
     text: str = ""
     length_ns: int = 0
     answer: Answer | None = None
-    refused: Tally = NOTHING
-    """The part of our own history that the upstream did not take."""
+    refused: int = 0
+    """Recipients that the upstream did not take."""
     proofs: int = 0
     """How many recipients prove the upstream."""
     pause: OperatorPause | None = None
@@ -53,16 +51,6 @@ class Heard(NamedTuple):
     @property
     def ruling(self) -> Ruling | None:
         return None if self.answer is None else self.answer.ruling
-
-
-class Teachable(Protocol):
-    """Who learns from a refusal what the limits of the upstream are (`LoweredLimits`)."""
-
-    def not_taken(self, refused: Tally) -> None:
-        """Hear of each part of our own history that was refused, before `refused`."""
-
-    def refused(self, answer: Answer) -> None:
-        """Hear of a pause after a success."""
 
 
 class Pausing:
@@ -73,15 +61,16 @@ class Pausing:
         *,
         keep: Callable[[PauseRecord], None],
         leaves_in_ns: Callable[[int], int | None],
-        lessons: Teachable,
+        on_refused: Callable[[Answer], None],
         here: Here,
         on_word: Callable[[], None] = lambda: None,
     ) -> None:
         """`keep` is given what a restart has to know, each time that it changes.
 
-        `leaves_in_ns` tells in how many nanoseconds the oldest entry that the history has within the last so
-        many leaves that window; None if it has none there.  `here` tells when
-        something of another boot was.  `on_word` is called when `operator` has changed.
+        `on_refused` is told of each pause after a success.  `leaves_in_ns` tells in how many nanoseconds
+        the oldest entry that the history has within the last so many leaves that window; None if it has
+        none there.  `here` tells when something of another boot was.  `on_word` is called when
+        `operator` has changed.
         """
         self.health = Health.UNTRIED
         self.operator: OperatorPause | None = None
@@ -102,7 +91,7 @@ class Pausing:
         self._before = ""  # the last that was shown, until something went well
         self._keep = keep
         self._leaves_in_ns = leaves_in_ns
-        self._lessons = lessons
+        self._on_refused = on_refused
         self._here = here
         self._doubts = ""  # what the shield asks, until something proves it well or somebody acts
         self._put_off: tuple[Heard, int] | None = None  # a refusal while the history failed; and its end
@@ -233,11 +222,9 @@ class Pausing:
             self._meet(Heard(Happening.OVER, length_ns=NEVER_NS))
         return self.paused_until_ns if self.health in RESTING and now_ns < self.paused_until_ns else None
 
-    def rest(self, answer: Answer, refused: Tally = NOTHING) -> None:
-        """Rest after a refusal about us; `refused` is the part of our own history that was not taken."""
+    def rest(self, answer: Answer, refused: int = 0) -> None:
+        """Rest after a refusal about us; `refused` is how many recipients were not taken."""
         self._refused_at_ns = self._clock.boottime_ns()
-        if refused != NOTHING:
-            self._lessons.not_taken(refused)
         happening = refusal(answer)
         self._meet(Heard(happening, answer.text, self._asked_ns(happening, answer), answer, refused))
 
@@ -245,12 +232,9 @@ class Pausing:
         if is_any_relayed(outcome):
             self.relayed_from_ns = max(self.relayed_from_ns, began_ns)
         taken = sum(answer.verdict is Verdict.RELAYED for answer in outcome.answers)
-        refused = Tally(0 if taken else 1, len(outcome.answers) - taken)
         if outcome.pause is not None and outcome.pause.scope is Scope.UPSTREAM:
-            self.rest(outcome.pause, refused)
+            self.rest(outcome.pause, len(outcome.answers) - taken)
             return
-        if outcome.pause is not None:
-            self._lessons.not_taken(refused)
         proofs = sum(map(_is_proof, outcome.answers))
         self._meet(Heard(Happening.PROOF if proofs else Happening.ANSWER, proofs=proofs))
 
@@ -321,7 +305,7 @@ class Pausing:
         return rest_ns(ruling, self._doublings, self._leaves_in_ns, step)
 
     def _slow_again(self, heard: Heard) -> None:
-        is_mail = heard.answer is None or heard.refused.recipients > 0
+        is_mail = heard.answer is None or heard.refused > 0
         self.slow_start.refused(heard.ruling, is_again=is_mail and self.in_a_row > 0)
 
     def _more(self, _: Heard) -> None:
@@ -400,7 +384,7 @@ class Pausing:
     def _learn(self, heard: Heard) -> None:
         # The next ones in a row are of the same block, and tell nothing new.
         if self.in_a_row == 1 and heard.answer is not None:
-            self._lessons.refused(heard.answer)
+            self._on_refused(heard.answer)
 
     def _tell_paused(self, heard: Heard) -> None:
         until_at_ns = self._clock.wall_ns() + heard.length_ns

@@ -77,7 +77,7 @@ class Effect(enum.StrEnum):
     PROVE = "hear that the operator's pause has ended, in the table of the states"
     TELL_KEPT_BACK = "tell `operator_paused`"
     TELL_LET = "tell `operator_pause_ended`"
-    LEARN = "compare it with our history, if it is the first in a row"
+    LEARN = "tell what our windows held, if it is the first in a row"
 
 
 class Cell(NamedTuple):

@@ -3,6 +3,7 @@
 On the disk of the spool's tests, so that one set of faults and cuts serves both.
 """
 
+import contextlib
 import errno
 import itertools
 from dataclasses import replace
@@ -11,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.throttle.bounds import BOUNDS, HistoryBounds
-from relay.throttle.history_format import HistoryError
+from relay.throttle.file_history import REPLACE_ABOVE_BYTES
+from relay.throttle.history import HistoryError
 from relay.throttle.throttle import Reservation, Throttle
-from tests.engines.history.limits import WRITTEN_ANEW, ask, granted, messages, settle, throttle
+from tests.engines.history.limits import ask, granted, messages, settle, throttle
 from tests.engines.history.oracle import Seen, most_in_a_window
 from tests.engines.spool.faulting import FAULTS
 from tests.fakes.clock import FakeClock
@@ -32,8 +33,8 @@ OFTEN = ("EIO", "half a write, then ENOSPC", "a lying write", "EIO from then on"
 class Account:
     """Senders of one account on one disk, and what their upstream may have seen, in boottime."""
 
-    def __init__(self, disk: ModelDisk, clock: FakeClock, seen: list[Seen], bounds: HistoryBounds) -> None:
-        self.bounds = bounds
+    def __init__(self, disk: ModelDisk, clock: FakeClock, seen: list[Seen], replace_above_bytes: int) -> None:
+        self.replace_above_bytes = replace_above_bytes
         self.disk = disk
         self.clock = clock
         self.seen = seen
@@ -41,7 +42,8 @@ class Account:
         """How often the history failed."""
 
     def sender(self) -> Throttle:
-        return throttle(PATH, self.disk, self.clock, [LIMIT], self.bounds)
+        above = self.replace_above_bytes
+        return throttle(PATH, self.disk, self.clock, [LIMIT], replace_above_bytes=above)
 
     def send(self, sender: Throttle, count: int, *, ends: bool = True) -> None:
         """Send what is granted of so many; what is not seen to end counts until its deadline."""
@@ -103,17 +105,17 @@ def _prepared() -> ModelDisk:
 
 
 @pytest.mark.parametrize(
-    ("kind", "compacts"),
+    ("kind", "replaces"),
     [
-        pytest.param(kind, compacts, marks=() if kind in OFTEN else pytest.mark.full)
+        pytest.param(kind, replaces, marks=() if kind in OFTEN else pytest.mark.full)
         for kind in FAULTS
-        for compacts in (False, True)
+        for replaces in (False, True)
     ],
 )
-def test_no_fault_of_the_disk_grants_what_is_not_charged(kind: str, compacts: bool) -> None:
-    bounds = WRITTEN_ANEW if compacts else BOUNDS
+def test_no_fault_of_the_disk_grants_what_is_not_charged(kind: str, replaces: bool) -> None:
+    above = 0 if replaces else REPLACE_ABOVE_BYTES
     for nth in itertools.count(1):
-        account = Account(_prepared(), FakeClock(), [], bounds)
+        account = Account(_prepared(), FakeClock(), [], above)
         account.disk.fail(FAULTS[kind](nth))
         _live(account)
         if not account.disk.has_failed:
@@ -124,7 +126,7 @@ def test_no_fault_of_the_disk_grants_what_is_not_charged(kind: str, compacts: bo
         for image, clock in _images(account):
             shift_ns = clock.boottime_ns() - account.clock.boottime_ns()
             moved = [_moved(each, shift_ns) for each in account.seen]
-            after = Account(image, clock, moved, bounds)
+            after = Account(image, clock, moved, above)
             after.send(after.sender(), 6)
             assert not after.refused, f"{kind} at {nth}: {account.disk.steps[-4:]}"
     assert nth > 3
@@ -151,9 +153,42 @@ def test_a_history_that_cannot_be_written_is_not_sound() -> None:
     assert len(granted(account, 1, 1, 1, 1, 1)) == 4
 
 
+def test_what_could_not_be_made_durable_is_not_known() -> None:
+    disk, clock = _prepared(), FakeClock()
+    account = throttle(PATH, disk, clock, [LIMIT])
+    for kind in ("open_new", "sync", "rename", "sync_directory"):
+        disk.fail(Fault(1, errno.EIO, kinds=frozenset({kind})))
+        with pytest.raises(HistoryError):
+            ask(account, 1)
+        assert account.usage()[0].used == 0, kind
+    disk.heal()
+    assert len(granted(account, *[1] * 6)) <= 5
+
+
+def test_a_file_whose_name_may_not_be_durable_is_written_again_before_a_grant() -> None:
+    disk, clock = _prepared(), FakeClock()
+    account = throttle(PATH, disk, clock, [LIMIT], replace_above_bytes=0)
+    settle(account, clock, *granted(account, 1))
+    inode = disk.inode(str(PATH))
+    disk.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_directory"}), forever=True))
+    while disk.inode(str(PATH)) == inode:
+        with contextlib.suppress(HistoryError):
+            ask(account, 1)
+        clock.advance(200 * SECOND_NS)
+    disk.heal()
+    doubtful = disk.inode(str(PATH))
+    count = len(granted(account, *[1] * 5))
+    # A second sync of that name would prove nothing.
+    assert disk.inode(str(PATH)) != doubtful
+
+    cut = ModelDisk(disk.platter.after_cut(()))
+    assert len(granted(throttle(PATH, cut, clock, [LIMIT]), *[1] * 6)) == 5 - count
+    assert count
+
+
 def test_a_full_disk_that_stops_compaction_stops_no_mail() -> None:
     disk, clock = _prepared(), FakeClock()
-    account = throttle(PATH, disk, clock, [LIMIT], WRITTEN_ANEW)
+    account = throttle(PATH, disk, clock, [LIMIT], replace_above_bytes=0)
     granted(account, 1)
     inode = disk.inode(str(PATH))
     disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"open_new"}), forever=True))

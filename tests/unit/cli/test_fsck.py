@@ -8,7 +8,9 @@ import pytest
 
 from relay.clock import SystemClock
 from relay.spool.disk.durable import RealDisk
-from relay.throttle.throttle import Request, Throttle
+from relay.throttle.admission import Request
+from relay.throttle.file_history import FileHistory
+from relay.throttle.throttle import Throttle
 from tests.engines.spool.engine import CONTENT, accept, claimed
 from tests.engines.spool.log_engine import log_on_the_kernel
 from tests.engines.spool.maildir_engine import MaildirEngine, on_the_kernel
@@ -68,18 +70,19 @@ def test_a_damaged_message_ends_with_65_however_long_it_is(
         assert (summary["messages"], summary["findings"], summary["damages"]) == (1, 2, 2)
 
 
-def test_leftovers_end_with_1_and_a_damaged_history_with_65(
+def test_a_torn_history_ends_with_1_and_a_damaged_history_with_65(
     engine: MaildirEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = Path(engine.root)
     history = root.parent / "history" / "mjd@smtp.example.net"
-    account = Throttle(history, [], None, RealDisk(), SystemClock())
+    clock = SystemClock()
+    account = Throttle(FileHistory(history, RealDisk(), clock), [], None, clock)
     account.reserve([Request(1)])
     account.close()
-    Path(f"{history}.new").touch(mode=0o600)
+    history.write_bytes(history.read_bytes().rstrip(b"\0") + b"group 70 0")
     assert code_of("fsck", "--json") == 1
-    leftover, summary = told(capsys)
-    assert (leftover["path"], leftover["damage"], leftover["operator"]) == (f"{history}.new", False, None)
+    torn, summary = told(capsys)
+    assert (torn["path"], torn["damage"], torn["operator"]) == (str(history), False, None)
     for path in (history, root / "reports"):
         path.write_text("not a history")
     (root / "corrupt" / "\x1b[31m\n").write_text("x")
@@ -88,12 +91,12 @@ def test_leftovers_end_with_1_and_a_damaged_history_with_65(
     assert findings[0].keys() == {"finding", "path", "what", "relay", "operator", "damage"}
     damaged = {str(each["path"]) for each in findings if each["damage"]}
     assert damaged == {str(history), f"{root}/reports", f"{root}/corrupt/?[31m"}
-    assert (summary["findings"], summary["damages"]) == (4, 3)
+    assert (summary["findings"], summary["damages"]) == (3, 3)
 
     assert code_of("fsck") == os.EX_DATAERR
     *lines, last = capsys.readouterr().out.splitlines()
     assert any(f"{root}/corrupt/?[31m: " in line and " -> " in line for line in lines)
-    assert last == f"{root}: 0 messages, 4 findings, 3 of them damage"
+    assert last == f"{root}: 0 messages, 3 findings, 3 of them damage"
 
 
 def test_what_cannot_be_verified_is_not_called_clean(

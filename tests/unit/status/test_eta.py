@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from relay.status.estimate.eta import foretell
 from relay.status.estimate.expected import Foretold, Mail, Outlook
-from relay.throttle.gauge import Limited
+from relay.throttle.limit_state import Limited
 
 T = 1_000
 NOW = 10_000
