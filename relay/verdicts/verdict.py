@@ -243,14 +243,12 @@ class Judge:
             return _REST if phase in BEFORE_MAIL else _UNCLEAR
         reading = without_echo(_lines(reply), words)
         ruling = self._ruling(_said(phase, reply, reading.text, names_sender=reading.names_sender))
-        if reading.doubtful is None or phase in BEFORE_MAIL:
+        if reading.doubtful == reading.text or phase in BEFORE_MAIL:
             return ruling
         other = self._ruling(_said(phase, reply, reading.doubtful, names_sender=reading.names_sender))
         is_agreed = (ruling.verdict, ruling.scope) == (other.verdict, other.scope)
         if is_agreed or (ruling.verdict in ABOUT_US and other.verdict in ABOUT_US):
             return other
-        if reading.is_senders:
-            return Ruling(Verdict.PAUSE, Scope.SENDER, said=other.said, is_in_doubt=True)
         scope = Scope.RECIPIENT if phase is Phase.RCPT else Scope.MESSAGE
         return Ruling(Verdict.DEFER, scope, said=other.said, is_in_doubt=True)
 
