@@ -141,8 +141,6 @@ class KnownUpstream:
             self.pausing.end()
         if (lessons := await self.kept.lessons.read()) is not None:
             self.lowered_limits.recall(lessons)
-        if (offers := await self.kept.offers.read()) is not None:
-            self.offers.recall(offers)
         self.is_recalled.set()
 
     async def close(self) -> None:

@@ -25,13 +25,11 @@ from relay.spool.kept_format import KeptFormat, Record
 from relay.telemetry.events import Events
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Lessons
-from relay.verdicts.offers import OffersRecord
 from relay.verdicts.pause_record import PauseRecord
 
 PAUSE_FORMAT = KeptFormat(PauseRecord, "pauses", PauseRecord.fault)
 LESSONS_FORMAT = KeptFormat(Lessons, "refusals", Lessons.fault)
 BOOTS_FORMAT = KeptFormat(BootsRecord, "boots", BootsRecord.fault)
-OFFERS_FORMAT = KeptFormat(OffersRecord, "offers", OffersRecord.fault)
 LARGEST_BYTES = 64 * 1024
 """Twice as much as the most that is remembered takes."""
 BOOTS_NS = 300 * SECOND_NS
@@ -44,10 +42,6 @@ def pause_path(policy: Policy, upstream: str) -> Path:
 
 def lessons_path(policy: Policy, upstream: str) -> Path:
     return _beside_history(policy, upstream, "lessons")
-
-
-def offers_path(policy: Policy, upstream: str) -> Path:
-    return _beside_history(policy, upstream, "offers")
 
 
 def boots_path(policy: Policy) -> Path:
@@ -131,12 +125,10 @@ class KeptFile(Generic[Record]):
 class KeptState:
     pause: KeptFile[PauseRecord]
     lessons: KeptFile[Lessons]
-    offers: KeptFile[OffersRecord]
 
     async def close(self) -> None:
         await self.pause.close()
         await self.lessons.close()
-        await self.offers.close()
 
 
 def kept_state(policy: Policy, upstream: str, disk: Disk, events: Events) -> KeptState:
@@ -152,12 +144,6 @@ def kept_state(policy: Policy, upstream: str, disk: Disk, events: Events) -> Kep
             disk,
             LESSONS_FORMAT,
             lambda error: events.lessons_unrecorded(upstream=upstream, error=error),
-        ),
-        KeptFile(
-            offers_path(policy, upstream),
-            disk,
-            OFFERS_FORMAT,
-            lambda error: events.offers_unrecorded(upstream=upstream, error=error),
         ),
     )
 

@@ -419,7 +419,7 @@ class Upstreams:
             here=self._here,
             on_word=functools.partial(self._follow_word, name),
         )
-        offers = KnownOffers(server_of(upstream), self._clock, keep=kept.offers.keep)
+        offers = KnownOffers(server_of(upstream), self._clock)
         known = KnownUpstream(Judge(()), Shield(), pausing, lessons, offers, kept)
         known.use(rules_of(name, upstream), upstream, self._policy.lanes)
         return known

@@ -111,8 +111,6 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
      "upstream {upstream}: limit {limit}: more keys than are kept apart, some count for all"),
     ("lessons_unrecorded", _WARNING, "upstream error",
      "what refusals of {upstream} taught is not kept on disk: {error}"),
-    ("offers_unrecorded", _WARNING, "upstream error",
-     "what {upstream} offers is not kept on disk: {error}"),
     ("boots_unrecorded", _WARNING, "error", "the ages of what is queued are not kept on disk: {error}"),
     ("shortage", _WARNING, "where error", "{where} waits, out of descriptors or memory: {error}"),
     ("descriptors_short", _WARNING, "where descriptors needed connections",

@@ -409,9 +409,6 @@ class Events:
     def lessons_unrecorded(self, *, upstream: str, error: str) -> None:
         self._tell("lessons_unrecorded", upstream=upstream, error=error)
 
-    def offers_unrecorded(self, *, upstream: str, error: str) -> None:
-        self._tell("offers_unrecorded", upstream=upstream, error=error)
-
     def history_begun(self, *, upstream: str, path: str) -> None:
         self._tell("history_begun", upstream=upstream, path=path)
 
