@@ -25,7 +25,7 @@ from relay.spool.kept_format import KeptFormat, Record
 from relay.telemetry.events import Events
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Lessons
-from relay.verdicts.pause_record import PauseRecord
+from relay.verdicts.account import PauseRecord
 
 PAUSE_FORMAT = KeptFormat(PauseRecord, "pauses", PauseRecord.fault)
 LESSONS_FORMAT = KeptFormat(Lessons, "refusals", Lessons.fault)

@@ -31,7 +31,7 @@ from typing import TypeVar
 from relay.throttle.hint import Hint as Hint  # noqa: PLC0414 - part of the door
 from relay.throttle.hint import in_windows
 from relay.throttle.limit import Calendar, ForEach, Hours, Limit, Ramp, Unit
-from relay.verdicts.pause_record import SPAN_NS
+from relay.verdicts.pauses import SPAN_NS
 from relay.verdicts.verdict import Excess, Ruling, Span
 
 LOOKED_AT_NS = (SPAN_NS[Span.MINUTE], SPAN_NS[Span.HOUR], SPAN_NS[Span.DAY])

@@ -35,7 +35,7 @@ from typing import NamedTuple
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
-from relay.verdicts.pause_record import rest_ns
+from relay.verdicts.pauses import rest_ns
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Scope, Verdict
 
