@@ -27,7 +27,7 @@ from relay.verdicts.health import ENDLESS, RESTING, TABLE, Happening, Health
 from relay.verdicts.operator_pause import FOREVER_NS, OperatorPause
 from relay.verdicts.outcome import Answer
 from relay.verdicts.pauses import LAST_STEP, PROBE_NS, Paused, begun, ended, rest_ns, window_ns
-from relay.verdicts.verdict import BEFORE_MAIL, Excess, Ruling, Verdict
+from relay.verdicts.verdict import BEFORE_MAIL, Excess, Ruling, Scope, Verdict
 
 CALM_NS = PROBE_NS
 """So long after the last refusal for too much in a window, the next one begins anew."""
@@ -36,6 +36,10 @@ _BY_REFUSAL = {
     Happening.REFUSE: Health.REFUSED,
     Happening.STOP: Health.STOPPED,
 }
+
+
+NO_REASON = "no reason given"
+_NO_RULING = Ruling(Verdict.PAUSE, Scope.UPSTREAM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class AccountState:
         """Return why nothing is sent, to show; empty while mail goes."""
         if self.operator is not None:
             return self.operator.words
-        return self.because if self.health in RESTING else self.fault
+        return (self.because or NO_REASON) if self.health in RESTING else self.fault
 
     @property
     def ends_ns(self) -> tuple[int, ...]:
@@ -135,6 +139,8 @@ def refused(answer: Answer, at_ns: int, leaves_in_ns: Callable[[int], int | None
 
 def step(state: AccountState, event: Event) -> AccountState:
     """Return the state after an event."""
+    if event.happening is Happening.PROOF and state.is_used and state.in_a_row == 0 and state.taken is None:
+        return state  # as nearly always
     health, now_ns = TABLE[state.health, event.happening], event.at_ns
     if event.happening is Happening.RESUME and state.operator is not None:
         health = TABLE[health, Happening.LAPSE]
@@ -160,11 +166,14 @@ def _changed(state: AccountState, event: Event) -> AccountState:
             return replace(state, because=because, in_a_row=0, taken=taken, doubts=doubts)
         case Happening.RESUME | Happening.EDIT:
             operator = None if event.happening is Happening.RESUME else state.operator
-            return replace(state, doubts="", step=-1, windowed_at_ns=None, operator=operator)
+            # A history that failed is read at once.
+            return replace(
+                state, doubts="", step=-1, windowed_at_ns=None, operator=operator, fault_until_ns=0
+            )
         case Happening.KEEP | Happening.LAPSE:
             return replace(state, operator=event.pause)
         case Happening.FAULT:
-            return replace(state, fault=event.text or "no reason given", fault_until_ns=event.until_ns)
+            return replace(state, fault=event.text or NO_REASON, fault_until_ns=event.until_ns)
         case Happening.SOUND | Happening.RESTART:
             return replace(state, fault="", because=state.because or state.fault)
         case Happening.OVER:
@@ -172,43 +181,34 @@ def _changed(state: AccountState, event: Event) -> AccountState:
 
 
 def _refused(state: AccountState, event: Event) -> AccountState:
-    ruling, now_ns = event.ruling, event.at_ns
-    is_too_much = ruling is not None and ruling.excess is Excess.MAIL
+    ruling, now_ns = event.ruling or _NO_RULING, event.at_ns
+    is_too_much = ruling.excess is Excess.MAIL
     is_again = event.is_mail and state.health is Health.PROVING and state.in_a_row > 0
     state = replace(state, taken=0 if is_too_much or is_again else state.taken)
     is_new = TABLE[state.health, event.happening] is not state.health
     if not is_new and state.health is not _BY_REFUSAL[event.happening]:
         return state  # it rests for something graver
-    is_windowed = is_too_much and ruling is not None and window_ns(ruling) is not None
-    since_ns = None if state.windowed_at_ns is None or not is_windowed else now_ns - state.windowed_at_ns
+    next_step, windowed_at_ns = 0, state.windowed_at_ns
+    if is_too_much and window_ns(ruling) is not None:
+        is_soon = windowed_at_ns is not None and now_ns - windowed_at_ns < CALM_NS
+        next_step, windowed_at_ns = max(0, state.step - 1) if is_soon else 0, now_ns
     if state.in_a_row > 0:
-        next_step = state.step + 1
-    else:
-        next_step = max(0, state.step - 1) if since_ns is not None and since_ns < CALM_NS else 0
-    next_step = min(LAST_STEP, next_step)
+        next_step = min(LAST_STEP, state.step + 1)
+    asks, doubts = not ruling.may_probe, event.text if event.is_doubted else state.doubts
     if event.happening is Happening.PAUSE:
         until_ns = now_ns + rest_ns(ruling, next_step if is_new else 0, event.leaves_in_ns)
-        # In flight when the pause began: only what it asks for makes that longer.
-        asks = ruling is not None and (ruling.wait_ns or window_ns(ruling) or not ruling.may_probe)
+        asks = asks or ruling.wait_ns is not None or window_ns(ruling) is not None
+    elif asks:
+        # Only somebody's word ends a rest without looks, and that answers the shield's question too.
+        until_ns, doubts = FOREVER_NS, ""
     else:
-        left_ns = state.until_ns - now_ns if state.health in RESTING else 0
-        until_ns = now_ns + max(PROBE_NS, left_ns, 0 if ruling is None else ruling.wait_ns or 0)
-        asks = ruling is not None and not ruling.may_probe
-        until_ns = FOREVER_NS if asks else until_ns
-    if not is_new and not (asks and until_ns > state.until_ns + SECOND_NS):
-        return state
-    # Only somebody's word ends a rest without looks, and that answers the shield's question too.
-    doubts = event.text if event.is_doubted and until_ns != FOREVER_NS else state.doubts
-    state = replace(
-        state,
-        because=event.text or "no reason given",
-        until_ns=until_ns,
-        doubts="" if until_ns == FOREVER_NS else doubts,
-    )
-    if not is_new:
-        return state
-    windowed_at_ns = now_ns if is_windowed else state.windowed_at_ns
-    return replace(state, in_a_row=state.in_a_row + 1, step=next_step, windowed_at_ns=windowed_at_ns)
+        left_ns = state.until_ns if state.health in RESTING else 0
+        until_ns = max(left_ns, now_ns + max(PROBE_NS, ruling.wait_ns or 0))
+    if is_new:
+        state = replace(state, in_a_row=state.in_a_row + 1, step=next_step, windowed_at_ns=windowed_at_ns)
+    elif not asks or until_ns <= state.until_ns + SECOND_NS:
+        return state  # it was in flight when the rest began: only what it asks for makes that longer
+    return replace(state, because=event.text or NO_REASON, until_ns=until_ns, doubts=doubts)
 
 
 class Told(enum.StrEnum):

@@ -20,10 +20,9 @@ Costs: of a reply at most MAX_TEXT_CHARACTERS are read; each word is looked for 
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from relay.mail.header import decoded, header_fields
 from relay.mail.text import MAX_TEXT_CHARACTERS
@@ -34,18 +33,15 @@ FEWEST = 3
 """Shorter words are everybody's: `no`, `to`, `in`."""
 FEWEST_CUT = 8
 """Fewer letters at the beginning of a word that was cut off are chance."""
-MOST_A_LABELS = 100
-"""Most domains whose form in DNS is looked for: it takes 0.1 ms to make one."""
 
 _LETTER = re.compile(r"[a-z0-9@]")
 _NO_LETTERS = re.compile(r"[^a-z0-9@]+")
-_ESCAPE = re.compile(r"[%+]([0-9a-f]{2})")
 _ATEXT = r"[a-z0-9.!#$%&'*+/=?^_`{|}~-]"
 _NAMES = re.compile(
     r"<[^<> ]*>|<[^<>]*@[^<>]*>"
     r'|"(?:[^"\\]|\\.){0,128}"@[a-z0-9.?\[\]:_-]+'
     rf"|(?<!{_ATEXT}){_ATEXT}+@[a-z0-9.?\[\]:_-]+"
-    r"|(?<=\bdomain )[a-z0-9-]+(?:\.[a-z0-9-]+)+"
+    r"|(?<=\bdomain )[a-z0-9-]+(?:\.[a-z0-9-]+)+|\bxn--\S*"
 )
 """A name says nothing: hourly@example.org is no rate, and mailbox.org no mailbox."""
 _QUOTED = re.compile(r"""<[^>]*>?|"[^"]*"?|(?<![a-z0-9])['`][^'`]*['`](?![a-z0-9])|\bsubject ?[:=].*""")
@@ -89,19 +85,12 @@ def without_echo(lines: Sequence[str], words: ClientWords) -> Reading:
         plain = _NAMES.sub("@", text)
         return Reading(plain, _QUOTED.sub("@", plain))
     addresses = [word for word in (words.reverse_path, *words.recipients, *words.parameters) if "@" in word]
-    split = [(local, host) for local, _, host in (word.rpartition("@") for word in addresses)]
-    hosts = {words.host, *(host for _, host in split)}
-    labels = dict(_a_labels(hosts))
-    addresses += [f"{local}@{labels[host]}" for local, host in split if host in labels]
-    keys = {*map(_key, addresses)}
-    # `why?id=joe%40here.example`; but a local part may have a `+` of its own.
-    unescaped = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text).lower()
-    if unescaped != text and any(key in _key(unescaped) and key not in _key(text) for key in keys):
-        text = unescaped
+    if "%40" in text:  # why?id=joe%40here.example
+        text = unquote(text, errors="replace").lower()
     names_sender = any(_places(text, [_key(words.reverse_path)]))
-    plain = _NAMES.sub("@", _without(text, _places(text, keys)))
+    plain = _NAMES.sub("@", _without(text, _places(text, map(_key, addresses))))
     bare, printed = {*map(_key, _bare(words))}, _DOMAIN.findall(" ".join(_printed(words.header)))
-    for host in {*hosts, *labels.values(), *printed}:
+    for host in {words.host, *_DOMAIN.findall(" ".join(addresses)), *printed}:
         if "." in host and host.lower() in plain:
             plain = re.sub(rf"\b{re.escape(host.lower())}\b", "@", plain)
     rest = _QUOTED.sub("@", plain)
@@ -163,10 +152,3 @@ def _printed(header: bytes) -> Iterator[str]:
 def _key(text: str) -> str:
     # Not by its lower case: that of the Kelvin sign is a k, where a reply has a `?`.
     return _NO_LETTERS.sub("", text.encode("ascii", "ignore").decode().lower())
-
-
-def _a_labels(hosts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the first of these hosts with their form in DNS, where that differs."""
-    for host in islice((host for host in hosts if not host.isascii()), MOST_A_LABELS):
-        with suppress(UnicodeError):
-            yield host, host.encode("idna").decode("ascii")

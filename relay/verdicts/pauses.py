@@ -12,7 +12,7 @@ from relay.verdicts.retry_after import LONGEST_RETRY_NS
 from relay.verdicts.verdict import Ruling, Span
 
 MOST_SPANS = 256
-"""The shortest spans are forgotten first, so that ages err by as little as can be."""
+"""Older ones are forgotten: they count as age."""
 
 Paused = tuple[int, int]
 """From and until, half-open."""
@@ -66,11 +66,7 @@ def begun(spans: Sequence[Paused], at_ns: int, *, goes_on: bool = False) -> tupl
     """Return the spans with one that begins; `goes_on` makes it one with the last."""
     if spans and (goes_on or spans[-1][1] >= at_ns):
         return (*spans[:-1], (spans[-1][0], FOREVER_NS))
-    if len(spans) >= MOST_SPANS:
-        # So what is remembered errs to the small side, and by the least that it can.
-        least = min(range(len(spans)), key=lambda place: spans[place][1] - spans[place][0])
-        spans = (*spans[:least], *spans[least + 1 :])
-    return (*spans, (at_ns, FOREVER_NS))
+    return (*spans[-MOST_SPANS:], (at_ns, FOREVER_NS))
 
 
 def ended(spans: Sequence[Paused], at_ns: int) -> tuple[Paused, ...]:
