@@ -4,6 +4,8 @@ Guarantees: what a connection lacks bounces a message only where `relay.verdicts
 upstream; of another host or port, and after a restart, nothing is believed.
 """
 
+import math
+
 from relay.clock import Clock
 from relay.policy.model import Upstream
 from relay.upstream.connection import Connection
@@ -38,7 +40,8 @@ class KnownOffers:
         if server == self._server:
             at_ns, offered = connection.opened_at_ns, connection.extensions
             self.has_eight_bit = offered.eight_bit
-            self._offers.seen(Offer(at_ns, offered.smtputf8, offered.eight_bit, offered.max_size_bytes))
+            most_bytes = math.inf if offered.max_size_bytes is None else offered.max_size_bytes
+            self._offers.seen(Offer(at_ns, offered.smtputf8, offered.eight_bit, most_bytes))
 
     def takes_dsn(self, connection: Connection) -> bool:
         """Return whether to pass on what senders want to be told (RFC 3461)."""

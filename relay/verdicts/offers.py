@@ -43,18 +43,13 @@ class Offer(NamedTuple):
     at_ns: int
     smtputf8: bool
     eight_bit: bool
-    max_size_bytes: int | None
+    most_bytes: float
+    """Infinite where no largest size was announced."""
 
     def lacks(self, need: Need, size_bytes: int) -> bool:
         if need is Need.SIZE:
-            return self.max_size_bytes is not None and self.max_size_bytes < size_bytes
+            return self.most_bytes < size_bytes
         return not (self.smtputf8 if need is Need.SMTPUTF8 else self.eight_bit)
-
-    def or_else(self, other: "Offer") -> "Offer":
-        sizes = self.max_size_bytes, other.max_size_bytes
-        largest = None if None in sizes else max(size for size in sizes if size is not None)
-        eight_bit = self.eight_bit or other.eight_bit
-        return Offer(self.at_ns, self.smtputf8 or other.smtputf8, eight_bit, largest)
 
 
 class Offers:
@@ -63,7 +58,9 @@ class Offers:
 
     def seen(self, offer: Offer) -> None:
         if self._last and offer.at_ns - self._last[-1].at_ns < APART_NS:
-            offer = self._last.pop().or_else(offer)
+            at_ns, smtputf8, eight_bit, most_bytes = self._last.pop()
+            most_bytes = max(most_bytes, offer.most_bytes)
+            offer = Offer(at_ns, smtputf8 or offer.smtputf8, eight_bit or offer.eight_bit, most_bytes)
         self._last.append(offer)
 
     def is_believed(self, need: Need, size_bytes: int = 0) -> bool:

@@ -21,7 +21,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase
@@ -44,6 +44,8 @@ _ID = re.compile(r"(?<!\S)[^\s0-9]*[0-9]\S*")
 """A word with a digit in it: a number, or an id in whatever alphabet (Gmail, Postfix, Exim)."""
 
 _Asked = Sequence[tuple[int, str]]
+_Key = tuple[QueueId, int]
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +64,18 @@ class _Told(NamedTuple):
     at_ns: int
 
 
-class _Trip(NamedTuple):
-    ruling: Ruling
-    why: str
-
-
 class Shield:
     def __init__(self, in_a_row: int = 10, *, is_off: bool = False) -> None:
         """Begin with no doubts; both may be changed while it is used."""
         self.in_a_row, self.is_off = in_a_row, is_off
         self._told: deque[_Told] = deque(maxlen=WINDOW)
-        self._stopped_because = ""  # while nothing was relayed since
+        self._is_stopped, self._why = False, ""  # while nothing was relayed since; and why it tripped last
         self._believed: deque[str] = deque(maxlen=WINDOW)  # words, by the operator
         self._suspects: dict[
             tuple[QueueId, int], tuple[Suspect, int]
         ] = {}  # with when each was refused first
         self._relayed_from_ns = -1  # when the latest transaction began that relayed something
-        self._unproven: dict[tuple[QueueId, int], str] = {}  # what each was told last
+        self._unproven: dict[_Key, str] = {}  # what each was told last
 
     @property
     def suspects(self) -> tuple[Suspect, ...]:
@@ -96,7 +93,7 @@ class Shield:
         if self._unproven or any(answer.is_unproven for answer in answers):
             answers = [self._proven(a, (queue_id, at)) for (at, _), a in zip(asked, answers, strict=True)]
         if is_relayed := is_any_relayed(outcome):
-            self._relayed_from_ns, self._stopped_because = max(self._relayed_from_ns, span_ns[0]), ""
+            self._relayed_from_ns, self._is_stopped = max(self._relayed_from_ns, span_ns[0]), False
             for (index, _), answer in zip(asked if self._suspects else (), answers, strict=False):
                 if answer.verdict is Verdict.RELAYED:
                     self._suspects.pop((queue_id, index), None)
@@ -108,25 +105,23 @@ class Shield:
             if not self.is_off and _is_unknown(answer)
         }
         self._told.extend(dict.fromkeys(told.values()))
-        trips = {each.said: self._trip(each.said, answers[place]) for place, each in told.items()}
         for place, each in told.items():
             suspect = Suspect(queue_id, asked[place][0], _without_lines(answers[place]))
-            answers[place] = self._doubted(suspect, each, trips[each.said], span_ns[1])
+            answers[place] = self._doubted(suspect, each, span_ns[1])
         if tuple(answers) == outcome.answers:
             return outcome  # as nearly always
         pause = gravest(answers)
-        why = [trip.why for trip in trips.values() if trip and pause and trip.ruling is pause.ruling]
-        if pause is not None and why:
-            pause = pause._replace(text=why[0], is_doubted=True)
+        if pause is not None and (pause.ruling is _STOP or pause.ruling is _SENDER_WAITS):
+            pause = pause._replace(text=self._why, is_doubted=True)
         return outcome._replace(answers=tuple(answers), pause=pause)
 
     def recall(self, because: str) -> None:
         """Have the upstream stopped as before a restart; empty where it was not."""
-        self._stopped_because = because
+        self._is_stopped, self._why = because != "", because
 
     def clear(self) -> None:
         """Forget all doubts: the operator does not believe them, or has settled them."""
-        self._stopped_because = ""
+        self._is_stopped = False
         self._told.clear()
         self._suspects.clear()
 
@@ -134,43 +129,45 @@ class Shield:
         """Take the words of these refusals for true, whichever recipient is told them."""
         self._believed.extend({same_words(suspect.answer) for suspect in suspects})
 
-    def _proven(self, answer: Answer, key: tuple[QueueId, int]) -> Answer:
+    def _proven(self, answer: Answer, key: _Key) -> Answer:
         """Return a refusal for good where it said the same before; any other answer begins anew."""
         before = self._unproven.pop(key, None)
         if not answer.is_unproven:
             return answer
         if (said := same_words(answer)) == before:
             return answer._replace(verdict=Verdict.BOUNCE, is_unproven=False)
-        self._unproven[key] = said
-        if len(self._unproven) > MOST_KEPT:
-            del self._unproven[next(iter(self._unproven))]
+        _remember(self._unproven, key, said)
         return answer
 
-    def _trip(self, said: str, answer: Answer) -> _Trip | None:
-        row = [told for told in self._told if told.said == said and told.at_ns > self._relayed_from_ns]
-        if (count := len({told.who for told in row})) >= self.in_a_row:
+    def _trip(self, told: _Told, answer: Answer) -> Ruling | None:
+        row = [each for each in self._told if each.said == told.said and each.at_ns > self._relayed_from_ns]
+        if (count := len({each.who for each in row})) >= self.in_a_row:
             what = "recipients" if answer.phase is Phase.RCPT else "messages"
-            why = f"{count} {what} in a row were refused alike: {answer.text}"
-            if len({told.sender for told in row}) == 1 and not self._stopped_because:
-                return _Trip(_SENDER_WAITS, why)
-            self._stopped_because = why
-        return _Trip(_STOP, self._stopped_because) if self._stopped_because else None
+            self._why = f"{count} {what} in a row were refused alike: {answer.text}"
+            if len({each.sender for each in row}) == 1 and not self._is_stopped:
+                return _SENDER_WAITS
+            self._is_stopped = True
+        return _STOP if self._is_stopped else None
 
-    def _doubted(self, suspect: Suspect, told: _Told, trip: _Trip | None, now_ns: int) -> Answer:
+    def _doubted(self, suspect: Suspect, told: _Told, now_ns: int) -> Answer:
         answer, key = suspect.answer, (suspect.queue_id, suspect.index)
-        known = self._suspects.get(key)
+        known, ruling = self._suspects.get(key), self._trip(told, suspect.answer)
         went_on = known is not None and self._relayed_from_ns >= known[1]
-        if went_on and trip is not None and trip.ruling is _SENDER_WAITS:
-            trip = None
+        if went_on and ruling is _SENDER_WAITS:
+            ruling = None
         others = {each.who for each in self._told if each.said == told.said} - {told.who}
-        if trip is None and (told.said in self._believed or (went_on and len(others) < SEVERAL)):
+        if ruling is None and (told.said in self._believed or (went_on and len(others) < SEVERAL)):
             self._suspects.pop(key, None)
             return answer
-        self._suspects[key] = (suspect, now_ns if known is None else known[1])
-        if len(self._suspects) > MOST_KEPT:
-            del self._suspects[next(iter(self._suspects))]
-        verdict, ruling = (Verdict.DEFER, None) if trip is None else (trip.ruling.verdict, trip.ruling)
+        _remember(self._suspects, key, (suspect, now_ns if known is None else known[1]))
+        verdict = Verdict.DEFER if ruling is None else ruling.verdict
         return answer._replace(verdict=verdict, ruling=ruling, is_doubted=known is None)
+
+
+def _remember(memory: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    memory[key] = value
+    if len(memory) > MOST_KEPT:
+        del memory[next(iter(memory))]
 
 
 def _is_unknown(answer: Answer) -> bool:
