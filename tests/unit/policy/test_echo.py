@@ -230,6 +230,20 @@ def test_no_word_of_a_client_makes_a_refusal_of_us_a_bounce(
         assert ruling.verdict is not Verdict.BOUNCE or before.verdict is Verdict.BOUNCE
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '554 5.7.1 The attachment "daily sending quota exceeded.pdf" is not allowed',
+        "554 5.7.1 Rejected: Subject: your account has been suspended",
+        "554 5.7.1 <too many messages, try again in 5 hours> is on our list",
+        "550 5.7.1 no mail for throttle.hourly@limit.example",
+    ],
+)
+def test_words_in_the_form_of_a_quotation_stop_nothing_whoever_said_them(text: str) -> None:
+    ruling = JUDGES[None].ruling(Phase.EOD, on_the_wire(text))
+    assert ruling.verdict in (Verdict.BOUNCE, Verdict.DEFER)
+
+
 @pytest.mark.measures
 def test_words_of_a_header_that_have_no_end_take_no_time() -> None:
     words = ClientWords(header=b"Received: x\r\nSubject: " + b"=?a?q?x" * 2300 + b"\r\n\r\n")
