@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,18 @@ import click
 
 from relay.cli.locate import Where, found_policy, where_options
 from relay.cli.options import NotPermitted, printable
-from relay.mail.formats import rfc3339_or_none, span, utc
+from relay.clock import SystemClock
+from relay.mail.formats import rfc3339, utc
 from relay.policy.lane import with_ceilings
 from relay.spool.disk.durable import RealDisk
-from relay.throttle.history_check import audit_file
-from relay.throttle.history_format import HistoryError
+from relay.throttle.audit import Audit, Peak
+from relay.throttle.audit import audit as count
+from relay.throttle.history import HistoryError
+from relay.throttle.history_check import slots_in_file
 from relay.throttle.limit import plain_words
-from relay.throttle.peaks import Audit, Peak
+
+Wall = Callable[[int], int]
+"""Brings an instant into wall clock."""
 
 EXCEEDED = 1
 """The exit code where a window held more than its limit, as the policy states it today."""
@@ -33,17 +38,22 @@ def audit(policy_path: Path, spool: Path | None, *, as_json: bool) -> int:
     some window held more than the limit allows today, because an edit lowered the limit, or
     because something else was sent through the account's history.
     """
-    policy = found_policy(Where(policy_path, spool))
+    policy, clock = found_policy(Where(policy_path, spool)), SystemClock()
+    to_wall_ns = clock.wall_ns() - clock.boottime_ns()
+
+    def wall(at_ns: int) -> int:
+        return at_ns + to_wall_ns
+
     is_exceeded = is_unreadable = False
     for name, upstream in policy.upstreams.items():
         path = policy.history_path(name)
         limits = with_ceilings(upstream.limits, policy.lanes)
-        try:
-            found = audit_file(path, limits, RealDisk())
-        except FileNotFoundError:
+        if not path.exists():
             if not as_json:
                 click.echo(printable(f"{name}: {path} is not there: nothing was sent under a limit"))
             continue
+        try:
+            found = count(slots_in_file(path, RealDisk(), clock), limits)
         except PermissionError as error:
             raise NotPermitted(f"{error}; run this as the user that the relay runs as") from error
         except HistoryError as error:
@@ -52,30 +62,28 @@ def audit(policy_path: Path, spool: Path | None, *, as_json: bool) -> int:
             continue
         is_exceeded = is_exceeded or any(finding.is_exceeded for finding in found.findings)
         words = {limit.label: plain_words(limit) for limit in limits}
-        for line in _json_lines(name, path, found) if as_json else _lines(name, path, found, words):
+        lines = _json_lines(name, path, found, wall) if as_json else _lines(name, path, found, words, wall)
+        for line in lines:
             click.echo(line)
     return os.EX_DATAERR if is_unreadable else EXCEEDED if is_exceeded else os.EX_OK
 
 
-def _lines(name: str, path: Path, found: Audit, words: Mapping[str, str]) -> Iterator[str]:
+def _lines(name: str, path: Path, found: Audit, words: Mapping[str, str], wall: Wall) -> Iterator[str]:
     """`words` are those for people, by the label of each limit."""
     known = f"{found.transactions} transactions"
     if found.in_flight:
         known += f" ({found.in_flight} without an end so far)"
     if found.connections:
         known += f" and {found.connections} connections"
-    if found.since_ns is not None and found.until_ns is not None:
-        known += f", since {utc(found.since_ns)} ({span(found.until_ns - found.since_ns)})"
+    if found.since_ns is not None:
+        known += f", since {utc(wall(found.since_ns))}"
     yield printable(f"{name}: {path}: {known}")
-    if found.merged:
-        counted_ns = [each.counted_until_ns for each in found.findings if each.counted_until_ns is not None]
-        until = f"; what limits held until {utc(max(counted_ns))} was counted before" if counted_ns else ""
-        yield f"  {found.merged} older ones were merged by compaction, and are known only roughly{until}"
-    if found.without_start:
-        yield f"  {found.without_start} have no recorded start, and count from their end"
+    if found.exact_since_ns is not None:
+        since = utc(wall(found.exact_since_ns))
+        yield f"  {found.merged} older ones were merged, and are known only roughly; exact since {since}"
     for finding in found.findings:
         key = f" (by {finding.key or '<>'})" if finding.key is not None else ""
-        at = f" at {utc(finding.most_at_ns)}" if finding.most_at_ns is not None else ""
+        at = f" at {utc(wall(finding.most_at_ns))}" if finding.most_at_ns is not None else ""
         limit = words[finding.label]
         yield printable(f"  {limit}: at most {finding.most} at once{key}{at}: {_verdict(finding)}")
 
@@ -85,17 +93,15 @@ def _verdict(finding: Peak) -> str:
         return f"EXCEEDED, {finding.most - finding.count} more than it allows today"
     if finding.is_proven:
         return "never exceeded"
-    if finding.proven_since_ns is not None:
-        return (
-            f"not exceeded since {utc(finding.proven_since_ns)}; before that, by what is known "
-            f"roughly, not more than {finding.at_most}"
-        )
     return (
         f"not exceeded by what is known exactly; with what is known roughly, not more than {finding.at_most}"
     )
 
 
-def _json_lines(name: str, path: Path, found: Audit) -> Iterator[str]:
+def _json_lines(name: str, path: Path, found: Audit, wall: Wall) -> Iterator[str]:
+    def instant(at_ns: int | None) -> str | None:
+        return None if at_ns is None else rfc3339(wall(at_ns))
+
     for finding in found.findings:
         line: dict[str, Any] = {
             "upstream": name,
@@ -105,19 +111,16 @@ def _json_lines(name: str, path: Path, found: Audit) -> Iterator[str]:
             "count": finding.count,
             "period_seconds": finding.period_ns / 1_000_000_000,
             "most": finding.most,
-            "most_at": rfc3339_or_none(finding.most_at_ns),
+            "most_at": instant(finding.most_at_ns),
             "key": finding.key,
             "at_most": finding.at_most,
             "exceeded": finding.is_exceeded,
             "proven": finding.is_proven,
-            "proven_since": rfc3339_or_none(finding.proven_since_ns),
-            "counted_until": rfc3339_or_none(finding.counted_until_ns),
-            "since": rfc3339_or_none(found.since_ns),
-            "until": rfc3339_or_none(found.until_ns),
+            "since": instant(found.since_ns),
+            "exact_since": instant(found.exact_since_ns),
             "transactions": found.transactions,
             "connections": found.connections,
             "in_flight": found.in_flight,
             "merged": found.merged,
-            "without_start": found.without_start,
         }
         yield json.dumps(line)

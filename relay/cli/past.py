@@ -10,7 +10,7 @@ from relay.cli.locate import Where, found_policy
 from relay.cli.options import NotPermitted, TryLater
 from relay.mail.formats import rfc3339_or_none
 from relay.status.filters import USAGE_KEYS
-from relay.status.snapshot import LimitStatus, Snapshot
+from relay.status.snapshot import Snapshot
 from relay.telemetry.outcomes import oldest_ns, past_outcomes, usage
 
 
@@ -35,11 +35,6 @@ def usage_json(where: Where, snapshot: Snapshot, by: str) -> dict[str, Any]:
                 {"upstream": upstream.name, "limit": limit.label, "by": by, **each._asdict()}
                 for upstream in snapshot.upstreams
                 for limit in upstream.limits
-                for each in usage(past, USAGE_KEYS[by], upstream.name, _begins_at_ns(snapshot, limit))
+                for each in usage(past, USAGE_KEYS[by], upstream.name, snapshot.at_ns - limit.period_ns)
             ],
         }
-
-
-def _begins_at_ns(snapshot: Snapshot, limit: LimitStatus) -> int:
-    """Return when a window began, or one of a calendar's period: that which ends with its reset."""
-    return (limit.resets_at_ns or snapshot.at_ns) - limit.period_ns

@@ -16,7 +16,7 @@ from relay.control.probe import probe as probe_upstream
 from relay.mail.address import is_valid_address
 from relay.policy.model import Policy, Upstream
 from relay.policy.source import read_policy
-from relay.throttle.history_format import HistoryError
+from relay.throttle.history import HistoryError
 
 SECOND_NS = 1_000_000_000
 

@@ -100,11 +100,6 @@ def status_lines(snapshot: Snapshot, on: Page) -> Iterator[str]:
     yield from _upstreams(snapshot).lines(on)
     if any(upstream.limits for upstream in snapshot.upstreams):
         yield from _limits(snapshot).lines(on)
-    for upstream in snapshot.upstreams:
-        for finding in upstream.findings:
-            yield from on.lines(f"{upstream.name}: {finding} ({utc(finding.at_ns)})", "yellow")
-        if upstream.findings:
-            yield ""
     if snapshot.routes:
         yield from _routes(snapshot).lines(on)
     if snapshot.lanes:

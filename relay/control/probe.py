@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from relay.clock import SystemClock
 from relay.control.offline import refuse_strangers
-from relay.control.recorded import limits_at_a_start
+from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
 from relay.policy.secrets import NotLoggedIn, SecretError, read_secrets
 from relay.policy.shipped import rules_of
@@ -27,6 +27,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
+from relay.throttle.file_history import FileHistory
 from relay.throttle.throttle import Throttle
 from relay.verdicts.verdict import Judge
 
@@ -70,10 +71,9 @@ async def probe(
     accounts = Accounts(hostname, tokens, certificates)
     history = policy.history_path(name)
     exact = Throttle(
-        history,
-        limits_at_a_start(policy, name, disk),
+        FileHistory(history, disk, clock),
+        with_ceilings(upstream.limits, policy.lanes),
         upstream.guard_ns,
-        disk,
         clock,
         transaction_ns=upstream.max_transaction_ns,
     )

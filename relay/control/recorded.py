@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from relay.clock import Clock
 from relay.mail.age import Boots
+from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
-from relay.sender.lowered_limits import limits_in_force
 from relay.sender.state_file import (
     BOOTS_FORMAT,
-    LESSONS_FORMAT,
     PAUSE_FORMAT,
     boots_path,
-    lessons_path,
     pause_path,
     read_record,
 )
@@ -25,11 +23,9 @@ from relay.spool.disk.replacing import replace_file
 from relay.spool.kept_format import KeptFormat, Record
 from relay.status.estimate.past import traffic_of
 from relay.status.estimate.prospect import ReadUpstream, RecordedUpstream, live_part
-from relay.throttle.history_check import slots_in_file, spans_in_file
-from relay.throttle.history_format import HistoryError
-from relay.throttle.limit import Limit
-from relay.throttle.limit_hints import Lessons
-from relay.throttle.throttle import View
+from relay.throttle.history import HistoryError
+from relay.throttle.history_check import book_in_file, slots_in_file
+from relay.throttle.throttle import Shared, View
 from relay.verdicts.account import AccountState, Event, PauseRecord, step
 from relay.verdicts.health import Happening, Health
 from relay.verdicts.operator_pause import PauseAsked
@@ -42,17 +38,14 @@ def recorded_upstreams(policy: Policy, disk: Disk, clock: Clock) -> Mapping[str,
 
 def recorded_upstream(policy: Policy, name: str, disk: Disk, clock: Clock) -> RecordedUpstream:
     upstream = policy.upstreams[name]
-    lessons = _lessons(policy, name, disk)
-    limits = limits_in_force(lessons, upstream.limits, policy.lanes)
+    limits = with_ceilings(upstream.limits, policy.lanes)
     record, now_ns = recorded_pause(policy, name, disk, clock), clock.boottime_ns()
     state = AccountState() if record is None else record.at_a_start(now_ns)
-    found = _found(state)._replace(findings=lessons.findings)
     try:
-        slots = slots_in_file(policy.history_path(name), limits, upstream.guard_ns, disk, clock)
+        book = book_in_file(policy.history_path(name), limits, upstream.guard_ns, disk, clock)
     except HistoryError as error:
-        failed = step(state, Event(Happening.FAULT, now_ns, str(error), until_ns=now_ns))
-        return _found(failed)._replace(findings=lessons.findings)
-    return found._replace(throttle=View(slots, clock))
+        return _found(step(state, Event(Happening.FAULT, now_ns, str(error), until_ns=now_ns)))
+    return _found(state)._replace(throttle=View(Shared(book), clock))
 
 
 def read_for_plan(
@@ -66,7 +59,7 @@ def read_for_plan(
     for name, after in ways:
         known = _known_at_a_start(old, name, disk, clock), _known_at_a_start(live, after, disk, clock)
         try:
-            traffic, fault = traffic_of(spans_in_file(old.history_path(name), disk, clock)), ""
+            traffic, fault = traffic_of(slots_in_file(old.history_path(name), disk, clock)), ""
         except (HistoryError, PermissionError) as error:
             traffic, fault = traffic_of(()), str(error)
         found[name] = ReadUpstream(*known, traffic, fault)
@@ -78,17 +71,6 @@ def _known_at_a_start(policy: Policy, name: str, disk: Disk, clock: Clock) -> Re
         return recorded_upstream(policy, name, disk, clock)
     except PermissionError as error:
         return RecordedUpstream(Health.STOPPED, str(error))
-
-
-def limits_at_a_start(policy: Policy, name: str, disk: Disk) -> list[Limit]:
-    """Return the limits by which the next start decides: some may be lowered (`adapt`)."""
-    return list(limits_in_force(_lessons(policy, name, disk), policy.upstreams[name].limits, policy.lanes))
-
-
-def _lessons(policy: Policy, name: str, disk: Disk) -> Lessons:
-    upstream = policy.upstreams[name]
-    kept = _read(str(lessons_path(policy, name)), disk, LESSONS_FORMAT) or Lessons()
-    return kept.under(upstream.limits, adapts=upstream.adapt is not None)
 
 
 def _found(state: AccountState) -> RecordedUpstream:

@@ -5,5 +5,5 @@
 
 `source` is the door: it turns a file into a `Policy`, or into all its faults, each with file, line,
 column and key.  Pure but for `source`, `shipped`, `provider_names`, `secrets` and
-`named_file`, which read files, and the table of zones that `zones` asks for.
+`named_file`, which read files.
 """

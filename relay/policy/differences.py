@@ -163,11 +163,7 @@ def _of_limits(
 
 
 def _has_another_n(one: LimitSettings, other: LimitSettings) -> bool:
-    mine, its = (
-        (one.unit, one.for_each, one.per, one.zone),
-        (other.unit, other.for_each, other.per, other.zone),
-    )
-    return mine == its
+    return (one.unit, one.for_each, one.per_ns) == (other.unit, other.for_each, other.per_ns)
 
 
 def _has_another_t(one: LimitSettings, other: LimitSettings) -> bool:

@@ -227,7 +227,10 @@ def _suggestion(steps: Sequence[Step], root: type[Section]) -> str:
     unknown = str(steps[-1])
     if len(unknown) > _LONGEST_GUESSED:
         return ""
-    known = _keys(_section_at(steps[:-1], root))
+    section = _section_at(steps[:-1], root)
+    if (instead := section.retired.get(unknown)) is not None:
+        return f"; {instead}"
+    known = _keys(section)
     if near := difflib.get_close_matches(unknown.lower().replace("-", "_"), known, n=1):
         return f"; did you mean {near[0]}?"
     return f"; known here: {', '.join(sorted(known))}"

@@ -8,7 +8,7 @@ one of the policy.
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypedDict
 
@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 
 from relay.mail.address import is_valid_address
 from relay.mail.rewriting import Rewriting
-from relay.policy.limits import LimitRamp, LimitSettings
+from relay.policy.limits import LimitSettings
 from relay.policy.surroundings import UnusableSetting
 from relay.policy.units import (
     AnyNetwork,
@@ -31,7 +31,6 @@ from relay.policy.units import (
     unfit,
     whole_number,
 )
-from relay.policy.zones.calendar import CalendarPeriod
 from relay.queue import lanes, sorting
 from relay.queue.routes import Route
 
@@ -222,10 +221,6 @@ class Ceiling:
     only: str
     """The lane."""
     for_each: Literal["lane"] = "lane"
-    calendar: CalendarPeriod | None = None
-    open_hours: None = None
-    """The limit itself closes."""
-    rise: LimitRamp | None = None
 
 
 def with_ceilings(limits: Sequence[LimitSettings], of_policy: Lanes) -> tuple[LimitSettings | Ceiling, ...]:
@@ -256,15 +251,8 @@ def price_of(limits: Sequence[LimitSettings]) -> lanes.Price:
 
 
 def _ceiling(limit: LimitSettings, name: str, percent: int) -> Ceiling:
-    def part_of(count: int) -> int:
-        return max(1, count * percent // ALL_PERCENT)
-
-    part = limit.model_copy(update={limit.unit: part_of(limit.count), "hours": None, "ramp": None})
-    rise = limit.rise
-    if rise is not None:
-        rise = replace(rise, first=part_of(rise.first), last=part.count)
-    label = f"{part.label} for lane {name}"
-    return Ceiling(part.unit, part.count, part.per_ns, label, name, calendar=part.calendar, rise=rise)
+    part = limit.model_copy(update={limit.unit: max(1, limit.count * percent // ALL_PERCENT)})
+    return Ceiling(part.unit, part.count, part.per_ns, f"{part.label} for lane {name}", name)
 
 
 def _names(of_policy: Lanes) -> list[str]:

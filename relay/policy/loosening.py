@@ -24,7 +24,6 @@ from relay.policy.named_file import Writing
 from relay.policy.shipped import preset_limits
 from relay.policy.units import Section
 from relay.policy.written_out import written_key
-from relay.policy.zones.calendar import minutes_of
 
 RESTART_KEYS = ("storage", "listen", "http", "hostname", "practice")
 """Fields of a policy that are taken up at the start only; every other key is live."""
@@ -192,8 +191,6 @@ def _is_no_more(key: str, old: Upstream, new: Upstream) -> bool:
         case "guard_ns":
             # By default at most so long.
             return after is not None and after >= (LONGEST_DEFAULT_GUARD_NS if before is None else before)
-        case "adapt":
-            return after is not None
         case "max_transaction_ns":
             return bool(after > before)
         case _:
@@ -205,43 +202,10 @@ def _is_within(limit: LimitSettings, others: tuple[LimitSettings, ...]) -> bool:
     return any(
         other.unit == limit.unit
         and other.count <= limit.count
-        and _is_as_long(limit, other)
+        and other.per_ns >= limit.per_ns
         and other.for_each in (limit.for_each, None)
-        and _opens_no_more(limit, other)
-        and _rises_no_faster(limit, other)
         for other in others
     )
-
-
-def _is_as_long(limit: LimitSettings, other: LimitSettings) -> bool:
-    """Return whether another limit's windows hold all that one window of a limit does."""
-    if limit.calendar is None:
-        # A period that begins anew says nothing of a window over its boundary.
-        return other.calendar is None and other.per_ns >= limit.per_ns
-    if other.calendar is None:
-        return other.per_ns >= limit.calendar.longest_ns
-    return other.calendar == limit.calendar
-
-
-def _opens_no_more(limit: LimitSettings, other: LimitSettings) -> bool:
-    if limit.hours is None:
-        return True
-    # By the same clock, more minutes of the week are more instants.
-    is_same_clock = other.zone == limit.zone
-    return other.hours is not None and is_same_clock and minutes_of(other.hours) <= minutes_of(limit.hours)
-
-
-def _rises_no_faster(limit: LimitSettings, other: LimitSettings) -> bool:
-    before, after = limit.rise, other.rise
-    if before is None:
-        return True
-    if after is None:
-        return other.count <= before.first
-    if after.since_ns != before.since_ns and (None in (after.since_ns, before.since_ns)):
-        # Nothing here tells when the account had its first slot.
-        return False
-    is_later = (after.since_ns or 0) >= (before.since_ns or 0)
-    return is_later and after.over_ns >= before.over_ns and after.first <= before.first
 
 
 def _is_lower_ceilings(old: Mapping[str, LaneSettings], new: Mapping[str, LaneSettings]) -> bool:

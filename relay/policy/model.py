@@ -12,7 +12,7 @@ import enum
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
@@ -285,6 +285,10 @@ class ShieldSettings(Section):
 class Upstream(Section):
     """One account at one smarthost, and what may be asked of it."""
 
+    retired: ClassVar = {
+        "adapt": "adapt is no key any more: the log says what a refusal found our windows at"
+    }
+
     provider: Annotated[str | None, BeforeValidator(lambda value: choose(value, provider_names()))] = None
     """Fills in what its owner does not write, and knows its refusals (`providers.yaml`)."""
     host: UpstreamHost
@@ -317,8 +321,6 @@ class Upstream(Section):
     limits: Limits = ()
     guard_ns: Duration | None = Field(default=None, alias="guard")
     """Widens every window; default: 1 % of it, at most one second."""
-    adapt: Annotated[Literal["tighten"] | None, choice(["tighten"])] = None
-    """tighten: a refusal for having sent too much lowers the limit in force; nothing ever raises it."""
     shield: ShieldSettings | None = ShieldSettings()
     """Waits instead of bouncing a list; null: every permanent refusal is believed at once."""
     history: PolicyPath | None = None
@@ -448,11 +450,9 @@ class Practice(Section):
     @field_validator("limit")
     @classmethod
     def _it_counts_what_it_can(cls, limit: LimitSettings) -> LimitSettings:
-        for key in ("connections", "bytes", "for_each", "hours", "ramp"):
+        for key in ("connections", "bytes", "for_each"):
             if getattr(limit, key) is not None:
                 raise broken("the practice smarthost counts messages or recipients in any T, no more", key)
-        if limit.calendar is not None:
-            raise broken("the practice smarthost counts in windows that slide: write a duration", "per")
         return limit
 
     @field_validator("address")

@@ -7,11 +7,11 @@ also takes its own result, so that code may build a policy.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_network
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -55,6 +55,9 @@ AnyOrder = Field(strict=False)
 
 class Section(BaseModel):
     """What every part of a policy is: frozen, strict, and closed to unknown keys."""
+
+    retired: ClassVar[Mapping[str, str]] = {}
+    """By keys that a policy may have had: what to write instead."""
 
     # Compiled as a part of the whole, when a policy is read: each by itself would take as long again.
     model_config = ConfigDict(

@@ -20,7 +20,7 @@ from relay.smtp.reply import Phase
 from relay.spool.disk.os_errors import is_lack_of_means
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import Wait
-from relay.throttle.history_format import HistoryError
+from relay.throttle.history import HistoryError
 from relay.upstream.connection import (
     Account,
     Connection,

@@ -20,12 +20,10 @@ from relay.mail.dsn import NOTHING_ASKED
 from relay.mail.envelope import QueueId
 from relay.mail.rewriting import FRONT_BYTES, Rewritten
 from relay.mail.text import clean
-from relay.policy.lane import Lanes
 from relay.policy.model import Upstream
 from relay.queue.queued import Queued, WaitReason
 from relay.sender.attempt import Attempt
 from relay.sender.known_offers import KnownOffers, server_of
-from relay.sender.lowered_limits import LoweredLimits
 from relay.sender.settling import AccountBacklog
 from relay.sender.state_file import KeptState
 from relay.sender.throttle_thread import ThrottleThread
@@ -34,7 +32,6 @@ from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase
 from relay.spool.interface import Absent, Corrupt, Message, Unavailable
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.limit import Limit
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
@@ -102,19 +99,17 @@ class KnownUpstream:
     judge: Judge
     shield: Shield
     pausing: Pausing
-    lowered_limits: LoweredLimits
     offers: KnownOffers
     kept: KeptState
     is_recalled: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def use(self, rules: Iterable[Rule], upstream: Upstream, lanes: Lanes) -> Sequence[Limit]:
+    def use(self, rules: Iterable[Rule], upstream: Upstream) -> None:
         # What is said from now on is judged by the new rules, on the connections that there are.
         self.judge.use(rules)
         self.offers.use(server_of(upstream))
         self.shield.is_off = upstream.shield is None
         if upstream.shield is not None:
             self.shield.in_a_row = upstream.shield.in_a_row
-        return self.lowered_limits.use(upstream, lanes)
 
     def resume(self) -> None:
         """Use the upstream again, carefully, by an operator's word, which answers what the shield asks."""
@@ -139,8 +134,6 @@ class KnownUpstream:
             self.pausing.keep_back(carried.pause, carried.rested_ns)
         elif carried is not None and self.pausing.state.operator is not None:
             self.pausing.end()
-        if (lessons := await self.kept.lessons.read()) is not None:
-            self.lowered_limits.recall(lessons)
         self.is_recalled.set()
 
     async def close(self) -> None:

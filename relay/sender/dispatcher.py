@@ -28,7 +28,7 @@ from relay.smtp.reply import Phase
 from relay.spool.disk.os_errors import is_lack_of_means
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import Place, Request, TooLarge, Wait, request_for
-from relay.throttle.history_format import HistoryError
+from relay.throttle.history import HistoryError
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.verdicts.account import largest

@@ -25,8 +25,9 @@ from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.disk.durable import Disk
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import Request
-from relay.throttle.history_format import HistoryError
-from relay.throttle.limit_hints import Effective
+from relay.throttle.file_history import FileHistory
+from relay.throttle.history import HistoryError
+from relay.throttle.limit import PlainLimit
 from relay.throttle.throttle import Reservation, Throttle
 
 HOUR_NS = 3600 * SECOND_NS
@@ -46,7 +47,8 @@ class OwedReports:
         self._events, self._metrics, self._clock = telemetry
         limits, self._most = _limits(policy), policy.reports.per_hour
         history, clock = policy.reports_history, self._clock
-        throttle = Throttle(history, limits, 0, disk, clock, transaction_ns=PUBLISHING_NS)
+        kept = FileHistory(history, disk, clock)
+        throttle = Throttle(kept, limits, 0, clock, transaction_ns=PUBLISHING_NS)
         self._gate = ThrottleThread(throttle, clock, self._tell_uncounted, workers=workers)
         self._queue = queue
         self._waiting: dict[QueueId, None] = {}
@@ -143,6 +145,6 @@ class OwedReports:
         self._events.reports_uncounted(error=str(error))
 
 
-def _limits(policy: Policy) -> list[Effective]:
+def _limits(policy: Policy) -> list[PlainLimit]:
     most = policy.reports.per_hour
-    return [] if most is None else [Effective("messages", most, HOUR_NS, None, f"{most} reports per 3600s")]
+    return [] if most is None else [PlainLimit("messages", most, HOUR_NS, f"{most} reports per 3600s")]

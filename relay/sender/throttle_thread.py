@@ -7,14 +7,13 @@ losing one wastes a slot and nothing else.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from relay.clock import Clock
+from relay.clock import SECOND_NS, Clock
 from relay.sender.host import THREADS, Workers
 from relay.throttle.admission import Request, TooLarge, Wait
-from relay.throttle.history_format import HistoryError
+from relay.throttle.history import HistoryError
 from relay.throttle.limit import Limit
 from relay.throttle.throttle import Reservation, Throttle, View
 
@@ -22,6 +21,8 @@ Returned = TypeVar("Returned")
 
 FLUSH_SECONDS = 0.2
 """How long an end may wait to be written for others that share the history."""
+HEARS_NS = SECOND_NS
+"""How often what others recorded is read, where nothing is decided: they may be dead."""
 
 
 class ThrottleThread(View):
@@ -36,7 +37,7 @@ class ThrottleThread(View):
         workers: Workers = THREADS,
     ) -> None:
         """`on_error` is told when an end could not be written, `on_begun` when an empty history was begun."""
-        super().__init__(throttle.slots, clock)
+        super().__init__(throttle.shared, clock)
         self._throttle = throttle
         self._on_error = on_error
         self._on_begun = on_begun
@@ -44,6 +45,7 @@ class ThrottleThread(View):
         self.counted: dict[str, int] = {}
         """By the label of each limit, the most slots that were occupied at one instant, as of `audit`."""
         self._crowded: set[str] = set()
+        self._hears_at_ns = 0
         self._flush: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Future[None] | None = None
 
@@ -66,7 +68,9 @@ class ThrottleThread(View):
 
         Without it such a slot would seem taken until its deadline.  Raises HistoryError.
         """
-        if self.slots.has_others():
+        now_ns = self._clock.boottime_ns()
+        if now_ns >= self._hears_at_ns and self.has_others():
+            self._hears_at_ns = now_ns + HEARS_NS
             await self._call(self._throttle.flush)
 
     def ended(self, reservation: Reservation) -> None:
@@ -74,14 +78,10 @@ class ThrottleThread(View):
         if self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._start_flush)
 
-    async def audit(self) -> None:
-        """Count anew, from the history's file, what each limit held at most: `counted`.
-
-        An unreadable history shows as such elsewhere; then the last count stays.
-        """
-        with contextlib.suppress(HistoryError, OSError):
-            findings = (await asyncio.to_thread(self._throttle.audit)).findings
-            self.counted = {finding.label: finding.most for finding in findings}
+    async def count_peaks(self) -> None:
+        """Count anew what each limit held at most: `counted`."""
+        findings = (await asyncio.to_thread(self.audit)).findings
+        self.counted = {finding.label: finding.most for finding in findings}
 
     def newly_crowded(self) -> list[str]:
         """Return the labels of limits that got too many keys to keep apart since the last call."""
@@ -94,10 +94,6 @@ class ThrottleThread(View):
     ) -> None:
         """Judge the same history by other limits; `transaction_ns` None: as before."""
         await self._call(lambda: self._throttle.replan(limits, guard_ns, transaction_ns=transaction_ns))
-
-    def judge_by(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
-        """Replan without waiting: the next decision is made by these limits."""
-        self._thread.call(lambda: self._throttle.replan(limits, guard_ns))
 
     async def close(self) -> None:
         if self._flush is not None:

@@ -5,30 +5,16 @@ seldom as the refusal or its rule asks for.  The time of a rest is no message's 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from relay.mail.age import Here
 from relay.queue.routes import Availability
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.limit_hints import Tally
 from relay.verdicts.account import AccountState, Event, PauseRecord, Told, lapsed, refused, step, told
 from relay.verdicts.health import RESTING, Happening
 from relay.verdicts.operator_pause import OperatorPause
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.pauses import Paused, within_ns
 from relay.verdicts.verdict import Scope, Verdict
-
-NOTHING = Tally()
-
-
-class Teachable(Protocol):
-    """Who learns from a refusal what the limits of the upstream are (`LoweredLimits`)."""
-
-    def not_taken(self, refused: Tally) -> None:
-        """Hear of each part of our own history that was refused, before `refused`."""
-
-    def refused(self, answer: Answer) -> None:
-        """Hear of a pause after a success."""
 
 
 class Pausing:
@@ -39,15 +25,16 @@ class Pausing:
         *,
         keep: Callable[[PauseRecord], None],
         leaves_in_ns: Callable[[int], int | None],
-        lessons: Teachable,
+        on_refused: Callable[[Answer], None],
         here: Here,
         on_word: Callable[[], None] = lambda: None,
     ) -> None:
         """`keep` is given what a restart has to know, each time that it changes.
 
         `leaves_in_ns` tells in how many nanoseconds the oldest entry that the history has within the last so
-        many leaves that window; None if it has none there.  `here` tells when something of another boot was.
-        `on_word` is called when the operator's pause has changed.
+        many leaves that window; None if it has none there.  `on_refused` is told of each pause after a
+        success, `here` tells when something of another boot was, and `on_word` is called when the operator's
+        pause has changed.
         """
         self.state = AccountState()
         self.is_tried = False
@@ -58,7 +45,7 @@ class Pausing:
         self._upstream = upstream
         self._events, self._metrics, self._clock = telemetry
         self._keep, self._on_word = keep, on_word
-        self._leaves_in_ns, self._lessons, self._here = leaves_in_ns, lessons, here
+        self._leaves_in_ns, self._on_refused, self._here = leaves_in_ns, on_refused, here
 
     @property
     def because(self) -> str:
@@ -103,27 +90,21 @@ class Pausing:
         self._become(lapsed(self.state, now_ns))
         return min((end_ns for end_ns in self.state.ends_ns if end_ns > now_ns), default=None)
 
-    def rest(self, answer: Answer, not_taken: Tally = NOTHING) -> None:
-        """Rest after a refusal about us; `not_taken` is the part of our own history that was refused."""
+    def rest(self, answer: Answer) -> None:
+        """Rest after a refusal about us."""
         self.is_tried, self._refused_at_ns = True, self._clock.boottime_ns()
-        if not_taken != NOTHING:
-            self._lessons.not_taken(not_taken)
         in_a_row = self.state.in_a_row
         self._hear(refused(answer, self._refused_at_ns, self._leaves_in_ns))
         # The next ones in a row are of the same block, and tell nothing new.
         if in_a_row == 0 and self.state.in_a_row == 1 and answer.verdict is Verdict.PAUSE:
-            self._lessons.refused(answer)
+            self._on_refused(answer)
 
     def feel(self, outcome: Outcome, began_ns: int = 0) -> None:
         if is_any_relayed(outcome):
             self.relayed_from_ns = max(self.relayed_from_ns, began_ns)
-        taken = sum(answer.verdict is Verdict.RELAYED for answer in outcome.answers)
-        not_taken = Tally(0 if taken else 1, len(outcome.answers) - taken)
         if outcome.pause is not None and outcome.pause.scope is Scope.UPSTREAM:
-            self.rest(outcome.pause, not_taken)
+            self.rest(outcome.pause)
             return
-        if outcome.pause is not None:
-            self._lessons.not_taken(not_taken)
         self.is_tried = True
         if proofs := sum(map(_is_proof, outcome.answers)):
             self._hear(Event(Happening.PROOF, self._clock.boottime_ns(), recipients=proofs))

@@ -25,19 +25,19 @@ from relay.sender.delivery import Carried, Consequences, Delivery, KnownUpstream
 from relay.sender.dispatcher import Departures, Dispatcher
 from relay.sender.host import Host
 from relay.sender.known_offers import KnownOffers, server_of
-from relay.sender.lowered_limits import LoweredLimits
 from relay.sender.settling import Backlog
 from relay.sender.state_file import kept_state
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.upstream_health import Pausing
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.limit_hints import Hint, Lessons, Tally
+from relay.throttle.file_history import FileHistory
 from relay.throttle.throttle import Throttle, View
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
 from relay.verdicts.account import PauseRecord
 from relay.verdicts.health import ENDLESS, RESTING, TABLE, Happening, Health
 from relay.verdicts.operator_pause import OperatorPause, PauseAsked
+from relay.verdicts.outcome import Answer
 from relay.verdicts.pauses import Paused
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Judge
@@ -96,12 +96,9 @@ class UpstreamView:
     transaction_ns: int
     suspects: frozenset[QueueId]
     """Messages whose refusals the shield doubts."""
-    findings: tuple[Hint, ...]
     limits: View
     counted: Mapping[str, int]
     """By the label of each limit, the most slots that were occupied at one instant, as of the last audit."""
-    lessons: Lessons
-    """What refusals taught; an edit may end it."""
     certificate_ends_at_ns: int | None
     """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
     client_certificate_ends_at_ns: int | None
@@ -201,10 +198,8 @@ class UpstreamInUse:
             in_flight=delivery.in_flight,
             transaction_ns=delivery.transaction_ns,
             suspects=frozenset(suspect.queue_id for suspect in self.known.shield.suspects),
-            findings=self.known.lowered_limits.findings,
             limits=self.throttle,
             counted=self.throttle.counted,
-            lessons=self.known.lowered_limits.lessons,
             certificate_ends_at_ns=self.ready.certificate_ends_at_ns,
             client_certificate_ends_at_ns=client_certificate_ends_at_ns,
         )
@@ -308,7 +303,7 @@ class Upstreams:
 
     async def audit(self) -> None:
         for name, each in list(self.in_use.items()):
-            await each.throttle.audit()
+            await each.throttle.count_peaks()
             for label in each.throttle.newly_crowded():
                 self._events.keys_crowded(upstream=name, limit=label)
 
@@ -357,8 +352,7 @@ class Upstreams:
             pool,
             self._telemetry,
             on_change=wake.set,
-            # It was charged as a connection where some limit counts them.
-            on_unavailable=lambda answer: known.pausing.rest(answer, Tally(connections=1)),
+            on_unavailable=known.pausing.rest,
         )
         delivery = Delivery(
             backlog,
@@ -393,10 +387,9 @@ class Upstreams:
     def _throttle(self, name: str, upstream: Upstream) -> ThrottleThread:
         history = self._policy.history_path(name)
         exact = Throttle(
-            history,
+            FileHistory(history, self._disk, self._clock),
             with_ceilings(upstream.limits, self._policy.lanes),
             upstream.guard_ns,
-            self._disk,
             self._clock,
             transaction_ns=upstream.max_transaction_ns,
         )
@@ -415,26 +408,34 @@ class Upstreams:
             kept.pause.keep(record)
             self._note(name, pausing)
 
-        lessons = LoweredLimits(name, self._telemetry, throttle, kept.lessons.keep)
         pausing = Pausing(
             name,
             self._telemetry,
             keep=keep,
             leaves_in_ns=throttle.leaves_in_ns,
-            lessons=lessons,
+            on_refused=functools.partial(self._tell_cut_off, name, throttle),
             here=self._here,
             on_word=functools.partial(self._follow_word, name),
         )
         offers = KnownOffers(server_of(upstream), self._clock)
-        known = KnownUpstream(Judge(()), Shield(), pausing, lessons, offers, kept)
-        known.use(rules_of(name, upstream), upstream, self._policy.lanes)
+        known = KnownUpstream(Judge(()), Shield(), pausing, offers, kept)
+        known.use(rules_of(name, upstream), upstream)
         return known
+
+    def _tell_cut_off(self, name: str, throttle: View, answer: Answer) -> None:
+        """Tell what our own windows held where the upstream says that it was too much."""
+        if (ruling := answer.ruling) is not None and ruling.excess is not None:
+            self._metrics.cut_off(name)
+            windows = ", ".join(f"{each.used}/{each.label}" for each in throttle.usage())
+            named = None if ruling.named is None else ruling.named.slots
+            self._events.cut_off(upstream=name, windows=windows or "none", named=named)
 
     async def _change(self, name: str, before: Upstream, upstream: Upstream) -> None:
         changed, upstream_changed = self.in_use[name], is_other_server(before, upstream)
         self._set(changed, upstream)
         known, throttle = changed.known, changed.throttle
-        limits = known.use(rules_of(name, upstream), upstream, self._policy.lanes)
+        known.use(rules_of(name, upstream), upstream)
+        limits = with_ceilings(upstream.limits, self._policy.lanes)
         opener = self._opener(name, upstream, known, throttle)
         changed.pool.reconfigure(
             opener=opener if upstream_changed else None,

@@ -180,19 +180,13 @@ def _fill_upstream(families: Families, upstream: UpstreamStatus, at_ns: int) -> 
     drained_ns = upstream.drained_at_ns
     eta = math.inf if drained_ns is None else (drained_ns - at_ns) / SECOND_NS
     families.set("relay_queue_drain_eta_seconds", eta, name)
-    suggested = {finding.label: finding.suggested for finding in upstream.findings}
     for limit in upstream.limits:
         families.set("relay_limit_slots", limit.count, name, limit.label)
-        families.set("relay_limit_policy_slots", limit.policy_count or limit.count, name, limit.label)
-        families.set("relay_limit_suggested_slots", suggested.pop(limit.label, 0), name, limit.label)
         families.set("relay_limit_used_slots", limit.used, name, limit.label)
         families.set("relay_limit_most_used_slots", limit.most, name, limit.label)
         families.set("relay_limit_window_seconds", limit.period_ns / SECOND_NS, name, limit.label)
         opens_ns = at_ns if limit.opens_at_ns is None else limit.opens_at_ns
         families.set("relay_limit_next_slot_timestamp_seconds", opens_ns / SECOND_NS, name, limit.label)
-    for label, count in suggested.items():
-        # By a window that the policy has no limit for.
-        families.set("relay_limit_suggested_slots", count, name, label)
 
 
 def _paused_until(upstream: UpstreamStatus) -> float:

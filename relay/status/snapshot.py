@@ -16,10 +16,9 @@ from typing import Any, Literal
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.mail.formats import rfc3339, rfc3339_or_none, span
+from relay.mail.formats import rfc3339_or_none, span
 from relay.queue.routes import Because, Choice, words_of
 from relay.telemetry.metric_table import Totals
-from relay.throttle.hint import Hint, finding_to_json
 from relay.verdicts.health import Health
 
 
@@ -68,9 +67,9 @@ class LimitStatus:
     used: int
     """Of the fullest key, where the limit has keys; above `count` after N was lowered."""
     count: int
-    """N; of a ramp, that of now."""
+    """N."""
     period_ns: int
-    """T, with its guard; of a calendar's periods the longest."""
+    """T, with its guard."""
     opens_at_ns: int | None = None
     """Wall clock: when the next slot opens; None while there is room."""
     for_each: str | None = None
@@ -79,25 +78,14 @@ class LimitStatus:
     """The fullest key, of which all of this tells."""
     most: int = 0
     """The most slots that were occupied at one instant: counted from the history, and followed since."""
-    policy_count: int | None = None
-    """The policy's N, where `adapt` lowered it to `count`; None where it is in force."""
     is_crowded: bool = False
     """There were more keys than are kept apart, and some of them count for every key."""
     plain: str = ""
     """The label as people write it, e.g. `8 messages per 1m`; empty from an older relay."""
-    resets_at_ns: int | None = None
-    """Wall clock: when all of it is free but what is in flight; None where the window slides."""
-    is_closed: bool = False
-    """It is outside the hours of the limit."""
 
     def opening_words(self, at_ns: int) -> str:
-        """Return when there is room again: `room now`, `next slot in 5s`, `resets in 3h`, `closed for 9h`."""
-        if self.opens_at_ns is None:
-            return "room now"
-        wait = span(self.opens_at_ns - at_ns)
-        if self.is_closed:
-            return f"closed for {wait}"
-        return f"next slot in {wait}" if self.resets_at_ns is None else f"resets in {wait}"
+        """Return when there is room again: `room now`, `next slot in 5s`."""
+        return "room now" if self.opens_at_ns is None else f"next slot in {span(self.opens_at_ns - at_ns)}"
 
     @property
     def words(self) -> str:
@@ -106,8 +94,7 @@ class LimitStatus:
     @property
     def remarks(self) -> str:
         """Return what else there is to say behind `used/count`; begins with a comma."""
-        lowered = "" if self.policy_count is None else f", effective {self.count} of {self.policy_count}"
-        return lowered + (", more keys than are kept apart" if self.is_crowded else "")
+        return ", more keys than are kept apart" if self.is_crowded else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +119,6 @@ class UpstreamStatus:
     does, and None where nobody can tell."""
     held_by: str = ""
     """What holds the next message that waits, as `estimate.forecast` names it; empty for nothing."""
-    findings: tuple[Hint, ...] = ()
-    """What the last refusal for having sent too much says, until the policy's limits are as strict."""
     health: Health = Health.USED
     """The state of docs/states.md; `state` does not tell `proving` from `used`."""
     paused_by: str = ""
@@ -503,12 +488,11 @@ def _upstream_json(upstream: UpstreamStatus, snapshot: Snapshot) -> dict[str, An
     drained_ns, at_ns = upstream.drained_at_ns, snapshot.at_ns
     is_down = snapshot.condition is Condition.DOWN and upstream.state is UpstreamState.OPEN
     return {
-        **as_json(upstream, "limits", "findings"),
+        **as_json(upstream, "limits"),
         # No mail goes while the relay is down, whatever the upstream would allow.
         "state": Condition.DOWN.value if is_down else upstream.state.value,
         "drain_seconds": None if drained_ns is None else (drained_ns - at_ns) / SECOND_NS,
         "limits": [_limit_json(limit, at_ns) for limit in upstream.limits],
-        "findings": [{"at": rfc3339(each.at_ns), **finding_to_json(each)} for each in upstream.findings],
     }
 
 
@@ -516,10 +500,8 @@ def _limit_json(limit: LimitStatus, at_ns: int) -> dict[str, Any]:
     opens_ns = limit.opens_at_ns
     return {
         "limit": limit.label,
-        **as_json(limit, "upstream", "label", "policy_count", "is_crowded", "plain", "is_closed"),
-        "policy_count": limit.policy_count or limit.count,
+        **as_json(limit, "upstream", "label", "is_crowded", "plain"),
         "crowded": limit.is_crowded,
-        "closed": limit.is_closed,
         "opens_in_seconds": 0.0 if opens_ns is None else max(0, opens_ns - at_ns) / SECOND_NS,
     }
 

@@ -363,7 +363,6 @@ class Watch:
             view.in_flight,
             self._drained_at_ns(view, waiting.recipients),
             self._held_by(view, waiting.recipients),
-            view.findings,
             view.health,
             "" if view.operator is None else view.operator.by,
             None if view.operator is None else view.operator.since_at_ns,
@@ -388,7 +387,6 @@ class Watch:
             waiting_messages=waiting.messages,
             waiting_recipients=waiting.recipients,
             held_by=DOWN if waiting.recipients and self.condition is Condition.DOWN else "",
-            findings=found.findings,
             health=found.health,
             paused_by="" if found.operator is None else found.operator.by,
             paused_since_at_ns=None if found.operator is None else found.operator.since_at_ns,
@@ -404,7 +402,6 @@ class Watch:
 
     def _limits(self, name: str, throttle: View, counted: Mapping[str, int]) -> tuple[LimitStatus, ...]:
         limits = with_ceilings(self.policy.upstreams[name].limits, self.policy.lanes)
-        counts = {limit.label: limit.count for limit in limits}
         words = {limit.label: plain_words(limit) for limit in limits}
         return tuple(
             LimitStatus(
@@ -414,15 +411,12 @@ class Watch:
                 usage.used,
                 usage.count,
                 usage.span_ns,
-                self._wall(usage.opens_at_ns) if usage.used >= usage.count or usage.is_closed else None,
+                self._wall(usage.opens_at_ns) if usage.used >= usage.count else None,
                 usage.for_each,
                 usage.key,
                 max(usage.used, usage.most, counted.get(usage.label, 0)),
-                count if (count := counts.get(usage.label)) != usage.count else None,
                 usage.is_crowded,
                 words.get(usage.label, ""),
-                None if usage.resets_at_ns is None else self._wall(usage.resets_at_ns),
-                usage.is_closed,
             )
             for usage in throttle.usage()
         )

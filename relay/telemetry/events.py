@@ -25,7 +25,6 @@ from relay.smtp.reply import Phase
 from relay.spool.interface import Message
 from relay.telemetry.event_table import KINDS, Kind, Level
 from relay.telemetry.stderr import UnwaitingStream, is_journal, one_line
-from relay.throttle.limit_hints import Hint, Lowered
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 
@@ -375,39 +374,15 @@ class Events:
     def pause_unrecorded(self, *, upstream: str, error: str) -> None:
         self._tell("pause_unrecorded", upstream=upstream, error=error)
 
-    def cut_off(self, *, upstream: str, finding: Hint) -> None:
-        self._tell(
-            "cut_off",
-            {"_finding": str(finding)},
-            upstream=upstream,
-            unit=finding.unit,
-            sent=finding.sent,
-            over_seconds=_seconds(finding.over_ns),
-            per_seconds=_seconds(finding.per_ns),
-            slots=finding.limit,
-            named_slots=finding.named,
-            charged_slots=finding.charged,
-            suggested_slots=finding.suggested,
-        )
-
-    def limit_lowered(self, *, upstream: str, lowered: Lowered) -> None:
-        self._tell(
-            "limit_lowered",
-            upstream=upstream,
-            unit=lowered.unit,
-            per_seconds=_seconds(lowered.per_ns),
-            slots=lowered.limit,
-            effective_slots=lowered.count,
-        )
+    def cut_off(self, *, upstream: str, windows: str, named: int | None) -> None:
+        said = "" if named is None else f", and names {named}"
+        self._tell("cut_off", {"_named": said}, upstream=upstream, windows=windows, named_slots=named)
 
     def keys_crowded(self, *, upstream: str, limit: str) -> None:
         self._tell("keys_crowded", upstream=upstream, limit=limit)
 
     def boots_unrecorded(self, *, error: str) -> None:
         self._tell("boots_unrecorded", error=error)
-
-    def lessons_unrecorded(self, *, upstream: str, error: str) -> None:
-        self._tell("lessons_unrecorded", upstream=upstream, error=error)
 
     def history_begun(self, *, upstream: str, path: str) -> None:
         self._tell("history_begun", upstream=upstream, path=path)

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from relay.mail.address import comparable, comparable_domain
 from relay.mail.envelope import Envelope
-from relay.throttle.gauge import Gauge, Usage
-from relay.throttle.history_format import Reserved, Share, address_key, key_of
+from relay.throttle.events import Share, Slot, key_of
 from relay.throttle.limit import ForEach
+from relay.throttle.limit_state import LimitState
 
 MANY = 1 << 30
 """As many messages as one likes."""
@@ -52,9 +52,9 @@ class Request:
     def largest(self) -> int:
         return self.recipients if self.most is None else min(self.most, self.recipients)
 
-    def weight(self, gauge: Gauge) -> int:
+    def weight(self, state: LimitState) -> int:
         """Return the least that it weighs in a limit: a message goes whole, and to one recipient at least."""
-        return max(1, self.size_bytes) if gauge.unit == "bytes" else 1
+        return max(1, self.size_bytes) if state.unit == "bytes" else 1
 
 
 @functools.lru_cache(maxsize=4096)
@@ -62,7 +62,7 @@ def keys_of(reverse_path: str, client: str, user: str) -> tuple[str, str, str, s
     """Return the sender, the sender's domain, the client, and the user."""
     found = _CLIENT_ADDRESS.search(client)
     address = key_of((found[1] if found else client).lower())
-    return address_key(comparable(reverse_path)), _domain(reverse_path), address, key_of(user)
+    return key_of(comparable(reverse_path)), _domain(reverse_path), address, key_of(user)
 
 
 @functools.lru_cache(maxsize=65_536)
@@ -112,7 +112,7 @@ class Wait:
     """No room.  Ask again at `until_ns`, which is never later than when room opens."""
 
     until_ns: int
-    """Boottime; always in the future."""
+    """Always in the future."""
     limit_label: str
     """The limit that opens last."""
     place: Place | None = None
@@ -121,7 +121,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class TooLarge:
-    """A message that has more bytes than a limit allows at all, today: others need not wait for it."""
+    """A message that has more bytes than a limit allows at all: others need not wait for it."""
 
     limit_label: str
     count: int
@@ -129,123 +129,121 @@ class TooLarge:
 
 
 class Grant(NamedTuple):
-    reserved: Reserved
+    """Decided, and not durable yet."""
+
+    slot: Slot
     chosen: Sequence[int]
     """Indices into the recipients that were asked for."""
 
 
-def for_all(gauges: Sequence[Gauge]) -> list[Gauge]:
-    """Return the gauges without keys."""
-    return [gauge for gauge in gauges if gauge.unit != "connections" and gauge.for_each is None]
+def for_all(states: Sequence[LimitState]) -> list[LimitState]:
+    """Return the states without keys."""
+    return [state for state in states if state.unit != "connections" and state.for_each is None]
 
 
-def of_connections(gauges: Sequence[Gauge]) -> list[Gauge]:
-    return [gauge for gauge in gauges if gauge.unit == "connections"]
+def of_connections(states: Sequence[LimitState]) -> list[LimitState]:
+    return [state for state in states if state.unit == "connections"]
 
 
-def room(gauges: Sequence[Gauge], now_ns: int) -> int | None:
+def room(states: Sequence[LimitState], now_ns: int) -> int | None:
     """Return None for any number; limits without keys alone have a say."""
-    return min((room_of(gauge, None, now_ns) for gauge in for_all(gauges)), default=None)
+    return min((room_of(state, None, now_ns) for state in for_all(states)), default=None)
 
 
-def room_of(gauge: Gauge, key: str | None, now_ns: int) -> int:
+def room_of(state: LimitState, key: str | None, now_ns: int) -> int:
     """Return how many messages a limit lets go; of bytes it depends on their sizes: all or none."""
-    free = gauge.room(key, now_ns)
-    return MANY if gauge.unit == "bytes" and free else free
+    free = state.room(key, now_ns)
+    return MANY if state.unit == "bytes" and free else free
 
 
-def too_large(gauges: Sequence[Gauge], request: Request, now_ns: int) -> TooLarge | None:
-    for gauge in gauges:
-        if gauge.unit == "bytes" and gauge.is_about(_key(request, gauge.for_each)):
-            count = gauge.count_now(now_ns)
-            if request.size_bytes > count:
-                return TooLarge(gauge.label, count)
+def too_large(states: Sequence[LimitState], request: Request) -> TooLarge | None:
+    for state in states:
+        is_asked = state.unit == "bytes" and state.is_about(_key(request, state.for_each))
+        if is_asked and request.size_bytes > state.count:
+            return TooLarge(state.label, state.count)
     return None
 
 
-def full(gauges: Sequence[Gauge], now_ns: int) -> list[str]:
-    return [gauge.label for gauge in for_all(gauges) if not gauge.room(None, now_ns)]
+def full(states: Sequence[LimitState], now_ns: int) -> list[str]:
+    return [state.label for state in for_all(states) if not state.room(None, now_ns)]
 
 
-def opens_at(gauges: Sequence[Gauge], recipients: int, now_ns: int) -> int:
+def opens_at(states: Sequence[LimitState], recipients: int, now_ns: int) -> int:
     """Return the earliest instant at which a message with so many recipients may fit unsplit.
 
     Limits without keys alone have a say.
     """
-    opens = (g.opens_at(None, now_ns, recipients if g.unit == "recipients" else 1) for g in for_all(gauges))
+    opens = (g.opens_at(None, now_ns, recipients if g.unit == "recipients" else 1) for g in for_all(states))
     return max(opens, default=now_ns)
 
 
-def room_for_connections(gauges: Sequence[Gauge], now_ns: int) -> tuple[int | None, int, str]:
+def room_for_connections(states: Sequence[LimitState], now_ns: int) -> tuple[int | None, int, str]:
     """How many may be opened now (None: any number), when the next may, and by which limit."""
-    limits = of_connections(gauges)
-    opens = [(gauge.opens_at(None, now_ns), gauge.label) for gauge in limits]
-    free = min((gauge.room(None, now_ns) for gauge in limits), default=None)
+    limits = of_connections(states)
+    opens = [(state.opens_at(None, now_ns), state.label) for state in limits]
+    free = min((state.room(None, now_ns) for state in limits), default=None)
     return free, *max(opens, default=(now_ns, ""))
 
 
-def full_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> list[str]:
+def full_at(states: Sequence[LimitState], place: Place, now_ns: int) -> list[str]:
     kind, key = place
-    limits = [gauge for gauge in gauges if gauge.for_each == kind and gauge.is_about(key)]
-    return [gauge.label for gauge in limits if not gauge.room(key, now_ns)]
+    limits = [state for state in states if state.for_each == kind and state.is_about(key)]
+    return [state.label for state in limits if not state.room(key, now_ns)]
 
 
-def usage(gauges: Sequence[Gauge], now_ns: int) -> list[Usage]:
-    """Keep the order of the limits.  Looks at every key."""
-    return [gauge.usage(now_ns) for gauge in gauges]
-
-
-def choose(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Sequence[int]:
+def choose(states: Sequence[LimitState], request: Request, now_ns: int) -> Sequence[int]:
     """Return indices of the recipients there is room for; none where the message has to wait."""
     most, by_domain = request.largest, []
-    for gauge in gauges:
-        if gauge.unit == "connections":
+    for state in states:
+        if state.unit == "connections":
             continue
-        if gauge.for_each == "recipient_domain":
-            by_domain.append(gauge)
+        if state.for_each == "recipient_domain":
+            by_domain.append(state)
             continue
-        key = _key(request, gauge.for_each)
-        if not gauge.is_about(key):
+        key = _key(request, state.for_each)
+        if not state.is_about(key):
             continue
-        free = gauge.room(key, now_ns)
-        if free < request.weight(gauge):
+        free = state.room(key, now_ns)
+        if free < request.weight(state):
             return ()
-        most = min(most, free if gauge.unit == "recipients" else most)
+        most = min(most, free if state.unit == "recipients" else most)
     return _choose_by_domain(by_domain, request, most, now_ns) if by_domain and most > 0 else range(most)
 
 
-def _choose_by_domain(by_domain: Sequence[Gauge], request: Request, most: int, now_ns: int) -> Sequence[int]:
+def _choose_by_domain(
+    by_domain: Sequence[LimitState], request: Request, most: int, now_ns: int
+) -> Sequence[int]:
     chosen: list[int] = []
     free: list[dict[str, int]] = [{} for _ in by_domain]
     for position, domain in enumerate(_domains(request)):
         if len(chosen) == most:
             break
-        for gauge, left in zip(by_domain, free, strict=True):
+        for state, left in zip(by_domain, free, strict=True):
             if domain not in left:
-                left[domain] = gauge.room(domain, now_ns)
-        if all(left[domain] >= request.weight(gauge) for gauge, left in zip(by_domain, free, strict=True)):
+                left[domain] = state.room(domain, now_ns)
+        if all(left[domain] >= request.weight(state) for state, left in zip(by_domain, free, strict=True)):
             chosen.append(position)
-            for gauge, left in zip(by_domain, free, strict=True):
+            for state, left in zip(by_domain, free, strict=True):
                 # However many it names of a domain, it is one message there.
-                left[domain] -= gauge.unit == "recipients"
+                left[domain] -= state.unit == "recipients"
     return chosen
 
 
-def wait(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Wait:
-    opens = [(gauge.opens_at(None, now_ns, request.weight(gauge)), gauge.label) for gauge in for_all(gauges)]
+def wait(states: Sequence[LimitState], request: Request, now_ns: int) -> Wait:
+    opens = [(state.opens_at(None, now_ns, request.weight(state)), state.label) for state in for_all(states)]
     until_ns, label = max(opens, default=(now_ns, ""))
     if until_ns > now_ns:
         return Wait(until_ns, label)
     # When each of its places opens, and by which limit.
     opens_of: dict[Place, tuple[int, str]] = {}
-    for gauge in gauges:
-        if gauge.for_each is not None and gauge.unit != "connections":
-            key = _key(request, gauge.for_each)
-            if not gauge.is_about(key):
+    for state in states:
+        if state.for_each is not None and state.unit != "connections":
+            key = _key(request, state.for_each)
+            if not state.is_about(key):
                 continue
             for each in dict.fromkeys(_domains(request)) if key is None else [key]:
-                place = Place(gauge.for_each, each)
-                opened = gauge.opens_at(each, now_ns, request.weight(gauge)), gauge.label
+                place = Place(state.for_each, each)
+                opened = state.opens_at(each, now_ns, request.weight(state)), state.label
                 opens_of[place] = max(opened, opens_of.get(place, opened))
     of_domains = [place for place in opens_of if place.for_each == "recipient_domain"]
     # The first of its recipients that may go takes it along; all else has to be open.
@@ -255,32 +253,32 @@ def wait(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Wait:
     return Wait(*opens_of[last], last)
 
 
-def room_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> tuple[int, int]:
+def room_at(states: Sequence[LimitState], place: Place, now_ns: int) -> tuple[int, int]:
     """How many messages may leave a place now, and when the next one may.
 
     At least one may be tried where it has other recipients, or the limits are gone: only asking tells.
     """
     kind, key = place
-    of_place = [gauge for gauge in gauges if gauge.for_each == kind and gauge.is_about(key)]
+    of_place = [state for state in states if state.for_each == kind and state.is_about(key)]
     least = 1 if kind == "recipient_domain" or not of_place else 0
-    room = min((room_of(gauge, key, now_ns) for gauge in of_place), default=least)
-    return max(least, room), max((gauge.opens_at(key, now_ns) for gauge in of_place), default=now_ns)
+    room = min((room_of(state, key, now_ns) for state in of_place), default=least)
+    return max(least, room), max((state.opens_at(key, now_ns) for state in of_place), default=now_ns)
 
 
-def room_in(gauges: Sequence[Gauge], lane: str, now_ns: int) -> tuple[int | None, int]:
+def room_in(states: Sequence[LimitState], lane: str, now_ns: int) -> tuple[int | None, int]:
     """How many messages a lane's ceilings let go now (None: any number), and when one may."""
-    ceilings = [gauge for gauge in gauges if gauge.for_each == "lane" and gauge.is_about(lane)]
-    room = min((room_of(gauge, lane, now_ns) for gauge in ceilings), default=None)
-    return room, max((gauge.opens_at(lane, now_ns) for gauge in ceilings), default=now_ns)
+    ceilings = [state for state in states if state.for_each == "lane" and state.is_about(lane)]
+    room = min((room_of(state, lane, now_ns) for state in ceilings), default=None)
+    return room, max((state.opens_at(lane, now_ns) for state in ceilings), default=now_ns)
 
 
-def shares_of(gauges: Sequence[Gauge], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:
+def shares_of(states: Sequence[LimitState], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:
     """Whose a transaction is, of those kinds of key that some limit asks for.
 
     The lane is always told: a ceiling that an edit brings then knows what the lane holds.
     """
     shares: list[Share] = []
-    asked = [gauge.for_each for gauge in gauges if gauge.for_each is not None]
+    asked = [state.for_each for state in states if state.for_each is not None]
     if request.lane:
         asked.append("lane")
     for for_each in dict.fromkeys(asked):

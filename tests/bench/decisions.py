@@ -36,12 +36,13 @@ from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.spool.disk.durable import RealDisk
-from relay.throttle.admission import Grant, Request
-from relay.throttle.history_format import Ended
-from relay.throttle.slots import Slots
+from relay.throttle.admission import Request
+from relay.throttle.book import LimitBook
+from relay.throttle.file_history import FileHistory
 from relay.throttle.throttle import Reservation, Throttle
 from relay.throttle.window import EXACT_SLOTS
 from tests.engines.history.limits import messages
+from tests.engines.history.test_cost import decide as decide_and_end
 from tests.fakes.clock import FakeClock
 
 COUNTS = (8, 1_000, 1_000_000)
@@ -92,25 +93,17 @@ def _one_by_one(decide: Decide) -> Contender:
 
 @contextmanager
 def _relay(count: int) -> Iterator[Contender]:
-    slots = Slots()
-    slots.judge_by([messages(count, DAY_S)], 0)
-
-    def decide(now_ns: int) -> bool:
-        answer = slots.reserve(Request(1), TRANSACTION_NS, now_ns)
-        if not isinstance(answer, Grant):
-            return False
-        slots.settle(Ended(answer.reserved.id, now_ns + 1))
-        slots.written(1)
-        return True
-
-    yield _one_by_one(decide)
+    book = LimitBook()
+    book.judge_by([messages(count, DAY_S)], 0)
+    yield _one_by_one(lambda now_ns: decide_and_end(book, now_ns, Request(1)))
 
 
 @contextmanager
 def _relay_durable(count: int) -> Iterator[Contender]:
     with tempfile.TemporaryDirectory(prefix="relay-bench-") as folder:
         clock = FakeClock(START_NS - 1)
-        account = Throttle(Path(folder) / "history", [messages(count, DAY_S)], 0, RealDisk(), clock)
+        history = FileHistory(Path(folder) / "history", RealDisk(), clock)
+        account = Throttle(history, [messages(count, DAY_S)], 0, clock)
 
         def decide(now_ns: int) -> bool:
             clock.advance(now_ns - clock.boottime_ns())

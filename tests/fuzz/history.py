@@ -3,19 +3,9 @@
 from pathlib import Path
 
 from relay.clock import SECOND_NS
-from relay.throttle.history_format import (
-    At,
-    Charged,
-    Ended,
-    Highest,
-    HistoryError,
-    Record,
-    Reserved,
-    group,
-    header,
-    read_groups,
-    read_header,
-)
+from relay.throttle.events import Ended, Event, Issued, Slot
+from relay.throttle.history import HistoryError
+from relay.throttle.history_format import At, DamagedHistory, group, header, read_groups, read_header
 from tests.engines.history.limits import granted, messages, throttle
 from tests.engines.history.memory_disk import MemoryDisk
 from tests.fakes.clock import START_WALL_NS, FakeClock
@@ -29,6 +19,10 @@ NOW_NS = FakeClock().boottime_ns()
 TOKENS = [b"\n", b" ", b"group 20 00000000\n", b"group 999999999 ", b"at 1 2 3\n", b"\0" * 512, b"-", b"_0"]
 
 
+def charged(slot_id: int, at_ns: int, count: int) -> Slot:
+    return Slot(slot_id, at_ns, at_ns, count, count, is_open=False)
+
+
 def nearly_valid(choices: Choices) -> bytes:
     """Return a history of right checksums whose numbers are any, and perhaps damage on top of it."""
 
@@ -37,17 +31,19 @@ def nearly_valid(choices: Choices) -> bytes:
 
     parts = [header(choices.pick(BOOTS) or "-")]
     for _ in range(choices.number(4)):
-        records: list[Record] = []
+        events: list[Event] = []
         for _ in range(choices.number(4)):
             count = choices.number(4) - (choices.number(16) == 15) * 2
-            match choices.number(3):
+            match choices.number(4):
                 case 0:
-                    records.append(Reserved(instant(), instant(), count, 1))
+                    events.append(Slot(choices.number(5), instant(), instant(), count, 1))
                 case 1:
-                    records.append(Ended(instant(), instant()))
+                    events.append(Ended(choices.number(5), instant()))
+                case 2:
+                    events.append(Issued(choices.number(9)))
                 case _:
-                    records.append(Charged(instant(), count, count))
-        parts.append(group(At(instant(), START_WALL_NS, START_WALL_NS + choices.number(3)), records))
+                    events.append(charged(choices.number(3), instant(), count))
+        parts.append(group(At(instant(), START_WALL_NS, START_WALL_NS + choices.number(3)), events))
     return choices.spoiled(b"".join(parts), TOKENS)
 
 
@@ -90,30 +86,24 @@ def _read(content: bytes) -> None:
         with bounded(500 + 60 * content.count(b"\n")):
             _, start = read_header(counted)
             found = read_groups(counted, start)
-    except HistoryError as error:
+    except DamagedHistory as error:
         must_be_shown(error)
         return
     finally:
         assert counted.copied <= 8 * len(content) + 1000, "the same octets are looked at again and again"
     assert start <= found.end <= len(content)
     if found.at is not None:
-        again = read_groups(group(found.at, found.records), 0)
-        assert (again.records, again.at) == (found.records, found.at)
-    for record in found.records:
-        if isinstance(record, Highest):
-            assert min(record.most, record.at_most, record.earlier, record.per_ns) >= 0
-        elif isinstance(record, Reserved | Charged):
-            weights = record.messages, record.recipients, record.connections
-            assert min(weights) >= 0 < max(weights), "a negative weight makes room for others"
+        again = read_groups(group(found.at, found.events), 0)
+        assert (again.events, again.at) == (found.events, found.at)
+    for event in found.events:
+        if isinstance(event, Slot):
+            assert min(event[3:7]) >= 0, "a negative weight makes room for others"
 
 
 SEEDS = [
-    b"\0" + header(BOOTS[0]) + group(At(NOW_NS, 7, 7), [Reserved(NOW_NS, NOW_NS + SECOND_NS, 1, 1)]),
-    b"\0" + header(BOOTS[0]) + group(At(NOW_NS, 7, 7), [Charged(NOW_NS - 1, -5, -5)]),
-    b"\0" + header(BOOTS[1]) + group(At(NOW_NS, 7, 7), [Ended(1, 2), Charged(NOW_NS, 1, 1)]),
+    b"\0" + header(BOOTS[0]) + group(At(NOW_NS, 7, 7), [Slot(1, NOW_NS, NOW_NS + SECOND_NS, 1, 1)]),
+    b"\0" + header(BOOTS[0]) + group(At(NOW_NS, 7, 7), [charged(1, NOW_NS - 1, -5)]),
+    b"\0" + header(BOOTS[1]) + group(At(NOW_NS, 7, 7), [Ended(1, 2), charged(0, NOW_NS, 1)]),
     b"\0" + header(BOOTS[0]) + b"".join(b"group %d 00000000\n" % (18 * left) for left in range(400, 0, -1)),
-    b"\0"
-    + header(BOOTS[0])
-    + group(At(NOW_NS, 7, 7), [Highest(1, 2, 3, 4, 5, 6, "a@b", "messages", 9, "sender", None)]),
     b"\1" + bytes(range(80)),
 ]

@@ -5,7 +5,7 @@ import json
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.spool.message import message_file
-from relay.throttle.history_format import At, Charged, group, header
+from relay.throttle.history_format import At, group, header
 from tests.fuzz import history, spool_record
 
 
@@ -40,9 +40,9 @@ REGRESSIONS: dict[str, dict[str, bytes]] = {
     "history": {
         "a group at the edge of the skew": b"\0"
         + header(history.BOOTS[0])
-        + group(At(history.NOW_NS + SECOND_NS, 7, 7), [Charged(history.NOW_NS, 1, 1)]),
+        + group(At(history.NOW_NS + SECOND_NS, 7, 7), [history.charged(1, history.NOW_NS, 1)]),
         "a weight below zero, which made room": _history(
-            group(At(history.NOW_NS, 7, 7), [Charged(history.NOW_NS, -5, -5)])
+            group(At(history.NOW_NS, 7, 7), [history.charged(1, history.NOW_NS, -5)])
         ),
         "beginnings of groups that are all looked at to the end": _history(
             b"".join(b"group %d 00000000\n" % (18 * left) for left in range(1000, 0, -1))

@@ -19,8 +19,7 @@ from tests.mutants.sites import Site, sites
 PROMISES = (
     *("relay/spool/**/*.py", "relay/sender/spool_thread.py"),
     *("relay/sender/group_commit.py", "relay/daemon/spool_intake.py"),
-    *("relay/throttle/history.py", "relay/throttle/history_states.py", "relay/throttle/history_format.py"),
-    "relay/throttle/throttle.py",
+    *("relay/throttle/file_history.py", "relay/throttle/history_format.py", "relay/throttle/throttle.py"),
 )
 """All that is left out of these, one at a time, has to be noticed."""
 JUDGED = (

@@ -12,7 +12,6 @@ from itertools import pairwise
 from relay.clock import SECOND_NS
 from relay.control.operations import ABSENT, BUSY, OK, UNCHANGED, UNREAD, Results
 from relay.policy.limits import LimitSettings
-from tests.fakes.clock import START_WALL_NS
 from tests.simulation.client import Copy, asked_for
 from tests.simulation.keys import key_of_sender, rewritten
 from tests.simulation.liveness import Limits, Passed, late_in_failover, late_in_fair_weather
@@ -131,9 +130,7 @@ def judge(past: Past) -> None:
     for name, ledger in past.ledgers.items():
         for regime in past.regimes[name]:
             for limit in regime.limits:
-                _never_over(
-                    name, ledger, regime, limit, min((copy.begun_ns for copy in past.copies), default=0)
-                )
+                _never_over(name, ledger, regime, limit)
     _taken_whole(past)
     _never_lost(past)
     _sent_once(past)
@@ -451,43 +448,26 @@ def _is_whole(copy: Copy, content: bytes, rewrite: str) -> bool:
     return body == new_body and sorted(fields) == sorted(new_head.split(b"\r\n"))
 
 
-def _never_over(name: str, ledger: Ledger, regime: Regime, limit: LimitSettings, begun_ns: int) -> None:
-    """Raise Broken; a ramp did not begin before `begun_ns`."""
+def _never_over(name: str, ledger: Ledger, regime: Regime, limit: LimitSettings) -> None:
     for instants in _instants(ledger, limit):
         keyed: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for seen, weight in instants:
             if regime.since_ns <= seen.true_ns <= regime.until_ns:
                 keyed[_key_of(seen, limit)].append((seen.true_ns, weight))
         for key, events in keyed.items():
-            _no_window_over(name, limit, key, sorted(events), begun_ns)
+            _no_window_over(name, limit, key, sorted(events))
 
 
-def _no_window_over(
-    name: str, limit: LimitSettings, key: str, events: list[tuple[int, int]], begun_ns: int
-) -> None:
+def _no_window_over(name: str, limit: LimitSettings, key: str, events: list[tuple[int, int]]) -> None:
     first, used = 0, 0
     for at_ns, weight in events:
         used += weight
-        while events[first][0] <= _window_begins_ns(limit, at_ns):
+        while events[first][0] <= at_ns - limit.per_ns:
             used -= events[first][1]
             first += 1
-        if used > (most := _most_at(limit, at_ns - begun_ns)):
-            words = f"{name} saw {used} {limit.unit} of at most {most} in the window to {_s(at_ns)}"
+        if used > limit.count:
+            words = f"{name} saw {used} {limit.unit} of at most {limit.count} in the window to {_s(at_ns)}"
             raise Broken("never over", f"{words}, {key}")
-
-
-def _window_begins_ns(limit: LimitSettings, at_ns: int) -> int:
-    """Return the last instant that is not in the window to `at_ns`; hours go by the upstream's clock."""
-    if limit.calendar is None:
-        return at_ns - limit.per_ns
-    return at_ns - (START_WALL_NS + at_ns) % HOUR_NS - 1
-
-
-def _most_at(limit: LimitSettings, since_begin_ns: int) -> int:
-    if limit.ramp is None:
-        return limit.count
-    low, over_ns = limit.ramp.from_count, limit.ramp.over_ns
-    return low + (limit.count - low) * min(since_begin_ns, over_ns) // over_ns
 
 
 def _instants(ledger: Ledger, limit: LimitSettings) -> Iterable[list[tuple[Seen, int]]]:

@@ -306,14 +306,14 @@ WORLDS = {
         ),
         World(
             "by the hour",
-            (_one("{messages: 6, per: hour}, {messages: 4, per: 30s}"),),
+            (_one("{messages: 6, per: 1h}, {messages: 4, per: 30s}"),),
             minutes=14.0,
             messages=7,
             calm_s=4 * 3_600.0,
         ),
         World(
-            "ramp",
-            (_one("{messages: 12, per: 60s, ramp: {from: 2, to: 12, over: 6m}}"),),
+            "ceilings",
+            (_one("{messages: 12, per: 60s}"),),
             minutes=8.0,
             messages=30,
             ceiling_percent=17,

@@ -29,7 +29,7 @@ NEVER_SEES = {
     "sender": {"listener", "practice"},
 }
 """Below them, and yet none of their business: disk and network meet in `sender` and above."""
-OF_THE_DISK = ("relay.spool.disk.durable.", "relay.spool.disk.replacing.", "relay.spool.finding.")
+OF_THE_DISK = ("relay.spool.disk.", "relay.spool.finding.")
 """All that `throttle` may know of `spool`."""
 MOST_PARAMETERS = 8
 """Of a function, `self` and `cls` not counted."""
@@ -187,8 +187,12 @@ def test_pure_rooms_do_no_input_and_no_output_and_the_disk_knows_no_network() ->
 
 def test_only_durable_makes_anything_durable() -> None:
     def renames(call: ast.Call, name: str) -> bool:
-        """Whether it is a method of Path; a text's `replace` has two arguments, and a Disk is the port."""
-        if not isinstance(call.func, ast.Attribute) or name.split(".")[-2:-1][0].endswith("disk"):
+        """Whether it is a method of Path; a text's `replace` has two arguments, and a Disk is the port.
+
+        That of a transaction replaces a history.
+        """
+        of = name.split(".")[-2:-1]
+        if not isinstance(call.func, ast.Attribute) or of[0].endswith(("disk", "transaction")):
             return False
         one = len(call.args) == 1 and not call.keywords
         return call.func.attr in {"rename", "hardlink_to"} or (call.func.attr == "replace" and one)

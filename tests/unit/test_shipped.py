@@ -17,7 +17,7 @@ from relay import __version__
 from relay.cli.main import relay
 from relay.policy.hook import HookSettings
 from relay.policy.lane import LaneSettings, RouteSettings
-from relay.policy.limits import LimitSettings, RampSettings
+from relay.policy.limits import LimitSettings
 from relay.policy.model import (
     Auth,
     Listen,
@@ -173,7 +173,6 @@ SECTIONS: dict[str, tuple[type[BaseModel], str]] = {
 WITHIN: dict[str, dict[str, type[BaseModel]]] = {
     "listen": {"timeouts": TimeoutSettings, "users": ListenUser},
     "upstreams": {"auth": Auth},
-    "limits": {"ramp": RampSettings},
 }
 WITHOUT_A_ROW = {"timeouts"}
 """A key that only groups others, all of which have a default."""

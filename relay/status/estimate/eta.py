@@ -1,7 +1,7 @@
 """When each message that waits will have gone, and what keeps it until then.  Pure.
 
 The queue is relayed once more, with a clock of its own: a twin of the scheduler says which
-message is next, the throttle's gauges and rules say whether it may go, and `_Future` does
+message is next, the throttle's states and rules say whether it may go, and `_Future` does
 what the dispatcher does at each instant.  A transaction ends, the dispatcher looks at the
 queue, and only then is the message settled; so it is here.
 
@@ -47,8 +47,8 @@ from relay.throttle.admission import (
     too_large,
     wait,
 )
-from relay.throttle.gauge import Gauge, Limited
-from relay.throttle.history_format import Charged, Reserved
+from relay.throttle.events import Slot
+from relay.throttle.limit_state import Limited, LimitState
 from relay.verdicts.account import largest
 from relay.verdicts.decision import back_off_ns
 
@@ -77,15 +77,15 @@ def _line_of(mails: Sequence[Mail], now_ns: int) -> Scheduler:
     return line
 
 
-def gauge_of(limited: Limited, now_ns: int) -> Gauge:
-    """Return a gauge of its own: later changes touch nothing else."""
-    gauge = Gauge(limited, limited.guard_ns, limited.times.copy(), now_ns)
+def state_of(limited: Limited, now_ns: int) -> LimitState:
+    """Return a state of its own: later changes touch nothing else."""
+    state = LimitState(limited, 0)
     for free_ns, weight in limited.shared:
-        gauge.occupy(None, free_ns, weight, now_ns)
+        state.occupy(None, free_ns, weight, now_ns)
     for key, openings in limited.of_key.items():
         for free_ns, weight in openings:
-            gauge.occupy(key, free_ns, weight, now_ns)
-    return gauge
+            state.occupy(key, free_ns, weight, now_ns)
+    return state
 
 
 @dataclass(slots=True)
@@ -108,8 +108,8 @@ class _Transaction(NamedTuple):
     """Of transactions that end together, the first begun is settled first."""
     course: _Course | None
     """None where nothing of its message is left."""
-    reserved: Reserved | None
-    """None where the gauges know when its slots will be free."""
+    reserved: Slot | None
+    """None where the states know when its slots will be free."""
     recipients: int
     carried: int
     """Transactions on its connection, this one included; 0 where another entry stands for that."""
@@ -118,11 +118,11 @@ class _Transaction(NamedTuple):
 class _Future:
     def __init__(self, mails: Sequence[Mail], outlook: Outlook, line: Scheduler) -> None:
         self._outlook, self._line, self._at_ns = outlook, line, outlook.now_ns
-        self._gauges = [gauge_of(limited, outlook.now_ns) for limited in outlook.limits]
-        self._of_connections = [gauge for gauge in self._gauges if gauge.unit == "connections"]
-        self._of_mail = [gauge for gauge in self._gauges if gauge.unit != "connections"]
-        self._for_all = for_all(self._gauges)
-        self._asks_domains = any(gauge.for_each == "recipient_domain" for gauge in self._gauges)
+        self._states = [state_of(limited, outlook.now_ns) for limited in outlook.limits]
+        self._of_connections = [state for state in self._states if state.unit == "connections"]
+        self._of_mail = [state for state in self._states if state.unit != "connections"]
+        self._for_all = for_all(self._states)
+        self._asks_domains = any(state.for_each == "recipient_domain" for state in self._states)
         self._courses = {
             mail.queue_id: _Course(
                 mail,
@@ -190,7 +190,7 @@ class _Future:
         return True
 
     def _begin(
-        self, end_ns: int, course: _Course | None, reserved: Reserved | None, recipients: int, carried: int
+        self, end_ns: int, course: _Course | None, reserved: Slot | None, recipients: int, carried: int
     ) -> None:
         self._number += 1
         self._busy += carried > 0
@@ -204,8 +204,8 @@ class _Future:
             if self._of_connections and transaction.carried < self._outlook.max_messages:
                 self._idle.append((transaction.end_ns, transaction.carried))
         if transaction.reserved is not None:
-            for gauge in self._of_mail:
-                gauge.end(transaction.reserved, transaction.end_ns)
+            for state in self._of_mail:
+                state.end(transaction.reserved, transaction.end_ns)
         if self._taken is not None:
             self._taken += transaction.recipients
         self._line.trust()
@@ -243,7 +243,7 @@ class _Future:
         self._ask(at_ns)
         if not self._line.has_ready(at_ns):
             return False, self._line.next_due_at_ns(), NEXT
-        room = min((room_of(gauge, None, at_ns) for gauge in self._for_all), default=MOST_AT_ONCE)
+        room = min((room_of(state, None, at_ns) for state in self._for_all), default=MOST_AT_ONCE)
         if room < 1:
             return False, *self._opening(self._for_all, at_ns)
         most, opens_ns, for_what = self._free_connections(at_ns)
@@ -260,12 +260,12 @@ class _Future:
     def _ask(self, at_ns: int) -> None:
         self._closed = []
         for lane in self._line.with_ceiling():
-            lane_room, opens_ns = room_in(self._gauges, lane, at_ns)
+            lane_room, opens_ns = room_in(self._states, lane, at_ns)
             if self._line.let_lane(lane, lane_room, opens_ns) is not None:
                 self._closed.append(lane)
         while self._line.has_places_due(at_ns):
             for place in self._line.places_due(at_ns):
-                room, opens_ns = room_at(self._gauges, cast(Place, place), at_ns)
+                room, opens_ns = room_at(self._states, cast(Place, place), at_ns)
                 self._line.let_leave(place, room, max(opens_ns, at_ns + 1))
 
     def _free_connections(self, at_ns: int) -> tuple[int, int | None, str]:
@@ -276,36 +276,36 @@ class _Future:
         if not self._of_connections:
             return free, None, NEXT
         self._idle = [each for each in self._idle if at_ns - each[0] < self._outlook.idle_ns]
-        free = min(free, len(self._idle) + min(gauge.room(None, at_ns) for gauge in self._of_connections))
+        free = min(free, len(self._idle) + min(state.room(None, at_ns) for state in self._of_connections))
         if free > 0:
             return free, None, NEXT
         return 0, *self._opening(self._of_connections, at_ns)
 
     @staticmethod
-    def _opening(gauges: Sequence[Gauge], at_ns: int) -> tuple[int, str]:
+    def _opening(states: Sequence[LimitState], at_ns: int) -> tuple[int, str]:
         """Return when all of some limits have room, and the limit that opens last."""
-        opens_ns, label = max((gauge.opens_at(None, at_ns), gauge.label) for gauge in gauges)
+        opens_ns, label = max((state.opens_at(None, at_ns), state.label) for state in states)
         return opens_ns, limit_words(label)
 
     def _reserve(self, taken: Sequence[Queued], at_ns: int) -> Wait | None:
         """Decide in the messages' order, as the throttle does; return for what the first one waits."""
         is_full = False
         first: Wait | None = None
-        decided: list[tuple[Queued, Reserved | None]] = []
+        decided: list[tuple[Queued, Slot | None]] = []
         for queued in taken:
             request = self._request(queued)
             # Once one has to wait for what all need, so do all behind it.
-            chosen = [] if is_full else choose(self._gauges, request, at_ns)
+            chosen = [] if is_full else choose(self._states, request, at_ns)
             if chosen:
                 decided.append((queued, self._occupy(request, chosen, at_ns)))
                 self._go(queued, chosen, at_ns)
                 continue
-            if not is_full and (large := too_large(self._gauges, request, at_ns)) is not None:
+            if not is_full and (large := too_large(self._states, request)) is not None:
                 # It is deferred again and again, and keeps back none.
                 self._line.remove(queued.key)
                 self._courses[queued.key].foretold = Foretold(NEVER_NS, limit_words(large.limit_label))
                 continue
-            why = None if is_full else wait(self._gauges, request, at_ns)
+            why = None if is_full else wait(self._states, request, at_ns)
             if why is not None and why.place is not None and why.place.for_each != "lane":
                 words = WaitReason(limit_words(why.limit_label, why.place.key))
                 self._line.park(queued.key, why.place, max(why.until_ns, at_ns + 1), words)
@@ -322,7 +322,7 @@ class _Future:
                 continue
             self._line.reserved(queued.key, reserved.recipients)
             course = self._courses[queued.key]
-            self._begin(reserved.deadline_ns, course, reserved, reserved.recipients, self._connect(at_ns))
+            self._begin(reserved.until_ns, course, reserved, reserved.recipients, self._connect(at_ns))
         return first
 
     def _request(self, queued: Queued) -> Request:
@@ -332,13 +332,13 @@ class _Future:
         keys = mail.sender, mail.sender_domain, mail.client, mail.user
         return Request(course.left, *keys, lane, course.domains, most, queued.size_bytes)
 
-    def _occupy(self, request: Request, chosen: Sequence[int], at_ns: int) -> Reserved:
+    def _occupy(self, request: Request, chosen: Sequence[int], at_ns: int) -> Slot:
         self._number += 1
-        shares = shares_of(self._gauges, request, chosen)
+        shares = shares_of(self._states, request, chosen)
         end_ns = at_ns + self._outlook.transaction_ns
-        reserved = Reserved(self._number, end_ns, 1, len(chosen), 0, shares, request.size_bytes)
-        for gauge in self._of_mail:
-            gauge.start(reserved, at_ns)
+        reserved = Slot(self._number, at_ns, end_ns, 1, len(chosen), 0, request.size_bytes, shares)
+        for state in self._of_mail:
+            state.start(reserved, at_ns)
         return reserved
 
     def _go(self, queued: Queued, chosen: Sequence[int], at_ns: int) -> None:
@@ -355,8 +355,8 @@ class _Future:
         """Return the number of transactions on the connection of the next one, that one included."""
         if self._idle:
             return self._idle.pop()[1] + 1
-        for gauge in self._of_connections:
-            gauge.charge(Charged(at_ns, 0, 0, 1), at_ns)
+        for state in self._of_connections:
+            state.occupy(None, at_ns + state.span_ns, 1, at_ns)
         return 1
 
     def _wait_until(self, until_ns: int, for_what: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
-from relay.throttle.gauge import Limited
+from relay.throttle.limit_state import Limited
 
 BACK_OFF = "back-off"
 CONNECTIONS = "connections"

@@ -51,7 +51,7 @@ from relay.status.estimate.expected import (
 )
 from relay.status.estimate.pace import Load, Pace
 from relay.throttle.admission import Place, keys_of
-from relay.throttle.gauge import Limited
+from relay.throttle.limit_state import Limited
 from relay.verdicts.pauses import within_ns
 
 DOWN = "stop: the relay is down"

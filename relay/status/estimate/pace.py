@@ -9,7 +9,7 @@ Cost: that of the limits, whatever the number of messages.  Instants are boottim
 
 from typing import NamedTuple
 
-from relay.status.estimate.eta import gauge_of
+from relay.status.estimate.eta import state_of
 from relay.status.estimate.expected import Outlook
 
 
@@ -53,8 +53,8 @@ class Pace:
         self._rates = []
         for limit in outlook.limits:
             if limit.for_each is None and limit.unit in _UNITS:
-                gauge, unit = gauge_of(limit, outlook.now_ns), _UNITS[limit.unit]
-                slots = max(1, gauge.count_now(outlook.now_ns))
+                gauge, unit = state_of(limit, outlook.now_ns), _UNITS[limit.unit]
+                slots = max(1, gauge.count)
                 room = gauge.room(None, outlook.now_ns)
                 self._rates.append(_LimitRate(unit, room, slots, limit.span_ns))
         # Pauses, back-offs and the like, which no rate knows.

@@ -22,11 +22,9 @@ from relay.queue.queued import Queued, State, origin_of
 from relay.queue.scheduler import Scheduler
 from relay.status.estimate.eta import foretell
 from relay.status.estimate.expected import NEVER_NS, Mail, Outlook
-from relay.throttle.gauge import Gauge, Limited
-from relay.throttle.history_format import UNKNOWN, Charged, ClockReading, Reserved
+from relay.throttle.events import UNKNOWN, Slot
 from relay.throttle.limit import ForEach, Limit
-from relay.throttle.peaks import ProofSpan
-from relay.throttle.wall import Times
+from relay.throttle.limit_state import Limited, LimitState
 
 SHORTEST_WAIT_NS = SECOND_NS
 """A shorter wait is not counted: it is as long as an estimate may be off."""
@@ -58,32 +56,25 @@ class Met:
 class Traffic:
     """What a history tells of messages."""
 
-    known: tuple[ProofSpan, ...]
+    known: tuple[Slot, ...]
     """One by one, as they began; boottime."""
-    rough: tuple[ProofSpan, ...]
-    """Merged, or without a start."""
+    rough: tuple[Slot, ...]
+    """Merged."""
 
     @property
     def transaction_ns(self) -> int:
         """Return what half of those took at most whose end was seen; 0 without any."""
         # A start is made unique, and may lie a little behind an end at that instant.
-        took_ns = [max(0, each.ended_at_ns - each.started_at_ns) for each in self.known if _has_end(each)]
+        took_ns = [max(0, each.until_ns - each.started_at_ns) for each in self.known if not each.is_open]
         return median_low(took_ns or [0])
-
-    @property
-    def _first_ns(self) -> int:
-        return min(each.started_at_ns for each in (*self.known, *self.rough))
 
     @property
     def merged(self) -> int:
         """Return how many messages are known only roughly."""
-        return sum(each.record.messages for each in self.rough)
+        return sum(each.messages for each in self.rough)
 
-    def under(self, terms: PastTerms, to_wall_ns: int = 0) -> Met:
-        """Return what it would have met.  Takes as long as an estimate of so many messages.
-
-        `to_wall_ns` brings boottime into wall clock, by which calendars and hours go.
-        """
+    def under(self, terms: PastTerms) -> Met:
+        """Return what it would have met.  Takes as long as an estimate of so many messages."""
         if not self.known:
             return Met(0, 0, ())
         told, transaction_ns = self._told(), self.transaction_ns
@@ -92,7 +83,7 @@ class Traffic:
         mails = [_mail(span, number) for number, span in enumerate(self.known)]
         outlook = Outlook(
             began_ns,
-            tuple(self._limited(limit, terms.guard_ns, began_ns, to_wall_ns) for limit in judged),
+            tuple(self._limited(limit, terms.guard_ns, began_ns) for limit in judged),
             terms.connections,
             terms.max_recipients,
             transaction_ns,
@@ -111,16 +102,15 @@ class Traffic:
 
     def _told(self) -> frozenset[str]:
         """Return the kinds of key that every transaction tells."""
-        kinds = ({s.for_each for s in each.record.shares if s.key != UNKNOWN} for each in self.known)
+        kinds = ({s.for_each for s in each.shares if s.key != UNKNOWN} for each in self.known)
         return frozenset.intersection(*map(frozenset, kinds))
 
-    def _limited(self, limit: Limit, guard_ns: int | None, began_ns: int, to_wall_ns: int) -> Limited:
-        times = Times([ClockReading(began_ns, began_ns, to_wall_ns, to_wall_ns)], self._first_ns)
-        gauge = Gauge(limit, guard_ns, times, began_ns)
+    def _limited(self, limit: Limit, guard_ns: int | None, began_ns: int) -> Limited:
+        state = LimitState(limit, guard_ns)
         for each in self.rough:
-            if isinstance(each.record, Charged) and each.ended_at_ns <= began_ns:
-                gauge.charge(each.record, began_ns)
-        return gauge.limited((), began_ns)
+            if each.until_ns <= began_ns:
+                state.charge(each, began_ns)
+        return state.limited((), began_ns)
 
     def _line(self, mails: Sequence[Mail], terms: PastTerms, *, has_lanes: bool) -> Scheduler:
         line = Scheduler()
@@ -130,7 +120,7 @@ class Traffic:
             queued = Queued(
                 mail.queue_id,
                 origin_of(mail.reverse_path, lane=_key(span, "lane") or DEFAULT_LANE),
-                span.record.bytes or 0,
+                span.bytes,
                 mail.joins_at_ns,
                 mail.recipients,
                 State.DEFERRED,
@@ -140,33 +130,28 @@ class Traffic:
         return line
 
 
-def traffic_of(spans: Sequence[ProofSpan]) -> Traffic:
+def traffic_of(spans: Sequence[Slot]) -> Traffic:
     """Leave out connections."""
-    of_mail = [each for each in spans if each.record.messages and each.record.recipients]
-    known = [each for each in of_mail if not each.is_merged and each.has_start]
+    of_mail = [each for each in spans if each.messages and each.recipients]
+    known = [each for each in of_mail if each.is_exact]
     known.sort(key=lambda each: each.started_at_ns)
-    return Traffic(tuple(known), tuple(each for each in of_mail if each.is_merged or not each.has_start))
+    return Traffic(tuple(known), tuple(each for each in of_mail if not each.is_exact))
 
 
-def _has_end(span: ProofSpan) -> bool:
-    return not isinstance(span.record, Reserved) or span.ended_at_ns < span.record.deadline_ns
-
-
-def _mail(span: ProofSpan, number: int) -> Mail:
-    record = span.record
-    runs = tuple((s.key, s.recipients) for s in record.shares if s.for_each == "recipient_domain")
+def _mail(span: Slot, number: int) -> Mail:
+    runs = tuple((s.key, s.recipients) for s in span.shares if s.for_each == "recipient_domain")
     sender = _key(span, "sender")
     return Mail(
-        record.recipients,
+        span.recipients,
         span.started_at_ns,
         reverse_path=sender,
         sender=sender,
         sender_domain=_key(span, "sender_domain"),
         client=_key(span, "client"),
-        domains=runs if sum(count for _, count in runs) == record.recipients else (),
+        domains=runs if sum(count for _, count in runs) == span.recipients else (),
         queue_id=QueueId(str(number)),
     )
 
 
-def _key(span: ProofSpan, kind: ForEach) -> str:
-    return next((s.key for s in span.record.shares if s.for_each == kind and s.key != UNKNOWN), "")
+def _key(span: Slot, kind: ForEach) -> str:
+    return next((s.key for s in span.shares if s.for_each == kind and s.key != UNKNOWN), "")

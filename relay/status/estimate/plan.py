@@ -29,13 +29,13 @@ from relay.policy.differences import Difference
 from relay.policy.model import Policy
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.queued import Queued, State
-from relay.status.estimate.eta import gauge_of
+from relay.status.estimate.eta import state_of
 from relay.status.estimate.expected import Outlook
 from relay.status.estimate.forecast import LineEstimate, Look
 from relay.status.estimate.past import Met, PastTerms, Traffic
 from relay.status.snapshot import as_json
-from relay.throttle.gauge import Limited
 from relay.throttle.limit import Limit, plain_words
+from relay.throttle.limit_state import Limited
 
 MINUTE_NS = 60 * SECOND_NS
 MINUTES = 60
@@ -310,7 +310,7 @@ def over_at_once(side: Side, to_wall_ns: int) -> list[Over]:
     words = {limit.label: plain_words(limit) for limit in side.limits}
     found = []
     for limited in side.outlook.limits:
-        usage = gauge_of(limited, side.look.now_ns).usage(side.look.now_ns)
+        usage = state_of(limited, side.look.now_ns).usage(side.look.now_ns)
         if usage.used <= usage.count:
             continue
         # The key of a ceiling is its lane, which its words name.
@@ -377,8 +377,8 @@ def past_course(traffic: Traffic, old: tuple[str, PastTerms], new: PastTerms, to
         known[0].started_at_ns + to_wall_ns if known else None,
         max(each.started_at_ns for each in known) + to_wall_ns if known else None,
         traffic.merged,
-        traffic.under(old_terms, to_wall_ns),
-        traffic.under(new, to_wall_ns),
+        traffic.under(old_terms),
+        traffic.under(new),
     )
 
 

@@ -2,7 +2,7 @@
 
 Mirrors, in the order of `relay.sender.sender.Sender.apply` and of `Upstreams.apply`, what an edit does to
 limits, connections, lanes and pauses; decisions are theirs (`is_mended`, `UpstreamView.edited`,
-`limits_in_force`), and nothing is changed.
+`with_ceilings`), and nothing is changed.
 
 Of an upstream that this sender does not use (the relay is down, or the edit brings another account)
 `RecordedUpstream` says what a start would know.  Where the sender saw no transaction, those of the past
@@ -19,7 +19,6 @@ from relay.policy.lane import with_ceilings
 from relay.policy.loosening import RESTART_KEYS
 from relay.policy.model import Policy
 from relay.queue.queued import Queued
-from relay.sender.lowered_limits import limits_in_force
 from relay.sender.sender import arrangement_of
 from relay.sender.upstreams import UpstreamView, is_mended, is_other_server
 from relay.status.estimate.expected import Outlook
@@ -36,7 +35,6 @@ from relay.status.estimate.plan import (
     past_course,
 )
 from relay.throttle.limit import Limit
-from relay.throttle.limit_hints import Hint
 from relay.throttle.throttle import View
 from relay.verdicts.health import ENDLESS, Health
 from relay.verdicts.operator_pause import OperatorPause
@@ -52,7 +50,6 @@ class RecordedUpstream(NamedTuple):
     """Boottime; without meaning where it does not rest."""
     throttle: View | None = None
     """None where the history cannot be judged."""
-    findings: tuple[Hint, ...] = ()
     operator: OperatorPause | None = None
 
     @property
@@ -202,10 +199,9 @@ class Seen:
 
     def under_policy_in_force(self, edited: Edited) -> Side:
         policy, name = self.policy, self.name
-        if (view := self.views.get(name)) is not None:
-            limits = limits_in_force(view.lessons, policy.upstreams[name].limits, policy.lanes)
-            return _side(name, policy, self.look, {}, limits)
-        look = self.look.under(self._recorded(name, policy, edited, None))
+        look = self.look
+        if name not in self.views:
+            look = look.under(self._recorded(name, policy, edited, None))
         return _side(name, policy, look, {}, with_ceilings(policy.upstreams[name].limits, policy.lanes))
 
     def under_edit(self, edited: Edited) -> Side:
@@ -213,14 +209,12 @@ class Seen:
         name, arrangement = self.after, arrangement_of(policy, self.after)
         upstream = policy.upstreams[name]
         view = self.views.get(name)
+        limits = with_ceilings(upstream.limits, policy.lanes)
         if view is None or not is_same_account(self.policy, policy, name):
             edit = self._recorded(name, policy, edited, view, is_after=True)
-            limits: Sequence[Limit] = with_ceilings(upstream.limits, policy.lanes)
         else:
             before = self.policy.upstreams[name]
             mended = is_mended(name, before, upstream)
-            lessons = view.lessons.under(upstream.limits, adapts=upstream.adapt is not None)
-            limits = limits_in_force(lessons, upstream.limits, policy.lanes)
             if name != self.name:
                 # No mail went through it yet.
                 took_ns = view.transaction_ns or self._transaction_ns(edited)

@@ -20,11 +20,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from relay.clock import SECOND_NS
-from relay.throttle.bounds import BOUNDS, HistoryBounds
-from relay.throttle.gauge import Usage
-from relay.throttle.history_format import HistoryError
-from relay.throttle.throttle import Request, Reservation, Throttle
-from tests.engines.history.limits import TRANSACTION_NS, PerPeriod, messages, recipients, throttle
+from relay.throttle.admission import Request
+from relay.throttle.file_history import REPLACE_ABOVE_BYTES
+from relay.throttle.history import HistoryError
+from relay.throttle.limit import PlainLimit
+from relay.throttle.limit_state import Usage
+from relay.throttle.throttle import Reservation, Throttle
+from tests.engines.history.limits import TRANSACTION_NS, messages, recipients, throttle
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model, Platter
@@ -93,7 +95,7 @@ class Account:
         clock: FakeClock,
         true_ns: int = 0,
         slots: Sequence[Slot] = (),
-        bounds: HistoryBounds = BOUNDS,
+        replace_above_bytes: int = REPLACE_ABOVE_BYTES,
     ) -> None:
         self.clock = clock
         self.slots = list(slots)
@@ -101,7 +103,10 @@ class Account:
         self.failed_at = 0
         self.disks = (disk, disk.another())
         self._true_of_boot_ns = true_ns - clock.boottime_ns()
-        self.throttles = [throttle(PATH, each, clock, LIMITS, bounds) for each in self.disks]
+        self.throttles = [
+            throttle(PATH, each, clock, LIMITS, replace_above_bytes=replace_above_bytes)
+            for each in self.disks
+        ]
         self._owners: dict[int, int] = {}
         self._flying: tuple[list[tuple[int, Reservation]], ...] = ([], [])
         for each in self.disks:
@@ -176,10 +181,13 @@ def runs(length: int) -> Iterator[tuple[str, ...]]:
 
 
 def instants_of(
-    run: Sequence[str], model: Model, fault: Fault | None = None, bounds: HistoryBounds = BOUNDS
+    run: Sequence[str],
+    model: Model,
+    fault: Fault | None = None,
+    replace_above_bytes: int = REPLACE_ABOVE_BYTES,
 ) -> list[Instant]:
     """Return every instant of the last deed of a run; with a fault, of A's disk, all from when it struck."""
-    account = Account(ModelDisk(Platter(model)), FakeClock(), bounds=bounds)
+    account = Account(ModelDisk(Platter(model)), FakeClock(), replace_above_bytes=replace_above_bytes)
     if fault is not None:
         account.disks[0].fail(fault)
     last = 0
@@ -210,8 +218,8 @@ def crashes(instant: Instant, rng: random.Random, most: int) -> Images:
 class Judge:
     """Judges crash states of a history, each different one once."""
 
-    def __init__(self, bounds: HistoryBounds = BOUNDS) -> None:
-        self.bounds = bounds
+    def __init__(self, replace_above_bytes: int = REPLACE_ABOVE_BYTES) -> None:
+        self.replace_above_bytes = replace_above_bytes
         self.tally = Tally()
 
     def judge(
@@ -253,7 +261,7 @@ class Judge:
         if is_reboot:
             clock.reboot(DOWN_NS, boottime_ns=BOOT_NS)
             true_ns += DOWN_NS + BOOT_NS
-        return Account(image, clock, true_ns, instant.slots, self.bounds)
+        return Account(image, clock, true_ns, instant.slots, self.replace_above_bytes)
 
     def _check(self, image: ModelDisk, instant: Instant, *, is_reboot: bool) -> None:
         asked = image.after_kill()
@@ -293,7 +301,7 @@ def _check_what_is_granted(found: Account) -> None:
             raise Overrun(f"{more} granted beside {occupied} of {limit.label}")
 
 
-def _bounds(slots: Sequence[Slot], limit: PerPeriod, true_ns: int) -> tuple[int, int]:
+def _bounds(slots: Sequence[Slot], limit: PlainLimit, true_ns: int) -> tuple[int, int]:
     """Return the least and the most that may be occupied at an instant."""
     weights = [(slot, slot.weight(limit.unit)) for slot in slots]
     least = sum(w for slot, w in weights if slot.is_granted and true_ns < slot.least_end_ns + limit.per_ns)

@@ -143,7 +143,7 @@ class MemoryDisk(AllOurs, RealDisk):
         return self.names_now.get(path)
 
     def leads_to(self, path: str, fd: int) -> bool:
-        return self.names_now.get(path) == self._open[fd]
+        return self.names_now.get(path) == self._open.get(fd)
 
     def length(self, path: str) -> int | None:
         content = self.read(path)

@@ -3,18 +3,18 @@
 import functools
 import sys
 from collections.abc import Callable
+from random import Random
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.throttle import admission
 from relay.throttle.admission import Grant, Request
-from relay.throttle.bounds import HistoryBounds
-from relay.throttle.gauge import KEY_ENTRIES
-from relay.throttle.history_format import Ended
-from relay.throttle.slots import Slots
+from relay.throttle.book import LimitBook
+from relay.throttle.compaction import KEEP_NS, Bounds, compacted
+from relay.throttle.events import Ended, Share, Slot
+from relay.throttle.limit_state import KEY_ENTRIES
 from tests.engines.history.limits import TRANSACTION_NS, messages, recipients
 
 DAY_NS = 86_400 * SECOND_NS
@@ -40,30 +40,30 @@ def _lines_run(function: Callable[[], object]) -> int:
     return lines
 
 
-def _decide(slots: Slots, now_ns: int, request: Request) -> bool:
+def decide(book: LimitBook, now_ns: int, request: Request) -> bool:
     """Decide about one message, and end it at once if it may go."""
-    answer = slots.reserve(request, TRANSACTION_NS, now_ns)
+    book.advance(now_ns)
+    answer = book.decide(request, TRANSACTION_NS)
     if not isinstance(answer, Grant):
         return False
-    slots.settle(Ended(answer.reserved.id, now_ns + 1))
-    slots.written(1)
+    book.apply([answer.slot, Ended(answer.slot.id, now_ns + 1)])
     return True
 
 
 def _cost(count: int, most: int) -> float:
     """Return what a decision costs on the average, once every slot was used and one opens for each."""
-    slots = Slots()
-    slots.judge_by([messages(count, seconds=86_400), recipients(10 * count, seconds=86_400)], 0)
+    book = LimitBook()
+    book.judge_by([messages(count, seconds=86_400), recipients(10 * count, seconds=86_400)], 0)
     gap_ns, now_ns, decisions = DAY_NS // count, 0, 200
     for _ in range(min(count, most)):
-        assert _decide(slots, now_ns, Request(1))
+        assert decide(book, now_ns, Request(1))
         now_ns += gap_ns
 
-    def decide() -> None:
+    def run() -> None:
         for number in range(decisions):
-            _decide(slots, max(DAY_NS, now_ns) + number * gap_ns, Request(1))
+            decide(book, max(DAY_NS, now_ns) + number * gap_ns, Request(1))
 
-    return _lines_run(decide) / decisions
+    return _lines_run(run) / decisions
 
 
 @pytest.mark.parametrize(
@@ -73,44 +73,85 @@ def test_a_decision_costs_the_same_for_every_n(count: int, most: int) -> None:
     assert _cost(count, most) < 1.5 * _cost(8, most)
 
 
-def test_a_new_key_costs_the_same_among_many() -> None:
+def test_a_decision_and_the_usage_cost_the_same_for_any_number_of_keys() -> None:
     costs = []
-    for keys in (10, 500):
-        slots = Slots()
-        slots.judge_by([messages(5, seconds=60, for_each="sender")], 0)
+    for keys in (100, 2000):
+        book = LimitBook()
+        book.judge_by([messages(5, seconds=60, for_each="sender")], 0)
         for number in range(keys):
-            assert _decide(slots, number, Request(1, sender=f"{number}@x.example"))
-        costs.append(_lines_run(functools.partial(_decide, slots, keys, Request(1, sender="more@x.example"))))
-    assert costs[1] < 1.2 * costs[0]
+            assert decide(book, number, Request(1, sender=f"{number}@x.example"))
+        more = _lines_run(functools.partial(decide, book, keys, Request(1, sender="more@x.example")))
+        costs.append((more, _lines_run(functools.partial(book.limits[0].usage, keys))))
+    assert costs[1][0] < 1.3 * costs[0][0]
+    assert costs[1][1] <= costs[0][1]
+
+
+def test_the_usage_tells_of_the_fullest_key_as_others_leave() -> None:
+    book = LimitBook()
+    book.judge_by([messages(50, seconds=60, for_each="sender")], 0)
+    for number in range(300):
+        key = "ab"[number % 3 == 0] if number < 30 else f"{number}"
+        assert decide(book, number * SECOND_NS // 10, Request(1, sender=key))
+
+    usage = book.limits[0].usage(30 * SECOND_NS)
+    assert (usage.key, usage.used, usage.most) == ("a", 20, 20)
+    usage = book.limits[0].usage(70 * SECOND_NS)
+    assert usage.used == 1
 
 
 def test_keys_beyond_the_bound_share_a_window_and_stay_under_n() -> None:
     keys = 50
-    slots = Slots(HistoryBounds(most_entries=keys * (KEY_ENTRIES + 1)))
-    slots.judge_by([messages(3, seconds=60, for_each="sender")], 0)
+    book = LimitBook(most_entries=keys * (KEY_ENTRIES + 1))
+    book.judge_by([messages(3, seconds=60, for_each="sender")], 0)
     for number in range(keys):
-        assert _decide(slots, number, Request(1, sender=f"{number}"))
+        assert decide(book, number, Request(1, sender=f"{number}"))
 
-    assert not slots.ask(admission.usage, keys)[0].is_crowded
-    went = [_decide(slots, keys + number, Request(1, sender=f"late{number}")) for number in range(5)]
+    assert not book.limits[0].usage(keys).is_crowded
+    went = [decide(book, keys + number, Request(1, sender=f"late{number}")) for number in range(5)]
 
     assert went == [True, True, True, False, False]
-    assert slots.ask(admission.usage, keys + 5)[0].is_crowded
+    assert book.limits[0].usage(keys + 5).is_crowded
     # What is shared counts for those with a window too, for as long as it is there.
-    assert not _decide(slots, keys + 9, Request(1, sender="7"))
-    assert _decide(slots, 61 * SECOND_NS, Request(1, sender="late4"))
-    assert not slots.ask(admission.usage, 61 * SECOND_NS)[0].is_crowded
+    assert not decide(book, keys + 9, Request(1, sender="7"))
+    assert decide(book, 61 * SECOND_NS, Request(1, sender="late4"))
+    assert not book.limits[0].usage(61 * SECOND_NS).is_crowded
 
 
-def test_where_memory_is_short_no_slot_is_free_early_nor_much_later() -> None:
-    slots = Slots(HistoryBounds(most_entries=2 * KEY_ENTRIES + 10))
-    slots.judge_by([messages(200, seconds=1600, for_each="sender")], 0)
-    for number in range(400):
-        assert _decide(slots, number * SECOND_NS, Request(1, sender="ab"[number % 2]))
+def test_memory_stays_bounded_and_no_end_is_moved_to_before_it_nor_far() -> None:
+    bounds, random = Bounds(exact=50, at_once=50), Random(0)
+    slots = [
+        Slot(number, at_ns, at_ns + 5, 1, 1, is_open=False)
+        for number, at_ns in enumerate(sorted(random.randrange(KEEP_NS * 2) for _ in range(60_000)), 1)
+    ]
+    now_ns = slots[-1].until_ns
+    kept = compacted(slots, now_ns, bounds)
 
-    # Of each ended something every other second; a part of the span is 100 s.
-    assert not _decide(slots, 1599 * SECOND_NS, Request(1, sender="a"))
-    for now_s in range(1600, 2200, 7):
-        (usage,) = slots.ask(admission.usage, now_s * SECOND_NS)
-        exact, late = (sum(at_s + 1600 >= s for at_s in range(0, 400, 2)) for s in (now_s, now_s - 100))
-        assert exact - 1 <= usage.used <= late
+    assert len(kept) < 6000
+    assert kept[-50:] == slots[-50:]
+    assert compacted(kept, now_ns, bounds) == kept
+    for age_ns in (10**9, KEEP_NS // 7, KEEP_NS):
+        least = sum(slot.messages for slot in slots if slot.until_ns > now_ns - age_ns)
+        most = sum(slot.messages for slot in slots if slot.until_ns > now_ns - age_ns - age_ns // 512)
+        assert least <= sum(slot.messages for slot in kept if slot.until_ns > now_ns - age_ns) <= most
+
+
+@pytest.mark.parametrize("most_shares", [100, 1000])
+def test_no_key_counts_for_less_however_often_shares_merge(most_shares: int) -> None:
+    random, bounds = Random(most_shares), Bounds(exact=20, at_once=5, most_shares=most_shares)
+    limits = [messages(1 << 30, 50, "sender"), recipients(1 << 30, 50, "sender")]
+    truth, book = LimitBook(), LimitBook(bounds)
+    for number in range(1, 3000):
+        at_ns = number * SECOND_NS // 10
+        key = f"{random.randrange(200)}"
+        shares = (Share("sender", key, 1, 2, 3),) if random.random() < 0.95 else ()
+        slot = Slot(number, at_ns, at_ns, 1, 2, 0, 3, shares, is_open=False)
+        for each in (truth, book):
+            each.advance(at_ns)
+            each.apply([slot])
+    for each in (truth, book):
+        each.judge_by(limits, 0)
+
+    assert sum(len(slot.shares) for slot in book.events() if isinstance(slot, Slot)) < 5000
+    for key in (*map(str, range(200)), "unheard of"):
+        for exact, merged in zip(truth.limits, book.limits, strict=True):
+            assert merged.used(key, book.now_ns) >= exact.used(key, book.now_ns)

@@ -1,7 +1,7 @@
 """The power is cut, and processes are killed, after every operation on the history: no slot is freed early.
 
 Runs are all sequences of a few deeds of two processes, on every model of a disk
-(tests.fakes.power), with a file that is never rewritten, now and then, or each time; with
+(tests.fakes.power), with a file that is never replaced, or often; with
 a sync that fails; and with a second crash while the first is recovered from.  The long run
 goes on with longer ones from a seed: RELAY_CRASH_SEED and RELAY_CRASH_BUDGET (seconds).
 """
@@ -16,9 +16,9 @@ import time
 
 import pytest
 
-from relay.throttle.bounds import BOUNDS, HistoryBounds
-from relay.throttle.history_format import HistoryError
-from relay.throttle.throttle import Request
+from relay.throttle.admission import Request
+from relay.throttle.file_history import REPLACE_ABOVE_BYTES
+from relay.throttle.history import HistoryError
 from tests.engines.history.cuts import DEEDS, PATH, Account, Instant, Judge, Overrun, instants_of, runs
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
@@ -26,8 +26,8 @@ from tests.fakes.platter import Model, Platter
 from tests.fakes.tally import Packed, Part, on_all_cores
 
 SYNCS = frozenset({"sync", "sync_content", "sync_directory"})
-COMPACTS = {"never": BOUNDS, "now and then": HistoryBounds(0, 40), "each time": HistoryBounds(0, 1)}
-"""By what a line counts for when it is judged whether the file has outgrown its worth."""
+REPLACES = {"never": REPLACE_ABOVE_BYTES, "often": 0}
+"""Above how many bytes a file is replaced that is twice as long as it was."""
 CUTS_AT_ONCE = 128
 STEP = 5
 """Of the short runs `make test` has every so-manieth, `make test-all` as many others."""
@@ -38,24 +38,24 @@ SHARE = 0.1
 def judge_run(judge: Judge, run: tuple[str, ...], model: Model, rng: random.Random) -> None:
     """Judge one run: as it is, with a sync that fails, and crashed twice."""
     story = f"{', '.join(run)} ({model.name})"
-    instants = instants_of(run, model, bounds=judge.bounds)
+    instants = instants_of(run, model, replace_above_bytes=judge.replace_above_bytes)
     judge.judge(instants, rng, CUTS_AT_ONCE, story=story)
     nth, drops_pages = rng.randint(1, 6), rng.random() < 0.5
     fault = Fault(nth, errno.EIO, kinds=SYNCS, drops_pages=drops_pages)
     failed = f"{story}, sync {nth} failed{' and dropped its pages' * drops_pages}"
-    judge.judge(instants_of(run, model, fault, judge.bounds), rng, CUTS_AT_ONCE, story=failed)
+    judge.judge(instants_of(run, model, fault, judge.replace_above_bytes), rng, CUTS_AT_ONCE, story=failed)
     if instants:
         judge.crash_twice(instants, rng, 8, story=story)
 
 
 @pytest.mark.parametrize(
     ("how_often", "first"),
-    [(each, 0) for each in COMPACTS] + [pytest.param(each, 2, marks=pytest.mark.full) for each in COMPACTS],
+    [(each, 0) for each in REPLACES] + [pytest.param(each, 2, marks=pytest.mark.full) for each in REPLACES],
 )
 def test_no_crash_frees_a_slot_early_or_stops_the_account(
     how_often: str, first: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    judge, rng = Judge(COMPACTS[how_often]), random.Random(how_often)
+    judge, rng = Judge(REPLACES[how_often]), random.Random(how_often)
     short = itertools.product(itertools.chain(runs(1), runs(2)), Model)
     # Of the longer ones each on one model, in turn: that is what time allows here.
     every_run = itertools.chain(short, zip(runs(3), itertools.cycle(Model), strict=False))
@@ -64,7 +64,7 @@ def test_no_crash_frees_a_slot_early_or_stops_the_account(
         judge.tally.runs += 1
 
     with capsys.disabled():
-        sys.stdout.write(f"\nhistory rewritten {how_often}: {judge.tally}, nothing freed early\n")
+        sys.stdout.write(f"\nhistory replaced {how_often}: {judge.tally}, nothing freed early\n")
     assert len(judge.tally.states) > 3000 / STEP
     assert len(judge.tally.second) > 600 / STEP
 
@@ -116,7 +116,7 @@ def walk(part: Part, *, seed: int, budget_s: float) -> Packed:
     (first, many), until, judge = part, time.monotonic() + budget_s, Judge()
     for number in itertools.count(first, many):
         rng = random.Random(f"{seed}/history {number}")
-        judge.bounds = rng.choice(list(COMPACTS.values()))
+        judge.replace_above_bytes = rng.choice(list(REPLACES.values()))
         run = ("A reserves", *rng.choices(list(DEEDS), k=6))
         model = rng.choice(list(Model))
         try:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.throttle.bounds import BOUNDS, HistoryBounds
-from relay.throttle.history_format import HistoryError
+from relay.throttle.file_history import REPLACE_ABOVE_BYTES
+from relay.throttle.history import HistoryError
 from relay.throttle.throttle import Reservation, Throttle
-from tests.engines.history.limits import WRITTEN_ANEW, ask, granted, messages, settle, throttle
+from tests.engines.history.limits import ask, granted, messages, settle, throttle
 from tests.engines.history.oracle import Seen, most_in_a_window
 from tests.engines.spool.faulting import FAULTS
 from tests.fakes.clock import FakeClock
@@ -32,8 +32,8 @@ OFTEN = ("EIO", "half a write, then ENOSPC", "a lying write", "EIO from then on"
 class Account:
     """Senders of one account on one disk, and what their upstream may have seen, in boottime."""
 
-    def __init__(self, disk: ModelDisk, clock: FakeClock, seen: list[Seen], bounds: HistoryBounds) -> None:
-        self.bounds = bounds
+    def __init__(self, disk: ModelDisk, clock: FakeClock, seen: list[Seen], replace_above_bytes: int) -> None:
+        self.replace_above_bytes = replace_above_bytes
         self.disk = disk
         self.clock = clock
         self.seen = seen
@@ -41,7 +41,8 @@ class Account:
         """How often the history failed."""
 
     def sender(self) -> Throttle:
-        return throttle(PATH, self.disk, self.clock, [LIMIT], self.bounds)
+        above = self.replace_above_bytes
+        return throttle(PATH, self.disk, self.clock, [LIMIT], replace_above_bytes=above)
 
     def send(self, sender: Throttle, count: int, *, ends: bool = True) -> None:
         """Send what is granted of so many; what is not seen to end counts until its deadline."""
@@ -103,17 +104,17 @@ def _prepared() -> ModelDisk:
 
 
 @pytest.mark.parametrize(
-    ("kind", "compacts"),
+    ("kind", "replaces"),
     [
-        pytest.param(kind, compacts, marks=() if kind in OFTEN else pytest.mark.full)
+        pytest.param(kind, replaces, marks=() if kind in OFTEN else pytest.mark.full)
         for kind in FAULTS
-        for compacts in (False, True)
+        for replaces in (False, True)
     ],
 )
-def test_no_fault_of_the_disk_grants_what_is_not_charged(kind: str, compacts: bool) -> None:
-    bounds = WRITTEN_ANEW if compacts else BOUNDS
+def test_no_fault_of_the_disk_grants_what_is_not_charged(kind: str, replaces: bool) -> None:
+    above = 0 if replaces else REPLACE_ABOVE_BYTES
     for nth in itertools.count(1):
-        account = Account(_prepared(), FakeClock(), [], bounds)
+        account = Account(_prepared(), FakeClock(), [], above)
         account.disk.fail(FAULTS[kind](nth))
         _live(account)
         if not account.disk.has_failed:
@@ -124,7 +125,7 @@ def test_no_fault_of_the_disk_grants_what_is_not_charged(kind: str, compacts: bo
         for image, clock in _images(account):
             shift_ns = clock.boottime_ns() - account.clock.boottime_ns()
             moved = [_moved(each, shift_ns) for each in account.seen]
-            after = Account(image, clock, moved, bounds)
+            after = Account(image, clock, moved, above)
             after.send(after.sender(), 6)
             assert not after.refused, f"{kind} at {nth}: {account.disk.steps[-4:]}"
     assert nth > 3
@@ -153,7 +154,7 @@ def test_a_history_that_cannot_be_written_is_not_sound() -> None:
 
 def test_a_full_disk_that_stops_compaction_stops_no_mail() -> None:
     disk, clock = _prepared(), FakeClock()
-    account = throttle(PATH, disk, clock, [LIMIT], WRITTEN_ANEW)
+    account = throttle(PATH, disk, clock, [LIMIT], replace_above_bytes=0)
     granted(account, 1)
     inode = disk.inode(str(PATH))
     disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"open_new"}), forever=True))

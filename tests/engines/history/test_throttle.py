@@ -1,6 +1,6 @@
-"""What the door promises: exact counts, order, whole decisions, and no waste."""
+"""The door of the throttle: what goes when, whatever becomes of its process, the policy and the clocks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
+from relay.mail.envelope import Envelope
 from relay.spool.disk.durable import Disk, RealDisk
-from relay.throttle.admission import Wait
-from relay.throttle.bounds import HistoryBounds
-from relay.throttle.history_check import audit_file
-from relay.throttle.throttle import Request, Reservation, Throttle
+from relay.throttle.admission import Place, Request, TooLarge, Wait, request_for
+from relay.throttle.file_history import LONGEST_BELIEVED_NS
+from relay.throttle.limit import ForEach, PlainLimit, plain_words
+from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import (
     TRANSACTION_NS,
-    PerPeriod,
     ask,
     granted,
+    limit,
     messages,
-    openings_ns,
     recipients,
     settle,
     throttle,
@@ -31,6 +31,24 @@ from tests.engines.history.oracle import Seen, worst_window
 from tests.fakes.clock import FakeClock
 
 PATH = Path("/history/isp")
+LIMITS = [messages(3, seconds=60)]
+SENDERS = [
+    ["a@h.example", '"a"@h.example', '"\\a"@h.example', "A@H.example.", "a@h\u3002example\u3002"],
+    ['"a b"@h.example', '"a\\ b"@h.example', '"A b"@h.example'],
+    ["a@[IPv6:2001:db8::1]", "a@[ipv6:2001:0DB8:0:0::0001]", '"a"@[IPv6:2001:db8::1]'],
+    ["\u00e9@h.example", "e\u0301@h.example", "\u00c9@h.example", '"e\u0301"@h.example'],
+    ["a@b\u00fccher.example", "a@bu\u0308cher.example", "a@XN--BCHER-KVA.example"],
+]
+
+
+def _request(reverse_path: str, *recipients: str, user: str = "", client: str = "local") -> Request:
+    whose = reverse_path, recipients or ("c@d.example",)
+    envelope = Envelope(*whose, 0, client, "here", "ESMTP", user=user or None)
+    return request_for(envelope, range(len(envelope.recipients)), 100)
+
+
+def _went(account: Throttle, *requests: Request) -> list[bool]:
+    return [isinstance(account.reserve([each])[0], Reservation) for each in requests]
 
 
 @pytest.mark.parametrize("count", [1, 3, 10])
@@ -50,14 +68,14 @@ def test_instant_transactions_get_exactly_count_in_every_period(
             account.flush()
             account.close()
             account = throttle(path, disk, clock, [messages(count, seconds=60)])
-        wait = waiting(account)
-        assert wait.until_ns > clock.boottime_ns()
-        clock.advance(wait.until_ns - clock.boottime_ns())
+        clock.advance(waiting(account).until_ns - clock.boottime_ns())
 
     assert started_at_ns == [period * 60 * SECOND_NS for period in range(5) for _ in range(count)]
 
 
-def test_a_slot_is_free_one_period_after_its_end(memory: MemoryDisk, clock: FakeClock) -> None:
+def test_a_slot_is_occupied_from_its_reservation_until_a_period_after_its_end(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
     account = throttle(PATH, memory, clock, [messages(1, seconds=60)])
     (reservation,) = granted(account, 1)
     clock.advance(25 * SECOND_NS)
@@ -86,156 +104,169 @@ def test_a_late_transaction_is_charged_again_from_its_end(memory: MemoryDisk, cl
     clock.advance(TRANSACTION_NS + 70 * SECOND_NS)
     assert account.usage()[0].used == 0
     settle(account, clock, reservation)
-
-    other = throttle(PATH, memory, clock, [messages(1, seconds=60)])
     account.flush()
-    assert waiting(account).until_ns == clock.boottime_ns() + 60 * SECOND_NS
-    assert waiting(other).until_ns == clock.boottime_ns() + 60 * SECOND_NS
 
-
-def test_the_guard_widens_every_window(memory: MemoryDisk, clock: FakeClock) -> None:
-    limits = [messages(1, seconds=60), recipients(1, seconds=3600)]
-    account = throttle(PATH, memory, clock, limits, guard_ns=None)
-    settle(account, clock, *granted(account, 1))
-
-    by_messages, by_recipients = account.usage()
-    now_ns = clock.boottime_ns()
-    assert by_messages.opens_at_ns == now_ns + 60 * SECOND_NS + 600_000_000
-    assert by_recipients.opens_at_ns == now_ns + 3600 * SECOND_NS + 1 * SECOND_NS
+    for each in (account, throttle(PATH, memory, clock, [messages(1, seconds=60)])):
+        assert waiting(each).until_ns == clock.boottime_ns() + 60 * SECOND_NS
 
 
 def test_all_limits_apply_and_the_wait_names_the_one_that_opens_last(
     memory: MemoryDisk, clock: FakeClock
 ) -> None:
-    account = throttle(PATH, memory, clock, [messages(2, seconds=60), messages(3, seconds=3600)])
+    account = throttle(
+        PATH, memory, clock, [messages(2, seconds=60), messages(3, seconds=3600)], guard_ns=None
+    )
     settle(account, clock, *granted(account, 1, 1, 1))
     assert waiting(account).limit_label == "2 messages per 60s"
 
-    clock.advance(60 * SECOND_NS)
+    clock.advance(60 * SECOND_NS + 600_000_000)
     settle(account, clock, *granted(account, 1, 1, 1))
-    assert waiting(account).limit_label == "3 messages per 3600s"
+    assert waiting(account) == Wait(
+        clock.boottime_ns() + 3540 * SECOND_NS + 400_000_000, "3 messages per 3600s"
+    )
     assert [usage.used for usage in account.usage()] == [1, 3]
 
 
-def test_a_message_is_split_to_the_recipients_there_is_room_for(memory: MemoryDisk, clock: FakeClock) -> None:
-    account = throttle(PATH, memory, clock, [recipients(10, seconds=60)])
+def test_a_message_is_split_to_fit_and_nothing_overtakes_what_has_to_wait(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, [recipients(10, seconds=60), messages(3, seconds=60)])
 
-    answers = ask(account, 4, 9, 1)
+    first, second, third, fourth = ask(account, 4, 9, 1, 1)
 
-    assert [a.recipients for a in answers if isinstance(a, Reservation)] == [4, 6]
-    assert not isinstance(answers[2], Reservation)
-    assert account.usage()[0].used == 10
+    assert [a.recipients for a in (first, second) if isinstance(a, Reservation)] == [4, 6]
+    assert isinstance(third, Wait)
+    assert third == fourth
+    assert [usage.used for usage in account.usage()] == [10, 2]
 
 
-def test_nothing_overtakes_what_has_to_wait(memory: MemoryDisk, clock: FakeClock) -> None:
-    account = throttle(PATH, memory, clock, [messages(1, seconds=60), recipients(100, seconds=60)])
+def test_bytes_wait_for_room_and_what_never_fits_keeps_back_none(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, [limit(100, 60 * SECOND_NS, "bytes")])
 
-    first, *others = ask(account, 5, 1, 1)
+    large, first, wide, small = account.reserve([Request(1, size_bytes=each) for each in (101, 60, 50, 1)])
+
+    assert large == TooLarge("100 bytes per 60s", 100)
+    assert isinstance(first, Reservation)
+    assert isinstance(wide, Wait)
+    assert small == wide
+
+
+def test_connections_have_windows_of_their_own(memory: MemoryDisk, clock: FakeClock) -> None:
+    account = throttle(PATH, memory, clock, [limit(1, 60 * SECOND_NS, "connections"), *LIMITS])
+    first = account.reserve_connection(5 * SECOND_NS)
 
     assert isinstance(first, Reservation)
-    assert others == [others[0], others[0]]
-    assert not isinstance(others[0], Reservation)
-    assert [usage.used for usage in account.usage()] == [1, 5]
+    assert account.room_for_connections() == (
+        0,
+        clock.boottime_ns() + 60 * SECOND_NS,
+        "1 connections per 60s",
+    )
+    assert isinstance(account.reserve_connection(5 * SECOND_NS), Wait)
+    assert len(granted(account, 1, 1, 1, 1)) == 3
+    clock.advance(65 * SECOND_NS)
+    assert isinstance(account.reserve_connection(5 * SECOND_NS), Reservation)
 
 
-class Slowly(list[Request]):
-    """Requests between which time passes, and somebody looks at the windows."""
+@pytest.mark.parametrize("spellings", SENDERS)
+@pytest.mark.parametrize("kind", ["sender", "sender_domain", "recipient_domain"])
+def test_a_limit_for_each_holds_for_all_spellings_and_keeps_back_no_other(
+    kind: ForEach, spellings: list[str], memory: MemoryDisk, clock: FakeClock
+) -> None:
+    each = PlainLimit("messages", 3, 3600 * SECOND_NS, "each", kind)
+    account = throttle(PATH, memory, clock, [each])
 
-    def __init__(self, account: Throttle, clock: FakeClock, *requests: Request) -> None:
-        super().__init__(requests)
-        self._account = account
-        self._clock = clock
-
-    def __iter__(self) -> Iterator[Request]:
-        for request in super().__iter__():
-            yield request
-            self._clock.advance(SECOND_NS)
-            self._account.room()
+    assert sum(_went(account, *[_request(address, address) for address in spellings * 3])) == 3
+    assert _went(account, _request("z@other.example", "z@other.example")) == [True]
+    (wait,) = account.reserve([_request(spellings[0], spellings[0])])
+    assert isinstance(wait, Wait)
+    assert wait.place is not None
+    assert wait.place.for_each == kind
+    assert account.room_at(wait.place)[1] == wait.until_ns
 
 
-def test_nothing_overtakes_what_waits_though_room_opens_meanwhile(
+def test_clients_users_and_lanes_are_keys_too(memory: MemoryDisk, clock: FakeClock) -> None:
+    whose = _request("a@b.example", client="mail.example[2001:DB8::1]", user="zo\u00eb b")
+    assert (whose.client, whose.user) == ("2001:db8::1", "zo%c3%ab%20b")
+    ceiling = limit(1, 60 * SECOND_NS, for_each="lane", only="lists")
+    account = throttle(PATH, memory, clock, [messages(9, 60), ceiling])
+
+    lists, mine = Request(1, lane="lists"), Request(1, lane="mine")
+    first, waits, other = account.reserve([lists, lists, mine])
+
+    assert isinstance(first, Reservation)
+    assert isinstance(other, Reservation)
+    assert isinstance(waits, Wait)
+    assert waits.place == Place("lane", "lists")
+    assert account.room_in("lists")[0] == 0
+    assert account.room_in("mine")[0] is None
+
+
+@pytest.mark.parametrize(
+    ("each", "words"),
+    [
+        (messages(100, 3600), "100 messages per 1h"),
+        (limit(10, 90 * SECOND_NS, "connections"), "10 connections per 90s"),
+        (messages(5, 86400, "sender_domain"), "5 messages per 24h for each sender domain"),
+        (limit(7, 60 * SECOND_NS, "recipients", "lane", "lists"), "7 recipients per 1m for lane lists"),
+        (limit(1 << 30, 86400 * SECOND_NS, "bytes"), "1G per 24h"),
+    ],
+)
+def test_people_read_a_limit_in_the_units_of_a_policy(each: PlainLimit, words: str) -> None:
+    assert plain_words(each) == words
+
+
+def test_an_edit_judges_the_same_past_and_a_limit_that_comes_back_has_missed_nothing(
     memory: MemoryDisk, clock: FakeClock
 ) -> None:
-    account = throttle(PATH, memory, clock, [messages(1, seconds=1)])
-    settle(account, clock, *granted(account, 1))
-
-    first, second = account.reserve(Slowly(account, clock, Request(1), Request(1)))
-    assert second == first
-    assert not isinstance(first, Reservation)
-
-
-def test_a_batch_is_one_group_and_one_sync(memory: MemoryDisk, clock: FakeClock) -> None:
-    account = throttle(PATH, memory, clock, [messages(100, seconds=60)])
-    reserved = granted(account, 1)
-    memory.operations.clear()
-
-    settle(account, clock, *reserved)
-    assert memory.operations == []
-    granted(account, *[1] * 20)
-    assert memory.operations == ["write", "sync", "note"]
-
-
-def test_without_limits_all_is_granted_and_recorded_durably(memory: MemoryDisk, clock: FakeClock) -> None:
     account = throttle(PATH, memory, clock, [])
-    first = granted(account, 7, 1)
-    memory.operations.clear()
-
-    settle(account, clock, *first)
-    reservations = granted(account, 7, 1)
-
-    assert memory.operations == ["write", "sync", "note"]
-    assert [(each.recipients, list(each.chosen)) for each in reservations] == [(7, [*range(7)]), (1, [0])]
-    assert reservations[0].deadline_ns == clock.boottime_ns() + TRANSACTION_NS
-    assert account.usage() == []
-    assert account.opens_at_ns(5) == clock.boottime_ns()
-
-
-def test_several_throttles_of_one_history_see_each_other(path: Path, disk: Disk, clock: FakeClock) -> None:
-    limits = [messages(3, seconds=60)]
-    first, second = throttle(path, disk, clock, limits), throttle(path, disk, clock, limits)
-
-    mine = granted(first, 1, 1)
-    theirs = granted(second, 1, 1)
-    settle(first, clock, mine[0])
-    settle(second, clock, *theirs)
+    flying = granted(account, 3, 1)
+    account.replan([messages(9, 60), recipients(8, 60)], 0)
+    assert [each.recipients for each in granted(account, 3)] == [3]
+    account.replan([messages(4, 60)], 0)
+    assert len(granted(account, 1, 1)) == 1
+    settle(account, clock, *flying)
+    account.flush()
     clock.advance(60 * SECOND_NS)
-    first.flush()
-    second.flush()
 
-    assert (len(mine), len(theirs)) == (2, 1)
-    assert len(granted(second, 1, 1, 1)) == 2
-    waiting(first)
-    assert first.usage()[0].used == 3
+    account.replan([recipients(8, 60)], 0, transaction_ns=SECOND_NS)
+
+    assert [each.recipients for each in granted(account, 9)] == [4]
+    assert waiting(account).until_ns == clock.boottime_ns() + 60 * SECOND_NS
 
 
-def test_an_id_that_ended_is_given_to_no_other_at_the_same_instant(
-    memory: MemoryDisk, clock: FakeClock
+def test_keys_are_known_from_the_first_limit_that_asks(memory: MemoryDisk, clock: FakeClock) -> None:
+    def send(sender: str, domain: str) -> bool:
+        return _went(account, Request(2, sender=sender, recipient_domains=(domain, domain)))[0]
+
+    account = throttle(PATH, memory, clock, [messages(9, 60)])
+    assert send("a", "x")
+    account.replan([messages(9, 60), messages(2, 60, "sender")], 0)
+    assert [send("a", "x"), send("a", "x"), send("b", "x")] == [True, False, True]
+
+    # Of another kind of key, asked for later, all of that may have been of any domain.
+    account.replan([recipients(8, 60, "recipient_domain")], 0)
+    assert [send("c", "x"), send("c", "x"), send("c", "y"), send("c", "y")] == [True, False, True, False]
+
+
+def test_relays_that_share_a_history_see_each_other_and_never_give_an_id_twice(
+    path: Path, disk: Disk, clock: FakeClock
 ) -> None:
-    """Else its end, told once more, would end the other's reservation, whose upstream counts on."""
-    limits, often = [messages(99, seconds=60)], HistoryBounds(compact_above_bytes=0)
-    first, known = throttle(PATH, memory, clock, limits, often), set[int]()
-    for _ in range(20):  # so that all is written anew, by then without its reservations
-        (ended,) = granted(first, 1)
-        known.add(ended.id)
-        settle(first, clock, ended)
-        first.flush()
+    limits = [messages(40, seconds=60)]
+    accounts = [throttle(path, disk, clock, limits, replace_above_bytes=0) for _ in range(4)]
 
-        (given,) = granted(throttle(PATH, memory, clock, limits, often), 1)
-        assert given.id not in known
-        known.add(given.id)
+    def send(number: int) -> list[int]:
+        account = accounts[number % 4]
+        reservations = granted(account, 1, 1, 1)
+        settle(account, clock, *reservations)
+        return [each.slot.id for each in reservations]
 
+    with ThreadPoolExecutor(8) as pool:
+        ids = [each for sent in pool.map(send, range(20)) for each in sent]
 
-def test_a_lower_count_waits_until_enough_has_left(memory: MemoryDisk, clock: FakeClock) -> None:
-    account = throttle(PATH, memory, clock, [messages(4, seconds=60)])
-    for _ in range(4):
-        settle(account, clock, *granted(account, 1))
-        clock.advance(1 * SECOND_NS)
-
-    account.replan([messages(2, seconds=60)], 0)
-
-    # Ends at 0, 1, 2 and 3 s; now is 4 s.  Room for one of two is there when three have left.
-    assert account.usage()[0].used == 4
-    assert waiting(account).until_ns == clock.boottime_ns() + 58 * SECOND_NS
+    assert len(ids) == len(set(ids)) == 40
+    assert granted(throttle(path, RealDisk(), clock, limits), 1) == []
 
 
 class _Interrupting(MemoryDisk):
@@ -248,7 +279,7 @@ class _Interrupting(MemoryDisk):
         super().sync(fd)
 
 
-def test_a_loop_settles_and_asks_while_the_disk_is_waited_for(clock: FakeClock) -> None:
+def test_what_is_asked_while_the_disk_is_waited_for_waits_for_nothing(clock: FakeClock) -> None:
     disk = _Interrupting()
     account = throttle(PATH, disk, clock, [messages(2, seconds=60)])
     (first,) = granted(account, 1)
@@ -256,36 +287,23 @@ def test_a_loop_settles_and_asks_while_the_disk_is_waited_for(clock: FakeClock) 
 
     def meanwhile() -> None:
         settle(account, clock, first)
-        told.append(account.opens_at_ns(1))
-        told.append(account.usage()[0].used)
+        told.extend((account.opens_at_ns(1), account.usage()[0].used))
 
     disk.meanwhile = meanwhile
     granted(account, 1)
-    disk.meanwhile = lambda: None
 
     assert told == [clock.boottime_ns() + 60 * SECOND_NS, 2]
-    account.flush()
-    other = throttle(PATH, disk, clock, [messages(2, seconds=60)])
-    other.flush()
-    assert len(openings_ns(other, clock)) == 1
-
-
-def test_a_message_to_nobody_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        Request(0)
 
 
 @given(
-    limit=st.builds(
-        PerPeriod, st.integers(1, 6), st.integers(1, 60), st.sampled_from(["messages", "recipients"])
-    ),
+    each=st.builds(limit, st.integers(1, 6), st.integers(1, 60), st.sampled_from(["messages", "recipients"])),
     steps=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 40), st.integers(0, 25)), max_size=30),
 )
 def test_one_sender_never_exceeds_and_is_never_told_to_come_too_late(
-    limit: PerPeriod, steps: list[tuple[int, int, int]]
+    each: PlainLimit, steps: list[tuple[int, int, int]]
 ) -> None:
     clock = FakeClock()
-    account = throttle(PATH, MemoryDisk(), clock, [limit])
+    account = throttle(PATH, MemoryDisk(), clock, [each])
     seen: list[Seen] = []
     in_flight: list[tuple[Reservation, Seen]] = []
     until_ns = 0
@@ -299,58 +317,60 @@ def test_one_sender_never_exceeds_and_is_never_told_to_come_too_late(
                 seen.append(in_flight[-1][1])
             else:
                 assert isinstance(answer, Wait)
-                assert answer.until_ns > now_ns
                 until_ns = answer.until_ns
-                assert account.opens_at_ns(1) == until_ns
+                assert account.opens_at_ns(1) == until_ns > now_ns
         clock.advance(passed_ns)
-        for reservation, each in [pair for pair in in_flight if pair[1].started_at_ns + flown_ns <= now_ns]:
-            each.ended_at_ns = clock.boottime_ns()
+        for reservation, its in [pair for pair in in_flight if pair[1].started_at_ns + flown_ns <= now_ns]:
+            its.ended_at_ns = clock.boottime_ns()
             settle(account, clock, reservation)
-            in_flight.remove((reservation, each))
+            in_flight.remove((reservation, its))
 
-    assert worst_window(seen, limit.unit, limit.per_ns) <= limit.count
-
-
-def test_senders_in_threads_take_turns_by_the_lock_of_the_file(tmp_path: Path, clock: FakeClock) -> None:
-    limits = [messages(40, seconds=60)]
-    accounts = [throttle(tmp_path / "isp", RealDisk(), clock, limits) for _ in range(4)]
-
-    def send(number: int) -> list[int]:
-        account = accounts[number % 4]
-        reservations = granted(account, 1, 1, 1)
-        settle(account, clock, *reservations)
-        return [each.id for each in reservations]
-
-    with ThreadPoolExecutor(8) as pool:
-        ids = [each for sent in pool.map(send, range(20)) for each in sent]
-
-    assert len(ids) == len(set(ids)) == 40
-    for account in accounts:
-        account.flush()
-        account.close()
-    assert granted(throttle(tmp_path / "isp", RealDisk(), clock, limits), 1) == []
+    assert worst_window(seen, each.unit, each.per_ns) <= each.count
 
 
-def test_no_slot_is_given_away_as_of_before_a_slow_disk(tmp_path: Path) -> None:
-    """The event loop asks meanwhile, by a later clock than the decision's."""
-    clock = FakeClock()
+def _opens_in_s(memory: MemoryDisk, clock: FakeClock, sent: int = 2) -> float:
+    """Return how many seconds it takes, by what a new process knows, until a slot is free."""
+    account = throttle(PATH, memory, clock, [messages(sent, seconds=60)])
+    account.flush()
+    return (account.opens_at_ns() - clock.boottime_ns()) / SECOND_NS
 
-    class Slow(RealDisk):
-        stall_ns = 0
 
-        def inode(self, path: str) -> int | None:
-            if self.stall_ns:
-                clock.advance(self.stall_ns)
-                self.stall_ns = 0
-                account.opens_at_ns(1)
-            return super().inode(path)
-
-    disk, limits = Slow(), [messages(1, seconds=60)]
-    account = throttle(tmp_path / "isp", disk, clock, limits)
+@pytest.mark.parametrize(
+    ("down_s", "step_s", "opens_in_s"),
+    [
+        (10, 0, 25),  # both clocks agree: 15 s with the start of the system
+        (10, -3600, 40),  # the wall clock went back: no time has passed
+        (1, -1_760_000_000, 40),  # 1970
+        (1, 70 * 365 * 86_400, 40),  # 2096
+        (LONGEST_BELIEVED_NS // SECOND_NS + 60, 0, 40),  # off for longer than is believed
+    ],
+)
+def test_after_a_reboot_as_much_time_has_passed_as_the_wall_clock_can_be_believed(
+    down_s: int, step_s: int, opens_in_s: float, memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, [])
     settle(account, clock, *granted(account, 1))
-    clock.advance(56 * SECOND_NS)
-    disk.stall_ns = 5 * SECOND_NS
+    account.flush()
+    clock.advance(20 * SECOND_NS)
+    clock.step_wall(-(10**17))
+    clock.step_wall(10**17)
+    granted(account, 1)
+    clock.reboot(down_s * SECOND_NS, boottime_ns=5 * SECOND_NS)
+    clock.step_wall(step_s * SECOND_NS)
 
+    assert _opens_in_s(memory, clock) == opens_in_s
+    # It stays known, by whatever clock the next start is; no more time has passed than has in truth.
+    clock.step_wall(-step_s * SECOND_NS)
+    clock.reboot(SECOND_NS, boottime_ns=0)
+    assert _opens_in_s(memory, clock) >= min(opens_in_s, max(0, 40 - down_s - 5)) - 1
+
+
+def test_an_end_that_could_not_be_written_for_long_still_counts_from_when_it_was(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, [messages(1, seconds=60)])
+    settle(account, clock, *granted(account, 1))
+    clock.advance(TRANSACTION_NS + SECOND_NS)
+
+    assert account.room() == 1
     assert len(granted(account, 1)) == 1
-    account.close()
-    assert audit_file(tmp_path / "isp", limits, RealDisk()).findings[0].is_proven

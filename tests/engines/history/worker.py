@@ -13,11 +13,12 @@ from random import Random
 
 from relay.clock import SECOND_NS, SystemClock
 from relay.spool.disk.durable import RealDisk
-from relay.throttle.bounds import HistoryBounds
-from relay.throttle.throttle import Request, Reservation, Throttle
-from tests.engines.history.limits import PerPeriod
+from relay.throttle.admission import Request
+from relay.throttle.file_history import FileHistory
+from relay.throttle.throttle import Reservation, Throttle
+from tests.engines.history.limits import limit as any_limit
 
-WRITTEN_ANEW_OFTEN = HistoryBounds(compact_above_bytes=4096)
+REPLACE_ABOVE_BYTES = 4096
 """So that some are killed in it."""
 
 
@@ -25,20 +26,19 @@ def main() -> None:
     path, *numbers = sys.argv[1:]
     count, period_ns, transaction_ns, flight_ns, grants, seed = map(int, numbers)
     clock, random = SystemClock(), Random(seed)
-    limit = PerPeriod(count, period_ns)
-    account = Throttle(
-        Path(path), [limit], 0, RealDisk(), clock, transaction_ns=transaction_ns, bounds=WRITTEN_ANEW_OFTEN
-    )
+    limits = [any_limit(count, period_ns)]
+    history = FileHistory(Path(path), RealDisk(), clock, replace_above_bytes=REPLACE_ABOVE_BYTES)
+    account = Throttle(history, limits, 0, clock, transaction_ns=transaction_ns)
     while grants > 0:
         answers = account.reserve([Request(1)] * random.randint(1, 3))
         for answer in answers:
             if isinstance(answer, Reservation):
                 grants -= 1
-                _say("granted", answer.id, clock.boottime_ns(), answer.deadline_ns)
+                _say("granted", answer.slot.id, clock.boottime_ns(), answer.deadline_ns)
                 time.sleep(random.random() * flight_ns / SECOND_NS)
                 end_ns = clock.boottime_ns()
                 account.settle(answer, end_ns)
-                _say("ended" if end_ns < answer.deadline_ns else "late", answer.id, end_ns)
+                _say("ended" if end_ns < answer.deadline_ns else "late", answer.slot.id, end_ns)
         until_ns = account.opens_at_ns(1)
         time.sleep(max(0, until_ns - clock.boottime_ns()) / SECOND_NS)
     account.flush()

@@ -17,7 +17,8 @@ from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import ENGINES, Engine
 from relay.spool.identity import subject_of
 from relay.spool.interface import Message, Spool, Status
-from relay.throttle.history_format import HistoryError
+from relay.throttle.file_history import FileHistory
+from relay.throttle.history import HistoryError
 from relay.throttle.throttle import Throttle
 from tests.engines.history.limits import messages, recipients
 from tests.engines.lab.observations import Letter, Observations
@@ -228,7 +229,7 @@ def _told_of(content: bytes) -> set[tuple[str, str]]:
 def _check_history(path: Path, observed: Observations, disk: RealDisk, clock: FakeClock) -> None:
     """Each MAIL that the upstream saw is still charged, after a reboot, with its recipients."""
     limits = [messages(10**6, DAY_S), recipients(10**6, DAY_S)]
-    throttle = Throttle(path, limits, None, disk, clock)
+    throttle = Throttle(FileHistory(path, disk, clock), limits, None, clock)
     try:
         throttle.flush()
         charged = [usage.used for usage in throttle.usage()]

@@ -9,7 +9,9 @@ import pytest
 from relay.clock import SECOND_NS, SystemClock
 from relay.policy.source import parse_policy
 from relay.spool.disk.durable import RealDisk
-from relay.throttle.throttle import Request, Throttle
+from relay.throttle.admission import Request
+from relay.throttle.file_history import FileHistory
+from relay.throttle.throttle import Throttle
 from tests.unit.cli.control import POLICY, code_of, write_policy
 
 LIMITED = POLICY.replace(
@@ -23,7 +25,8 @@ def policy_path(tmp_path: Path) -> Path:
     path = write_policy(tmp_path, LIMITED)
     policy = parse_policy(LIMITED.encode(), path)
     clock = SystemClock()
-    account = Throttle(policy.history_path("isp"), policy.upstreams["isp"].limits, None, RealDisk(), clock)
+    history = FileHistory(policy.history_path("isp"), RealDisk(), clock)
+    account = Throttle(history, policy.upstreams["isp"].limits, None, clock)
     for answer in [account.reserve_connection(SECOND_NS), *account.reserve([Request(2)] * 3)]:
         account.settle(answer, clock.boottime_ns())  # type: ignore[arg-type]  # all have room
     account.flush()

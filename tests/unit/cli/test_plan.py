@@ -14,7 +14,9 @@ from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake
 from relay.status.estimate.plan import plan_to_json
-from relay.throttle.throttle import Request, Throttle
+from relay.throttle.admission import Request
+from relay.throttle.file_history import FileHistory
+from relay.throttle.throttle import Throttle
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import a_plan
 from tests.unit.cli.control import POLICY, code_of, relay_up, write_policy
@@ -53,7 +55,8 @@ def queue_up(policy_path: Path, *senders: str) -> None:
 def send(policy_path: Path, messages: int) -> None:
     """Have had so many sent just now."""
     policy, clock = parse_policy(LIMITED.encode(), policy_path), SystemClock()
-    account = Throttle(policy.history_path("isp"), policy.upstreams["isp"].limits, None, RealDisk(), clock)
+    history = FileHistory(policy.history_path("isp"), RealDisk(), clock)
+    account = Throttle(history, policy.upstreams["isp"].limits, None, clock)
     for answer in account.reserve([Request(1)] * messages):
         account.settle(answer, clock.boottime_ns())  # type: ignore[arg-type]  # all have room
     account.flush()

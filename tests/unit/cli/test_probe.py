@@ -21,8 +21,8 @@ from relay.practice.account import PracticeBehaviour
 from relay.practice.smarthost import PracticeSmarthost
 from relay.practice.witness import Witness
 from relay.spool.disk.durable import RealDisk
-from relay.throttle.history_check import slots_in_file
-from relay.throttle.throttle import View
+from relay.throttle.history_check import book_in_file
+from relay.throttle.throttle import Shared, View
 from tests.fakes.certificates import make_certificates
 from tests.fakes.token_server import CLIENT, USER, TokenServer
 from tests.unit.cli.control import code_of
@@ -50,10 +50,9 @@ class Practised(NamedTuple):
         path = self.folder / "policy.yaml"
         policy, clock = parse_policy(path.read_bytes(), path), SystemClock()
         upstream = policy.upstreams["isp"]
-        slots = slots_in_file(
-            policy.history_path("isp"), upstream.limits, upstream.guard_ns, RealDisk(), clock
-        )
-        return [usage.used for usage in View(slots, clock).usage()]
+        history, limits = policy.history_path("isp"), upstream.limits
+        book = book_in_file(history, limits, upstream.guard_ns, RealDisk(), clock)
+        return [usage.used for usage in View(Shared(book), clock).usage()]
 
     def consent(self) -> None:
         path = self.folder / "refresh"

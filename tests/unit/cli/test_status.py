@@ -16,7 +16,6 @@ from relay.spool.maildir.layout import prepare
 from relay.status import snapshot as snapshots
 from relay.status.snapshot import LaneStatus, PolicyStatus, Snapshot, UpstreamState
 from relay.telemetry.outcomes import Outcome
-from relay.throttle.limit_hints import Hint
 from relay.verdicts.health import Health
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream, routes
@@ -44,10 +43,7 @@ def test_json_is_the_snapshot_on_one_line(policy_path: Path, capsys: pytest.Capt
 
 
 FULL, FREE = a_limit(opens_in_s=3 * 3600), a_limit(used=1, opens_in_s=None)
-RESETS = replace(FULL, resets_at_ns=AT_NS + 3 * 3600 * SECOND_NS)
-SHUT = replace(a_limit(used=0, opens_in_s=9 * 3600), is_closed=True)
-HINTED = replace(a_limit(used=90, count=90), policy_count=100, is_crowded=True)
-HINT = Hint(AT_NS, "recipients", 3600 * SECOND_NS, 97, 57 * 60 * SECOND_NS, 100, 90)
+CROWDED = replace(a_limit(used=90, count=90), is_crowded=True)
 BY_KEY = tuple(
     replace(a_limit(used=5), for_each="sender", key=key) for key in ("list@here.example", "", None)
 )
@@ -78,19 +74,14 @@ REFUSED_EDIT = PolicyStatus("ab", AT_NS, last_reload_ok=False, last_error="p.yam
             ],
         ),
         (
-            a_snapshot(upstream=an_upstream(limits=(RESETS, SHUT, FREE, HINTED, *BY_KEY))),
+            a_snapshot(upstream=an_upstream(limits=(FULL, FREE, CROWDED, *BY_KEY))),
             [
-                "isp 8 messages per 60s 8/8 resets in 3h",
-                "isp 8 messages per 60s 0/8 closed for 9h",
+                "isp 8 messages per 60s 8/8 in 3h",
                 "isp 8 messages per 60s 1/8 now",
-                "isp 90 messages per 60s 90/90, effective 90 of 100, more keys",
+                "isp 90 messages per 60s 90/90, more keys than are kept apart in 20s",
                 "isp 8 messages per 60s 5/8 by list@here.example in 20s",
                 "isp 8 messages per 60s 5/8 by <> in 20s",
             ],
-        ),
-        (
-            a_snapshot(upstream=replace(an_upstream(), findings=(HINT,))),
-            ["isp: cut off after 97 recipients in 57 min; policy says 100 per 1h; suggested 90"],
         ),
         (
             a_snapshot(upstream=replace(an_upstream(), health=Health.PROVING, proving_after="no answer")),
@@ -124,7 +115,7 @@ REFUSED_EDIT = PolicyStatus("ab", AT_NS, last_reload_ok=False, last_error="p.yam
             ],
         ),
     ],
-    ids=["plain", "limits", "hint", "proving", "untried", "routes and lanes", "wrong"],
+    ids=["plain", "limits", "proving", "untried", "routes and lanes", "wrong"],
 )
 def test_people_read_it_in_lines(
     shown: Snapshot, lines: list[str], policy_path: Path, capsys: pytest.CaptureFixture[str]

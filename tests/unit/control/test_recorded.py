@@ -18,7 +18,7 @@ from tests.unit.sender.in_process_relay import policy_of
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Policy:
-    limits = ", adapt: tighten, limits: [{recipients: 10, per: 1h}]"
+    limits = ", limits: [{recipients: 10, per: 1h}]"
     policy = policy_of(tmp_path, 25, limits)
     policy.history_path("isp").parent.mkdir()
     return policy

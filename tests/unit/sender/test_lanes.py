@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
+from relay.clock import SystemClock
 from relay.control.operations import HELD_ALREADY, OK
 from relay.mail.envelope import Envelope, QueueId
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
 from relay.spool.disk.durable import RealDisk
 from relay.status.snapshot import message_to_json, to_json
-from relay.throttle.history_check import audit_file
+from relay.throttle.audit import audit
+from relay.throttle.history_check import slots_in_file
 from tests.fakes.smarthost import Recorded, Smarthost
 from tests.unit.sender.in_process_relay import CONTENT, Relay, hurry, policy_of
 
@@ -129,7 +131,7 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
             assert _senders(host.relayed[6:]) == "l"
     edited = relay.watch.policy
     limits = with_ceilings(edited.upstreams["isp"].limits, edited.lanes)
-    found = audit_file(policy.history_path("isp"), limits, RealDisk())
+    found = audit(slots_in_file(policy.history_path("isp"), RealDisk(), SystemClock()), limits)
     assert [(finding.most, finding.count, finding.is_proven) for finding in found.findings] == [
         (7, 9, True),
         (4, 4, True),

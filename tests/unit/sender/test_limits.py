@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from relay.clock import SystemClock
 from relay.spool.disk.durable import RealDisk
-from relay.throttle.history_check import audit_file
+from relay.throttle.audit import audit
+from relay.throttle.history_check import slots_in_file
 from tests.fakes.smarthost import Script, Smarthost
 from tests.fakes.virtual_time import pass_time
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
@@ -30,7 +32,8 @@ async def test_no_window_sees_more_connections_than_its_limit(
         assert all(
             later - earlier >= 500_000_000 for earlier, later in zip(seen_at_ns, seen_at_ns[2:], strict=False)
         )
-        found = audit_file(relay.policy.history_path("isp"), relay.policy.upstreams["isp"].limits, RealDisk())
+        slots = slots_in_file(relay.policy.history_path("isp"), RealDisk(), SystemClock())
+        found = audit(slots, relay.policy.upstreams["isp"].limits)
         assert (found.findings[0].most, found.findings[0].is_proven) == (2, True)
 
 

@@ -4,10 +4,10 @@ import heapq
 
 from hypothesis import given
 from hypothesis import strategies as st
+from relay.throttle.limit_state import Limited
 
 from relay.status.estimate.eta import foretell
 from relay.status.estimate.expected import Foretold, Mail, Outlook
-from relay.throttle.gauge import Limited
 
 T = 1_000
 NOW = 10_000

@@ -27,17 +27,6 @@ def test_json_has_rfc_3339_and_seconds_and_every_state() -> None:
     assert shown["totals"]["relayed"] == 190
 
 
-def test_json_says_when_a_limit_resets_and_that_it_is_closed() -> None:
-    sliding = a_limit()
-    closed = replace(sliding, unit="bytes", resets_at_ns=sliding.opens_at_ns, is_closed=True)
-    shown = to_json(a_snapshot(upstream=an_upstream(limits=(sliding, closed))))["upstreams"][0]["limits"]
-
-    assert [each["resets_at"] for each in shown] == [None, "2025-10-09T08:53:40.000Z"]
-    assert [each["closed"] for each in shown] == [False, True]
-    assert [each["unit"] for each in shown] == ["messages", "bytes"]
-    assert all("is_closed" not in each for each in shown)
-
-
 def test_a_snapshot_survives_the_wire_unchanged() -> None:
     adapter = TypeAdapter(Snapshot)
     snapshot = a_snapshot()

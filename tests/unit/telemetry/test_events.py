@@ -20,7 +20,6 @@ from relay.smtp.reply import Phase, Reply
 from relay.spool.interface import Message
 from relay.telemetry.event_table import KINDS, Level
 from relay.telemetry.events import Delays, Events, LogStyle, Subject, Via
-from relay.throttle.limit_hints import Hint, Lowered
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
@@ -96,8 +95,6 @@ def tell_everything(events: Events, foreign: str) -> None:
         "keys": [foreign],
         "changes": [foreign],
         "error": foreign,
-        "finding": Hint(1, "recipients", 3600 * 10**9, 97, 57 * 60 * 10**9, 100, 90),
-        "lowered": Lowered("recipients", 3600 * 10**9, 100, 90, 1),
     }
     for name in KINDS:
         method = getattr(events, name)

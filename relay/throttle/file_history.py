@@ -1,0 +1,327 @@
+"""The history of an account in one file, shared by every relay on this host that sends through it.
+
+A transaction holds flock on `PATH.lock`, which dies with its holder.  What it finds of the file is one of
+five states:
+
+| state | what is there | what becomes of it |
+| --- | --- | --- |
+| absent | no file, and no mark in the lock | the first commit creates it |
+| whole | whole groups, and nothing behind them but room | read on from where this process was |
+| torn | a part of a group behind them, on which nothing was sent | the next commit cuts it off |
+| other boot | its instants are those of another boot | it is written anew, in this boot's time |
+| damaged | anything else, or less than the mark in the lock says | **nothing is sent** |
+
+Durability.  A commit is a group, synced.  Its writer may have died before the sync, so bytes of others
+are synced before the first group behind them, and a name that this process did not give.  After a failed
+write the group is cut off, and the next transaction reads the whole file; after a failed sync it also
+writes a new one.
+
+Time.  Instants are boottime, so a step of the wall clock never matters.  After a reboot all of them move
+by one shift: since the last group as much time has passed as the wall clock is ahead of that group's
+mark, and none if it is behind.  Slots without an end move along and keep their deadline.  More than
+LONGEST_BELIEVED_NS counts as none: a clock that starts in 2038 costs a wait, as one that starts in 1970
+does.
+
+Not noticed: both files removed under a relay that runs; a file that is put back along with its lock.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from relay.clock import SECOND_NS, Clock
+from relay.spool.disk.durable import SECTOR_BYTES, Disk, opened, sync_above, why_a_strangers, write_with_room
+from relay.spool.disk.os_errors import is_lack_of_room
+from relay.spool.disk.replacing import InDoubt, put_in_place
+from relay.spool.finding import NOTHING_SENT
+from relay.throttle.events import Event, moved
+from relay.throttle.history import HistoryError
+from relay.throttle.history_format import (
+    MARK_BYTES,
+    At,
+    Contents,
+    DamagedHistory,
+    group,
+    header,
+    is_begun,
+    mark_line,
+    read_groups,
+    read_header,
+    read_mark,
+)
+
+LONGEST_BELIEVED_NS = 30 * 86_400 * SECOND_NS
+"""How long a host may have been off by its wall clock; longer is rather a clock without a battery."""
+LARGEST_BYTES = 256 * 1024 * 1024
+"""No history of ours is a tenth of this; reading more would be a memory bomb."""
+CLOCK_SKEW_NS = SECOND_NS
+"""How far the clocks of two CPUs may differ; more is another time namespace."""
+REPLACE_ABOVE_BYTES = 256 * 1024
+"""A shorter history is never replaced."""
+ADVICE = "stop, wait for the longest period of its limits, move it and its .lock away, start"
+"""What repairs damage."""
+
+
+def shift_to_this_boot(last: At, now_ns: int, wall_ns: int) -> int:
+    """Return by how much the instants of another boot move, whose last group is `last`."""
+    passed_ns = max(0, wall_ns - last.mark_ns)
+    return now_ns - (0 if passed_ns > LONGEST_BELIEVED_NS else passed_ns) - last.boottime_ns
+
+
+def check_mark(last: At | None, mark_ns: int | None) -> None:
+    """Raise DamagedHistory where a history that ends so has lost what its lock tells of."""
+    if mark_ns is None or (last is not None and last.mark_ns >= mark_ns):
+        return
+    if last is None:
+        raise DamagedHistory("it is gone, and was in use")
+    raise DamagedHistory(
+        f"its end is gone or damaged: it reached {(mark_ns - last.mark_ns) / SECOND_NS:.3f} s further"
+    )
+
+
+class Found(NamedTuple):
+    """What a whole history tells, in the time of this boot."""
+
+    contents: Contents
+    at: At
+    is_of_this_boot: bool
+
+
+def found_in(content: bytes, mark_ns: int | None, clock: Clock) -> Found:
+    """Read a whole history; `mark_ns` is what its lock says.  Raises DamagedHistory."""
+    boot_id, start = read_header(content)
+    contents = read_groups(content, start)
+    if (last := contents.at) is None:
+        # A file gets its name when its first group is durable, so a crash cannot have torn that one.
+        raise DamagedHistory(f"byte {start}: its first group is damaged")
+    check_mark(last, mark_ns)
+    now_ns = clock.boottime_ns()
+    if boot_id == clock.boot_id():
+        if last.boottime_ns > now_ns + CLOCK_SKEW_NS:
+            raise DamagedHistory("it was written in the future of this boot: by a host with another clock")
+        return Found(contents, last, is_of_this_boot=True)
+    shift_ns = shift_to_this_boot(last, now_ns, clock.wall_ns())
+    events = [moved(event, shift_ns) for event in contents.events]
+    at = last._replace(boottime_ns=last.boottime_ns + shift_ns)
+    return Found(contents._replace(events=events), at, is_of_this_boot=False)
+
+
+def refusal(path: str, damage: DamagedHistory) -> HistoryError:
+    return HistoryError(f"{path}: {damage}; {NOTHING_SENT}.  To repair: {ADVICE}")
+
+
+def check_length(length_bytes: int) -> int:
+    if length_bytes > LARGEST_BYTES:
+        raise DamagedHistory(f"{length_bytes} bytes are no history")
+    return length_bytes
+
+
+def is_left_of_a_replacing(disk: Disk, path: str) -> bool:
+    """Return False for a file that cannot be read: it may be anybody's.  Never raises OSError."""
+    try:
+        with opened(disk, disk.open_read(path)) as fd:
+            return is_begun(disk.pread(fd, SECTOR_BYTES, 0))
+    except OSError:
+        return False
+
+
+class FileHistory:
+    def __init__(
+        self, path: Path, disk: Disk, clock: Clock, *, replace_above_bytes: int = REPLACE_ABOVE_BYTES
+    ) -> None:
+        """Touch no disk yet."""
+        self._path, self._folder, self._lock_path = str(path), str(path.parent), f"{path}.lock"
+        self._disk, self._clock = disk, clock
+        self._replace_above_bytes = replace_above_bytes
+        self._fd: int | None = None
+        """Of the file as far as it is known: up to `_end`, which is behind a whole group."""
+        self._end = self._worth_bytes = 0
+        self._at: At | None = None
+        self._must_read = True
+        """What is known of the file is not relied on."""
+        self._must_write_anew = self._is_torn = False
+        """After a failed sync: what the page cache shows may not be on the disk."""
+        self._is_unsynced = self._is_name_unsynced = False
+        """Another process may have died before its sync."""
+        self._is_folder_unsynced = True
+        self._is_of_this_boot = False
+        # Of the present transaction.
+        self._lock_fd = -1
+        self.now_ns = self.ahead_ns = 0
+        self.news: Sequence[Event] = ()
+        self.is_whole = self.is_empty = False
+
+    @contextlib.contextmanager
+    def transaction(self) -> "Iterator[FileHistory]":
+        with self._failing_closed("lock"):
+            if self._is_folder_unsynced:
+                self._disk.make_directory(self._folder)
+                sync_above(self._disk, self._folder)
+                self._is_folder_unsynced = False
+            self._lock_fd = self._lock()
+        try:
+            with self._failing_closed("read"):
+                # Under the lock, so that instants ascend in the file.
+                self.now_ns = self._clock.boottime_ns()
+                self._look()
+            yield self
+        finally:
+            self._disk.close(self._lock_fd)
+
+    @property
+    def is_long(self) -> bool:
+        return self._end > max(self._replace_above_bytes, 2 * self._worth_bytes)
+
+    def commit(self, events: Sequence[Event]) -> None:
+        with self._failing_closed("write"):
+            if self._fd is None:
+                self._put(events)
+            else:
+                self._append(self._fd, events)
+
+    def replace(self, events: Sequence[Event]) -> bool:
+        with self._failing_closed("replace"):
+            try:
+                self._put(events)
+            except OSError as error:
+                if isinstance(error, InDoubt) or not is_lack_of_room(error):
+                    raise
+                self._worth_bytes = self._end  # not tried again before it is twice as long
+                return False
+        return True
+
+    def _append(self, fd: int, events: Sequence[Event]) -> None:
+        if self._is_unsynced:
+            self._sync(fd)
+            self._is_unsynced = False
+        if self._is_name_unsynced:
+            self._disk.sync_directory(self._folder)
+            self._is_name_unsynced = False
+        at = self._at_now()
+        content = group(at, events)
+        if self._is_torn:
+            self._disk.truncate(fd, self._end)
+            self._is_torn = False
+        try:
+            write_with_room(self._disk, fd, content, self._end, folder=self._folder)
+            # Crash here: the group may be whole, torn or gone; no grant of it was given yet.
+            self._sync(fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._disk.truncate(fd, self._end)
+            raise
+        self._end += len(content)
+        self._note(at)
+
+    def _sync(self, fd: int) -> None:
+        try:
+            self._disk.sync_content(fd)
+        except OSError:
+            self._must_write_anew = True
+            raise
+
+    def close(self) -> None:
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            self._disk.close(fd)
+
+    def _lock(self) -> int:
+        """Lock the file that has the name, also where another one had it while this process waited."""
+        while True:
+            if (fd := self._disk.lock(self._lock_path, wait=True)) is None:
+                raise HistoryError(f"{self._lock_path}: taken")
+            if self._disk.leads_to(self._lock_path, fd):
+                return fd
+            self._disk.close(fd)
+
+    def _look(self) -> None:
+        """Find out what is news.  Raises OSError and DamagedHistory."""
+        mark_ns = read_mark(self._disk.pread(self._lock_fd, MARK_BYTES, 0))
+        self.news, self.is_whole = (), False
+        if self._must_read or self._fd is None or not self._disk.leads_to(self._path, self._fd):
+            self._must_read = True
+            self._read_all(mark_ns)
+            self._must_read = False
+        elif self._disk.pread(self._fd, 1, self._end) not in (b"", b"\0"):
+            behind_bytes = check_length(self._disk.size(self._fd)) - self._end
+            content = self._disk.pread(self._fd, behind_bytes, self._end)
+            self._know(content, read_groups(content, 0, self._end), self._end)
+        check_mark(self._at, mark_ns)
+        self.is_empty = self._at is None
+
+    def _read_all(self, mark_ns: int | None) -> None:
+        self.close()
+        self._at, self._end, self._worth_bytes = None, 0, 0
+        self.is_whole = True
+        if self._disk.inode(self._path) is None:
+            return
+        self._fd = self._disk.open_update(self._path)
+        if (why := why_a_strangers(self._disk, self._fd, self._path)) is not None:
+            raise DamagedHistory(why)
+        content = self._disk.pread(self._fd, check_length(self._disk.size(self._fd)), 0)
+        contents, at, is_of_this_boot = found_in(content, mark_ns, self._clock)
+        self._know(content, contents, 0)
+        self._at, self._worth_bytes, self._is_name_unsynced = at, contents.first_end, True
+        if self._is_of_this_boot and not is_of_this_boot:
+            raise DamagedHistory("another host uses it while we do")
+        self._is_of_this_boot = True
+        if not is_of_this_boot or self._must_write_anew:
+            self._put(self.news)
+
+    def _know(self, content: bytes, found: Contents, origin: int) -> None:
+        self.news, self._end = found.events, origin + found.end
+        self._is_torn = bool(content[found.end :].strip(b"\0"))
+        if found.at is not None:
+            self._at, self._is_unsynced = found.at, True
+
+    def _put(self, events: Sequence[Event]) -> None:
+        at = self._at_now()
+        content = header(self._clock.boot_id()) + group(at, events)
+        try:
+            fd = put_in_place(self._disk, self._path, content, clear_the_way=self._clear_the_way)
+        except InDoubt:
+            self._must_write_anew = True
+            raise
+        self.close()
+        self._fd, self._end, self._worth_bytes = fd, len(content), len(content)
+        self._must_write_anew = self._is_torn = self._is_unsynced = self._is_name_unsynced = False
+        self._note(at)
+
+    def _clear_the_way(self, new_path: str) -> None:
+        """Remove what a replacing that died left; a file of others is renamed, and kept."""
+        if is_left_of_a_replacing(self._disk, new_path):
+            self._disk.unlink(new_path)
+            return
+        number = 1
+        while self._disk.inode(f"{new_path}.{number}") is not None:
+            number += 1
+        # Crash here: it is found again by the next replacing.
+        self._disk.rename(new_path, f"{new_path}.{number}")
+
+    def _note(self, at: At) -> None:
+        self._at = at
+        # Crash here: the lock says less than the file has, which is no harm.
+        self._disk.write_at(self._lock_fd, mark_line(at.mark_ns), 0)
+
+    def _at_now(self) -> At:
+        wall_ns = self._clock.wall_ns()
+        if self._at is None:
+            return At(self.now_ns, wall_ns, wall_ns)
+        # Each group is later than the one before, also where the clock says the same instant: of two with one
+        # mark the second could be lost, and nobody would notice.
+        boottime_ns = max(self.now_ns, self._at.boottime_ns + 1)
+        wall_ns += boottime_ns - self.now_ns
+        passed_ns = boottime_ns - self._at.boottime_ns
+        return At(boottime_ns, wall_ns, max(wall_ns, self._at.mark_ns + passed_ns))
+
+    @contextlib.contextmanager
+    def _failing_closed(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._must_read = self._is_folder_unsynced = True
+            raise HistoryError(f"{self._path}: cannot {doing} it: {error.strerror or error}") from error
+        except DamagedHistory as damage:
+            self._must_read = True
+            raise refusal(self._path, damage) from damage

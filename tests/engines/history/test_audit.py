@@ -1,0 +1,77 @@
+"""What limits held at most, counted anew: against an oracle that never saw the file."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.throttle.audit import audit
+from relay.throttle.compaction import Bounds
+from relay.throttle.limit import Limit
+from relay.throttle.throttle import Throttle
+from tests.engines.history.limits import granted, messages, recipients, settle, throttle
+from tests.engines.history.memory_disk import MemoryDisk
+from tests.engines.history.oracle import Seen, worst_window
+from tests.fakes.clock import FakeClock
+
+PATH = Path("/history/isp")
+EARLIER = [messages(9, seconds=60), recipients(20, seconds=100)]
+
+
+def _live(account: Throttle, clock: FakeClock, random: Random) -> list[Seen]:
+    seen: list[Seen] = []
+    for _ in range(60):
+        for reservation in granted(account, *[random.randint(1, 4)] * random.randint(1, 3)):
+            started_ns = reservation.reserved_at_ns
+            clock.advance(random.randint(0, 3) * SECOND_NS)
+            settle(account, clock, reservation)
+            seen.append(Seen(started_ns, clock.boottime_ns(), 1, reservation.recipients))
+        clock.advance(random.randint(0, 30) * SECOND_NS)
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_agrees_with_an_oracle_that_never_saw_the_file(seed: int, clock: FakeClock) -> None:
+    random = Random(seed)
+    account = throttle(PATH, MemoryDisk(), clock, EARLIER)
+    seen = _live(account, clock, random)
+    account.flush()
+    limits: list[Limit] = [*EARLIER, messages(3, seconds=50), recipients(9, seconds=70)]
+    account.replan(limits, 0)
+
+    found = account.audit()
+
+    assert found.transactions == len(seen)
+    assert (found.in_flight, found.merged, found.exact_since_ns) == (0, 0, None)
+    for limit, peak in zip(limits, found.findings, strict=True):
+        assert peak.most == peak.at_most == worst_window(seen, limit.unit, limit.per_ns)
+        assert peak.is_exceeded == (peak.most > limit.count)
+        assert peak.is_proven == (not peak.is_exceeded)
+
+
+def test_what_was_merged_is_a_bound_and_it_says_since_when_it_is_exact(clock: FakeClock) -> None:
+    bounds = Bounds(exact=10, at_once=5, parts=16)
+    account = throttle(PATH, MemoryDisk(), clock, EARLIER, bounds=bounds)
+    seen = _live(account, clock, Random(1))
+    account.flush()
+
+    found = account.audit()
+
+    assert found.transactions + found.merged == len(seen)
+    assert found.exact_since_ns is not None
+    for limit, peak in zip(EARLIER, found.findings, strict=True):
+        assert peak.most <= worst_window(seen, limit.unit, limit.per_ns) <= peak.at_most
+        assert not peak.is_exceeded
+
+
+def test_each_key_is_counted_by_itself_and_what_is_of_none_for_all(clock: FakeClock) -> None:
+    account = throttle(PATH, MemoryDisk(), clock, [])
+    granted(account, 1)
+    each = messages(2, 60, "sender")
+    account.replan([each], 0)
+    granted(account, 1, 1)
+
+    (peak,) = audit(account.shared.book.slots(), [each]).findings
+
+    assert (peak.most, peak.key, peak.at_most) == (1, "", 2)

@@ -1,0 +1,136 @@
+"""What every history promises, whatever it is kept in; one suite for all of them."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.throttle.events import Ended, Event, Issued, Share, Slot
+from relay.throttle.history import History
+from tests.fakes.clock import FakeClock
+
+Opens = Callable[[], History]
+
+
+def _slot(number: int, now_ns: int) -> Slot:
+    shares = (Share("sender", "a:b/c@d.example", 1, 2, 3), Share("recipient_domain", "", 1, 2, 3))
+    return Slot(number, now_ns, now_ns + 5 * SECOND_NS, 1, 2, 3, 4, shares)
+
+
+def _commit(history: History, *events: Event) -> None:
+    with history.transaction() as transaction:
+        transaction.commit(events)
+
+
+def _news(history: History) -> tuple[Sequence[Event], bool]:
+    with history.transaction() as transaction:
+        return list(transaction.news), transaction.is_whole
+
+
+def test_it_begins_empty_and_says_so_until_something_is_committed(opened: Opens) -> None:
+    one, other = opened(), opened()
+    with one.transaction() as transaction:
+        assert (list(transaction.news), transaction.is_whole, transaction.is_empty) == ([], True, True)
+        transaction.commit([Issued(7)])
+
+    for each in (one, other):
+        with each.transaction() as transaction:
+            assert not transaction.is_empty
+
+
+def test_each_reader_gets_each_commit_once_in_order_and_its_own_never(opened: Opens) -> None:
+    one, other = opened(), opened()
+    kinds: list[Event] = [_slot(1, 0), Ended(1, 5), _slot(2, -7).ended(9), _slot(0, 3).ended(4), Issued(9)]
+    _commit(one, *kinds)
+
+    assert _news(other) == (kinds, True)
+    assert _news(one) == ([], False)
+    _commit(other, Ended(2, 6))
+    _commit(other, Ended(3, 7))
+
+    assert _news(one) == ([Ended(2, 6), Ended(3, 7)], False)
+    assert _news(one) == _news(other) == ([], False)
+    assert _news(opened()) == ([*kinds, Ended(2, 6), Ended(3, 7)], True)
+
+
+def test_what_is_replaced_is_all_that_there_is_for_everybody(opened: Opens) -> None:
+    one, other = opened(), opened()
+    _commit(one, _slot(1, 0), _slot(2, 0))
+    assert len(_news(other)[0]) == 2
+    with one.transaction() as transaction:
+        assert transaction.replace([Issued(2), _slot(2, 0)])
+
+    for each in (other, opened()):
+        assert _news(each) == ([Issued(2), _slot(2, 0)], True)
+    _commit(other, Ended(2, 3))
+
+    assert _news(one) == ([Ended(2, 3)], False)
+    assert _news(opened()) == ([Issued(2), _slot(2, 0), Ended(2, 3)], True)
+
+
+def test_a_history_that_grows_asks_to_be_replaced_and_then_no_more(opened: Opens) -> None:
+    history = opened()
+    _commit(history, Issued(1))
+    for _ in range(50):
+        with history.transaction() as transaction:
+            if transaction.is_long:
+                assert transaction.replace([Issued(1)])
+                break
+            transaction.commit([Ended(1, 2)])
+    else:
+        pytest.fail("it grew and grew")
+
+    with history.transaction() as transaction:
+        assert not transaction.is_long
+
+
+def test_its_time_never_goes_back_and_tells_how_far_it_is_ahead(opened: Opens, clock: FakeClock) -> None:
+    last_ns = -1
+    for history in (opened(), opened()):
+        for by_ns in (0, 1, SECOND_NS):
+            clock.advance(by_ns)
+            # No step of the wall clock is one of its own.
+            clock.step_wall(-400 * 86_400 * SECOND_NS)
+            with history.transaction() as transaction:
+                assert transaction.now_ns >= last_ns
+                assert transaction.now_ns - transaction.ahead_ns == clock.boottime_ns()
+                last_ns = transaction.now_ns
+
+
+def test_a_transaction_excludes_all_others(opened: Opens) -> None:
+    one, other = opened(), opened()
+    order: list[str] = []
+
+    def write() -> None:
+        with other.transaction() as transaction:
+            order.append("other")
+            transaction.commit([Issued(2)])
+
+    with one.transaction() as transaction:
+        waiting = threading.Thread(target=write)
+        waiting.start()
+        transaction.commit([Issued(1)])
+        order.append("one")
+    waiting.join()
+
+    assert order == ["one", "other"]
+    assert _news(one)[0] == [Issued(2)]
+
+
+def test_an_exception_in_a_transaction_commits_nothing_and_lets_others_go_on(opened: Opens) -> None:
+    one, other = opened(), opened()
+    with pytest.raises(KeyError), one.transaction():
+        raise KeyError
+
+    _commit(other, Issued(1))
+
+    assert _news(one)[0] == [Issued(1)]
+
+
+def test_it_can_be_used_again_once_closed(opened: Opens) -> None:
+    history = opened()
+    _commit(history, Issued(1))
+    history.close()
+
+    assert _news(history) == ([Issued(1)], True)

@@ -1,0 +1,137 @@
+"""What may be found of a history file, a row each: a start, a look and `relay fsck` say the same of it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.spool.disk.durable import RealDisk
+from relay.throttle.history import HistoryError
+from relay.throttle.history_check import history_findings, slots_in_file
+from tests.engines.history.limits import ask, granted, messages, settle, throttle
+from tests.fakes.clock import FakeClock
+
+LIMITS = [messages(9, seconds=3600)]
+LOCK = "isp.lock"
+Harm = Callable[[Path], object]
+
+
+@pytest.fixture
+def used(path: Path, clock: FakeClock) -> Path:
+    """Return the path of a history of six groups, at rest."""
+    account = throttle(path, RealDisk(), clock, LIMITS)
+    for _ in range(3):
+        reservations = granted(account, 1)
+        clock.advance(SECOND_NS)
+        settle(account, clock, *reservations)
+        account.flush()
+    account.close()
+    path.write_bytes(path.read_bytes().rstrip(b"\0"))
+    return path
+
+
+def _cut(length: int) -> Harm:
+    return lambda path: path.write_bytes(path.read_bytes()[:length])
+
+
+def _added(more: bytes) -> Harm:
+    return lambda path: path.write_bytes(path.read_bytes() + more)
+
+
+def _changed(old: bytes, new: bytes) -> Harm:
+    return lambda path: path.write_bytes(path.read_bytes().replace(old, new, 1))
+
+
+def _lock(content: bytes) -> Harm:
+    return lambda path: path.with_name(LOCK).write_bytes(content)
+
+
+def _none(path: Path) -> None:
+    path.unlink()
+    path.with_name(LOCK).unlink()
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (Path.stat, ""),
+        (_none, ""),
+        (_added(bytes(9999)), ""),  # room
+        (_added(b"group 70 00000000\nat 1 2"), "torn_group"),
+        (_lock(b""), ""),
+        (_lock(b"relay-history-end +0000"), ""),
+        (_lock(b"something else"), "damaged_history"),
+        (Path.unlink, "damaged_history"),
+        (_cut(0), "damaged_history"),
+        (_cut(-1), "damaged_history"),  # its last group was durable, by its lock
+        (_cut(-200), "damaged_history"),
+        (_changed(b"relay-history 4", b"relay-history 3"), "damaged_history"),
+        (_changed(b"reserved 1", b"reserved 8"), "damaged_history"),
+        (_changed(b"relay", b"replay"), "damaged_history"),
+        (lambda path: path.chmod(0o666), "owner"),
+        (lambda path: (path.unlink(), path.mkdir()), "foreign"),
+    ],
+)
+def test_what_is_found_is_told_alike_and_damage_sends_nothing(
+    harm: Harm, says: str, used: Path, clock: FakeClock
+) -> None:
+    harm(used)
+    before = used.read_bytes() if used.is_file() else None
+
+    found = [each.kind for each in history_findings(used, RealDisk(), clock, os.geteuid())]
+
+    assert found == ([says] if says else [])
+    account = throttle(used, RealDisk(), clock, LIMITS)
+    if says in ("", "torn_group"):
+        known = len(slots_in_file(used, RealDisk(), clock))
+        assert known == (0 if before is None else 3)
+        assert len(granted(account, *[1] * 9)) == 9 - known
+        assert not list(history_findings(used, RealDisk(), clock, os.geteuid()))
+        return
+    for _ in range(2):
+        with pytest.raises(HistoryError, match="isp"):
+            ask(account, 1)
+    assert (used.read_bytes() if used.is_file() else None) == before
+    if says == "damaged_history":
+        with pytest.raises(HistoryError, match="isp"):
+            slots_in_file(used, RealDisk(), clock)
+
+
+def test_damage_at_any_byte_sends_nothing(used: Path, clock: FakeClock) -> None:
+    whole = used.read_bytes()
+    for offset in range(len(whole)):
+        used.write_bytes(whole[:offset] + bytes([whole[offset] ^ 4]) + whole[offset + 1 :])
+        with pytest.raises(HistoryError):
+            ask(throttle(used, RealDisk(), clock, LIMITS), 1)
+        assert list(history_findings(used, RealDisk(), clock, os.geteuid()))
+
+
+def test_a_host_with_another_clock_sends_nothing(used: Path, clock: FakeClock) -> None:
+    behind = FakeClock(clock.boottime_ns() - 2 * SECOND_NS)
+    with pytest.raises(HistoryError, match="in the future of this boot"):
+        ask(throttle(used, RealDisk(), behind, LIMITS), 1)
+    account = throttle(used, RealDisk(), clock, LIMITS)
+    granted(account, 1)
+    other = FakeClock()
+    other.reboot()
+    granted(throttle(used, RealDisk(), other, LIMITS), 1)
+
+    with pytest.raises(HistoryError, match="another host uses it"):
+        ask(account, 1)
+
+
+def test_what_stands_in_the_way_of_a_replacing_is_removed_if_ours_and_kept_if_not(
+    used: Path, clock: FakeClock
+) -> None:
+    beside = used.with_name("isp.new")
+    for content, kinds in ((b"relay-history 4 x", ["leftover"]), (b"not ours", ["foreign"])):
+        beside.write_bytes(content)
+        assert [each.kind for each in history_findings(used, RealDisk(), clock, os.geteuid())] == kinds
+        clock.reboot()
+        granted(throttle(used, RealDisk(), clock, LIMITS), 1)
+        assert not beside.exists()
+
+    assert used.with_name("isp.new.1").read_bytes() == b"not ours"
+    assert [each.kind for each in history_findings(used, RealDisk(), clock, os.geteuid())] == ["set_aside"]
