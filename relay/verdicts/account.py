@@ -212,14 +212,14 @@ def _refused(state: AccountState, event: Event) -> AccountState:
 
 
 class Told(enum.StrEnum):
-    """What a change of the state tells; docs/states.md prints the text."""
+    """What a change of the state tells, by the name of its event."""
 
-    PAUSED = "`upstream_paused`"
-    STOPPED = "`upstream_stopped`"
-    PROVING = "`upstream_proving`"
-    RESUMED = "`upstream_resumed`"
-    KEPT_BACK = "`operator_paused`"
-    LET = "`operator_pause_ended`"
+    PAUSED = "upstream_paused"
+    STOPPED = "upstream_stopped"
+    PROVING = "upstream_proving"
+    RESUMED = "upstream_resumed"
+    KEPT_BACK = "operator_paused"
+    LET = "operator_pause_ended"
 
 
 def told(before: AccountState, after: AccountState) -> Iterator[Told]:
@@ -234,7 +234,7 @@ def told(before: AccountState, after: AccountState) -> Iterator[Told]:
     elif after.health is Health.PROVING and not after.fault:
         if before.health is not Health.PROVING or before.fault:
             yield Told.PROVING
-    elif before.health is Health.PROVING:
+    elif before.health is Health.PROVING and after.health is Health.USED:
         # Told only now: what a probe finds refused again was never resumed.
         yield Told.RESUMED
 

@@ -22,7 +22,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-from urllib.parse import unquote
 
 from relay.mail.header import decoded, header_fields
 from relay.mail.text import MAX_TEXT_CHARACTERS
@@ -35,6 +34,7 @@ FEWEST_CUT = 8
 """Fewer letters at the beginning of a word that was cut off are chance."""
 
 _LETTER = re.compile(r"[a-z0-9@]")
+_ESCAPED = re.compile("%([0-9a-f]{2})")
 _NO_LETTERS = re.compile(r"[^a-z0-9@]+")
 _ATEXT = r"[a-z0-9.!#$%&'*+/=?^_`{|}~-]"
 _NAMES = re.compile(
@@ -86,7 +86,7 @@ def without_echo(lines: Sequence[str], words: ClientWords) -> Reading:
         return Reading(plain, _QUOTED.sub("@", plain))
     addresses = [word for word in (words.reverse_path, *words.recipients, *words.parameters) if "@" in word]
     if "%40" in text:  # why?id=joe%40here.example
-        text = unquote(text, errors="replace").lower()
+        text = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text).lower()
     names_sender = any(_places(text, [_key(words.reverse_path)]))
     plain = _NAMES.sub("@", _without(text, _places(text, map(_key, addresses))))
     bare, printed = {*map(_key, _bare(words))}, _DOMAIN.findall(" ".join(_printed(words.header)))

@@ -124,6 +124,7 @@ def events_told(happenings: str) -> list[list[str]]:
         ("KEEP RESUME", [["KEPT_BACK"], ["LET", "PROVING"]]),
         ("KEEP PAUSE EDIT LAPSE", [["KEPT_BACK"], ["PAUSED"], ["PROVING"], ["LET"]]),
         ("FAULT FAULT SOUND PROOF", [["STOPPED"], [], ["PROVING"], ["RESUMED"]]),
+        ("PAUSE OVER FAULT SOUND", [["PAUSED"], ["PROVING"], ["STOPPED"], ["PROVING"]]),
         ("PAUSE FAULT OVER SOUND", [["PAUSED"], [], [], ["PROVING"]]),
         ("PROOF EDIT RESTART", [[], [], []]),
     ],
