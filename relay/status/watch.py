@@ -275,7 +275,7 @@ class Watch:
         lanes, place = line.closed_lanes(), line.next_place()
         held = [] if full else [ceiling_words(lane) for lane in lanes]
         if not full and place is not None:
-            full = view.limits.full_at(cast(Place, place))
+            full = view.limits.full(cast(Place, place))
         return " and ".join(held + [limit_words(label) for label in full])
 
     def _counts(self) -> dict[QueueState, QueueCounts]:

@@ -164,8 +164,11 @@ def too_large(states: Sequence[LimitState], request: Request) -> TooLarge | None
     return None
 
 
-def full(states: Sequence[LimitState], now_ns: int) -> list[str]:
-    return [state.label for state in for_all(states) if not state.room(None, now_ns)]
+def full(states: Sequence[LimitState], place: Place | None, now_ns: int) -> list[str]:
+    """Return the labels of limits without room: of all mail, or of a place."""
+    kind, key = (None, None) if place is None else place
+    limits = [state for state in states if state.unit != "connections" and state.for_each == kind]
+    return [state.label for state in limits if state.is_about(key) and not state.room(key, now_ns)]
 
 
 def opens_at(states: Sequence[LimitState], recipients: int, now_ns: int) -> int:
@@ -183,12 +186,6 @@ def room_for_connections(states: Sequence[LimitState], now_ns: int) -> tuple[int
     opens = [(state.opens_at(None, now_ns), state.label) for state in limits]
     free = min((state.room(None, now_ns) for state in limits), default=None)
     return free, *max(opens, default=(now_ns, ""))
-
-
-def full_at(states: Sequence[LimitState], place: Place, now_ns: int) -> list[str]:
-    kind, key = place
-    limits = [state for state in states if state.for_each == kind and state.is_about(key)]
-    return [state.label for state in limits if not state.room(key, now_ns)]
 
 
 def choose(states: Sequence[LimitState], request: Request, now_ns: int) -> Sequence[int]:

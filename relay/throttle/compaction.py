@@ -6,10 +6,9 @@ early, and merging twice adds no error.  A slot is dropped once no limit that a 
 it.
 
 What is merged is told in two records: the totals, which count for no key, and the shares, which count for
-nothing but their keys.  Where there are more than `most_shares` the shares go onto a grid of
-1/COARSE_PARTS, and of each instant the lightest keys become one share of UNKNOWN, as heavy as the
-heaviest of them: UNKNOWN counts for every key.  So no key ever counts for less, or for a shorter time,
-than it had.
+nothing but their keys.  Where there are more than `most_shares`, the lightest keys of each instant become
+one share of UNKNOWN, as heavy as the heaviest of them: UNKNOWN counts for every key.  So no key ever
+counts for less, or for a shorter time, than it had.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,11 +20,8 @@ from relay.throttle.window import BUCKETS, EXACT_SLOTS
 
 KEEP_NS = 2 * LONGEST_DURATION_NS
 """The longest period and the longest guard that a policy can hold."""
-COARSE_PARTS = 16
 Sums = dict[tuple[str, str], Share]
 """Shares by kind and key."""
-LEAST_KEYS = 16
-"""So many keys of each kind keep a share of their own at an instant, however many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +54,10 @@ def compacted(ended: Sequence[Slot], now_ns: int, bounds: Bounds = BOUNDS) -> li
     kinds = tuple(dict.fromkeys(share.for_each for slot in old for share in slot.shares))
     merged = [_total(at_ns, slots, kinds) for at_ns, slots in _together(old, now_ns, bounds.parts).items()]
     if kinds:
-        keyed, most_keys = _by_key(old, now_ns, bounds.parts, kinds), bounds.most_shares
+        keyed = _by_key(old, now_ns, bounds.parts, kinds)
+        most_keys = bounds.most_shares
         if sum(len(sums) for _, sums in keyed.values()) > bounds.most_shares // 2:
-            keyed = _by_key(old, now_ns, COARSE_PARTS, kinds)
-            most_keys = max(LEAST_KEYS, bounds.most_shares // 2 // (len(keyed) * len(kinds)))
+            most_keys = max(1, bounds.most_shares // 2 // (len(keyed) * len(kinds)))
         merged += [
             Slot(0, started_at_ns, at_ns, 0, 0, 0, 0, _heaviest(sums, most_keys), is_open=False)
             for at_ns, (started_at_ns, sums) in keyed.items()

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from relay.clock import SECOND_NS, Clock
-from relay.spool.disk.durable import SECTOR_BYTES, Disk, opened, sync_above, why_a_strangers, write_with_room
+from relay.spool.disk.durable import Disk, sync_above, why_a_strangers, write_with_room
 from relay.spool.disk.os_errors import is_lack_of_room
 from relay.spool.disk.replacing import InDoubt, put_in_place
 from relay.spool.finding import NOTHING_SENT
@@ -44,7 +44,6 @@ from relay.throttle.history_format import (
     DamagedHistory,
     group,
     header,
-    is_begun,
     mark_line,
     read_groups,
     read_header,
@@ -115,15 +114,6 @@ def check_length(length_bytes: int) -> int:
     if length_bytes > LARGEST_BYTES:
         raise DamagedHistory(f"{length_bytes} bytes are no history")
     return length_bytes
-
-
-def is_left_of_a_replacing(disk: Disk, path: str) -> bool:
-    """Return False for a file that cannot be read: it may be anybody's.  Never raises OSError."""
-    try:
-        with opened(disk, disk.open_read(path)) as fd:
-            return is_begun(disk.pread(fd, SECTOR_BYTES, 0))
-    except OSError:
-        return False
 
 
 class FileHistory:
@@ -279,7 +269,7 @@ class FileHistory:
         at = self._at_now()
         content = header(self._clock.boot_id()) + group(at, events)
         try:
-            fd = put_in_place(self._disk, self._path, content, clear_the_way=self._clear_the_way)
+            fd = put_in_place(self._disk, self._path, content)
         except InDoubt:
             self._must_write_anew = True
             raise
@@ -287,17 +277,6 @@ class FileHistory:
         self._fd, self._end, self._worth_bytes = fd, len(content), len(content)
         self._must_write_anew = self._is_torn = self._is_unsynced = self._is_name_unsynced = False
         self._note(at)
-
-    def _clear_the_way(self, new_path: str) -> None:
-        """Remove what a replacing that died left; a file of others is renamed, and kept."""
-        if is_left_of_a_replacing(self._disk, new_path):
-            self._disk.unlink(new_path)
-            return
-        number = 1
-        while self._disk.inode(f"{new_path}.{number}") is not None:
-            number += 1
-        # Crash here: it is found again by the next replacing.
-        self._disk.rename(new_path, f"{new_path}.{number}")
 
     def _note(self, at: At) -> None:
         self._at = at

@@ -4,7 +4,6 @@ A group that is just being appended looks like one that a crash tore; a replacin
 the new one.
 """
 
-import glob
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -15,14 +14,7 @@ from relay.spool.disk.durable import Disk, opened, why_of_others
 from relay.spool.finding import NOTHING_SENT, Finding
 from relay.throttle.book import LimitBook
 from relay.throttle.events import Event, Slot
-from relay.throttle.file_history import (
-    ADVICE,
-    check_length,
-    check_mark,
-    found_in,
-    is_left_of_a_replacing,
-    refusal,
-)
+from relay.throttle.file_history import ADVICE, check_length, check_mark, found_in, refusal
 from relay.throttle.history import HistoryError
 from relay.throttle.history_format import MARK_BYTES, DamagedHistory, read_mark
 from relay.throttle.limit import Limit
@@ -30,48 +22,31 @@ from relay.throttle.limit import Limit
 
 def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterator[Finding]:
     """Tell what a relay that starts now would do; `owner` is its user.  Raises OSError."""
+
+    def found(kind: str, what: str, advice: str) -> Finding:
+        return Finding(str(path), kind, what, NOTHING_SENT if advice else "cut at the next use", advice)
+
     try:
         status = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        status = None
-    if status is not None:
-        yield from _beside(f"{path}.new", disk)
-        if not stat.S_ISREG(status.st_mode):
-            yield Finding(
-                str(path), "foreign", "not a file", NOTHING_SENT, "see what it is, and move it away"
-            )
-            return
         # Only root can open what is safe from others and belongs to another user.
         users = {owner, path.parent.stat().st_uid} if owner == 0 else {owner}
-        if (why := why_of_others(status.st_uid, stat.S_IMODE(status.st_mode), users)) is not None:
-            yield Finding(str(path), "owner", why, NOTHING_SENT, f"chown it to user {owner}, chmod 600")
+        if not stat.S_ISREG(status.st_mode):
+            yield found("foreign", "not a file", "see what it is, and move it away")
             return
+        if (why := why_of_others(status.st_uid, stat.S_IMODE(status.st_mode), users)) is not None:
+            yield found("owner", why, f"chown it to user {owner}, chmod 600")
+            return
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # its lock may tell that there was one
     try:
-        _, is_torn = _events_in(path, disk, clock)
-    except DamagedHistory as damage:
-        yield Finding(str(path), "damaged_history", str(damage), NOTHING_SENT, ADVICE)
+        if _events_in(path, disk, clock)[1]:
+            yield found("torn_group", "its last group is not whole; nothing was sent on it", "")
     except FileNotFoundError:
         pass
+    except DamagedHistory as damage:
+        yield found("damaged_history", str(damage), ADVICE)
     except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        yield Finding(str(path), "damaged_history", what, NOTHING_SENT, "see to the disk")
-    else:
-        if is_torn:
-            what = "its last group is not whole; nothing was sent on it"
-            yield Finding(str(path), "torn_group", what, "cut at the next use")
-
-
-def _beside(path: str, disk: Disk) -> Iterator[Finding]:
-    if os.path.lexists(path):
-        if is_left_of_a_replacing(disk, path):
-            yield Finding(path, "leftover", "a rewrite that a crash cut off", "removed by the next one")
-        else:
-            becomes = f"renamed by the next rewrite, to {path}.1 or so, never deleted"
-            yield Finding(path, "foreign", "not written by us", becomes, "see what it is")
-    for kept in sorted(Path(path).parent.glob(f"{glob.escape(Path(path).name)}.*")):
-        yield Finding(
-            str(kept), "set_aside", "was in the way of a rewrite", "left where it is", "see what it is"
-        )
+        yield found("damaged_history", f"cannot be read: {error.strerror}", "see to the disk")
 
 
 def book_in_file(

@@ -38,7 +38,7 @@ removed, or put back from a copy.  An empty or torn lock says nothing.
 
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from relay.mail.text import clean
@@ -72,15 +72,7 @@ _HEADER = re.compile(rb"(relay-history 4 ([0-9A-Za-z-]{1,64})) ([0-9a-f]{8})\n")
 _GROUP = re.compile(rb"group ([0-9]{1,9}) ([0-9a-f]{8})\n")
 _SEARCHED_TIMES = 4
 """How often the octets behind a damaged group are looked at, at most: work stays linear."""
-_NUMBER = "(-?[0-9]{1,24})"
-# A negative weight would make room for others.
-_WEIGHTS = " ".join(["([0-9]{1,24})"] * 4)
-_AT = re.compile(f"at {_NUMBER} {_NUMBER} {_NUMBER}")
-_ENDED = re.compile(f"ended ([0-9]{{1,18}}) {_NUMBER}")
-_ISSUED = re.compile("issued ([0-9]{1,18})")
-_SLOT = re.compile(f"(reserved|charged) ([0-9]{{1,18}}) {_NUMBER} {_NUMBER} {_WEIGHTS}((?: [!-~]+)*)")
-# A key may have colons, so a share is read from its end.
-_SHARE = re.compile("([a-z_]{1,32})=([!-~]{0,96}):([0-9]{1,18}):([0-9]{1,18}):([0-9]{1,18})")
+_AT = re.compile("at (-?[0-9]{1,24}) (-?[0-9]{1,24}) (-?[0-9]{1,24})")
 _MARK_WORD = b"relay-history-end "
 _MARK = re.compile(rb"(relay-history-end ([+-][0-9]{24})) ([0-9a-f]{8})\n")
 
@@ -94,12 +86,6 @@ def group(at: At, events: Iterable[Event]) -> bytes:
     lines = [f"at {at.boottime_ns} {at.wall_ns} {at.mark_ns}\n", *map(_line, events)]
     content = "".join(lines).encode("ascii")
     return b"group %d %08x\n" % (len(content), zlib.crc32(content)) + content
-
-
-def is_begun(front: bytes) -> bool:
-    """Return whether a file that begins so may be a history that a crash cut off."""
-    said = front.rstrip(b"\0")
-    return said.startswith(b"relay-history ") or b"relay-history ".startswith(said)
 
 
 def read_header(content: bytes) -> tuple[str, int]:
@@ -199,24 +185,37 @@ def _line(event: Event) -> str:
 
 
 def _event(line: str) -> Event:
-    if (match := _ENDED.fullmatch(line)) is not None:
-        return Ended(int(match[1]), int(match[2]))
-    if (match := _SLOT.fullmatch(line)) is not None:
-        word, slot_id, start_ns, until_ns, messages, recipients, connections, size, shares = match.groups()
-        weights = int(messages), int(recipients), int(connections), int(size)
-        is_open = word == "reserved"
-        if is_open and int(slot_id) == 0:
-            raise ValueError(line)
-        return Slot(int(slot_id), int(start_ns), int(until_ns), *weights, _shares(shares.split()), is_open)
-    if (match := _ISSUED.fullmatch(line)) is None:
-        raise ValueError(line)
-    return Issued(int(match[1]))
+    """Raise ValueError where it is none."""
+    word, *words = line.split(" ")
+    match word, words:
+        case "ended", [slot_id, at_ns]:
+            return Ended(int(slot_id), int(at_ns))
+        case "issued", [slot_id]:
+            return Issued(int(slot_id))
+        case "reserved" | "charged", [
+            slot_id,
+            start_ns,
+            until_ns,
+            messages,
+            recipients,
+            connections,
+            size,
+            *shares,
+        ]:
+            weights = int(messages), int(recipients), int(connections), int(size)
+            instants = int(start_ns), int(until_ns)
+            slot = Slot(int(slot_id), *instants, *weights, tuple(map(_share, shares)), word == "reserved")
+            # A negative weight would make room for others.
+            if min(weights) >= 0 and slot.id >= slot.is_open:
+                return slot
+    raise ValueError(line)
 
 
-def _shares(words: Sequence[str]) -> tuple[Share, ...]:
-    found = []
-    for word in words:
-        if (match := _SHARE.fullmatch(word)) is None:
-            raise ValueError(word)
-        found.append(Share(match[1], match[2], int(match[3]), int(match[4]), int(match[5])))
-    return tuple(found)
+def _share(word: str) -> Share:
+    # A key may have colons, so a share is read from its end.
+    kind, _, rest = word.partition("=")
+    key, *numbers = rest.rsplit(":", 3)
+    messages, recipients, size = map(int, numbers)
+    if min(messages, recipients, size) < 0:
+        raise ValueError(word)
+    return Share(kind, key, messages, recipients, size)

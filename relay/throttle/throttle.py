@@ -91,8 +91,8 @@ class View:
         """Return None for any number; keys may keep the messages back."""
         return self._ask(admission.room)
 
-    def full(self) -> list[str]:
-        return self._ask(admission.full)
+    def full(self, place: Place | None = None) -> list[str]:
+        return self._ask(lambda states, now_ns: admission.full(states, place, now_ns))
 
     def opens_at_ns(self, recipients: int = 1) -> int:
         """Boottime at which a message of a byte to so many may go unsplit; now, if it may already."""
@@ -106,9 +106,6 @@ class View:
     def room_at(self, place: Place) -> tuple[int, int]:
         room, opens_ns = self._ask(lambda states, now_ns: admission.room_at(states, place, now_ns))
         return room, opens_ns - self.shared.ahead_ns
-
-    def full_at(self, place: Place) -> list[str]:
-        return self._ask(lambda states, now_ns: admission.full_at(states, place, now_ns))
 
     def room_in(self, lane: str) -> tuple[int | None, int]:
         room, opens_ns = self._ask(lambda states, now_ns: admission.room_in(states, lane, now_ns))

@@ -18,7 +18,7 @@ from tests.system.smtp_tools import smtp_sink
 from tests.system.waiting import HANG_S, wait_until
 from tests.system.warm import WarmRelay
 
-ONE_MESSAGE = re.compile(rb"^reserved [0-9]+ [0-9]+ 1 1 0 [0-9]+$", re.MULTILINE)
+ONE_MESSAGE = re.compile(rb"^reserved [0-9]+ [0-9]+ [0-9]+ 1 1 0 [0-9]+$", re.MULTILINE)
 """The line of a reservation of one message to one recipient, without shares."""
 LONG = (b"x" * 70 + b"\r\n") * 8192
 """Content that is streamed: above 256 KiB."""

@@ -120,18 +120,3 @@ def test_a_host_with_another_clock_sends_nothing(used: Path, clock: FakeClock) -
 
     with pytest.raises(HistoryError, match="another host uses it"):
         ask(account, 1)
-
-
-def test_what_stands_in_the_way_of_a_replacing_is_removed_if_ours_and_kept_if_not(
-    used: Path, clock: FakeClock
-) -> None:
-    beside = used.with_name("isp.new")
-    for content, kinds in ((b"relay-history 4 x", ["leftover"]), (b"not ours", ["foreign"])):
-        beside.write_bytes(content)
-        assert [each.kind for each in history_findings(used, RealDisk(), clock, os.geteuid())] == kinds
-        clock.reboot()
-        granted(throttle(used, RealDisk(), clock, LIMITS), 1)
-        assert not beside.exists()
-
-    assert used.with_name("isp.new.1").read_bytes() == b"not ours"
-    assert [each.kind for each in history_findings(used, RealDisk(), clock, os.geteuid())] == ["set_aside"]
