@@ -126,7 +126,7 @@ class OfflineOperations(Rows):
         """Hold what a start would hold by an operator's pause."""
         for name in self._policy.upstreams:
             record = recorded_pause(self._policy, name, self._disk, self._clock)
-            pause = None if record is None else record.operator
+            pause = None if record is None else record.state.operator
             if pause is not None and pause.until_ns > self._clock.boottime_ns():
                 self._sender.queue.hold_new(name, new_mail_hold(name, pause))
                 line = self._sender.queue.line(name)

@@ -26,9 +26,9 @@ from relay.status.estimate.prospect import ReadUpstream, RecordedUpstream, live_
 from relay.throttle.history import HistoryError
 from relay.throttle.history_check import book_in_file, slots_in_file
 from relay.throttle.throttle import Shared, View
-from relay.verdicts.health import RESTING, TABLE, Happening, Health
+from relay.verdicts.account import AccountState, Event, PauseRecord, step
+from relay.verdicts.health import Happening, Health
 from relay.verdicts.operator_pause import PauseAsked
-from relay.verdicts.pause_record import PauseRecord
 
 
 def recorded_upstreams(policy: Policy, disk: Disk, clock: Clock) -> Mapping[str, RecordedUpstream]:
@@ -39,13 +39,13 @@ def recorded_upstreams(policy: Policy, disk: Disk, clock: Clock) -> Mapping[str,
 def recorded_upstream(policy: Policy, name: str, disk: Disk, clock: Clock) -> RecordedUpstream:
     upstream = policy.upstreams[name]
     limits = with_ceilings(upstream.limits, policy.lanes)
-    found = _health(policy, name, disk, clock)
+    record, now_ns = recorded_pause(policy, name, disk, clock), clock.boottime_ns()
+    state = AccountState() if record is None else record.at_a_start(now_ns)
     try:
         book = book_in_file(policy.history_path(name), limits, upstream.guard_ns, disk, clock)
     except HistoryError as error:
-        health = TABLE[found.health, Happening.FAULT].health
-        return found._replace(health=health, because=found.because or str(error))
-    return found._replace(throttle=View(Shared(book), clock))
+        return _found(step(state, Event(Happening.FAULT, now_ns, str(error), until_ns=now_ns)))
+    return _found(state)._replace(throttle=View(Shared(book), clock))
 
 
 def read_for_plan(
@@ -70,20 +70,12 @@ def _known_at_a_start(policy: Policy, name: str, disk: Disk, clock: Clock) -> Re
     try:
         return recorded_upstream(policy, name, disk, clock)
     except PermissionError as error:
-        return RecordedUpstream(Health.UNCOUNTED, str(error))
+        return RecordedUpstream(Health.STOPPED, str(error))
 
 
-def _health(policy: Policy, name: str, disk: Disk, clock: Clock) -> RecordedUpstream:
-    """Return what a start makes of the last pause."""
-    record = recorded_pause(policy, name, disk, clock)
-    if record is None:
-        return RecordedUpstream(Health.UNTRIED)
-    now_ns = clock.boottime_ns()
-    happening = Happening.RESTART if record.until_ns > now_ns else Happening.LATE_RESTART
-    health = TABLE[record.health, happening].health
-    if record.operator is not None and record.operator.until_ns > now_ns:
-        return RecordedUpstream(health, record.operator.words, record.over_ns, operator=record.operator)
-    return RecordedUpstream(health, record.because if health in RESTING else "", record.until_ns)
+def _found(state: AccountState) -> RecordedUpstream:
+    until_ns = state.over_ns or state.until_ns
+    return RecordedUpstream(state.shown, state.why, until_ns, operator=state.operator)
 
 
 def recorded_pause(policy: Policy, name: str, disk: Disk, clock: Clock) -> PauseRecord | None:
@@ -100,17 +92,21 @@ def record_pause(policy: Policy, name: str, asked: PauseAsked, disk: Disk, clock
     """Have the next start pause it.  Raises OSError."""
     now_ns, wall_ns = clock.boottime_ns(), clock.wall_ns()
     kept = recorded_pause(policy, name, disk, clock)
-    record = kept or PauseRecord(clock.boot_id(), now_ns, wall_ns, "", 0, 0, ())
-    _write(policy, name, record.kept_back(asked, now_ns, wall_ns), disk)
+    state = AccountState() if kept is None else kept.state
+    pause = asked.begun(now_ns, wall_ns, state.operator)
+    after = step(state, Event(Happening.KEEP, now_ns, pause=pause))
+    _write(policy, name, PauseRecord(clock.boot_id(), now_ns, wall_ns, after), disk)
 
 
 def record_resume(policy: Policy, name: str, disk: Disk, clock: Clock) -> bool:
     """Have the next start use it, one message first; return whether it would have rested.  Raises OSError."""
     kept = recorded_pause(policy, name, disk, clock)
-    record = None if kept is None else kept.resumed(clock.boottime_ns(), clock.wall_ns())
-    if record is not None:
-        _write(policy, name, record, disk)
-    return record is not None
+    if kept is None or not kept.state.is_resting:
+        return False
+    now_ns = clock.boottime_ns()
+    after = step(kept.state, Event(Happening.RESUME, now_ns))
+    _write(policy, name, PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), after), disk)
+    return True
 
 
 def _write(policy: Policy, name: str, record: PauseRecord, disk: Disk) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from relay.verdicts.decision import EVIDENT
 from relay.verdicts.operator_pause import FOREVER_NS
-from relay.verdicts.pause_record import Paused, Pauses
+from relay.verdicts.pauses import Paused, begun, ended
 
 FIRST_REST_NS = 15 * 60 * 10**9
 """How long the mail of a refused sender waits, if the refusal asks for no more."""
@@ -46,7 +46,7 @@ class Rest:
 class SenderPauses:
     def __init__(self) -> None:
         self._rests: dict[str, Rest] = {}
-        self._over: dict[str, Pauses] = {}
+        self._over: dict[str, tuple[Paused, ...]] = {}
 
     def begin(
         self,
@@ -102,8 +102,7 @@ class SenderPauses:
 
     def rests_of(self, sender: str) -> tuple[Paused, ...]:
         """Return when a sender rested, and rests, and its mail did not age; ascending."""
-        over, rest = self._over.get(sender), self._rests.get(sender)
-        spans = () if over is None else over.spans
+        spans, rest = self._over.get(sender, ()), self._rests.get(sender)
         return spans if rest is None else (*spans, rest.span(FOREVER_NS))
 
     def of(self, sender: str, now_ns: int) -> Rest | None:
@@ -128,10 +127,7 @@ class SenderPauses:
         return {sender: rest.until_ns for sender, rest in self._rests.items()}
 
     def _remember(self, sender: str, rest: Rest, now_ns: int) -> None:
-        over = self._over.pop(sender, None) or Pauses()
         begin_ns, end_ns = rest.span(now_ns)
-        over.begin(begin_ns, goes_on=False)
-        over.end(end_ns)
-        self._over[sender] = over
+        self._over[sender] = ended(begun(self._over.pop(sender, ()), begin_ns), end_ns)
         if len(self._over) > MOST_RESTING:
             del self._over[next(iter(self._over))]

@@ -8,7 +8,7 @@ host              clock, disk, threads and trigger, as ports
 sender            the holder of the spool's lock, the queue, a dispatcher for each upstream
 arrivals          mail into the queue: at a start, then as listeners accept it; and from line to line
 upstreams         a dispatcher for each upstream of the policy: made, edited, seen, retired
-upstream_health   whether an upstream is used: carries out `relay.verdicts.health`
+upstream_health   whether an upstream is used: the state of its account (`relay.verdicts.account`)
 connections       connections opened with their slots, ready before a message's slot is reserved
 accounts          what a connection is opened with, and whether its password changed
 oauth/            access tokens and the refresh token behind them; probe/: one login by an operator's word

@@ -129,13 +129,11 @@ class KnownUpstream:
         """
         if (pause := await self.kept.pause.read()) is not None:
             self.pausing.recall(pause)
-            self.shield.recall(pause.doubts)
+            self.shield.recall(pause.state.doubts)
         if carried is not None and carried.pause is not None:
             self.pausing.keep_back(carried.pause, carried.rested_ns)
-        elif carried is not None and self.pausing.operator is not None:
+        elif carried is not None and self.pausing.state.operator is not None:
             self.pausing.end()
-        if (offers := await self.kept.offers.read()) is not None:
-            self.offers.recall(offers)
         self.is_recalled.set()
 
     async def close(self) -> None:
@@ -201,9 +199,9 @@ class Consequences:
     def _feel_doubt(self, queued: Queued, decision: Decision) -> None:
         """Let other senders prove the upstream while it goes on refusing; end that once it is well."""
         # What goes on from an earlier row counts: its pauses are as long as if it were the same.
-        in_a_row = self._pausing.in_a_row + self._pausing.slow_start.first_step
+        in_a_row = max(self._pausing.state.in_a_row, self._pausing.state.step + 1)
         pause, refusals = decision.outcome.pause, 0 if decision.is_relayed else queued.past.refusals
-        if self._pausing.in_a_row == 0:
+        if self._pausing.state.in_a_row == 0:
             self._scheduler.trust()
         elif (
             pause is not None

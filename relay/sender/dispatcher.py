@@ -31,6 +31,7 @@ from relay.throttle.admission import Place, Request, TooLarge, Wait, request_for
 from relay.throttle.history import HistoryError
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
+from relay.verdicts.account import largest
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
@@ -77,7 +78,7 @@ class Departures:
         most = min(MOST_AT_ONCE, self._delivery.room(self.connections), self._scheduler.most_ready)
         if room is not None:
             most = min(most, room)
-        if self._pausing.is_proving:
+        if self._pausing.state.is_proving:
             most = min(most, 1 - self._delivery.in_flight)
         return most
 
@@ -156,7 +157,8 @@ class Departures:
 
     def _request(self, attempt: Attempt) -> Request:
         """Return the request: as many recipients as a transaction may have, of those that have room."""
-        most = self._pausing.slow_start.largest(self.max_recipients, attempt.connection.max_recipients)
+        usual = min(self.max_recipients, attempt.connection.max_recipients or self.max_recipients)
+        most = largest(usual, self._pausing.state.taken)
         lane = self._scheduler.lane_of(attempt.queued)
         # Never over by the upstream's count: a limit for each sender is for the one that it sees.
         return request_for(attempt.sent_envelope, attempt.indices, most, lane, attempt.shape.size_bytes)

@@ -24,12 +24,10 @@ from relay.spool.disk.replacing import replace_file
 from relay.spool.kept_format import KeptFormat, Record
 from relay.telemetry.events import Events
 from relay.telemetry.telemetry import Telemetry
-from relay.verdicts.offers import OffersRecord
-from relay.verdicts.pause_record import PauseRecord
+from relay.verdicts.account import PauseRecord
 
 PAUSE_FORMAT = KeptFormat(PauseRecord, "pauses", PauseRecord.fault)
 BOOTS_FORMAT = KeptFormat(BootsRecord, "boots", BootsRecord.fault)
-OFFERS_FORMAT = KeptFormat(OffersRecord, "offers", OffersRecord.fault)
 LARGEST_BYTES = 64 * 1024
 """Twice as much as the most that is remembered takes."""
 BOOTS_NS = 300 * SECOND_NS
@@ -38,10 +36,6 @@ BOOTS_NS = 300 * SECOND_NS
 
 def pause_path(policy: Policy, upstream: str) -> Path:
     return _beside_history(policy, upstream, "pause")
-
-
-def offers_path(policy: Policy, upstream: str) -> Path:
-    return _beside_history(policy, upstream, "offers")
 
 
 def boots_path(policy: Policy) -> Path:
@@ -124,11 +118,9 @@ class KeptFile(Generic[Record]):
 @dataclass(frozen=True, slots=True)
 class KeptState:
     pause: KeptFile[PauseRecord]
-    offers: KeptFile[OffersRecord]
 
     async def close(self) -> None:
         await self.pause.close()
-        await self.offers.close()
 
 
 def kept_state(policy: Policy, upstream: str, disk: Disk, events: Events) -> KeptState:
@@ -138,12 +130,6 @@ def kept_state(policy: Policy, upstream: str, disk: Disk, events: Events) -> Kep
             disk,
             PAUSE_FORMAT,
             lambda error: events.pause_unrecorded(upstream=upstream, error=error),
-        ),
-        KeptFile(
-            offers_path(policy, upstream),
-            disk,
-            OFFERS_FORMAT,
-            lambda error: events.offers_unrecorded(upstream=upstream, error=error),
         ),
     )
 

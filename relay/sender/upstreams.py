@@ -34,10 +34,11 @@ from relay.throttle.file_history import FileHistory
 from relay.throttle.throttle import Throttle, View
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
-from relay.verdicts.health import RESTING, STOPPED, TABLE, Happening, Health
-from relay.verdicts.operator_pause import OperatorPause, PauseAsked, Word
+from relay.verdicts.account import PauseRecord
+from relay.verdicts.health import ENDLESS, RESTING, TABLE, Happening, Health
+from relay.verdicts.operator_pause import OperatorPause, PauseAsked
 from relay.verdicts.outcome import Answer
-from relay.verdicts.pause_record import PauseRecord, Pauses
+from relay.verdicts.pauses import Paused
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Judge
 
@@ -62,7 +63,7 @@ class UpstreamView:
     @property
     def is_endless(self) -> bool:
         """Whether no instant is known at which mail goes again."""
-        return self.is_stopped or (self.operator is not None and self.operator.word is Word.LASTING)
+        return self.is_stopped or (self.operator is not None and self.operator.is_lasting)
 
     name: str
     is_used: bool
@@ -78,7 +79,10 @@ class UpstreamView:
     health: Health
     operator: OperatorPause | None
     """The operator's pause, while it lasts."""
-    pauses: Pauses
+    is_tried: bool
+    """A transaction or a refusal has shown since the start whether it works."""
+    pauses: tuple[Paused, ...]
+    """When nothing was sent."""
     taken: int | None
     """Recipients taken since it refused too much; None where it is trusted."""
     connections: int
@@ -105,7 +109,7 @@ class UpstreamView:
 
         `limits` answer by those of before.
         """
-        health = TABLE[self.health, Happening.EDIT].health if is_mended else self.health
+        health = TABLE[self.health, Happening.EDIT] if is_mended else self.health
         operator = self.operator
         if health in RESTING:
             because, until_ns = self.because, self.paused_until_ns
@@ -116,7 +120,7 @@ class UpstreamView:
             health=health,
             because=because,
             paused_until_ns=until_ns,
-            is_stopped=health in STOPPED,
+            is_stopped=health in ENDLESS,
             is_proving=health is Health.PROVING,
             connections=upstream.connections,
             max_recipients=upstream.max_recipients,
@@ -160,7 +164,7 @@ class UpstreamInUse:
         await self.dispatcher.run(recall)
 
     def carried(self, now_ns: int) -> Carried:
-        return Carried(self.pausing.operator, self.pausing.rested_ns(now_ns))
+        return Carried(self.pausing.state.operator, self.pausing.rested_ns(now_ns))
 
     async def stop(self, grace_seconds: float) -> None:
         """Begin nothing more, and give what is in flight so long."""
@@ -172,18 +176,20 @@ class UpstreamInUse:
 
     def view(self, *, is_used: bool, client_certificate_ends_at_ns: int | None) -> UpstreamView:
         departures, delivery, pausing, pool = self.departures, self.delivery, self.known.pausing, self.pool
+        state = pausing.state
         return UpstreamView(
             name=departures.name,
             is_used=is_used,
-            because=pausing.because,
-            proving_after=pausing.proving_after,
-            is_stopped=pausing.is_stopped,
-            is_proving=pausing.is_proving,
-            paused_until_ns=pausing.rests_until_ns,
-            health=pausing.health,
-            operator=pausing.operator,
-            pauses=pausing.pauses(),
-            taken=pausing.slow_start.taken,
+            because=state.why,
+            proving_after=state.because if state.is_proving and not state.is_resting else "",
+            is_stopped=state.shown in ENDLESS,
+            is_proving=state.is_proving,
+            paused_until_ns=state.over_ns,
+            health=state.shown,
+            operator=state.operator,
+            is_tried=pausing.is_tried,
+            pauses=state.spans,
+            taken=state.taken,
             connections=departures.connections,
             max_recipients=departures.max_recipients,
             connections_open=pool.open,
@@ -411,7 +417,7 @@ class Upstreams:
             here=self._here,
             on_word=functools.partial(self._follow_word, name),
         )
-        offers = KnownOffers(server_of(upstream), self._clock, keep=kept.offers.keep)
+        offers = KnownOffers(server_of(upstream), self._clock)
         known = KnownUpstream(Judge(()), Shield(), pausing, offers, kept)
         known.use(rules_of(name, upstream), upstream)
         return known
@@ -470,7 +476,7 @@ class Upstreams:
         """
         if (resumed := self.in_use.get(name)) is None:
             return False
-        rested = not resumed.pausing.is_used
+        rested = not resumed.pausing.state.is_used
         rested = rested or bool(self._backlog.queue.line(name).sender_pauses.senders())
         resumed.known.resume()
         self._trust_senders(resumed)
@@ -485,14 +491,14 @@ class Upstreams:
         if (paused := self.in_use.get(name)) is None:
             return False
         now_ns, wall_ns = self._clock.boottime_ns(), self._clock.wall_ns()
-        paused.pausing.keep_back(asked.begun(now_ns, wall_ns, paused.pausing.operator))
+        paused.pausing.keep_back(asked.begun(now_ns, wall_ns, paused.pausing.state.operator))
         paused.wake()
         return True
 
     def _follow_word(self, name: str) -> None:
         """Hold what comes into the line of an upstream, or let it go on, as an operator's pause says."""
         pausing, queue = self.pausing(name), self._backlog.queue
-        if queue.hold_new(name, new_mail_hold(name, None if pausing is None else pausing.operator)):
+        if queue.hold_new(name, new_mail_hold(name, None if pausing is None else pausing.state.operator)):
             self._on_change()
             self._followers = [each for each in self._followers if not each.done()]
             following = functools.partial(self._follow_hold, queue.line(name))
@@ -524,9 +530,10 @@ class Upstreams:
     async def _try_new_passwords(self) -> None:
         for name, upstream in self._policy.upstreams.items():
             each = self.in_use.get(name)
-            if each is None or upstream.auth is None or not each.pausing.is_refused:
+            if each is None or upstream.auth is None or not each.pausing.state.is_refused:
                 continue
-            if await self._accounts.has_new_password(name, upstream.auth) and each.pausing.is_refused:
+            has_new = await self._accounts.has_new_password(name, upstream.auth)
+            if has_new and each.pausing.state.is_refused:
                 each.known.edited()
                 self._trust_senders(each)
                 each.wake()

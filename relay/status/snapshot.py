@@ -19,7 +19,7 @@ from relay.mail.envelope import QueueId
 from relay.mail.formats import rfc3339_or_none, span
 from relay.queue.routes import Because, Choice, words_of
 from relay.telemetry.metric_table import Totals
-from relay.verdicts.health_states import Health
+from relay.verdicts.health import Health
 
 
 class Condition(enum.StrEnum):
@@ -97,9 +97,6 @@ class LimitStatus:
         return ", more keys than are kept apart" if self.is_crowded else ""
 
 
-_UNPROVEN = {Health.UNTRIED: "not tried yet", Health.PROVING: "proving, one message first"}
-
-
 @dataclass(frozen=True, slots=True)
 class UpstreamStatus:
     name: str
@@ -123,7 +120,7 @@ class UpstreamStatus:
     held_by: str = ""
     """What holds the next message that waits, as `estimate.forecast` names it; empty for nothing."""
     health: Health = Health.USED
-    """The state of docs/states.md; `state` does not tell `untried` and `proving` from `used`."""
+    """The state of docs/states.md; `state` does not tell `proving` from `used`."""
     paused_by: str = ""
     """Who paused it by `relay pause`; empty without such a pause."""
     paused_since_at_ns: int | None = None
@@ -136,17 +133,21 @@ class UpstreamStatus:
     """Wall clock: when the upstream's certificate ends, as of the last connection; None before one."""
     client_certificate_ends_at_ns: int | None = None
     """Wall clock: when the certificate that it is shown ends; None without one."""
+    is_tried: bool = True
+    """A transaction or a refusal has shown since the start whether it works."""
 
     @property
     def is_well(self) -> bool | None:
         """Whether it works; None where nothing that went well shows it."""
         if self.state is not UpstreamState.OPEN:
             return False
-        return None if self.health in _UNPROVEN else True
+        return True if self.is_tried and self.health is not Health.PROVING else None
 
     @property
     def state_words(self) -> str:
-        return self.state if self.is_well is not None else _UNPROVEN[self.health]
+        if self.is_well is not None:
+            return self.state
+        return "proving, one message first" if self.health is Health.PROVING else "not tried yet"
 
 
 @dataclass(frozen=True, slots=True)

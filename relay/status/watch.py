@@ -54,9 +54,9 @@ from relay.status.snapshot import (
 from relay.throttle.admission import Place
 from relay.throttle.limit import plain_words
 from relay.throttle.throttle import View
-from relay.verdicts.health import STOPPED, Health
+from relay.verdicts.health import ENDLESS, Health
 
-_STATES = {Health.PAUSED: UpstreamState.PAUSED} | dict.fromkeys(STOPPED, UpstreamState.STOPPED)
+_STATES = {Health.PAUSED: UpstreamState.PAUSED} | dict.fromkeys(ENDLESS, UpstreamState.STOPPED)
 FEW = 200
 """At most this many messages are scanned at each snapshot: some ten milliseconds."""
 FORETOLD = 1000
@@ -370,10 +370,11 @@ class Watch:
             view.operator is not None and view.operator.holds_new,
             view.certificate_ends_at_ns,
             view.client_certificate_ends_at_ns,
+            view.is_tried,
         )
 
     def _as_recorded(self, name: str, upstream: Upstream) -> UpstreamStatus:
-        found = self.recorded.get(name, RecordedUpstream(Health.UNTRIED))
+        found = self.recorded.get(name, RecordedUpstream(Health.USED))
         waiting = self._waiting(name)
         return UpstreamStatus(
             name,
@@ -390,6 +391,7 @@ class Watch:
             paused_by="" if found.operator is None else found.operator.by,
             paused_since_at_ns=None if found.operator is None else found.operator.since_at_ns,
             holds_new=found.operator is not None and found.operator.holds_new,
+            is_tried=False,
         )
 
     def _paused_until_ns(self, view: "UpstreamView | RecordedUpstream") -> int | None:

@@ -384,9 +384,6 @@ class Events:
     def boots_unrecorded(self, *, error: str) -> None:
         self._tell("boots_unrecorded", error=error)
 
-    def offers_unrecorded(self, *, upstream: str, error: str) -> None:
-        self._tell("offers_unrecorded", upstream=upstream, error=error)
-
     def history_begun(self, *, upstream: str, path: str) -> None:
         self._tell("history_begun", upstream=upstream, path=path)
 

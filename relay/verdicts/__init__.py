@@ -7,6 +7,7 @@ outcome       what one attempt came to
 decision      what an outcome means for recipients, message, sender and upstream
 shield        refusals that are not believed yet
 offers        what an upstream is believed not to offer
-health        the state of an upstream, and the table of what changes it
-pause_record  how long it is paused, and what of that is kept; slow_start: how it begins again
+health        the states of an account, and the table of what changes them
+account       the whole state of an account, what each event makes of it, and its record on disk
+pauses        how long to rest, and when there was a rest; operator_pause: an operator's word
 """

@@ -1,30 +1,20 @@
 """What one outcome means for its recipients, its message, its sender and its upstream.  Pure.
 
-`decide` is asked once for each attempt, with what is known at its end (`Standing`).  It asks, in this order:
+`decide` is asked once for each attempt, with what is known at its end (`Standing`).
 
-1. Is each refusal to be believed?  `Shield` answers, and remembers; nothing else is changed by a decision.
-2. Is a refusal about us evidently about this one message, or this one sender?  An upstream may say `421`,
-   speak of a limit, or deny relaying, because of something in one message.  Taken at its word each time,
-   that message keeps everybody waiting and never grows old.  So:
-   - the first refusals of a message always pause or stop the upstream, and so does each that comes
-     while the upstream has relayed nothing since it last refused us;
-   - behind a message that was refused `REFUSALS_IN_PLACE` times others prove the upstream
-     (`relay.queue.scheduler`): else that message would keep all others for ever;
-   - after `EVIDENT` more refusals, each where the upstream had just relayed others, such a refusal
-     is the message's own: an attempt, with its back-off, until its lifetime;
-   - where a sender's mail waits: after `EVIDENT` refusals in a row, each after others had been relayed, a
-     message of it that is older than its lifetime, the sender's rests included, is returned.  So is one for
-     which the shield has the sender wait.
-   Where everybody is refused (a quota, a block) nothing is relayed in between, so nothing is evident.
-   What is known of a message is lost at a restart: then its next refusals pause again.
-3. What becomes of each recipient (`Fate`)?  A transient refusal is an attempt; a refusal about us is
-   none, and changes nothing.  A refusal can expire a recipient, and so can a reply that cannot be read;
-   neither waiting for room, nor silence, nor the first refusal of a recipient that is doubted.
-4. What becomes of the message (`Next`)?  Recipients that were not asked about (split by a limit, or by the
-   upstream's maximum) go in the next transaction, at once; deferred ones wait until all were tried, and
-   then as long as the message is old.
-5. Does the sender rest, or is it welcome again?
-The outcome says what the upstream makes of it: its `pause`, or that something was relayed.
+1. `Shield` says which refusals are believed, and remembers; nothing else is changed by a decision.
+2. An upstream may say `421`, speak of a limit, or deny relaying, because of something in one message.  Taken
+   at its word each time, that message keeps everybody waiting and never grows old.  So a message that was
+   refused `REFUSALS_IN_PLACE` times lets others prove the upstream (`relay.queue.scheduler`), and after
+   `EVIDENT` more refusals, each where the upstream had just relayed others, the refusal is its own: an
+   attempt.  Of a sender that is refused so, or for which the shield has it wait, a message that is older
+   than its lifetime, the sender's rests included, is returned.  Where everybody is refused (a quota, a
+   block) nothing is relayed in between, so nothing is evident.  A restart forgets, and pauses again.
+3. A transient refusal is an attempt; a refusal about us is none, and changes nothing.  A refusal can expire a
+   recipient, and so can a reply that cannot be read; neither waiting for room, nor silence, nor the first
+   refusal of a recipient that is doubted.
+4. Recipients that were not asked about (split by a limit, or by the upstream's maximum) go in the next
+   transaction, at once; deferred ones wait until all were tried, and then as long as the message is old.
 """
 
 import enum
@@ -35,7 +25,7 @@ from typing import NamedTuple
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
-from relay.verdicts.pause_record import rest_ns
+from relay.verdicts.pauses import rest_ns
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Scope, Verdict
 
@@ -152,10 +142,12 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
     outcome = shield.judge(outcome, standing.sender, standing.queue_id, asked, standing.span_ns)
     outcome, age_ns, singled_out = _blamed(outcome, standing, terms)
     fates = _fates(outcome, standing.asked, is_old=age_ns >= terms.lifetime_ns)
-    is_relayed, is_attempted = is_any_relayed(outcome), {fate for fate, _ in fates.values()} != {Fate.WAITING}
-    about_upstream, about_sender = _paused(outcome, Scope.UPSTREAM), _paused(outcome, Scope.SENDER)
+    is_relayed = is_any_relayed(outcome)
+    is_attempted = any(fate is not Fate.WAITING for fate, _ in fates.values())
+    pause = outcome.pause
+    about_sender = pause if pause is not None and pause.scope is Scope.SENDER else None
     refusals = 0 if is_relayed else standing.refusals
-    if outcome.pause is not None and not is_attempted:
+    if pause is not None and not is_attempted:
         refusals += 1
     deferring = {index: answer for index, (fate, answer) in fates.items() if fate is Fate.DEFERRED}
     still = [index for index in standing.left if index not in fates or fates[index][0] not in FINAL]
@@ -165,7 +157,8 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
     elif is_attempted:
         to_do = Next.AGAIN if len(tried) < len(still) else Next.POSTPONE
     else:
-        to_do = Next.GIVE_BACK if about_upstream is None else Next.REFUSED
+        is_refused = pause is not None and pause.scope is Scope.UPSTREAM
+        to_do = Next.REFUSED if is_refused else Next.GIVE_BACK
     is_postponed = to_do is Next.POSTPONE
     because = next(iter(deferring.values()), None if is_attempted else outcome.answers[0])
     return Decision(
@@ -213,11 +206,6 @@ def _blamed(outcome: Outcome, standing: Standing, terms: Terms) -> tuple[Outcome
         if with_rests_ns >= terms.lifetime_ns:
             return _as_its_own(outcome), with_rests_ns, singled_out
     return outcome, age_ns, singled_out
-
-
-def _paused(outcome: Outcome, scope: Scope) -> Answer | None:
-    pause = outcome.pause
-    return pause if pause is not None and pause.scope is scope else None
 
 
 def _as_its_own(outcome: Outcome) -> Outcome:

@@ -1,12 +1,10 @@
 """The wait that a refusal asks for, read out of its text.  Pure; time linear in the text.
 
-A text names spans of time for three reasons: how long to wait, the window that a limit
-counts in, and a time of day.  Only the first is a wait, and it is one where words say
-so: right before the span (`try again in`, `blocked for`), right behind it (`in 10
-minutes try again`), or at a little distance in the same sentence, unless the span is
-what something was counted in (`100 messages in 24 hours`) or a time of day (`until 18h`).
-Of several waits the longest counts, and a fraction is rounded up: a try that comes too early
-is refused again, or blocked for longer.
+A text names spans of time for three reasons: how long to wait, the window that a limit counts in, and a time
+of day.  Only the first is a wait, and it is one where words say so: right before the span (`try again in`),
+right behind it (`in 10 minutes try again`), or at a little distance in the same sentence, unless the span is
+what something was counted in (`100 messages in 24 hours`) or a time of day (`until 18h`).  Of several waits
+the longest counts: a try that comes too early is refused again, or blocked for longer.
 """
 
 import re
@@ -20,96 +18,55 @@ LONGEST_RETRY_NS = 2 * 86400 * SECOND_NS
 """No rest is longer, whatever is asked for: then it is time to look."""
 LONGEST_BELIEVED_NS = 31 * 86400 * SECOND_NS
 """A longer wait is not believed: the number means something else."""
-
-UNIT_NS = (
-    dict.fromkeys(("month",), 30 * 86400 * SECOND_NS)
-    | dict.fromkeys(("week",), 7 * 86400 * SECOND_NS)
-    | dict.fromkeys(("day", "d"), 86400 * SECOND_NS)
-    | dict.fromkeys(("hour", "hr", "h"), 3600 * SECOND_NS)
-    | dict.fromkeys(("minute", "min", "m"), 60 * SECOND_NS)
-    | dict.fromkeys(("second", "sec", "s"), SECOND_NS)
-    | dict.fromkeys(("millisecond", "msec", "ms"), SECOND_NS // 1000)
-)
+_SECONDS = {"month": 2592000, "week": 604800, "day": 86400, "hour": 3600, "minute": 60, "second": 1}
+_SECONDS |= {"d": 86400, "hr": 3600, "h": 3600, "min": 60, "m": 60, "sec": 1, "s": 1}
+UNIT_NS = {unit: seconds * SECOND_NS for unit, seconds in _SECONDS.items()} | {"ms": SECOND_NS // 1000}
 """Plurals add an s."""
-_WORDS = ("half", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_ARTICLES = ("a", "an", "another")
+_REACH = 64
+"""How far from a span the words may be that tell what it is."""
 
-_NUMBER = (
-    r"\d{1,3}(?:,\d{3})+|\d{1,7}(?:[.,]\d{1,9})?"
-    rf"|(?:{'|'.join((*_WORDS, *_ARTICLES))})(?=[ -])(?: an?(?= hour))?(?P<more> and a half)?"
-)
-_UNIT = rf"(?:{'|'.join(unit for unit in UNIT_NS if len(unit) > 2)}|hr)s?|[dhms]|ms"
 _QUANTITY = (
-    rf"(?P<number>{_NUMBER})(?: more| full)?[ -]?(?P<unit>{_UNIT})(?![a-z])(?:\(s\))?(?P<half> and a half)?"
+    r"(?:(\d{1,3}(?:,\d{3})+|\d{1,7}(?:[.,]\d{1,9})?)(?: more| full)?[ -]?|(?:half )?(an?|one)[ -])"
+    r"((?:month|week|day|hour|minute|second|hr|min|sec)s?|ms|[dhms])(?![a-z])(?:\(s\))?"
 )
-_FIRST = re.compile(rf"(?<![\w/])(?<!\w-)(?<!\d[.,:])(?:\d{{1,6}} ?- ?)?{_QUANTITY}")
-_NEXT = re.compile(rf"\.?,? ?(?:and |& )?{_QUANTITY}")
-_MINUTES_OF_HOUR = re.compile(r"([0-5]\d)(?![\w:])")
-"""The 30 of 1h30."""
-_ARTICLE = re.compile(r"an? ")
-_CLOCK = re.compile(
-    r"(?:(?<=\bin )|(?<=\bfor )|(?<=\bwait )|(?<=\bleast ))(\d{1,3}):([0-5]\d):([0-5]\d)(?![\w:])"
-)
+_FIRST = re.compile(rf"(?<![\w/])(?<!\w-)(?<!\d[.,:])(?:\d{{1,6}} ?(?:-|to) ?)?{_QUANTITY}")
+_NEXT = re.compile(rf"\.?,? ?(?:and |& )?{_QUANTITY}|([0-5]\d)(?![\w:])")
+"""The 30 of 1h30, too."""
+_CLOCK = re.compile(r"(?<=\b(?:in|or|it|st) )(\d{1,3}):([0-5]\d):([0-5]\d)(?![\w:])")
 """What milter-greylist says: `come back in 00:04:52`."""
 _BARE = re.compile(r"\bretry(?:[-_]after[\"']?[ :=]*| after ?[:=] ?)[\"']?(\d{1,7})(?![\w.,:/-])")
 """The field of HTTP, in seconds (RFC 9110, 10.2.3): `Retry-After: 120`."""
 
-_REACH = 64
-"""How far from a span the words may be that tell what it is."""
-_COUNTED_THINGS = (
-    r"(?:messages|e?-?mails|msgs|recipients|rcpts|connections|connects|sessions|requests|attempts|logins|errors"
-    r"|failures|times|sent|exceeded|limits?|quota|allowance|rate|volume"
-    r"|\d (?:message|e?-?mail|mail|recipient|connection|request|attempt))"
+_WAIT = re.compile(
+    r"again|retr(?:y|ies|ied|ying)(?:[-_]after)?|try|resend|wait|later|back|off|next|hold|unavailable"
+    r"|(?:(?:un)?block|suspend|defer|lock|bann|paus|gr[ae]ylist|throttl|delay|disabl|reject|refus|den[iy]|limited"
+    r"|restrict|lift|remov|releas|reset|renew|expir|resum|restor|reopen|penalt|cool-?down)\w*"
 )
-_AWAY = (
-    r"(?:block|suspend|defer|lock|bann|paus|greylist|graylist|throttl|delay|disabl|reject|refus|denied|deny"
-    r"|limited(?! to)|restrict|lift|remov|releas|unblock|reset|renew|expir|resum|restor|reopen|penalt"
-    r"|cool-?down|back[ -]?off|unavailable|hold)\w*"
+_FILLING = re.compile(
+    r"in|for|after|at|about|around|approx\w*|another|the|an?|least|minimum|of|within|time|is|be|to|up|some|more|than"
+    r"|or|until|send(?:ing)?|submit|submission|deliver(?:y|ing)|your|this|it|that|messages?|e?-?mails?"
+    r"|connect(?:ion|ing)|you|must|should|period|access"
 )
-_RETRY = (
-    r"(?:again|retry|retries|retrying|retried|retry[-_]after|try|resend|wait|delay|later"
-    r"|(?:come|be|call|check|get) back)"
+_COUNTED = re.compile(
+    r"messages?|e?-?mails?|msgs|recipients?|rcpts|connect(?:ion)?s?|sessions|requests?|attempts?|logins|errors|failures"
+    r"|times|sent|exceeded|limits?|quota|allowance|rate|volume"
 )
-_FILLING = (
-    r"(?:in|for|after|again|later|least|at|about|around|approximately|approx\.?|another|the|next|a|an|minimum|of"
-    r"|within|time|is|be|to|up|some|more|than|or|until|sending|send|submit|submission|delivery|delivering|your"
-    r"|this|it|that|messages?|e?-?mails?|connection|connecting|you|must|should|period|access)"
+_PER = frozenset(
+    ["per", "every", "each", "any", "last", "past", "previous", "rolling", "sliding", "once", "twice", "/"]
 )
-_RIGHT_BEFORE = re.compile(rf"\b(?:{_RETRY}|{_AWAY})[ ,:=(\"'-]*(?:{_FILLING}[ ,:=(~-]+){{0,8}}\Z")
-_NEXT_ONE = re.compile(r"\bnext\Z")
-_NEAR = re.compile(
-    r"\b(?:again|retry|retrying|retried|resend|wait|(?:come|be|call|check|get) back|later|resumes?|blocked"
-    r"|deferred|suspended|limited(?! to)|greylisted|locked|banned|paused|throttled|delayed|disabled|lifted"
-    r"|removed|released|unblocked|resets?|renew(?:s|ed)?|expires?|penalty|next)\b"
+_IN = frozenset(["in", "within", "over", "during", "by"])
+_ASKED = _IN | {"after", "wait", "least", "for", "another"}
+_TIME_OF_DAY = frozenset(["until", "till", "at", "by", "since", "before", "between", "from"])
+_WORD = re.compile(r"[\w'-]+|/")
+_SENTENCE_ENDS = re.compile(r"[.!?] |;")
+_WINDOW_BEHIND = re.compile(
+    r"[ -](?:\w+ ){0,2}(?:limits?|quota|window|period|rate|allowance|maximum|interval|time ?(?:frame|span))\b"
 )
-_NOT_FOR = re.compile(
-    r"\b(?:cannot|can not|can't|may not|not (?:be )?able|unable|not accept\w*|no more|no longer|not allowed"
-    r"|not permitted|no (?:mail|messages?|e-?mails?)|reject\w*|refus\w*|denied|restricted)\b.*"
-    r"\bfor(?: the| a| at least| about| another)?\Z"
-)
-_BEHIND = re.compile(
+_ASKED_BEHIND = re.compile(
     r",? ?(?:(?:please|you|may|can|should|and|then|to|before) ){0,4}"
-    r"(?:try(?! again later)|retry|resend|send|come back|retrying|trying|sending|resending|reconnecting)\b"
+    r"(?:try(?! again later)|trying|re(?:try|send|connect)(?:ing)?|send(?:ing)?|come back)\b"
     r"| before (?:the )?(?:next|another)\b"
 )
-_FROM_NOW = re.compile(r" (?:later|from now|remaining|left|to go)\b")
-_ASKED_BEFORE = re.compile(r"(?:\A|\W)(?:in|after|wait|within|least|for|another)\Z")
-_COUNTED = re.compile(
-    r"(?:\b(?:per|every|each|any|last|past|previous|rolling|sliding|one|single)|/)\Z"
-    rf"|\b(?<!next ){_COUNTED_THINGS}(?: (?!{_RETRY}\b|{_AWAY}\b)[\w'@-]+){{0,4}}"
-    r" (?:in|within|over|during|by)(?: the| an?| any| one)?\Z"
-    rf"|\b\d[\d,.]* {_COUNTED_THINGS}(?: [\w'-]+)? for(?: the| a)?\Z"
-    rf"|\b(?:{_COUNTED_THINGS}|\d|once|twice)\Z"
-    r"|\d (?:in|within|over|during|by)(?: an?| any| one)?\Z"
-)
-_WINDOW_BEHIND = re.compile(
-    r"[ -](?:(?:sending|message|messages|recipient|mail|email|relay|rolling|sliding|time|rate) ){0,2}"
-    r"(?:limits?|quota|window|period|rate|allowance|maximum|interval|time ?frame|time ?span)\b"
-)
-_TIME_OF_DAY = re.compile(r"\b(?:until|till|at|by|since|before|between|from)\Z")
-_PASSED = re.compile(r" (?:(?:has|have|had) )?(?:passed|elapsed|gone by)\b")
-_LONG_AGO = re.compile(r" (?:ago|old)\b")
-_SENTENCE_ENDS = re.compile(r"[.!?] |;")
 
 
 def retry_after_ns(text: str) -> int | None:
@@ -118,73 +75,63 @@ def retry_after_ns(text: str) -> int | None:
     `text` in lower case, one space between words.  None where it asks for none, or for
     what nobody would believe; else from 1 ns to LONGEST_RETRY_NS.
     """
-    asked = [wait_ns for wait_ns in _waits_ns(text) if 0 < wait_ns <= LONGEST_BELIEVED_NS]
-    return min(max(asked), LONGEST_RETRY_NS) if asked else None
-
-
-def _waits_ns(text: str) -> Iterator[int]:
-    for found in _BARE.finditer(text):
-        yield int(found[1]) * SECOND_NS
+    waits = [int(found[1]) * SECOND_NS for found in _BARE.finditer(text)]
     for start, end, span_ns in _spans(text):
-        before = _SENTENCE_ENDS.split(text[max(0, start - _REACH) : start])[-1].rstrip(" (~")
-        behind = text[end : end + _REACH]
-        if _is_wait(before, behind, is_article=_ARTICLE.match(text, start) is not None):
-            yield span_ns
+        before = _SENTENCE_ENDS.split(text[max(0, start - _REACH) : start])[-1]
+        is_article = text.startswith(("a ", "an "), start)
+        if _is_wait(_WORD.findall(before), text[end : end + _REACH], is_article=is_article):
+            waits.append(span_ns)
+    believed = [wait_ns for wait_ns in waits if 0 < wait_ns <= LONGEST_BELIEVED_NS]
+    return min(max(believed), LONGEST_RETRY_NS) if believed else None
 
 
-def _is_wait(before: str, behind: str, *, is_article: bool) -> bool:
+def _is_wait(before: list[str], behind: str, *, is_article: bool) -> bool:
     """Return whether a span between these is a wait; `an hour` may be what something happens in."""
-    if _LONG_AGO.match(behind):
+    last = before[-1] if before else ""
+    if re.match(r" (?:ago|old)\b", behind):
         return False
-    if _TIME_OF_DAY.search(before):
-        return _PASSED.match(behind) is not None
-    if _RIGHT_BEFORE.search(f"{before} ") or _NEXT_ONE.search(before):
+    if last in _TIME_OF_DAY:
+        return re.match(r" (?:ha(?:s|ve|d) )?(?:passed|elapsed|gone by)\b", behind) is not None
+    right_before = next((word for word in reversed(before) if not _FILLING.fullmatch(word)), "")
+    if _WAIT.fullmatch(right_before):
         return True
-    if _COUNTED.search(before) or _WINDOW_BEHIND.match(behind):
+    pairs = zip(["", *before[-6:]], before[-6:], strict=False)
+    is_counted = any(_COUNTED.fullmatch(word) and previous != "next" for previous, word in pairs)
+    is_for_long = "for" in before[-2:] and not {"cannot", "can't", "not", "unable", "no"}.isdisjoint(before)
+    if not is_for_long and (is_counted or last in _PER or last.isdigit() or _WINDOW_BEHIND.match(behind)):
         return False
-    is_asked = _ASKED_BEFORE.search(before) is not None
-    if _FROM_NOW.match(behind) or (is_asked and _BEHIND.match(behind)):
+    if last in _IN and before[-2:-1] and before[-2].isdigit():
+        return False
+    if re.match(r" (?:later|from now|remaining|left|to go)\b", behind):
         return True
-    if is_article and not is_asked:
-        return False
-    return _NEAR.search(before) is not None or _NOT_FOR.search(before) is not None
+    if last in _ASKED and _ASKED_BEHIND.match(behind):
+        return True
+    return (last in _ASKED or not is_article) and (is_for_long or any(map(_WAIT.fullmatch, before)))
 
 
 def _spans(text: str) -> Iterator[tuple[int, int, int]]:
+    """Yield from where to where a span of time stands, and how long it is: `1 hour 30 minutes`."""
     for clock in _CLOCK.finditer(text):
-        hours, minutes, seconds = (int(part) for part in clock.groups())
-        yield *clock.span(), (hours * 3600 + minutes * 60 + seconds) * SECOND_NS
+        yield *clock.span(), (int(clock[1]) * 3600 + int(clock[2]) * 60 + int(clock[3])) * SECOND_NS
     at = 0
     while (found := _FIRST.search(text, at)) is not None:
-        span_ns, at = _sum_ns(text, found)
+        unit_ns, at = _unit_ns(found[3]), found.end()
+        span = _count(found[1]) * unit_ns
+        while (more := _NEXT.match(text, at)) is not None:
+            more_ns = _unit_ns(more[3] or "m")
+            if more_ns >= unit_ns or (more[4] and text[at - 1] != "h"):
+                break
+            span, unit_ns, at = span + _count(more[1] or more[4]) * more_ns, more_ns, more.end()
         if not text[at : at + 1].isalnum():
-            yield found.start(), at, span_ns
+            yield found.start(), at, ceil(span)
 
 
-def _sum_ns(text: str, found: re.Match[str]) -> tuple[int, int]:
-    """Return a quantity with the smaller ones that follow it, `1 hour 30 minutes`, and where they end."""
-    span, unit_ns, at = _quantity(found), _unit_ns(found), found.end()
-    while (last := _NEXT.match(text, at)) is not None and _unit_ns(last) < unit_ns:
-        span, unit_ns, at = span + _quantity(last), _unit_ns(last), last.end()
-    if found["unit"] == "h" and (minutes := _MINUTES_OF_HOUR.match(text, at)) is not None:
-        span, at = span + int(minutes[1]) * UNIT_NS["m"], minutes.end()
-    return ceil(span), at
+def _count(number: str | None) -> Fraction:
+    if number is None:
+        return Fraction(1)
+    is_grouped = re.fullmatch(r"\d{1,3}(?:,\d{3})+", number)
+    return Fraction(number.replace(",", "" if is_grouped else "."))
 
 
-def _unit_ns(found: re.Match[str]) -> int:
-    unit = found["unit"]
+def _unit_ns(unit: str) -> int:
     return UNIT_NS.get(unit) or UNIT_NS[unit.removesuffix("s")]
-
-
-def _quantity(found: re.Match[str]) -> Fraction:
-    number = found["number"].removesuffix(" and a half").removesuffix(" an").removesuffix(" a")
-    if number in _ARTICLES:
-        count = Fraction(1)
-    elif number in _WORDS:
-        count = Fraction(_WORDS.index(number)) or Fraction(1, 2)
-    elif re.fullmatch(r"\d{1,3}(?:,\d{3})+", number):
-        count = Fraction(number.replace(",", ""))
-    else:
-        count = Fraction(number.replace(",", "."))
-    halves = (found["more"] is not None) + (found["half"] is not None)
-    return (count + Fraction(halves, 2)) * _unit_ns(found)

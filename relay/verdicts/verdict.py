@@ -105,8 +105,6 @@ BEFORE_MAIL = frozenset({Phase.CONNECT, Phase.EHLO, Phase.STARTTLS, Phase.AUTH, 
 FROM_MAIL = frozenset(Phase) - BEFORE_MAIL
 ABOUT_US = frozenset({Verdict.PAUSE, Verdict.STOP})
 """Verdicts that leave the message as it was: no attempt, no age."""
-MOST_WORDS_COMPARED = 2000
-"""Characters of a refusal by which it is compared with others, and which are kept meanwhile."""
 
 _CODE_INSIDE = re.compile(r"#([245]\.[0-9]{1,3}\.[0-9]{1,3})\b")
 """qmail and its kin write the enhanced code at the end: `no mailbox here by that name. (#5.1.1)`."""
@@ -221,15 +219,11 @@ class Judge:
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         """`rules` are asked by layer, and inside a layer in the order given."""
-        self._rules: tuple[Rule, ...] = ()
+        self.rules: tuple[Rule, ...] = ()
         self.use(rules)
 
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        return self._rules
-
     def use(self, rules: Iterable[Rule]) -> None:
-        self._rules = tuple(sorted(rules, key=lambda rule: rule.layer))
+        self.rules = tuple(sorted(rules, key=lambda rule: rule.layer))
 
     def ruling(self, phase: Phase, reply: Reply, words: ClientWords = NOTHING_SAID) -> Ruling:
         """Return what a reply means; `words` is what the client has said, which the reply may say again.
@@ -243,27 +237,24 @@ class Judge:
             return _REST if phase in BEFORE_MAIL else _UNCLEAR
         reading = without_echo(_lines(reply), words)
         ruling = self._ruling(_said(phase, reply, reading.text, names_sender=reading.names_sender))
-        if reading.doubtful is None or phase in BEFORE_MAIL:
+        if reading.doubtful == reading.text or phase in BEFORE_MAIL:
             return ruling
         other = self._ruling(_said(phase, reply, reading.doubtful, names_sender=reading.names_sender))
         is_agreed = (ruling.verdict, ruling.scope) == (other.verdict, other.scope)
         if is_agreed or (ruling.verdict in ABOUT_US and other.verdict in ABOUT_US):
             return other
-        if reading.is_senders:
-            return Ruling(Verdict.PAUSE, Scope.SENDER, said=other.said, is_in_doubt=True)
         scope = Scope.RECIPIENT if phase is Phase.RCPT else Scope.MESSAGE
         return Ruling(Verdict.DEFER, scope, said=other.said, is_in_doubt=True)
 
     def _ruling(self, said: Said) -> Ruling:
-        text, words = said.text, said.text[:MOST_WORDS_COMPARED]
-        for rule in self._rules:
-            if rule.matches(said):
-                if rule.verdict not in ABOUT_US:
-                    return Ruling(rule.verdict, rule.scope, rule, said=words)
-                wait_ns, span = retry_after_ns(text), span_of(text)
-                excess, named = excess_of(text), named_of(text)
-                return Ruling(rule.verdict, rule.scope, rule, wait_ns, span, excess, named, words)
-        return replace(_REST if said.phase in BEFORE_MAIL else _UNCLEAR, said=words)
+        text = said.text
+        rule = next((rule for rule in self.rules if rule.matches(said)), None)
+        if rule is None:
+            return replace(_REST if said.phase in BEFORE_MAIL else _UNCLEAR, said=text)
+        if rule.verdict not in ABOUT_US:
+            return Ruling(rule.verdict, rule.scope, rule, said=text)
+        hints = retry_after_ns(text), span_of(text), excess_of(text), named_of(text)
+        return Ruling(rule.verdict, rule.scope, rule, *hints, said=text)
 
 
 def verdict_of_silence(phase: Phase) -> Verdict:

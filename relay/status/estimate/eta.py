@@ -49,8 +49,8 @@ from relay.throttle.admission import (
 )
 from relay.throttle.events import Slot
 from relay.throttle.limit_state import Limited, LimitState
+from relay.verdicts.account import largest
 from relay.verdicts.decision import back_off_ns
-from relay.verdicts.slow_start import SlowStart
 
 MOST_AT_ONCE = 64
 """Messages decided on at once."""
@@ -140,7 +140,7 @@ class _Future:
         self._idle: list[tuple[int, int]] = [(outlook.now_ns, 1)] * outlook.idle
         """Idle since, and transactions carried, of each connection."""
         self._is_proving = bool(outlook.pause) or outlook.is_proving
-        self._slow_start = SlowStart(outlook.taken)
+        self._taken = outlook.taken
         self._rests = line.sender_pauses.senders()
         self._waited_ns = Counter[str]()
         self._closed: list[str] = []
@@ -206,7 +206,8 @@ class _Future:
         if transaction.reserved is not None:
             for state in self._of_mail:
                 state.end(transaction.reserved, transaction.end_ns)
-        self._slow_start.took(transaction.recipients)
+        if self._taken is not None:
+            self._taken += transaction.recipients
         self._line.trust()
         if transaction.end_ns > self._outlook.paused_until_ns:
             self._is_proving = False
@@ -326,7 +327,7 @@ class _Future:
 
     def _request(self, queued: Queued) -> Request:
         course = self._courses[queued.key]
-        mail, most = course.mail, self._slow_start.largest(self._outlook.max_recipients)
+        mail, most = course.mail, largest(self._outlook.max_recipients, self._taken)
         lane = self._line.lane_of(queued)
         keys = mail.sender, mail.sender_domain, mail.client, mail.user
         return Request(course.left, *keys, lane, course.domains, most, queued.size_bytes)

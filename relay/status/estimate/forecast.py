@@ -52,6 +52,7 @@ from relay.status.estimate.expected import (
 from relay.status.estimate.pace import Load, Pace
 from relay.throttle.admission import Place, keys_of
 from relay.throttle.limit_state import Limited
+from relay.verdicts.pauses import within_ns
 
 DOWN = "stop: the relay is down"
 NOT_IN_POLICY = "stop: its upstream has left the policy, and its last transaction may still relay it"
@@ -373,7 +374,7 @@ class Look:
         if self._view is None:
             return now_ns - arrived_at_ns
         rests = self._rests_of(queued.sender)
-        paused_ns = self._view.pauses.within_ns(arrived_at_ns, now_ns, (*rests, *queued.past.rested))
+        paused_ns = within_ns((*self._view.pauses, *rests, *queued.past.rested), arrived_at_ns, now_ns)
         return now_ns - arrived_at_ns - paused_ns
 
 

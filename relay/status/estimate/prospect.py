@@ -36,8 +36,8 @@ from relay.status.estimate.plan import (
 )
 from relay.throttle.limit import Limit
 from relay.throttle.throttle import View
-from relay.verdicts.health import STOPPED, Health
-from relay.verdicts.operator_pause import OperatorPause, Word
+from relay.verdicts.health import ENDLESS, Health
+from relay.verdicts.operator_pause import OperatorPause
 
 
 class RecordedUpstream(NamedTuple):
@@ -54,8 +54,8 @@ class RecordedUpstream(NamedTuple):
 
     @property
     def is_endless(self) -> bool:
-        is_lasting = self.operator is not None and self.operator.word is Word.LASTING
-        return is_lasting or self.health in STOPPED
+        is_lasting = self.operator is not None and self.operator.is_lasting
+        return is_lasting or self.health in ENDLESS
 
     def carried(self, operator: OperatorPause | None) -> Self:
         """Return what it is behind an edit that brings this account: what the operator says now counts.
@@ -73,7 +73,7 @@ class RecordedUpstream(NamedTuple):
         """Return what holds all mail; nothing where a start would send."""
         if self.operator is not None:
             return f"operator: {self.operator.who}"
-        kind = "stop" if self.health in STOPPED else "pause"
+        kind = "stop" if self.health in ENDLESS else "pause"
         return f"{kind}: {self.because}" if self.because else ""
 
 

@@ -8,7 +8,7 @@ Guarantees
 - a token that is good goes on being used while no other can be had;
 - a token that the upstream refused before its end is replaced once; a replacement that is refused before it
   ever worked is not, and the next login, perhaps after an operator has mended the account, asks for another.
-Does not: wait between attempts for who has no token: that is the upstream's pause (`relay.verdicts.health`).
+Does not: wait between attempts for who has no token: that is the upstream's pause (`relay.verdicts.account`).
 Assumes: one event loop.
 """
 

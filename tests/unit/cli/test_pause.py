@@ -9,8 +9,8 @@ import pytest
 
 from relay.policy.source import parse_policy
 from relay.sender.state_file import PAUSE_FORMAT, pause_path
-from relay.verdicts.operator_pause import PauseAsked, Word
-from relay.verdicts.pause_record import PauseRecord
+from relay.verdicts.account import PauseRecord
+from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.operations import FakeOperations
 from tests.unit.cli.control import code_of, relay_up, write_policy
 
@@ -63,9 +63,9 @@ def test_a_relay_that_is_down_finds_the_pause_at_its_start(
 
     assert code_of("pause", "isp", "--policy", str(policy)) == 0
     assert capsys.readouterr().out == "isp: paused until `relay resume isp`\n"
-    pause = recorded(policy).operator
+    pause = recorded(policy).state.operator
     assert pause is not None
-    assert (pause.word, pause.by) == (Word.LASTING, "anna")
+    assert (pause.is_lasting, pause.by) == (True, "anna")
     assert code_of("status", "--json", "--policy", str(policy)) == os.EX_UNAVAILABLE
     (shown,) = json.loads(capsys.readouterr().out)["upstreams"]
     assert (shown["state"], shown["paused_by"], shown["paused_until"]) == ("paused", "anna", None)

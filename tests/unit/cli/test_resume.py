@@ -8,9 +8,9 @@ from relay.clock import SystemClock
 from relay.policy.source import parse_policy
 from relay.sender.state_file import PAUSE_FORMAT, pause_path
 from relay.status.snapshot import UpstreamState
+from relay.verdicts.account import AccountState, PauseRecord
 from relay.verdicts.health import Health
 from relay.verdicts.operator_pause import FOREVER_NS
-from relay.verdicts.pause_record import PauseRecord
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import a_snapshot, an_upstream
 from tests.unit.cli.control import code_of, relay_up, write_policy
@@ -49,14 +49,13 @@ def test_a_relay_that_is_down_ends_its_pause(tmp_path: Path, capsys: pytest.Capt
     kept.parent.mkdir(parents=True, exist_ok=True)
     clock = SystemClock()
     now_ns = clock.boottime_ns()
-    record = PauseRecord(
-        clock.boot_id(), now_ns, clock.wall_ns(), "421 no", now_ns + HOUR_NS, 1, ((now_ns, FOREVER_NS),)
-    )
+    state = AccountState(Health.PAUSED, "421 no", now_ns + HOUR_NS, spans=((now_ns, FOREVER_NS),))
+    record = PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), state)
     kept.write_bytes(PAUSE_FORMAT.render(record))
 
     assert code_of("resume", "isp", "--policy", str(policy)) == 0
     assert capsys.readouterr().out == "isp: used again, one message first; the relay is down\n"
-    resumed = PAUSE_FORMAT.parse(kept.read_bytes())
+    resumed = PAUSE_FORMAT.parse(kept.read_bytes()).state
     assert resumed.health is Health.PROVING
     # Its time is still no age of what waits.
     assert resumed.spans == ((now_ns, resumed.until_ns),)

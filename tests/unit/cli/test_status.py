@@ -88,7 +88,7 @@ REFUSED_EDIT = PolicyStatus("ab", AT_NS, last_reload_ok=False, last_error="p.yam
             ["isp smtp.example.net:587 proving, one message first; before: no answer 3 open"],
         ),
         (
-            a_snapshot(upstream=replace(an_upstream(), health=Health.UNTRIED)),
+            a_snapshot(upstream=replace(an_upstream(), is_tried=False)),
             ["isp smtp.example.net:587 not tried yet 3 open"],
         ),
         (

@@ -10,9 +10,8 @@ from relay.policy.model import Policy
 from relay.sender.state_file import PAUSE_FORMAT, pause_path
 from relay.spool.disk.durable import RealDisk
 from relay.status.estimate.prospect import RecordedUpstream
+from relay.verdicts.account import AccountState, PauseRecord
 from relay.verdicts.health import Health
-from relay.verdicts.operator_pause import FOREVER_NS
-from relay.verdicts.pause_record import PauseRecord
 from tests.fakes.clock import FakeClock
 from tests.unit.sender.in_process_relay import policy_of
 
@@ -34,18 +33,10 @@ def seen(policy: Policy, clock: FakeClock) -> RecordedUpstream:
     return recorded_upstreams(policy, RealDisk(), clock)["isp"]
 
 
-def keep(policy: Policy, clock: FakeClock, because: str, left_s: int, *, is_stopped: bool = False) -> None:
+def keep(policy: Policy, clock: FakeClock, because: str, left_s: int) -> None:
     now_ns = clock.boottime_ns()
-    record = PauseRecord(
-        clock.boot_id(),
-        now_ns,
-        clock.wall_ns(),
-        because,
-        now_ns + left_s * SECOND_NS,
-        1,
-        ((now_ns, FOREVER_NS),),
-        is_stopped=is_stopped,
-    )
+    state = AccountState(Health.PAUSED, because, now_ns + left_s * SECOND_NS)
+    record = PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), state)
     pause_path(policy, "isp").write_bytes(PAUSE_FORMAT.render(record))
 
 
@@ -70,14 +61,14 @@ def test_a_pause_is_seen_until_its_time_is_over(
 
 def test_a_record_that_is_none_counts_as_nothing(policy: Policy, clock: FakeClock) -> None:
     pause_path(policy, "isp").write_text("{")
-    assert seen(policy, clock).health is Health.UNTRIED
+    assert seen(policy, clock).health is Health.USED
 
 
 def test_a_history_that_cannot_be_trusted_is_a_stop(policy: Policy, clock: FakeClock) -> None:
     policy.history_path("isp").write_text("mine")
     found = seen(policy, clock)
 
-    assert (found.health, found.throttle) == (Health.UNCOUNTED, None)
+    assert (found.health, found.throttle) == (Health.STOPPED, None)
     assert "nothing is sent" in found.because
     keep(policy, clock, "421 no", 60)
     assert (seen(policy, clock).health, seen(policy, clock).because) == (Health.PAUSED, "421 no")

@@ -1,17 +1,17 @@
-"""Whatever a client says, a reply that prints it means what it means of somebody harmless."""
+"""Whatever a client says, a reply that prints it means what it means of somebody harmless, or is deferred."""
 
 import time
 from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.policy.shipped import provider_rules, providers, standard_rules
 from relay.smtp.reply import Phase, Reply, ReplyParser
 from relay.verdicts.echo import ClientWords, without_echo
-from relay.verdicts.verdict import ABOUT_US, Judge, Layer, Ruling, Verdict
+from relay.verdicts.verdict import ABOUT_US, Judge, Ruling, Verdict
 from tests.unit.policy.corpus import Case, cases
 
 JUDGES = {name: Judge((*provider_rules(name), *standard_rules())) for name in (None, *providers())}
@@ -114,8 +114,9 @@ def on_the_wire(line: str) -> Reply:
     return reply
 
 
-def meaning(ruling: Ruling) -> tuple[object, ...]:
-    return (ruling.words, ruling.layer, ruling.retry_after_ns, ruling.span, ruling.excess, ruling.named)
+def means_the_same(ruling: Ruling, harmless: Ruling) -> bool:
+    """Where nobody can tell whose the words are the message is deferred, which harms no other mail."""
+    return ruling.is_in_doubt or ruling.words == harmless.words
 
 
 def folded(reply: str, width: int) -> str:
@@ -146,13 +147,7 @@ def test_a_recipient_that_is_printed_never_changes_the_verdict(
         Phase.RCPT, on_the_wire(says(HARMLESS)), ClientWords("list@here.example", (HARMLESS,))
     )
 
-    if width and ruling.verdict is Verdict.DEFER:
-        return  # where a fold leaves it open whose words they are
-    if width and ruling.layer is Layer.DEFAULT:
-        # A fold within the deciding words: nobody knows them, and the shield doubts the refusal.
-        assert ruling.words == harmless.words
-        return
-    assert meaning(ruling) == meaning(harmless)
+    assert means_the_same(ruling, harmless)
 
 
 MAIL_SHAPES: dict[str, Callable[[str], str]] = {
@@ -179,7 +174,7 @@ def test_a_sender_that_is_printed_never_changes_the_verdict(
     ruling = judge.ruling(phase, on_the_wire(says(address)), ClientWords(address, asked))
     harmless = judge.ruling(phase, on_the_wire(says(HARMLESS)), ClientWords(HARMLESS, asked))
 
-    assert meaning(ruling) == meaning(harmless)
+    assert means_the_same(ruling, harmless)
 
 
 SUBJECT = PHRASE.map(str.strip).filter(
@@ -194,8 +189,6 @@ EOD_SHAPES: dict[str, Callable[[str], str]] = {
 
 
 @given(st.sampled_from([*JUDGES]), SUBJECT, st.sampled_from(sorted(EOD_SHAPES)))
-# Behind the dots the server goes on with the letters that it cut off.
-@example(None, "24 hours your network is <", "cut")
 def test_a_subject_that_is_printed_never_changes_the_verdict(
     provider: str | None, subject: str, shape: str
 ) -> None:
@@ -208,7 +201,7 @@ def test_a_subject_that_is_printed_never_changes_the_verdict(
         words = ClientWords("x@here.example", ("joe@there.example", "jim@there.example"), header)
         return judge.ruling(Phase.EOD, on_the_wire(says(text)), words)
 
-    assert meaning(ruling(subject)) == meaning(ruling("a harmless one"))
+    assert means_the_same(ruling(subject), ruling("a harmless one"))
 
 
 @given(
@@ -235,6 +228,20 @@ def test_no_word_of_a_client_makes_a_refusal_of_us_a_bounce(
         assert ruling.verdict in ABOUT_US | {Verdict.DEFER}
     else:
         assert ruling.verdict is not Verdict.BOUNCE or before.verdict is Verdict.BOUNCE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '554 5.7.1 The attachment "daily sending quota exceeded.pdf" is not allowed',
+        "554 5.7.1 Rejected: Subject: your account has been suspended",
+        "554 5.7.1 <too many messages, try again in 5 hours> is on our list",
+        "550 5.7.1 no mail for throttle.hourly@limit.example",
+    ],
+)
+def test_words_in_the_form_of_a_quotation_stop_nothing_whoever_said_them(text: str) -> None:
+    ruling = JUDGES[None].ruling(Phase.EOD, on_the_wire(text))
+    assert ruling.verdict in (Verdict.BOUNCE, Verdict.DEFER)
 
 
 @pytest.mark.measures

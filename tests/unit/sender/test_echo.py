@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.queue.scheduler import State
 from tests.fakes.smarthost import Script, Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
@@ -63,15 +64,22 @@ async def test_a_recipient_whose_name_speaks_of_a_quota_stops_no_other_mail(
         assert relay.line.sender_pauses.senders() == {}
 
 
-async def test_a_refusal_about_us_that_prints_such_a_name_still_stops(tmp_path: Path) -> None:
+async def test_a_refusal_about_us_that_prints_such_a_name_bounces_nothing_and_stops_at_the_next(
+    tmp_path: Path,
+) -> None:
     recipient = '"daily sending quota exceeded"@x.example'
-    refusal = f"554 5.7.1 <{recipient}>: Recipient address rejected: Daily sending quota exceeded"
+
+    def rcpt(argument: str) -> str:
+        address = argument.removeprefix("TO:")
+        return f"554 5.7.1 {address}: Recipient address rejected: Daily sending quota exceeded"
 
     async with (
-        Smarthost(Script(rcpt=lambda _: refusal)) as host,
+        Smarthost(Script(rcpt=rcpt)) as host,
         Relay(policy_of(tmp_path, host.port, connections=1)) as relay,
     ):
-        relay.accept(recipient)
+        queue_id = relay.accept(recipient)
+        await relay.until(lambda: (q := relay.queued(queue_id)) and q.state is State.DEFERRED)
+        relay.accept("b@there.example")
         await relay.until(lambda: relay.dispatcher.pausing.because)
 
         totals = relay.sender.totals

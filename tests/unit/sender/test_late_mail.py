@@ -109,7 +109,8 @@ async def test_mail_for_a_stopped_upstream_is_told_of_since_nobody_can_tell(tmp_
         Relay(policy_of(tmp_path, host.port, rule, RETRY)) as relay,
     ):
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.is_stopped and relay.dispatcher.in_flight == 0)
+        pausing = relay.dispatcher.pausing
+        await relay.until(lambda: pausing.state.is_refused and relay.dispatcher.in_flight == 0)
         assert await relay.late.look() == 0
         clock.advance(4 * HOUR_NS)
 

@@ -164,19 +164,20 @@ async def test_a_failed_history_is_told_of_once_and_looked_into_in_its_time(tmp_
     history = tmp_path / "history" / "127.0.0.1"
     history.parent.mkdir()
     history.write_bytes(b"not a history at all\n" * 10)
+    clock = virtual_clock()
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, LIMIT)) as relay:
         for number in range(10):
             queue_id = relay.accept(f"r{number}@x.example")
             await relay.until(functools.partial(relay.queued, queue_id))
-        await relay.until(lambda: relay.dispatcher.pausing.is_stopped)
+        await relay.until(lambda: relay.dispatcher.pausing.state.fault)
         await turns_of_the_loop()
         relay.events.flush()
         log = relay.log.getvalue()
         assert log.count("upstream isp stopped") == log.count("history of isp failed") == 1
-        assert relay.dispatcher.pausing.is_stopped
+        assert relay.dispatcher.pausing.state.fault
 
         history.unlink()
-        relay.dispatcher.pausing.paused_until_ns = 0
+        clock.advance(3600 * SECOND_NS)
         relay.dispatcher.wake()
         await relay.until_empty()
         relay.events.flush()

@@ -153,7 +153,7 @@ async def test_mail_fails_over_at_its_instant_and_returns_behind_a_probe(tmp_pat
             await relay.until(lambda: len(relay.sender.queue) == 5)
             assert await relay.operator.resume("one") == OK
             await relay.until_empty()
-            assert pausing(relay, "one").is_used
+            assert pausing(relay, "one").state.is_used
             assert len(one.relayed) == 5
 
 

@@ -72,7 +72,7 @@ async def test_a_failover_is_told_once_and_counted_by_message(tmp_path: Path) ->
             assert await relay.operator.resume("one") == OK
             relay.accept("last@x.example")
             await relay.until_empty()
-            await relay.until(lambda: pausing(relay, "one").is_used and len(told(relay)) == 2)
+            await relay.until(lambda: pausing(relay, "one").state.is_used and len(told(relay)) == 2)
             assert told(relay)[1] == "route 1: mail goes through one again; what is over: failover"
             assert gauges(relay) == {failover: 0, spill: 0, all_down: 0}
             assert counted(relay, *failover) == 10

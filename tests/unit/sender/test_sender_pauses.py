@@ -23,11 +23,11 @@ async def test_refused_credentials_stop_also_while_an_older_connection_works(
         relay.accept()
         await relay.until(lambda: relay.dispatcher.in_flight)
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.is_refused)
+        await relay.until(lambda: relay.dispatcher.pausing.state.is_refused)
         release.set()
         await relay.until(lambda: len(host.relayed) == 1 and relay.dispatcher.in_flight == 0)
 
-        assert relay.dispatcher.pausing.is_refused
+        assert relay.dispatcher.pausing.state.is_refused
         assert len(relay.sender.queue) == 1
 
 
@@ -83,11 +83,11 @@ async def test_an_edit_of_something_else_ends_no_pause(tmp_path: Path) -> None:
     ):
         relay.accept()
         await relay.until(lambda: relay.dispatcher.pausing.because)
-        until_ns = relay.dispatcher.pausing.paused_until_ns
+        until_ns = relay.dispatcher.pausing.state.until_ns
         await relay.sender.apply(policy_of(tmp_path, host.port, rules + ", limits: [{messages: 9, per: 1h}]"))
 
         assert relay.dispatcher.pausing.because
-        assert relay.dispatcher.pausing.paused_until_ns == until_ns
+        assert relay.dispatcher.pausing.state.until_ns == until_ns
 
 
 async def test_a_sender_is_not_asked_for_again_before_the_time_that_is_said(

@@ -25,7 +25,7 @@ def _send_all(relay: Relay) -> None:
 
 
 async def _stopped(relay: Relay) -> None:
-    await relay.until(lambda: relay.dispatcher.pausing.is_refused and relay.dispatcher.in_flight == 0)
+    await relay.until(lambda: relay.dispatcher.pausing.state.is_refused and relay.dispatcher.in_flight == 0)
 
 
 async def _sits_out(relay: Relay) -> None:

@@ -75,7 +75,7 @@ async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Pat
         async with Relay(policy) as relay:
             queue_id = relay.accept()
             await _paused(relay)
-            left_ns = relay.dispatcher.pausing.paused_until_ns - clock.boottime_ns()
+            left_ns = relay.dispatcher.pausing.state.until_ns - clock.boottime_ns()
         before = len(host.sessions)
         if after == "the host":
             clock.reboot()
@@ -85,7 +85,7 @@ async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Pat
             assert queued is not None
             assert queued.state is State.WAITING
             assert "too much from you" in relay.dispatcher.pausing.because
-            assert 0 < relay.dispatcher.pausing.paused_until_ns - clock.boottime_ns() <= left_ns
+            assert 0 < relay.dispatcher.pausing.state.until_ns - clock.boottime_ns() <= left_ns
             assert len(host.sessions) == before
 
             _over(relay)
@@ -101,7 +101,7 @@ async def test_a_pause_that_ended_while_nobody_ran_is_over_and_no_age(tmp_path: 
         async with Relay(policy) as relay:
             queue_id = relay.accept()
             await _paused(relay)
-            left_ns = relay.dispatcher.pausing.paused_until_ns - clock.boottime_ns()
+            left_ns = relay.dispatcher.pausing.state.until_ns - clock.boottime_ns()
         clock.advance(left_ns)
         async with Relay(policy) as relay:
             await relay.until(lambda: (queued := relay.queued(queue_id)) and queued.state is State.DEFERRED)

@@ -61,7 +61,7 @@ async def test_an_operator_uses_a_stopped_upstream_again(tmp_path: Path) -> None
     script = Script(mail=turns("552 Your account has been suspended. Please contact us to reactivate"))
     async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port)) as relay:
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.is_refused)
+        await relay.until(lambda: relay.dispatcher.pausing.state.is_refused)
 
         assert await relay.operator.resume("nobody") == ABSENT
         assert await relay.operator.resume("isp") == OK
@@ -76,7 +76,7 @@ async def test_an_edit_of_verdicts_judges_anew_and_ends_a_stop(tmp_path: Path) -
         Relay(policy_of(tmp_path, host.port)) as relay,
     ):
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.is_refused)
+        await relay.until(lambda: relay.dispatcher.pausing.state.is_refused)
 
         rule = '{phase: rcpt, text: "relay access denied", verdict: bounce recipient}'
         await relay.sender.apply(policy_of(tmp_path, host.port, f", verdicts: [{rule}]"))
@@ -144,7 +144,7 @@ async def test_a_stop_that_allows_no_probe_is_ended_by_somebody_only(tmp_path: P
     script = Script(mail=turns("535 5.7.139 SmtpClientAuthentication is disabled"))
     async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, f", {rule}")) as relay:
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.is_refused)
+        await relay.until(lambda: relay.dispatcher.pausing.state.is_refused)
         hurry(6 * 3600)
         await pass_time(9 * 86_400)
         assert sum(command.startswith("MAIL") for command in host.commands) == 1

@@ -44,17 +44,17 @@ def test_the_drain_says_when_and_what_holds_the_next() -> None:
 
 
 @pytest.mark.parametrize(
-    ("health", "is_well", "words"),
+    ("health", "is_tried", "is_well", "words"),
     [
-        (Health.UNTRIED, None, "not tried yet"),
-        (Health.PROVING, None, "proving, one message first"),
-        (Health.USED, True, "open"),
+        (Health.USED, False, None, "not tried yet"),
+        (Health.PROVING, True, None, "proving, one message first"),
+        (Health.USED, True, True, "open"),
     ],
 )
 def test_an_open_upstream_is_well_only_once_something_shows_it(
-    health: Health, is_well: bool | None, words: str
+    health: Health, *, is_tried: bool, is_well: bool | None, words: str
 ) -> None:
-    upstream = replace(an_upstream(), health=health)
+    upstream = replace(an_upstream(), health=health, is_tried=is_tried)
     (shown,) = to_json(a_snapshot(upstream=upstream))["upstreams"]
 
     assert (upstream.is_well, upstream.state_words) == (is_well, words)

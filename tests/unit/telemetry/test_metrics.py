@@ -163,7 +163,6 @@ def test_the_snapshot_is_what_a_scrape_shows(world: World) -> None:
     assert world.value("relay_upstream_connections", upstream="isp", use="busy") == 2
     assert world.value("relay_upstream_state", upstream="isp", state="open") == 1
     assert world.value("relay_upstream_health", upstream="isp", health="used") == 1
-    assert world.value("relay_upstream_health", upstream="isp", health="untried") == 0
     assert world.value("relay_upstream_paused_until_timestamp_seconds", upstream="isp") == 0
     eta = world.value("relay_queue_drain_eta_seconds", upstream="isp")
     assert eta is not None

@@ -1,11 +1,9 @@
 """Prints docs/states.md: `make docs`."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from relay.verdicts.health import TABLE, Effect, Happening, Health
-from relay.verdicts.operator_pause import WORDS, Word
+from relay.verdicts.health import TABLE, Happening, Health
 
 _BEGINNING = """\
 # The states of an upstream
@@ -17,54 +15,44 @@ that of the message: it stays as it was, and the time of a rest is no age of it.
 
 | state | what it means |
 | --- | --- |
-| untried | as *used*, and no transaction and no refusal has shown yet whether it works |
 | used | mail goes, by connections and limits |
 | proving | one transaction at a time until one has gone well; a small one after a refusal for too much |
 | paused | it refused us; nothing is sent until an instant, then it is *proving* |
 | refused | it refused the account; nothing is sent until somebody acts, or an instant: then it is *proving* |
-| barred | it refused the account and forbids probes; nothing is sent until somebody acts |
-| doubted | the shield tripped; nothing is sent until the operator answers, or as in *refused* |
-| uncounted | our own history of it cannot be trusted; nothing is sent until it was read and is sound |
+| stopped | as *refused*, over a restart too: the shield tripped; or no probe is allowed: no instant ends it |
 
-The instant of *refused* is an hour later, or as late as the upstream or its rule asks for. Somebody acts by
-`relay resume`, by an edit of the account or of its verdicts, or by another password.
-
-Beside the state stands the operator's word (`relay pause`): [below](#the-operators-pause). Nothing is sent
-while either forbids it, and the time of both is no age of a message.
-
-`upstream_resumed` is told once something went well in *proving*, so a probe that is refused again tells only
-`upstream_proving` and then why it rests.
+The instant of *refused* and *stopped* is an hour later, or as late as the upstream or its rule asks for.
+Somebody acts by `relay resume`, by an edit of the account or of its verdicts, or by another password.
 
 ## What follows
 
-An empty cell: the state stays as it is.
+An empty cell: the state stays as it is. What is over at a restart ends there.
 """
-_MIDDLE = """
-## What is done
-
-Where a state or a happening is not listed, nothing is done. Effects are carried out from left to right.
-"""
-
-
-_WORDS = """
+_END = """
 ## The operator's pause
 
-Made from `relay/verdicts/operator_pause.py`. A rest that is over while the operator's pause lasts ends with
-it. The word is heard ahead of the state, so `relay resume` ends both.
+An operator's pause (`relay pause`) and a history that fails stand beside the state: nothing is sent while
+any of them lasts, and the time of all is no age of a message. What the upstream says meanwhile changes the
+state, and counts when they are over. A second `relay pause` takes the place of the first; its time or
+`relay resume` ends it, and a restart goes on with it. A history that fails is shown as *stopped*, and read
+again each minute.
 
-| word | what it means |
-| --- | --- |
-| free | no pause of the operator's |
-| paused for a time | nothing is sent until an instant (`--for`), then one message first |
-| paused until resume | nothing is sent until `relay resume`, then one message first |
+## What is kept and told
 
-An empty cell: the word stays as it is.
+Each change is kept on disk (`HISTORY.pause`) and told once: `upstream_paused` where it begins to be
+*paused*, or is for longer; `upstream_stopped` for *refused*, *stopped* and a history that fails;
+`upstream_proving`; `operator_paused` and `operator_pause_ended`. `upstream_resumed` is told once something
+went well in *proving*, so a probe that is refused again tells only `upstream_proving` and then why it
+rests.
+
+A graver refusal takes the place of a lighter one: *paused*, *refused*, *stopped*, in this order. A second
+of the same kind only makes a pause longer, if it asks for that.
 """
 
 
 def page() -> str:
     """Return the page, with a newline at its end."""
-    return "\n".join(_lines()) + "\n"
+    return "\n".join(_lines())
 
 
 def _lines() -> Iterator[str]:
@@ -72,43 +60,9 @@ def _lines() -> Iterator[str]:
     yield f"| | {' | '.join(Health)} |"
     yield f"| --- |{' --- |' * len(Health)}"
     for happening in Happening:
-        after = [(health, TABLE[health, happening].health) for health in Health]
+        after = [(health, TABLE[health, happening]) for health in Health]
         yield f"| {happening} | {' | '.join('' if a is b else b for a, b in after)} |"
-    yield _MIDDLE
-    yield from _effects({cell: effects for cell, (_, effects) in TABLE.items()}, Health)
-    yield _WORDS
-    yield f"| | {' | '.join(Word)} |"
-    yield f"| --- |{' --- |' * len(Word)}"
-    for happening in Happening:
-        words = [(word, WORDS[word, happening].word) for word in Word]
-        if any(WORDS[word, happening] != (word, ()) for word in Word):
-            yield f"| {happening} | {' | '.join('' if a is b else b for a, b in words)} |"
-    yield "| anything else | | | |"
-    yield ""
-    yield from _effects({cell: effects for cell, (_, effects) in WORDS.items()}, Word)
-    yield ""
-    yield "| effect | what it is |"
-    yield "| --- | --- |"
-    for effect in Effect:
-        yield f"| {_name(effect)} | {effect} |"
-
-
-def _effects(
-    done: Mapping[tuple[Any, Happening], tuple[Effect, ...]], states: Iterable[str]
-) -> Iterator[str]:
-    yield "| happens | in | effects |"
-    yield "| --- | --- | --- |"
-    for happening in Happening:
-        together: dict[tuple[Effect, ...], list[str]] = {}
-        for state in states:
-            together.setdefault(done[state, happening], []).append(state)
-        for effects, alike in together.items():
-            if effects:
-                yield f"| {happening} | {', '.join(alike)} | {', '.join(map(_name, effects))} |"
-
-
-def _name(effect: Effect) -> str:
-    return effect.name.lower().replace("_", " ")
+    yield _END
 
 
 if __name__ == "__main__":

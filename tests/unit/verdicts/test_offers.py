@@ -1,70 +1,48 @@
 """What one connection lacks is believed of its upstream only when others, apart in time, agree."""
 
-from dataclasses import dataclass
+import math
 
 import pytest
-from hypothesis import strategies as st
 
-from relay.clock import SECOND_NS
 from relay.smtp.reply import Reply
-from relay.verdicts.offers import (
-    APART_AGAIN_NS,
-    APART_NS,
-    Need,
-    Offers,
-    is_about_dsn,
-)
-
-SIZES = (100, 1000, 35_000_000, None)
+from relay.verdicts.offers import APART_NS, Need, Offer, Offers, is_about_dsn
 
 
-@dataclass(frozen=True)
-class Seen:
-    """One connection, and how long after the one before."""
-
-    after_ns: int
-    eight_bit: bool = True
-    size: int | None = None
-
-
-def after(*connections: Seen) -> Offers:
+def after(*connections: tuple[int, bool, float]) -> Offers:
+    """Each has how long after the one before it was made, if it offered 8BITMIME, and its largest size."""
     offers, at_ns = Offers(), 0
-    for each in connections:
-        at_ns += each.after_ns
-        offers = offers.seen(at_ns, smtputf8=True, eight_bit=each.eight_bit, max_size_bytes=each.size)
+    for after_ns, eight_bit, size in connections:
+        at_ns += after_ns
+        offers.seen(Offer(at_ns, smtputf8=True, eight_bit=eight_bit, most_bytes=size))
     return offers
 
 
-def lacking(*after_ns: int) -> list[Seen]:
-    return [Seen(each, eight_bit=False) for each in after_ns]
+def lacking(*after_ns: int) -> list[tuple[int, bool, float]]:
+    return [(each, False, 100) for each in after_ns]
 
 
-def test_one_connection_is_never_believed() -> None:
-    assert not after(*lacking(0)).is_believed(Need.EIGHT_BIT)
-    assert not after(Seen(0, size=100)).is_believed(Need.SIZE, 101)
-
-
-def test_three_that_agree_apart_in_time_are_believed() -> None:
-    assert not after(*lacking(0, APART_NS)).is_believed(Need.EIGHT_BIT)
-    assert after(*lacking(0, APART_NS, APART_NS)).is_believed(Need.EIGHT_BIT)
-
-
-def test_what_was_offered_before_is_missed_for_a_day() -> None:
-    before = [Seen(0)]
-    assert not after(*before, *lacking(*[APART_NS] * 100)).is_believed(Need.EIGHT_BIT)
-    assert not after(*before, *lacking(0, APART_AGAIN_NS)).is_believed(Need.EIGHT_BIT)
-    assert after(*before, *lacking(0, APART_AGAIN_NS, APART_AGAIN_NS)).is_believed(Need.EIGHT_BIT)
-
-
-connections = st.lists(
-    st.builds(
-        Seen,
-        st.sampled_from([0, SECOND_NS, APART_NS, APART_AGAIN_NS]),
-        st.sampled_from([True, False, False, False]),
-        st.sampled_from(SIZES),
-    ),
-    max_size=14,
+@pytest.mark.parametrize(
+    ("connections", "is_believed"),
+    [
+        ([], False),
+        (lacking(0), False),
+        (lacking(0, APART_NS), False),
+        (lacking(0, APART_NS, APART_NS), True),
+        (lacking(0, APART_NS, APART_NS - 1), False),
+        ([(0, True, math.inf), *lacking(APART_NS, APART_NS)], False),
+        ([(0, True, math.inf), *lacking(APART_NS, APART_NS, APART_NS)], True),
+        ([*lacking(0, APART_NS, APART_NS), (1, True, 101)], False),
+        ([*lacking(0, APART_NS, APART_NS), (APART_NS, True, math.inf)], False),
+    ],
 )
+def test_only_three_in_a_row_that_agree_apart_in_time_are_believed(
+    connections: list[tuple[int, bool, float]], *, is_believed: bool
+) -> None:
+    offers = after(*connections)
+    assert offers.is_believed(Need.EIGHT_BIT) is is_believed
+    assert offers.is_believed(Need.SIZE, 101) is is_believed
+    assert not offers.is_believed(Need.SIZE, 100)
+    assert not offers.is_believed(Need.SMTPUTF8)
 
 
 @pytest.mark.parametrize(

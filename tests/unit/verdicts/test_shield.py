@@ -103,6 +103,14 @@ def test_what_is_relayed_in_between_ends_the_row() -> None:
         assert _one(shield, RELAYED, number + 2) is Verdict.RELAYED
 
 
+def test_what_was_under_way_and_is_relayed_in_between_does_not_end_the_row() -> None:
+    shield, began_ns = Shield(in_a_row=3), next(_INSTANTS)
+    for number in (0, 1):
+        assert _one(shield, _answer(UNKNOWN), number) is Verdict.DEFER
+    _judge(shield, RELAYED, first=7, began_ns=began_ns)
+    assert _one(shield, _answer(UNKNOWN), 2) is Verdict.STOP
+
+
 @pytest.mark.parametrize("refused", [_answer(NOBODY, enhanced="5.1.1"), _LACKS], ids=["recognised", "ours"])
 def test_what_a_rule_knows_and_what_we_refuse_ourselves_stops_nothing(refused: Answer) -> None:
     shield = Shield(in_a_row=3)

@@ -1,0 +1,395 @@
+"""The state of an account: each cell of its table, what a change tells, and what of it is kept."""
+
+import contextlib
+from dataclasses import replace
+from itertools import pairwise, product
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.clock import SECOND_NS
+from relay.sender.state_file import PAUSE_FORMAT
+from relay.smtp.reply import Phase
+from relay.verdicts.account import (
+    AccountState,
+    Event,
+    PauseRecord,
+    Told,
+    lapsed,
+    largest,
+    refused,
+    step,
+    told,
+)
+from relay.verdicts.health import ENDLESS, RESTING, TABLE, Happening, Health
+from relay.verdicts.operator_pause import FOREVER_NS, LONGEST_BY, OperatorPause, PauseAsked
+from relay.verdicts.outcome import Answer
+from relay.verdicts.pauses import (
+    FIRST_NS,
+    LONGEST_NS,
+    PROBE_NS,
+    begun,
+    ended,
+    rest_ns,
+    within_ns,
+)
+from relay.verdicts.retry_after import retry_after_ns
+from relay.verdicts.verdict import Excess, Layer, Rule, Ruling, Scope, Span, Verdict, span_of
+from tests.unit.verdicts.states_page import page
+
+ROOT = Path(__file__).parents[3]
+REFUSALS = (Happening.PAUSE, Happening.REFUSE, Happening.STOP)
+HOUR_NS = PROBE_NS
+PAUSE = OperatorPause(FOREVER_NS, "anna", 0)
+
+
+def test_the_page_is_made_of_the_table_as_it_is() -> None:
+    """If not: make docs."""
+    assert (ROOT / "docs" / "states.md").read_text() == page()
+
+
+def _nothing(_span_ns: int) -> None:
+    return None
+
+
+def ruling_of(text: str, *, may_probe: bool = True, wait_ns: int | None = None) -> Ruling:
+    rule = Rule(
+        Layer.OPERATOR, Verdict.PAUSE, Scope.UPSTREAM, "here", "test", may_probe=may_probe, wait_ns=wait_ns
+    )
+    return Ruling(Verdict.PAUSE, Scope.UPSTREAM, rule, retry_after_ns(text), span_of(text))
+
+
+TOO_MUCH = Ruling(Verdict.PAUSE, Scope.UPSTREAM, excess=Excess.MAIL)
+WINDOWED = replace(TOO_MUCH, span=Span.HOUR)
+
+
+def event(happening: Happening, at_ns: int = 0, ruling: Ruling | None = None) -> Event:
+    pause = PAUSE if happening is Happening.KEEP else None
+    return Event(happening, at_ns, happening.name, ruling, recipients=1, until_ns=at_ns + 60, pause=pause)
+
+
+# What each happening makes of used, proving, paused, refused, stopped.
+CELLS = {
+    Happening.PAUSE: "paused paused paused refused stopped",
+    Happening.REFUSE: "refused refused refused refused stopped",
+    Happening.STOP: "stopped stopped stopped stopped stopped",
+    Happening.PROOF: "used used paused refused stopped",
+    Happening.OVER: "used proving proving proving proving",
+    Happening.RESUME: "used proving proving proving proving",
+    Happening.EDIT: "used proving proving proving proving",
+    Happening.KEEP: "used proving paused refused stopped",
+    Happening.LAPSE: "proving proving paused refused stopped",
+    Happening.FAULT: "used proving paused refused stopped",
+    Happening.SOUND: "proving proving paused refused stopped",
+    Happening.RESTART: "used proving paused proving stopped",
+}
+
+
+@pytest.mark.parametrize(("health", "happening"), [*product(Health, Happening)])
+def test_each_cell(health: Health, happening: Happening) -> None:
+    before = AccountState(health, "before", HOUR_NS, in_a_row=1, step=0, spans=((0, FOREVER_NS),))
+    after = step(before, event(happening, 100))
+
+    expected = dict(zip(Health, CELLS[happening].split(), strict=True))[health]
+    assert after.health is TABLE[health, happening] is Health(expected)
+    rests = after.health in RESTING or happening in (Happening.KEEP, Happening.FAULT)
+    assert after.is_resting == rests
+    if rests:
+        assert after.why
+        assert after.spans[-1][1] == FOREVER_NS
+    elif before.is_resting:
+        assert after.spans == ((0, 100),)
+    if after.health is not health and after.health in RESTING:
+        assert (after.because, after.in_a_row) == (happening.name, 2)
+
+
+def events_told(happenings: str) -> list[list[str]]:
+    """Return what each of these happenings tells, one after the other."""
+    states = [AccountState()]
+    for number, name in enumerate(happenings.split()):
+        states.append(step(states[-1], event(Happening[name], number)))
+    return [[notice.name for notice in told(before, after)] for before, after in pairwise(states)]
+
+
+@pytest.mark.parametrize(
+    ("happenings", "notices"),
+    [
+        ("PAUSE OVER PROOF", [["PAUSED"], ["PROVING"], ["RESUMED"]]),
+        ("PAUSE OVER PAUSE", [["PAUSED"], ["PROVING"], ["PAUSED"]]),
+        ("REFUSE PAUSE REFUSE STOP", [["STOPPED"], [], [], ["STOPPED"]]),
+        ("STOP PROOF RESUME PROOF", [["STOPPED"], [], ["PROVING"], ["RESUMED"]]),
+        ("KEEP LAPSE PROOF", [["KEPT_BACK"], ["LET", "PROVING"], ["RESUMED"]]),
+        ("KEEP RESUME", [["KEPT_BACK"], ["LET", "PROVING"]]),
+        ("KEEP PAUSE EDIT LAPSE", [["KEPT_BACK"], ["PAUSED"], ["PROVING"], ["LET"]]),
+        ("FAULT FAULT SOUND PROOF", [["STOPPED"], [], ["PROVING"], ["RESUMED"]]),
+        ("PAUSE OVER FAULT SOUND", [["PAUSED"], ["PROVING"], ["STOPPED"], ["PROVING"]]),
+        ("PAUSE FAULT OVER SOUND", [["PAUSED"], [], [], ["PROVING"]]),
+        ("PROOF EDIT RESTART", [[], [], []]),
+    ],
+)
+def test_a_change_is_told_and_nothing_else(happenings: str, notices: list[list[str]]) -> None:
+    assert events_told(happenings) == notices
+
+
+@given(st.lists(st.sampled_from([each for each in Happening if each is not Happening.STOP]), max_size=30))
+def test_whatever_happens_each_rest_is_told_and_timed(happenings: list[Happening]) -> None:
+    state, told_resting = AccountState(), False
+    for number, happening in enumerate(happenings):
+        before, state = state, step(state, event(happening, 10 * number))
+        for notice in told(before, state):
+            if notice not in (Told.KEPT_BACK, Told.LET):
+                told_resting = notice in (Told.PAUSED, Told.STOPPED)
+        if state.health in RESTING:
+            assert told_resting
+        assert bool(state.spans and state.spans[-1][1] == FOREVER_NS) == state.is_resting
+        assert list(state.spans) == sorted(state.spans)
+        assert PauseRecord("here", 10 * number, 0, state).fault() == ""
+
+
+@pytest.mark.parametrize(
+    ("verdict", "may_probe", "is_doubted", "expected"),
+    [
+        (Verdict.PAUSE, True, False, Happening.PAUSE),
+        (Verdict.PAUSE, False, False, Happening.PAUSE),
+        (Verdict.STOP, True, False, Happening.REFUSE),
+        (Verdict.STOP, True, True, Happening.STOP),
+        (Verdict.STOP, False, False, Happening.STOP),
+    ],
+)
+def test_a_refusal_is_told_by_its_verdict(
+    verdict: Verdict, *, may_probe: bool, is_doubted: bool, expected: Happening
+) -> None:
+    answer = Answer(
+        verdict, Phase.MAIL, None, "no", ruling=ruling_of("no", may_probe=may_probe), is_doubted=is_doubted
+    )
+    heard = refused(answer, 5, _nothing)
+    after = step(AccountState(), heard)
+
+    assert heard.happening is expected
+    assert (after.health in ENDLESS) == (verdict is Verdict.STOP)
+    assert (after.until_ns == FOREVER_NS) == (verdict is Verdict.STOP and not may_probe)
+    assert after.doubts == ("no" if is_doubted else "")
+
+
+def test_where_no_probe_is_allowed_only_somebody_ends_it() -> None:
+    doubted = step(AccountState(), replace_doubted(event(Happening.STOP)))
+    barred = step(doubted, event(Happening.STOP, 1, ruling_of("no", may_probe=False)))
+    assert (doubted.until_ns, doubted.doubts) == (PROBE_NS, "STOP")
+    assert (barred.until_ns, barred.doubts) == (FOREVER_NS, "")
+    assert lapsed(barred, FOREVER_NS - 1) == barred
+    assert step(barred, event(Happening.EDIT)).health is Health.PROVING
+
+
+def replace_doubted(heard: Event) -> Event:
+    return heard._replace(is_doubted=True)
+
+
+def test_a_pause_grows_only_by_what_a_later_refusal_asks_for() -> None:
+    paused = step(AccountState(), event(Happening.PAUSE))
+    assert paused.until_ns == FIRST_NS
+    assert step(paused, event(Happening.PAUSE, SECOND_NS)) == paused
+    longer = step(paused, event(Happening.PAUSE, SECOND_NS, ruling_of("try again in 5 minutes")))
+    assert (longer.until_ns, longer.in_a_row) == (301 * SECOND_NS, 1)
+    assert [*told(paused, longer)] == [Told.PAUSED]
+
+
+def test_refused_again_it_is_one_pause_and_a_success_begins_anew() -> None:
+    state, now_ns, lengths = AccountState(), 0, []
+    for _ in range(8):
+        state = step(state, event(Happening.PAUSE, now_ns))
+        lengths.append((state.until_ns - now_ns) // SECOND_NS)
+        now_ns = state.until_ns
+        state = lapsed(state, now_ns)
+        assert state.health is Health.PROVING
+    assert lengths == [15, 30, 60, 120, 240, 480, 900, 900]
+    assert state.spans == ((0, now_ns),)
+    state = step(step(state, event(Happening.PROOF, now_ns)), event(Happening.PAUSE, now_ns + 1))
+    assert (state.until_ns - now_ns - 1, len(state.spans)) == (FIRST_NS, 2)
+
+
+@pytest.mark.parametrize(
+    ("ruling", "after_ns", "length_s"),
+    [(WINDOWED, 0, 120), (WINDOWED, HOUR_NS, 15), (TOO_MUCH, 0, 15), (None, 0, 15)],
+)
+def test_a_window_that_refuses_again_soon_is_met_with_fewer_looks(
+    ruling: Ruling | None, after_ns: int, length_s: int
+) -> None:
+    state = AccountState()
+    for _ in range(5):
+        state = step(step(state, event(Happening.PAUSE, 0, WINDOWED)), event(Happening.OVER))
+    state = step(state, event(Happening.PROOF))
+    state = step(state, event(Happening.PAUSE, after_ns, ruling))
+    assert state.until_ns - after_ns == length_s * SECOND_NS
+    # Somebody may have mended it.
+    mended = step(state, event(Happening.EDIT, after_ns))
+    assert step(mended, event(Happening.PAUSE, after_ns, ruling)).until_ns - after_ns == FIRST_NS
+
+
+def test_after_too_much_it_begins_with_one_recipient_and_doubles() -> None:
+    state, sizes = step(AccountState(), event(Happening.PAUSE, 0, TOO_MUCH)), []
+    for _ in range(9):
+        sizes.append(largest(100, state.taken))
+        state = step(state, event(Happening.PROOF)._replace(recipients=sizes[-1]))
+    assert sizes == [1, 2, 4, 8, 16, 32, 64, 100, 100]
+
+
+@pytest.mark.parametrize(("is_mail", "expected"), [(True, 1), (False, 7)])
+def test_a_second_refusal_of_mail_makes_it_small_and_one_of_a_connection_does_not(
+    *, is_mail: bool, expected: int
+) -> None:
+    again = event(Happening.PAUSE, 1)._replace(is_mail=is_mail)
+    once = step(step(AccountState(), event(Happening.PAUSE)), event(Happening.OVER))
+    assert largest(7, once.taken) == 7
+    assert largest(7, step(once, again).taken) == expected
+
+
+@given(st.integers(1, 1000), st.integers(1, 1000))
+def test_whatever_an_upstream_takes_at_all_a_message_goes_through(takes: int, recipients: int) -> None:
+    """It takes so many in a window, and whoever exceeds has to wait for the next."""
+    state, left, windows = AccountState(), recipients, 0
+    while left:
+        room = takes
+        while left and (size := min(left, largest(100, state.taken))) <= room:
+            left, room = left - size, room - size
+            state = step(state, event(Happening.PROOF)._replace(recipients=size))
+        if left:
+            state = step(step(state, event(Happening.PAUSE, 0, TOO_MUCH)), event(Happening.OVER))
+        windows += 1
+        # Never less than half of what it takes, but for the first window, in which too much was tried.
+        assert recipients - left >= min(recipients, (windows - 1) * min(takes, 100) // 2)
+
+
+def test_what_an_operator_asks_for_begins_now() -> None:
+    timed = PauseAsked("anna", 60 * SECOND_NS).begun(5, 0)
+    lasting = PauseAsked("anna\n" + "x" * 99).begun(5, 0)
+
+    assert (timed.until_ns, timed.is_lasting) == (60 * SECOND_NS + 5, False)
+    assert timed.words == "by anna, since 1970-01-01T00:00:00Z"
+    assert (lasting.until_ns, lasting.is_lasting) == (FOREVER_NS, True)
+    assert lasting.by == ("anna " + "x" * 99)[:LONGEST_BY]
+    assert timed.moved(-10, lambda at_ns: at_ns).until_ns == timed.until_ns - 10
+    assert lasting.moved(-10, lambda at_ns: at_ns).until_ns == FOREVER_NS
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), max_size=40), st.integers(0, 2000))
+def test_the_time_paused_is_that_of_the_instants_that_were_paused(
+    script: list[tuple[int, bool]], since: int
+) -> None:
+    spans: tuple[tuple[int, int], ...] = ()
+    paused, now, is_paused = [False] * 2100, 0, False
+    for after, begins in script:
+        if is_paused:
+            paused[now : now + after] = [True] * after
+        now += after
+        spans, is_paused = (begun(spans, now) if begins else ended(spans, now)), begins
+    assert within_ns(spans, since, now) == sum(paused[since:now])
+    # What goes on is one with the last.
+    assert len(begun(spans, now, goes_on=True)) == max(1, len(spans))
+
+
+@given(st.integers(0, 100))
+def test_without_a_word_of_how_long_the_back_off_doubles(number: int) -> None:
+    assert rest_ns(None, number, _nothing) == min(LONGEST_NS, FIRST_NS * 2**number)
+    assert rest_ns(ruling_of("no"), number, _nothing) == rest_ns(None, number, _nothing)
+
+
+def test_the_time_asked_for_is_kept_to_and_grows_if_it_did_not_help() -> None:
+    ruling = ruling_of("try again in 5 seconds")
+    assert rest_ns(ruling, 0, _nothing) == 5 * SECOND_NS
+    assert rest_ns(ruling, 3, _nothing) == FIRST_NS * 8
+    assert rest_ns(ruling_of("try again in 2 hours"), 3, _nothing) == 7200 * SECOND_NS
+
+
+def test_where_a_window_is_named_our_history_says_when_it_has_room() -> None:
+    hourly = ruling_of("100 messages per hour exceeded")
+    assert rest_ns(hourly, 0, lambda span_ns: span_ns // 3) == 1200 * SECOND_NS
+    assert rest_ns(hourly, 0, _nothing) == FIRST_NS
+
+
+def test_where_a_look_makes_it_worse_the_whole_window_is_waited_for() -> None:
+    assert rest_ns(ruling_of("daily limit", may_probe=False), 0, lambda _: 1) == 86400 * SECOND_NS
+    assert rest_ns(ruling_of("no", may_probe=False), 0, _nothing) == PROBE_NS
+    assert rest_ns(ruling_of("no", may_probe=False, wait_ns=7 * PROBE_NS), 0, _nothing) == 7 * PROBE_NS
+
+
+instants = st.integers(0, 10**18)
+records = st.builds(
+    PauseRecord,
+    st.text(max_size=40),
+    instants,
+    st.integers(0, 2 * 10**18),
+    st.builds(
+        AccountState,
+        st.sampled_from(Health),
+        st.text(max_size=80),
+        instants,
+        in_a_row=st.integers(0, 1000),
+        step=st.integers(-1, 6),
+        taken=st.none() | st.integers(0, 1000),
+        operator=st.none() | st.builds(OperatorPause, instants, st.text(max_size=9), instants),
+        fault=st.text(max_size=9),
+        spans=st.lists(st.integers(-(10**18), 10**18), max_size=20).map(
+            lambda edges: tuple(zip(*[iter(sorted(edges))] * 2, strict=False))
+        ),
+    ),
+)
+
+
+@given(records)
+def test_a_record_reads_back_as_it_was(record: PauseRecord) -> None:
+    read = PAUSE_FORMAT.parse(PAUSE_FORMAT.render(record))
+    assert (read, read.state.taken) == (record, record.state.taken)
+
+
+@given(records, st.integers(0, 300), st.binary(max_size=200))
+def test_a_damaged_record_is_a_record_or_a_value_error(
+    record: PauseRecord, place: int, octets: bytes
+) -> None:
+    content = PAUSE_FORMAT.render(record)
+    with contextlib.suppress(ValueError):
+        PAUSE_FORMAT.parse(content[:place] + octets + content[place + len(octets) :])
+
+
+STATE = AccountState(Health.PAUSED, "421 4.7.0 no", 800, in_a_row=2, spans=((100, 200), (400, FOREVER_NS)))
+RECORD = PauseRecord("here", 500, 9_000, STATE)
+
+
+def _unknown(_boot_id: str, _at_ns: int) -> None:
+    return None
+
+
+def test_within_a_boot_a_record_is_as_written_by_any_wall_clock() -> None:
+    assert RECORD.moved("here", 600, 10**18, _unknown) == RECORD
+
+
+@given(instants, st.integers(-(10**18), 10**18))
+def test_after_a_reboot_the_wall_clock_says_how_much_pause_is_left(now_ns: int, off_ns: int) -> None:
+    moved = RECORD.moved("there", now_ns, RECORD.wall_ns + off_ns, _unknown)
+    state = moved.state
+    assert state.until_ns - now_ns == 300 - max(0, off_ns)
+    assert [end - begin for begin, end in state.spans[:-1]] == [100]
+    assert state.spans[-1][1] == (FOREVER_NS if state.until_ns > now_ns else state.until_ns)
+    assert moved.boot_id == "there"
+
+
+@pytest.mark.parametrize(
+    ("state", "health", "is_resting"),
+    [
+        (STATE, Health.PAUSED, True),
+        (replace(STATE, until_ns=600), Health.PROVING, False),
+        (replace(STATE, health=Health.REFUSED), Health.PROVING, False),
+        (replace(STATE, health=Health.STOPPED), Health.STOPPED, True),
+        (replace(STATE, health=Health.STOPPED, until_ns=600), Health.PROVING, False),
+        (replace(STATE, health=Health.PROVING, spans=()), Health.PROVING, False),
+        (AccountState(operator=PAUSE), Health.USED, True),
+        (AccountState(operator=replace(PAUSE, until_ns=600)), Health.PROVING, False),
+        (AccountState(fault="damaged", fault_until_ns=900), Health.USED, False),
+    ],
+)
+def test_a_start_goes_on_with_what_is_not_over(
+    state: AccountState, health: Health, *, is_resting: bool
+) -> None:
+    started = replace(RECORD, state=state).at_a_start(700)
+    assert (started.health, started.is_resting) == (health, is_resting)
