@@ -149,8 +149,6 @@ def _wrong(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
         yield f"the last edit of the policy was refused: {snapshot.policy.last_error}", "bold red"
     if snapshot.policy.refused_file:
         yield f"the last good file stays in use: {snapshot.policy.refused_file}", "bold red"
-    if snapshot.policy.waiting_because:
-        yield f"the last edit of the policy waits: {snapshot.policy.waiting_because}", "yellow"
 
 
 def rows(seen: TopView, layout: Columns, find: str = "") -> list[PictureRow]:

@@ -16,8 +16,7 @@ from typing import NamedTuple, Self
 from relay.mail.envelope import QueueId
 from relay.policy.differences import differences
 from relay.policy.lane import with_ceilings
-from relay.policy.loosening import RESTART_KEYS
-from relay.policy.model import Policy
+from relay.policy.model import RESTART_KEYS, Policy
 from relay.queue.queued import Queued
 from relay.sender.sender import arrangement_of
 from relay.sender.upstreams import UpstreamView, is_mended, is_other_server

@@ -21,7 +21,7 @@ from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import a_plan
 from tests.unit.cli.control import POLICY, code_of, relay_up, write_policy
 
-LIMITED = POLICY.replace("host: smtp", "limits: [{messages: 3, per: 1h}]\n    host: smtp").replace(
+LIMITED = POLICY.replace("limits: []", "limits: [{messages: 3, per: 1h}]").replace(
     "    auth: {user: mjd, password_file: not-there}\n", ""
 )
 
@@ -86,7 +86,7 @@ def test_a_running_relay_is_asked_and_its_plan_is_80_columns_wide(
     assert max(map(len, lines[1:])) <= 80
     told = "\n".join(lines)
     for words in (
-        "  ~ isp: 8 → 5 messages in any 1m",
+        "  ~ upstreams.isp.connections: 4 → 5",
         "5 messages per 1m: 8 of 5 used, and nothing goes until 2025-10-09T08:54:02Z",
         "edited: 120 wait more than 1s, the longest 3m",
     ):

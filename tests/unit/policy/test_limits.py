@@ -49,15 +49,15 @@ def test_what_says_no_whole_limit_is_refused(keys: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        ("limits: [{messages: 5, per: day}]", "write 24h, which never exceeds it"),
-        ("limits: [{messages: 5, per: 1h, hours: 'Mon 08:00-09:00'}]", "hours is no key any more"),
-        ("limits: [{messages: 5, per: 1h, ramp: {from: 1, over: 9d}}]", "ramp is no key any more"),
-        ("limits: [{messages: 5, per: 24h, zone: Europe/Berlin}]", "zone is no key any more"),
-        ("adapt: tighten", "adapt is no key any more"),
+        ("limits: [{messages: 5, per: day}]", "24h never exceeds"),
+        ("limits: [{messages: 5, per: 1h, hours: 'Mon 08:00-09:00'}]", "hours: no key any more"),
+        ("limits: [{messages: 5, per: 1h, ramp: {from: 1, over: 9d}}]", "ramp: no key any more"),
+        ("limits: [{messages: 5, per: 24h, zone: Europe/Berlin}]", "zone: no key any more"),
+        ("adapt: tighten", "adapt: no key any more"),
     ],
 )
 def test_a_key_that_is_gone_says_what_to_write_instead(written: str, says: str) -> None:
-    policy = POLICY.replace("host: smtp", f"{written}\n    host: smtp")
+    policy = POLICY.replace("limits: []", written)
 
     with pytest.raises(PolicyError, match=says):
         parse_policy(policy.encode(), Path("policy.yaml"))

@@ -1,14 +1,11 @@
 """A password in the wrong place of a policy is in no output: wherever it stands, as a key or as a value."""
 
-import atexit
 import base64
 import contextlib
 import copy
-import functools
 import io
 import json
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,22 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from prometheus_client import generate_latest
 
 from relay.cli.main import main
-from relay.daemon.reload import Reload
-from relay.hooks.hooks import Hooks
 from relay.policy.faults import PolicyError
 from relay.policy.source import read_policy
-from relay.status import page
-from relay.status.collector import collect
-from relay.status.snapshot import to_json
-from relay.telemetry.events import Events, LogStyle
-from relay.telemetry.listener_counts import ListenerCounts
-from relay.telemetry.metrics import Metrics
-from relay.telemetry.outcomes import OutcomeStore
-from relay.telemetry.telemetry import Telemetry
-from tests.unit.sender.in_process_relay import Relay, policy_of
 
 Steps = tuple[int | str, ...]
 
@@ -67,8 +52,8 @@ WHOLE_POLICY: dict[str, Any] = {
             "shield": {"in_a_row": 10},
             "verdicts": [{"code": "5xx", "text": "quota", "verdict": "pause", "wait": "1h"}],
         },
-        "two": {"host": "b.example.net", "auth": {"user": "u", "password_file": "f"}},
-        "three": {"host": "c.example.net", "auth": {"user": "u", "password_credential": "c"}},
+        "two": {"host": "b.example.net", "limits": [], "auth": {"user": "u", "password_file": "f"}},
+        "three": {"host": "c.example.net", "limits": [], "auth": {"user": "u", "password_credential": "c"}},
     },
     "retry": {"min": "5m", "max": "4h"},
     "reports": {"per_hour": 60},
@@ -178,79 +163,15 @@ def _by_an_alias(policy: Any, place: Steps, password: str) -> str:
 WAYS: list[Callable[[Any, Steps, str], str]] = [
     *(_as_value, _as_value_in_a_list, _as_key, _beside, _twice, _by_an_alias)
 ]
-BREAKS = st.sampled_from(
-    [
-        *(
-            "",
-            "\n",
-            "*",
-            "&",
-            "!",
-            ": ",
-            "'",
-            '"',
-            "%",
-            "{",
-            "}",
-            "]",
-            "\t",
-            "\0",
-            "\x07",
-            "@",
-            "<<: ",
-            "---\n",
-            "\\",
-        )
-    ]
-)
+BREAKS = st.sampled_from(["", "\n", *"*&!'\"%{}]\t\0\x07@\\", ": ", "<<: ", "---\n"])
 
 
-class Terminal(io.StringIO):
-    """A stream that says that it is one."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def _check(path: Path, stream: io.StringIO) -> str:
-    redirected = contextlib.redirect_stderr(stream), contextlib.redirect_stdout(io.StringIO())
-    with redirected[0], redirected[1], pytest.raises(SystemExit):
+def _check(path: Path) -> str:
+    """Return all that `relay check` says, of a good policy too."""
+    out = io.StringIO()
+    with contextlib.redirect_stderr(out), contextlib.redirect_stdout(out), pytest.raises(SystemExit):
         main(["check", str(path)])
-    return stream.getvalue()
-
-
-@functools.cache
-def _relay() -> Relay:
-    """Return a relay that was never started: only what it says is looked at."""
-    folder = Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, folder)
-    return Relay(policy_of(folder, 25))
-
-
-def _told_by_a_relay(path: Path) -> str | None:
-    """Return all that a relay that runs says of an edit; None where it is a good one."""
-    try:
-        read_policy(path)
-    except PolicyError as error:
-        refused = error
-    else:
-        return None
-    relay, log, series = _relay(), io.StringIO(), b""
-    styles: tuple[LogStyle, ...] = ("text", "json")
-    for style in styles:
-        events = Events(log, style, relay.clock)
-        metrics = Metrics(relay.clock)
-        collect(metrics, relay.watch.snapshot, ListenerCounts([]), events, relay.clock)
-        telemetry = Telemetry(events, metrics, relay.clock)
-        hooks = Hooks(relay.policy, "relay.test", relay.disk, telemetry)
-        outcomes = OutcomeStore(str(relay.policy.spool), None, relay.disk, telemetry)
-        Reload(path, relay.policy, relay.sender, relay.watch, hooks, outcomes, telemetry).refuse(refused)
-        events.flush()
-        series = generate_latest(metrics.registry)
-    snapshot = relay.watch.snapshot()
-    assert not snapshot.policy.last_reload_ok
-    shown = [json.dumps(to_json(snapshot)), page.render(snapshot), repr(refused), str(refused)]
-    return "\n".join([log.getvalue(), series.decode(), *shown])
+    return out.getvalue()
 
 
 def _leaks(password: str, told: str) -> list[str]:
@@ -277,17 +198,17 @@ def test_no_output_has_a_password_that_is_misplaced(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "p.yaml")
         path.write_text(text, encoding="utf-8")
-        told = _told_by_a_relay(path)
-        if told is None:
+        try:
+            read_policy(path)
+        except PolicyError as error:
+            told = repr(error)
+        else:
             return
-        assert _leaks(password, told + _check(path, io.StringIO())) == []
-        within = place[2:-1] if way is _as_key else place[2:]
-        if way is _by_an_alias or {"auth", "host"} & set(map(str, within)):
-            assert _leaks(password, _check(path, Terminal())) == []
+        assert _leaks(password, told + _check(path)) == []
 
 
-def test_a_terminal_shows_what_is_written_elsewhere(tmp_path: Path) -> None:
+def test_a_fault_says_what_would_be_right(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(_as_value(copy.deepcopy(WHOLE_POLICY), ("http",), "hunter2-hunter3"))
 
-    assert "got 'hunter2-hunter3'" in _check(path, Terminal())
+    assert ": http: expected ADDRESS:PORT" in _check(path)

@@ -32,7 +32,7 @@ def fault(folder: Path, *lines: str) -> str:
     with pytest.raises(PolicyError) as caught:
         read_policy(path)
     (found,) = caught.value.errors
-    return str(found.on_terminal()).removeprefix(f"{path}:")
+    return str(found).removeprefix(f"{path}:")
 
 
 @pytest.mark.parametrize(

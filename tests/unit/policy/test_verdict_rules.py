@@ -2,8 +2,8 @@
 
 import pytest
 
-from relay.policy.provider_names import PROVIDERS_FILE
 from relay.policy.shipped import (
+    PROVIDERS_FILE,
     RULES_FILE,
     provider_rules,
     providers,
@@ -28,7 +28,7 @@ def with_verdict(rule: str) -> str:
         ("{code: 550}", 9, "verdict", "this key is required"),
         ("{code: 250, verdict: pause}", 16, "code", "a reply code that refuses"),
         ("{code: 55, verdict: pause}", 16, "code", "a reply code that refuses"),
-        ("{code: [550, 6xx], verdict: pause}", 16, "code", "a reply code that refuses"),
+        ("{code: [550, 6xx], verdict: pause}", 22, "code[1]", "a reply code that refuses"),
         ("{enhanced: '5.7', verdict: pause}", 20, "enhanced", "an enhanced code such as"),
         (
             "{code: 550, but_not_enhanced: 5.7, verdict: pause}",
@@ -39,7 +39,7 @@ def with_verdict(rule: str) -> str:
         ("{text: '', verdict: pause}", 16, "text", "a phrase of at most 200"),
         ("{text: ' * ', verdict: pause}", 16, "text", "a phrase of at most 200"),
         ("{text: [], verdict: pause}", 16, "text", "at least one"),
-        ("{phase: end, code: 550, verdict: pause}", 17, "phase", "expected a phase, one of connect"),
+        ("{phase: end, code: 550, verdict: pause}", 17, "phase", "expected connect, ehlo"),
         (
             "{phase: auth, code: 550, verdict: bounce message}",
             43,
@@ -50,8 +50,8 @@ def with_verdict(rule: str) -> str:
         ("{phase: mail, code: 452, verdict: later}", 43, "verdict", "only in phase rcpt"),
         ("{phase: mail, verdict: pause}", 32, "verdict", "without a condition matches every refusal"),
         ("{code: 550, verdict: pause, wait: 5}", 43, "wait", "a duration with a unit"),
-        ("{code: 550, verdict: pause, texts: x}", 37, "texts", "unknown key; did you mean text?"),
-        ("{code: 550, verdict: pause, probe: often}", 44, "probe", "does not fit here"),
+        ("{code: 550, verdict: pause, texts: x}", 37, "?", "unknown key; did you mean text?"),
+        ("{code: 550, verdict: pause, probe: often}", 44, "probe", "expected true or false"),
         (
             "{code: 550, verdict: bounce message, wait: 5m}",
             52,

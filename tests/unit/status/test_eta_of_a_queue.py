@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
+from relay.policy.differences import policy_text
 from relay.policy.source import parse_policy
-from relay.policy.written_out import policy_text
 from relay.status.estimate.plan import Plan
 from relay.status.snapshot import MessageView, UpstreamStatus
 from relay.verdicts.operator_pause import PauseAsked
@@ -101,7 +101,7 @@ class Play:
                     edited = policy_of(
                         self.folder, host.port, limits(self.scene.edit), rest, self.scene.connections
                     )
-                    path, text = self.folder / "edited.yaml", policy_text(edited, {}).encode()
+                    path, text = self.folder / "edited.yaml", policy_text(edited).encode()
                     plan = await relay.operator.plan(text, path)
                     assert isinstance(plan, Plan), plan
                     self.plan = plan
@@ -175,7 +175,7 @@ def test_a_limit_that_holds_more_than_its_new_n_is_over_until_it_has_room() -> N
 
 async def test_an_operators_pause_holds_mail_by_either_policy(tmp_path: Path) -> None:
     policy = policy_of(tmp_path, 9, ", limits: [{messages: 8, per: 1m}]")
-    text = policy_text(policy, {}).replace("messages: 8", "messages: 5").encode()
+    text = policy_text(policy).replace("messages: 8", "messages: 5").encode()
     async with Relay(policy, clock=FakeClock()) as relay:
         await relay.operator.pause("isp", PauseAsked("anna"))
         relay.accept("b@there.example")
@@ -184,7 +184,10 @@ async def test_an_operators_pause_holds_mail_by_either_policy(tmp_path: Path) ->
         plan = await relay.operator.plan(text, tmp_path / "edited.yaml")
 
         assert isinstance(plan, Plan)
-        assert [each.words for each in plan.differences] == ["isp: 8 → 5 messages in any 1m"]
+        assert [each.words for each in plan.differences] == [
+            "upstreams.isp.limits: {messages: 8, per: 1m}",
+            "upstreams.isp.limits: {messages: 5, per: 1m}",
+        ]
         for course in plan.old, plan.new:
             assert course.held_by.startswith("operator: anna, since ")
             assert (course.messages, course.drained_at_ns, course.longest_wait_ns) == (1, None, None)
