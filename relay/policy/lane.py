@@ -270,23 +270,6 @@ def broken_names(lists: Mapping[Steps, Sequence[str]], histories: Mapping[str, P
                 yield Broken(f"{words} routes: give it a history of its own", (*at, number))
 
 
-def with_reports(routes: Routes, of_reports: tuple[str, ...], default: str) -> Routes:
-    """Return the routes of a policy; those upstreams that reports go through are the first of them."""
-    if not of_reports:
-        return routes
-    first = RouteSettings(sender=(sorting.NULL_SENDER,), upstreams=of_reports)
-    return (first, *(routes or [RouteSettings(upstreams=(default,))]))
-
-
-def upstreams_of_reports(routes: Routes, default: str) -> tuple[str, ...]:
-    """Return the upstreams of the first route that takes the sender of reports and asks for nothing else."""
-    for route in routes:
-        is_open = route.asked() in ([], ["sender"])
-        if is_open and (route.sender is None or sorting.is_address(route.sender, "")):
-            return route.upstreams
-    return (default,)
-
-
 def routes_of(routes: Routes) -> tuple[Route, ...]:
     return tuple(
         Route(
@@ -316,18 +299,6 @@ def numbering_sorter(routes: Routes) -> sorting.Sorter:
         routes=tuple(
             sorting.RoutingRule(Route((str(number),)), **settings.conditions())
             for number, settings in enumerate(routes, 1)
-        )
-    )
-
-
-def stand_ins(routes: Routes) -> tuple[tuple[str, str], ...]:
-    """Return each upstream through which mail may go with each that its route prefers to it."""
-    return tuple(
-        dict.fromkeys(
-            (name, before)
-            for route in routes
-            for index, name in enumerate(route.upstreams)
-            for before in route.upstreams[:index]
         )
     )
 

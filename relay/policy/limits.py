@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 from pydantic_core import PydanticCustomError
 
-from relay.mail.formats import in_seconds
+from relay.mail.formats import in_seconds, period
 from relay.policy.retired import PERIODS
-from relay.policy.units import BROKEN, Broken, Count, Section, Size, duration_ns, duration_text
+from relay.policy.units import BROKEN, Broken, Count, Section, Size, duration_ns
 
 Unit = Literal["messages", "recipients", "bytes", "connections"]
 UNITS: tuple[Unit, ...] = ("messages", "recipients", "bytes", "connections")
@@ -29,7 +29,7 @@ class LimitSettings(Section):
     """Of content, as MAIL declares it."""
     connections: Count | None = None
     """How many are opened, whatever goes over them."""
-    per_ns: Annotated[int, BeforeValidator(_per), PlainSerializer(duration_text)] = Field(alias="per")
+    per_ns: Annotated[int, BeforeValidator(_per), PlainSerializer(period)] = Field(alias="per")
     for_each: Literal["sender", "sender_domain", "recipient_domain", "client", "user"] | None = None
     """Each of these has a window of its own; default: one window over all."""
 

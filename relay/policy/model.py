@@ -22,14 +22,12 @@ from relay.policy.lane import (
     LONGEST_PATTERN,
     LaneSettings,
     Routes,
+    RouteSettings,
     SenderPatterns,
     UpstreamNames,
     broken_lanes,
     broken_names,
     broken_routes,
-    stand_ins,
-    upstreams_of_reports,
-    with_reports,
 )
 from relay.policy.limits import Limits, LimitSettings
 from relay.policy.oauth2 import OAuth2
@@ -58,7 +56,7 @@ from relay.policy.units import (
     is_loopback_host,
     one_of,
 )
-from relay.queue.sorting import is_address
+from relay.queue.sorting import NULL_SENDER, is_address
 
 SECOND_NS = 1_000_000_000
 MINUTE_NS = 60 * SECOND_NS
@@ -418,11 +416,19 @@ class Policy(Section):
     @property
     def routes(self) -> Routes:
         """Return the routes, that of `reports.upstreams` first."""
-        return with_reports(self.written_routes, self.reports.upstreams or (), self.default_upstream)
+        if self.reports.upstreams is None:
+            return self.written_routes
+        first = RouteSettings(sender=(NULL_SENDER,), upstreams=self.reports.upstreams)
+        return (first, *(self.written_routes or [RouteSettings(upstreams=(self.default_upstream,))]))
 
     @property
     def upstreams_of_reports(self) -> tuple[str, ...]:
-        return upstreams_of_reports(self.routes, self.default_upstream)
+        """Return those of the first route that takes the sender of reports and asks for nothing else."""
+        for route in self.routes:
+            is_open = route.asked() in ([], ["sender"])
+            if is_open and (route.sender is None or is_address(route.sender, "")):
+                return route.upstreams
+        return (self.default_upstream,)
 
     @property
     def listed_upstreams(self) -> frozenset[str]:
@@ -433,7 +439,14 @@ class Policy(Section):
     @property
     def stand_ins(self) -> tuple[tuple[str, str], ...]:
         """Return each upstream that routes use instead of another one, with that one."""
-        return stand_ins(self.routes)
+        return tuple(
+            dict.fromkeys(
+                (name, before)
+                for route in self.routes
+                for index, name in enumerate(route.upstreams)
+                for before in route.upstreams[:index]
+            )
+        )
 
     @property
     def reports_history(self) -> Path:

@@ -13,10 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-LONGEST_PEM_BYTES = 8 << 20
-"""Of a certificate, a key, or all authorities of a system; those of Debian have 220 KiB."""
-_PIECE_BYTES = 1 << 16
-
 
 class SecretError(ValueError):
     """A secret, or another file that a policy names, is not there or not fit for use.
@@ -107,42 +103,23 @@ def _mark(path: Path) -> tuple[int, ...] | None:
     )
 
 
-def open_regular(path: Path, *, most_bytes: int | None = None) -> int:
-    """Return a descriptor of a regular file, of at most so many bytes.  Raises OSError."""
+def read_regular(path: Path, most_bytes: int, check: Callable[[os.stat_result], None] | None = None) -> bytes:
+    """Return what a regular file holds; where that is more than allowed, one byte more.
+
+    Raises OSError, and what `check` raises of the file that was opened.
+    """
     try:
         # O_NONBLOCK: a FIFO without a writer must not stop us before fstat tells it apart.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except ValueError:
         raise OSError(errno.EINVAL, "not a path") from None
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and (most_bytes is None or status.st_size <= most_bytes):
-        return descriptor
-    os.close(descriptor)
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    raise OSError(errno.EFBIG, f"it is larger than {most_bytes} bytes")
-
-
-def read_descriptor(descriptor: int, most_bytes: int) -> bytes:
-    """Return what an open file holds; where that is more than allowed, one byte more.  Raises OSError."""
-    pieces, left = [], most_bytes + 1
-    while left > 0 and (piece := os.read(descriptor, min(left, _PIECE_BYTES))):
-        pieces.append(piece)
-        left -= len(piece)
-    return b"".join(pieces)
-
-
-def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Return what a regular file holds; where that is more than allowed, one byte more.  Raises OSError."""
-    descriptor = open_regular(path)
     try:
-        return read_descriptor(descriptor, most_bytes)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        if check is not None:
+            check(status)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(most_bytes + 1)
     finally:
         os.close(descriptor)
-
-
-def path_of(descriptor: int) -> str:
-    """Return a name of an open file, for a library that reads by name: it leads to this file and no other."""
-    return f"/proc/self/fd/{descriptor}"

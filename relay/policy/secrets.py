@@ -23,8 +23,8 @@ from typing import Any
 
 from relay.policy.document import Steps
 from relay.policy.model import Auth
-from relay.policy.named_file import LONGEST_PEM_BYTES, open_regular, path_of, read_descriptor
 from relay.policy.named_file import SecretError as SecretError  # noqa: PLC0414 - all of this raises it
+from relay.policy.named_file import read_regular
 from relay.policy.oauth2 import SECRETS, OAuth2
 from relay.policy.units import Section, written_key
 from relay.smtp.validity import ends_at_ns
@@ -33,6 +33,8 @@ PASSWORDS = ("password_file", "password_env", "password_credential")
 MAX_PASSWORD_BYTES = 4096
 MAX_REFRESH_TOKEN_BYTES = 16 << 10
 MAX_SERVICE_ACCOUNT_BYTES = 64 << 10
+LONGEST_PEM_BYTES = 8 << 20
+"""Of a certificate, a key, or all authorities of a system; those of Debian have 220 KiB."""
 STANDARD_KEY_PREFIX = "whsec_"
 MAX_USERS_BYTES = 1 << 20
 MAX_HASH_MEMORY_KIB = 1 << 20
@@ -207,22 +209,22 @@ def _look_at_users(path: Path) -> None:
 
 
 def _look_at_authorities(path: Path) -> None:
-    with _opened(path, LONGEST_PEM_BYTES) as descriptor:
-        trusting(path, descriptor)
+    trusting(path, read_authorities(path))
 
 
-def _look_at_program(path: Path) -> None:
-    with _opened(path):
-        # By the ids that it will run under, which need not be those of who asks.
-        if not os.access(path, os.X_OK, effective_ids=True):
-            raise SecretError("it is no program that we may run", path)
+def _look_at_program(command: tuple[str, ...]) -> None:
+    path = Path(command[0])
+    _read(path, 0)
+    # By the ids that it will run under, which need not be those of who asks.
+    if not os.access(path, os.X_OK, effective_ids=True):
+        raise SecretError("it is no program that we may run", path)
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "users_file": _look_at_users,
     "ca_file": _look_at_authorities,
     "secret_file": read_signing_key,
-    "command": lambda command: _look_at_program(Path(command[0])),
+    "command": _look_at_program,
     "password_file": read_password_file,
     "password_env": _password_in_variable,
     "password_credential": _password_in_credential,
@@ -279,15 +281,16 @@ def _fault_of(
         yield places.get(error.named, at), error
 
 
-def open_authorities(path: Path) -> int:
-    """Return a descriptor of a PEM file, not read yet, which the caller closes.  Raises SecretError."""
-    return _open_regular(path, LONGEST_PEM_BYTES)
+def read_authorities(path: Path) -> str:
+    """Return a PEM file, unchecked.  Raises SecretError."""
+    # Bundles have comments in any encoding.
+    return _whole(path, LONGEST_PEM_BYTES).decode("ascii", "ignore")
 
 
-def trusting(path: Path, descriptor: int) -> ssl.SSLContext:
-    """Trust no other authorities; `path` is what an error calls the file.  Raises SecretError."""
+def trusting(path: Path, authorities: str) -> ssl.SSLContext:
+    """Trust no other authorities; `path` is what an error calls them.  Raises SecretError."""
     try:
-        return ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=path_of(descriptor))
+        return ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=authorities or "none")
     except (OSError, ValueError):
         raise SecretError("it holds no certificate that can be loaded (PEM)", path) from None
 
@@ -318,29 +321,14 @@ class KeyPair:
 
 def read_key_pair(certificate: Path, key: Path | None) -> KeyPair:
     """Return a certificate and its private key, which only its owner can read.  Raises SecretError."""
-    key_path = key or certificate
-    with (
-        _opened(certificate, LONGEST_PEM_BYTES) as descriptor,
-        _opened(key_path, LONGEST_PEM_BYTES) as key_descriptor,
-    ):
-        # A group may read it: Debian's ssl-cert group is how several daemons share one.
-        _refuse_exposed(key_descriptor, key_path, stat.S_IRWXO | stat.S_IWGRP)
-        pair = KeyPair(
-            _read_pem(descriptor, certificate),
-            _read_pem(key_descriptor, key_path),
-        )
-        try:
-            serving(pair)
-        except OSError as error:
-            raise SecretError(_why_no_pair(pair, error), key_path) from None
-    return pair
-
-
-def _read_pem(descriptor: int, path: Path) -> bytes:
+    chain = _whole(certificate, LONGEST_PEM_BYTES)
+    # A group may read it: Debian's ssl-cert group is how several daemons share one.
+    pair = KeyPair(chain, _whole(key or certificate, LONGEST_PEM_BYTES, stat.S_IRWXO | stat.S_IWGRP))
     try:
-        return read_descriptor(descriptor, LONGEST_PEM_BYTES)
+        serving(pair)
     except OSError as error:
-        raise SecretError(f"cannot read it: {error.strerror}", path) from error
+        raise SecretError(_why_no_pair(pair, error), key or certificate) from None
+    return pair
 
 
 def _why_no_pair(pair: KeyPair, error: OSError) -> str:
@@ -372,7 +360,7 @@ def _in_memory(content: bytes) -> Iterator[str]:
     """Give the name of a file that is on no disk.  Raises OSError."""
     with open(os.memfd_create("relay-pem"), "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
         file.write(content)
-        yield path_of(file.fileno())
+        yield f"/proc/self/fd/{file.fileno()}"
 
 
 def _read_private(path: Path, most_bytes: int) -> bytes:
@@ -381,42 +369,27 @@ def _read_private(path: Path, most_bytes: int) -> bytes:
         # systemd grants a credential to the service's user by an ACL, and the mask of
         # an ACL shows as group-readable; the folder lets nobody else in.  systemd #29435.
         exposed &= ~stat.S_IRGRP
-    with _opened(path) as descriptor:
-        try:
-            _refuse_exposed(descriptor, path, exposed)
-            content = read_descriptor(descriptor, most_bytes)
-        except OSError as error:
-            raise SecretError(f"cannot read it: {error.strerror}", path) from error
+    return _whole(path, most_bytes, exposed)
+
+
+def _whole(path: Path, most_bytes: int, exposed: int = 0) -> bytes:
+    content = _read(path, most_bytes, exposed)
     if len(content) > most_bytes:
         raise SecretError(f"it is larger than {most_bytes} bytes", path)
     return content
 
 
-@contextlib.contextmanager
-def _opened(path: Path, most_bytes: int | None = None) -> Iterator[int]:
-    """Give a descriptor of a regular file, and close it.  Raises SecretError."""
-    descriptor = _open_regular(path, most_bytes)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _read(path: Path, most_bytes: int, exposed: int = 0) -> bytes:
+    """`exposed`: bits that the mode of a secret must not have.  Raises SecretError."""
 
+    def check(status: os.stat_result) -> None:
+        if status.st_mode & exposed:
+            mode = stat.S_IMODE(status.st_mode)
+            raise SecretError(f"it is open to others (mode {mode:04o}); chmod 600 it", path)
+        if exposed and status.st_uid not in (os.geteuid(), 0):
+            raise SecretError(f"it belongs to user {status.st_uid}, neither us nor root", path)
 
-def _open_regular(path: Path, most_bytes: int | None = None) -> int:
     try:
-        return open_regular(path, most_bytes=most_bytes)
-    except IsADirectoryError:
-        raise SecretError("it is not a regular file", path) from None
+        return read_regular(path, most_bytes, check)
     except OSError as error:
-        raise SecretError(f"cannot open it: {error.strerror}", path) from error
-
-
-def _refuse_exposed(descriptor: int, path: Path, exposed: int) -> None:
-    """Raise SecretError if an open file has a mode bit that it must not have, or a foreign owner."""
-    # On the descriptor, not on the name: what was checked is what is read.
-    status = os.fstat(descriptor)
-    if status.st_mode & exposed:
-        mode = stat.S_IMODE(status.st_mode)
-        raise SecretError(f"it is open to others (mode {mode:04o}); chmod 600 it", path)
-    if status.st_uid not in (os.geteuid(), 0):
-        raise SecretError(f"it belongs to user {status.st_uid}, neither us nor root", path)
+        raise SecretError(f"cannot read it: {error.strerror}", path) from error

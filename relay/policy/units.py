@@ -28,6 +28,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from relay.clock import LONGEST_DURATION_NS
+from relay.mail.formats import period
 from relay.policy.document import Steps
 
 LARGEST_SIZE_BYTES = 1 << 40
@@ -111,14 +112,6 @@ def duration_ns(value: object) -> int:
             raise ValueError("a duration must be above zero and at most 366d")
         return total_ns
     raise ValueError("expected a duration with a unit, such as 30s, 5m, 4h or 5d")
-
-
-def duration_text(span_ns: int) -> str:
-    """Use the largest unit up to a day that it is a whole number of."""
-    for unit in ("d", "h", "m", "s", "ms"):
-        if span_ns % _UNITS_NS[unit] == 0:
-            return f"{span_ns // _UNITS_NS[unit]}{unit}"
-    return f"{span_ns / 1_000_000_000:.9f}s"
 
 
 def size_bytes(value: object) -> int:
@@ -301,7 +294,7 @@ OneOrMore = BeforeValidator(lambda value: value if isinstance(value, list | tupl
 """One value stands for a list of it."""
 Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST_COUNT)]
 Percent = Annotated[int, Field(strict=True, ge=1, le=100)]
-Duration = Annotated[int, BeforeValidator(duration_ns), PlainSerializer(duration_text)]
+Duration = Annotated[int, BeforeValidator(duration_ns), PlainSerializer(period)]
 Size = Annotated[int, BeforeValidator(size_bytes)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 PolicyPath = Annotated[Path, BeforeValidator(absolute_path)]

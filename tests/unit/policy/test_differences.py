@@ -30,7 +30,7 @@ def limits(*each: str) -> str:
             limits("{messages: 8, per: 1m}", "{recipients: 9, per: 24h, for_each: sender}"),
             [
                 "- upstreams.isp.limits: {recipients: 9, per: 1h}",
-                "+ upstreams.isp.limits: {recipients: 9, per: 1d, for_each: sender}",
+                "+ upstreams.isp.limits: {recipients: 9, per: 24h, for_each: sender}",
             ],
         ),
         (SMALL, limits(), ["- upstreams.isp.limits: {messages: 8, per: 1m}"]),

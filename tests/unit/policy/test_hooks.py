@@ -47,10 +47,10 @@ def test_a_url_is_shown_without_its_path() -> None:
 @pytest.mark.parametrize(
     ("hook", "fault"),
     [
-        ("{url: 'https://a.example', secret_file: none}", "cannot open"),
+        ("{url: 'https://a.example', secret_file: none}", "cannot read"),
         ("{url: 'https://a.example', secret_file: open}", "is open to others"),
         ("{url: 'https://a.example', secret_file: bad}", "has no base64 after whsec_"),
-        ("{command: [none]}", "cannot open"),
+        ("{command: [none]}", "cannot read"),
         ("{command: [.]}", "is not a regular file"),
         ("{command: [bad]}", "is no program that we may run"),
     ],

@@ -172,9 +172,9 @@ def test_bad_secrets_are_faults_at_their_keys(tmp_path: Path) -> None:
     with pytest.raises(PolicyError) as caught:
         read_policy(path)
     told = [
-        f"{path}:8:14: upstreams.isp.ca_file: cannot open it: No such file or directory",
+        f"{path}:8:14: upstreams.isp.ca_file: cannot read it: No such file or directory",
         f"{path}:9:36: upstreams.isp.auth.password_file: it is open to others (mode 0644); chmod 600 it",
-        f"{path}:11:71: upstreams.b.auth.password_file: cannot open it: No such file or directory",
+        f"{path}:11:71: upstreams.b.auth.password_file: cannot read it: No such file or directory",
         f"{path}:12:74: upstreams.three.auth.password_env: this environment variable is not set",
     ]
     assert str(caught.value).splitlines() == told
@@ -198,7 +198,7 @@ def test_a_password_written_into_the_policy_is_not_repeated() -> None:
 
 
 def test_a_policy_that_cannot_be_read_is_one_fault(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "missing", "No such file or directory"), (tmp_path, "Is a directory")):
+    for path, reason in ((tmp_path / "missing", "No such file or directory"), (tmp_path, "it is not a regular file")):
         with pytest.raises(PolicyError) as caught:
             read_policy(path)
         assert str(caught.value) == f"{path}:1:1: policy: cannot read it: {reason}"

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import LONGEST_DURATION_NS
+from relay.mail.formats import period
 from relay.policy.units import (
     LARGEST_SIZE_BYTES,
     HostPort,
     duration_ns,
-    duration_text,
     endpoint,
     is_loopback_host,
     network,
@@ -75,7 +75,7 @@ def test_any_scalar_is_a_duration_and_a_size_in_bounds_or_an_error(written: obje
 
 @given(st.integers(1, LONGEST_DURATION_NS))
 def test_a_duration_is_written_as_what_it_is(span_ns: int) -> None:
-    assert duration_ns(duration_text(span_ns)) == span_ns
+    assert duration_ns(period(span_ns)) == span_ns
 
 
 def test_only_the_very_spelling_of_loopback_is_loopback() -> None:
