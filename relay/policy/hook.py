@@ -63,12 +63,6 @@ def _beside_the_policy(value: object, info: ValidationInfo) -> object:
             return value
 
 
-def _without_nul(value: object) -> object:
-    if isinstance(value, list | tuple) and any(isinstance(each, str) and "\0" in each for each in value):
-        raise ValueError("expected text without NUL")
-    return value
-
-
 class HookSettings(Section):
     """One receiver: `url` or `command`."""
 
@@ -76,15 +70,7 @@ class HookSettings(Section):
     """Gets a POST for each notice; https, or http on loopback."""
     secret_file: PolicyPath | None = None
     """Its content signs each POST (HMAC-SHA256)."""
-    command: (
-        Annotated[
-            tuple[Text, ...],
-            NotEmpty,
-            BeforeValidator(_beside_the_policy),
-            BeforeValidator(_without_nul),
-        ]
-        | None
-    ) = None
+    command: Annotated[tuple[Text, ...], NotEmpty, BeforeValidator(_beside_the_policy)] | None = None
     """A program and its arguments, no shell; gets each notice on stdin."""
     events: Annotated[tuple[HookEvent, ...], OneOrMore, NotEmpty] = tuple(HookEvent)
     timeout_ns: Duration = Field(default=10 * SECOND_NS, alias="timeout")

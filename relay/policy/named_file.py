@@ -93,14 +93,8 @@ def _mark(path: Path) -> tuple[int, ...] | None:
         status = os.stat(path)  # noqa: PTH116 - as the open that follows: at the end of symbolic links
     except (OSError, ValueError):
         return None
-    return (
-        status.st_dev,
-        status.st_ino,
-        status.st_mode,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-    )
+    # Not the time of the last access, which is what reading changes.
+    return (*status[:3], status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def read_regular(path: Path, most_bytes: int, check: Callable[[os.stat_result], None] | None = None) -> bytes:

@@ -7,7 +7,7 @@ two files beside this one.
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -92,15 +92,10 @@ def rules_file() -> RulesFile:
 @functools.cache
 def standard_rules() -> tuple[Rule, ...]:
     file, document = _rules()
-    layers = (
-        ("codes", Layer.CODE, file.codes),
-        ("wording", Layer.WORDING, file.wording),
-        ("default", Layer.DEFAULT, file.default),
-    )
-    return tuple(
-        rule.rule(layer, f"{RULES_FILE.name}:{document.mark_of((key, index)).line}")
-        for key, layer, rules in layers
-        for index, rule in enumerate(rules)
+    return (
+        *_placed(Layer.CODE, file.codes, RULES_FILE, document, "codes"),
+        *_placed(Layer.WORDING, file.wording, RULES_FILE, document, "wording"),
+        *_placed(Layer.DEFAULT, file.default, RULES_FILE, document, "default"),
     )
 
 
@@ -120,34 +115,34 @@ def provider_of(name: str | None, host: str) -> str | None:
     if name is not None:
         return name
     wanted = host.lower().removesuffix(".")
-    return next(
-        (
-            known
-            for known, provider in providers().items()
-            if any(_is_host(pattern, wanted) for pattern in provider.hosts)
-        ),
-        None,
-    )
+    hosts = ((known, pattern) for known, provider in providers().items() for pattern in provider.hosts)
+    return next((known for known, pattern in hosts if _is_host(pattern, wanted)), None)
 
 
 def provider_rules(name: str | None) -> tuple[Rule, ...]:
     """Return the rules of a provider; none where it is not known."""
     if name is None or name not in providers():
         return ()
-    document = _providers()[1]
-    return tuple(
-        rule.rule(
-            Layer.PROVIDER,
-            f"{PROVIDERS_FILE.name}:{document.mark_of(('providers', name, 'verdicts', index)).line}",
-        )
-        for index, rule in enumerate(providers()[name].verdicts)
-    )
+    rules = providers()[name].verdicts
+    return _placed(Layer.PROVIDER, rules, PROVIDERS_FILE, _providers()[1], "providers", name, "verdicts")
+
+
+def _placed(
+    layer: Layer, rules: Sequence[VerdictRule], path: Path, document: Document, *steps: str
+) -> tuple[Rule, ...]:
+    """Return rules with the line where each stands."""
+    lines = (document.mark_of((*steps, index)).line for index in range(len(rules)))
+    return tuple(rule.rule(layer, f"{path.name}:{line}") for rule, line in zip(rules, lines, strict=True))
 
 
 def rules_of(name: str, upstream: "Upstream") -> tuple[Rule, ...]:
     """Return the rules of an upstream of the policy: the owner's, its provider's, everybody's."""
+    owners = (
+        rule.rule(Layer.OPERATOR, f"upstreams.{name}.verdicts[{index}]")
+        for index, rule in enumerate(upstream.verdicts)
+    )
     provider = provider_of(upstream.provider, upstream.host)
-    return (*_owners(name, upstream.verdicts), *provider_rules(provider), *standard_rules())
+    return (*owners, *provider_rules(provider), *standard_rules())
 
 
 @functools.cache
@@ -188,12 +183,6 @@ def _oauth2_of(known: ProviderOAuth2, written: Mapping[str, object]) -> dict[str
         if url is not None and (isinstance(tenant, str) or "{tenant}" not in url):
             filled[key] = url.replace("{tenant}", str(tenant))
     return filled
-
-
-def _owners(name: str, rules: Iterable[VerdictRule]) -> list[Rule]:
-    return [
-        rule.rule(Layer.OPERATOR, f"upstreams.{name}.verdicts[{index}]") for index, rule in enumerate(rules)
-    ]
 
 
 def _is_host(pattern: str, host: str) -> bool:

@@ -198,7 +198,10 @@ def test_a_password_written_into_the_policy_is_not_repeated() -> None:
 
 
 def test_a_policy_that_cannot_be_read_is_one_fault(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "missing", "No such file or directory"), (tmp_path, "it is not a regular file")):
+    for path, reason in (
+        (tmp_path / "missing", "No such file or directory"),
+        (tmp_path, "it is not a regular file"),
+    ):
         with pytest.raises(PolicyError) as caught:
             read_policy(path)
         assert str(caught.value) == f"{path}:1:1: policy: cannot read it: {reason}"
