@@ -1,9 +1,7 @@
-"""A password in the wrong place of a policy is in no output: wherever it stands, as a key or as a value."""
+"""A password in the wrong place of a policy is in no fault: wherever it stands, as a key or as a value."""
 
 import base64
-import contextlib
 import copy
-import io
 import json
 import re
 import tempfile
@@ -11,11 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from relay.cli.main import main
 from relay.policy.faults import PolicyError
 from relay.policy.source import read_policy
 
@@ -46,10 +42,10 @@ WHOLE_POLICY: dict[str, Any] = {
             "port": 587,
             "tls": "starttls",
             "ca_file": "ca.pem",
-            "auth": {"user": "mjd", "password_env": "RELAY_TEST_UNSET", "mechanism": "plain"},
-            "limits": [{"messages": 8, "per": "1m"}, {"recipients": 9, "per": "1h", "for_each": "sender"}],
             "history": "./history",
             "shield": {"in_a_row": 10},
+            "auth": {"user": "mjd", "password_env": "RELAY_TEST_UNSET", "mechanism": "plain"},
+            "limits": [{"messages": 8, "per": "1m"}, {"recipients": 9, "per": "1h", "for_each": "sender"}],
             "verdicts": [{"code": "5xx", "text": "quota", "verdict": "pause", "wait": "1h"}],
         },
         "two": {"host": "b.example.net", "limits": [], "auth": {"user": "u", "password_file": "f"}},
@@ -91,11 +87,7 @@ PLACES = sorted(_places(WHOLE_POLICY), key=str)
 PASSWORDS = st.one_of(
     st.text("abcdefghijkmnopqrstuvwxyz0123456789_-", min_size=8, max_size=20),
     st.text("ABCdefghijkmn0123456789!$%&*:{}[]#'\"\\@/. é", min_size=8, max_size=20),
-    st.builds(
-        lambda user, password: f"{user}:{password}@Vw9z.Qk7p",
-        st.just("Mjd-7x!"),
-        st.text("Qz81!kV", min_size=8),
-    ),
+    st.text("Qz81!kV", min_size=8).map(lambda password: f"Mjd-7x!:{password}@Vw9z.Qk7p"),
     st.integers(10**8, 10**18).map(str),
 ).filter(lambda password: all(_is_unlike_a_word(piece) for piece in _pieces(password)))
 
@@ -116,7 +108,7 @@ def _parent(policy: Any, place: Steps) -> Any:
     return policy
 
 
-def _as_value(policy: Any, place: Steps, password: str) -> str:
+def _as_value(policy: Any, place: Steps, password: object) -> str:
     if place:
         _parent(policy, place)[place[-1]] = password
         return json.dumps(policy, ensure_ascii=False)
@@ -124,9 +116,7 @@ def _as_value(policy: Any, place: Steps, password: str) -> str:
 
 
 def _as_value_in_a_list(policy: Any, place: Steps, password: str) -> str:
-    if place:
-        _parent(policy, place)[place[-1]] = [password, {password: password}]
-    return json.dumps(policy, ensure_ascii=False)
+    return _as_value(policy, place, [password, {password: password}])
 
 
 def _as_key(policy: Any, place: Steps, password: str) -> str:
@@ -149,29 +139,19 @@ def _beside(policy: Any, place: Steps, password: str) -> str:
 
 
 def _twice(policy: Any, place: Steps, password: str) -> str:
-    text = _beside(policy, place, password)
     quoted = json.dumps(password, ensure_ascii=False)
-    return text.replace(f"{quoted}: {{", f"{quoted}: 0, {quoted}: {{", 1)
+    return _beside(policy, place, password).replace(f"{quoted}: {{", f"{quoted}: 0, {quoted}: {{", 1)
 
 
 def _by_an_alias(policy: Any, place: Steps, password: str) -> str:
-    text = _as_value(policy, place, "HERE")
     quoted = json.dumps(password, ensure_ascii=False)
-    return text.replace('"mjd"', f"&x {quoted}").replace('"HERE"', "*x")
+    return _as_value(policy, place, "HERE").replace('"mjd"', f"&x {quoted}").replace('"HERE"', "*x")
 
 
 WAYS: list[Callable[[Any, Steps, str], str]] = [
     *(_as_value, _as_value_in_a_list, _as_key, _beside, _twice, _by_an_alias)
 ]
 BREAKS = st.sampled_from(["", "\n", *"*&!'\"%{}]\t\0\x07@\\", ": ", "<<: ", "---\n"])
-
-
-def _check(path: Path) -> str:
-    """Return all that `relay check` says, of a good policy too."""
-    out = io.StringIO()
-    with contextlib.redirect_stderr(out), contextlib.redirect_stdout(out), pytest.raises(SystemExit):
-        main(["check", str(path)])
-    return out.getvalue()
 
 
 def _leaks(password: str, told: str) -> list[str]:
@@ -189,26 +169,17 @@ def _leaks(password: str, told: str) -> list[str]:
 @example(("upstreams", "isp", "auth"), _twice, "hunter2-hunter3", "", 0)
 @example(("listen", 0, "users_file"), _as_value, "hunter2-hunter3", "", 0)
 @example(("http",), _by_an_alias, "hunter2-hunter3", "", 0)
-def test_no_output_has_a_password_that_is_misplaced(
+def test_no_fault_has_a_password_that_is_misplaced(
     place: Steps, way: Callable[[Any, Steps, str], str], password: str, piece: str, where: float
 ) -> None:
     text = way(copy.deepcopy(WHOLE_POLICY), place, password)
     at = int(where * len(text))
-    text = text[:at] + piece + text[at:]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "p.yaml")
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text[:at] + piece + text[at:], encoding="utf-8")
+        told = ""
         try:
             read_policy(path)
         except PolicyError as error:
-            told = repr(error)
-        else:
-            return
-        assert _leaks(password, told + _check(path)) == []
-
-
-def test_a_fault_says_what_would_be_right(tmp_path: Path) -> None:
-    path = tmp_path / "p.yaml"
-    path.write_text(_as_value(copy.deepcopy(WHOLE_POLICY), ("http",), "hunter2-hunter3"))
-
-    assert ": http: expected ADDRESS:PORT" in _check(path)
+            told = repr(error) + str(error)
+    assert _leaks(password, told) == []
