@@ -168,7 +168,10 @@ class Daemon:
             start.policy.spool,
             relay.operator,
             self._events,
-            lambda: PolicyInForce(start.path.absolute(), policy_text(watch.policy)),
+            # Without its hooks: what may be secret in their URLs is not told, and so no policy takes them.
+            lambda: PolicyInForce(
+                start.path.absolute(), policy_text(watch.policy.model_copy(update={"notify": ()}))
+            ),
         )
         await control.start()
         ours = guard(lambda: self._keep_looking(watches)), guard(lambda: listening.tell_owners(owners))
