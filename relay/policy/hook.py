@@ -25,8 +25,6 @@ MOST_HOOKS = 8
 
 
 class HookEvent(enum.StrEnum):
-    """What a hook is told of."""
-
     BOUNCED = "bounced"
     EXPIRED = "expired"
     PAUSED = "paused"
@@ -64,14 +62,9 @@ def _beside_the_policy(value: object, info: ValidationInfo) -> object:
 
 
 class HookSettings(Section):
-    """One receiver: `url` or `command`."""
-
     url: Annotated[str, BeforeValidator(_url), PlainSerializer(_without_path)] | None = None
-    """Gets a POST for each notice; https, or http on loopback."""
     secret_file: PolicyPath | None = None
-    """Its content signs each POST (HMAC-SHA256)."""
     command: Annotated[tuple[Text, ...], NotEmpty, BeforeValidator(_beside_the_policy)] | None = None
-    """A program and its arguments, no shell; gets each notice on stdin."""
     events: Annotated[tuple[HookEvent, ...], OneOrMore, NotEmpty] = tuple(HookEvent)
     timeout_ns: Duration = Field(default=10 * SECOND_NS, alias="timeout")
 

@@ -94,15 +94,11 @@ class MatchSettings(Section):
     """What a lane or a route asks of a message.  Of the keys that are there every one must match."""
 
     sender: SenderPatterns | None = None
-    """Reverse-paths: `news@here.example`, `@here.example`, `list-*@here.example`, `<>`."""
     client: Annotated[tuple[AnyNetwork, ...], OneOrMore, NotEmpty] | None = None
-    """Networks that it was handed over from."""
     user: Patterns | None = None
-    """The login at the listener; mail without a login matches none."""
     recipient_domain: DomainPatterns | None = None
     """A lane's every recipient is in one of these, a route's each by itself."""
     header: Annotated[dict[FieldName, Patterns], NotEmpty] | None = None
-    """Fields, and patterns of their values; in the first 64 KiB of content."""
     recipients_above: Count | None = None
 
     def asked(self) -> list[str]:
@@ -121,14 +117,9 @@ class MatchSettings(Section):
 
 
 class LaneSettings(MatchSettings):
-    """Mail that leaves by a share of its own."""
-
     share: Percent | None = None
-    """Of what goes, its own; default: an equal part of what the others leave."""
     ceiling: Percent | None = None
-    """Of every limit's N, the most that it may occupy, whatever mail others have; default: all."""
     patience_ns: Duration | None = Field(default=DEFAULT_PATIENCE_NS, alias="patience")
-    """A message that is ready for longer goes before its turn; null: never."""
 
 
 Lanes = Mapping[str, LaneSettings]
@@ -182,14 +173,11 @@ def rules_of_lanes(of_policy: Lanes) -> tuple[sorting.SortingRule, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """A limit on what one lane may hold of another limit."""
-
     unit: Unit
     count: int
     per_ns: int
     label: str
     only: str
-    """The lane."""
     for_each: Literal["lane"] = "lane"
 
 
@@ -227,11 +215,8 @@ class RouteSettings(MatchSettings):
 
     upstreams: UpstreamNames
     failover_after_ns: Duration | None = Field(default=DEFAULT_FAILOVER_NS, alias="failover_after")
-    """The next upstream is used where the one before has been down for so long; null: never."""
     spill_after_ns: Duration | None = Field(default=None, alias="spill_after")
-    """The next upstream is used where mail would wait longer for the one before; null: never."""
     rewrite: Annotated[str, AfterValidator(_rewrite_rule)] | None = None
-    """An address that mail is sent by, or `@` and the domain of it; null: as it was handed over."""
 
 
 Routes = tuple[RouteSettings, ...]

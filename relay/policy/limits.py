@@ -26,12 +26,9 @@ class LimitSettings(Section):
     messages: Count | None = None
     recipients: Count | None = None
     bytes: Size | None = None
-    """Of content, as MAIL declares it."""
     connections: Count | None = None
-    """How many are opened, whatever goes over them."""
     per_ns: Annotated[int, BeforeValidator(_per), PlainSerializer(period)] = Field(alias="per")
     for_each: Literal["sender", "sender_domain", "recipient_domain", "client", "user"] | None = None
-    """Each of these has a window of its own; default: one window over all."""
 
     def broken(self) -> Iterator[Broken]:
         given = [unit for unit in UNITS if getattr(self, unit) is not None]

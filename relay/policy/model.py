@@ -92,18 +92,13 @@ class TimeoutSettings(Section):
     """How long a client may take, per phase (RFC 5321, 4.5.3.2: 5 min a command, 3 min a block)."""
 
     command_ns: Duration = Field(default=5 * MINUTE_NS, alias="command")
-    """From one reply to the next whole command; of a stranger a minute at most."""
     content_ns: Duration = Field(default=3 * MINUTE_NS, alias="content")
-    """Between two reads of content."""
     transfer_ns: Duration = Field(default=HOUR_NS, alias="transfer")
-    """From 354 to the final dot, whatever arrives in between."""
     session_ns: Duration = Field(default=DAY_NS, alias="session")
-    """A whole connection, of a stranger two minutes at most; it ends with 421 between two commands."""
 
 
 class ListenUser(Section):
     senders: SenderPatterns | None = None
-    """Reverse-paths that this user may give at MAIL, and `<>`, of bounces; default: any."""
     max_queued: Count | None = None
 
 
@@ -127,7 +122,6 @@ class Listen(Section):
     certificate: PolicyPath | None = None
     """STARTTLS is offered only with one.  Never self-made: clients verify."""
     key: PolicyPath | None = None
-    """Default: in the file of the certificate."""
     tls: Tls = Tls.STARTTLS
     processes: Annotated[int | Literal["auto"], BeforeValidator(_processes)] = "auto"
     """0: inside the sender's.  `daemon.capacity` says what auto is."""
@@ -217,23 +211,18 @@ class Upstream(Section):
     port: Annotated[int, Field(strict=True, ge=1, le=65535)] = 587
     tls: Tls = Tls.STARTTLS
     ca_file: PolicyPath | None = None
-    """Trust these instead of the system's certificate authorities."""
     auth: Auth | None = None
     tls_certificate: PolicyPath | None = None
     """PEM chain that is shown to the upstream, which may know the relay by it."""
     tls_key: PolicyPath | None = None
-    """Default: in the file of the certificate."""
     source_address: SourceAddress | None = None
-    """Connections are made from this address of this host; only addresses of its family are tried."""
     connections: Annotated[int, Field(strict=True, ge=1, le=1000)] = 4
     max_recipients: Count = 100
     """Per transaction; what an upstream announces by LIMITS RCPTMAX (RFC 9422) lowers it."""
     max_messages: Count = 100
     """Per connection; then it is closed and another opened."""
     max_age_ns: Duration = Field(default=10 * MINUTE_NS, alias="max_age")
-    """Of a connection; it is closed after its transaction."""
     idle_ns: Duration = Field(default=10 * SECOND_NS, alias="idle")
-    """How long a connection is kept without a transaction."""
     pipelining: bool = True
     max_transaction_ns: Duration = Field(default=30 * MINUTE_NS, alias="max_transaction")
     """Of a message; the last third is for the last reply, 10 minutes at most.  A slot whose end nobody saw
@@ -241,11 +230,9 @@ class Upstream(Section):
     limits: Limits
     """Written, or of the provider: an edit that was cut off must not lose them without a word."""
     guard_ns: Duration | None = Field(default=None, alias="guard")
-    """Widens every window; default: 1 % of it, at most one second."""
     shield: ShieldSettings | None = ShieldSettings()
     """Waits instead of bouncing a list; null: every permanent refusal is believed at once."""
     history: PolicyPath | None = None
-    """Default: `history/USER@HOST` beside the spool."""
     verdicts: tuple[VerdictRule, ...] = ()
 
     def broken(self) -> Iterator[Broken]:
@@ -267,9 +254,7 @@ class SpoolEngine(enum.StrEnum):
     """How messages are kept on disk; `relay spool convert` leads from one to the other."""
 
     MAILDIR = "maildir"
-    """A file each."""
     LOG = "log"
-    """One after the other in long files, for floods and slow disks."""
 
 
 class SpoolSettings(Section):
@@ -313,19 +298,13 @@ def _report_sender(value: str) -> str:
 
 class Reports(Section):
     upstreams: UpstreamNames | None = None
-    """Mail from `<>` goes through these, before any route is asked; default: as `routes` say."""
     sender: Annotated[str, AfterValidator(_report_sender)] | None = Field(default=None, alias="from")
-    """The address in `From:` of reports and warnings; default: MAILER-DAEMON at our own name."""
     per_hour: Count | None = 60
-    """The most reports and warnings in any hour; what is beyond waits.  null: any number."""
 
 
 class RecentSettings(Section):
-    """How much of what became of messages is kept, for `relay find`."""
-
     keep_ns: Duration = Field(default=7 * DAY_NS, alias="keep")
     most_bytes: Size = Field(default=64 * 1024 * 1024, alias="most")
-    """On disk; the oldest goes first."""
 
     def broken(self) -> Iterator[Broken]:
         if self.most_bytes < LEAST_RECENT_BYTES:
@@ -353,21 +332,15 @@ class Practice(Section):
 
 
 class Policy(Section):
-    """The whole of `policy.yaml`."""
-
     storage: Annotated[SpoolSettings, BeforeValidator(_as_settings)] = Field(alias="spool")
     listen: Annotated[tuple[Listen, ...], NotEmpty]
     http: Endpoint | None = None
     hostname: OwnName | None = None
-    """Our name in the banner, in HELO, in `Received:` and reports; default: this host's."""
     upstreams: Annotated[dict[UpstreamName, Upstream], NotEmpty]
-    """The first is the default: without `routes` it gets all mail."""
     retry: Retry = Field(default_factory=Retry)
     reports: Reports = Reports()
     lanes: dict[LaneName, LaneSettings] = Field(default_factory=dict)
-    """The first that matches a message; without any, first come is first served."""
     written_routes: Routes = Field(default=(), alias="routes")
-    """The first that matches a recipient."""
     notify: tuple[HookSettings, ...] = ()
     recent: RecentSettings | None = RecentSettings()
     practice: Practice | None = None

@@ -25,8 +25,6 @@ from relay.policy.units import (
 
 
 class GrantType(enum.StrEnum):
-    """How an access token is asked for."""
-
     REFRESH_TOKEN = "refresh_token"  # noqa: S105 - the name of a grant
     CLIENT_CREDENTIALS = "client_credentials"
     SERVICE_ACCOUNT = "service_account"
@@ -71,9 +69,7 @@ class OAuth2(Section):
     client_secret_env: VariableName | None = None
     client_secret_credential: CredentialName | None = None
     refresh_token_file: PolicyPath | None = None
-    """Written by `relay login`, and by the relay whenever the token server rotates it."""
     key_file: PolicyPath | None = None
-    """A service account's key, as Google gives it: JSON."""
     key_credential: CredentialName | None = None
     tenant: (
         Annotated[
@@ -87,9 +83,7 @@ class OAuth2(Section):
     ) = None
     token_url: ServerUrl | None = None
     device_url: ServerUrl | None = None
-    """Where `relay login` asks for a code (RFC 8628)."""
     login_url: ServerUrl | None = None
-    """Where a person consents in a browser, if `relay login` has no device_url."""
     scope: (
         Annotated[
             str,

@@ -50,17 +50,13 @@ class VerdictRule(Section):
     phase: Annotated[tuple[Phase, ...], OneOrMore, NotEmpty] = tuple(sorted(FROM_MAIL))
     code: Codes | None = None
     enhanced: EnhancedCodes | None = None
-    """RFC 3463."""
     text: Texts | None = None
     but_not: Texts | None = None
     but_not_enhanced: EnhancedCodes | None = None
     names_sender: bool = False
-    """The text quotes the message's reverse-path."""
     verdict: Annotated[str, one_of(lambda: WORDS)]
     wait_ns: Duration | None = Field(default=None, alias="wait")
-    """For pause and stop: at least so long, where the reply does not say."""
     probe: bool = True
-    """false: nothing may be tried before it is over, since each attempt makes it worse."""
     source: Text | None = None
 
     def broken(self) -> Iterator[Broken]:
