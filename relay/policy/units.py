@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from relay.clock import LONGEST_DURATION_NS
-from relay.mail.formats import period
+from relay.mail.formats import period, size
 from relay.policy.document import Steps
 
 LARGEST_SIZE_BYTES = 1 << 40
@@ -293,7 +293,9 @@ OneOrMore = BeforeValidator(lambda value: value if isinstance(value, list | tupl
 Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST_COUNT)]
 Percent = Annotated[int, Field(strict=True, ge=1, le=100)]
 Duration = Annotated[int, BeforeValidator(duration_ns), PlainSerializer(period)]
-Size = Annotated[int, BeforeValidator(size_bytes)]
+Size = Annotated[
+    int, BeforeValidator(size_bytes), PlainSerializer(lambda value: size(value).removesuffix(" bytes"))
+]
 Text = Annotated[str, StringConstraints(min_length=1)]
 PolicyPath = Annotated[Path, BeforeValidator(absolute_path)]
 Endpoint = Annotated[HostPort, BeforeValidator(endpoint), PlainSerializer(str)]
