@@ -54,43 +54,30 @@ def test_a_spool_is_a_path_or_a_path_and_an_engine(written: str, engine: SpoolEn
     assert policy.spool == Path("/etc/relay/spool")
 
 
-def test_all_faults_are_told_at_once_and_in_order() -> None:
+def test_all_faults_of_keys_are_told_at_once_and_in_order() -> None:
     text = """\
 spol: ./var
 listen:
-  - address: 0.0.0.0:2525
+  - address: 127.0.0.1:2525
     adress: 127.0.0.1:25
-    processes: many
     timeouts: {comand: 5m, content: 5}
-    clients: 127.0.0.1
 upstreams:
   isp:
     host: smtp.example.net
     host: smtp.example.org
-    port: '587'
     tls: sometimes
-    auth: {user: 12345}
-    limits:
-      - {messages: -3, per: 1m}
-      - {recipients: 0, per: soon}
-      - {per: 1m}
-      - {messages: 1, recipients: 1, per: 1m}
-      - {messages: 1}
+    limits: [{messages: -3, per: soon}, {per: 1m}]
   Second: {port: 70000}
   third: smtp.example.com
 retry: {min: 5h, max: 4h, lifetime: 0s}
-practice: null
 """
     assert places(text) == [
-        *("1:1 ?", "1:1 spool", "4:5 listen[0].?", "5:16 listen[0].processes"),
-        *("6:16 listen[0].timeouts.?", "6:37 listen[0].timeouts.content", "7:14 listen[0].clients"),
-        *("11:5 upstreams.isp.host", "12:11 upstreams.isp.port", "13:10 upstreams.isp.tls"),
-        "14:18 upstreams.isp.auth.user",
-        *("16:20 upstreams.isp.limits[0].messages", "17:22 upstreams.isp.limits[1].recipients"),
-        *("17:30 upstreams.isp.limits[1].per", "18:9 upstreams.isp.limits[2]"),
-        *("19:35 upstreams.isp.limits[3].recipients", "20:9 upstreams.isp.limits[4].per"),
-        *("21:3 upstreams.?", "21:11 upstreams.?.host", "21:11 upstreams.?.limits"),
-        *("21:18 upstreams.?.port", "22:10 upstreams.third", "23:37 retry.lifetime"),
+        *("1:1 ?", "1:1 spool", "4:5 listen[0].?", "5:16 listen[0].timeouts.?"),
+        *("5:37 listen[0].timeouts.content", "9:5 upstreams.isp.host", "10:10 upstreams.isp.tls"),
+        *("11:25 upstreams.isp.limits[0].messages", "11:34 upstreams.isp.limits[0].per"),
+        *("11:41 upstreams.isp.limits[1]", "12:3 upstreams.?", "12:11 upstreams.?.host"),
+        *("12:11 upstreams.?.limits", "12:18 upstreams.?.port", "13:10 upstreams.third"),
+        "14:37 retry.lifetime",
     ]
 
 
