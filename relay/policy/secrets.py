@@ -290,6 +290,7 @@ def read_authorities(path: Path) -> str:
 def trusting(path: Path, authorities: str) -> ssl.SSLContext:
     """Trust no other authorities; `path` is what an error calls them.  Raises SecretError."""
     try:
+        # With an empty text it would trust the system's.
         return ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=authorities or "none")
     except (OSError, ValueError):
         raise SecretError("it holds no certificate that can be loaded (PEM)", path) from None
