@@ -69,7 +69,7 @@ DomainPatterns = Annotated[
     tuple[Annotated[Pattern, AfterValidator(domain_pattern)], ...], OneOrMore, NotEmpty
 ]
 FieldName = Annotated[
-    str, matching("[A-Za-z0-9_.-]{1,100}", "as the name of a header field letters, digits, -, _ and .")
+    str, matching("[A-Za-z0-9_.-]{1,100}", "the name of a header field: letters, digits, -, _ and .")
 ]
 UpstreamNames = Annotated[tuple[Text, ...], OneOrMore, NotEmpty]
 """In the order of preference."""

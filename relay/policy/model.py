@@ -41,7 +41,7 @@ from relay.policy.units import (
     Duration,
     Endpoint,
     HostPort,
-    LaneName,
+    Name,
     Network,
     NotEmpty,
     OwnName,
@@ -51,7 +51,6 @@ from relay.policy.units import (
     SourceAddress,
     Text,
     UpstreamHost,
-    UpstreamName,
     VariableName,
     is_loopback_host,
     one_of,
@@ -336,10 +335,10 @@ class Policy(Section):
     listen: Annotated[tuple[Listen, ...], NotEmpty]
     http: Endpoint | None = None
     hostname: OwnName | None = None
-    upstreams: Annotated[dict[UpstreamName, Upstream], NotEmpty]
+    upstreams: Annotated[dict[Name, Upstream], NotEmpty]
     retry: Retry = Field(default_factory=Retry)
     reports: Reports = Reports()
-    lanes: dict[LaneName, LaneSettings] = Field(default_factory=dict)
+    lanes: dict[Name, LaneSettings] = Field(default_factory=dict)
     written_routes: Routes = Field(default=(), alias="routes")
     notify: tuple[HookSettings, ...] = ()
     recent: RecentSettings | None = RecentSettings()

@@ -282,11 +282,6 @@ def https_url(value: object, example: str, what_crosses: str) -> str:
     return found[0]
 
 
-def _name_of(what: str) -> AfterValidator:
-    """Return the check of a name, which is also a label of metrics and part of a file name or key."""
-    return matching(r"[a-z0-9_-]{1,64}", f"as the name of {what} a-z, 0-9, _ and -, at most 64 of them")
-
-
 NotEmpty = AfterValidator(_not_empty)
 OneOrMore = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else (value,))
 """One value stands for a list of it."""
@@ -304,8 +299,8 @@ AnyNetwork = Annotated[IPv4Network | IPv6Network, BeforeValidator(any_network), 
 SourceAddress = Annotated[str, BeforeValidator(source_address)]
 UpstreamHost = Annotated[str, AfterValidator(upstream_host)]
 OwnName = Annotated[str, AfterValidator(own_name)]
-UpstreamName = Annotated[str, _name_of("an upstream")]
-LaneName = Annotated[str, _name_of("a lane")]
+Name = Annotated[str, matching("[a-z0-9_-]{1,64}", "a name of a-z, 0-9, _ and -, at most 64 of them")]
+"""It is also a label of metrics, and part of a file name or key."""
 VariableName = Annotated[
     str,
     matching("[A-Za-z_][A-Za-z0-9_]{0,127}", "the name of an environment variable, such as ISP_PASSWORD"),
