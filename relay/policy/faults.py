@@ -113,13 +113,15 @@ def _faults_of(
             at = [*steps, *rule.at]
             yield fault_at(path, document.mark_of(at), at, rule.message)
         return
-    if is_about_key := steps[-1:] == ["[key]"]:
+    is_unknown = detail["type"] == "extra_forbidden"
+    # Pydantic's own step, behind the key of a mapping of names.
+    is_name = steps[-1:] == ["[key]"] and not is_unknown
+    if is_name:
         steps.pop()
-    is_about_key = is_about_key or detail["type"] == "extra_forbidden"
     if steps and isinstance(steps[-1], int) and tuple(steps) not in document.places:
         # One value that stands for a list of it.
         steps.pop()
-    mark = document.mark_of(steps, of_key=is_about_key)
+    mark = document.mark_of(steps, of_key=is_unknown or is_name)
     yield fault_at(path, mark, steps, _words(detail, steps, root))
 
 

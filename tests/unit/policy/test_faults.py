@@ -142,6 +142,7 @@ retry: {max: ¦1m}                        | retry.max | longer than max
 retry: {lifetime: 4h, warn_after: ¦4h}   | retry.warn_after | the bounce would come first
 http: ¦localhost:80                      | http | ADDRESS:PORT
 hostname: ¦a b                           | hostname | a domain name
+¦'[key]': 1                              | ? | known here
 recent: {most: ¦1K}                      | recent.most | at least 1M
 lanes: {a: {¦sendr: '@x'}}               | lanes.a.? | did you mean sender?
 lanes: {a: {sender: ¦here.example}}      | lanes.a.sender | an address, @ and a domain
