@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import yaml
-from yaml.composer import Composer
+from yaml.composer import Composer, ComposerError
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20
@@ -135,10 +135,6 @@ class _BoundedLoader(_Base):  # type: ignore[misc]  # chosen by what is installe
             raise _RefusedError(_mark(event.start_mark), f"more than {MAX_NODES} values")
         if self.depth > MAX_DEPTH + 1:
             raise _RefusedError(_mark(event.start_mark), f"nested deeper than {MAX_DEPTH}")
-        if isinstance(event, yaml.AliasEvent) and event.anchor not in self.anchors:
-            raise _RefusedError(_mark(event.start_mark), "an alias without an anchor before it")
-        if event.anchor in self.anchors and not isinstance(event, yaml.AliasEvent):
-            raise _RefusedError(_mark(event.start_mark), "a second anchor of the same name")
         node: yaml.Node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -236,6 +232,8 @@ def _not_yaml(content: bytes, error: yaml.MarkedYAMLError) -> Flaw:
     if b"\t" in blank:
         at = Mark(mark.line, blank.index(b"\t") + 1)
         return Flaw(at, (), "not YAML: a tab in the indentation; use spaces")
+    if isinstance(error, ComposerError):
+        return Flaw(mark, (), "an alias without an anchor before it, or a second anchor of the same name")
     # The words of libyaml are fixed; the loader in Python quotes what it read.
     words = ", ".join(part for part in (error.context, error.problem) if part and _IS_FAST)
     hint = "; an IPv6 address needs quotes" if b"::" in line else ""

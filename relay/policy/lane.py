@@ -6,10 +6,10 @@ With routes, every recipient matches one, since the last matches all; every upst
 one of the policy.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, StringConstraints
 
@@ -39,6 +39,8 @@ MOST_ROUTES = 64
 """Each message asks all of them at worst, and each is a label of some metrics."""
 LONGEST_PATTERN = 300
 ALL_PERCENT = 100
+
+_Rule = TypeVar("_Rule", bound=sorting.Conditions)
 
 
 def sender_pattern(value: str) -> str:
@@ -75,17 +77,6 @@ UpstreamNames = Annotated[tuple[Text, ...], OneOrMore, NotEmpty]
 """In the order of preference."""
 
 
-class _Conditions(TypedDict):
-    """The fields of `sorting.Conditions`."""
-
-    senders: tuple[str, ...]
-    clients: tuple[AnyNetwork, ...]
-    users: tuple[str, ...]
-    recipient_domains: tuple[str, ...]
-    headers: tuple[tuple[str, tuple[str, ...]], ...]
-    recipients_above: int
-
-
 MATCHING = ("sender", "client", "user", "recipient_domain", "header", "recipients_above")
 """The keys that say what a lane or a route takes."""
 
@@ -105,15 +96,17 @@ class MatchSettings(Section):
         """Return the keys that are there, in the order of MATCHING."""
         return [key for key in MATCHING if getattr(self, key) is not None]
 
-    def conditions(self) -> _Conditions:
-        return {
-            "senders": self.sender or (),
-            "clients": self.client or (),
-            "users": self.user or (),
-            "recipient_domains": self.recipient_domain or (),
-            "headers": tuple((self.header or {}).items()),
-            "recipients_above": self.recipients_above or 0,
-        }
+    def rule(self, kind: Callable[..., _Rule], leads_to: object) -> _Rule:
+        """Return the rule of the queue that asks the same."""
+        return kind(
+            leads_to,
+            senders=self.sender or (),
+            clients=self.client or (),
+            users=self.user or (),
+            recipient_domains=self.recipient_domain or (),
+            headers=tuple((self.header or {}).items()),
+            recipients_above=self.recipients_above or 0,
+        )
 
 
 class LaneSettings(MatchSettings):
@@ -165,9 +158,7 @@ def _names(of_policy: Lanes) -> list[str]:
 
 def rules_of_lanes(of_policy: Lanes) -> tuple[sorting.SortingRule, ...]:
     return tuple(
-        sorting.SortingRule(name, **lane.conditions())
-        for name, lane in of_policy.items()
-        if name != lanes.DEFAULT_LANE
+        lane.rule(sorting.SortingRule, name) for name, lane in of_policy.items() if name != lanes.DEFAULT_LANE
     )
 
 
@@ -280,11 +271,9 @@ def numbers_of(routes: Routes) -> dict[Route, tuple[int, ...]]:
 
 def numbering_sorter(routes: Routes) -> sorting.Sorter:
     """Return a sorter that gives each recipient a route with the number of its own, from 1, for a name."""
+    numbered = enumerate(routes, 1)
     return sorting.Sorter(
-        routes=tuple(
-            sorting.RoutingRule(Route((str(number),)), **settings.conditions())
-            for number, settings in enumerate(routes, 1)
-        )
+        routes=tuple(its.rule(sorting.RoutingRule, Route((str(number),))) for number, its in numbered)
     )
 
 
@@ -292,5 +281,5 @@ def sorter_of(of_policy: Lanes, routes: Routes) -> sorting.Sorter:
     of_routes = zip(routes, routes_of(routes), strict=True)
     return sorting.Sorter(
         rules_of_lanes(of_policy),
-        tuple(sorting.RoutingRule(route, **settings.conditions()) for settings, route in of_routes),
+        tuple(settings.rule(sorting.RoutingRule, route) for settings, route in of_routes),
     )
