@@ -16,9 +16,9 @@ from relay.control.wire import PolicyInForce, SummaryWanted, decode, encode
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.policy.document import MAX_BYTES
 from relay.policy.faults import PolicyError
+from relay.status.connection_limit import ConnectionLimit
 from relay.status.filters import Wanted
 from relay.status.snapshot import MessageView, QueueState
-from relay.status.visitors import VisitorBounds, Visitors
 from relay.telemetry.events import Events
 from relay.verdicts.operator_pause import PauseAsked
 
@@ -64,8 +64,9 @@ class ControlServer:
         self._policy = policy
         self._operations = operations
         self._events = events
-        bounds = VisitorBounds(MOST_AT_ONCE, answer_seconds=LONGEST_ANSWER_SECONDS)
-        self._visitors = Visitors(events, "the control socket", bounds)
+        self._connections = ConnectionLimit(
+            events, "the control socket", most=MOST_AT_ONCE, seconds=LONGEST_ANSWER_SECONDS
+        )
 
     async def start(self) -> None:
         app = web.Application(middlewares=[self._guard], client_max_size=LONGEST_QUESTION_BYTES)
@@ -83,17 +84,16 @@ class ControlServer:
                 web.post("/upstreams/{name}/{verb}", self._upstream),
             ]
         )
-        await self._visitors.receive(app, lambda: _bind(self._spool))
+        await self._connections.receive(app, lambda: _bind(self._spool))
 
     async def stop(self) -> None:
-        if await self._visitors.close():
+        if await self._connections.close():
             _remove(self._spool)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         try:
-            with self._visitors.asking(request):
-                return await handler(request)
+            return await handler(request)
         except (web.HTTPException, ConnectionError):
             raise
         except Exception as error:  # noqa: BLE001 - told to the client and in the log
@@ -140,7 +140,6 @@ class ControlServer:
             try:
                 while some is not None:
                     await self._write_lines(response, some)
-                    self._visitors.renew(request)
                     some = await anext(rows, None)
             except ConnectionError:
                 raise

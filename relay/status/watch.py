@@ -100,13 +100,20 @@ class Watch:
         await self._sender.look()
         await self.foresee()
 
+    def why_not_ready(self) -> str:
+        """Return nothing while mail is accepted."""
+        return self._why_refusing() if self.condition is Condition.RUNNING else self.condition.value
+
+    def _why_refusing(self) -> str:
+        seen = self._sender.seen
+        return self.refusing_because or why_no_room((seen.free_bytes, seen.free_inodes)) or ""
+
     def snapshot(self) -> Snapshot:
         counts = self._counts()
         seen = self._sender.seen
         counts[QueueState.INCOMING] = QueueCounts(messages=0 if self._sender.unread else seen.unclaimed)
         counts[QueueState.CORRUPT] = QueueCounts(messages=seen.corrupt)
         disk = DiskStatus(seen.free_bytes, seen.free_inodes)
-        full = why_no_room((disk.free_bytes, disk.free_inodes)) or ""
         at_ns, now_ns = self.clock.wall_ns(), self.clock.boottime_ns()
         return Snapshot(
             at_ns,
@@ -114,7 +121,7 @@ class Watch:
             self._hostname,
             self.condition,
             None if self.started_ns is None else at_ns - (now_ns - self.started_ns),
-            self.refusing_because or full,
+            self._why_refusing(),
             tuple(map(self._upstream, self.policy.upstreams)),
             counts,
             self._sender.totals,
