@@ -73,7 +73,6 @@ class ControlServer:
         app.add_routes(
             [
                 web.get("/snapshot", self._snapshot),
-                web.get("/breakdown", self._breakdown),
                 web.get("/policy", self._policy_in_force),
                 web.get("/queue/{id}", self._show),
                 web.get("/queue/{id}/content", self._content),
@@ -102,9 +101,6 @@ class ControlServer:
 
     async def _snapshot(self, _request: web.Request) -> web.Response:
         return _json(await self._operations.snapshot())
-
-    async def _breakdown(self, _request: web.Request) -> web.Response:
-        return _json(await self._operations.breakdown())
 
     async def _policy_in_force(self, _request: web.Request) -> web.Response:
         return _json(self._policy())
