@@ -24,7 +24,6 @@ from relay.sender.sender import Sender
 from relay.sender.upstreams import new_mail_hold
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
-from relay.status.breakdown import Breakdown
 from relay.status.estimate.plan import Plan
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
 from relay.status.snapshot import Condition, MessageView, PolicyStatus, QueueState, Snapshot
@@ -72,9 +71,6 @@ class OfflineOperations(Rows):
             recorded_upstreams, self._policy, self._disk, self._clock
         )
         return await operator.snapshot()
-
-    async def breakdown(self) -> Breakdown:
-        return await (await self._read()).breakdown()
 
     async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
         async for some in (await self._read()).rows(wanted):

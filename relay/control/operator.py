@@ -41,7 +41,6 @@ from relay.sender.sender import Sender
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Absent, Corrupt, Full, Message, Note, Settlement, Status, Unavailable
-from relay.status.breakdown import Breakdown
 from relay.status.estimate.plan import Plan
 from relay.status.estimate.prospect import Edited, ways
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted, domains_of
@@ -108,9 +107,6 @@ class Operator(Rows):
     async def snapshot(self) -> Snapshot:
         await self._watch.look()
         return self._watch.snapshot()
-
-    async def breakdown(self) -> Breakdown:
-        return await self._watch.breakdown()
 
     async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
         if wanted.sort:

@@ -404,20 +404,24 @@ _NOTHING = QueueCounts()
 _ADDRESS = re.compile(r'<?(?:"(?:[^"\\]|\\.)*"|[^\s<>",;]+)@(?:\[[^\]\s]*\]|[^\s<>",;:()]+)>?')
 
 
+def without_addresses(text: str) -> str:
+    return _ADDRESS.sub("<address>", text)
+
+
 def public(snapshot: Snapshot) -> Snapshot:
     """Remove mail addresses: replies that name one lose it, and limits their key."""
     upstreams = tuple(
         replace(
             upstream,
-            paused_because=_ADDRESS.sub("<address>", upstream.paused_because),
-            proving_after=_ADDRESS.sub("<address>", upstream.proving_after),
-            held_by=_ADDRESS.sub("<address>", upstream.held_by),
+            paused_because=without_addresses(upstream.paused_because),
+            proving_after=without_addresses(upstream.proving_after),
+            held_by=without_addresses(upstream.held_by),
             limits=tuple(replace(limit, key=None) for limit in upstream.limits),
         )
         for upstream in snapshot.upstreams
     )
     return replace(
-        snapshot, upstreams=upstreams, refusing_because=_ADDRESS.sub("<address>", snapshot.refusing_because)
+        snapshot, upstreams=upstreams, refusing_because=without_addresses(snapshot.refusing_because)
     )
 
 
@@ -432,8 +436,8 @@ def public_coming(coming: Coming) -> Coming:
             message_id=None,
             subject="",
             client_queue_id="",
-            reason=_ADDRESS.sub("<address>", message.reason),
-            held_by=_ADDRESS.sub("<address>", message.held_by),
+            reason=without_addresses(message.reason),
+            held_by=without_addresses(message.held_by),
         )
         for message in coming.first
     )

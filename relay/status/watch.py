@@ -27,7 +27,6 @@ from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView
 from relay.spool.interface import SetAside
 from relay.spool.root.headroom import why_no_room
-from relay.status.breakdown import Breakdown, Breakdowns, shown_reason
 from relay.status.estimate.expected import NEXT, ceiling_words, limit_words
 from relay.status.estimate.forecast import DOWN, Expected, Joining, LineEstimate, Look, load_of, rest_words
 from relay.status.estimate.pace import Load
@@ -89,7 +88,6 @@ class Watch:
         self._sender = sender
         self._hostname = hostname
         self.clock = clock
-        self._breakdowns = Breakdowns(sender.queue, clock)
         self._drained_ns: dict[str, int] = {}
         """Of a long queue, by the upstream, when its line will have drained."""
         self._coming = NOTHING_COMING
@@ -100,13 +98,20 @@ class Watch:
         await self._sender.look()
         await self.foresee()
 
+    def why_not_ready(self) -> str:
+        """Return nothing while mail is accepted."""
+        return self._why_refusing() if self.condition is Condition.RUNNING else self.condition.value
+
+    def _why_refusing(self) -> str:
+        seen = self._sender.seen
+        return self.refusing_because or why_no_room((seen.free_bytes, seen.free_inodes)) or ""
+
     def snapshot(self) -> Snapshot:
         counts = self._counts()
         seen = self._sender.seen
         counts[QueueState.INCOMING] = QueueCounts(messages=0 if self._sender.unread else seen.unclaimed)
         counts[QueueState.CORRUPT] = QueueCounts(messages=seen.corrupt)
         disk = DiskStatus(seen.free_bytes, seen.free_inodes)
-        full = why_no_room((disk.free_bytes, disk.free_inodes)) or ""
         at_ns, now_ns = self.clock.wall_ns(), self.clock.boottime_ns()
         return Snapshot(
             at_ns,
@@ -114,7 +119,7 @@ class Watch:
             self._hostname,
             self.condition,
             None if self.started_ns is None else at_ns - (now_ns - self.started_ns),
-            self.refusing_because or full,
+            self._why_refusing(),
             tuple(map(self._upstream, self.policy.upstreams)),
             counts,
             self._sender.totals,
@@ -129,10 +134,6 @@ class Watch:
     def listing(self) -> "Listing":
         """Quick, where the listing itself takes time with a long queue."""
         return Listing(self, self._looks(FORETOLD), self._sender.queue, self.clock)
-
-    async def breakdown(self) -> Breakdown:
-        """Count what is queued; of a long queue, what was counted last."""
-        return await self._breakdowns.newest(self.why())
 
     def coming(self) -> Coming:
         """Return what goes next; of a long queue, what was foreseen last."""
@@ -551,7 +552,7 @@ class Listing:
             queued.reverse_path,
             queued.recipients_left,
             shown.recipients[: queued.recipients_left] if with_recipients else (),
-            shown_reason(queued, self._paused),
+            (self._paused.get(queued.upstream) if queued.state is State.WAITING else "") or queued.reason,
             queued.due_at_ns + self._to_wall_ns if queued.state is State.DEFERRED else None,
             None if expected.eta_ns is None else expected.eta_ns + self._to_wall_ns,
             queued.upstream,

@@ -8,7 +8,6 @@ from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, UNREAD, Deed,
 from relay.mail.envelope import QueueId
 from relay.queue.queued import WaitReason, origin_of
 from relay.queue.scheduler import Queued, State
-from relay.status.breakdown import Breakdown, Count
 from relay.status.estimate.plan import Plan
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted, domains_of
 from relay.status.snapshot import MessageView, QueueState, Snapshot, UpstreamState
@@ -50,13 +49,6 @@ class FakeOperations(Rows):
         if self.raises is not None:
             raise self.raises
         return self.shown
-
-    async def breakdown(self) -> Breakdown:
-        if self.raises is not None:
-            raise self.raises
-        count = Count({})
-        count.add(_queued(view) for view in self.messages.values())
-        return count.breakdown(self.shown.at_ns)
 
     async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
         for number, view in enumerate(wanted.arranged(each.view for each in self._listed(wanted.filters))):
