@@ -93,8 +93,7 @@ def record_pause(policy: Policy, name: str, asked: PauseAsked, disk: Disk, clock
     now_ns, wall_ns = clock.boottime_ns(), clock.wall_ns()
     kept = recorded_pause(policy, name, disk, clock)
     state = AccountState() if kept is None else kept.state
-    pause = asked.begun(now_ns, wall_ns, state.operator)
-    after = step(state, Event(Happening.KEEP, now_ns, pause=pause))
+    after = step(state, Event(Happening.KEEP, now_ns, pause=asked.begun(now_ns, wall_ns)))
     _write(policy, name, PauseRecord(clock.boot_id(), now_ns, wall_ns, after), disk)
 
 

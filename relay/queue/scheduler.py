@@ -12,7 +12,6 @@ the messages that may go.
 - The mail of a sender that the upstream refuses sits out that sender's pause
   (`relay.queue.sender_pauses`).
 - While the upstream is in doubt, messages that it refused are set aside (`doubt`).
-- While a pause holds what comes in (`hold_new`), that is *held*; it goes on when the pause ends.
 
 No call takes longer for a long queue.  `first_ready` moves a slice of messages; if more are
 left it returns None, `next_due_at_ns` says at once, and what comes meanwhile stands behind them.
@@ -36,7 +35,6 @@ from relay.queue.queued import (
     NO_PAST,
     NO_REASON,
     Move,
-    NewMailHold,
     RecipientsLeft,
     WaitKind,
     WaitReason,
@@ -98,7 +96,6 @@ class Scheduler:
         self._with_ceiling: tuple[str, ...] = ()
         self._opens_at_ns: dict[str, int] = {}
         """When a lane at its ceiling may give again."""
-        self._new_mail_hold: NewMailHold | None = None
 
     def twin(self, messages: Iterable[Queued] = ()) -> "Scheduler":
         """Return an independent queue in the same order, of copies of its messages.
@@ -168,7 +165,6 @@ class Scheduler:
         twin._is_waking, twin._opens_at_ns = self._is_waking, self._opens_at_ns.copy()
         twin._last_turn, twin._now_ns = self._last_turn, self._now_ns
         twin._price, twin._most_recipients = self._price, self._most_recipients
-        twin._new_mail_hold = self._new_mail_hold
         return twin
 
     def places(self) -> Iterable[Hashable]:
@@ -410,7 +406,7 @@ class Scheduler:
 
     def give_back(self, queue_id: QueueId, why: WaitReason) -> None:
         """Put an unattempted active message back in front; a suspect one, aside."""
-        if (message := self._returned(queue_id, why)) is None or self._is_kept(message):
+        if (message := self._returned(queue_id, why)) is None:
             return
         if self._is_suspect(message):
             self._suspects[queue_id] = None
@@ -423,8 +419,6 @@ class Scheduler:
             return
         # Or a large one would be overdue for all of its transactions once it is for one.
         message.ready_at_ns = self._now_ns
-        if self._is_kept(message):
-            return
         if self._is_suspect(message):
             self._suspects[queue_id] = None
         else:
@@ -501,33 +495,6 @@ class Scheduler:
             self._leave_place(message)
             self._place(message)
             self.on_change()
-
-    def hold_new(self, hold: NewMailHold | None) -> bool:
-        """Hold what a pause says, from now on; return whether that is new: then call `follow_hold`."""
-        is_new, self._new_mail_hold = hold != self._new_mail_hold, hold
-        return is_new
-
-    @property
-    def holds_new(self) -> bool:
-        return self._new_mail_hold is not None
-
-    def holds(self, message: Queued) -> bool:
-        """Return whether a pause holds a message, where it stands in this line."""
-        return self._hold_of(message) is not None
-
-    def follow_hold(self, queue_ids: Iterable[QueueId]) -> None:
-        """Hold messages that came in before `hold_new` was called, or let them go on."""
-        for queue_id in queue_ids:
-            message = self._messages.get(queue_id)
-            if message is None:
-                continue
-            hold = self._hold_of(message)
-            if hold is not None and message.state is State.WAITING:
-                self.hold(queue_id)
-                message.why = hold.why
-            elif hold is None and message.is_held_by_pause:
-                self._leave_place(message)
-                self._place(message)
 
     def leave(self, queue_id: QueueId) -> Queued | None:
         """Take out a message that goes to another upstream's line; None while it is active, or absent.
@@ -715,24 +682,7 @@ class Scheduler:
     def _line_up_now(self, message: Queued) -> None:
         self._order.add(message.key, message.lane, message.reverse_path, message.since_ns)
 
-    def _hold_of(self, message: Queued) -> NewMailHold | None:
-        hold = self._new_mail_hold
-        return hold if hold is not None and hold.holds(message) else None
-
-    def _is_kept(self, message: Queued) -> bool:
-        """Hold a message that waits, outside the order, if a pause says so; return whether it does."""
-        hold = self._hold_of(message)
-        if hold is None or message.state is not State.WAITING:
-            return False
-        self._become(message, Move.HOLD)
-        message.why = hold.why
-        return True
-
     def _place(self, message: Queued) -> None:
-        if not self._is_kept(message) and message.is_held_by_pause and not self.holds(message):
-            # Also one that an operator's verb had when the pause ended.
-            self._become(message, Move.RELEASE)
-            message.why = NO_REASON
         match message.state:
             case State.WAITING:
                 self._line_up(message)
@@ -767,8 +717,7 @@ class Scheduler:
             message = self._messages[queue_id]
             self._become(message, Move.WAKE)
             message.ready_at_ns = due_at_ns
-            if not self._is_kept(message):
-                self._line_up_now(message)
+            self._line_up_now(message)
 
     def _has_due(self, now_ns: int) -> bool:
         return bool(self._deferred) and self._deferred[0][0] <= now_ns
@@ -783,7 +732,7 @@ class Scheduler:
         elif message.why.kind is WaitKind.SENDER_PAUSE and message.state is State.ACTIVE:
             # An operator has it just now; it may come back as it was.
             self._sitting_out.setdefault(message.sender, {})[queue_id] = None
-        if message.state is State.WAITING and queue_id not in self._order and not self._is_kept(message):
+        if message.state is State.WAITING and queue_id not in self._order:
             self._line_up_now(message)
 
     def _is_deferred_until(self, queue_id: QueueId, due_at_ns: int) -> bool:

@@ -27,14 +27,12 @@ class Pausing:
         leaves_in_ns: Callable[[int], int | None],
         on_refused: Callable[[Answer], None],
         here: Here,
-        on_word: Callable[[], None] = lambda: None,
     ) -> None:
         """`keep` is given what a restart has to know, each time that it changes.
 
         `leaves_in_ns` tells in how many nanoseconds the oldest entry that the history has within the last so
         many leaves that window; None if it has none there.  `on_refused` is told of each pause after a
-        success, `here` tells when something of another boot was, and `on_word` is called when the operator's
-        pause has changed.
+        success, `here` tells when something of another boot was.
         """
         self.state = AccountState()
         self.is_tried = False
@@ -44,7 +42,7 @@ class Pausing:
         self._refused_at_ns = 0
         self._upstream = upstream
         self._events, self._metrics, self._clock = telemetry
-        self._keep, self._on_word = keep, on_word
+        self._keep = keep
         self._leaves_in_ns, self._on_refused, self._here = leaves_in_ns, on_refused, here
 
     @property
@@ -160,8 +158,6 @@ class Pausing:
             self._metrics.upstream_resumed(self._upstream)
         clock = self._clock
         self._keep(PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after))
-        if after.operator != before.operator:
-            self._on_word()
         for notice in told(before, after):
             self._tell(notice, before, after)
 
@@ -180,9 +176,7 @@ class Pausing:
                 events.upstream_resumed(upstream=name)
             case Told.KEPT_BACK if (pause := state.operator) is not None:
                 until_at = None if pause.is_lasting else self._wall_ns(pause.until_ns)
-                events.operator_paused(
-                    upstream=name, by=pause.by, until_at_ns=until_at, holds_new=pause.holds_new
-                )
+                events.operator_paused(upstream=name, by=pause.by, until_at_ns=until_at)
             case _ if (pause := before.operator) is not None:
                 is_over = pause.until_ns <= self._clock.boottime_ns()
                 reason = Happening.LAPSE if is_over else Happening.RESUME

@@ -16,8 +16,6 @@ from relay.mail.envelope import QueueId
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
-from relay.queue.queued import NewMailHold
-from relay.queue.scheduler import SLICE, Scheduler
 from relay.sender.accounts import Accounts
 from relay.sender.attempt import Attempt
 from relay.sender.connections import ReadyConnections, account_of, open_with_slot
@@ -128,12 +126,6 @@ class UpstreamView:
         )
 
 
-def new_mail_hold(upstream: str, pause: OperatorPause | None) -> NewMailHold | None:
-    """Return what an operator's pause holds of the mail for its upstream."""
-    since_ns = None if pause is None else pause.new_since_ns
-    return None if since_ns is None else NewMailHold(upstream, since_ns)
-
-
 @dataclass(frozen=True, slots=True)
 class UpstreamInUse:
     """All that serves one upstream, for as long as the policy has it with this account."""
@@ -234,7 +226,6 @@ class Upstreams:
         self._on_change = on_change
         self._running: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
-        self._followers: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         for name, upstream in self._policy.upstreams.items():
@@ -247,9 +238,7 @@ class Upstreams:
         await asyncio.gather(*stopping)
         for retiring in self._retiring:
             retiring.cancel()
-        for follower in self._followers:
-            follower.cancel()
-        ending = *self._running.values(), *self._retiring, *self._followers
+        ending = *self._running.values(), *self._retiring
         await asyncio.gather(*ending, return_exceptions=True)
         await self._accounts.close()
 
@@ -273,8 +262,6 @@ class Upstreams:
                 await self._change(name, before.upstreams[name], upstream)
             else:
                 self._add(name, upstream, carried.get(name))
-        for name in {**before.upstreams, **policy.upstreams}:
-            self._follow_word(name)
         for name in self.in_use:
             self._backlog.queue.line(name).ask_anew()
         self._on_change()
@@ -415,7 +402,6 @@ class Upstreams:
             leaves_in_ns=throttle.leaves_in_ns,
             on_refused=functools.partial(self._tell_cut_off, name, throttle),
             here=self._here,
-            on_word=functools.partial(self._follow_word, name),
         )
         offers = KnownOffers(server_of(upstream), self._clock)
         known = KnownUpstream(Judge(()), Shield(), pausing, offers, kept)
@@ -491,26 +477,9 @@ class Upstreams:
         if (paused := self.in_use.get(name)) is None:
             return False
         now_ns, wall_ns = self._clock.boottime_ns(), self._clock.wall_ns()
-        paused.pausing.keep_back(asked.begun(now_ns, wall_ns, paused.pausing.state.operator))
+        paused.pausing.keep_back(asked.begun(now_ns, wall_ns))
         paused.wake()
         return True
-
-    def _follow_word(self, name: str) -> None:
-        """Hold what comes into the line of an upstream, or let it go on, as an operator's pause says."""
-        pausing, queue = self.pausing(name), self._backlog.queue
-        if queue.hold_new(name, new_mail_hold(name, None if pausing is None else pausing.state.operator)):
-            self._on_change()
-            self._followers = [each for each in self._followers if not each.done()]
-            following = functools.partial(self._follow_hold, queue.line(name))
-            self._followers.append(asyncio.create_task(self.guard(following)))
-
-    async def _follow_hold(self, line: Scheduler) -> None:
-        """Bring what stands in a line to what the pause says by now; other work goes on in between."""
-        keys = [queued.key for queued in line]
-        for start in range(0, len(keys), SLICE):
-            line.follow_hold(keys[start : start + SLICE])
-            await asyncio.sleep(0)
-        self.wake()
 
     async def recorded(self, name: str) -> str:
         """Wait until a restart would know for what it rests; return nothing, or why it would not."""

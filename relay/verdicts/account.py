@@ -263,13 +263,15 @@ class PauseRecord:
             here_ns = here(self.boot_id, at_ns)
             return at_ns + by_ns if here_ns is None else here_ns
 
-        since_ns = state.windowed_at_ns
+        since_ns, pause = state.windowed_at_ns, state.operator
         here_now = replace(
             state,
             until_ns=state.until_ns if state.until_ns in (0, FOREVER_NS) else state.until_ns + by_ns,
             fault_until_ns=state.fault_until_ns and state.fault_until_ns + by_ns,
             windowed_at_ns=None if since_ns is None else since_ns + by_ns,
-            operator=None if state.operator is None else state.operator.moved(by_ns, moved),
+            operator=pause
+            if pause is None or pause.is_lasting
+            else replace(pause, until_ns=pause.until_ns + by_ns),
         )
         # The one under way is over if it is so by the wall clock; it was under way until then.
         end_ns = FOREVER_NS if here_now.over_ns > now_ns else min(now_ns, moved(state.over_ns))

@@ -2,7 +2,7 @@
 
 from relay.mail.envelope import QueueId
 from relay.queue.lanes import DEFAULT_LANE, Lane, Price
-from relay.queue.queued import NO_REASON, NewMailHold, WaitReason, origin_of
+from relay.queue.queued import NO_REASON, WaitReason, origin_of
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.queue.sender_pauses import PROOF_NS
 from relay.verdicts.decision import REFUSALS_IN_PLACE
@@ -138,33 +138,3 @@ def test_as_many_leave_in_order_as_there_is_room_for() -> None:
     _park(scheduler, "b", "list", 300)
     assert _leave(scheduler, now_ns=300, room=3) == "bcd"
     assert scheduler.next_due_at_ns() is None
-
-
-def _came_in(number: int, at_ns: int, suffix: str = "", state: State = State.WAITING) -> Queued:
-    return Queued(
-        QueueId(f"{number:016d}{suffix}"), origin_of(f"s{number % 3}@b.example"), 1, at_ns, 1, state
-    )
-
-
-def test_what_was_there_before_and_our_own_notices_are_not_held() -> None:
-    scheduler = Scheduler()
-    assert scheduler.hold_new(NewMailHold("isp", 10))
-    assert not scheduler.hold_new(NewMailHold("isp", 10))
-    for number, (at_ns, suffix) in enumerate([(9, ""), (10, ""), (11, "r"), (11, "w"), (11, "r2"), (11, "")]):
-        scheduler.add(_came_in(number, at_ns, suffix))
-
-    held = [queued for queued in scheduler if queued.state is State.HELD]
-    assert [queued.queue_id for queued in held] == [f"{1:016d}", f"{5:016d}"]
-    assert {queued.reason for queued in held} == {"held by the pause of isp"}
-
-
-def test_what_waits_at_a_restart_is_held_before_it_can_go() -> None:
-    scheduler = Scheduler()
-    for number in range(4):
-        scheduler.add(_came_in(number, number))
-    scheduler.hold_new(NewMailHold("isp", 2))
-    scheduler.follow_hold([queued.queue_id for queued in scheduler] + [QueueId("gone")])
-
-    gone = [scheduler.next_ready(9), scheduler.next_ready(9)]
-    assert [queued and queued.arrived_at_ns for queued in gone] == [0, 1]
-    assert scheduler.next_ready(9) is None
