@@ -126,8 +126,6 @@ class Past(NamedTuple):
     """Recipients deferred in this round, waiting for the others to be tried."""
     refusals: int = 0
     """In how many of its transactions the upstream refused us, or its sender."""
-    singled_out: int = 0
-    """How often it did so where it had just relayed others."""
     unknown_until_ns: int = 0
     """Until then its last transaction may still relay it, unheard; 0: it cannot."""
     rested: tuple[tuple[int, int], ...] = ()

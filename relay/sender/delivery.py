@@ -36,11 +36,11 @@ from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
 from relay.upstream.transaction import Transaction
-from relay.verdicts.decision import REFUSALS_IN_PLACE, Decision, Standing, decide
+from relay.verdicts.decision import Decision, Standing, decide
 from relay.verdicts.operator_pause import OperatorPause
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, of_full_session
 from relay.verdicts.shield import Shield
-from relay.verdicts.verdict import Judge, Rule, Scope, Verdict
+from relay.verdicts.verdict import Judge, Rule, Verdict
 
 UNREADABLE_RETRY_NS = 60 * SECOND_NS
 """How long a message waits that the spool does not give."""
@@ -168,7 +168,6 @@ class Consequences:
         if outcome.is_dsn_refused:
             self._offers.refused_dsn()
         self._pausing.feel(decision.outcome, began_ns)
-        self._feel_doubt(attempt.queued, decision)
         self._feel_sender(attempt, decision)
         await self._settling.settle(self._upstream, attempt, decision)
 
@@ -184,7 +183,7 @@ class Consequences:
             asked=attempt.indices,
             tried=queued.past.tried,
             refusals=queued.past.refusals,
-            singled_out=queued.past.singled_out,
+            in_a_row=max(pausing.state.in_a_row, pausing.state.step + 1),
             sender=sender,
             span_ns=(attempt.reservation.reserved_at_ns if attempt.reservation else ended_ns, ended_ns),
             late_ns=ended_ns - arrived_ns,
@@ -195,20 +194,6 @@ class Consequences:
             is_well=pausing.is_well,
             is_sender_alone=self._senders.is_alone(sender, pausing.relayed_from_ns),
         )
-
-    def _feel_doubt(self, queued: Queued, decision: Decision) -> None:
-        """Let other senders prove the upstream while it goes on refusing; end that once it is well."""
-        # What goes on from an earlier row counts: its pauses are as long as if it were the same.
-        in_a_row = max(self._pausing.state.in_a_row, self._pausing.state.step + 1)
-        pause, refusals = decision.outcome.pause, 0 if decision.is_relayed else queued.past.refusals
-        if self._pausing.state.in_a_row == 0:
-            self._scheduler.trust()
-        elif (
-            pause is not None
-            and pause.scope is Scope.UPSTREAM
-            and max(refusals + 1, in_a_row) >= REFUSALS_IN_PLACE
-        ):
-            self._scheduler.doubt(queued.sender)
 
     def _feel_sender(self, attempt: Attempt, decision: Decision) -> None:
         """Pause the mail of a sender that the upstream refuses; go on once it takes some."""

@@ -276,7 +276,7 @@ def test_a_probe_that_was_refused_goes_before_what_came_later() -> None:
         (probe,) = queue.line("a")
         assert probe.choice.because is Because.PROBE
         assert queue.line("a").next_ready(30) is probe
-        queue.line("a").refused(probe.key, 2, NO_REASON)
+        queue.line("a").give_back(probe.key, NO_REASON)
         queue.note("a", down)
         queue.put(probe, 30)
         queue.move_on(30)
