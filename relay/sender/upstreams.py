@@ -410,7 +410,7 @@ class Upstreams:
 
     def _tell_cut_off(self, name: str, throttle: View, answer: Answer) -> None:
         """Tell what our own windows held where the upstream says that it was too much."""
-        if (ruling := answer.ruling) is not None and ruling.excess is not None:
+        if (ruling := answer.ruling) is not None and ruling.is_too_much:
             self._metrics.cut_off(name)
             windows = ", ".join(f"{each.used}/{each.label}" for each in throttle.usage())
             named = None if ruling.named is None else ruling.named.slots

@@ -27,7 +27,7 @@ from relay.verdicts.health import ENDLESS, RESTING, TABLE, Happening, Health
 from relay.verdicts.operator_pause import FOREVER_NS, OperatorPause
 from relay.verdicts.outcome import Answer
 from relay.verdicts.pauses import LAST_STEP, PROBE_NS, Paused, begun, ended, rest_ns, window_ns
-from relay.verdicts.verdict import BEFORE_MAIL, Excess, Ruling, Scope, Verdict
+from relay.verdicts.verdict import BEFORE_MAIL, Ruling, Scope, Verdict
 
 CALM_NS = PROBE_NS
 """So long after the last refusal for too much in a window, the next one begins anew."""
@@ -182,14 +182,13 @@ def _changed(state: AccountState, event: Event) -> AccountState:
 
 def _refused(state: AccountState, event: Event) -> AccountState:
     ruling, now_ns = event.ruling or _NO_RULING, event.at_ns
-    is_too_much = ruling.excess is Excess.MAIL
     is_again = event.is_mail and state.health is Health.PROVING and state.in_a_row > 0
-    state = replace(state, taken=0 if is_too_much or is_again else state.taken)
+    state = replace(state, taken=0 if ruling.is_too_much or is_again else state.taken)
     is_new = TABLE[state.health, event.happening] is not state.health
     if not is_new and state.health is not _BY_REFUSAL[event.happening]:
         return state  # it rests for something graver
     next_step, windowed_at_ns = 0, state.windowed_at_ns
-    if is_too_much and window_ns(ruling) is not None:
+    if ruling.is_too_much and window_ns(ruling) is not None:
         is_soon = windowed_at_ns is not None and now_ns - windowed_at_ns < CALM_NS
         next_step, windowed_at_ns = max(0, state.step - 1) if is_soon else 0, now_ns
     if state.in_a_row > 0:

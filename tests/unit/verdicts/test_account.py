@@ -36,7 +36,7 @@ from relay.verdicts.pauses import (
     within_ns,
 )
 from relay.verdicts.retry_after import retry_after_ns
-from relay.verdicts.verdict import Excess, Layer, Rule, Ruling, Scope, Span, Verdict, span_of
+from relay.verdicts.verdict import Layer, Rule, Ruling, Scope, Span, Verdict, span_of
 from tests.unit.verdicts.states_page import page
 
 ROOT = Path(__file__).parents[3]
@@ -61,7 +61,7 @@ def ruling_of(text: str, *, may_probe: bool = True, wait_ns: int | None = None) 
     return Ruling(Verdict.PAUSE, Scope.UPSTREAM, rule, retry_after_ns(text), span_of(text))
 
 
-TOO_MUCH = Ruling(Verdict.PAUSE, Scope.UPSTREAM, excess=Excess.MAIL)
+TOO_MUCH = Ruling(Verdict.PAUSE, Scope.UPSTREAM, is_too_much=True)
 WINDOWED = replace(TOO_MUCH, span=Span.HOUR)
 
 
