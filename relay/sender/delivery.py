@@ -183,7 +183,7 @@ class Consequences:
             asked=attempt.indices,
             tried=queued.past.tried,
             refusals=queued.past.refusals,
-            in_a_row=max(pausing.state.in_a_row, pausing.state.step + 1),
+            in_a_row=pausing.state.in_a_row,
             sender=sender,
             span_ns=(attempt.reservation.reserved_at_ns if attempt.reservation else ended_ns, ended_ns),
             late_ns=ended_ns - arrived_ns,

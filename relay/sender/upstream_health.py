@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from relay.mail.age import Here
 from relay.queue.routes import Availability
 from relay.telemetry.telemetry import Telemetry
-from relay.verdicts.account import AccountState, Event, PauseRecord, Told, lapsed, refused, step, told
-from relay.verdicts.health import RESTING, Happening
+from relay.verdicts.account import AccountState, Event, PauseRecord, lapsed, refused, step
+from relay.verdicts.health import RESTING, Happening, Health
 from relay.verdicts.operator_pause import OperatorPause
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.pauses import Paused, within_ns
@@ -158,29 +158,36 @@ class Pausing:
             self._metrics.upstream_resumed(self._upstream)
         clock = self._clock
         self._keep(PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after))
-        for notice in told(before, after):
-            self._tell(notice, before, after)
+        self._tell_word(before.operator, after.operator)
+        self._tell_health(before, after)
 
-    def _tell(self, notice: Told, before: AccountState, state: AccountState) -> None:
+    def _tell_word(self, before: OperatorPause | None, pause: OperatorPause | None) -> None:
+        if pause is not None and pause != before:
+            until_at_ns = None if pause.is_lasting else self._wall_ns(pause.until_ns)
+            self._events.operator_paused(upstream=self._upstream, by=pause.by, until_at_ns=until_at_ns)
+        elif pause is None and before is not None:
+            is_over = before.until_ns <= self._clock.boottime_ns()
+            reason = Happening.LAPSE if is_over else Happening.RESUME
+            self._events.operator_pause_ended(upstream=self._upstream, reason=reason)
+
+    def _tell_health(self, before: AccountState, state: AccountState) -> None:
         name, events = self._upstream, self._events
-        match notice:
-            case Told.PAUSED:
+        if state.fault and not before.fault and state.health not in RESTING:
+            events.upstream_stopped(upstream=name, reason=state.fault)
+        if state.health in RESTING:
+            if (state.health, state.until_ns) == (before.health, before.until_ns):
+                return
+            if state.is_refused:
+                events.upstream_stopped(upstream=name, reason=state.because)
+            else:
                 until_at_ns = self._wall_ns(state.until_ns)
                 events.upstream_paused(upstream=name, reason=state.because, until_at_ns=until_at_ns)
-            case Told.STOPPED:
-                reason = state.because if state.health in RESTING else state.fault
-                events.upstream_stopped(upstream=name, reason=reason)
-            case Told.PROVING:
+        elif state.is_proving and not state.fault:
+            if not before.is_proving or before.fault:
                 events.upstream_proving(upstream=name)
-            case Told.RESUMED:
-                events.upstream_resumed(upstream=name)
-            case Told.KEPT_BACK if (pause := state.operator) is not None:
-                until_at = None if pause.is_lasting else self._wall_ns(pause.until_ns)
-                events.operator_paused(upstream=name, by=pause.by, until_at_ns=until_at)
-            case _ if (pause := before.operator) is not None:
-                is_over = pause.until_ns <= self._clock.boottime_ns()
-                reason = Happening.LAPSE if is_over else Happening.RESUME
-                events.operator_pause_ended(upstream=name, reason=reason)
+        elif before.is_proving and state.health is Health.USED:
+            # Told only now: what a probe finds refused again was never resumed.
+            events.upstream_resumed(upstream=name)
 
     def _wall_ns(self, at_ns: int) -> int:
         return self._clock.wall_ns() + at_ns - self._clock.boottime_ns()
