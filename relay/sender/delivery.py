@@ -11,7 +11,7 @@ deadline.  No MAIL and no final dot is sent past the reservation's deadline, by 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -101,7 +101,6 @@ class KnownUpstream:
     pausing: Pausing
     offers: KnownOffers
     kept: KeptState
-    is_recalled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def use(self, rules: Iterable[Rule], upstream: Upstream) -> None:
         # What is said from now on is judged by the new rules, on the connections that there are.
@@ -122,7 +121,7 @@ class KnownUpstream:
         self.shield.clear()
 
     async def recall(self, carried: Carried | None) -> None:
-        """Go on from what was kept before a restart; call it ahead of the first decision.
+        """Go on from what was kept before a restart; call it ahead of all else.
 
         `carried` is of the account that an edit replaced by this one: what the operator said counts, and
         not what was said when this one was used before.
@@ -134,7 +133,6 @@ class KnownUpstream:
             self.pausing.keep_back(carried.pause, carried.rested_ns)
         elif carried is not None and self.pausing.state.operator is not None:
             self.pausing.end()
-        self.is_recalled.set()
 
     async def close(self) -> None:
         await self.kept.close()

@@ -114,7 +114,7 @@ class Sender:
         """Relay as soon as the first messages are known.  Raises Full, Unavailable."""
         await self._arrivals.begin()
         await self.look()
-        self.upstreams.start()
+        await self.upstreams.start()
         self._arrivals.listen()
         chores = (self._look_forever, self._audit_forever, self._report_forever)
         for chore in (self._arrivals.run, self._arrivals.route_forever, *chores):

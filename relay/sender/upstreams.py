@@ -148,13 +148,6 @@ class UpstreamInUse:
     def in_flight(self) -> int:
         return self.delivery.in_flight
 
-    async def run(self, carried: Carried | None, on_recalled: Callable[[], None]) -> None:
-        async def recall() -> None:
-            await self.known.recall(carried)
-            on_recalled()
-
-        await self.dispatcher.run(recall)
-
     def carried(self, now_ns: int) -> Carried:
         return Carried(self.pausing.state.operator, self.pausing.rested_ns(now_ns))
 
@@ -227,9 +220,9 @@ class Upstreams:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
-    def start(self) -> None:
+    async def start(self) -> None:
         for name, upstream in self._policy.upstreams.items():
-            self._add(name, upstream)
+            await self._add(name, upstream)
 
     async def finish(self) -> None:
         stopping: list[Coroutine[Any, Any, object]] = [self._stop(each) for each in self.in_use.values()]
@@ -254,14 +247,13 @@ class Upstreams:
             # Another account has another history, and what goes through it must be counted there.
             if name not in policy.upstreams or policy.history_path(name) != before.history_path(name):
                 # Crash here: the pause is with the account of before, and its operator has to say it again.
-                await self.recalled(name)
                 carried[name] = self.in_use[name].carried(self._clock.boottime_ns())
                 self._retire(self.in_use.pop(name), self._running.pop(name))
         for name, upstream in policy.upstreams.items():
             if name in self.in_use:
                 await self._change(name, before.upstreams[name], upstream)
             else:
-                self._add(name, upstream, carried.get(name))
+                await self._add(name, upstream, carried.get(name))
         for name in self.in_use:
             self._backlog.queue.line(name).ask_anew()
         self._on_change()
@@ -298,12 +290,14 @@ class Upstreams:
     def in_flight(self) -> int:
         return sum(each.in_flight for each in self.in_use.values())
 
-    def _add(self, name: str, upstream: Upstream, carried: Carried | None = None) -> None:
-        added = self.in_use[name] = self._made(name, upstream)
+    async def _add(self, name: str, upstream: Upstream, carried: Carried | None = None) -> None:
+        """Use an upstream from now on; what was known of it is read before anything can change it."""
+        added = self._made(name, upstream)
         self._set(added, upstream)
+        await added.known.recall(carried)
+        self.in_use[name] = added
         self._note(name, added.pausing)
-        recalled = functools.partial(self._note, name, added.pausing)
-        self._running[name] = asyncio.create_task(self.guard(functools.partial(added.run, carried, recalled)))
+        self._running[name] = asyncio.create_task(self.guard(added.dispatcher.run))
 
     def _made(self, name: str, upstream: Upstream) -> UpstreamInUse:
         throttle = self._throttle(name, upstream)
@@ -449,11 +443,6 @@ class Upstreams:
 
     def shield(self, name: str) -> Shield | None:
         return None if (each := self.in_use.get(name)) is None else each.known.shield
-
-    async def recalled(self, name: str) -> None:
-        """Wait until an upstream in use goes on from what was kept before the start."""
-        if (each := self.in_use.get(name)) is not None:
-            await each.known.is_recalled.wait()
 
     def resume(self, name: str) -> bool:
         """Use a resting upstream, and senders that it refused, by an operator's word.
