@@ -25,7 +25,7 @@ from relay.queue.queued import Queued, WaitReason
 from relay.sender.attempt import Attempt
 from relay.sender.known_offers import KnownOffers, server_of
 from relay.sender.settling import AccountBacklog
-from relay.sender.state_file import KeptState
+from relay.sender.state_file import KeptFile
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.upstream_health import Pausing
 from relay.smtp.dot_stuffing import UnsendableContent
@@ -36,6 +36,7 @@ from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
 from relay.upstream.transaction import Transaction
+from relay.verdicts.account import PauseRecord
 from relay.verdicts.decision import Decision, Standing, decide
 from relay.verdicts.operator_pause import OperatorPause
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, of_full_session
@@ -100,7 +101,7 @@ class KnownUpstream:
     shield: Shield
     pausing: Pausing
     offers: KnownOffers
-    kept: KeptState
+    kept: KeptFile[PauseRecord]
 
     def use(self, rules: Iterable[Rule], upstream: Upstream) -> None:
         # What is said from now on is judged by the new rules, on the connections that there are.
@@ -126,16 +127,13 @@ class KnownUpstream:
         `carried` is of the account that an edit replaced by this one: what the operator said counts, and
         not what was said when this one was used before.
         """
-        if (pause := await self.kept.pause.read()) is not None:
+        if (pause := await self.kept.read()) is not None:
             self.pausing.recall(pause)
             self.shield.recall(pause.state.doubts)
         if carried is not None and carried.pause is not None:
             self.pausing.keep_back(carried.pause, carried.rested_ns)
         elif carried is not None and self.pausing.state.operator is not None:
             self.pausing.end()
-
-    async def close(self) -> None:
-        await self.kept.close()
 
 
 class Consequences:

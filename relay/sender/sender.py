@@ -13,6 +13,7 @@ from relay.policy.model import Policy
 from relay.queue.lanes import Arrangement
 from relay.queue.whole import Queue
 from relay.sender.accounts import Accounts
+from relay.sender.ages import Ages
 from relay.sender.arrivals import Arrivals
 from relay.sender.host import Host
 from relay.sender.oauth.account_tokens import AccountTokens
@@ -20,7 +21,6 @@ from relay.sender.report_limit import OwedReports
 from relay.sender.reports import Reporter
 from relay.sender.settling import Backlog, Settling
 from relay.sender.spool_thread import SpoolThread
-from relay.sender.state_file import Ages
 from relay.sender.tls.client_certificates import ClientCertificates
 from relay.sender.upstreams import Upstreams
 from relay.spool.interface import Full, Spool, SpoolLook, Unavailable

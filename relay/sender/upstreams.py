@@ -24,7 +24,7 @@ from relay.sender.dispatcher import Departures, Dispatcher
 from relay.sender.host import Host
 from relay.sender.known_offers import KnownOffers, server_of
 from relay.sender.settling import Backlog
-from relay.sender.state_file import kept_state
+from relay.sender.state_file import KeptFile, account_file
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.upstream_health import Pausing
 from relay.telemetry.telemetry import Telemetry
@@ -157,7 +157,7 @@ class UpstreamInUse:
         await self.delivery.finish(grace_seconds)
         await self.pool.close()
         await self.throttle.close()
-        await self.known.close()
+        await self.known.kept.close()
 
     def view(self, *, is_used: bool, client_certificate_ends_at_ns: int | None) -> UpstreamView:
         departures, delivery, pausing, pool = self.departures, self.delivery, self.known.pausing, self.pool
@@ -383,10 +383,13 @@ class Upstreams:
         )
 
     def _known(self, name: str, upstream: Upstream, throttle: ThrottleThread) -> KnownUpstream:
-        kept = kept_state(self._policy, name, self._disk, self._events)
+        kept = KeptFile(
+            account_file(self._policy, name, self._disk),
+            lambda error: self._events.pause_unrecorded(upstream=name, error=error),
+        )
 
         def keep(record: PauseRecord) -> None:
-            kept.pause.keep(record)
+            kept.keep(record)
             self._note(name, pausing)
 
         pausing = Pausing(
@@ -473,7 +476,7 @@ class Upstreams:
     async def recorded(self, name: str) -> str:
         """Wait until a restart would know for what it rests; return nothing, or why it would not."""
         each = self.in_use.get(name)
-        return "" if each is None else await each.known.kept.pause.written()
+        return "" if each is None else await each.known.kept.written()
 
     def _trust_senders(self, resumed: UpstreamInUse) -> None:
         line = self._backlog.queue.line(resumed.departures.name)
