@@ -22,6 +22,7 @@ from relay.mail.rewriting import FRONT_BYTES, Rewritten
 from relay.mail.text import clean
 from relay.policy.model import Upstream
 from relay.queue.queued import Queued, WaitReason
+from relay.queue.routes import Because
 from relay.sender.attempt import Attempt
 from relay.sender.known_offers import KnownOffers, server_of
 from relay.sender.settling import AccountBacklog
@@ -189,6 +190,7 @@ class Consequences:
             else paused_ns,
             is_well=pausing.is_well,
             is_sender_alone=self._senders.is_alone(sender, pausing.relayed_from_ns),
+            is_probe=queued.choice.because is Because.PROBE,
         )
 
     def _feel_sender(self, attempt: Attempt, decision: Decision) -> None:

@@ -433,8 +433,7 @@ class Upstreams:
             changed.ready.certificate_ends_at_ns = None
         await throttle.replan(limits, upstream.guard_ns, upstream.max_transaction_ns)
         if is_mended(name, before, upstream):
-            changed.known.edited()
-            self._trust_senders(changed)
+            self._use_again(changed, changed.known.edited)
         changed.wake()
 
     def view(self, name: str) -> UpstreamView | None:
@@ -456,9 +455,7 @@ class Upstreams:
             return False
         rested = not resumed.pausing.state.is_used
         rested = rested or bool(self._backlog.queue.line(name).sender_pauses.senders())
-        resumed.known.resume()
-        self._trust_senders(resumed)
-        resumed.wake()
+        self._use_again(resumed, resumed.known.resume)
         return rested
 
     def pause(self, name: str, asked: PauseAsked) -> bool:
@@ -478,10 +475,13 @@ class Upstreams:
         each = self.in_use.get(name)
         return "" if each is None else await each.known.kept.written()
 
-    def _trust_senders(self, resumed: UpstreamInUse) -> None:
-        line = self._backlog.queue.line(resumed.departures.name)
+    def _use_again(self, each: UpstreamInUse, act: Callable[[], None]) -> None:
+        """Have an upstream used again, carefully, and trust the senders that it refused."""
+        act()
+        line = self._backlog.queue.line(each.departures.name)
         for sender in line.sender_pauses.senders():
             line.trust_sender(sender, self._clock.boottime_ns())
+        each.wake()
 
     async def look_at_secrets(self) -> None:
         """See which certificates and passwords were replaced; call it each second."""
@@ -495,9 +495,7 @@ class Upstreams:
                 continue
             has_new = await self._accounts.has_new_password(name, upstream.auth)
             if has_new and each.pausing.state.is_refused:
-                each.known.edited()
-                self._trust_senders(each)
-                each.wake()
+                self._use_again(each, each.known.edited)
 
     async def _stop(self, stopped: UpstreamInUse) -> None:
         """Stop an upstream for the end of this process: what is not settled then, a restart sends again."""
