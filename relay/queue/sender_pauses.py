@@ -84,9 +84,9 @@ class SenderPauses:
             rest.spans, rest.is_trusted = rest.rests(), True
 
     def copy(self) -> "SenderPauses":
-        """Return an independent copy."""
+        """Return an independent copy of the rests that are not over."""
         twin = SenderPauses()
-        twin._rests = {sender: replace(rest) for sender, rest in self._rests.items()}
+        twin._rests = {sender: replace(rest) for sender, rest in self._rests.items() if not rest.is_trusted}
         return twin
 
     def is_alone(self, sender: str, relayed_from_ns: int) -> bool:
