@@ -19,7 +19,7 @@ from relay.policy.shipped import rules_of
 from relay.sender.accounts import Accounts
 from relay.sender.attempt import Attempt
 from relay.sender.connections import ReadyConnections, account_of, open_with_slot
-from relay.sender.delivery import Carried, Consequences, Delivery, KnownUpstream
+from relay.sender.delivery import Consequences, Delivery, KnownUpstream
 from relay.sender.dispatcher import Departures, Dispatcher
 from relay.sender.host import Host
 from relay.sender.known_offers import KnownOffers, server_of
@@ -32,7 +32,7 @@ from relay.throttle.file_history import FileHistory
 from relay.throttle.throttle import Throttle, View
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
-from relay.verdicts.account import PauseRecord
+from relay.verdicts.account import AccountState, PauseRecord
 from relay.verdicts.health import ENDLESS, RESTING, TABLE, Happening, Health
 from relay.verdicts.operator_pause import OperatorPause, PauseAsked
 from relay.verdicts.outcome import Answer
@@ -148,9 +148,6 @@ class UpstreamInUse:
     def in_flight(self) -> int:
         return self.delivery.in_flight
 
-    def carried(self, now_ns: int) -> Carried:
-        return Carried(self.pausing.state.operator, self.pausing.rested_ns(now_ns))
-
     async def stop(self, grace_seconds: float) -> None:
         """Begin nothing more, and give what is in flight so long."""
         await self.dispatcher.stop()
@@ -242,18 +239,18 @@ class Upstreams:
     async def apply(self, policy: Policy) -> None:
         before, self._policy = self._policy, policy
         self._metrics.know_upstreams(policy.upstreams, policy.stand_ins)
-        carried: dict[str, Carried] = {}
+        replaced: dict[str, AccountState] = {}
         for name in list(self.in_use):
             # Another account has another history, and what goes through it must be counted there.
             if name not in policy.upstreams or policy.history_path(name) != before.history_path(name):
                 # Crash here: the pause is with the account of before, and its operator has to say it again.
-                carried[name] = self.in_use[name].carried(self._clock.boottime_ns())
+                replaced[name] = self.in_use[name].pausing.state
                 self._retire(self.in_use.pop(name), self._running.pop(name))
         for name, upstream in policy.upstreams.items():
             if name in self.in_use:
                 await self._change(name, before.upstreams[name], upstream)
             else:
-                await self._add(name, upstream, carried.get(name))
+                await self._add(name, upstream, replaced.get(name))
         for name in self.in_use:
             self._backlog.queue.line(name).ask_anew()
         self._on_change()
@@ -290,11 +287,11 @@ class Upstreams:
     def in_flight(self) -> int:
         return sum(each.in_flight for each in self.in_use.values())
 
-    async def _add(self, name: str, upstream: Upstream, carried: Carried | None = None) -> None:
+    async def _add(self, name: str, upstream: Upstream, before: AccountState | None = None) -> None:
         """Use an upstream from now on; what was known of it is read before anything can change it."""
         added = self._made(name, upstream)
         self._set(added, upstream)
-        await added.known.recall(carried)
+        await added.known.recall(before)
         self.in_use[name] = added
         self._note(name, added.pausing)
         self._running[name] = asyncio.create_task(self.guard(added.dispatcher.run))
