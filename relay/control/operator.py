@@ -269,7 +269,6 @@ class Operator(Rows):
         return await self._each(verb, queue_ids, {}, states)
 
     async def pause(self, upstream: str, asked: PauseAsked) -> str:
-        await self._upstreams.recalled(upstream)
         if not self._upstreams.pause(upstream, asked):
             return ABSENT
         # Crash here: nothing was answered, and a restart may know nothing of the pause.
@@ -280,7 +279,6 @@ class Operator(Rows):
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
         if (shield := self._upstreams.shield(upstream)) is None:
             return ABSENT
-        await self._upstreams.recalled(upstream)
         suspects = shield.suspects
         refusals: dict[QueueId, dict[int, Answer]] = {}
         for suspect in suspects:

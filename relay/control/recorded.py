@@ -11,16 +11,9 @@ from relay.clock import Clock
 from relay.mail.age import Boots
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
-from relay.sender.state_file import (
-    BOOTS_FORMAT,
-    PAUSE_FORMAT,
-    boots_path,
-    pause_path,
-    read_record,
-)
+from relay.sender.state_file import StateFile, account_file, boots_file
 from relay.spool.disk.durable import Disk
-from relay.spool.disk.replacing import replace_file
-from relay.spool.kept_format import KeptFormat, Record
+from relay.spool.kept_format import Record
 from relay.status.estimate.past import traffic_of
 from relay.status.estimate.prospect import ReadUpstream, RecordedUpstream, live_part
 from relay.throttle.history import HistoryError
@@ -80,11 +73,11 @@ def _found(state: AccountState) -> RecordedUpstream:
 
 def recorded_pause(policy: Policy, name: str, disk: Disk, clock: Clock) -> PauseRecord | None:
     """Return what is kept of the last pause, as of this boot."""
-    kept = _read(str(pause_path(policy, name)), disk, PAUSE_FORMAT)
+    kept = _read(account_file(policy, name, disk))
     if kept is None:
         return None
     now_ns = clock.boottime_ns()
-    boots = Boots(clock.boot_id(), now_ns, _read(str(boots_path(policy)), disk, BOOTS_FORMAT))
+    boots = Boots(clock.boot_id(), now_ns, _read(boots_file(policy, disk)))
     return kept.moved(clock.boot_id(), now_ns, clock.wall_ns(), boots.here)
 
 
@@ -93,8 +86,7 @@ def record_pause(policy: Policy, name: str, asked: PauseAsked, disk: Disk, clock
     now_ns, wall_ns = clock.boottime_ns(), clock.wall_ns()
     kept = recorded_pause(policy, name, disk, clock)
     state = AccountState() if kept is None else kept.state
-    pause = asked.begun(now_ns, wall_ns, state.operator)
-    after = step(state, Event(Happening.KEEP, now_ns, pause=pause))
+    after = step(state, Event(Happening.KEEP, now_ns, pause=asked.begun(now_ns, wall_ns)))
     _write(policy, name, PauseRecord(clock.boot_id(), now_ns, wall_ns, after), disk)
 
 
@@ -111,10 +103,10 @@ def record_resume(policy: Policy, name: str, disk: Disk, clock: Clock) -> bool:
 
 def _write(policy: Policy, name: str, record: PauseRecord, disk: Disk) -> None:
     # Crash here: the record of before is in force, and the operator has no answer.
-    replace_file(disk, str(pause_path(policy, name)), PAUSE_FORMAT.render(record))
+    account_file(policy, name, disk).save(record)
 
 
-def _read(path: str, disk: Disk, records: KeptFormat[Record]) -> Record | None:
+def _read(file: StateFile[Record]) -> Record | None:
     with contextlib.suppress(OSError, ValueError):
-        return read_record(path, disk, records)
+        return file.load()
     return None

@@ -48,8 +48,7 @@ class Assembly:
             self.sender.queue,
             self.sender.settling,
             self.host.clock,
-            foresee=lambda: self.watch.listing().messages,
-            pausing=self.sender.upstreams.pausing,
+            self.sender.upstreams.pausing,
         )
         spilling = Spilling(self.sender, self.watch, self.host.clock)
         guard = self.sender.upstreams.guard

@@ -11,7 +11,7 @@ comes back with a single transaction, a small one, and fully when that one went 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 from relay.clock import SECOND_NS
@@ -230,10 +230,9 @@ class Dispatcher:
         self._has_ended = asyncio.Event()
         self._has_history = False
 
-    async def run(self, first: Callable[[], Awaitable[None]]) -> None:
-        """Beat until halted; `first` is awaited ahead of the first beat."""
+    async def run(self) -> None:
+        """Beat until halted."""
         try:
-            await first()
             while not self._departures.is_over:
                 self._wake.clear()
                 try:

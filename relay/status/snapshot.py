@@ -127,8 +127,6 @@ class UpstreamStatus:
     """Wall clock: when."""
     proving_after: str = ""
     """What it was paused or stopped for, while one message goes first; empty if that is not known."""
-    holds_new: bool = False
-    """That pause holds what comes in, too."""
     certificate_ends_at_ns: int | None = None
     """Wall clock: when the upstream's certificate ends, as of the last connection; None before one."""
     client_certificate_ends_at_ns: int | None = None
@@ -376,8 +374,6 @@ class MessageView:
     """All, in the order of the envelope."""
     header: str = ""
     """The header section of the content as it is, foreign text; empty where it was not read."""
-    is_held_by_pause: bool = False
-    """It is held by `relay pause --new`, and goes on when that ends."""
     upstream_choice: Because = Because.PREFERRED
     """As `upstream_because`, as a value."""
     instead_of: str = ""

@@ -255,8 +255,7 @@ class Watch:
         if view.is_endless or self._sender.is_reading:
             return None
         now_ns = self.clock.boottime_ns()
-        holds_new = view.operator is not None and view.operator.holds_new
-        if not waiting and not view.in_flight and not holds_new:
+        if not waiting and not view.in_flight:
             return self._wall(now_ns)
         if len(self._sender.queue) <= FEW:
             (look,) = [look for look in self._looks() if look.upstream == view.name]
@@ -368,7 +367,6 @@ class Watch:
             "" if view.operator is None else view.operator.by,
             None if view.operator is None else view.operator.since_at_ns,
             view.proving_after,
-            view.operator is not None and view.operator.holds_new,
             view.certificate_ends_at_ns,
             view.client_certificate_ends_at_ns,
             view.is_tried,
@@ -391,7 +389,6 @@ class Watch:
             health=found.health,
             paused_by="" if found.operator is None else found.operator.by,
             paused_since_at_ns=None if found.operator is None else found.operator.since_at_ns,
-            holds_new=found.operator is not None and found.operator.holds_new,
             is_tried=False,
         )
 
@@ -564,7 +561,6 @@ class Listing:
             message_id=shown.names.message_id,
             subject=shown.names.subject,
             client_queue_id=shown.names.client_queue_id,
-            is_held_by_pause=queued.is_held_by_pause,
             upstream_choice=choice.because,
             instead_of=choice.instead_of,
             rewritten_as="" if queued.sent_reverse_path == queued.reverse_path else queued.sent_reverse_path,

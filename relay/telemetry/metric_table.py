@@ -167,8 +167,6 @@ _ROWS: tuple[tuple[str, Type, Source, str, str], ...] = (
      "When a pause ends; 0 without one, +Inf where nobody can tell."),
     ("relay_upstream_paused_by_operator", "gauge", "snapshot", "upstream",
      "1 while a pause by `relay pause` lasts."),
-    ("relay_upstream_holds_new_mail", "gauge", "snapshot", "upstream",
-     "1 while such a pause holds what comes in (`--new`)."),
     ("relay_upstream_connections", "gauge", "snapshot", "upstream use", "Open connections, busy and idle."),
     ("relay_upstream_connects_total", "counter", "live", "upstream result",
      "Connections tried: ready for mail, or failed on the way there."),

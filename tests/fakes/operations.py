@@ -104,7 +104,7 @@ class FakeOperations(Rows):
             return ABSENT
         until_ns = None if asked.length_ns is None else self.shown.at_ns + asked.length_ns
         paused = an_upstream(state=UpstreamState.PAUSED, because="by anna", paused_until_ns=until_ns)
-        self.shown = a_snapshot(upstream=replace(paused, paused_by=asked.by, holds_new=asked.holds_new))
+        self.shown = a_snapshot(upstream=replace(paused, paused_by=asked.by))
         return OK
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:

@@ -208,7 +208,6 @@ class _Future:
                 state.end(transaction.reserved, transaction.end_ns)
         if self._taken is not None:
             self._taken += transaction.recipients
-        self._line.trust()
         if transaction.end_ns > self._outlook.paused_until_ns:
             self._is_proving = False
         course = transaction.course

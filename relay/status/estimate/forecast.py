@@ -239,16 +239,13 @@ class Look:
             if is_moving and self._edit is not None and self._edit.arrangement is not None:
                 line = Scheduler()
                 line.arrange(*self._edit.arrangement)
-            # What a pause holds goes on by its end as it will then: behind what waits.
-            line.hold_new(None)
-            held = {each.key for each in messages if each.is_held_by_pause}
             for each in copies:
                 if (joining := self._joining.get(each.key)) is not None:
                     each.due_at_ns = max(each.due_at_ns if each.state is State.DEFERRED else 0, joining.at_ns)
                     each.state = State.DEFERRED if each.due_at_ns > self.now_ns else State.WAITING
                     each.place, each.turn = None, 0
                     line.add(each)
-                elif is_moving or each.key in held:
+                elif is_moving:
                     line.add(each)
             if self._edit is not None:
                 self._edit.arrange(line)
@@ -290,8 +287,7 @@ class Look:
         return [
             each.eta_ns
             for queued, each in zip(messages, expected, strict=True)
-            if (queued.state in (State.WAITING, State.ACTIVE) or queued.is_held_by_pause)
-            and each.eta_ns is not None
+            if queued.state in (State.WAITING, State.ACTIVE) and each.eta_ns is not None
         ]
 
     def _pace(
@@ -314,7 +310,7 @@ class Look:
         actives = [queued for queued in messages if queued.state is State.ACTIVE]
         actives.sort(key=lambda queued: begun.get(queued.key, -1))
         waiting = [each for each in messages if each.state in (State.WAITING, State.DEFERRED)]
-        return actives + waiting + [each for each in messages if each.is_held_by_pause]
+        return actives + waiting
 
     def _gone_over(self, messages: Sequence[Queued]) -> list[Queued]:
         """Return copies as they are once they have left this line."""
@@ -327,8 +323,6 @@ class Look:
     def _in_line(self, queued: Queued) -> Queued:
         """Return a copy for the estimate to move; what it waits for is in its reason."""
         twin, words = copy(queued), NEXT
-        if queued.is_held_by_pause:
-            twin.state = State.WAITING
         if queued.place is not None:
             kind, key = cast(Place, queued.place)
             labels = (limit.label for limit in self._outlook.limits if limit.for_each == kind)
@@ -443,7 +437,7 @@ def _waiting(scheduler: Scheduler) -> Load:
 
 
 def _out_of_line(queued: Queued) -> str:
-    return "" if queued.is_held_by_pause else _OUT_OF_LINE.get(queued.state, "")
+    return _OUT_OF_LINE.get(queued.state, "")
 
 
 def _rests(queued: Queued) -> bool:

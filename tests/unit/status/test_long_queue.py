@@ -159,7 +159,7 @@ async def test_a_listing_has_the_words_of_what_is_attempted_meanwhile(
             listing.foretell()
         left = RecipientsLeft((("@y.example", 1),), ("0@y.example",))
         line = queue.line("isp")
-        line.attempted(name_of(0), tried=frozenset(), refusals=0, singled_out=0, left=left)
+        line.attempted(name_of(0), tried=frozenset(), refusals=0, left=left)
         if not is_foretold:
             listing.foretell()
         found = listing.row(name_of(0))
