@@ -20,8 +20,6 @@ from relay.throttle.events import Share, Slot, key_of
 from relay.throttle.limit import ForEach
 from relay.throttle.limit_state import LimitState
 
-MANY = 1 << 30
-"""As many messages as one likes."""
 _CLIENT_ADDRESS = re.compile(r"\[([^\[\]]*)\]\Z")
 
 
@@ -129,52 +127,12 @@ class Grant(NamedTuple):
     """Indices into the recipients that were asked for."""
 
 
-def for_all(states: Sequence[LimitState]) -> list[LimitState]:
-    """Return the states without keys."""
-    return [state for state in states if state.unit != "connections" and state.for_each is None]
-
-
-def room(states: Sequence[LimitState], now_ns: int) -> int | None:
-    """Return None for any number; limits without keys alone have a say."""
-    return min((room_of(state, None, now_ns) for state in for_all(states)), default=None)
-
-
-def room_of(state: LimitState, key: str | None, now_ns: int) -> int:
-    """Return how many messages a limit lets go; of bytes it depends on their sizes: all or none."""
-    free = state.room(key, now_ns)
-    return MANY if state.unit == "bytes" and free else free
-
-
 def too_large(states: Sequence[LimitState], request: Request) -> TooLarge | None:
     for state in states:
         is_asked = state.unit == "bytes" and state.is_about(_key(request, state.for_each))
         if is_asked and request.size_bytes > state.count:
             return TooLarge(state.label, state.count)
     return None
-
-
-def full(states: Sequence[LimitState], place: Place | None, now_ns: int) -> list[str]:
-    """Return the labels of limits without room: of all mail, or of a place."""
-    kind, key = (None, None) if place is None else place
-    limits = [state for state in states if state.unit != "connections" and state.for_each == kind]
-    return [state.label for state in limits if state.is_about(key) and not state.room(key, now_ns)]
-
-
-def opens_at(states: Sequence[LimitState], recipients: int, now_ns: int) -> int:
-    """Return the earliest instant at which a message with so many recipients may fit unsplit.
-
-    Limits without keys alone have a say.
-    """
-    opens = (g.opens_at(None, now_ns, recipients if g.unit == "recipients" else 1) for g in for_all(states))
-    return max(opens, default=now_ns)
-
-
-def room_for_connections(states: Sequence[LimitState], now_ns: int) -> tuple[int | None, int, str]:
-    """How many may be opened now (None: any number), when the next may, and by which limit."""
-    limits = [state for state in states if state.unit == "connections"]
-    opens = [(state.opens_at(None, now_ns), state.label) for state in limits]
-    free = min((state.room(None, now_ns) for state in limits), default=None)
-    return free, *max(opens, default=(now_ns, ""))
 
 
 def choose(states: Sequence[LimitState], request: Request, now_ns: int) -> Sequence[int]:
@@ -216,7 +174,11 @@ def _choose_by_domain(
 
 
 def wait(states: Sequence[LimitState], request: Request, now_ns: int) -> Wait:
-    opens = [(state.opens_at(None, now_ns, request.weight(state)), state.label) for state in for_all(states)]
+    opens = [
+        (state.opens_at(None, now_ns, request.weight(state)), state.label)
+        for state in states
+        if state.unit != "connections" and state.for_each is None
+    ]
     until_ns, label = max(opens, default=(now_ns, ""))
     if until_ns > now_ns:
         return Wait(until_ns, label)
@@ -237,25 +199,6 @@ def wait(states: Sequence[LimitState], request: Request, now_ns: int) -> Wait:
     needed += [min(of_domains, key=lambda place: opens_of[place])] if of_domains else []
     last = max(needed, key=lambda place: opens_of[place])
     return Wait(*opens_of[last], last)
-
-
-def room_at(states: Sequence[LimitState], place: Place, now_ns: int) -> tuple[int, int]:
-    """How many messages may leave a place now, and when the next one may.
-
-    At least one may be tried where it has other recipients, or the limits are gone: only asking tells.
-    """
-    kind, key = place
-    of_place = [state for state in states if state.for_each == kind and state.is_about(key)]
-    least = 1 if kind == "recipient_domain" or not of_place else 0
-    room = min((room_of(state, key, now_ns) for state in of_place), default=least)
-    return max(least, room), max((state.opens_at(key, now_ns) for state in of_place), default=now_ns)
-
-
-def room_in(states: Sequence[LimitState], lane: str, now_ns: int) -> tuple[int | None, int]:
-    """How many messages a lane's ceilings let go now (None: any number), and when one may."""
-    ceilings = [state for state in states if state.for_each == "lane" and state.is_about(lane)]
-    room = min((room_of(state, lane, now_ns) for state in ceilings), default=None)
-    return room, max((state.opens_at(lane, now_ns) for state in ceilings), default=now_ns)
 
 
 def shares_of(states: Sequence[LimitState], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:
@@ -283,19 +226,11 @@ def shares_of(states: Sequence[LimitState], request: Request, chosen: Sequence[i
 
 
 def _key(request: Request, for_each: ForEach | None) -> str | None:
-    match for_each:
-        case "sender":
-            return request.sender
-        case "sender_domain":
-            return request.sender_domain
-        case "client":
-            return request.client
-        case "user":
-            return request.user
-        case "lane":
-            return request.lane
-        case _:
-            return None
+    """Return the one key of a message; of domains it may have several."""
+    if for_each is None or for_each == "recipient_domain":
+        return None
+    key: str = getattr(request, for_each)
+    return key
 
 
 def _domains(request: Request) -> Sequence[str]:

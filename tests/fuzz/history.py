@@ -16,7 +16,7 @@ PATH = Path("/history/isp")
 LIMITS = [messages(3, seconds=60)]
 BOOTS = [FakeClock().boot_id(), "another-boot", ""]
 NOW_NS = FakeClock().boottime_ns()
-TOKENS = [b"\n", b" ", b"group 20 00000000\n", b"group 999999999 ", b"at 1 2 3\n", b"\0" * 512, b"-", b"_0"]
+TOKENS = [b"\n", b" ", b"00000000 [[1,2,3]]\n", b'["ended",1,2]', b"[", b"\0" * 512, b"-", b"1e9", b"true"]
 
 
 def charged(slot_id: int, at_ns: int, count: int) -> Slot:
@@ -104,6 +104,6 @@ SEEDS = [
     b"\0" + header(BOOTS[0]) + group(At(NOW_NS, 7, 7), [Slot(1, NOW_NS, NOW_NS + SECOND_NS, 1, 1)]),
     b"\0" + header(BOOTS[0]) + group(At(NOW_NS, 7, 7), [charged(1, NOW_NS - 1, -5)]),
     b"\0" + header(BOOTS[1]) + group(At(NOW_NS, 7, 7), [Ended(1, 2), charged(0, NOW_NS, 1)]),
-    b"\0" + header(BOOTS[0]) + b"".join(b"group %d 00000000\n" % (18 * left) for left in range(400, 0, -1)),
+    b"\0" + header(BOOTS[0]) + b"00000000 [[1,2,3]]\n" * 400,
     b"\1" + bytes(range(80)),
 ]

@@ -287,7 +287,7 @@ def test_what_is_asked_while_the_disk_is_waited_for_waits_for_nothing(clock: Fak
 
     def meanwhile() -> None:
         settle(account, clock, first)
-        told.extend((account.opens_at_ns(1), account.usage()[0].used))
+        told.extend((account.opens_at_ns(), account.usage()[0].used))
 
     disk.meanwhile = meanwhile
     granted(account, 1)
@@ -318,7 +318,7 @@ def test_one_sender_never_exceeds_and_is_never_told_to_come_too_late(
             else:
                 assert isinstance(answer, Wait)
                 until_ns = answer.until_ns
-                assert account.opens_at_ns(1) == until_ns > now_ns
+                assert account.opens_at_ns() == until_ns > now_ns
         clock.advance(passed_ns)
         for reservation, its in [pair for pair in in_flight if pair[1].started_at_ns + flown_ns <= now_ns]:
             its.ended_at_ns = clock.boottime_ns()

@@ -14,7 +14,7 @@ from random import Random
 
 from relay.clock import SECOND_NS
 from relay.throttle.admission import Request, TooLarge, Wait
-from relay.throttle.book import LimitBook
+from relay.throttle.book import Book
 from relay.throttle.compaction import BOUNDS, Bounds
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import History, HistoryError
@@ -125,7 +125,7 @@ class World(abc.ABC):
         return limit(count, self.random.choice([1, 50, 300, LONGEST_NS]), unit, for_each, only)
 
     def _new_throttle(self, limits: list[PlainLimit]) -> Throttle:
-        book = LimitBook(self.sizes.bounds, self.sizes.most_entries)
+        book = Book(self.sizes.bounds, self.sizes.most_entries)
         history = self.new_history()
         return Throttle(history, limits, 0, self.clock, transaction_ns=TRANSACTION_NS, book=book)
 
