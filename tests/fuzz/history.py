@@ -7,8 +7,8 @@ from relay.throttle.events import Ended, Event, Issued, Slot
 from relay.throttle.history import HistoryError
 from relay.throttle.history_format import At, DamagedHistory, group, header, read_groups, read_header
 from tests.engines.history.limits import granted, messages, throttle
-from tests.engines.history.memory_disk import MemoryDisk
 from tests.fakes.clock import START_WALL_NS, FakeClock
+from tests.fakes.disk import ModelDisk
 from tests.fuzz.choices import Choices
 from tests.fuzz.work import CountedBytes, bounded, must_be_shown
 
@@ -51,15 +51,16 @@ def target(raw: bytes) -> None:
     choices = Choices(raw)
     content = nearly_valid(choices) if choices.yes() else choices.rest()
     _read(content)
-    disk, clock = MemoryDisk(), FakeClock()
-    disk.put(str(PATH), content)
+    disk, clock = ModelDisk(), FakeClock()
+    disk.plant(str(PATH.parent), kind="folder")
+    disk.plant(str(PATH), content)
     try:
         with bounded(3_000 + 100 * content.count(b"\n")):
             account = throttle(PATH, disk, clock, LIMITS)
             before = len(granted(account, 1))
     except HistoryError as error:
         must_be_shown(error)
-        assert disk.read(str(PATH)) == content or disk.operations
+        assert disk.peek(str(PATH)) == content or disk.steps
         return
     # What one process was granted, another one counts: three in all, whatever there was before.
     account.close()
@@ -73,7 +74,7 @@ def target(raw: bytes) -> None:
     assert throttle_of(disk, clock) == used
 
 
-def throttle_of(disk: MemoryDisk, clock: FakeClock) -> int:
+def throttle_of(disk: ModelDisk, clock: FakeClock) -> int:
     """Return how full the window is for a process that starts now."""
     another = throttle(PATH, disk, clock, LIMITS)
     another.flush()

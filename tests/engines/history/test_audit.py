@@ -11,9 +11,9 @@ from relay.throttle.compaction import Bounds
 from relay.throttle.limit import Limit
 from relay.throttle.throttle import Throttle
 from tests.engines.history.limits import granted, messages, recipients, settle, throttle
-from tests.engines.history.memory_disk import MemoryDisk
 from tests.engines.history.oracle import Seen, worst_window
 from tests.fakes.clock import FakeClock
+from tests.fakes.disk import ModelDisk
 
 PATH = Path("/history/isp")
 EARLIER = [messages(9, seconds=60), recipients(20, seconds=100)]
@@ -34,7 +34,7 @@ def _live(account: Throttle, clock: FakeClock, random: Random) -> list[Seen]:
 @pytest.mark.parametrize("seed", range(20))
 def test_it_agrees_with_an_oracle_that_never_saw_the_file(seed: int, clock: FakeClock) -> None:
     random = Random(seed)
-    account = throttle(PATH, MemoryDisk(), clock, EARLIER)
+    account = throttle(PATH, ModelDisk(), clock, EARLIER)
     seen = _live(account, clock, random)
     account.flush()
     limits: list[Limit] = [*EARLIER, messages(3, seconds=50), recipients(9, seconds=70)]
@@ -51,7 +51,7 @@ def test_it_agrees_with_an_oracle_that_never_saw_the_file(seed: int, clock: Fake
 
 def test_what_was_merged_is_left_out_and_it_says_since_when_it_is_exact(clock: FakeClock) -> None:
     bounds = Bounds(exact=10, parts=16, least=20)
-    account = throttle(PATH, MemoryDisk(), clock, EARLIER, bounds=bounds)
+    account = throttle(PATH, ModelDisk(), clock, EARLIER, bounds=bounds)
     seen = _live(account, clock, Random(1))
     account.flush()
 
@@ -66,7 +66,7 @@ def test_what_was_merged_is_left_out_and_it_says_since_when_it_is_exact(clock: F
 
 
 def test_each_key_is_counted_by_itself_and_what_may_be_of_any_is_left_out(clock: FakeClock) -> None:
-    account = throttle(PATH, MemoryDisk(), clock, [])
+    account = throttle(PATH, ModelDisk(), clock, [])
     granted(account, 1)
     each = messages(2, 60, "sender")
     account.replan([each], 0)

@@ -7,6 +7,7 @@ events or files.
 """
 
 import abc
+import errno
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,9 +23,9 @@ from relay.throttle.limit import ForEach, PlainLimit, Unit
 from relay.throttle.limit_state import MOST_ENTRIES
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import limit
-from tests.engines.history.memory_disk import Killed, MemoryDisk
 from tests.engines.history.memory_history import Kept, MemoryHistory
 from tests.fakes.clock import FakeClock
+from tests.fakes.disk import Fault, ModelDisk
 
 PATH = Path("/history/isp")
 TRANSACTION_NS = 200
@@ -37,7 +38,11 @@ FOR_EACH: tuple[ForEach | None, ...] = (
 LANES = ("", "u", "v")
 """A relay without lanes says nothing of them."""
 UNITS: tuple[Unit, ...] = ("messages", "recipients", "connections", "bytes")
-FAILURES = ("write", "sync", "truncate", "rename", "open_new", "sync_directory", "pread")
+FAILURES = ("write", "sync", "sync_content", "truncate", "rename", "open_new", "sync_directory", "read")
+
+
+class Killed(BaseException):
+    """A process died at a call to the disk."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +278,7 @@ class FileWorld(World):
 
     def __init__(self, random: Random, sizes: Sizes | None = None) -> None:
         super().__init__(random, sizes)
-        self.disk = MemoryDisk()
+        self.disk = ModelDisk()
         self.wall_error_ns = self.least_wall_error_ns = self.most_wall_error_ns = 0
 
     def chances(self) -> list[tuple[int, Callable[[], None]]]:
@@ -285,12 +290,13 @@ class FileWorld(World):
         return FileHistory(PATH, self.disk, self.clock, replace_above_bytes=replace_above_bytes)
 
     def fail(self) -> None:
-        self.disk.fail(self.random.choice(FAILURES))
+        self.disk.has_failed = False
+        self.disk.fail(Fault(1, errno.EIO, kinds=frozenset({self.random.choice(FAILURES)})))
         try:
             self._reserve()
         except HistoryError:
-            assert not self.disk.failures
-        self.disk.failures.clear()
+            assert self.disk.has_failed
+        self.disk.heal()
 
     def _step_the_wall_clock(self) -> None:
         by_ns = self.random.choice(STEPS_NS) * self.random.choice([-1, 1])
@@ -305,21 +311,29 @@ class FileWorld(World):
         self.most_wall_error_ns = max(self.most_wall_error_ns, error_ns)
 
     def _die_at_the_disk(self) -> None:
-        self.disk.kill_at(self.random.randint(1, 7), self.random)
+        left = self.random.randint(1, 7)
+
+        def count(_kind: str) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise Killed
+
+        self.disk.before = count
         try:
             self.random.choice([self._reserve, self._reserve, self._flush, self._connect])()
         except Killed:
             pass
         finally:
             # Whoever has the disk open is gone with it: all die in the same instant.
-            self.disk.bury()
+            self.disk = self.disk.after_kill()
             for sender in self.senders:
                 self._die(sender)
 
     def _lose_power(self) -> None:
         for sender in self.senders:
             self._die(sender)
-        self.disk.cut_power(self.random)
+        self.disk = self.random.choice(list(self.disk.cuts(self.random, 3)))
         down_ns, boottime_ns = self.random.randint(0, 2 * LONGEST_NS), self.random.randint(0, 500)
         self.clock.reboot(down_ns, boottime_ns=boottime_ns)
         self.true_ns += down_ns + boottime_ns
@@ -335,6 +349,5 @@ class FileWorld(World):
             ]
         )
         self._set_wall_error(error_ns if error_ns == beyond_ns else min(error_ns, self.least_wall_error_ns))
-        if self.disk.read(str(PATH)) is not None:
-            # Somebody reads the history by the clock as it is, before it is put right.
-            self._throttle(self.senders[0]).flush()
+        # Somebody reads the history by the clock as it is, before it is put right.
+        self._throttle(self.senders[0]).flush()
