@@ -119,12 +119,34 @@ class TooLarge:
     """N."""
 
 
-class Grant(NamedTuple):
-    """Decided, and not durable yet."""
+class Reservation(NamedTuple):
+    """Permission for one transaction: already charged, and durable once `reserve` returns it."""
 
     slot: Slot
-    chosen: Sequence[int]
-    """Indices into the recipients that were asked for."""
+    chosen: Sequence[int] = ()
+    """Indices into the recipients that were asked for, ascending."""
+    ahead_ns: int = 0
+    """How far the history's clock, which the slot goes by, was ahead of boottime."""
+
+    @property
+    def recipients(self) -> int:
+        """How many it may name, at least 1; fewer than asked for where a limit has less room."""
+        return self.slot.recipients
+
+    @property
+    def reserved_at_ns(self) -> int:
+        """Return boottime."""
+        return self.slot.started_at_ns - self.ahead_ns
+
+    @property
+    def duration_ns(self) -> int:
+        """Return how long after that the transaction must have ended, one way or the other."""
+        return self.slot.until_ns - self.slot.started_at_ns
+
+    @property
+    def deadline_ns(self) -> int:
+        """Return the last instant of it, boottime."""
+        return self.reserved_at_ns + self.duration_ns
 
 
 def too_large(states: Sequence[LimitState], request: Request) -> TooLarge | None:

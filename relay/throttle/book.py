@@ -12,7 +12,7 @@ what another needs.
 from bisect import bisect_right, insort
 from collections.abc import Container, Iterable, Sequence
 
-from relay.throttle.admission import Grant, Request, TooLarge, Wait, choose, shares_of, too_large, wait
+from relay.throttle.admission import Request, Reservation, TooLarge, Wait, choose, shares_of, too_large, wait
 from relay.throttle.compaction import BOUNDS, Bounds, compacted, end_of, size_of
 from relay.throttle.events import Ended, Event, Issued, Share, Slot
 from relay.throttle.limit import Limit
@@ -81,9 +81,9 @@ class Book:
         if self._size > self._compact_above:
             self._compact()
 
-    def decide(self, requests: Sequence[Request], transaction_ns: int) -> list[Grant | Wait | TooLarge]:
+    def decide(self, requests: Sequence[Request], transaction_ns: int) -> list[Reservation | Wait | TooLarge]:
         """Decide in the order of the requests: once one waits for what all need, so do all behind it."""
-        answers: list[Grant | Wait | TooLarge] = []
+        answers: list[Reservation | Wait | TooLarge] = []
         waiting: Wait | None = None
         for request in requests:
             answer = waiting or self._decide(request, transaction_ns)
@@ -92,12 +92,12 @@ class Book:
             answers.append(answer)
         return answers
 
-    def decide_connection(self, opening_ns: int) -> Grant | Wait:
+    def decide_connection(self, opening_ns: int) -> Reservation | Wait:
         opens = [(s.opens_at(None, self.now_ns), s.label) for s in self.limits if s.unit == "connections"]
         until_ns, label = max(opens, default=(self.now_ns, ""))
         if until_ns > self.now_ns:
             return Wait(until_ns, label)
-        return Grant(self._grant(opening_ns, (0, 0, 1, 0), ()), ())
+        return Reservation(self._grant(opening_ns, (0, 0, 1, 0), ()))
 
     def forget(self) -> None:
         """Drop what was only decided."""
@@ -138,13 +138,15 @@ class Book:
         index = bisect_right(self.ended, self.now_ns - span_ns, key=end_of)
         return None if index == len(self.ended) else self.ended[index].until_ns + span_ns - self.now_ns
 
-    def _decide(self, request: Request, transaction_ns: int) -> Grant | Wait | TooLarge:
+    def _decide(self, request: Request, transaction_ns: int) -> Reservation | Wait | TooLarge:
         """Grant as many of its recipients as there is room for; or none."""
         chosen = choose(self.limits, request, self.now_ns)
         if not chosen:
             return too_large(self.limits, request) or wait(self.limits, request, self.now_ns)
         weights = 1, len(chosen), 0, request.size_bytes
-        return Grant(self._grant(transaction_ns, weights, shares_of(self.limits, request, chosen)), chosen)
+        return Reservation(
+            self._grant(transaction_ns, weights, shares_of(self.limits, request, chosen)), chosen
+        )
 
     def _grant(self, span_ns: int, weights: tuple[int, int, int, int], shares: tuple[Share, ...]) -> Slot:
         slot_id = self._last_id + len(self.granted) + 1

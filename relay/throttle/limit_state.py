@@ -14,7 +14,7 @@ Every `now_ns` is the truth or earlier, and what is free by it is forgotten.
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from relay.throttle.events import Slot, weights_in
@@ -154,8 +154,8 @@ class LimitState:
     def usage(self, now_ns: int, key: str | None = None) -> Usage:
         """Of a limit with keys, `key` is the one that is told of; by default the fullest of them all."""
         self.free(now_ns)
-        if self.for_each is not None and key is None:
-            key = self.only or fullest(self.windows.items())
+        if self.for_each is not None:
+            key = self.only or key or fullest(self.windows)
         return Usage(
             self.label,
             self.unit,
@@ -205,10 +205,10 @@ class LimitState:
                 heapq.heappush(self._first, (free_at_ns, key is None, key))
 
 
-def fullest(windows: Iterable[tuple[str | None, Window]]) -> str | None:
+def fullest(windows: Mapping[str | None, Window]) -> str | None:
     """Return the key of the fullest window of a key; None where there is none."""
     key, used = None, 0
-    for each, window in windows:
+    for each, window in windows.items():
         if window.used > used and each is not None:
             key, used = each, window.used
     return key

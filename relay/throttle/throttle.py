@@ -24,10 +24,10 @@ wait for the disk and for other processes; `settle` and the questions of `View` 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from relay.clock import Clock
-from relay.throttle.admission import Grant, Request, TooLarge, Wait
+from relay.throttle.admission import Request, Reservation, TooLarge, Wait
 from relay.throttle.audit import Audit, audit
 from relay.throttle.beforehand import Beforehand
 from relay.throttle.book import Book
@@ -36,32 +36,12 @@ from relay.throttle.history import History, Transaction
 from relay.throttle.limit import Limit
 from relay.throttle.limit_state import Limited, LimitState, Usage, fullest
 
+__all__ = ["TRANSACTION_NS", "Reservation", "Shared", "Throttle", "View"]
+
 TRANSACTION_NS = 30 * 60 * 1_000_000_000
 """The longest transaction: 10 minutes for the reply to the final dot (RFC 5321, 4.5.3.2.6), and the rest."""
 
 Answer = TypeVar("Answer")
-
-
-class Reservation(NamedTuple):
-    """Permission for one transaction: durable, and already charged."""
-
-    slot: Slot
-    reserved_at_ns: int
-    """Boottime."""
-    duration_ns: int
-    """How long after that the transaction must have ended, one way or the other."""
-    chosen: Sequence[int] = ()
-    """Indices into the recipients that were asked for, ascending."""
-
-    @property
-    def recipients(self) -> int:
-        """How many it may name, at least 1; fewer than asked for where a limit has less room."""
-        return self.slot.recipients
-
-    @property
-    def deadline_ns(self) -> int:
-        """Return the last instant of it, boottime."""
-        return self.reserved_at_ns + self.duration_ns
 
 
 @dataclass(slots=True)
@@ -93,12 +73,12 @@ class View(Beforehand):
 
         The fullest key is looked for without the lock: another may have become fuller meanwhile.
         """
-        windows = self.ask(lambda states, _: [list(s.windows.items()) if s.for_each else () for s in states])
-        keys = [fullest(each) for each in windows]
+        windows = self.ask(
+            lambda states, _: {state.label: state.windows.copy() for state in states if state.for_each}
+        )
+        keys = {label: fullest(each) for label, each in windows.items()}
         usages = self.ask(
-            lambda states, now_ns: [
-                state.usage(now_ns, state.only or key) for state, key in zip(states, keys, strict=False)
-            ]
+            lambda states, now_ns: [state.usage(now_ns, keys.get(state.label)) for state in states]
         )
         return [replace(usage, opens_at_ns=self.boottime_of(usage.opens_at_ns)) for usage in usages]
 
@@ -221,7 +201,7 @@ class Throttle(View):
             self._history.close()
 
     def _transact(
-        self, decide: Callable[[Book], Sequence[Grant | Wait | TooLarge]]
+        self, decide: Callable[[Book], Sequence[Reservation | Wait | TooLarge]]
     ) -> list[Reservation | Wait | TooLarge]:
         """Learn, decide, commit, and only then apply."""
         shared, book = self.shared, self.shared.book
@@ -242,7 +222,17 @@ class Throttle(View):
                 shared.own.update(slot.id for slot in granted)
                 shared.own &= book.in_flight.keys()
                 del self._ends[: len(ends)]
-            return [_answer(each, transaction.ahead_ns) for each in answers]
+        return [self._here(each) for each in answers]
+
+    def _here(self, answer: Reservation | Wait | TooLarge) -> Reservation | Wait | TooLarge:
+        """Tell an answer in this host's time."""
+        match answer:
+            case Reservation():
+                return answer._replace(ahead_ns=self.shared.ahead_ns)
+            case Wait():
+                return replace(answer, until_ns=self.boottime_of(answer.until_ns))
+            case _:
+                return answer
 
     def _learn(self, transaction: Transaction) -> None:
         """Bring memory to what is durable, and the ends that are not."""
@@ -265,14 +255,3 @@ class Throttle(View):
             transaction.commit([*ends, *granted])
         self._must_write = False
         self._has_begun |= transaction.is_empty
-
-
-def _answer(answer: Grant | Wait | TooLarge, ahead_ns: int) -> Reservation | Wait | TooLarge:
-    match answer:
-        case Grant(slot, chosen):
-            at_ns = slot.started_at_ns - ahead_ns
-            return Reservation(slot, at_ns, slot.until_ns - slot.started_at_ns, chosen)
-        case Wait() if ahead_ns:
-            return replace(answer, until_ns=answer.until_ns - ahead_ns)
-        case _:
-            return answer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.throttle.admission import Grant, Place, Request, Wait
+from relay.throttle.admission import Place, Request, Reservation, Wait
 from relay.throttle.book import Book
 from relay.throttle.compaction import KEEP_NS, Bounds, compacted
 from relay.throttle.events import Ended, Share, Slot
@@ -43,7 +43,7 @@ def decide(book: Book, now_ns: int, request: Request) -> bool:
     """Decide about one message, and end it at once if it may go."""
     book.advance(now_ns)
     (answer,) = book.decide([request], TRANSACTION_NS)
-    if not isinstance(answer, Grant):
+    if not isinstance(answer, Reservation):
         return False
     book.forget()
     book.apply([answer.slot, Ended(answer.slot.id, now_ns + 1)])

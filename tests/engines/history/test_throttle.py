@@ -5,8 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope
@@ -26,7 +24,6 @@ from tests.engines.history.limits import (
     throttle,
     waiting,
 )
-from tests.engines.history.oracle import Seen, worst_window
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 
@@ -291,39 +288,6 @@ def test_what_is_asked_while_the_disk_is_waited_for_waits_for_nothing(clock: Fak
     granted(account, 1)
 
     assert told == [clock.boottime_ns() + 60 * SECOND_NS, 2]
-
-
-@given(
-    each=st.builds(limit, st.integers(1, 6), st.integers(1, 60), st.sampled_from(["messages", "recipients"])),
-    steps=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 40), st.integers(0, 25)), max_size=30),
-)
-def test_one_sender_never_exceeds_and_is_never_told_to_come_too_late(
-    each: PlainLimit, steps: list[tuple[int, int, int]]
-) -> None:
-    clock = FakeClock()
-    account = throttle(PATH, ModelDisk(), clock, [each])
-    seen: list[Seen] = []
-    in_flight: list[tuple[Reservation, Seen]] = []
-    until_ns = 0
-
-    for wanted, flown_ns, passed_ns in steps:
-        now_ns = clock.boottime_ns()
-        for answer in ask(account, wanted, wanted):
-            if isinstance(answer, Reservation):
-                assert now_ns >= until_ns
-                in_flight.append((answer, Seen(now_ns, None, 1, answer.recipients)))
-                seen.append(in_flight[-1][1])
-            else:
-                assert isinstance(answer, Wait)
-                until_ns = answer.until_ns
-                assert account.opens_at_ns() == until_ns > now_ns
-        clock.advance(passed_ns)
-        for reservation, its in [pair for pair in in_flight if pair[1].started_at_ns + flown_ns <= now_ns]:
-            its.ended_at_ns = clock.boottime_ns()
-            settle(account, clock, reservation)
-            in_flight.remove((reservation, its))
-
-    assert worst_window(seen, each.unit, each.per_ns) <= each.count
 
 
 def _opens_in_s(memory: ModelDisk, clock: FakeClock, sent: int = 2) -> float:
