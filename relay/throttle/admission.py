@@ -150,9 +150,8 @@ class Reservation(NamedTuple):
 
 
 def too_large(states: Sequence[LimitState], request: Request) -> TooLarge | None:
-    for state in states:
-        is_asked = state.unit == "bytes" and state.is_about(_key(request, state.for_each))
-        if is_asked and request.size_bytes > state.count:
+    for state, _ in _asked(states, request):
+        if state.unit == "bytes" and request.size_bytes > state.count:
             return TooLarge(state.label, state.count)
     return None
 
@@ -160,67 +159,66 @@ def too_large(states: Sequence[LimitState], request: Request) -> TooLarge | None
 def choose(states: Sequence[LimitState], request: Request, now_ns: int) -> Sequence[int]:
     """Return indices of the recipients there is room for; none where the message has to wait."""
     most, by_domain = request.largest, []
-    for state in states:
-        if state.unit == "connections":
-            continue
+    for state, key in _asked(states, request):
         if state.for_each == "recipient_domain":
             by_domain.append(state)
-            continue
-        key = _key(request, state.for_each)
-        if not state.is_about(key):
             continue
         free = state.room(key, now_ns)
         if free < request.weight(state):
             return ()
         most = min(most, free if state.unit == "recipients" else most)
-    return _choose_by_domain(by_domain, request, most, now_ns) if by_domain and most > 0 else range(most)
-
-
-def _choose_by_domain(
-    by_domain: Sequence[LimitState], request: Request, most: int, now_ns: int
-) -> Sequence[int]:
+    if not by_domain:
+        return range(most)
     chosen: list[int] = []
-    free: list[dict[str, int]] = [{} for _ in by_domain]
+    # However many it names of a domain, it is one message there.
+    free_of: dict[str, int] = {}
     for position, domain in enumerate(_domains(request)):
         if len(chosen) == most:
             break
-        for state, left in zip(by_domain, free, strict=True):
-            if domain not in left:
-                left[domain] = state.room(domain, now_ns)
-        if all(left[domain] >= request.weight(state) for state, left in zip(by_domain, free, strict=True)):
+        if domain not in free_of:
+            free_of[domain] = min(_recipients(state, domain, request, now_ns) for state in by_domain)
+        if free_of[domain]:
+            free_of[domain] -= 1
             chosen.append(position)
-            for state, left in zip(by_domain, free, strict=True):
-                # However many it names of a domain, it is one message there.
-                left[domain] -= state.unit == "recipients"
     return chosen
 
 
+def _recipients(state: LimitState, domain: str, request: Request, now_ns: int) -> int:
+    """Return how many recipients of a domain a limit has room for."""
+    free = state.room(domain, now_ns)
+    if state.unit == "recipients":
+        return free
+    return request.recipients if free >= request.weight(state) else 0
+
+
 def wait(states: Sequence[LimitState], request: Request, now_ns: int) -> Wait:
-    opens = [
-        (state.opens_at(None, now_ns, request.weight(state)), state.label)
-        for state in states
-        if state.unit != "connections" and state.for_each is None
-    ]
-    until_ns, label = max(opens, default=(now_ns, ""))
+    """Return for what a message waits that there is no room for."""
+    for_all: list[tuple[int, str]] = []
+    # When each of its places opens, and by which limit.
+    of_place: dict[Place, tuple[int, str]] = {}
+    for state, key in _asked(states, request):
+        weight = request.weight(state)
+        if state.for_each is None:
+            for_all.append((state.opens_at(None, now_ns, weight), state.label))
+            continue
+        for each in dict.fromkeys(_domains(request)) if key is None else [key]:
+            place, opened = Place(state.for_each, each), (state.opens_at(each, now_ns, weight), state.label)
+            of_place[place] = max(opened, of_place.get(place, opened))
+    until_ns, label = max(for_all, default=(now_ns, ""))
     if until_ns > now_ns:
         return Wait(until_ns, label)
-    # When each of its places opens, and by which limit.
-    opens_of: dict[Place, tuple[int, str]] = {}
-    for state in states:
-        if state.for_each is not None and state.unit != "connections":
-            key = _key(request, state.for_each)
-            if not state.is_about(key):
-                continue
-            for each in dict.fromkeys(_domains(request)) if key is None else [key]:
-                place = Place(state.for_each, each)
-                opened = state.opens_at(each, now_ns, request.weight(state)), state.label
-                opens_of[place] = max(opened, opens_of.get(place, opened))
-    of_domains = [place for place in opens_of if place.for_each == "recipient_domain"]
+    of_domains = [place for place in of_place if place.for_each == "recipient_domain"]
     # The first of its recipients that may go takes it along; all else has to be open.
-    needed = [place for place in opens_of if place.for_each != "recipient_domain"]
-    needed += [min(of_domains, key=lambda place: opens_of[place])] if of_domains else []
-    last = max(needed, key=lambda place: opens_of[place])
-    return Wait(*opens_of[last], last)
+    needed = [place for place in of_place if place.for_each != "recipient_domain"]
+    needed += [min(of_domains, key=lambda place: of_place[place])] if of_domains else []
+    last = max(needed, key=lambda place: of_place[place])
+    return Wait(*of_place[last], last)
+
+
+def _asked(states: Sequence[LimitState], request: Request) -> list[tuple[LimitState, str | None]]:
+    """Return the limits that have a say in a message, each with its key; domains may be several."""
+    asked = [(state, _key(request, state.for_each)) for state in states if state.unit != "connections"]
+    return [(state, key) for state, key in asked if state.is_about(key)]
 
 
 def shares_of(states: Sequence[LimitState], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:
@@ -248,7 +246,6 @@ def shares_of(states: Sequence[LimitState], request: Request, chosen: Sequence[i
 
 
 def _key(request: Request, for_each: ForEach | None) -> str | None:
-    """Return the one key of a message; of domains it may have several."""
     if for_each is None or for_each == "recipient_domain":
         return None
     key: str = getattr(request, for_each)

@@ -4,13 +4,11 @@ A group that is just being appended looks like one that a crash tore; a replacin
 the new one.
 """
 
-import os
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from relay.clock import Clock
-from relay.spool.disk.durable import Disk, opened, why_of_others
+from relay.spool.disk.durable import Disk, opened, why_a_strangers
 from relay.spool.finding import NOTHING_SENT, Finding
 from relay.throttle.book import Book
 from relay.throttle.events import Event, Slot
@@ -20,24 +18,12 @@ from relay.throttle.history_format import MARK_BYTES, DamagedHistory, read_mark
 from relay.throttle.limit import Limit
 
 
-def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterator[Finding]:
-    """Tell what a relay that starts now would do; `owner` is its user.  Raises OSError."""
+def history_findings(path: Path, disk: Disk, clock: Clock) -> Iterator[Finding]:
+    """Tell what a relay that starts now would do."""
 
     def found(kind: str, what: str, advice: str) -> Finding:
         return Finding(str(path), kind, what, NOTHING_SENT if advice else "cut at the next use", advice)
 
-    try:
-        status = os.lstat(path)
-        # Only root can open what is safe from others and belongs to another user.
-        users = {owner, path.parent.stat().st_uid} if owner == 0 else {owner}
-        if not stat.S_ISREG(status.st_mode):
-            yield found("foreign", "not a file", "see what it is, and move it away")
-            return
-        if (why := why_of_others(status.st_uid, stat.S_IMODE(status.st_mode), users)) is not None:
-            yield found("owner", why, f"chown it to user {owner}, chmod 600")
-            return
-    except (FileNotFoundError, NotADirectoryError):
-        pass  # its lock may tell that there was one
     try:
         if _read(path, disk, clock)[1]:
             yield found("torn_group", "its last group is not whole; nothing was sent on it", "")
@@ -85,6 +71,8 @@ def _read(path: Path, disk: Disk, clock: Clock) -> tuple[Sequence[Event], bool]:
         pass  # it says nothing
     try:
         with opened(disk, disk.open_read(str(path))) as fd:
+            if (why := why_a_strangers(disk, fd, str(path))) is not None:
+                raise DamagedHistory(why)
             content = disk.pread(fd, disk.size(fd), 0)
     except FileNotFoundError:
         check_mark(None, mark_ns)

@@ -1,6 +1,5 @@
 """What may be found of a history file, a row each: a start, a look and `relay fsck` say the same of it."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,8 +69,8 @@ def _none(path: Path) -> None:
         (_changed(b'reserved",1', b'reserved",8'), "damaged_history"),
         (_changed(b"relay", b"replay"), "damaged_history"),
         (lambda path: (_changed(b'ended",1', b'ended",9')(path), _lock(b"")(path)), "damaged_history"),
-        (lambda path: path.chmod(0o666), "owner"),
-        (lambda path: (path.unlink(), path.mkdir()), "foreign"),
+        (lambda path: path.chmod(0o666), "damaged_history"),
+        (lambda path: (path.unlink(), path.mkdir()), "damaged_history"),
     ],
 )
 def test_what_is_found_is_told_alike_and_damage_sends_nothing(
@@ -80,7 +79,7 @@ def test_what_is_found_is_told_alike_and_damage_sends_nothing(
     harm(used)
     before = used.read_bytes() if used.is_file() else None
 
-    found = [each.kind for each in history_findings(used, RealDisk(), clock, os.geteuid())]
+    found = [each.kind for each in history_findings(used, RealDisk(), clock)]
 
     assert found == ([says] if says else [])
     account = throttle(used, RealDisk(), clock, LIMITS)
@@ -88,7 +87,7 @@ def test_what_is_found_is_told_alike_and_damage_sends_nothing(
         known = len(slots_in_file(used, RealDisk(), clock))
         assert known == (0 if before is None else 3)
         assert len(granted(account, *[1] * 9)) == 9 - known
-        assert not list(history_findings(used, RealDisk(), clock, os.geteuid()))
+        assert not list(history_findings(used, RealDisk(), clock))
         return
     for _ in range(2):
         with pytest.raises(HistoryError, match="isp"):
@@ -105,7 +104,7 @@ def test_damage_at_any_byte_sends_nothing(used: Path, clock: FakeClock) -> None:
         used.write_bytes(whole[:offset] + bytes([whole[offset] ^ 4]) + whole[offset + 1 :])
         with pytest.raises(HistoryError):
             ask(throttle(used, RealDisk(), clock, LIMITS), 1)
-        assert list(history_findings(used, RealDisk(), clock, os.geteuid()))
+        assert list(history_findings(used, RealDisk(), clock))
 
 
 def test_a_cut_history_of_another_boot_is_left_as_it_is(used: Path, clock: FakeClock) -> None:
