@@ -133,6 +133,18 @@ def test_memory_stays_bounded_and_no_end_is_moved_to_before_it_nor_far() -> None
         assert least <= sum(slot.messages for slot in kept if slot.until_ns > now_ns - age_ns) <= most
 
 
+def test_what_was_merged_with_others_and_had_no_key_counts_for_every_key() -> None:
+    share = Share("sender", "a", 1, 2, 3)
+    slots = [Slot(1, 1, 5, 1, 2, 0, 3, (share,), is_open=False), Slot(2, 1, 5, 1, 2, 0, 3, is_open=False)]
+    book = Book()
+    book.judge_by([recipients(9, 60, "sender")], 0)
+
+    (merged,) = compacted(slots, 9, Bounds(exact=0))
+    book.apply([merged])
+
+    assert (book.limits[0].used("a", 9), book.limits[0].used("b", 9)) == (4, 2)
+
+
 @pytest.mark.parametrize("most_shares", [100, 1000])
 def test_no_key_counts_for_less_however_often_shares_merge(most_shares: int) -> None:
     random, bounds = Random(most_shares), Bounds(20, 16, most_shares, least=50)

@@ -83,7 +83,7 @@ class World(abc.ABC):
         self.random, self.sizes = random, sizes or Sizes()
         self.clock, self.true_ns = FakeClock(), 0
         self.flights: list[Flight] = []
-        self.grants = 0
+        self.grants = self.slack_ns = 0
         shared = self._limits()
         self.senders = [Sender(shared if random.random() < 0.8 else self._limits()) for _ in range(3)]
 
@@ -101,6 +101,7 @@ class World(abc.ABC):
             (25, self._settle),
             (20, self._pass_time),
             (4, self._flush),
+            (4, self._look),
             (3, self._edit),
             (3, lambda: self._die(self.random.choice(self.senders))),
             (2, self.fail),
@@ -160,7 +161,7 @@ class World(abc.ABC):
         is_stopped = False
         for request, answer in zip(requests, answers, strict=True):
             if isinstance(answer, Wait):
-                assert answer.until_ns > self.clock.boottime_ns()
+                assert answer.until_ns > self.clock.boottime_ns() - self.slack_ns
                 is_stopped = is_stopped or answer.place is None
             elif isinstance(answer, TooLarge):
                 assert request.size_bytes > answer.count
@@ -177,7 +178,7 @@ class World(abc.ABC):
 
     def _fly(self, sender: Sender, answer: Reservation, request: Request | None) -> None:
         """Start what was granted, and hold it against all that every limit may have seen."""
-        assert answer.reserved_at_ns == self.clock.boottime_ns()
+        assert answer.reserved_at_ns == self.clock.boottime_ns() - self.slack_ns
         latest_ns = self.true_ns + answer.duration_ns
         weights = {"messages": 0, "recipients": 0, "connections": 1, "bytes": 0}
         keys: dict[str, dict[str, int]] = {}
@@ -238,6 +239,10 @@ class World(abc.ABC):
     def _flush(self) -> None:
         self._throttle(self.random.choice(self.senders)).flush()
 
+    def _look(self) -> None:
+        """Ask what a status page asks: it changes nothing."""
+        self._throttle(self.random.choice(self.senders)).usage()
+
     def _edit(self) -> None:
         sender, limits = self.random.choice(self.senders), self._limits()
         if self.random.random() < 0.5:
@@ -259,7 +264,9 @@ class MemoryWorld(World):
 
     def __init__(self, random: Random, sizes: Sizes | None = None) -> None:
         super().__init__(random, sizes)
-        self._kept = Kept(self.clock, random, ahead_ns=random.choice([0, 77, 10**15]))
+        ahead_ns = random.choice([0, 77, 10**15])
+        self.slack_ns = random.choice([0, 9]) if ahead_ns else 0
+        self._kept = Kept(self.clock, random, ahead_ns, slack_ns=self.slack_ns)
 
     def new_history(self) -> History:
         return MemoryHistory(self._kept, replaces_above=4 if self.sizes.replaces_often else 1 << 30)
