@@ -217,8 +217,11 @@ def wait(states: Sequence[LimitState], request: Request, now_ns: int) -> Wait:
 
 def _asked(states: Sequence[LimitState], request: Request) -> list[tuple[LimitState, str | None]]:
     """Return the limits that have a say in a message, each with its key; domains may be several."""
-    asked = [(state, _key(request, state.for_each)) for state in states if state.unit != "connections"]
-    return [(state, key) for state, key in asked if state.is_about(key)]
+    return [
+        (state, key)
+        for state in states
+        if state.unit != "connections" and state.is_about(key := _key(request, state.for_each))
+    ]
 
 
 def shares_of(states: Sequence[LimitState], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:

@@ -78,7 +78,7 @@ def weights_in(
 ) -> list[tuple[str | None, int]]:
     """Return what a slot weighs for each key; the key None counts for all of them."""
     # A unit is the name of the field that has it; no limit on connections has keys.
-    shares = [share for share in slot.shares if share.for_each == for_each]
+    shares = for_each and [share for share in slot.shares if share.for_each == for_each]
     if not shares:
         return [(None, getattr(slot, unit))]
     weights = [(share.key, getattr(share, unit)) for share in shares]
