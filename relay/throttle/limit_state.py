@@ -22,7 +22,7 @@ from relay.throttle.limit import ForEach, Limit, Unit
 from relay.throttle.window import Opening, Window, bucket_of, opening_of
 
 MOST_ENTRIES = 1_000_000
-"""Of one limit, some 200 MB at the worst."""
+"""Of one limit: 200,000 keys of one message take 100 MB."""
 LONGEST_DEFAULT_GUARD_NS = 1_000_000_000
 
 Openings = tuple[Opening, ...]
@@ -72,7 +72,7 @@ class LimitState:
         self.label, self.unit, self.count = limit.label, limit.unit, limit.count
         self.for_each, self.only = limit.for_each, limit.only
         self.span_ns = span_of(limit, guard_ns)
-        self._bucket_ns = bucket_of(limit.count, self.span_ns)
+        self._bucket_ns = bucket_of(limit.count, self.span_ns, has_keys=limit.for_each is not None)
         self._most_entries = most_entries
         self._instants = 0
         self.windows: dict[str | None, Window] = {None: Window()}

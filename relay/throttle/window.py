@@ -13,7 +13,8 @@ slot at its start instead lets an upstream with slow replies see 17 of 10.
 
 Cost.  A decision looks at one number, never at all N slots.  Up to EXACT_SLOTS every end is kept to the
 nanosecond; for a larger N the instants at which slots open are rounded *up* into buckets of 1/1024 of the
-span, which bounds memory and wastes at most that much time.
+span, which bounds memory and wastes at most that much time.  Of the windows of keys there are many: there an
+N above KEY_BUCKETS has buckets of 1/256.
 """
 
 import bisect
@@ -22,14 +23,16 @@ from collections.abc import Iterable
 
 EXACT_SLOTS = 4096
 BUCKETS = 1024
+KEY_BUCKETS = 256
 
 Opening = tuple[int, int]
 """When slots open, and what they weigh."""
 
 
-def bucket_of(count: int, span_ns: int) -> int:
+def bucket_of(count: int, span_ns: int, *, has_keys: bool) -> int:
     """Return how coarsely a window of N and a span keeps the instants at which slots open."""
-    return 1 if count <= EXACT_SLOTS else max(1, span_ns // BUCKETS)
+    exact, buckets = (KEY_BUCKETS, KEY_BUCKETS) if has_keys else (EXACT_SLOTS, BUCKETS)
+    return 1 if count <= exact else max(1, span_ns // buckets)
 
 
 class Window:

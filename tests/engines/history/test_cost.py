@@ -115,6 +115,20 @@ def test_a_limit_with_more_keys_than_memory_is_for_waits_until_something_opens()
     assert not book.limits[0].usage(61 * SECOND_NS).is_crowded
 
 
+def test_a_large_limit_of_a_key_keeps_few_instants_and_frees_none_early_nor_much_later() -> None:
+    book, part_s = Book(), 1600 / 256
+    book.judge_by([messages(900, seconds=1600, for_each="sender")], 0)
+    state = book.limits[0]
+    for number in range(900):
+        assert decide(book, number * SECOND_NS, Request(1, sender="a"))
+
+    assert len(state.windows["a"].openings) <= 900 / part_s + 2
+    for now_s in range(1600, 2510, 7):
+        used = state.used("a", now_s * SECOND_NS)
+        exact, late = (sum(at_s + 1600 >= s for at_s in range(900)) for s in (now_s, now_s - part_s))
+        assert exact - 1 <= used <= late
+
+
 def test_memory_stays_bounded_and_no_end_is_moved_to_before_it_nor_far() -> None:
     bounds, random = Bounds(exact=50), Random(0)
     slots = [
