@@ -79,7 +79,7 @@ class LimitStatus:
     most: int = 0
     """The most slots that were occupied at one instant: counted from the history, and followed since."""
     is_crowded: bool = False
-    """There were more keys than are kept apart, and some of them count for every key."""
+    """There are more keys than are kept apart: mail waits until a slot opens."""
     plain: str = ""
     """The label as people write it, e.g. `8 messages per 1m`; empty from an older relay."""
 

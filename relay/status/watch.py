@@ -412,7 +412,7 @@ class Watch:
                 self._wall(usage.opens_at_ns) if usage.used >= usage.count else None,
                 usage.for_each,
                 usage.key,
-                max(usage.used, usage.most, counted.get(usage.label, 0)),
+                max(usage.used, counted.get(usage.label, 0)),
                 usage.is_crowded,
                 words.get(usage.label, ""),
             )

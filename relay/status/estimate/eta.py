@@ -34,19 +34,8 @@ from relay.status.estimate.expected import (
     ceiling_words,
     limit_words,
 )
-from relay.throttle.admission import (
-    Place,
-    Request,
-    Wait,
-    choose,
-    for_all,
-    room_at,
-    room_in,
-    room_of,
-    shares_of,
-    too_large,
-    wait,
-)
+from relay.throttle.admission import Place, Request, Wait, choose, shares_of, too_large, wait
+from relay.throttle.beforehand import for_all, room_at, room_in, room_of
 from relay.throttle.events import Slot
 from relay.throttle.limit_state import Limited, LimitState
 from relay.verdicts.account import largest
@@ -337,7 +326,7 @@ class _Future:
         end_ns = at_ns + self._outlook.transaction_ns
         reserved = Slot(self._number, at_ns, end_ns, 1, len(chosen), 0, request.size_bytes, shares)
         for state in self._of_mail:
-            state.start(reserved, at_ns)
+            state.start(reserved)
         return reserved
 
     def _go(self, queued: Queued, chosen: Sequence[int], at_ns: int) -> None:
