@@ -11,9 +11,8 @@ from relay.clock import Clock
 from relay.mail.age import Boots
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
-from relay.sender.state_file import StateFile, account_file, boots_file
+from relay.sender.state_file import Record, StateFile, account_file, boots_file
 from relay.spool.disk.durable import Disk
-from relay.spool.kept_format import Record
 from relay.status.estimate.past import traffic_of
 from relay.status.estimate.prospect import ReadUpstream, RecordedUpstream, live_part
 from relay.throttle.history import HistoryError
