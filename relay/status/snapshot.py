@@ -118,7 +118,7 @@ class UpstreamStatus:
     """Wall clock: when the last message that waits will have been relayed, by estimate; now, where none
     does, and None where nobody can tell."""
     held_by: str = ""
-    """What holds the next message that waits, as `estimate.forecast` names it; empty for nothing."""
+    """What holds the next message that waits, in words; empty for nothing."""
     health: Health = Health.USED
     """The state of docs/states.md; `state` does not tell `proving` from `used`."""
     paused_by: str = ""
@@ -347,7 +347,7 @@ class MessageView:
     upstream: str = ""
     """In whose line it stands, or the first part of it."""
     held_by: str = ""
-    """As `relay.status.estimate.forecast` names it; empty where it goes now."""
+    """In words; empty where it goes now."""
     lane: str = ""
     """Empty where the policy has none."""
     upstream_because: str = ""

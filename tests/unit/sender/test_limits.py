@@ -98,7 +98,7 @@ async def test_what_holds_the_next_message_is_told_also_where_it_is_for_each_key
         await relay.until(lambda: relay.line.next_place() is not None)
 
         (isp,) = relay.watch.snapshot().upstreams
-        assert isp.held_by == "limit 1 messages per 3600s for each sender"
+        assert isp.held_by == "no room in 1 messages per 3600s for each sender"
 
         # Where nobody at all may go, that is what holds the next.
         relay.accept("a@x.example", sender="a@here.example")

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from relay.daemon.spilling import Spilling
+
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
-from relay.daemon.spilling import Spilling
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.sender.upstream_health import Pausing

@@ -46,7 +46,6 @@ class World:
         self.refuses = ""
         self.log = io.StringIO()
         self.base = ""
-        self.foreseen = 0
         self.session: aiohttp.ClientSession
 
     def snapshot(self) -> Snapshot:
@@ -59,9 +58,6 @@ class World:
 
     def why_not_ready(self) -> str:
         return self.refuses
-
-    async def foresee(self) -> None:
-        self.foreseen += 1
 
     async def get(
         self, path: str, *, method: str = "GET", headers: dict[str, str] | None = None
