@@ -18,7 +18,7 @@ from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
 from relay.sender.accounts import Accounts
 from relay.sender.attempt import Attempt
-from relay.sender.connections import ReadyConnections, account_of, open_with_slot
+from relay.sender.connections import Openings, account_of, open_with_slot
 from relay.sender.delivery import Consequences, Delivery, KnownUpstream
 from relay.sender.dispatcher import Departures, Dispatcher
 from relay.sender.host import Host
@@ -133,7 +133,7 @@ class UpstreamInUse:
     dispatcher: Dispatcher
     departures: Departures
     delivery: Delivery
-    ready: ReadyConnections
+    openings: Openings
     known: KnownUpstream
     throttle: ThrottleThread
     pool: Pool[Connection]
@@ -182,7 +182,7 @@ class UpstreamInUse:
             suspects=frozenset(suspect.queue_id for suspect in self.known.shield.suspects),
             limits=self.throttle,
             counted=self.throttle.counted,
-            certificate_ends_at_ns=self.ready.certificate_ends_at_ns,
+            certificate_ends_at_ns=self.openings.certificate_ends_at_ns,
             client_certificate_ends_at_ns=client_certificate_ends_at_ns,
         )
 
@@ -299,15 +299,15 @@ class Upstreams:
     def _made(self, name: str, upstream: Upstream) -> UpstreamInUse:
         throttle = self._throttle(name, upstream)
         known, backlog = self._known(name, upstream, throttle), self._backlog.of(name)
-        pool = Pool(
-            self._opener(name, upstream, known, throttle),
-            connections=upstream.connections,
-            max_messages=upstream.max_messages,
-            max_age_ns=upstream.max_age_ns,
-            idle_ns=upstream.idle_ns,
-            clock=self._clock,
-        )
         wake = asyncio.Event()
+        openings = Openings(name, self._telemetry, known.pausing.rest)
+        pool: Pool[Connection] = Pool(
+            self._opener(name, upstream, known, throttle, openings),
+            self._clock,
+            on_change=wake.set,
+            on_failed=lambda error: openings.failed(error, is_any_open=pool.open > 0),
+        )
+        _configure(pool, upstream)
         backlog.scheduler.on_change = wake.set
 
         def came_back() -> None:
@@ -325,13 +325,6 @@ class Upstreams:
             dispatcher.halt()
             self._on_fault(error)
 
-        ready = ReadyConnections(
-            name,
-            pool,
-            self._telemetry,
-            on_change=wake.set,
-            on_unavailable=known.pausing.rest,
-        )
         delivery = Delivery(
             backlog,
             Consequences(name, backlog, known, self._telemetry),
@@ -346,7 +339,7 @@ class Upstreams:
             backlog,
             known,
             throttle=throttle,
-            ready=ready,
+            pool=pool,
             delivery=delivery,
             telemetry=self._telemetry,
             wake_others=came_back,
@@ -356,11 +349,11 @@ class Upstreams:
             departures,
             pausing=known.pausing,
             throttle=throttle,
-            ready=ready,
+            pool=pool,
             telemetry=self._telemetry,
             wake=wake,
         )
-        return UpstreamInUse(dispatcher, departures, delivery, ready, known, throttle, pool, wake.set)
+        return UpstreamInUse(dispatcher, departures, delivery, openings, known, throttle, pool, wake.set)
 
     def _throttle(self, name: str, upstream: Upstream) -> ThrottleThread:
         history = self._policy.history_path(name)
@@ -416,18 +409,11 @@ class Upstreams:
         known, throttle = changed.known, changed.throttle
         known.use(rules_of(name, upstream), upstream)
         limits = with_ceilings(upstream.limits, self._policy.lanes)
-        opener = self._opener(name, upstream, known, throttle)
-        changed.pool.reconfigure(
-            opener=opener if upstream_changed else None,
-            connections=upstream.connections,
-            max_messages=upstream.max_messages,
-            max_age_ns=upstream.max_age_ns,
-            idle_ns=upstream.idle_ns,
-        )
+        # No transaction begins on a connection opened for another account.
+        opener = self._opener(name, upstream, known, throttle, changed.openings) if upstream_changed else None
+        _configure(changed.pool, upstream, opener)
         if upstream_changed:
-            # No transaction begins on a connection opened for another account.
-            changed.ready.let_go()
-            changed.ready.certificate_ends_at_ns = None
+            changed.openings.certificate_ends_at_ns = None
         await throttle.replan(limits, upstream.guard_ns, upstream.max_transaction_ns)
         if is_mended(name, before, upstream):
             self._use_again(changed, changed.known.edited)
@@ -520,15 +506,19 @@ class Upstreams:
         departures.connections, departures.max_recipients = upstream.connections, upstream.max_recipients
 
     def _opener(
-        self, name: str, upstream: Upstream, known: KnownUpstream, throttle: ThrottleThread
-    ) -> Callable[[], Awaitable[Connection]]:
-        return functools.partial(
-            open_with_slot,
-            throttle,
-            self._accounts.logins(name, upstream, known.judge),
-            self._clock,
-            functools.partial(known.offers.seen, server_of(upstream)),
-        )
+        self,
+        name: str,
+        upstream: Upstream,
+        known: KnownUpstream,
+        throttle: ThrottleThread,
+        openings: Openings,
+    ) -> Callable[[], Coroutine[Any, Any, Connection]]:
+        def opened(connection: Connection) -> None:
+            known.offers.seen(server_of(upstream), connection)
+            openings.opened(connection)
+
+        logins = self._accounts.logins(name, upstream, known.judge)
+        return functools.partial(open_with_slot, throttle, logins, self._clock, opened)
 
     async def guard(self, chore: Callable[[], Awaitable[None]]) -> None:
         """Run a chore; its end by an error ends the sender."""
@@ -540,3 +530,17 @@ class Upstreams:
     def _fail_history(self, name: str, text: str) -> None:
         self._metrics.history_failed(name)
         self._events.history_failed(upstream=name, error=text)
+
+
+def _configure(
+    pool: Pool[Connection],
+    upstream: Upstream,
+    opener: Callable[[], Coroutine[Any, Any, Connection]] | None = None,
+) -> None:
+    pool.configure(
+        connections=upstream.connections,
+        max_messages=upstream.max_messages,
+        max_age_ns=upstream.max_age_ns,
+        idle_ns=upstream.idle_ns,
+        opener=opener,
+    )
