@@ -233,9 +233,9 @@ the final dot relays.
 | pause sender | the same for one sender; all others go on |
 | stop | the upstream rests until somebody acts, or a probe finds it well: hourly, or as seldom as asked for |
 
-A pause of a message that was refused so six times, the last three of them right after others had been
-relayed, is its own: an attempt. Of a sender that is refused four times in a row, others having been relayed
-each time between, a message that is older than `lifetime` is returned.
+A message that was refused so three times backs off for `retry.min`, and others go. After three more, each
+right after others had been relayed, the refusal is its own: an attempt. Of a sender that is refused four
+times in a row, others having been relayed each time between, a message older than `lifetime` is returned.
 """
 
 

@@ -28,28 +28,17 @@ from relay.verdicts.operator_pause import PauseAsked
     metavar="TIME",
     help="How long, such as 30m or 2h; without it until `relay resume UPSTREAM`.",
 )
-@click.option(
-    "--new",
-    "holds_new",
-    is_flag=True,
-    help="Hold what comes in meanwhile: listed as held, it goes on when the pause ends.",
-)
 @where_options
-def pause(
-    policy_path: Path, spool: Path | None, upstream: str, *, length_ns: int | None, holds_new: bool
-) -> int:
+def pause(policy_path: Path, spool: Path | None, upstream: str, *, length_ns: int | None) -> int:
     """Send nothing more through UPSTREAM: what is in flight finishes, and nothing new begins.
 
     Mail is accepted as before and waits, and does not grow old meanwhile.  The pause survives restarts and
-    reboots.  Of a paused upstream it changes the end, and whether new mail is held.  Then one message goes
-    first, as after `relay resume`.
-
-    With --new what comes in meanwhile is held: listed apart, it can be looked at, bounced, deleted, or held
-    for longer by `relay queue hold`.  What nobody touched goes on when the pause ends.
+    reboots.  Of a paused upstream it changes the end.  Then one message goes first, as after
+    `relay resume`.
     """
 
     async def question(session: Session) -> tuple[str, str]:
-        result = await session.pause(upstream, PauseAsked(who_asks(), length_ns, holds_new))
+        result = await session.pause(upstream, PauseAsked(who_asks(), length_ns))
         if result != OK:
             return result, ""
         with contextlib.suppress(Unreachable):  # what was asked for is done
@@ -69,8 +58,7 @@ def pause(
 def _until(snapshot: Snapshot, name: str) -> str:
     paused = [each for each in snapshot.upstreams if each.name == name]
     finishing = "".join(f"; {each.in_flight} in flight finish" for each in paused if each.in_flight)
-    holding = "; what comes in for it is held" if any(each.holds_new for each in paused) else ""
-    return "".join(map(until_words, paused)) + finishing + holding
+    return "".join(map(until_words, paused)) + finishing
 
 
 def who_asks() -> str:

@@ -16,17 +16,15 @@ from pathlib import Path
 from relay.clock import SystemClock
 from relay.control.operations import ABSENT, IS_DOWN, OK, UNCHANGED, Found, Results, Rows, Verb, Write
 from relay.control.operator import Operator
-from relay.control.recorded import record_pause, record_resume, recorded_pause, recorded_upstreams
+from relay.control.recorded import record_pause, record_resume, recorded_upstreams
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.sender.host import Host
 from relay.sender.sender import Sender
-from relay.sender.upstreams import new_mail_hold
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
-from relay.status.breakdown import Breakdown
-from relay.status.estimate.plan import Plan
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
+from relay.status.plan import Plan
 from relay.status.snapshot import Condition, MessageView, PolicyStatus, QueueState, Snapshot
 from relay.status.watch import Watch
 from relay.telemetry.event_table import Level
@@ -73,9 +71,6 @@ class OfflineOperations(Rows):
         )
         return await operator.snapshot()
 
-    async def breakdown(self) -> Breakdown:
-        return await (await self._read()).breakdown()
-
     async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
         async for some in (await self._read()).rows(wanted):
             yield some
@@ -118,19 +113,8 @@ class OfflineOperations(Rows):
         if not self._is_read:
             await self._sender.read()
             self._outcomes.start()
-            await asyncio.to_thread(self._hold_new)
             self._is_read = True
         return self._operator
-
-    def _hold_new(self) -> None:
-        """Hold what a start would hold by an operator's pause."""
-        for name in self._policy.upstreams:
-            record = recorded_pause(self._policy, name, self._disk, self._clock)
-            pause = None if record is None else record.state.operator
-            if pause is not None and pause.until_ns > self._clock.boottime_ns():
-                self._sender.queue.hold_new(name, new_mail_hold(name, pause))
-                line = self._sender.queue.line(name)
-                line.follow_hold([queued.key for queued in line])
 
     @staticmethod
     def _fail(error: BaseException) -> None:

@@ -16,8 +16,7 @@ from relay.status.snapshot import MessageView, QueueState, Snapshot
 
 if TYPE_CHECKING:
     # With a plan comes the whole sender, which takes 0.5 s to load: no verb but `relay plan` needs it.
-    from relay.status.breakdown import Breakdown
-    from relay.status.estimate.plan import Plan
+    from relay.status.plan import Plan
     from relay.verdicts.operator_pause import PauseAsked
 
 OK = "ok"
@@ -30,7 +29,6 @@ UNREAD = "not known yet: the relay still reads its queue after the start; try ag
 BUSY = "busy"
 """The message is in a transaction; try again later."""
 HELD_ALREADY = "held: release it first"
-HELD_BY_PAUSE = "held by the pause of its upstream: it goes on when that ends (relay resume)"
 CHANGED = "it is in another state by now; nothing changed"
 """Of a message that was listed by its state."""
 IS_DOWN = "the relay is down: what goes first is kept in memory, and can be said only while it runs"
@@ -71,8 +69,6 @@ class VerbRow:
     """What is said of UNCHANGED."""
     done_but_waits: str = ""
     """What is said instead of `done` where the upstream holds the message; empty: `done` ends its wait."""
-    held_by_pause: str = ""
-    """Why nothing is done with what a pause holds (`relay pause --new`); empty: as with what waits."""
     needs_upstream: bool = False
     """It names an upstream, and acts on no message but those whose refusals its shield doubts."""
 
@@ -92,8 +88,6 @@ class VerbRow:
 
     def deed_of(self, message: "Queued | MessageView") -> Deed | str:
         """Raise ValueError for a state that is of no queued message."""
-        if message.is_held_by_pause:
-            return self.held_by_pause or self.deeds[State.WAITING]
         return self.deeds[State(message.state.value)]
 
 
@@ -122,7 +116,6 @@ TABLE: Mapping[Verb, VerbRow] = {
         _deeds(Deed.NOTHING, held=Deed.RELEASE),
         "was not held; nothing changed",
         "released",
-        HELD_BY_PAUSE,
     ),
     "retry": VerbRow(
         "to be tried at once",
@@ -131,14 +124,12 @@ TABLE: Mapping[Verb, VerbRow] = {
         {**_deeds(Deed.RETRY, held=HELD_ALREADY), State.WAITING: Deed.NOTHING},
         "has no back-off; nothing changed",
         "its back-off is over",
-        HELD_BY_PAUSE,
     ),
     "first": VerbRow(
         "goes next in its account",
         "Let messages go before all others of their account, while this relay runs; limits still hold.",
         _deeds(Deed.FIRST, held=HELD_ALREADY),
         done_but_waits="goes next in its account",
-        held_by_pause=HELD_BY_PAUSE,
     ),
     "bounce": VerbRow(
         "bounced",
@@ -205,10 +196,6 @@ class Operations(Rows, Protocol):
     """What can be asked.  Ids passed QUEUE_ID_PATTERN; every result names every id."""
 
     async def snapshot(self) -> Snapshot: ...
-
-    async def breakdown(self) -> "Breakdown":
-        """Return which reasons hold how many messages, and who sent most; may be asked often."""
-        ...
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[Group]:
         """Return the row of all, then those with most messages, `limit` of them."""

@@ -5,29 +5,20 @@ would take as nothing counts as nothing here; that it does is told by the start.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from relay.clock import Clock
 from relay.mail.age import Boots
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
-from relay.sender.state_file import (
-    BOOTS_FORMAT,
-    PAUSE_FORMAT,
-    boots_path,
-    pause_path,
-    read_record,
-)
+from relay.sender.state_file import Record, StateFile, account_file, boots_file
 from relay.spool.disk.durable import Disk
-from relay.spool.disk.replacing import replace_file
-from relay.spool.kept_format import KeptFormat, Record
-from relay.status.estimate.past import traffic_of
-from relay.status.estimate.prospect import ReadUpstream, RecordedUpstream, live_part
+from relay.status.watch import RecordedUpstream
 from relay.throttle.history import HistoryError
-from relay.throttle.history_check import book_in_file, slots_in_file
+from relay.throttle.history_check import book_in_file
 from relay.throttle.throttle import Shared, View
 from relay.verdicts.account import AccountState, Event, PauseRecord, step
-from relay.verdicts.health import Happening, Health
+from relay.verdicts.health import Happening
 from relay.verdicts.operator_pause import PauseAsked
 
 
@@ -45,32 +36,7 @@ def recorded_upstream(policy: Policy, name: str, disk: Disk, clock: Clock) -> Re
         book = book_in_file(policy.history_path(name), limits, upstream.guard_ns, disk, clock)
     except HistoryError as error:
         return _found(step(state, Event(Happening.FAULT, now_ns, str(error), until_ns=now_ns)))
-    return _found(state)._replace(throttle=View(Shared(book), clock))
-
-
-def read_for_plan(
-    old: Policy, new: Policy, ways: Sequence[tuple[str, str]], disk: Disk, clock: Clock
-) -> dict[str, ReadUpstream]:
-    """Return what a start would know under each of two policies, and what the histories tell of the past.
-
-    `ways` are those of `relay.status.estimate.prospect.ways`.
-    """
-    live, found = live_part(old, new), {}
-    for name, after in ways:
-        known = _known_at_a_start(old, name, disk, clock), _known_at_a_start(live, after, disk, clock)
-        try:
-            traffic, fault = traffic_of(slots_in_file(old.history_path(name), disk, clock)), ""
-        except (HistoryError, PermissionError) as error:
-            traffic, fault = traffic_of(()), str(error)
-        found[name] = ReadUpstream(*known, traffic, fault)
-    return found
-
-
-def _known_at_a_start(policy: Policy, name: str, disk: Disk, clock: Clock) -> RecordedUpstream:
-    try:
-        return recorded_upstream(policy, name, disk, clock)
-    except PermissionError as error:
-        return RecordedUpstream(Health.STOPPED, str(error))
+    return _found(state)._replace(limits=View(Shared(book), clock))
 
 
 def _found(state: AccountState) -> RecordedUpstream:
@@ -80,11 +46,11 @@ def _found(state: AccountState) -> RecordedUpstream:
 
 def recorded_pause(policy: Policy, name: str, disk: Disk, clock: Clock) -> PauseRecord | None:
     """Return what is kept of the last pause, as of this boot."""
-    kept = _read(str(pause_path(policy, name)), disk, PAUSE_FORMAT)
+    kept = _read(account_file(policy, name, disk))
     if kept is None:
         return None
     now_ns = clock.boottime_ns()
-    boots = Boots(clock.boot_id(), now_ns, _read(str(boots_path(policy)), disk, BOOTS_FORMAT))
+    boots = Boots(clock.boot_id(), now_ns, _read(boots_file(policy, disk)))
     return kept.moved(clock.boot_id(), now_ns, clock.wall_ns(), boots.here)
 
 
@@ -93,8 +59,7 @@ def record_pause(policy: Policy, name: str, asked: PauseAsked, disk: Disk, clock
     now_ns, wall_ns = clock.boottime_ns(), clock.wall_ns()
     kept = recorded_pause(policy, name, disk, clock)
     state = AccountState() if kept is None else kept.state
-    pause = asked.begun(now_ns, wall_ns, state.operator)
-    after = step(state, Event(Happening.KEEP, now_ns, pause=pause))
+    after = step(state, Event(Happening.KEEP, now_ns, pause=asked.begun(now_ns, wall_ns)))
     _write(policy, name, PauseRecord(clock.boot_id(), now_ns, wall_ns, after), disk)
 
 
@@ -111,10 +76,10 @@ def record_resume(policy: Policy, name: str, disk: Disk, clock: Clock) -> bool:
 
 def _write(policy: Policy, name: str, record: PauseRecord, disk: Disk) -> None:
     # Crash here: the record of before is in force, and the operator has no answer.
-    replace_file(disk, str(pause_path(policy, name)), PAUSE_FORMAT.render(record))
+    account_file(policy, name, disk).save(record)
 
 
-def _read(path: str, disk: Disk, records: KeptFormat[Record]) -> Record | None:
+def _read(file: StateFile[Record]) -> Record | None:
     with contextlib.suppress(OSError, ValueError):
-        return read_record(path, disk, records)
+        return file.load()
     return None

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from relay.control.operator import Operator
-from relay.daemon.spilling import Spilling
 from relay.policy.model import Policy
 from relay.sender.host import Host
 from relay.sender.late_mail import LateMail
@@ -48,9 +47,7 @@ class Assembly:
             self.sender.queue,
             self.sender.settling,
             self.host.clock,
-            foresee=lambda: self.watch.listing().messages,
-            pausing=self.sender.upstreams.pausing,
+            self.sender.upstreams.pausing,
         )
-        spilling = Spilling(self.sender, self.watch, self.host.clock)
         guard = self.sender.upstreams.guard
-        return [guard(late.run), guard(spilling.run)]
+        return [guard(late.run)]

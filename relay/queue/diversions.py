@@ -39,9 +39,8 @@ class Turn(NamedTuple):
 
 class Diversions:
     def __init__(self) -> None:
-        self._failed: dict[Route, Diversion] = {}
-        self._spilled: dict[tuple[Route, str], Diversion] = {}
-        """By the route, and where its mail goes too."""
+        self._now: dict[tuple[Route, str], Diversion] = {}
+        """By the route, and where its mail is spilled to; empty where all of it is diverted."""
         self._just_spilled: set[tuple[Route, str]] = set()
         """Since the last look."""
         self._turns: list[Turn] = []
@@ -58,46 +57,38 @@ class Diversions:
     def use(self, routes: Iterable[Route]) -> None:
         """Forget routes that are no more: what diverted their mail is over."""
         known = set(routes)
-        for route in [each for each in self._failed if each not in known]:
-            its = self._failed.pop(route)
-            self._turns.append(Turn(route, its, its.instead_of or its.upstream))
-        for key in [each for each in self._spilled if each[0] not in known]:
-            self._end_spill(key)
+        for key in [each for each in self._now if each[0] not in known]:
+            self._end(key)
 
     def chose(self, route: Route, choice: Choice, now_ns: int) -> None:
         """Hear where mail of a route goes now."""
-        before = self._failed.get(route)
         if choice.because is Because.PREFERRED:
-            if before is not None:
-                del self._failed[route]
-                self._turns.append(Turn(route, before, choice.upstream))
-            return
-        its = Diversion(choice.upstream, choice.because, choice.instead_of, now_ns)
-        if before is None or before._replace(since_ns=now_ns) != its:
-            self._failed[route] = its
-            self._turns.append(Turn(route, its))
+            self._end((route, ""), choice.upstream)
+        else:
+            self._begin((route, ""), choice, now_ns)
 
     def spilled(self, route: Route, choice: Choice, now_ns: int) -> None:
         """Hear that a part was moved, because its wait would be too long."""
-        key = route, choice.upstream
-        self._just_spilled.add(key)
-        if key not in self._spilled:
-            its = Diversion(choice.upstream, choice.because, choice.instead_of, now_ns)
-            self._spilled[key] = its
-            self._turns.append(Turn(route, its))
+        self._just_spilled.add((route, choice.upstream))
+        self._begin((route, choice.upstream), choice, now_ns)
 
     def looked(self, is_there: Callable[[Route, str], bool]) -> None:
         """Hear that a look for mail to spill is over; `is_there` tells where mail still stands by that."""
         just, self._just_spilled = self._just_spilled, set()
-        for key in [each for each in self._spilled if each not in just and not is_there(*each)]:
-            self._end_spill(key)
+        for key in [each for each in self._now if each[1] and each not in just and not is_there(*each)]:
+            self._end(key)
 
     def of(self, route: Route) -> tuple[Diversion, ...]:
         """Return what diverts mail of a route now: at most one that is no spilling."""
-        failed = self._failed.get(route)
-        spilled = [its for (each, _), its in self._spilled.items() if each == route]
-        return (*([] if failed is None else [failed]), *spilled)
+        return tuple(its for (each, _), its in self._now.items() if each == route)
 
-    def _end_spill(self, key: tuple[Route, str]) -> None:
-        its = self._spilled.pop(key)
-        self._turns.append(Turn(key[0], its, its.instead_of))
+    def _begin(self, key: tuple[Route, str], choice: Choice, now_ns: int) -> None:
+        before = self._now.get(key)
+        its = Diversion(choice.upstream, choice.because, choice.instead_of, now_ns)
+        if before is None or (key[1] == "" and before._replace(since_ns=now_ns) != its):
+            self._now[key] = its
+            self._turns.append(Turn(key[0], its))
+
+    def _end(self, key: tuple[Route, str], back_to: str = "") -> None:
+        if (its := self._now.pop(key, None)) is not None:
+            self._turns.append(Turn(key[0], its, back_to or its.instead_of or its.upstream))

@@ -272,7 +272,6 @@ class Order:
         self._numbers = count()
         self._found: tuple[int, tuple[_Flow, _Line, QueueId] | None] | None = None
         """What goes next, and as of when; None after a change."""
-        self._preferred: QueueId | None = None
         self.firsts: dict[QueueId, None] = {}
         """Messages that go before those of all lanes, in this order; `charge` ends that."""
 
@@ -406,21 +405,6 @@ class Order:
             line.room += 1
         return True
 
-    def prefer(self, queue_id: QueueId | None) -> None:
-        """Have a ready message go next, whosever turn it is; None: only the order counts."""
-        if queue_id != self._preferred:
-            self._found, self._preferred = None, queue_id
-
-    def near(self, most: int) -> Iterator[QueueId]:
-        """Yield the first messages of each lane that may give any: so many, or of so many senders."""
-        for line in self._lines.values():
-            if line.room == 0:
-                continue
-            yield from islice(line.ahead, most)
-            for sender, its in islice(line.senders.items(), most):
-                first = chain(line.fronts.get(sender, ()), its)
-                yield from islice(first, 1 if self._has_turns else most)
-
     def let(self, lane: str, room: int | None) -> None:
         """Let a lane give so many more (None: any number), until the next call."""
         if lane in self._lines and self._lines[lane].room != room:
@@ -465,7 +449,7 @@ class Order:
             queue_id: each._replace(flow=flows.get(id(each.flow), twin._overdue), line=flows[id(each.line)])
             for queue_id, each in self._charged.items()
         }
-        twin._preferred, twin.firsts = self._preferred, self.firsts.copy()
+        twin.firsts = self.firsts.copy()
         twin._numbers = count(next(self._numbers))
         return twin
 
@@ -479,8 +463,7 @@ class Order:
         lines = [line for line in self._lines.values() if line.length and line.room != 0]
         if not lines:
             return None
-        preferred = () if self._preferred is None else (self._preferred,)
-        for queue_id in chain(preferred, islice(self.firsts, MOST_FIRST)):
+        for queue_id in islice(self.firsts, MOST_FIRST):
             spot = self._spots.get(queue_id)
             if spot is not None and (line := self._lines[spot.lane]).room != 0:
                 return line, line, queue_id

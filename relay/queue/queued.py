@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from relay.mail.address import comparable
-from relay.mail.envelope import QueueId, is_notice
+from relay.mail.envelope import QueueId
 from relay.mail.header import NO_NAMES, Names
 from relay.mail.rewriting import Rewriting
 from relay.queue.groups import Counted
@@ -73,8 +73,6 @@ class WaitKind(enum.Enum):
     REFUSAL = "refusal"
     """The last reply of the upstream, or what went wrong without one."""
     SENDER_PAUSE = "sender pause"
-    OPERATOR_PAUSE = "operator pause"
-    """It came in while a pause held what comes in (`NewMailHold`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,26 +87,6 @@ class WaitReason:
 NO_REASON = WaitReason("")
 NOWHERE = Choice("")
 """Of a message that stands in no line yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class NewMailHold:
-    """What a pause holds (`relay pause --new`): what clients hand over from an instant on.
-
-    Nothing of it is written by the message: it follows from the pause, which is durable, and from when the
-    message came in.  So it ends with the pause, whatever crashes meanwhile.
-    """
-
-    upstream: str
-    since_ns: int
-    """Boottime."""
-
-    @property
-    def why(self) -> WaitReason:
-        return WaitReason(f"held by the pause of {self.upstream}", WaitKind.OPERATOR_PAUSE)
-
-    def holds(self, message: "Queued") -> bool:
-        return message.arrived_at_ns >= self.since_ns and not is_notice(message.queue_id)
 
 
 class Origin(NamedTuple):
@@ -148,8 +126,6 @@ class Past(NamedTuple):
     """Recipients deferred in this round, waiting for the others to be tried."""
     refusals: int = 0
     """In how many of its transactions the upstream refused us, or its sender."""
-    singled_out: int = 0
-    """How often it did so where it had just relayed others."""
     unknown_until_ns: int = 0
     """Until then its last transaction may still relay it, unheard; 0: it cannot."""
     rested: tuple[tuple[int, int], ...] = ()
@@ -326,11 +302,6 @@ class Queued:
     def is_sitting_out(self) -> bool:
         """Whether it is DEFERRED only because its sender is paused: it was not attempted."""
         return self.state is State.DEFERRED and self.why.kind is WaitKind.SENDER_PAUSE
-
-    @property
-    def is_held_by_pause(self) -> bool:
-        """Whether it is HELD by a pause, and not by an operator's hand."""
-        return self.state is State.HELD and self.why.kind is WaitKind.OPERATOR_PAUSE
 
     @property
     def since_ns(self) -> int:

@@ -11,8 +11,6 @@ the messages that may go.
   place (`relay.queue.parking`), and keeps back no other.
 - The mail of a sender that the upstream refuses sits out that sender's pause
   (`relay.queue.sender_pauses`).
-- While the upstream is in doubt, messages that it refused are set aside (`doubt`).
-- While a pause holds what comes in (`hold_new`), that is *held*; it goes on when the pause ends.
 
 No call takes longer for a long queue.  `first_ready` moves a slice of messages; if more are
 left it returns None, `next_due_at_ns` says at once, and what comes meanwhile stands behind them.
@@ -36,7 +34,6 @@ from relay.queue.queued import (
     NO_PAST,
     NO_REASON,
     Move,
-    NewMailHold,
     RecipientsLeft,
     WaitKind,
     WaitReason,
@@ -45,16 +42,11 @@ from relay.queue.queued import Queued as Queued  # noqa: PLC0414 - part of the d
 from relay.queue.queued import State as State  # noqa: PLC0414 - part of the door
 from relay.queue.regrouping import Regrouping
 from relay.queue.sender_pauses import SenderPauses
-from relay.verdicts.decision import REFUSALS_IN_PLACE
 
 SLICE = 1000
 """Messages in one slice of an edit, or one look at what goes next: some ten milliseconds."""
-MOST_PASSED_OVER = 64
-"""Messages of suspect senders, in each lane, that another sender's may overtake."""
 LATEST_TURN = 1 << 62
 """More than the turns that are given."""
-MOST_SUSPECTS = 10_000
-"""Suspect senders that are remembered."""
 
 
 class Scheduler:
@@ -82,12 +74,6 @@ class Scheduler:
         """Some back-offs that ended are not moved yet: they go ahead of `_coming`."""
         self._slice = slice_of
         self._is_cut_off, self._steps_left = False, slice_of
-        self._suspect_senders: set[str] = set()
-        """Senders of mail refused as if for our fault since the last success."""
-        self._suspects: dict[QueueId, None] = {}
-        """Messages refused so, out of the order: the first goes where no other can."""
-        self._probing: QueueId | None = None
-        """The suspect that goes, since no other can."""
         self.counts = Counts()
         self._parking = Parking(self._messages, self._order)
         self._last_turn = self._now_ns = 0
@@ -98,7 +84,6 @@ class Scheduler:
         self._with_ceiling: tuple[str, ...] = ()
         self._opens_at_ns: dict[str, int] = {}
         """When a lane at its ceiling may give again."""
-        self._new_mail_hold: NewMailHold | None = None
 
     def twin(self, messages: Iterable[Queued] = ()) -> "Scheduler":
         """Return an independent queue in the same order, of copies of its messages.
@@ -111,7 +96,6 @@ class Scheduler:
             copies,
             order,
             self._parking.copy(copies, order),
-            suspects=self._suspects,
             coming=[*(key for key in self._regrouping.left() if key not in self._coming), *self._coming],
             deferred=self._deferred,
             sitting_out=((sender, key) for sender, its in self._sitting_out.items() for key in its),
@@ -125,10 +109,10 @@ class Scheduler:
         """
         order, none = self._order.front(most), dict[QueueId, Queued]()
         parking = self._parking.front(most, none, order)
-        suspects, coming = list(islice(self._suspects, most)), list(islice(self._coming, most))
+        coming = list(islice(self._coming, most))
         deferred = smallest(self._deferred, most)
         due = (key for due_at_ns, key in deferred if self._is_deferred_until(key, due_at_ns))
-        keys = dict.fromkeys(chain(order.ids(), parking.ids(), suspects, coming, due, also))
+        keys = dict.fromkeys(chain(order.ids(), parking.ids(), coming, due, also))
         found = [message for key in keys if (message := self._messages.get(key)) is not None]
         sitting_out = (
             (each.sender, each.key) for each in found if each.key in self._sitting_out.get(each.sender, ())
@@ -137,7 +121,6 @@ class Scheduler:
             none,
             order,
             parking,
-            suspects=suspects,
             coming=coming,
             deferred=deferred,
             sitting_out=sitting_out,
@@ -150,25 +133,22 @@ class Scheduler:
         order: Order,
         parking: Parking,
         *,
-        suspects: Iterable[QueueId],
         coming: Iterable[QueueId],
         deferred: Iterable[tuple[int, QueueId]],
         sitting_out: Iterable[tuple[str, QueueId]],
     ) -> "Scheduler":
         twin = Scheduler(slice_of=self._slice)
         twin._messages, twin._order, twin._parking = messages, order, parking
-        twin._suspects, twin._coming = dict.fromkeys(suspects), OrderedDict.fromkeys(coming)
+        twin._coming = OrderedDict.fromkeys(coming)
         twin._deferred = list(deferred)
         for sender, key in sitting_out:
             twin._sitting_out.setdefault(sender, {})[key] = None
         twin._has_lanes, twin._with_ceiling = self._has_lanes, self._with_ceiling
-        twin._suspect_senders, twin._probing = self._suspect_senders.copy(), self._probing
         twin.sender_pauses = self.sender_pauses.copy()
         twin._taken_before = self._taken_before.copy()
         twin._is_waking, twin._opens_at_ns = self._is_waking, self._opens_at_ns.copy()
         twin._last_turn, twin._now_ns = self._last_turn, self._now_ns
         twin._price, twin._most_recipients = self._price, self._most_recipients
-        twin._new_mail_hold = self._new_mail_hold
         return twin
 
     def places(self) -> Iterable[Hashable]:
@@ -221,7 +201,6 @@ class Scheduler:
             return
         self._leave_place(message)
         self._coming.pop(queue_id, None)
-        self._suspects.pop(queue_id, None)
         self._last_turn += 1
         # Where a limit of its own keeps it back, it is the first of its place.
         message.turn = self._last_turn - LATEST_TURN
@@ -255,13 +234,12 @@ class Scheduler:
         *,
         tried: frozenset[int],
         refusals: int,
-        singled_out: int,
         left: RecipientsLeft,
     ) -> None:
         """Note what an attempt left of a message."""
         if (message := self._messages.get(queue_id)) is not None:
             message.note_left(left, self._pages)
-            message.past = message.past.but(tried=tried, refusals=refusals, singled_out=singled_out)
+            message.past = message.past.but(tried=tried, refusals=refusals)
 
     def explain(self, queue_id: QueueId, why: WaitReason) -> None:
         if (message := self._messages.get(queue_id)) is not None:
@@ -347,7 +325,6 @@ class Scheduler:
         self._become(message, Move.TAKE)
         if place is not None:
             self._parking.left(place, message.lane, was_let=True)
-        self.sender_pauses.prove(message.sender, now_ns)
         return message
 
     def has_ready(self, now_ns: int) -> bool:
@@ -409,12 +386,8 @@ class Scheduler:
         self._parking.ask_anew()
 
     def give_back(self, queue_id: QueueId, why: WaitReason) -> None:
-        """Put an unattempted active message back in front; a suspect one, aside."""
-        if (message := self._returned(queue_id, why)) is None or self._is_kept(message):
-            return
-        if self._is_suspect(message):
-            self._suspects[queue_id] = None
-        else:
+        """Put an unattempted active message back in front."""
+        if (message := self._returned(queue_id, why)) is not None:
             self._order.add_ahead(queue_id, message.lane, message.since_ns)
 
     def again(self, queue_id: QueueId, recipients_left: int, why: WaitReason) -> None:
@@ -423,24 +396,7 @@ class Scheduler:
             return
         # Or a large one would be overdue for all of its transactions once it is for one.
         message.ready_at_ns = self._now_ns
-        if self._is_kept(message):
-            return
-        if self._is_suspect(message):
-            self._suspects[queue_id] = None
-        else:
-            self._line_up(message)
-
-    def refused(self, queue_id: QueueId, recipients_left: int, why: WaitReason) -> None:
-        """Put back an active message refused as if for our fault; `attempted` counted the refusal.
-
-        It keeps its place, so that it proves the upstream; after many refusals others prove it: otherwise
-        one message that the upstream always takes for an offence would keep all others for ever.
-        """
-        message = self._messages.get(queue_id)
-        if message is not None and message.past.refusals < REFUSALS_IN_PLACE:
-            self.give_back(queue_id, why)
-        else:
-            self.again(queue_id, recipients_left, why)
+        self._line_up(message)
 
     def postpone(self, queue_id: QueueId, due_at_ns: int, recipients_left: int, why: WaitReason) -> None:
         if (message := self._settled(queue_id, Move.DEFER, recipients_left, why)) is not None:
@@ -451,38 +407,6 @@ class Scheduler:
         """End a sender's pause: the upstream took mail of it, or an operator acted."""
         self.sender_pauses.end(sender, now_ns)
         self._coming.update(self._sitting_out.pop(sender, {}))
-
-    def doubt(self, sender: str) -> None:
-        """Let other senders prove the upstream: some mail of this one was refused as if for our fault.
-
-        While the upstream is in doubt each refusal pauses it again, and everybody waits.  So a message of
-        a sender that was not refused goes next; else any not refused; else the one refused longest ago.
-        """
-        self._probing = None
-        if len(self._suspect_senders) < MOST_SUSPECTS:
-            self._suspect_senders.add(sender)
-
-    def trust(self) -> None:
-        """Put messages that let others go first back into their places: the upstream is well."""
-        if not self._suspect_senders and not self._suspects:
-            return  # as nearly always
-        aside = [
-            message
-            for queue_id in self._suspects
-            if (message := self._messages.get(queue_id)) is not None
-            and message.state is State.WAITING
-            and queue_id not in self._order
-        ]
-        self._suspect_senders.clear()
-        self._suspects.clear()
-        self._probing = None
-        self._order.prefer(None)
-        for message in reversed(aside):
-            if message.past.refusals < REFUSALS_IN_PLACE:
-                self._order.add_ahead(message.key, message.lane, message.since_ns)
-        for message in aside:
-            if message.past.refusals >= REFUSALS_IN_PLACE:
-                self._line_up(message)
 
     def hold(self, queue_id: QueueId) -> None:
         """Take a message out of the order until `release`."""
@@ -502,33 +426,6 @@ class Scheduler:
             self._place(message)
             self.on_change()
 
-    def hold_new(self, hold: NewMailHold | None) -> bool:
-        """Hold what a pause says, from now on; return whether that is new: then call `follow_hold`."""
-        is_new, self._new_mail_hold = hold != self._new_mail_hold, hold
-        return is_new
-
-    @property
-    def holds_new(self) -> bool:
-        return self._new_mail_hold is not None
-
-    def holds(self, message: Queued) -> bool:
-        """Return whether a pause holds a message, where it stands in this line."""
-        return self._hold_of(message) is not None
-
-    def follow_hold(self, queue_ids: Iterable[QueueId]) -> None:
-        """Hold messages that came in before `hold_new` was called, or let them go on."""
-        for queue_id in queue_ids:
-            message = self._messages.get(queue_id)
-            if message is None:
-                continue
-            hold = self._hold_of(message)
-            if hold is not None and message.state is State.WAITING:
-                self.hold(queue_id)
-                message.why = hold.why
-            elif hold is None and message.is_held_by_pause:
-                self._leave_place(message)
-                self._place(message)
-
     def leave(self, queue_id: QueueId) -> Queued | None:
         """Take out a message that goes to another upstream's line; None while it is active, or absent.
 
@@ -543,7 +440,7 @@ class Scheduler:
         self.remove(queue_id)
         message.place, message.turn = None, 0
         if message.past is not NO_PAST:
-            message.past = message.past.but(refusals=0, singled_out=0)
+            message.past = message.past.but(refusals=0)
         return message
 
     def remove(self, queue_id: QueueId) -> None:
@@ -565,8 +462,7 @@ class Scheduler:
         message = self._messages.get(queue_id)
         if message is None or not self._become(message, Move.RETURN):
             return None
-        if self._refund(queue_id):
-            self.sender_pauses.withdraw(message.sender, self._now_ns)
+        self._refund(queue_id)
         message.why = why
         return message
 
@@ -579,15 +475,10 @@ class Scheduler:
         self._become(message, move)
         return message
 
-    def _refund(self, key: QueueId) -> bool:
-        """Undo the charge of a message; return whether it was taken, and not attempted."""
-        is_of_before = key in self._taken_before
+    def _refund(self, key: QueueId) -> None:
+        """Undo the charge of a message that was taken, and not attempted."""
         self._taken_before.discard(key)
-        return self._order.refund(key) or is_of_before
-
-    def _is_suspect(self, message: Queued) -> bool:
-        """Whether the upstream is in doubt and refused this message: others prove the upstream."""
-        return bool(self._suspect_senders and message.past.refusals) and message.key != self._probing
+        self._order.refund(key)
 
     def _leave_place(self, message: Queued) -> None:
         place, message.place = message.place, None
@@ -598,7 +489,6 @@ class Scheduler:
         self._refund(message.key)
         self._order.remove(message.key)
         self._order.firsts.pop(message.key, None)
-        self._suspects.pop(message.key, None)
         if self._sitting_out:
             self._sit_out_no_more(message)
         if message.place is not None:
@@ -614,9 +504,7 @@ class Scheduler:
         self._now_ns, self._is_cut_off = now_ns, False
         if not self._catch_up(now_ns):
             return None
-        if self._suspect_senders:
-            self._prefer_unsuspected(now_ns)
-        while (queue_id := self._order.first(now_ns) or self._from_suspects(now_ns)) is not None:
+        while (queue_id := self._order.first(now_ns)) is not None:
             message = self._messages.get(queue_id)
             place = None if message is None else message.place
             if message is not None and self._may_go(message, now_ns):
@@ -635,40 +523,9 @@ class Scheduler:
             self._steps_left, self._is_cut_off = self._slice, True
         return self._is_cut_off
 
-    def _prefer_unsuspected(self, now_ns: int) -> None:
-        """In a bounded look, prefer the first message whose sender is not suspect."""
-        self._order.prefer(None)
-        first = self._order.first(now_ns)
-        for queue_id in chain([] if first is None else [first], self._order.near(MOST_PASSED_OVER)):
-            message = self._messages.get(queue_id)
-            if (
-                message is not None
-                and self._is_ready(message)
-                and not message.past.refusals
-                and message.sender not in self._suspect_senders
-                and self.sender_pauses.of(message.sender, now_ns) is None
-            ):
-                self._order.prefer(queue_id)
-                return
-
-    def _from_suspects(self, now_ns: int) -> QueueId | None:
-        """Have a suspect go, since no other can; return the message that goes next by now."""
-        for queue_id in self._suspects:
-            message = self._messages.get(queue_id)
-            # Ahead of a lane that is closed it would go before others there, once that opens.
-            if message is not None and self._order.is_open(message.lane):
-                del self._suspects[queue_id]
-                self._probing = queue_id
-                self._order.add_ahead(queue_id, message.lane, message.since_ns, is_first=False)
-                return self._order.first(now_ns)
-        return None
-
     def _has_mail(self, lane: str) -> bool:
-        """Return whether something of a lane waits for its turn, or is suspect."""
-        suspects = (self._messages.get(queue_id) for queue_id in self._suspects)
-        return bool(self._order.length(lane)) or any(
-            message is not None and self._order.home_of(message.lane) == lane for message in suspects
-        )
+        """Return whether something of a lane waits for its turn."""
+        return bool(self._order.length(lane))
 
     def _is_ready(self, message: Queued) -> bool:
         return message.state is State.WAITING and (message.place is None or self._parking.is_let(message))
@@ -680,21 +537,18 @@ class Scheduler:
         if self._sitting_out:
             self._sit_out_no_more(message)
         rest = self.sender_pauses.of(message.sender, now_ns)
-        if rest is None and not (self._suspect_senders and self._is_suspect(message)):
+        if rest is None:
             return True
         message.place, message.turn = None, 0
-        if rest is None:
-            self._suspects[message.key] = None
-        else:
-            self._become(message, Move.SIT_OUT)
-            message.due_at_ns = rest.until_ns
-            if rest.in_a_row % 2 == 0:
-                # What was refused least often goes first: else one message could keep all others of its
-                # sender.  Each other time the oldest does: else it would never be old enough to be returned.
-                message.due_at_ns += message.past.refusals
-            message.why = WaitReason(rest.reason, WaitKind.SENDER_PAUSE)
-            self._sitting_out.setdefault(message.sender, {})[message.key] = None
-            heapq.heappush(self._deferred, (message.due_at_ns, message.key))
+        self._become(message, Move.SIT_OUT)
+        message.due_at_ns = rest.until_ns
+        if rest.in_a_row % 2 == 0:
+            # What was refused least often goes first: else one message could keep all others of its
+            # sender.  Each other time the oldest does: else it would never be old enough to be returned.
+            message.due_at_ns += message.past.refusals
+        message.why = WaitReason(rest.reason, WaitKind.SENDER_PAUSE)
+        self._sitting_out.setdefault(message.sender, {})[message.key] = None
+        heapq.heappush(self._deferred, (message.due_at_ns, message.key))
         return False
 
     def _cost(self, message: Queued) -> int:
@@ -715,24 +569,7 @@ class Scheduler:
     def _line_up_now(self, message: Queued) -> None:
         self._order.add(message.key, message.lane, message.reverse_path, message.since_ns)
 
-    def _hold_of(self, message: Queued) -> NewMailHold | None:
-        hold = self._new_mail_hold
-        return hold if hold is not None and hold.holds(message) else None
-
-    def _is_kept(self, message: Queued) -> bool:
-        """Hold a message that waits, outside the order, if a pause says so; return whether it does."""
-        hold = self._hold_of(message)
-        if hold is None or message.state is not State.WAITING:
-            return False
-        self._become(message, Move.HOLD)
-        message.why = hold.why
-        return True
-
     def _place(self, message: Queued) -> None:
-        if not self._is_kept(message) and message.is_held_by_pause and not self.holds(message):
-            # Also one that an operator's verb had when the pause ended.
-            self._become(message, Move.RELEASE)
-            message.why = NO_REASON
         match message.state:
             case State.WAITING:
                 self._line_up(message)
@@ -767,8 +604,7 @@ class Scheduler:
             message = self._messages[queue_id]
             self._become(message, Move.WAKE)
             message.ready_at_ns = due_at_ns
-            if not self._is_kept(message):
-                self._line_up_now(message)
+            self._line_up_now(message)
 
     def _has_due(self, now_ns: int) -> bool:
         return bool(self._deferred) and self._deferred[0][0] <= now_ns
@@ -783,7 +619,7 @@ class Scheduler:
         elif message.why.kind is WaitKind.SENDER_PAUSE and message.state is State.ACTIVE:
             # An operator has it just now; it may come back as it was.
             self._sitting_out.setdefault(message.sender, {})[queue_id] = None
-        if message.state is State.WAITING and queue_id not in self._order and not self._is_kept(message):
+        if message.state is State.WAITING and queue_id not in self._order:
             self._line_up_now(message)
 
     def _is_deferred_until(self, queue_id: QueueId, due_at_ns: int) -> bool:

@@ -10,7 +10,6 @@ Guarantees:
 - a part whose last transaction may still relay it stays with that upstream until the deadline;
 - a part that can never go through an upstream (`pass_on`) is not asked for there again until an edit;
 - the parts of a message are counted as one message;
-- what a pause holds (`hold_new`) goes nowhere else, as long as the pause holds it;
 - no call looks at more than `SLICE` messages, but for a copy of one line's list.
 
 An upstream that proves itself while its mail goes elsewhere gets one message at a time, as the probe.  One
@@ -27,7 +26,7 @@ from relay.mail.envelope import QueueId
 from relay.queue.counts import Owners, Sums, total
 from relay.queue.diversions import Diversions
 from relay.queue.pages import Pages
-from relay.queue.queued import NO_REASON, NOWHERE, NewMailHold, Queued, State, WaitReason
+from relay.queue.queued import NO_REASON, NOWHERE, Queued, State, WaitReason
 from relay.queue.routes import Availability, Because, Choice, Part, Route, Spilled, choose, is_better
 from relay.queue.scheduler import SLICE, Scheduler
 
@@ -89,12 +88,6 @@ class Queue:
             self._probes.pop(upstream, None)
         self._is_stale = True
         return True
-
-    def hold_new(self, upstream: str, hold: NewMailHold | None) -> bool:
-        """Do as `Scheduler.hold_new`: what a pause holds stands in its line, however long."""
-        is_new = self.line(upstream).hold_new(hold)
-        self._is_stale = self._is_stale or is_new
-        return is_new
 
     @property
     def standings(self) -> Mapping[str, Availability]:
@@ -410,15 +403,8 @@ class Queue:
             self.diversions.chose(route, choice, now_ns)
             untils.append(choice.until_ns)
         self._choose_anew_at_ns = min((each for each in untils if each is not None), default=None)
-        lines = {
-            name: None
-            for name, route in present
-            if choices[route].upstream != name or self._may_hold(route or self._default)
-        }
+        lines = {name: None for name, route in present if choices[route].upstream != name}
         self._walk = deque(chain.from_iterable(list(self._lines[name]) for name in lines))
-
-    def _may_hold(self, route: Route) -> bool:
-        return any(name in self._lines and self._lines[name].holds_new for name in route.upstreams)
 
     def _look_at(self, part: Queued, now_ns: int) -> None:
         line = self.line_of(part)
@@ -460,7 +446,7 @@ class Queue:
                 for part in islice(self._lines[line], SLICE):
                     is_free = part.state is State.WAITING and not part.past.unknown_until_ns
                     is_fit = part.part.route == route and name in self._route(part).upstreams
-                    if is_free and is_fit and not self.line(name).holds(part):
+                    if is_free and is_fit:
                         return part
         return None
 
@@ -473,8 +459,6 @@ class Queue:
             return Choice(part.upstream, Because.UNKNOWN, part.choice.instead_of, part.past.unknown_until_ns)
         route = self._route(part)
         choice = self.choice_of(route, now_ns)
-        if (held := self._held(part, route, choice)) is not None:
-            return held
         if part.choice.because is Because.PROBE and self._is_probe(part, route, choice):
             return part.choice
         if part.choice.because is Because.SPILL and self._is_spilled(part, route, choice):
@@ -482,25 +466,13 @@ class Queue:
         if part.state is State.WAITING and not part.upstream:
             for name, standing in self._standings.items():
                 is_wanted = standing.is_proving and is_better(route, name, choice.upstream, self._standings)
-                if is_wanted and not self._has_candidate(name) and not self.line(name).holds(part):
+                if is_wanted and not self._has_candidate(name):
                     return Choice(name, Because.PROBE)
         preferred = (part.part.route or self._default).upstreams[0]
         is_diverted = choice.because is Because.PREFERRED and choice.upstream != preferred
         if is_diverted and part.key in self._unfit:
             return choice._replace(because=Because.UNFIT, instead_of=preferred)
         return choice
-
-    def _held(self, part: Queued, route: Route, choice: Choice) -> Choice | None:
-        """Return where a pause holds a part that else would wait there, or be passed on from there."""
-        before = ""
-        for name in route.upstreams:
-            if name in self._standings:
-                if self.line(name).holds(part):
-                    return Choice(name, Because.FAILOVER if before else Because.PREFERRED, before)
-                before = name
-            if name == choice.upstream:
-                break
-        return None
 
     def _is_spilled(self, part: Queued, route: Route, choice: Choice) -> bool:
         """Return whether a part that was spilled still stands where it was spilled to."""
@@ -558,10 +530,9 @@ _FURTHEST_FIRST = (State.ACTIVE, State.WAITING, State.DEFERRED, State.HELD, Stat
 def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
     """Have a new part of a message go on from the parts that its recipients were in."""
     was = [each for each in before if _overlap(each.part, part.part)]
-    # What a pause holds is as what waits: the line where it then stands says whether it holds it.
-    states = {State.WAITING if each.is_held_by_pause else each.state for each in was}
+    states = {each.state for each in was}
     # An operator holds a message whole, also recipients that none of its parts still had.
-    by_hand = next((each for each in before if each.state is State.HELD and not each.is_held_by_pause), None)
+    by_hand = next((each for each in before if each.state is State.HELD), None)
     if by_hand is not None:
         part.state = State.HELD
     elif states == {State.DEFERRED} and not any(each.is_sitting_out for each in was):

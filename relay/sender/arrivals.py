@@ -22,11 +22,11 @@ from relay.queue.routes import Because, Part
 from relay.queue.scheduler import Queued, State
 from relay.queue.sorting import Sorted, Sorter
 from relay.queue.whole import queue_id_of
+from relay.sender.ages import Ages
 from relay.sender.attempt import which_of
 from relay.sender.report_limit import REASON, OwedReports
 from relay.sender.settling import Backlog
 from relay.sender.spool_thread import seconds
-from relay.sender.state_file import Ages
 from relay.spool.interface import Full, Message, Unavailable
 from relay.spool.root.trigger import TriggerPort
 from relay.telemetry.telemetry import Telemetry

@@ -11,7 +11,7 @@ deadline.  No MAIL and no final dot is sent past the reservation's deadline, by 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -22,10 +22,11 @@ from relay.mail.rewriting import FRONT_BYTES, Rewritten
 from relay.mail.text import clean
 from relay.policy.model import Upstream
 from relay.queue.queued import Queued, WaitReason
+from relay.queue.routes import Because
 from relay.sender.attempt import Attempt
 from relay.sender.known_offers import KnownOffers, server_of
 from relay.sender.settling import AccountBacklog
-from relay.sender.state_file import KeptState
+from relay.sender.state_file import KeptFile
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.upstream_health import Pausing
 from relay.smtp.dot_stuffing import UnsendableContent
@@ -36,11 +37,11 @@ from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
 from relay.upstream.transaction import Transaction
-from relay.verdicts.decision import REFUSALS_IN_PLACE, Decision, Standing, decide
-from relay.verdicts.operator_pause import OperatorPause
+from relay.verdicts.account import AccountState, PauseRecord
+from relay.verdicts.decision import Decision, Standing, decide
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, of_full_session
 from relay.verdicts.shield import Shield
-from relay.verdicts.verdict import Judge, Rule, Scope, Verdict
+from relay.verdicts.verdict import Judge, Rule, Verdict
 
 UNREADABLE_RETRY_NS = 60 * SECOND_NS
 """How long a message waits that the spool does not give."""
@@ -88,20 +89,13 @@ class Loaded(NamedTuple):
     """By the route that it goes by now."""
 
 
-class Carried(NamedTuple):
-    pause: OperatorPause | None
-    rested_ns: int
-    """How long nothing was sent."""
-
-
 @dataclass(frozen=True, slots=True)
 class KnownUpstream:
     judge: Judge
     shield: Shield
     pausing: Pausing
     offers: KnownOffers
-    kept: KeptState
-    is_recalled: asyncio.Event = field(default_factory=asyncio.Event)
+    kept: KeptFile[PauseRecord]
 
     def use(self, rules: Iterable[Rule], upstream: Upstream) -> None:
         # What is said from now on is judged by the new rules, on the connections that there are.
@@ -121,23 +115,19 @@ class KnownUpstream:
         self.pausing.edited()
         self.shield.clear()
 
-    async def recall(self, carried: Carried | None) -> None:
-        """Go on from what was kept before a restart; call it ahead of the first decision.
+    async def recall(self, before: AccountState | None) -> None:
+        """Go on from what was kept before a restart; call it ahead of all else.
 
-        `carried` is of the account that an edit replaced by this one: what the operator said counts, and
-        not what was said when this one was used before.
+        `before` is the state of the account that an edit replaced by this one: what the operator said of it
+        counts, and not what was said when this one was used before.
         """
-        if (pause := await self.kept.pause.read()) is not None:
+        if (pause := await self.kept.read()) is not None:
             self.pausing.recall(pause)
             self.shield.recall(pause.state.doubts)
-        if carried is not None and carried.pause is not None:
-            self.pausing.keep_back(carried.pause, carried.rested_ns)
-        elif carried is not None and self.pausing.state.operator is not None:
+        if before is not None and before.operator is not None:
+            self.pausing.keep_back(before.operator, since_ns=before.spans[-1][0])
+        elif before is not None and self.pausing.state.operator is not None:
             self.pausing.end()
-        self.is_recalled.set()
-
-    async def close(self) -> None:
-        await self.kept.close()
 
 
 class Consequences:
@@ -168,7 +158,6 @@ class Consequences:
         if outcome.is_dsn_refused:
             self._offers.refused_dsn()
         self._pausing.feel(decision.outcome, began_ns)
-        self._feel_doubt(attempt.queued, decision)
         self._feel_sender(attempt, decision)
         await self._settling.settle(self._upstream, attempt, decision)
 
@@ -184,7 +173,7 @@ class Consequences:
             asked=attempt.indices,
             tried=queued.past.tried,
             refusals=queued.past.refusals,
-            singled_out=queued.past.singled_out,
+            in_a_row=pausing.state.in_a_row,
             sender=sender,
             span_ns=(attempt.reservation.reserved_at_ns if attempt.reservation else ended_ns, ended_ns),
             late_ns=ended_ns - arrived_ns,
@@ -194,21 +183,8 @@ class Consequences:
             else paused_ns,
             is_well=pausing.is_well,
             is_sender_alone=self._senders.is_alone(sender, pausing.relayed_from_ns),
+            is_probe=queued.choice.because is Because.PROBE,
         )
-
-    def _feel_doubt(self, queued: Queued, decision: Decision) -> None:
-        """Let other senders prove the upstream while it goes on refusing; end that once it is well."""
-        # What goes on from an earlier row counts: its pauses are as long as if it were the same.
-        in_a_row = max(self._pausing.state.in_a_row, self._pausing.state.step + 1)
-        pause, refusals = decision.outcome.pause, 0 if decision.is_relayed else queued.past.refusals
-        if self._pausing.state.in_a_row == 0:
-            self._scheduler.trust()
-        elif (
-            pause is not None
-            and pause.scope is Scope.UPSTREAM
-            and max(refusals + 1, in_a_row) >= REFUSALS_IN_PLACE
-        ):
-            self._scheduler.doubt(queued.sender)
 
     def _feel_sender(self, attempt: Attempt, decision: Decision) -> None:
         """Pause the mail of a sender that the upstream refuses; go on once it takes some."""

@@ -11,14 +11,13 @@ comes back with a single transaction, a small one, and fully when that one went 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Shape
 from relay.queue.queued import Queued, WaitReason
 from relay.sender.attempt import Attempt
-from relay.sender.connections import ReadyConnections
 from relay.sender.delivery import Delivery, KnownUpstream
 from relay.sender.settling import AccountBacklog
 from relay.sender.spool_thread import seconds
@@ -31,6 +30,7 @@ from relay.throttle.admission import Place, Request, TooLarge, Wait, request_for
 from relay.throttle.history import HistoryError
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
+from relay.upstream.pool import Pool
 from relay.verdicts.account import largest
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
@@ -53,7 +53,7 @@ class Departures:
         known: KnownUpstream,
         *,
         throttle: ThrottleThread,
-        ready: ReadyConnections,
+        pool: Pool[Connection],
         delivery: Delivery,
         telemetry: Telemetry,
         wake_others: Callable[[], None],
@@ -65,7 +65,7 @@ class Departures:
         """Nothing more may begin."""
         self._scheduler = backlog.scheduler
         self._throttle = throttle
-        self._ready = ready
+        self._pool = pool
         self._delivery = delivery
         self._pausing, self._offers = known.pausing, known.offers
         self._events, self._metrics, self._clock = telemetry
@@ -114,7 +114,7 @@ class Departures:
                 answer = self._offers.judged(unfit, attempt.shape.size_bytes)
                 self._delivery.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
         for connection in connections:
-            self._ready.give_back(connection)
+            self._pool.release(connection, was_used=False)
         self._wake_others()
         if self._must_not_begin:
             self._give_back(attempts, "")
@@ -146,7 +146,7 @@ class Departures:
                 case TooLarge():
                     # Deferred, so that nobody waits for it, its sender is told, and an edit can still help.
                     self._delivery.refuse(attempt, _too_large(attempt, grant), is_for_ever=True)
-                    self._ready.give_back(attempt.connection)
+                    self._pool.release(attempt.connection, was_used=False)
                 case Wait(limit_label=label, place=Place("lane")):
                     # Another process took it; the next beat sees that the lane has no room.
                     self._give_back([attempt], f"no room in {label}")
@@ -173,7 +173,7 @@ class Departures:
     def _give_back(self, attempts: Iterable[Attempt], reason: str) -> None:
         for attempt in reversed(list(attempts)):
             self._scheduler.give_back(attempt.queued.key, WaitReason(reason))
-            self._ready.give_back(attempt.connection)
+            self._pool.release(attempt.connection, was_used=False)
         self._wake_others()
 
     def _park(self, attempt: Attempt, wait: Wait, place: Place) -> None:
@@ -181,7 +181,7 @@ class Departures:
         reason = f"no room in {wait.limit_label}"
         if self._scheduler.park(attempt.queued.key, place, wait.until_ns, WaitReason(reason)):
             self.wait(attempt.queued, reason, wait.until_ns)
-        self._ready.give_back(attempt.connection)
+        self._pool.release(attempt.connection, was_used=False)
         self._wake_others()
 
     def wait(self, queued: Queued, reason: str, until_ns: int) -> int:
@@ -216,7 +216,7 @@ class Dispatcher:
         *,
         pausing: Pausing,
         throttle: ThrottleThread,
-        ready: ReadyConnections,
+        pool: Pool[Connection],
         telemetry: Telemetry,
         wake: asyncio.Event,
     ) -> None:
@@ -224,16 +224,15 @@ class Dispatcher:
         self._pausing, self._throttle = pausing, throttle
         self._departures = departures
         self._scheduler = backlog.scheduler
-        self._ready = ready
+        self._pool = pool
         self._events, self._metrics, self._clock = telemetry
         self._wake = wake
         self._has_ended = asyncio.Event()
         self._has_history = False
 
-    async def run(self, first: Callable[[], Awaitable[None]]) -> None:
-        """Beat until halted; `first` is awaited ahead of the first beat."""
+    async def run(self) -> None:
+        """Beat until halted."""
         try:
-            await first()
             while not self._departures.is_over:
                 self._wake.clear()
                 try:
@@ -248,7 +247,7 @@ class Dispatcher:
         """Start nothing more; what is in flight goes on."""
         self._departures.is_over = True
         self._wake.set()
-        self._ready.stop()
+        self._pool.stop()
 
     async def stop(self) -> None:
         """Halt, and wait for a beat that is under way: it may still start something, or give it back."""
@@ -258,7 +257,6 @@ class Dispatcher:
     async def _beat(self) -> int | None:
         """Begin what can begin now; return when to look again, None for "when woken"."""
         if (paused_until_ns := self._pausing.until_ns(self._clock.boottime_ns())) is not None:
-            self._ready.let_go()
             return paused_until_ns
         await self._read_history()
         now_ns = self._clock.boottime_ns()
@@ -266,25 +264,23 @@ class Dispatcher:
             return now_ns
         first = self._scheduler.first_ready(now_ns)
         if first is None:
-            self._ready.let_go()
             return self._scheduler.next_due_at_ns()
         # Asked once: between two questions a slot may open, and then nobody would wake us.
         room = self._throttle.room()
         if room == 0:
             # Not kept out of the pool meanwhile: it ends what is idle for too long.
-            self._ready.let_go()
             return self._departures.wait(
                 first, f"no room in {' and '.join(self._throttle.full())}", self._throttle.opens_at_ns()
             )
         if (most := self._departures.most_now(room)) <= 0:
             return None  # the end of a transaction wakes us
         openings, opens_at_ns, label = self._throttle.room_for_connections()
-        connections = self._ready.take(most, openings=openings)
+        connections = self._pool.take(most, openings=openings)
         if connections:
             until_ns = await self._departures.begin(connections, now_ns)
             # At once, for what else there is to wait for: a back-off may end before a transaction does.
             return now_ns if until_ns is None else until_ns
-        if openings == 0 and not self._ready.is_opening:
+        if openings == 0 and not self._pool.is_opening:
             return self._departures.wait(first, f"no room in {label}", opens_at_ns)
         return None  # one is being opened, and wakes us
 

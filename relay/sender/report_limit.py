@@ -45,12 +45,10 @@ class OwedReports:
     ) -> None:
         """Touch no disk before the first report."""
         self._events, self._metrics, self._clock = telemetry
-        limits, self._most = _limits(policy), policy.reports.per_hour
-        history, clock = policy.reports_history, self._clock
-        kept = FileHistory(history, disk, clock)
-        throttle = Throttle(kept, limits, 0, clock, transaction_ns=PUBLISHING_NS)
-        self._gate = ThrottleThread(throttle, clock, self._tell_uncounted, workers=workers)
-        self._queue = queue
+        self._most, self._queue = policy.reports.per_hour, queue
+        kept = FileHistory(policy.reports_history, disk, self._clock)
+        throttle = Throttle(kept, _limits(policy), 0, self._clock, transaction_ns=PUBLISHING_NS)
+        self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted, workers=workers)
         self._waiting: dict[QueueId, None] = {}
         self._wake = asyncio.Event()
         self._is_asked = self._is_closed = False
@@ -61,8 +59,8 @@ class OwedReports:
         Warnings leave half of the hour's slots, rounded down, to reports.
         """
         room = self._gate.room()
-        has_half = room is None or self._most is None or 2 * room > self._most
-        return not self._has_waiting() and (has_half or not is_warning) and await self._take_slot()
+        is_kept_back = is_warning and room is not None and self._most is not None and 2 * room <= self._most
+        return not is_kept_back and self._first() is None and await self._take_slot()
 
     def wait(self, queued: Queued) -> None:
         """Let a message whose recipients are all done wait for its report's turn."""
@@ -72,7 +70,7 @@ class OwedReports:
     def wait_meanwhile(self, queued: Queued) -> None:
         """Let the report wait for its turn, and the message go on with the recipients that it has left."""
         if queued.queue_id not in self._waiting:
-            if not self._has_waiting():
+            if self._first() is None:
                 until_ns = self._clock.wall_ns() + self._gate.opens_at_ns() - self._clock.boottime_ns()
                 self._events.reports_capped(until_at_ns=until_ns)
             self._metrics.report_capped()
@@ -91,12 +89,11 @@ class OwedReports:
         """Have each report made when its turn comes, until cancelled; `report` says whether it could be."""
         while True:
             self._wake.clear()
-            if not self._has_waiting():
+            if self._first() is None:
                 await self._wake.wait()
             elif not await self._take_slot():
                 await self._sleep(self._gate.opens_at_ns() - self._clock.boottime_ns())
-            elif self._has_waiting():  # still: an operator may have ended the last one meanwhile
-                queue_id = next(iter(self._waiting))
+            elif (queue_id := self._first()) is not None:  # still: an operator may have ended the last one
                 del self._waiting[queue_id]
                 if not await report(queue_id):
                     # Others first, and not all slots of the hour for a disk that reads nothing now.
@@ -119,14 +116,11 @@ class OwedReports:
             async with asyncio.timeout(seconds(span_ns)):
                 await self._wake.wait()
 
-    def _has_waiting(self) -> bool:
-        """Return whether a report waits, and forget those of messages that have ended."""
-        while self._waiting:
-            first = next(iter(self._waiting))
-            if first in self._queue:
-                return True
+    def _first(self) -> QueueId | None:
+        """Return the message whose report is next, and forget those that have ended."""
+        while (first := next(iter(self._waiting), None)) is not None and first not in self._queue:
             del self._waiting[first]
-        return False
+        return first
 
     async def _take_slot(self) -> bool:
         if self._is_closed or self._gate.room() == 0:

@@ -13,6 +13,7 @@ from relay.policy.model import Policy
 from relay.queue.lanes import Arrangement
 from relay.queue.whole import Queue
 from relay.sender.accounts import Accounts
+from relay.sender.ages import Ages
 from relay.sender.arrivals import Arrivals
 from relay.sender.host import Host
 from relay.sender.oauth.account_tokens import AccountTokens
@@ -20,7 +21,6 @@ from relay.sender.report_limit import OwedReports
 from relay.sender.reports import Reporter
 from relay.sender.settling import Backlog, Settling
 from relay.sender.spool_thread import SpoolThread
-from relay.sender.state_file import Ages
 from relay.sender.tls.client_certificates import ClientCertificates
 from relay.sender.upstreams import Upstreams
 from relay.spool.interface import Full, Spool, SpoolLook, Unavailable
@@ -114,7 +114,7 @@ class Sender:
         """Relay as soon as the first messages are known.  Raises Full, Unavailable."""
         await self._arrivals.begin()
         await self.look()
-        self.upstreams.start()
+        await self.upstreams.start()
         self._arrivals.listen()
         chores = (self._look_forever, self._audit_forever, self._report_forever)
         for chore in (self._arrivals.run, self._arrivals.route_forever, *chores):

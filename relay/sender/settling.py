@@ -364,13 +364,10 @@ class Settling:
             key,
             tried=decision.tried,
             refusals=decision.refusals,
-            singled_out=decision.singled_out,
             left=recipients_left(attempt.message, queued, decision.gone(), decision.tried),
         )
         why = WaitReason(decision.reason, WaitKind.REFUSAL, decision.status)
         match decision.next:
-            case Next.REFUSED:
-                line.refused(key, left, why)
             case Next.GIVE_BACK:
                 line.give_back(key, why)
             case Next.AGAIN:

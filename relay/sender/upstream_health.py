@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from relay.mail.age import Here
 from relay.queue.routes import Availability
 from relay.telemetry.telemetry import Telemetry
-from relay.verdicts.account import AccountState, Event, PauseRecord, Told, lapsed, refused, step, told
-from relay.verdicts.health import RESTING, Happening
+from relay.verdicts.account import AccountState, Event, PauseRecord, lapsed, refused, step
+from relay.verdicts.health import RESTING, Happening, Health
 from relay.verdicts.operator_pause import OperatorPause
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.pauses import Paused, within_ns
@@ -27,14 +27,12 @@ class Pausing:
         leaves_in_ns: Callable[[int], int | None],
         on_refused: Callable[[Answer], None],
         here: Here,
-        on_word: Callable[[], None] = lambda: None,
     ) -> None:
         """`keep` is given what a restart has to know, each time that it changes.
 
         `leaves_in_ns` tells in how many nanoseconds the oldest entry that the history has within the last so
         many leaves that window; None if it has none there.  `on_refused` is told of each pause after a
-        success, `here` tells when something of another boot was, and `on_word` is called when the operator's
-        pause has changed.
+        success, `here` tells when something of another boot was.
         """
         self.state = AccountState()
         self.is_tried = False
@@ -44,7 +42,7 @@ class Pausing:
         self._refused_at_ns = 0
         self._upstream = upstream
         self._events, self._metrics, self._clock = telemetry
-        self._keep, self._on_word = keep, on_word
+        self._keep = keep
         self._leaves_in_ns, self._on_refused, self._here = leaves_in_ns, on_refused, here
 
     @property
@@ -72,10 +70,6 @@ class Pausing:
     def paused_ns(self, since_ns: int, until_ns: int, rests: Sequence[Paused] = ()) -> int:
         """Return for how long, between two instants of this boot, it was paused or a sender rested."""
         return within_ns((*self.state.spans, *rests), since_ns, until_ns)
-
-    def rested_ns(self, now_ns: int) -> int:
-        """Return how long it has rested, pause after pause; 0 while it is used."""
-        return max(0, now_ns - self.state.spans[-1][0]) if self.state.is_resting else 0
 
     def recall(self, record: PauseRecord) -> None:
         now_ns = self._clock.boottime_ns()
@@ -128,12 +122,13 @@ class Pausing:
         """Use the upstream again, carefully, as an edit may have mended it; an operator's pause goes on."""
         self._hear(Event(Happening.EDIT, self._clock.boottime_ns()))
 
-    def keep_back(self, pause: OperatorPause, rested_ns: int = 0) -> None:
+    def keep_back(self, pause: OperatorPause, since_ns: int | None = None) -> None:
         """Send nothing by an operator's word; what is in flight goes on.
 
-        `rested_ns`: how long nothing was sent up to now, by the same word.
+        `since_ns`: since when nothing was sent, by the same word; None: from now on.
         """
-        self._hear(Event(Happening.KEEP, self._clock.boottime_ns() - rested_ns, pause=pause))
+        at_ns = self._clock.boottime_ns() if since_ns is None else since_ns
+        self._hear(Event(Happening.KEEP, at_ns, pause=pause))
 
     def tell_sender(self, reverse_path: str, answer: Answer, length_ns: int) -> None:
         """Tell that the mail of one sender waits, and that of all others goes on."""
@@ -160,33 +155,36 @@ class Pausing:
             self._metrics.upstream_resumed(self._upstream)
         clock = self._clock
         self._keep(PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after))
-        if after.operator != before.operator:
-            self._on_word()
-        for notice in told(before, after):
-            self._tell(notice, before, after)
+        self._tell_word(before.operator, after.operator)
+        self._tell_health(before, after)
 
-    def _tell(self, notice: Told, before: AccountState, state: AccountState) -> None:
+    def _tell_word(self, before: OperatorPause | None, pause: OperatorPause | None) -> None:
+        if pause is not None and pause != before:
+            until_at_ns = None if pause.is_lasting else self._wall_ns(pause.until_ns)
+            self._events.operator_paused(upstream=self._upstream, by=pause.by, until_at_ns=until_at_ns)
+        elif pause is None and before is not None:
+            is_over = before.until_ns <= self._clock.boottime_ns()
+            reason = Happening.LAPSE if is_over else Happening.RESUME
+            self._events.operator_pause_ended(upstream=self._upstream, reason=reason)
+
+    def _tell_health(self, before: AccountState, state: AccountState) -> None:
         name, events = self._upstream, self._events
-        match notice:
-            case Told.PAUSED:
+        if state.fault and not before.fault and state.health not in RESTING:
+            events.upstream_stopped(upstream=name, reason=state.fault)
+        if state.health in RESTING:
+            if (state.health, state.until_ns) == (before.health, before.until_ns):
+                return
+            if state.is_refused:
+                events.upstream_stopped(upstream=name, reason=state.because)
+            else:
                 until_at_ns = self._wall_ns(state.until_ns)
                 events.upstream_paused(upstream=name, reason=state.because, until_at_ns=until_at_ns)
-            case Told.STOPPED:
-                reason = state.because if state.health in RESTING else state.fault
-                events.upstream_stopped(upstream=name, reason=reason)
-            case Told.PROVING:
+        elif state.is_proving and not state.fault:
+            if not before.is_proving or before.fault:
                 events.upstream_proving(upstream=name)
-            case Told.RESUMED:
-                events.upstream_resumed(upstream=name)
-            case Told.KEPT_BACK if (pause := state.operator) is not None:
-                until_at = None if pause.is_lasting else self._wall_ns(pause.until_ns)
-                events.operator_paused(
-                    upstream=name, by=pause.by, until_at_ns=until_at, holds_new=pause.holds_new
-                )
-            case _ if (pause := before.operator) is not None:
-                is_over = pause.until_ns <= self._clock.boottime_ns()
-                reason = Happening.LAPSE if is_over else Happening.RESUME
-                events.operator_pause_ended(upstream=name, reason=reason)
+        elif before.is_proving and state.health is Health.USED:
+            # Told only now: what a probe finds refused again was never resumed.
+            events.upstream_resumed(upstream=name)
 
     def _wall_ns(self, at_ns: int) -> int:
         return self._clock.wall_ns() + at_ns - self._clock.boottime_ns()

@@ -16,17 +16,15 @@ from relay.mail.envelope import QueueId
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
-from relay.queue.queued import NewMailHold
-from relay.queue.scheduler import SLICE, Scheduler
 from relay.sender.accounts import Accounts
 from relay.sender.attempt import Attempt
-from relay.sender.connections import ReadyConnections, account_of, open_with_slot
-from relay.sender.delivery import Carried, Consequences, Delivery, KnownUpstream
+from relay.sender.connections import Openings, account_of, open_with_slot
+from relay.sender.delivery import Consequences, Delivery, KnownUpstream
 from relay.sender.dispatcher import Departures, Dispatcher
 from relay.sender.host import Host
 from relay.sender.known_offers import KnownOffers, server_of
 from relay.sender.settling import Backlog
-from relay.sender.state_file import kept_state
+from relay.sender.state_file import KeptFile, account_file
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.upstream_health import Pausing
 from relay.telemetry.telemetry import Telemetry
@@ -34,7 +32,7 @@ from relay.throttle.file_history import FileHistory
 from relay.throttle.throttle import Throttle, View
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
-from relay.verdicts.account import PauseRecord
+from relay.verdicts.account import AccountState, PauseRecord
 from relay.verdicts.health import ENDLESS, RESTING, TABLE, Happening, Health
 from relay.verdicts.operator_pause import OperatorPause, PauseAsked
 from relay.verdicts.outcome import Answer
@@ -128,12 +126,6 @@ class UpstreamView:
         )
 
 
-def new_mail_hold(upstream: str, pause: OperatorPause | None) -> NewMailHold | None:
-    """Return what an operator's pause holds of the mail for its upstream."""
-    since_ns = None if pause is None else pause.new_since_ns
-    return None if since_ns is None else NewMailHold(upstream, since_ns)
-
-
 @dataclass(frozen=True, slots=True)
 class UpstreamInUse:
     """All that serves one upstream, for as long as the policy has it with this account."""
@@ -141,7 +133,7 @@ class UpstreamInUse:
     dispatcher: Dispatcher
     departures: Departures
     delivery: Delivery
-    ready: ReadyConnections
+    openings: Openings
     known: KnownUpstream
     throttle: ThrottleThread
     pool: Pool[Connection]
@@ -156,23 +148,13 @@ class UpstreamInUse:
     def in_flight(self) -> int:
         return self.delivery.in_flight
 
-    async def run(self, carried: Carried | None, on_recalled: Callable[[], None]) -> None:
-        async def recall() -> None:
-            await self.known.recall(carried)
-            on_recalled()
-
-        await self.dispatcher.run(recall)
-
-    def carried(self, now_ns: int) -> Carried:
-        return Carried(self.pausing.state.operator, self.pausing.rested_ns(now_ns))
-
     async def stop(self, grace_seconds: float) -> None:
         """Begin nothing more, and give what is in flight so long."""
         await self.dispatcher.stop()
         await self.delivery.finish(grace_seconds)
         await self.pool.close()
         await self.throttle.close()
-        await self.known.close()
+        await self.known.kept.close()
 
     def view(self, *, is_used: bool, client_certificate_ends_at_ns: int | None) -> UpstreamView:
         departures, delivery, pausing, pool = self.departures, self.delivery, self.known.pausing, self.pool
@@ -200,7 +182,7 @@ class UpstreamInUse:
             suspects=frozenset(suspect.queue_id for suspect in self.known.shield.suspects),
             limits=self.throttle,
             counted=self.throttle.counted,
-            certificate_ends_at_ns=self.ready.certificate_ends_at_ns,
+            certificate_ends_at_ns=self.openings.certificate_ends_at_ns,
             client_certificate_ends_at_ns=client_certificate_ends_at_ns,
         )
 
@@ -234,11 +216,10 @@ class Upstreams:
         self._on_change = on_change
         self._running: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
-        self._followers: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
+    async def start(self) -> None:
         for name, upstream in self._policy.upstreams.items():
-            self._add(name, upstream)
+            await self._add(name, upstream)
 
     async def finish(self) -> None:
         stopping: list[Coroutine[Any, Any, object]] = [self._stop(each) for each in self.in_use.values()]
@@ -247,9 +228,7 @@ class Upstreams:
         await asyncio.gather(*stopping)
         for retiring in self._retiring:
             retiring.cancel()
-        for follower in self._followers:
-            follower.cancel()
-        ending = *self._running.values(), *self._retiring, *self._followers
+        ending = *self._running.values(), *self._retiring
         await asyncio.gather(*ending, return_exceptions=True)
         await self._accounts.close()
 
@@ -260,21 +239,18 @@ class Upstreams:
     async def apply(self, policy: Policy) -> None:
         before, self._policy = self._policy, policy
         self._metrics.know_upstreams(policy.upstreams, policy.stand_ins)
-        carried: dict[str, Carried] = {}
+        replaced: dict[str, AccountState] = {}
         for name in list(self.in_use):
             # Another account has another history, and what goes through it must be counted there.
             if name not in policy.upstreams or policy.history_path(name) != before.history_path(name):
                 # Crash here: the pause is with the account of before, and its operator has to say it again.
-                await self.recalled(name)
-                carried[name] = self.in_use[name].carried(self._clock.boottime_ns())
+                replaced[name] = self.in_use[name].pausing.state
                 self._retire(self.in_use.pop(name), self._running.pop(name))
         for name, upstream in policy.upstreams.items():
             if name in self.in_use:
                 await self._change(name, before.upstreams[name], upstream)
             else:
-                self._add(name, upstream, carried.get(name))
-        for name in {**before.upstreams, **policy.upstreams}:
-            self._follow_word(name)
+                await self._add(name, upstream, replaced.get(name))
         for name in self.in_use:
             self._backlog.queue.line(name).ask_anew()
         self._on_change()
@@ -311,25 +287,27 @@ class Upstreams:
     def in_flight(self) -> int:
         return sum(each.in_flight for each in self.in_use.values())
 
-    def _add(self, name: str, upstream: Upstream, carried: Carried | None = None) -> None:
-        added = self.in_use[name] = self._made(name, upstream)
+    async def _add(self, name: str, upstream: Upstream, before: AccountState | None = None) -> None:
+        """Use an upstream from now on; what was known of it is read before anything can change it."""
+        added = self._made(name, upstream)
         self._set(added, upstream)
+        await added.known.recall(before)
+        self.in_use[name] = added
         self._note(name, added.pausing)
-        recalled = functools.partial(self._note, name, added.pausing)
-        self._running[name] = asyncio.create_task(self.guard(functools.partial(added.run, carried, recalled)))
+        self._running[name] = asyncio.create_task(self.guard(added.dispatcher.run))
 
     def _made(self, name: str, upstream: Upstream) -> UpstreamInUse:
         throttle = self._throttle(name, upstream)
         known, backlog = self._known(name, upstream, throttle), self._backlog.of(name)
-        pool = Pool(
-            self._opener(name, upstream, known, throttle),
-            connections=upstream.connections,
-            max_messages=upstream.max_messages,
-            max_age_ns=upstream.max_age_ns,
-            idle_ns=upstream.idle_ns,
-            clock=self._clock,
-        )
         wake = asyncio.Event()
+        openings = Openings(name, self._telemetry, known.pausing.rest)
+        pool: Pool[Connection] = Pool(
+            self._opener(name, upstream, known, throttle, openings),
+            self._clock,
+            on_change=wake.set,
+            on_failed=lambda error: openings.failed(error, is_any_open=pool.open > 0),
+        )
+        _configure(pool, upstream)
         backlog.scheduler.on_change = wake.set
 
         def came_back() -> None:
@@ -347,13 +325,6 @@ class Upstreams:
             dispatcher.halt()
             self._on_fault(error)
 
-        ready = ReadyConnections(
-            name,
-            pool,
-            self._telemetry,
-            on_change=wake.set,
-            on_unavailable=known.pausing.rest,
-        )
         delivery = Delivery(
             backlog,
             Consequences(name, backlog, known, self._telemetry),
@@ -368,7 +339,7 @@ class Upstreams:
             backlog,
             known,
             throttle=throttle,
-            ready=ready,
+            pool=pool,
             delivery=delivery,
             telemetry=self._telemetry,
             wake_others=came_back,
@@ -378,11 +349,11 @@ class Upstreams:
             departures,
             pausing=known.pausing,
             throttle=throttle,
-            ready=ready,
+            pool=pool,
             telemetry=self._telemetry,
             wake=wake,
         )
-        return UpstreamInUse(dispatcher, departures, delivery, ready, known, throttle, pool, wake.set)
+        return UpstreamInUse(dispatcher, departures, delivery, openings, known, throttle, pool, wake.set)
 
     def _throttle(self, name: str, upstream: Upstream) -> ThrottleThread:
         history = self._policy.history_path(name)
@@ -402,10 +373,13 @@ class Upstreams:
         )
 
     def _known(self, name: str, upstream: Upstream, throttle: ThrottleThread) -> KnownUpstream:
-        kept = kept_state(self._policy, name, self._disk, self._events)
+        kept = KeptFile(
+            account_file(self._policy, name, self._disk),
+            lambda error: self._events.pause_unrecorded(upstream=name, error=error),
+        )
 
         def keep(record: PauseRecord) -> None:
-            kept.pause.keep(record)
+            kept.keep(record)
             self._note(name, pausing)
 
         pausing = Pausing(
@@ -415,7 +389,6 @@ class Upstreams:
             leaves_in_ns=throttle.leaves_in_ns,
             on_refused=functools.partial(self._tell_cut_off, name, throttle),
             here=self._here,
-            on_word=functools.partial(self._follow_word, name),
         )
         offers = KnownOffers(server_of(upstream), self._clock)
         known = KnownUpstream(Judge(()), Shield(), pausing, offers, kept)
@@ -424,7 +397,7 @@ class Upstreams:
 
     def _tell_cut_off(self, name: str, throttle: View, answer: Answer) -> None:
         """Tell what our own windows held where the upstream says that it was too much."""
-        if (ruling := answer.ruling) is not None and ruling.excess is not None:
+        if (ruling := answer.ruling) is not None and ruling.is_too_much:
             self._metrics.cut_off(name)
             windows = ", ".join(f"{each.used}/{each.label}" for each in throttle.usage())
             named = None if ruling.named is None else ruling.named.slots
@@ -436,22 +409,14 @@ class Upstreams:
         known, throttle = changed.known, changed.throttle
         known.use(rules_of(name, upstream), upstream)
         limits = with_ceilings(upstream.limits, self._policy.lanes)
-        opener = self._opener(name, upstream, known, throttle)
-        changed.pool.reconfigure(
-            opener=opener if upstream_changed else None,
-            connections=upstream.connections,
-            max_messages=upstream.max_messages,
-            max_age_ns=upstream.max_age_ns,
-            idle_ns=upstream.idle_ns,
-        )
+        # No transaction begins on a connection opened for another account.
+        opener = self._opener(name, upstream, known, throttle, changed.openings) if upstream_changed else None
+        _configure(changed.pool, upstream, opener)
         if upstream_changed:
-            # No transaction begins on a connection opened for another account.
-            changed.ready.let_go()
-            changed.ready.certificate_ends_at_ns = None
+            changed.openings.certificate_ends_at_ns = None
         await throttle.replan(limits, upstream.guard_ns, upstream.max_transaction_ns)
         if is_mended(name, before, upstream):
-            changed.known.edited()
-            self._trust_senders(changed)
+            self._use_again(changed, changed.known.edited)
         changed.wake()
 
     def view(self, name: str) -> UpstreamView | None:
@@ -464,11 +429,6 @@ class Upstreams:
     def shield(self, name: str) -> Shield | None:
         return None if (each := self.in_use.get(name)) is None else each.known.shield
 
-    async def recalled(self, name: str) -> None:
-        """Wait until an upstream in use goes on from what was kept before the start."""
-        if (each := self.in_use.get(name)) is not None:
-            await each.known.is_recalled.wait()
-
     def resume(self, name: str) -> bool:
         """Use a resting upstream, and senders that it refused, by an operator's word.
 
@@ -478,9 +438,7 @@ class Upstreams:
             return False
         rested = not resumed.pausing.state.is_used
         rested = rested or bool(self._backlog.queue.line(name).sender_pauses.senders())
-        resumed.known.resume()
-        self._trust_senders(resumed)
-        resumed.wake()
+        self._use_again(resumed, resumed.known.resume)
         return rested
 
     def pause(self, name: str, asked: PauseAsked) -> bool:
@@ -491,36 +449,22 @@ class Upstreams:
         if (paused := self.in_use.get(name)) is None:
             return False
         now_ns, wall_ns = self._clock.boottime_ns(), self._clock.wall_ns()
-        paused.pausing.keep_back(asked.begun(now_ns, wall_ns, paused.pausing.state.operator))
+        paused.pausing.keep_back(asked.begun(now_ns, wall_ns))
         paused.wake()
         return True
-
-    def _follow_word(self, name: str) -> None:
-        """Hold what comes into the line of an upstream, or let it go on, as an operator's pause says."""
-        pausing, queue = self.pausing(name), self._backlog.queue
-        if queue.hold_new(name, new_mail_hold(name, None if pausing is None else pausing.state.operator)):
-            self._on_change()
-            self._followers = [each for each in self._followers if not each.done()]
-            following = functools.partial(self._follow_hold, queue.line(name))
-            self._followers.append(asyncio.create_task(self.guard(following)))
-
-    async def _follow_hold(self, line: Scheduler) -> None:
-        """Bring what stands in a line to what the pause says by now; other work goes on in between."""
-        keys = [queued.key for queued in line]
-        for start in range(0, len(keys), SLICE):
-            line.follow_hold(keys[start : start + SLICE])
-            await asyncio.sleep(0)
-        self.wake()
 
     async def recorded(self, name: str) -> str:
         """Wait until a restart would know for what it rests; return nothing, or why it would not."""
         each = self.in_use.get(name)
-        return "" if each is None else await each.known.kept.pause.written()
+        return "" if each is None else await each.known.kept.written()
 
-    def _trust_senders(self, resumed: UpstreamInUse) -> None:
-        line = self._backlog.queue.line(resumed.departures.name)
+    def _use_again(self, each: UpstreamInUse, act: Callable[[], None]) -> None:
+        """Have an upstream used again, carefully, and trust the senders that it refused."""
+        act()
+        line = self._backlog.queue.line(each.departures.name)
         for sender in line.sender_pauses.senders():
             line.trust_sender(sender, self._clock.boottime_ns())
+        each.wake()
 
     async def look_at_secrets(self) -> None:
         """See which certificates and passwords were replaced; call it each second."""
@@ -534,9 +478,7 @@ class Upstreams:
                 continue
             has_new = await self._accounts.has_new_password(name, upstream.auth)
             if has_new and each.pausing.state.is_refused:
-                each.known.edited()
-                self._trust_senders(each)
-                each.wake()
+                self._use_again(each, each.known.edited)
 
     async def _stop(self, stopped: UpstreamInUse) -> None:
         """Stop an upstream for the end of this process: what is not settled then, a restart sends again."""
@@ -564,15 +506,19 @@ class Upstreams:
         departures.connections, departures.max_recipients = upstream.connections, upstream.max_recipients
 
     def _opener(
-        self, name: str, upstream: Upstream, known: KnownUpstream, throttle: ThrottleThread
-    ) -> Callable[[], Awaitable[Connection]]:
-        return functools.partial(
-            open_with_slot,
-            throttle,
-            self._accounts.logins(name, upstream, known.judge),
-            self._clock,
-            functools.partial(known.offers.seen, server_of(upstream)),
-        )
+        self,
+        name: str,
+        upstream: Upstream,
+        known: KnownUpstream,
+        throttle: ThrottleThread,
+        openings: Openings,
+    ) -> Callable[[], Coroutine[Any, Any, Connection]]:
+        def opened(connection: Connection) -> None:
+            known.offers.seen(server_of(upstream), connection)
+            openings.opened(connection)
+
+        logins = self._accounts.logins(name, upstream, known.judge)
+        return functools.partial(open_with_slot, throttle, logins, self._clock, opened)
 
     async def guard(self, chore: Callable[[], Awaitable[None]]) -> None:
         """Run a chore; its end by an error ends the sender."""
@@ -584,3 +530,17 @@ class Upstreams:
     def _fail_history(self, name: str, text: str) -> None:
         self._metrics.history_failed(name)
         self._events.history_failed(upstream=name, error=text)
+
+
+def _configure(
+    pool: Pool[Connection],
+    upstream: Upstream,
+    opener: Callable[[], Coroutine[Any, Any, Connection]] | None = None,
+) -> None:
+    pool.configure(
+        connections=upstream.connections,
+        max_messages=upstream.max_messages,
+        max_age_ns=upstream.max_age_ns,
+        idle_ns=upstream.idle_ns,
+        opener=opener,
+    )

@@ -168,7 +168,6 @@ def _fill_upstream(families: Families, upstream: UpstreamStatus, at_ns: int) -> 
     for health in Health:
         families.set("relay_upstream_health", int(upstream.health is health), name, health)
     families.set("relay_upstream_paused_by_operator", int(upstream.paused_by != ""), name)
-    families.set("relay_upstream_holds_new_mail", int(upstream.holds_new), name)
     families.set("relay_upstream_paused_until_timestamp_seconds", _paused_until(upstream), name)
     busy = upstream.connections_open - upstream.connections_idle
     families.set("relay_upstream_connections", busy, name, "busy")

@@ -324,16 +324,9 @@ class Events:
     def upstream_resumed(self, *, upstream: str) -> None:
         self._tell("upstream_resumed", upstream=upstream)
 
-    def operator_paused(self, *, upstream: str, by: str, until_at_ns: int | None, holds_new: bool) -> None:
+    def operator_paused(self, *, upstream: str, by: str, until_at_ns: int | None) -> None:
         """Tell of `relay pause`; None: until `relay resume`."""
-        self._tell(
-            "operator_paused",
-            {"_holding": "; new mail for it is held" if holds_new else ""},
-            upstream=upstream,
-            by=by,
-            until_at=rfc3339_or_none(until_at_ns),
-            holds_new=holds_new,
-        )
+        self._tell("operator_paused", upstream=upstream, by=by, until_at=rfc3339_or_none(until_at_ns))
 
     def operator_pause_ended(self, *, upstream: str, reason: str) -> None:
         self._tell("operator_pause_ended", upstream=upstream, reason=reason)

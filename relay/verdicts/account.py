@@ -1,14 +1,12 @@
 """The state of an account as one value, what changes it, and how it is kept on disk.  Pure.
 
-`step(state, event)` is the state after an event; `told` is what its change tells.  Three things keep mail
-back: the account's health (`relay.verdicts.health`), an operator's pause, and a fault of our own history.
-They stand beside each other; while any of them lasts nothing is sent, and no message grows old.
+`step(state, event)` is the state after an event.  Three things keep mail back: the account's health
+(`relay.verdicts.health`), an operator's pause, and a fault of our own history.  They stand beside each
+other; while any of them lasts nothing is sent, and no message grows old.
 
 A pause that the next one follows without a success in between is one with it, the proving transaction
 included.  The first transaction after a refusal for too much goes to one recipient, and each later one to
-no more than were taken since, and one: 1, 2, 4, 8.  Nor does one message that was taken end a block: where
-the upstream speaks of a window and refuses again within an hour, the back-off goes on one step below where
-it ended.  Without a window the refusal may be one message's fault, and then everybody would wait for it.
+no more than were taken since, and one: 1, 2, 4, 8.
 
 Losing the record loses no mail: a restart then knocks at once at an upstream that may extend its block
 for that, and ages include pauses.  Instants are boottime of the current boot in nanoseconds;
@@ -16,27 +14,17 @@ for that, and ages include pauses.  Instants are boottime of the current boot in
 back meanwhile, the pause is as long again as it was when it was written, and never longer.
 """
 
-import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from relay.clock import SECOND_NS, shift_ns
 from relay.mail.age import Here
 from relay.verdicts.health import ENDLESS, RESTING, TABLE, Happening, Health
 from relay.verdicts.operator_pause import FOREVER_NS, OperatorPause
 from relay.verdicts.outcome import Answer
-from relay.verdicts.pauses import LAST_STEP, PROBE_NS, Paused, begun, ended, rest_ns, window_ns
-from relay.verdicts.verdict import BEFORE_MAIL, Excess, Ruling, Scope, Verdict
-
-CALM_NS = PROBE_NS
-"""So long after the last refusal for too much in a window, the next one begins anew."""
-_BY_REFUSAL = {
-    Happening.PAUSE: Health.PAUSED,
-    Happening.REFUSE: Health.REFUSED,
-    Happening.STOP: Health.STOPPED,
-}
-
+from relay.verdicts.pauses import PROBE_NS, Paused, begun, ended, rest_ns, window_ns
+from relay.verdicts.verdict import BEFORE_MAIL, Ruling, Scope, Verdict
 
 NO_REASON = "no reason given"
 _NO_RULING = Ruling(Verdict.PAUSE, Scope.UPSTREAM)
@@ -52,11 +40,7 @@ class AccountState:
     doubts: str = ""
     """Why the shield stopped it, until the upstream proves itself or somebody acts; else empty."""
     in_a_row: int = 0
-    """Refusals since the last success."""
-    step: int = -1
-    """Of the back-off, at the last refusal."""
-    windowed_at_ns: int | None = None
-    """When it last refused for too much in a window."""
+    """Refusals since the last success, or since somebody acted."""
     taken: int | None = field(default=None, compare=False)
     """How many recipients it took since it refused for too much; None where it did not refuse."""
     operator: OperatorPause | None = None
@@ -113,7 +97,7 @@ class Event(NamedTuple):
     at_ns: int
     text: str = ""
     """The refusal, or the fault."""
-    ruling: Ruling | None = None
+    ruling: Ruling = _NO_RULING
     is_mail: bool = True
     """A transaction was refused, not a connection."""
     is_doubted: bool = False
@@ -129,9 +113,9 @@ class Event(NamedTuple):
 
 def refused(answer: Answer, at_ns: int, leaves_in_ns: Callable[[int], int | None]) -> Event:
     """Return the event that a refusal about us, or the shield's, is to its account."""
-    happening, ruling = Happening.PAUSE, answer.ruling
+    happening, ruling = Happening.PAUSE, answer.ruling or _NO_RULING
     if answer.verdict is Verdict.STOP:
-        is_last = answer.is_doubted or (ruling is not None and not ruling.may_probe)
+        is_last = answer.is_doubted or not ruling.may_probe
         happening = Happening.STOP if is_last else Happening.REFUSE
     is_mail = answer.phase not in BEFORE_MAIL
     return Event(happening, at_ns, answer.text, ruling, is_mail, answer.is_doubted, leaves_in_ns=leaves_in_ns)
@@ -167,9 +151,7 @@ def _changed(state: AccountState, event: Event) -> AccountState:
         case Happening.RESUME | Happening.EDIT:
             operator = None if event.happening is Happening.RESUME else state.operator
             # A history that failed is read at once.
-            return replace(
-                state, doubts="", step=-1, windowed_at_ns=None, operator=operator, fault_until_ns=0
-            )
+            return replace(state, doubts="", in_a_row=0, operator=operator, fault_until_ns=0)
         case Happening.KEEP | Happening.LAPSE:
             return replace(state, operator=event.pause)
         case Happening.FAULT:
@@ -181,22 +163,16 @@ def _changed(state: AccountState, event: Event) -> AccountState:
 
 
 def _refused(state: AccountState, event: Event) -> AccountState:
-    ruling, now_ns = event.ruling or _NO_RULING, event.at_ns
-    is_too_much = ruling.excess is Excess.MAIL
-    is_again = event.is_mail and state.health is Health.PROVING and state.in_a_row > 0
-    state = replace(state, taken=0 if is_too_much or is_again else state.taken)
-    is_new = TABLE[state.health, event.happening] is not state.health
-    if not is_new and state.health is not _BY_REFUSAL[event.happening]:
+    ruling, now_ns = event.ruling, event.at_ns
+    is_again = event.is_mail and state.is_proving and state.in_a_row > 0
+    state = replace(state, taken=0 if ruling.is_too_much or is_again else state.taken)
+    health = TABLE[state.health, event.happening]
+    is_new = health is not state.health
+    if not is_new and health is not TABLE[Health.USED, event.happening]:
         return state  # it rests for something graver
-    next_step, windowed_at_ns = 0, state.windowed_at_ns
-    if is_too_much and window_ns(ruling) is not None:
-        is_soon = windowed_at_ns is not None and now_ns - windowed_at_ns < CALM_NS
-        next_step, windowed_at_ns = max(0, state.step - 1) if is_soon else 0, now_ns
-    if state.in_a_row > 0:
-        next_step = min(LAST_STEP, state.step + 1)
     asks, doubts = not ruling.may_probe, event.text if event.is_doubted else state.doubts
     if event.happening is Happening.PAUSE:
-        until_ns = now_ns + rest_ns(ruling, next_step if is_new else 0, event.leaves_in_ns)
+        until_ns = now_ns + rest_ns(ruling, state.in_a_row if is_new else 0, event.leaves_in_ns)
         asks = asks or ruling.wait_ns is not None or window_ns(ruling) is not None
     elif asks:
         # Only somebody's word ends a rest without looks, and that answers the shield's question too.
@@ -204,39 +180,21 @@ def _refused(state: AccountState, event: Event) -> AccountState:
     else:
         left_ns = state.until_ns if state.health in RESTING else 0
         until_ns = max(left_ns, now_ns + max(PROBE_NS, ruling.wait_ns or 0))
-    if is_new:
-        state = replace(state, in_a_row=state.in_a_row + 1, step=next_step, windowed_at_ns=windowed_at_ns)
-    elif not asks or until_ns <= state.until_ns + SECOND_NS:
+    if not is_new and (not asks or until_ns <= state.until_ns + SECOND_NS):
         return state  # it was in flight when the rest began: only what it asks for makes that longer
-    return replace(state, because=event.text or NO_REASON, until_ns=until_ns, doubts=doubts)
+    in_a_row = state.in_a_row + is_new
+    return replace(
+        state, because=event.text or NO_REASON, until_ns=until_ns, doubts=doubts, in_a_row=in_a_row
+    )
 
 
-class Told(enum.StrEnum):
-    """What a change of the state tells, by the name of its event."""
-
-    PAUSED = "upstream_paused"
-    STOPPED = "upstream_stopped"
-    PROVING = "upstream_proving"
-    RESUMED = "upstream_resumed"
-    KEPT_BACK = "operator_paused"
-    LET = "operator_pause_ended"
-
-
-def told(before: AccountState, after: AccountState) -> Iterator[Told]:
-    """Yield what a change tells, in order."""
-    if after.operator != before.operator:
-        yield Told.LET if after.operator is None else Told.KEPT_BACK
-    if after.fault and not before.fault and after.health not in RESTING:
-        yield Told.STOPPED
-    if after.health in RESTING:
-        if (after.health, after.until_ns) != (before.health, before.until_ns):
-            yield Told.STOPPED if after.health in ENDLESS else Told.PAUSED
-    elif after.health is Health.PROVING and not after.fault:
-        if before.health is not Health.PROVING or before.fault:
-            yield Told.PROVING
-    elif before.health is Health.PROVING and after.health is Health.USED:
-        # Told only now: what a probe finds refused again was never resumed.
-        yield Told.RESUMED
+def lapsed(state: AccountState, now_ns: int) -> AccountState:
+    """Return a state without what is over by then; of a fault only a sound history is the end."""
+    if state.operator is not None and now_ns >= state.operator.until_ns:
+        state = step(state, Event(Happening.LAPSE, now_ns))
+    if state.health in RESTING and now_ns >= state.until_ns:
+        state = step(state, Event(Happening.OVER, now_ns))
+    return state
 
 
 def largest(usual: int, taken: int | None) -> int:
@@ -253,59 +211,40 @@ class PauseRecord:
     """The wall clock at that instant."""
     state: AccountState
 
-    def moved(self, boot_id: str, now_ns: int, wall_ns: int, here: Here) -> Self:
+    def moved(self, boot_id: str, now_ns: int, wall_ns: int, here: Here) -> "PauseRecord":
         """Return it in the time of this boot; past pauses move as ages do, as they are taken from these."""
         if boot_id == self.boot_id:
             return self
         by_ns, state = shift_ns(self.written_at_ns, self.wall_ns, now_ns, wall_ns), self.state
+        pause = state.operator
+
+        def later(at_ns: int) -> int:
+            return at_ns if at_ns in (0, FOREVER_NS) else at_ns + by_ns
 
         def moved(at_ns: int) -> int:
             here_ns = here(self.boot_id, at_ns)
             return at_ns + by_ns if here_ns is None else here_ns
 
-        since_ns = state.windowed_at_ns
-        here_now = replace(
+        state = replace(
             state,
-            until_ns=state.until_ns if state.until_ns in (0, FOREVER_NS) else state.until_ns + by_ns,
-            fault_until_ns=state.fault_until_ns and state.fault_until_ns + by_ns,
-            windowed_at_ns=None if since_ns is None else since_ns + by_ns,
-            operator=None if state.operator is None else state.operator.moved(by_ns, moved),
+            until_ns=later(state.until_ns),
+            fault_until_ns=later(state.fault_until_ns),
+            operator=None if pause is None else replace(pause, until_ns=later(pause.until_ns)),
         )
         # The one under way is over if it is so by the wall clock; it was under way until then.
-        end_ns = FOREVER_NS if here_now.over_ns > now_ns else min(now_ns, moved(state.over_ns))
+        end_ns = FOREVER_NS if state.over_ns > now_ns else min(now_ns, moved(self.state.over_ns))
         spans = tuple(
             (moved(begin), max(moved(begin), end_ns) if end == FOREVER_NS else moved(end))
             for begin, end in state.spans
         )
-        return replace(
-            self,
-            boot_id=boot_id,
-            written_at_ns=self.written_at_ns + by_ns,
-            state=replace(here_now, spans=spans),
-        )
+        return PauseRecord(boot_id, self.written_at_ns + by_ns, self.wall_ns, replace(state, spans=spans))
 
     def at_a_start(self, now_ns: int) -> AccountState:
         """Return what a start at that instant makes of a record of this boot."""
-        state = step(self.state, Event(Happening.RESTART, now_ns))
-        return lapsed(state, now_ns)
+        return lapsed(step(self.state, Event(Happening.RESTART, now_ns)), now_ns)
 
     def fault(self) -> str:
         """Return what makes no sense in it, or nothing."""
-        state = self.state
-        edges = [edge for span in state.spans for edge in span]
-        is_sound = (
-            edges == sorted(edges)
-            and state.in_a_row >= 0
-            and state.step >= -1
-            and max(state.until_ns, state.fault_until_ns, state.over_ns, *edges, 0) <= FOREVER_NS
-        )
-        return "" if is_sound else "its instants are out of order"
-
-
-def lapsed(state: AccountState, now_ns: int) -> AccountState:
-    """Return a state without what is over by then; of a fault only a sound history is the end."""
-    if state.operator is not None and now_ns >= state.operator.until_ns:
-        state = step(state, Event(Happening.LAPSE, now_ns))
-    if state.health in RESTING and now_ns >= state.until_ns:
-        state = step(state, Event(Happening.OVER, now_ns))
-    return state
+        edges = [edge for span in self.state.spans for edge in span]
+        is_sound = edges == sorted(edges) and self.state.in_a_row >= 0
+        return "" if is_sound and max(self.state.over_ns, *edges, 0) <= FOREVER_NS else "its instants are odd"

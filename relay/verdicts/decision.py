@@ -4,8 +4,8 @@
 
 1. `Shield` says which refusals are believed, and remembers; nothing else is changed by a decision.
 2. An upstream may say `421`, speak of a limit, or deny relaying, because of something in one message.  Taken
-   at its word each time, that message keeps everybody waiting and never grows old.  So a message that was
-   refused `REFUSALS_IN_PLACE` times lets others prove the upstream (`relay.queue.scheduler`), and after
+   at its word each time, that message keeps everybody waiting and never grows old.  So after
+   `REFUSALS_IN_PLACE` in a row the refused message backs off, and others prove the upstream.  After
    `EVIDENT` more refusals, each where the upstream had just relayed others, the refusal is its own: an
    attempt.  Of a sender that is refused so, or for which the shield has it wait, a message that is older
    than its lifetime, the sender's rests included, is returned.  Where everybody is refused (a quota, a
@@ -30,7 +30,7 @@ from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Scope, Verdict
 
 REFUSALS_IN_PLACE = 3
-"""After so many refusals about us in its transactions, a message lets others go first."""
+"""After so many refusals about us, of the upstream or of one message, the refused message backs off."""
 EVIDENT = 3
 """So many refusals, with others relayed in between, are no chance."""
 EARLIER = "deferred by an earlier transaction"
@@ -56,11 +56,9 @@ class Next(enum.StrEnum):
     AGAIN = "again"
     """Some were not tried yet, or not for a reason of theirs: at once, behind the others."""
     POSTPONE = "postpone"
-    """All were tried, some are deferred."""
+    """All were tried, some are deferred; or it was refused too often to keep its place."""
     GIVE_BACK = "give back"
-    """It was not attempted: back to the front."""
-    REFUSED = "refused"
-    """It was not attempted, since the upstream refused us: the queue says which message proves it next."""
+    """It was not attempted: back to the front, where the upstream refused us to prove it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +82,10 @@ class Standing(NamedTuple):
     tried: Collection[int] = ()
     """Deferred recipients that wait for the others to be tried."""
     refusals: int = 0
-    """In how many transactions of the message the upstream refused us, or its sender."""
-    singled_out: int = 0
-    """How often it did so where it had just relayed others."""
+    """In how many transactions of the message the upstream refused us, or its sender; beyond
+    REFUSALS_IN_PLACE only those count before which the upstream had just relayed others."""
+    in_a_row: int = 0
+    """How often the upstream refused us since its last success, whichever message."""
     sender: str = ""
     """Its reverse-path, the same for all spellings of an address."""
     span_ns: tuple[int, int] = (0, 0)
@@ -101,6 +100,8 @@ class Standing(NamedTuple):
     """The upstream relayed what it was asked to after its last refusal about us."""
     is_sender_alone: bool = False
     """A refusal of the sender now is one of enough, with others relayed in between."""
+    is_probe: bool = False
+    """It was taken from another upstream's mail to prove this one, and goes back there."""
 
 
 class Decision(NamedTuple):
@@ -115,7 +116,6 @@ class Decision(NamedTuple):
     age_ns: int
     """Of the message: since it was accepted, but for pauses and rests."""
     refusals: int = 0
-    singled_out: int = 0
     back_off_ns: int = 0
     """For POSTPONE."""
     reason: str = ""
@@ -140,15 +140,12 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
     """Decide what one outcome means.  Of the arguments only the shield's memory changes."""
     asked = [(index, standing.recipients[index]) for index in standing.asked]
     outcome = shield.judge(outcome, standing.sender, standing.queue_id, asked, standing.span_ns)
-    outcome, age_ns, singled_out = _blamed(outcome, standing, terms)
+    outcome, age_ns, refusals = _blamed(outcome, standing, terms)
     fates = _fates(outcome, standing.asked, is_old=age_ns >= terms.lifetime_ns)
     is_relayed = is_any_relayed(outcome)
     is_attempted = any(fate is not Fate.WAITING for fate, _ in fates.values())
     pause = outcome.pause
     about_sender = pause if pause is not None and pause.scope is Scope.SENDER else None
-    refusals = 0 if is_relayed else standing.refusals
-    if pause is not None and not is_attempted:
-        refusals += 1
     deferring = {index: answer for index, (fate, answer) in fates.items() if fate is Fate.DEFERRED}
     still = [index for index in standing.left if index not in fates or fates[index][0] not in FINAL]
     tried = frozenset([index for index in still if index in deferring or index in standing.tried])
@@ -158,8 +155,10 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
         to_do = Next.AGAIN if len(tried) < len(still) else Next.POSTPONE
     else:
         is_refused = pause is not None and pause.scope is Scope.UPSTREAM
-        to_do = Next.REFUSED if is_refused else Next.GIVE_BACK
-    is_postponed = to_do is Next.POSTPONE
+        is_often = max(refusals, standing.in_a_row + 1) >= REFUSALS_IN_PLACE
+        backs_off = is_refused and is_often and not standing.is_probe
+        to_do = Next.POSTPONE if backs_off else Next.GIVE_BACK
+    is_postponed = to_do is Next.POSTPONE and is_attempted
     because = next(iter(deferring.values()), None if is_attempted else outcome.answers[0])
     return Decision(
         outcome=outcome,
@@ -169,8 +168,7 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
         recipients_left=len(still),
         age_ns=age_ns,
         refusals=refusals,
-        singled_out=singled_out,
-        back_off_ns=back_off_ns(age_ns, terms.min_ns, terms.max_ns) if is_postponed else 0,
+        back_off_ns=back_off_ns(age_ns, terms.min_ns, terms.max_ns) if is_postponed else terms.min_ns,
         reason=because.text if because is not None else EARLIER if is_postponed else "",
         status=because.status if because is not None else UNKNOWN_STATUS,
         # It will be here for as long again as it is old: the rule of back-offs, before `retry.max` cuts them.
@@ -188,24 +186,23 @@ def back_off_ns(age_ns: int, min_ns: int, max_ns: int) -> int:
 
 
 def _blamed(outcome: Outcome, standing: Standing, terms: Terms) -> tuple[Outcome, int, int]:
-    """Return the outcome with refusals that are evidently the message's own, its age, and `singled_out`."""
-    pause, age_ns, singled_out = outcome.pause, standing.late_ns - standing.resting_ns, standing.singled_out
-    if is_any_relayed(outcome):
-        return outcome, age_ns, 0
-    if pause is None:
-        return outcome, age_ns, singled_out
+    """Return the outcome with refusals that are evidently the message's own, its age, and `refusals`."""
+    pause, age_ns, refusals = outcome.pause, standing.late_ns - standing.resting_ns, standing.refusals
+    if pause is None or is_any_relayed(outcome):
+        return outcome, age_ns, 0 if is_any_relayed(outcome) else refusals
     # What the shield doubts is the operator's to judge, however often.
     is_asked = pause.verdict is Verdict.STOP and pause.is_doubted
-    is_often = standing.is_well and standing.refusals >= REFUSALS_IN_PLACE
-    if pause.scope is Scope.UPSTREAM and not is_asked and is_often:
-        singled_out += 1
-        return _as_its_own(outcome) if singled_out >= EVIDENT else outcome, age_ns, singled_out
+    is_evidence = pause.scope is Scope.UPSTREAM and standing.is_well and not is_asked
+    if refusals < REFUSALS_IN_PLACE or is_evidence:
+        refusals += 1
+    if is_evidence and refusals >= REFUSALS_IN_PLACE + EVIDENT:
+        return _as_its_own(outcome), age_ns, refusals
     if pause.scope is Scope.SENDER and (standing.is_sender_alone or pause.is_doubted):
         # Its rests were no age for any other refusal, but to this one they are.
         with_rests_ns = standing.late_ns - standing.paused_ns
         if with_rests_ns >= terms.lifetime_ns:
-            return _as_its_own(outcome), with_rests_ns, singled_out
-    return outcome, age_ns, singled_out
+            return _as_its_own(outcome), with_rests_ns, refusals
+    return outcome, age_ns, refusals
 
 
 def _as_its_own(outcome: Outcome) -> Outcome:

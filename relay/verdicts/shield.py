@@ -6,9 +6,9 @@ first digit is recognised (`Layer.DEFAULT`) is *doubted*: the recipient is defer
 is, and bounces when it is refused again after something was relayed that was begun since; unless `SEVERAL`
 other recipients were told the same words (`same_words`), of the last `WINDOW`.
 
-The same words to `in_a_row` recipients, with nothing begun since and relayed, *trip* the shield.  Told to
-mail of different senders they are a STOP, and so is each unknown refusal until something is relayed.
-Told to one sender only, its mail waits (a PAUSE of the sender, which ages) and all other mail goes on.
+The same words to `in_a_row` recipients, with nothing begun since and relayed: told to mail of different
+senders they are a STOP, and so is each unknown refusal until something is relayed.  Told to one sender only,
+its mail waits (a PAUSE of the sender, which ages) and all other mail goes on.
 
 An upstream that hangs up right behind a refusal leaves it open whether the refusal answered its own
 command.  Such an *unproven* refusal is deferred, and counts when the same words meet the recipient again,
@@ -54,6 +54,8 @@ class Suspect:
     index: int
     answer: Answer
     """The refusal as it came."""
+    since_ns: int
+    """When the recipient was refused so first."""
 
 
 class _Told(NamedTuple):
@@ -71,15 +73,13 @@ class Shield:
         self._told: deque[_Told] = deque(maxlen=WINDOW)
         self._is_stopped, self._why = False, ""  # while nothing was relayed since; and why it tripped last
         self._believed: deque[str] = deque(maxlen=WINDOW)  # words, by the operator
-        self._suspects: dict[
-            tuple[QueueId, int], tuple[Suspect, int]
-        ] = {}  # with when each was refused first
+        self._suspects: dict[_Key, Suspect] = {}
         self._relayed_from_ns = -1  # when the latest transaction began that relayed something
         self._unproven: dict[_Key, str] = {}  # what each was told last
 
     @property
     def suspects(self) -> tuple[Suspect, ...]:
-        return tuple(suspect for suspect, _ in self._suspects.values())
+        return tuple(self._suspects.values())
 
     def judge(
         self, outcome: Outcome, sender: str, queue_id: QueueId, asked: _Asked, span_ns: tuple[int, int]
@@ -94,9 +94,6 @@ class Shield:
             answers = [self._proven(a, (queue_id, at)) for (at, _), a in zip(asked, answers, strict=True)]
         if is_relayed := is_any_relayed(outcome):
             self._relayed_from_ns, self._is_stopped = max(self._relayed_from_ns, span_ns[0]), False
-            for (index, _), answer in zip(asked if self._suspects else (), answers, strict=False):
-                if answer.verdict is Verdict.RELAYED:
-                    self._suspects.pop((queue_id, index), None)
         # What the same transaction relayed was relayed since.
         at_ns = span_ns[not is_relayed]
         told = {
@@ -106,8 +103,7 @@ class Shield:
         }
         self._told.extend(dict.fromkeys(told.values()))
         for place, each in told.items():
-            suspect = Suspect(queue_id, asked[place][0], _without_lines(answers[place]))
-            answers[place] = self._doubted(suspect, each, span_ns[1])
+            answers[place] = self._doubted(answers[place], each, (queue_id, asked[place][0]), span_ns[1])
         if tuple(answers) == outcome.answers:
             return outcome  # as nearly always
         pause = gravest(answers)
@@ -139,29 +135,27 @@ class Shield:
         _remember(self._unproven, key, said)
         return answer
 
-    def _trip(self, told: _Told, answer: Answer) -> Ruling | None:
-        row = [each for each in self._told if each.said == told.said and each.at_ns > self._relayed_from_ns]
+    def _doubted(self, answer: Answer, told: _Told, key: _Key, now_ns: int) -> Answer:
+        alike = [each for each in self._told if each.said == told.said]
+        row = [each for each in alike if each.at_ns > self._relayed_from_ns]
+        suspect, ruling = self._suspects.get(key), None
+        went_on = suspect is not None and self._relayed_from_ns >= suspect.since_ns
         if (count := len({each.who for each in row})) >= self.in_a_row:
             what = "recipients" if answer.phase is Phase.RCPT else "messages"
             self._why = f"{count} {what} in a row were refused alike: {answer.text}"
-            if len({each.sender for each in row}) == 1 and not self._is_stopped:
-                return _SENDER_WAITS
-            self._is_stopped = True
-        return _STOP if self._is_stopped else None
-
-    def _doubted(self, suspect: Suspect, told: _Told, now_ns: int) -> Answer:
-        answer, key = suspect.answer, (suspect.queue_id, suspect.index)
-        known, ruling = self._suspects.get(key), self._trip(told, suspect.answer)
-        went_on = known is not None and self._relayed_from_ns >= known[1]
-        if went_on and ruling is _SENDER_WAITS:
-            ruling = None
-        others = {each.who for each in self._told if each.said == told.said} - {told.who}
+            self._is_stopped = self._is_stopped or len({each.sender for each in row}) > 1
+            ruling = None if went_on else _SENDER_WAITS
+        ruling = _STOP if self._is_stopped else ruling
+        others = {each.who for each in alike} - {told.who}
         if ruling is None and (told.said in self._believed or (went_on and len(others) < SEVERAL)):
             self._suspects.pop(key, None)
             return answer
-        _remember(self._suspects, key, (suspect, now_ns if known is None else known[1]))
+        if suspect is None and answer.reply is not None:
+            # A reply may be long, and this is kept for days.
+            short = answer._replace(reply=answer.reply._replace(lines=()))
+            _remember(self._suspects, key, Suspect(*key, short, now_ns))
         verdict = Verdict.DEFER if ruling is None else ruling.verdict
-        return answer._replace(verdict=verdict, ruling=ruling, is_doubted=known is None)
+        return answer._replace(verdict=verdict, ruling=ruling, is_doubted=suspect is None)
 
 
 def _remember(memory: dict[_Key, _Value], key: _Key, value: _Value) -> None:
@@ -179,11 +173,6 @@ def _is_unknown(answer: Answer) -> bool:
 
 def _whom(answer: Answer, recipient: str, queue_id: QueueId) -> str:
     return recipient.lower() if answer.phase is Phase.RCPT else queue_id
-
-
-def _without_lines(answer: Answer) -> Answer:
-    """Return what may be kept for days of an answer, whose reply may be long."""
-    return answer if answer.reply is None else answer._replace(reply=answer.reply._replace(lines=()))
 
 
 def same_words(answer: Answer) -> str:

@@ -18,7 +18,7 @@ import enum
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.echo import NOTHING_SAID, ClientWords, without_echo
@@ -77,16 +77,8 @@ class Named(NamedTuple):
 
     slots: int
     """How many messages or recipients."""
-    unit: Literal["messages", "recipients"]
     per_ns: int | None
     """Its window; None where only a word tells of it (`span_of`)."""
-
-
-class Excess(enum.StrEnum):
-    """What a refusal says was too much: our own history knows how much it was."""
-
-    MAIL = "mail"
-    CONNECTIONS = "connections"
 
 
 WORDS: dict[str, tuple[Verdict, Scope]] = {
@@ -179,8 +171,8 @@ class Ruling:
     """Said by the reply: `try again in 92 seconds`."""
     span: Span | None = None
     """The longest window that the reply speaks of: `per hour`, `daily`."""
-    excess: Excess | None = None
-    """What there was too much of in a window, where the reply says that there was."""
+    is_too_much: bool = False
+    """It says that too much mail was sent in some window: our own history knows how much it was."""
     named: Named | None = None
     """The limit itself, where the reply says it."""
     said: str = ""
@@ -253,7 +245,7 @@ class Judge:
             return replace(_REST if said.phase in BEFORE_MAIL else _UNCLEAR, said=text)
         if rule.verdict not in ABOUT_US:
             return Ruling(rule.verdict, rule.scope, rule, said=text)
-        hints = retry_after_ns(text), span_of(text), excess_of(text), named_of(text)
+        hints = retry_after_ns(text), span_of(text), is_too_much(text), named_of(text)
         return Ruling(rule.verdict, rule.scope, rule, *hints, said=text)
 
 
@@ -306,7 +298,7 @@ _NOT_SENT = re.compile(
 )
 _SENT = re.compile(r"messages?\b|e?mails?\b|\brecipients?\b|\brcpts?\b")
 _NAMED = re.compile(
-    r"(?<![\d,./-])(\d{1,3}(?:,\d{3}){1,2}|\d{1,8}) (recipients?|rcpts?|messages?|e-?mails?|mails?)"
+    r"(?<![\d,./-])(\d{1,3}(?:,\d{3}){1,2}|\d{1,8}) (?:recipients?|rcpts?|messages?|e-?mails?|mails?)"
     r" (?:per|in|an|a|each|every|/) ?"
     r"(?:(\d{1,6}) ?(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)\b|[a-z])"
 )
@@ -318,19 +310,17 @@ _TOO_MUCH = re.compile(
 )
 
 
-def excess_of(text: str) -> Excess | None:
-    """Return what a refusal says there was too much of in some window, or None for anything else.
+def is_too_much(text: str) -> bool:
+    """Return whether a refusal says that too much mail was sent in some window.
 
-    What was too much at one instant (concurrent connections), and what was not sent
-    (errors, logins), no window of ours knows.  `text` in lower case.
+    Not what was too much at one instant (concurrent connections), nor what was not sent (connections,
+    errors, logins): no window of ours knows of it.  `text` in lower case.
     """
     if _AT_ONCE.search(text) or _NOT_SENT.search(text):
-        return None
-    span = span_of(text)
+        return False
     if _CONNECTIONS.search(text) and not _SENT.search(text):
-        # Without a window it is how many are open at once.
-        return None if span is None else Excess.CONNECTIONS
-    return Excess.MAIL if span is not None or _TOO_MUCH.search(text) else None
+        return False
+    return span_of(text) is not None or _TOO_MUCH.search(text) is not None
 
 
 def named_of(text: str) -> Named | None:
@@ -338,16 +328,10 @@ def named_of(text: str) -> Named | None:
 
     None where it names none, or no window, or one that is longer than anybody would believe.
     """
-    if (found := _NAMED.search(text)) is None:
+    if (found := _NAMED.search(text)) is None or (count := int(found[1].replace(",", ""))) == 0:
         return None
-    count, unit, number, period = int(found[1].replace(",", "")), found[2], found[3], found[4]
-    if count == 0:
-        return None
-    is_of_recipients = unit.startswith("r")
-    per_ns = int(number) * UNIT_NS[period[0]] if number else None
-    if per_ns is not None and per_ns > LONGEST_BELIEVED_NS:
-        return None
-    return Named(count, "recipients" if is_of_recipients else "messages", per_ns)
+    per_ns = int(found[2]) * UNIT_NS[found[3][0]] if found[2] else None
+    return None if per_ns is not None and per_ns > LONGEST_BELIEVED_NS else Named(count, per_ns)
 
 
 def span_of(text: str) -> Span | None:

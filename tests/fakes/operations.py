@@ -8,9 +8,8 @@ from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, UNREAD, Deed,
 from relay.mail.envelope import QueueId
 from relay.queue.queued import WaitReason, origin_of
 from relay.queue.scheduler import Queued, State
-from relay.status.breakdown import Breakdown, Count
-from relay.status.estimate.plan import Plan
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted, domains_of
+from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, Snapshot, UpstreamState
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.snapshots import AT_NS, a_detail, a_plan, a_snapshot, an_upstream
@@ -50,13 +49,6 @@ class FakeOperations(Rows):
         if self.raises is not None:
             raise self.raises
         return self.shown
-
-    async def breakdown(self) -> Breakdown:
-        if self.raises is not None:
-            raise self.raises
-        count = Count({})
-        count.add(_queued(view) for view in self.messages.values())
-        return count.breakdown(self.shown.at_ns)
 
     async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
         for number, view in enumerate(wanted.arranged(each.view for each in self._listed(wanted.filters))):
@@ -112,7 +104,7 @@ class FakeOperations(Rows):
             return ABSENT
         until_ns = None if asked.length_ns is None else self.shown.at_ns + asked.length_ns
         paused = an_upstream(state=UpstreamState.PAUSED, because="by anna", paused_until_ns=until_ns)
-        self.shown = a_snapshot(upstream=replace(paused, paused_by=asked.by, holds_new=asked.holds_new))
+        self.shown = a_snapshot(upstream=replace(paused, paused_by=asked.by))
         return OK
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:

@@ -79,16 +79,6 @@ def test_an_unknown_upstream_of_a_relay_that_is_down_is_told(
     assert capsys.readouterr().err == "nobody: there is no such upstream\n"
 
 
-def test_new_mail_is_held_where_that_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    policy, operations = write_policy(tmp_path), FakeOperations()
-    with relay_up(tmp_path / "spool", operations):
-        assert code_of("pause", "isp", "--new", "--policy", str(policy)) == 0
-
-    assert operations.paused == [("isp", PauseAsked("anna", holds_new=True))]
-    out = capsys.readouterr().out
-    assert out == "isp: paused until `relay resume isp`; 2 in flight finish; what comes in for it is held\n"
-
-
 def test_every_instant_is_in_utc_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy = write_policy(tmp_path)
     assert code_of("pause", "isp", "--for", "2h", "--policy", str(policy)) == 0

@@ -153,8 +153,7 @@ def _made(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["probe", "nobody"], 64), (["probe", "isp", "--from", "a@example.org"], 64),
-        (["probe", "isp", "--to", "nonsense"], 64), (["login", "nobody"], 64), (["login", "plain"], 78),
+        (["probe", "nobody"], 64), (["login", "nobody"], 64), (["login", "plain"], 78),
     ],
 )  # fmt: skip
 def test_a_wrong_call_does_nothing(practised: Practised, arguments: list[str], code: int) -> None:

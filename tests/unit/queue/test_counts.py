@@ -62,8 +62,7 @@ def _do(scheduler: Scheduler, act: str, queue_id: QueueId, more: int, now_ns: in
         case "park":
             scheduler.park(queue_id, more, now_ns, NO_REASON)
         case "refuse":
-            scheduler.doubt(f"s{more}")
-            scheduler.attempted(queue_id, tried=frozenset(), refusals=1, singled_out=0, left=RecipientsLeft())
+            scheduler.attempted(queue_id, tried=frozenset(), refusals=1, left=RecipientsLeft())
             scheduler.give_back(queue_id, WaitReason("421 no"))
         case "move":
             scheduler.move(queue_id, f"lane {more}")

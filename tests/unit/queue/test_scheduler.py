@@ -9,7 +9,6 @@ from relay.queue.queued import NO_REASON, origin_of
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.queue.sender_pauses import FIRST_REST_NS, LONGEST_REST_NS
 from relay.verdicts.decision import back_off_ns
-from relay.verdicts.operator_pause import FOREVER_NS
 from tests.unit.queue.test_counts import assert_counted
 
 MINUTE_NS = 60 * 10**9
@@ -24,7 +23,7 @@ def from_sender(number: int, reverse_path: str) -> Queued:
     return Queued(QueueId(f"{number:016d}"), origin_of(reverse_path), 100, 0, 1)
 
 
-def test_mail_of_a_paused_sender_comes_back_one_first() -> None:
+def test_mail_of_a_paused_sender_comes_back_behind_its_rest() -> None:
     scheduler = Scheduler()
     for number, sender in enumerate(["bad", "good", "bad", "bad"]):
         scheduler.add(from_sender(number, sender))
@@ -37,28 +36,19 @@ def test_mail_of_a_paused_sender_comes_back_one_first() -> None:
     assert scheduler.next_ready(until_ns - 1) is None
     assert {queued.reason for queued in scheduler if queued.reverse_path == "bad"} == {"553 not yours"}
     assert scheduler.next_due_at_ns() == until_ns
-    first = scheduler.next_ready(until_ns)
-    assert first is not None
-    assert scheduler.next_ready(until_ns) is None
-    scheduler.trust_sender("bad", until_ns)
-    assert scheduler.next_ready(until_ns) is not None
-    assert scheduler.next_ready(until_ns) is not None
+    assert [scheduler.next_ready(until_ns) is not None for _ in range(4)] == [True, True, True, False]
 
 
-def test_a_sender_rests_and_is_doubted_however_it_is_spelled() -> None:
+def test_a_sender_rests_however_it_is_spelled() -> None:
     spellings = ["bad@x.example", '"bad"@X.example', '"\\bad"@x.example']
-    for use in range(2):
-        scheduler = Scheduler()
-        if use == 0:
-            scheduler.sender_pauses.begin(from_sender(9, spellings[0]).sender, 0, "553 not yours")
-        else:
-            scheduler.doubt(from_sender(9, spellings[0]).sender)
-        for number, sender in enumerate([*spellings, "good@x.example"]):
-            scheduler.add(from_sender(number, sender))
+    scheduler = Scheduler()
+    scheduler.sender_pauses.begin(from_sender(9, spellings[0]).sender, 0, "553 not yours")
+    for number, sender in enumerate([*spellings, "good@x.example"]):
+        scheduler.add(from_sender(number, sender))
 
-        first = scheduler.next_ready(0)
-        assert first is not None
-        assert first.reverse_path == "good@x.example"
+    first = scheduler.next_ready(0)
+    assert first is not None
+    assert first.reverse_path == "good@x.example"
 
 
 def test_a_sender_that_is_refused_again_rests_longer_up_to_a_bound() -> None:
@@ -72,19 +62,18 @@ def test_a_sender_that_is_refused_again_rests_longer_up_to_a_bound() -> None:
     assert lengths_ns[-1] == LONGEST_REST_NS
 
 
-def test_a_rest_lasts_until_somebody_went_to_see_whether_it_is_over() -> None:
-    scheduler = Scheduler()
-    scheduler.sender_pauses.begin("bad", 5, "no")
-    assert scheduler.sender_pauses.rests_of("bad") == ((5, FOREVER_NS),)
-    proves_at_ns = 5 + 2 * FIRST_REST_NS
-    for number in range(3):
-        scheduler.add(from_sender(number, "bad"))
-        # None of them is refused as the sender's, and none is taken: what follows the first is age.
-        assert scheduler.next_ready(proves_at_ns + 60 * number * MINUTE_NS) is not None
-    assert scheduler.sender_pauses.rests_of("bad") == ((5, proves_at_ns),)
-    scheduler.trust_sender("bad", proves_at_ns + 600 * MINUTE_NS)
-    assert scheduler.sender_pauses.rests_of("bad") == ((5, proves_at_ns),)
-    assert scheduler.sender_pauses.rests_of("good") == ()
+def test_a_rest_is_no_age_until_it_is_over_or_the_sender_is_trusted() -> None:
+    pauses = Scheduler().sender_pauses
+    pauses.begin("bad", 5, "no")
+    assert pauses.rests_of("bad") == ((5, 5 + FIRST_REST_NS),)
+    pauses.end("bad", 100)
+    pauses.begin("bad", 200, "no", ages=True)
+    assert pauses.rests_of("bad") == ((5, 100),), "of the shield's rests nothing is known"
+    assert pauses.senders() == {"bad": 200 + FIRST_REST_NS}
+    pauses.end("bad", 300)
+    assert pauses.rests_of("bad") == ((5, 100),)
+    assert pauses.senders() == {}
+    assert pauses.rests_of("good") == ()
 
 
 @given(st.integers(0, 10**18), st.integers(1, 10**15), st.integers(1, 10**15))

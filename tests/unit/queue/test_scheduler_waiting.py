@@ -1,11 +1,9 @@
 """Mail that is kept out of the order, by doubt, rest, lane, place or pause: each comes back, once."""
 
 from relay.mail.envelope import QueueId
-from relay.queue.lanes import DEFAULT_LANE, Lane, Price
-from relay.queue.queued import NO_REASON, NewMailHold, WaitReason, origin_of
+from relay.queue.lanes import DEFAULT_LANE, Lane
+from relay.queue.queued import NO_REASON, WaitReason, origin_of
 from relay.queue.scheduler import Queued, Scheduler, State
-from relay.queue.sender_pauses import PROOF_NS
-from relay.verdicts.decision import REFUSALS_IN_PLACE
 
 LANES = (Lane("list", 20, has_ceiling=True), Lane(DEFAULT_LANE, 80))
 
@@ -19,75 +17,6 @@ def _take(scheduler: Scheduler, now_ns: int = 0) -> str:
     while (queued := scheduler.next_ready(now_ns)) is not None:
         taken.append(queued.queue_id)
     return "".join(taken)
-
-
-def test_in_doubt_too_a_closed_lane_keeps_back_no_other() -> None:
-    scheduler = Scheduler()
-    scheduler.arrange(LANES, Price(), 100)
-    for name, lane in ("a", "list"), ("b", "list"), ("c", DEFAULT_LANE):
-        scheduler.add(_message(name, lane=lane))
-    scheduler.doubt("bad")
-    scheduler.add(_message("x", "good"))
-    # Those that are not in doubt go first, and the others are aside.
-    assert _first(scheduler) == "x"
-
-    scheduler.let_lane("list", 0, 500)
-
-    assert _first(scheduler) == "c"
-    # And nobody of the closed lane is forgotten, or out of turn.
-    assert not scheduler.has_ready(0)
-    assert scheduler.next_due_at_ns() == 500
-    scheduler.let_lane("list", None, 0)
-    assert _take(scheduler, 500) == "ab"
-
-
-def _first(scheduler: Scheduler) -> str:
-    taken = scheduler.next_ready(0)
-    assert taken is not None
-    return taken.queue_id
-
-
-def test_an_unattempted_proof_of_a_sender_loses_nothing() -> None:
-    scheduler = Scheduler()
-    scheduler.add(_message("a"))
-    scheduler.add(_message("b"))
-    until_ns = scheduler.sender_pauses.begin("bad", 0, "553 not yours")
-    assert _take(scheduler) == ""
-    assert _take(scheduler, until_ns) == "a"
-    rested = scheduler.sender_pauses.rests_of("bad")
-
-    scheduler.give_back(QueueId("a"), WaitReason("no room"))
-
-    assert _take(scheduler, until_ns + 1) == "a"
-    assert scheduler.sender_pauses.rests_of("bad") != rested
-    # Its others still wait for what becomes of it.
-    assert _take(scheduler, until_ns + PROOF_NS - 1) == ""
-    # Unlike one that was: its sender's mail waits for the answer.
-    scheduler.reserved(QueueId("a"), 1)
-    scheduler.give_back(QueueId("a"), WaitReason("421 busy"))
-    assert _take(scheduler, until_ns + PROOF_NS) == ""
-
-
-def test_behind_a_closed_lane_the_refused_longest_ago_is_next() -> None:
-    scheduler = Scheduler()
-    scheduler.arrange(LANES, Price(), 100)
-    for name in "abc":
-        scheduler.add(_message(name, lane="list"))
-    proved = ""
-    for now_ns in range(1, 7):
-        # The window opens for one, which is refused; then the lane has no room.
-        scheduler.let_lane("list", 1, 0)
-        refused = scheduler.next_ready(now_ns)
-        assert refused is not None
-        proved += refused.queue_id
-        scheduler.reserved(refused.queue_id, 1)
-        scheduler.doubt("bad")
-        refused.past = refused.past.but(refusals=REFUSALS_IN_PLACE)
-        scheduler.refused(refused.queue_id, 1, WaitReason("421 no"))
-        scheduler.let_lane("list", 0, now_ns + 1)
-        assert not scheduler.has_ready(now_ns)
-        assert scheduler.next_due_at_ns() == now_ns + 1
-    assert proved == "abcabc"
 
 
 def _of(names: str) -> Scheduler:
@@ -138,33 +67,3 @@ def test_as_many_leave_in_order_as_there_is_room_for() -> None:
     _park(scheduler, "b", "list", 300)
     assert _leave(scheduler, now_ns=300, room=3) == "bcd"
     assert scheduler.next_due_at_ns() is None
-
-
-def _came_in(number: int, at_ns: int, suffix: str = "", state: State = State.WAITING) -> Queued:
-    return Queued(
-        QueueId(f"{number:016d}{suffix}"), origin_of(f"s{number % 3}@b.example"), 1, at_ns, 1, state
-    )
-
-
-def test_what_was_there_before_and_our_own_notices_are_not_held() -> None:
-    scheduler = Scheduler()
-    assert scheduler.hold_new(NewMailHold("isp", 10))
-    assert not scheduler.hold_new(NewMailHold("isp", 10))
-    for number, (at_ns, suffix) in enumerate([(9, ""), (10, ""), (11, "r"), (11, "w"), (11, "r2"), (11, "")]):
-        scheduler.add(_came_in(number, at_ns, suffix))
-
-    held = [queued for queued in scheduler if queued.state is State.HELD]
-    assert [queued.queue_id for queued in held] == [f"{1:016d}", f"{5:016d}"]
-    assert {queued.reason for queued in held} == {"held by the pause of isp"}
-
-
-def test_what_waits_at_a_restart_is_held_before_it_can_go() -> None:
-    scheduler = Scheduler()
-    for number in range(4):
-        scheduler.add(_came_in(number, number))
-    scheduler.hold_new(NewMailHold("isp", 2))
-    scheduler.follow_hold([queued.queue_id for queued in scheduler] + [QueueId("gone")])
-
-    gone = [scheduler.next_ready(9), scheduler.next_ready(9)]
-    assert [queued and queued.arrived_at_ns for queued in gone] == [0, 1]
-    assert scheduler.next_ready(9) is None

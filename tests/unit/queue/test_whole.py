@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import NO_REASON, NewMailHold, Queued, State, origin_of
+from relay.queue.queued import NO_REASON, Queued, State, origin_of
 from relay.queue.routes import Availability, Because, Part, Route, Spilled, choose
 from relay.queue.whole import Queue
 
@@ -42,9 +42,6 @@ class WholeQueue(RuleBasedStateMachine):
         """Parts of each message that are not done."""
         self.told = {route: (route.upstreams[0], Because.PREFERRED) for route in ROUTES}
         self.spilled: dict[Route, set[str]] = {route: set() for route in ROUTES}
-        self.holds: dict[str, NewMailHold] = {}
-        """What a pause of each upstream holds."""
-        self.by_hand: set[QueueId] = set()
         self.active: dict[QueueId, tuple[Queued, str]] = {}
         """By the key, a part in a transaction, and where."""
 
@@ -71,16 +68,6 @@ class WholeQueue(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES))
     def is_well(self, name: str) -> None:
         self._is(name, Availability())
-
-    @rule(name=st.sampled_from(NAMES), holds=st.booleans())
-    def is_told_to_hold(self, name: str, *, holds: bool) -> None:
-        self.holds.pop(name, None)
-        if holds:
-            self.holds[name] = NewMailHold(name, self.now_ns)
-        if self.queue.hold_new(name, self.holds.get(name)):
-            line = self.queue.line(name)
-            line.follow_hold([part.key for part in line])
-            self.look()
 
     @rule(name=st.sampled_from(NAMES))
     def takes(self, name: str) -> None:
@@ -132,9 +119,6 @@ class WholeQueue(RuleBasedStateMachine):
             assert self.queue.state_of(queue_id) is State.HELD
             if is_released:
                 self.queue.release(queue_id)
-                self.by_hand.discard(queue_id)
-            else:
-                self.by_hand.add(queue_id)
 
     @precondition(lambda self: self.left)
     @rule(which=st.integers(0), routes=st.lists(st.sampled_from(ROUTES), min_size=1, max_size=2, unique=True))
@@ -230,15 +214,8 @@ class WholeQueue(RuleBasedStateMachine):
                 assert choice.instead_of == choose(route, self.states, self.now_ns).upstream
                 assert self.states[part.upstream].is_usable
             else:
-                assert part.upstream == self._where(part, route)
+                assert part.upstream == choose(route, self.states, self.now_ns).upstream
         assert all(count == 1 for count in probes.values())
-
-    def _where(self, part: Queued, route: Route) -> str:
-        """Return the first upstream that holds a part before mail is sent to a later one."""
-        chosen = choose(route, self.states, self.now_ns).upstream
-        passed = route.upstreams[: route.upstreams.index(chosen) + 1]
-        holding = (name for name in passed if name in self.holds and self.holds[name].holds(part))
-        return next(holding, chosen)
 
     @invariant()
     def nothing_is_lost_or_twice(self) -> None:
@@ -250,18 +227,6 @@ class WholeQueue(RuleBasedStateMachine):
         assert waiting == len(self.left), "each message is counted once, in however many parts"
         users = Counter("ann" if int(queue_id) % 3 else "" for queue_id in self.left)
         assert dict(self.queue.owners.each()) == {(user, ""): count for user, count in users.items()}
-
-    @invariant()
-    def what_a_pause_holds_stands_in_its_line(self) -> None:
-        for part in self.queue:
-            hold = self.holds.get(part.upstream)
-            if part.state is State.HELD:
-                assert part.is_held_by_pause is (part.queue_id not in self.by_hand)
-            if part.is_held_by_pause:
-                assert hold is not None
-                assert hold.holds(part)
-            elif part.state is State.WAITING:
-                assert hold is None or not hold.holds(part)
 
     @invariant()
     def what_is_under_way_stays(self) -> None:
@@ -311,7 +276,7 @@ def test_a_probe_that_was_refused_goes_before_what_came_later() -> None:
         (probe,) = queue.line("a")
         assert probe.choice.because is Because.PROBE
         assert queue.line("a").next_ready(30) is probe
-        queue.line("a").refused(probe.key, 2, NO_REASON)
+        queue.line("a").give_back(probe.key, NO_REASON)
         queue.note("a", down)
         queue.put(probe, 30)
         queue.move_on(30)

@@ -129,11 +129,7 @@ class Relay:
         )
         self.watch = Watch(self.sender, policy, "relay.test", self.clock, PolicyStatus("", 0))
         self.late = LateMail(
-            self.sender.queue,
-            self.sender.settling,
-            self.clock,
-            foresee=lambda: self.watch.listing().messages,
-            pausing=self.sender.upstreams.pausing,
+            self.sender.queue, self.sender.settling, self.clock, self.sender.upstreams.pausing
         )
         self.operator = Operator(self.sender, self.watch, self.events)
 

@@ -1,6 +1,7 @@
 """An operator's pause of an upstream: what it keeps back, and what it outlives."""
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from relay.control.operations import ABSENT, OK, UNCHANGED
 from relay.queue.scheduler import State
 from relay.sender.state_file import PAUSE_FORMAT, pause_path
 from relay.status.snapshot import UpstreamState
+from relay.verdicts.account import AccountState, PauseRecord
 from relay.verdicts.health import Health
-from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.operator_pause import FOREVER_NS, PauseAsked
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Script, Smarthost, Until, turns
+from tests.fakes.unsynced import Unsynced
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 from tests.unit.sender.test_races import turns_of_the_loop
 
@@ -107,7 +110,6 @@ async def test_an_edit_of_the_account_carries_the_pause_over(tmp_path: Path) -> 
         before = relay.dispatcher
         pause = before.pausing.state.operator
         await relay.sender.apply(policy_of(tmp_path, host.port, ", history: other"))
-        await relay.sender.upstreams.recalled("isp")
 
         assert relay.dispatcher is not before
         assert relay.dispatcher.pausing.state.operator == pause
@@ -146,10 +148,48 @@ async def test_a_reboot_goes_on_with_it(tmp_path: Path, length_ns: int | None) -
         rebooted = FakeClock()
         rebooted.reboot(3595 * SECOND_NS)
         async with Relay(policy, clock=rebooted) as relay:
-            await relay.sender.upstreams.recalled("isp")
             now = relay.dispatcher.pausing.state.operator
             assert now is not None
             if length_ns is not None:
                 assert now.until_ns - rebooted.boottime_ns() == left_ns - 3600 * SECOND_NS
             assert replace(now, until_ns=0) == replace(pause, until_ns=0)
             assert relay.dispatcher.pausing.state.health is Health.USED
+
+
+class SlowToRead(Unsynced):
+    """A disk on which what is kept of an account is read when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_read = threading.Event()
+
+    def open_read(self, path: str) -> int:
+        if path.endswith(".pause"):
+            assert self.may_read.wait(20)
+        return super().open_read(path)
+
+
+async def test_an_edit_just_behind_the_start_ends_a_rest_of_before(tmp_path: Path) -> None:
+    clock, disk = virtual_clock(), SlowToRead()
+    async with Smarthost() as host:
+        policy = policy_of(tmp_path, host.port)
+        state = AccountState(Health.STOPPED, "535 no", FOREVER_NS, spans=((0, FOREVER_NS),))
+        record = PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), state)
+        pause_path(policy, "isp").parent.mkdir(parents=True, exist_ok=True)
+        pause_path(policy, "isp").write_bytes(PAUSE_FORMAT.render(record))
+        relay = Relay(policy, disk, is_threaded=True)
+        relay.accept()
+        rules = ", verdicts: [{text: x, verdict: defer recipient}]"
+
+        async def start_and_edit() -> None:
+            await relay.sender.start()
+            await relay.sender.apply(policy_of(tmp_path, host.port, rules))
+
+        editing = asyncio.create_task(start_and_edit())
+        await turns_of_the_loop()
+        disk.may_read.set()
+        await editing
+        await relay.until_empty()
+        await relay.sender.stop()
+        relay.trigger.close()
+        assert len(host.relayed) == 1

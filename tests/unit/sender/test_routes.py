@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from relay.daemon.spilling import Spilling
+
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
-from relay.daemon.spilling import Spilling
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.sender.upstream_health import Pausing
@@ -195,7 +196,6 @@ async def test_mail_spills_where_it_would_wait_too_long_and_goes_back(tmp_path: 
             assert await spilling.look() == 0, "there is nowhere to go"
             full = policy_with_limit(limited, "two", "{messages: 1, per: 1d}")
             await relay.sender.apply(full)
-            await relay.sender.upstreams.recalled("two")
             assert await relay.operator.resume("two") == OK
             await relay.until(lambda: relay.sender.in_flight == 0)
 

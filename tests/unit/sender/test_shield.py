@@ -12,7 +12,6 @@ from tests.fakes.smarthost import Recorded, Script, Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 
 CUT_OFF = "550 Administrative prohibition"
-NOBODY = "550 5.1.1 no such user here"
 PATIENT = "retry: {min: 1h, max: 4h, lifetime: 5d, warn_after: null}"
 HOUR_NS = 3600 * SECOND_NS
 SUBSCRIBERS = [f"s{number}@there.example" for number in range(30)]
@@ -170,31 +169,6 @@ async def test_what_the_operator_believes_is_reported_and_the_rest_goes_on(tmp_p
         assert await _bounced(relay) == 31
 
 
-async def test_an_unknown_refusal_bounces_once_others_went_through(tmp_path: Path) -> None:
-    def rcpt(argument: str) -> str:
-        return CUT_OFF if "gone@" in argument else "250 ok"
-
-    async with Smarthost(Script(rcpt=rcpt)) as host, Relay(policy_of(tmp_path, host.port)) as relay:
-        relay.accept("gone@there.example")
-        # Asked again, so it was not bounced by the first.
-        await relay.until(lambda: sum("gone@" in command for command in host.commands) >= 2)
-        relay.accept("here@there.example")
-        await relay.until_empty()
-
-        reports = [relayed for relayed in host.relayed if relayed.reverse_path == ""]
-        assert len(reports) == 1
-        assert b"gone@there.example" in reports[0].content
-
-
-async def test_a_list_of_dead_addresses_is_reported_and_stops_nothing(tmp_path: Path) -> None:
-    async with Smarthost(Script(rcpt=NOBODY)) as host, Relay(policy_of(tmp_path, host.port)) as relay:
-        for subscriber in SUBSCRIBERS:
-            relay.accept(subscriber, sender="")
-        await relay.until_empty()
-        assert relay.dispatcher.pausing.because == ""
-        assert await _bounced(relay) == len(SUBSCRIBERS)
-
-
 async def test_restarts_do_not_end_a_stop_and_bounce_nobody(tmp_path: Path) -> None:
     clock, says = virtual_clock(), [CUT_OFF]
     async with Smarthost(Script(rcpt=lambda _: says[0])) as host:
@@ -220,20 +194,3 @@ async def test_restarts_do_not_end_a_stop_and_bounce_nobody(tmp_path: Path) -> N
             relay.sender.wake()
             await relay.until_empty()
             assert len(host.relayed) == len(SUBSCRIBERS)
-
-
-async def test_a_list_of_one_sender_cut_off_in_unknown_words_waits_and_bounces_nobody(tmp_path: Path) -> None:
-    says = [CUT_OFF]
-    async with (
-        Smarthost(Script(rcpt=lambda _: says[0])) as host,
-        Relay(policy_of(tmp_path, host.port)) as relay,
-    ):
-        relay.accept(*SUBSCRIBERS)
-        await _sits_out(relay)
-        assert await _bounced(relay) == 0
-        assert _asked(host) == len(SUBSCRIBERS)
-
-        says[0] = "250 ok"
-        assert await relay.operator.resume("isp") == OK
-        await relay.until_empty()
-        assert sorted(host.relayed[0].recipients) == sorted(SUBSCRIBERS)

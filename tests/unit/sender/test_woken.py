@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from relay.daemon.spilling import Spilling
+
 from relay.queue.queued import Queued, State
 from tests.fakes.smarthost import Script, Smarthost, turns
 from tests.unit.sender.in_process_relay import CONTENT, Relay

@@ -99,7 +99,7 @@ def test_a_refusal_that_is_about_us_changes_nothing_of_the_message(
 ) -> None:
     decision = settled(*[verdict] * count, age_ns=age_ns, more=more)
 
-    assert decision.next is Next.REFUSED
+    assert decision.next is Next.GIVE_BACK
     assert not decision.warns
     assert decision.recipients_left == count + more
 
@@ -112,7 +112,7 @@ standings = st.builds(
     st.just(range(6)),
     st.frozensets(st.integers(0, 7)),
     refusals=st.integers(0, 9),
-    singled_out=st.integers(0, 4),
+    in_a_row=st.integers(0, 4),
     late_ns=st.integers(0, 200 * HOUR_NS),
     paused_ns=st.integers(0, 50 * HOUR_NS),
     resting_ns=st.integers(0, 100 * HOUR_NS),
@@ -136,7 +136,8 @@ def test_a_refusal_about_us_bounces_nobody_whatever_is_known(
         if verdict in ABOUT_US:
             assert fate is not Fate.BOUNCED
             if fate is not Fate.WAITING:
-                assert standing.is_sender_alone or (standing.is_well and standing.singled_out + 1 >= EVIDENT)
+                is_evident = standing.refusals + 1 >= REFUSALS_IN_PLACE + EVIDENT
+                assert standing.is_sender_alone or (standing.is_well and is_evident)
         assert (fate is Fate.RELAYED) == (verdict is Verdict.RELAYED), "what is relayed is never sent again"
 
 
@@ -149,12 +150,7 @@ def test_the_order_of_the_recipients_does_not_matter(
     other = believed(an_outcome(*shuffled, scope=scope), standing._replace(asked=order))
 
     assert {i: fate for i, (fate, _) in one.fates.items()} == {i: f for i, (f, _) in other.fates.items()}
-    assert (one.next, one.tried, one.refusals, one.singled_out) == (
-        other.next,
-        other.tried,
-        other.refusals,
-        other.singled_out,
-    )
+    assert (one.next, one.tried, one.refusals) == (other.next, other.tried, other.refusals)
     assert (one.back_off_ns, one.warns, one.is_relayed) == (other.back_off_ns, other.warns, other.is_relayed)
 
 
@@ -217,7 +213,8 @@ def test_late_is_counted_with_pauses_and_age_without() -> None:
 
 OLD = NEW._replace(late_ns=121 * HOUR_NS)
 IN_PLACE = NEW._replace(refusals=REFUSALS_IN_PLACE - 1)
-SINGLED_OUT = NEW._replace(refusals=9, singled_out=EVIDENT - 1, is_well=True)
+IN_A_ROW = NEW._replace(in_a_row=REFUSALS_IN_PLACE - 1)
+SINGLED_OUT = NEW._replace(refusals=REFUSALS_IN_PLACE + EVIDENT - 1, is_well=True)
 OF_SENDER = an_outcome(Verdict.PAUSE, scope=Scope.SENDER)
 ALONE = OLD._replace(resting_ns=100 * HOUR_NS, is_sender_alone=True)
 
@@ -228,7 +225,6 @@ class Meaning(NamedTuple):
     fate: Fate
     next: Next
     refusals: int = 0
-    singled_out: int = 0
     rests: bool = False
 
 
@@ -246,21 +242,27 @@ class Meaning(NamedTuple):
             Meaning(Fate.DEFERRED, Next.POSTPONE),
         ),
         (an_outcome(Verdict.LATER), NEW, Meaning(Fate.DEFERRED, Next.POSTPONE)),
-        (an_outcome(Verdict.PAUSE), NEW, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
-        (an_outcome(Verdict.PAUSE), OLD, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
-        (an_outcome(Verdict.STOP), NEW, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
-        # Refused so often, it lets others prove the upstream.
-        (an_outcome(Verdict.PAUSE), IN_PLACE, Meaning(Fate.WAITING, Next.REFUSED, refusals=3)),
+        (an_outcome(Verdict.PAUSE), NEW, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1)),
+        (an_outcome(Verdict.PAUSE), OLD, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1)),
+        (an_outcome(Verdict.STOP), NEW, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1)),
+        # Refused so often, it or the upstream's mail at all, it lets others prove the upstream.
+        (an_outcome(Verdict.PAUSE), IN_PLACE, Meaning(Fate.WAITING, Next.POSTPONE, refusals=3)),
+        (an_outcome(Verdict.STOP), IN_A_ROW, Meaning(Fate.WAITING, Next.POSTPONE, refusals=1)),
+        (
+            an_outcome(Verdict.STOP),
+            IN_A_ROW._replace(is_probe=True),
+            Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1),
+        ),
         # Refused often where others are relayed, it is its own.
         (
             an_outcome(Verdict.PAUSE),
             NEW._replace(refusals=REFUSALS_IN_PLACE, is_well=True),
-            Meaning(Fate.WAITING, Next.REFUSED, refusals=4, singled_out=1),
+            Meaning(Fate.WAITING, Next.POSTPONE, refusals=4),
         ),
         (
             an_outcome(Verdict.PAUSE),
             SINGLED_OUT,
-            Meaning(Fate.DEFERRED, Next.POSTPONE, refusals=9, singled_out=3),
+            Meaning(Fate.DEFERRED, Next.POSTPONE, refusals=6),
         ),
         (OF_SENDER, NEW, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1, rests=True)),
         # Its rests are no age, but where its sender alone is refused.
@@ -269,7 +271,7 @@ class Meaning(NamedTuple):
             ALONE._replace(is_sender_alone=False),
             Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1, rests=True),
         ),
-        (OF_SENDER, ALONE, Meaning(Fate.EXPIRED, Next.FINISH)),
+        (OF_SENDER, ALONE, Meaning(Fate.EXPIRED, Next.FINISH, refusals=1)),
         (
             OF_SENDER,
             ALONE._replace(paused_ns=2 * HOUR_NS),
@@ -284,7 +286,6 @@ def test_one_recipient_one_answer(outcome: Outcome, standing: Standing, meaning:
         decision.fates[0][0],
         decision.next,
         decision.refusals,
-        decision.singled_out,
         decision.sender_rests is not None,
     )
 
