@@ -243,10 +243,6 @@ class PolicyStatus:
     """The first fault of a refused edit."""
     refused_file: str = ""
     """Why a listener's users or certificate cannot be used, while the last good ones stay; else empty."""
-    waiting_because: str = ""
-    """Why an edit is not in force yet; empty where none waits."""
-    waiting_until_ns: int | None = None
-    """Wall clock: when it will be, if the file stays as it is; None where that is not all it waits for."""
     path: str = ""
     """Its file, absolute."""
 
@@ -442,7 +438,7 @@ def public_coming(coming: Coming) -> Coming:
 
 _NULL_WHERE_EMPTY = frozenset({
     "refusing_because", "paused_because", "paused_by", "proving_after", "held_by", "last_error",
-    "waiting_because", "reason", "upstream", "upstream_because", "instead_of", "lane",
+    "reason", "upstream", "upstream_because", "instead_of", "lane",
     "rewritten_as",
 })  # fmt: skip
 

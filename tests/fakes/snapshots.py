@@ -164,8 +164,8 @@ def a_plan() -> Plan:
         AT_NS,
         is_running=True,
         differences=(
-            Difference("isp", "8 messages in any 1m", "5 messages in any 1m"),
-            Difference("listen 127.0.0.1:2525.max_size", "100", "50", needs_restart=True),
+            Difference("upstreams.isp.connections", "4", "5"),
+            Difference("listen.max_size", "100", "50", needs_restart=True),
         ),
         over=(OverLimit("isp", "5 messages per 60s", 8, 5),),
         upstreams=(PlannedUpstream("isp", 12, 14, AT_NS + 2 * minute_ns, AT_NS + 3 * minute_ns, *words),),

@@ -22,7 +22,7 @@ from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import a_plan
 from tests.unit.cli.control import POLICY, code_of, relay_up, write_policy
 
-LIMITED = POLICY.replace("host: smtp", "limits: [{messages: 3, per: 1h}]\n    host: smtp").replace(
+LIMITED = POLICY.replace("limits: []", "limits: [{messages: 3, per: 1h}]").replace(
     "    auth: {user: mjd, password_file: not-there}\n", ""
 )
 
@@ -82,7 +82,7 @@ def test_a_running_relay_is_asked(policy_path: Path, capsys: pytest.CaptureFixtu
     assert operations.planned == [(text.encode(), Path(file))]
     told = capsys.readouterr().out
     for words in (
-        "  ~ isp: 8 → 5 messages in any 1m",
+        "  ~ upstreams.isp.connections: 4 → 5",
         "over at once: isp: 5 messages per 60s: 8 of 5 used",
         "isp: 12 messages, 14 recipients wait",
         "  edited:   all have gone in 3m, at 2025-10-09T08:56:20Z; most of it for limit 5 messages per 60s",

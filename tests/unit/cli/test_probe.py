@@ -99,7 +99,7 @@ upstreams:
         device_url: "{server.url}/device"
         scope: smtp
     limits: [{{messages: 1, per: 1h}}, {{connections: 3, per: 1h}}]
-  plain: {{host: localhost, port: {host.port}, ca_file: ca.pem}}
+  plain: {{host: localhost, port: {host.port}, ca_file: ca.pem, limits: []}}
 """)
         yield Practised(tmp_path, server, host.ledger)
 

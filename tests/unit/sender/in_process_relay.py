@@ -44,12 +44,13 @@ CONTENT = b"From: a@here.example\r\nSubject: hello\r\n\r\nhello\r\n.dotted\r\n"
 
 def policy_of(folder: Path, port: int, upstream: str = "", rest: str = "", connections: int = 2) -> Policy:
     """Return a policy whose one upstream is on this port; `upstream` and `rest` are more YAML."""
+    limits = "" if "limits:" in upstream else ", limits: []"
     text = f"""
 spool: ./spool
 hostname: relay.test
 listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
 upstreams:
-  isp: {{host: 127.0.0.1, port: {port}, tls: none, connections: {connections}{upstream}}}
+  isp: {{host: 127.0.0.1, port: {port}, tls: none, connections: {connections}{upstream}{limits}}}
 {rest or "retry: {min: 50ms, max: 100ms, lifetime: 1d}"}
 """
     return parse_policy(text.encode(), folder / "policy.yaml")

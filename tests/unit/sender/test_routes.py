@@ -22,7 +22,7 @@ MINUTE_NS = 60 * SECOND_NS
 def policy_of(folder: Path, ports: dict[str, int], routes: str, rest: str = "") -> Policy:
     upstreams = "".join(
         f"  {name}: {{host: 127.0.0.1, port: {port}, tls: none, connections: 2, history: {name}, "
-        "shield: null}\n"
+        "shield: null, limits: []}\n"
         for name, port in ports.items()
     )
     text = f"""

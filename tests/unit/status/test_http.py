@@ -258,9 +258,7 @@ def test_everything_on_the_page_is_escaped() -> None:
     snapshot = a_snapshot(
         upstream=upstream,
         refusing_because=EVIL,
-        policy=PolicyStatus(
-            EVIL, AT_NS, last_reload_ok=False, last_error=EVIL, waiting_because=EVIL, waiting_until_ns=AT_NS
-        ),
+        policy=PolicyStatus(EVIL, AT_NS, last_reload_ok=False, last_error=EVIL, refused_file=EVIL),
         totals=Totals(accepted=1),
     )
 
