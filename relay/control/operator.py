@@ -32,9 +32,8 @@ from relay.mail.text import clean
 from relay.policy.lane import numbering_sorter, sorter_of
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
-from relay.queue.queued import WaitReason
-from relay.queue.scheduler import Queued, State
-from relay.queue.whole import queue_id_of
+from relay.queue.queued import Queued, State, WaitReason
+from relay.queue.queues import queue_id_of
 from relay.sender.arrivals import sort
 from relay.sender.attempt import recipients_left
 from relay.sender.sender import Sender
@@ -374,7 +373,7 @@ class Operator(Rows):
         elif deed is Deed.FIRST:
             self._queue.put_back(queued.queue_id, before)
             self._queue.release(queued.queue_id)
-            self._queue.go_first(queued.queue_id)
+            self._queue.put_first(queued.queue_id)
         else:
             state = State.HELD if deed is Deed.RELEASE else State.DEFERRED
             parts = self._queue.parts(queued.queue_id)
@@ -407,7 +406,7 @@ class Operator(Rows):
         for part in self._queue.parts(message.queue_id):
             if left := len(set(part.part.left(message.left)).difference(gone)):
                 which = recipients_left(message, part, gone, part.past.tried)
-                self._queue.line_of(part).put_back(part.key, before[part.key], (left, which))
+                self._queue.line_of(part).put_back(part, before[part.key], (left, which))
             else:
                 self._queue.end_part(part)
 

@@ -192,12 +192,12 @@ class ReadyConnections:
 
     def give_back(self, connection: Connection) -> None:
         """Take back a connection on which nothing was begun."""
-        self._pool.release(connection)
+        self._pool.release(connection, was_used=False)
 
     def let_go(self) -> None:
         """Give back all unused connections."""
         while self._ready:
-            self._pool.release(self._ready.popleft())
+            self._pool.release(self._ready.popleft(), was_used=False)
 
     def stop(self) -> None:
         self._is_stopped = True

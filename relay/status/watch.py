@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import cast
 
 from relay import __version__
 from relay.clock import SECOND_NS, Clock
@@ -19,10 +18,9 @@ from relay.policy.lane import lanes_of, numbers_of, with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.queue.counts import Sums, total
 from relay.queue.lanes import DEFAULT_LANE
-from relay.queue.queued import RECIPIENTS_SHOWN
+from relay.queue.queued import RECIPIENTS_SHOWN, Queued, State
+from relay.queue.queues import Queues, queue_id_of
 from relay.queue.routes import Because, words_of
-from relay.queue.scheduler import Queued, State
-from relay.queue.whole import Queue, queue_id_of
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView
 from relay.spool.interface import SetAside
@@ -32,7 +30,6 @@ from relay.status.estimate.expected import NEXT, ceiling_words, limit_words
 from relay.status.estimate.forecast import DOWN, Expected, Joining, LineEstimate, Look, load_of, rest_words
 from relay.status.estimate.pace import Load
 from relay.status.estimate.prospect import Edited, Prospect, RecordedUpstream, Seen
-from relay.status.estimate.spill_look import SpillLook
 from relay.status.filters import Listed, domains_in_memory
 from relay.status.snapshot import (
     NOTHING_COMING,
@@ -188,7 +185,7 @@ class Watch:
         """Return of each side all messages, where its look has not all of them; no copies."""
         looks = [old.look for old, _ in prospect.sides]
         return [
-            list(self._sender.queue.line(look.upstream) if look.behind.messages else ()) for look in looks
+            list(self._sender.queue.parts_in(look.upstream) if look.behind.messages else ()) for look in looks
         ]
 
     def why(self) -> dict[str, str]:
@@ -216,6 +213,7 @@ class Watch:
             Look(
                 name,
                 queue.line(name),
+                queue.parts_in(name),
                 views[name],
                 self.policy.upstreams.get(name),
                 back_off_ns=back_off_ns,
@@ -229,17 +227,12 @@ class Watch:
             look.join(joining.get(look.upstream, ()))
         return looks
 
-    def spill_look(self) -> SpillLook:
-        """Look at what goes first in every line, and what joins it from one that is down."""
-        return SpillLook({look.upstream: look for look in self._looks(FORETOLD)}, self._sender.queue)
-
     def _failing_over(
         self, view: UpstreamView, now_ns: int, most: int | None
     ) -> Iterator[tuple[str, Joining]]:
         """Yield what stands in the line of an upstream that is down, and leaves it for one that is not."""
-        queue = self._sender.queue
-        line = queue.line(view.name)
-        for queued in line if most is None or len(line) <= most else line.front(most)[1]:
+        queue, parts = self._sender.queue, self._sender.queue.parts_in(view.name)
+        for queued in parts[:most]:
             if queued.state not in (State.WAITING, State.DEFERRED):
                 continue
             until_ns = queue.choice(queued, now_ns).until_ns
@@ -271,10 +264,10 @@ class Watch:
             return ""
         full = view.limits.full()
         line = self._sender.queue.line(view.name)
-        lanes, place = line.closed_lanes(), line.next_place()
+        lanes, place = line.closed_lanes(), line.next_key()
         held = [] if full else [ceiling_words(lane) for lane in lanes]
-        if not full and place is not None:
-            full = view.limits.full(cast(Place, place))
+        if not full and isinstance(place, Place):
+            full = view.limits.full(place)
         return " and ".join(held + [limit_words(label) for label in full])
 
     def _counts(self) -> dict[QueueState, QueueCounts]:
@@ -430,7 +423,7 @@ class Listing:
     is made.  A message that is gone by then has no row.
     """
 
-    def __init__(self, watch: Watch, looks: Sequence[Look], queue: Queue, clock: Clock) -> None:
+    def __init__(self, watch: Watch, looks: Sequence[Look], queue: Queues, clock: Clock) -> None:
         self._looks = looks
         self._queue = queue
         self._paused = watch.why()
@@ -531,10 +524,6 @@ class Listing:
 
     def _listed(self, queued: Queued, expected: Expected, *, with_recipients: bool = False) -> MessageView:
         shown = queued.shown
-        if shown.arrival_at_ns is None:
-            # It was attempted since the look began, so its words are on another page.
-            parts = self._queue.parts(queued.queue_id)
-            shown = next((part for part in parts if part.key == queued.key), queued).shown
         arrival_at_ns = shown.arrival_at_ns
         if arrival_at_ns is None:
             # It left the queue since then.

@@ -61,6 +61,7 @@ class Pool(Generic[C]):
         self._generation = 0  # of the opener
         self._idle: list[tuple[C, int]] = []  # with when it became idle; oldest first
         self._busy: dict[C, int] = {}  # with the generation it was opened in
+        self._unused: dict[C, int] = {}  # of these, since when those were idle that were idle before
         self._opening: dict[asyncio.Task[C], int] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._waiters: deque[asyncio.Future[C]] = deque()
@@ -82,6 +83,7 @@ class Pool(Generic[C]):
             now_ns = self._clock.boottime_ns()
             if self._may_stay(connection, now_ns) and now_ns - since_ns < self._idle_ns:
                 self._busy[connection] = self._generation
+                self._unused[connection] = since_ns
                 return connection
             self._retire(connection)
         return None
@@ -106,19 +108,21 @@ class Pool(Generic[C]):
                 self.release(waiter.result())  # it was given a connection in that moment
             raise
 
-    def release(self, connection: C) -> None:
-        """Keep the connection if it may be used again."""
+    def release(self, connection: C, *, was_used: bool = True) -> None:
+        """Keep the connection if it may be used again; one that was not used is idle since it was before."""
         generation = self._busy.pop(connection)
         now_ns = self._clock.boottime_ns()
+        since_ns = self._unused.pop(connection, now_ns)
         is_current = generation == self._generation and not self._is_closed
         if is_current and self._count() < self._connections and self._may_stay(connection, now_ns):
-            self._keep(connection, now_ns)
+            self._keep(connection, now_ns if was_used else since_ns)
         else:
             self._retire(connection)
         self._serve()
 
     def discard(self, connection: C) -> None:
         del self._busy[connection]
+        self._unused.pop(connection, None)
         connection.abort()
         self._serve()
 
@@ -223,9 +227,10 @@ class Pool(Generic[C]):
             return  # another one is coming; to open again now would be a hot loop
         self._serve()
 
-    def _keep(self, connection: C, now_ns: int) -> None:
-        self._idle.append((connection, now_ns))
-        if self._timer is None:
+    def _keep(self, connection: C, since_ns: int) -> None:
+        self._idle.append((connection, since_ns))
+        self._idle.sort(key=lambda each: each[1])
+        if self._timer is None or self._idle[0][0] is connection:
             self._set_timer()
 
     def _retire(self, connection: C) -> None:

@@ -21,7 +21,6 @@ from typing import NamedTuple, cast
 
 from relay.mail.envelope import QueueId
 from relay.queue.queued import NO_REASON, Queued, State, WaitKind, WaitReason, origin_of
-from relay.queue.scheduler import Scheduler
 from relay.status.estimate.expected import (
     BACK_OFF,
     CONNECTIONS,
@@ -34,6 +33,8 @@ from relay.status.estimate.expected import (
     ceiling_words,
     limit_words,
 )
+from relay.status.estimate.replay.scheduler import Scheduler
+from relay.status.estimate.replay.twin import Twin
 from relay.throttle.admission import (
     Place,
     Request,
@@ -73,7 +74,7 @@ def _line_of(mails: Sequence[Mail], now_ns: int) -> Scheduler:
     for mail in mails:
         state = State.DEFERRED if mail.joins_at_ns > now_ns else State.WAITING
         origin = origin_of(mail.reverse_path)
-        line.add(Queued(mail.queue_id, origin, 0, 0, mail.recipients, state, mail.joins_at_ns))
+        line.add(Twin(mail.queue_id, origin, 0, 0, mail.recipients, state, mail.joins_at_ns))
     return line
 
 

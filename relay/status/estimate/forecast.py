@@ -27,14 +27,15 @@ fail over while its upstream is down is estimated with the line where it goes th
 import bisect
 from collections.abc import Container, Iterable, Mapping, Sequence
 from copy import copy
-from typing import NamedTuple, cast
+from itertools import islice
+from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.policy.model import Upstream
 from relay.queue.counts import total
 from relay.queue.lanes import Arrangement
-from relay.queue.queued import WaitKind, WaitReason
-from relay.queue.scheduler import Queued, Scheduler, State
+from relay.queue.queued import Queued, State, WaitKind, WaitReason
+from relay.queue.upstream_queue import UpstreamQueue
 from relay.sender.attempt import Attempt
 from relay.sender.upstreams import UpstreamView
 from relay.status.estimate.eta import foretell
@@ -47,10 +48,11 @@ from relay.status.estimate.expected import (
     SHIELD,
     Mail,
     Outlook,
-    limit_words,
 )
 from relay.status.estimate.pace import Load, Pace
-from relay.throttle.admission import Place, keys_of
+from relay.status.estimate.replay.scheduler import Scheduler
+from relay.status.estimate.replay.twin import Twin, twin_of
+from relay.throttle.admission import keys_of
 from relay.throttle.limit_state import Limited
 from relay.verdicts.pauses import within_ns
 
@@ -110,7 +112,8 @@ class Look:
     def __init__(
         self,
         name: str,
-        scheduler: Scheduler,
+        scheduler: UpstreamQueue,
+        parts: list[Queued],
         view: UpstreamView | None,
         upstream: Upstream | None,
         *,
@@ -127,16 +130,11 @@ class Look:
         self.upstream = name
         self.behind = Load()
         """What waits behind the messages of this look."""
-        self._parked_behind: dict[Place, int] = {}
-        if most is None or len(scheduler) <= most:
-            self._line, found = scheduler.twin(), list(scheduler)
-        else:
-            self._line, found = scheduler.front(most, () if view is None else view.under_way)
+        found = parts
+        if most is not None and len(found) > most:
+            found = _front(scheduler, parts, most, () if view is None else view.under_way)
             self.behind = _waiting(scheduler).minus(_load(each for each in found if _waits(each)))
-            self._parked_behind = {
-                cast(Place, place): scheduler.parked_at(place) - self._line.parked_at(place)
-                for place in self._line.places()
-            }
+        self._arrangement, self._pauses = scheduler.arrangement, scheduler.sender_pauses.copy()
         self._queue = [queued for queued in found if queued.key not in leaving]
         self.leaving = leaving
         self.fails_over = {queued.part.route for queued in found if queued.key in leaving}
@@ -146,12 +144,9 @@ class Look:
         self._states = [queued.state for queued in self._queue]
         self._due_ns = [queued.due_at_ns for queued in self._queue]
         self._left = [queued.recipients_left for queued in self._queue]
-        self._places = [queued.place for queued in self._queue]
         # Of one instant with `_left`: the estimate has no answer to domains of more recipients, or of fewer.
         self._domains = [queued.domains for queued in self._queue]
         self._listed = [queued.listed for queued in self._queue]
-        # Of one page: in another, this is the row of another message.
-        self._rows = [queued.row for queued in self._queue]
         self._pasts = [queued.past for queued in self._queue]
         self._rests_of = scheduler.sender_pauses.rests_of
         self._view = view
@@ -197,26 +192,34 @@ class Look:
             self._states.append(queued.state)
             self._due_ns.append(queued.due_at_ns)
             self._left.append(queued.recipients_left)
-            self._places.append(None)
             self._domains.append(queued.domains)
             self._listed.append(queued.listed)
-            self._rows.append(queued.row)
             self._pasts.append(queued.past)
 
     def messages(self) -> list[Queued]:
         """Return copies, as of that instant; takes time in proportion to them."""
-        copies = []
-        where = zip(self._states, self._due_ns, self._places, strict=True)
-        whose = zip(self._left, self._domains, self._pasts, strict=True)
-        words = zip(self._listed, self._rows, strict=True)
-        columns = zip(self._queue, where, whose, words, strict=True)
-        for queued, (state, due_at_ns, place), (left, domains, past), (listed, row) in columns:
-            twin = copy(queued)
-            twin.state, twin.due_at_ns, twin.place = state, due_at_ns, place
+        copies: list[Queued] = []
+        columns = zip(
+            *(self._queue, self._states, self._due_ns),
+            *(self._left, self._domains, self._listed, self._pasts),
+            strict=True,
+        )
+        for queued, state, due_at_ns, left, domains, listed, past in columns:
+            twin = twin_of(queued)
+            twin.state, twin.due_at_ns = state, due_at_ns
             twin.recipients_left, twin.domains, twin.past = left, domains, past
-            twin.listed, twin.row = listed, row
+            twin.listed = listed
             copies.append(twin)
         return copies
+
+    def _model(self, copies: Iterable[Twin]) -> Scheduler:
+        """Return the line as it would go, of these copies."""
+        line = Scheduler()
+        line.arrange(*self._arrangement)
+        line.sender_pauses = self._pauses.copy()
+        for each in copies:
+            line.add(each)
+        return line
 
     def expected(self, messages: Sequence[Queued]) -> list[Expected]:
         """Take time in proportion to the number of `messages`."""
@@ -235,7 +238,7 @@ class Look:
                     foretold[queued.key] = Expected(mail.joins_at_ns, NEXT)
             lined_up = {mail.queue_id for mail in mails}
             copies = [self._in_line(each) for each in messages if each.key in lined_up]
-            line = self._line.twin(each for each in copies if each.key not in self._joining)
+            line = self._model(each for each in copies if each.key not in self._joining)
             if is_moving and self._edit is not None and self._edit.arrangement is not None:
                 line = Scheduler()
                 line.arrange(*self._edit.arrangement)
@@ -261,22 +264,6 @@ class Look:
         leaving = self._leaving_ns(messages, expected)
         return LineEstimate(self, messages, expected, leaving, self._pace(messages, expected, leaving))
 
-    def parked_ns(self, etas_ns: Mapping[Place, int]) -> list[int]:
-        """Return when the last message will have left each place that has more than this look has.
-
-        `etas_ns` is by place when the last one leaves that it has.
-        """
-        found = []
-        for place, count in self._parked_behind.items():
-            rates = [
-                limit.span_ns * count // max(1, limit.count)
-                for limit in self._outlook.limits
-                if limit.for_each == place.for_each and limit.unit in ("messages", "recipients")
-            ]
-            if count > 0:
-                found.append(etas_ns.get(place, self.now_ns) + max(rates, default=0))
-        return found
-
     def _leaving_ns(self, messages: Sequence[Queued], expected: Sequence[Expected]) -> list[int] | None:
         """Return when each leaves that waits or is on its way, in the order of `messages`.
 
@@ -300,7 +287,7 @@ class Look:
         etas_ns = [
             each.eta_ns
             for queued, each in zip(messages, expected, strict=True)
-            if queued.state is State.WAITING and queued.place is None and each.eta_ns is not None
+            if queued.state is State.WAITING and each.eta_ns is not None
         ]
         return Pace(self._outlook, _load(filter(_waits, messages)), max(etas_ns, default=self.now_ns))
 
@@ -314,20 +301,16 @@ class Look:
 
     def _gone_over(self, messages: Sequence[Queued]) -> list[Queued]:
         """Return copies as they are once they have left this line."""
-        copies = [copy(each) for each in messages]
-        line = self._line.twin(copies)
+        copies = [twin_of(each) for each in messages]
+        line = self._model(copies)
         for each in copies:
             line.leave(each.key)
-        return copies
+        return list(copies)
 
-    def _in_line(self, queued: Queued) -> Queued:
+    def _in_line(self, queued: Queued) -> Twin:
         """Return a copy for the estimate to move; what it waits for is in its reason."""
-        twin, words = copy(queued), NEXT
-        if queued.place is not None:
-            kind, key = cast(Place, queued.place)
-            labels = (limit.label for limit in self._outlook.limits if limit.for_each == kind)
-            words = limit_words(next(labels, kind), key)
-        twin.why = WaitReason(RESTS, WaitKind.SENDER_PAUSE) if _rests(queued) else WaitReason(words)
+        twin = twin_of(queued)
+        twin.why = WaitReason(RESTS, WaitKind.SENDER_PAUSE) if _rests(queued) else WaitReason(NEXT)
         return twin
 
     def _mail(self, queued: Queued) -> Mail:
@@ -385,13 +368,8 @@ class LineEstimate(NamedTuple):
         """Leave out what is deferred.  None where nobody can tell; now, where nothing waits."""
         if self.leaving_ns is None:
             return None
-        places: dict[Place, int] = {}
-        for queued, each in zip(self.messages, self.expected, strict=True):
-            if queued.place is not None and each.eta_ns is not None:
-                place = cast(Place, queued.place)
-                places[place] = max(places.get(place, 0), each.eta_ns)
         behind = [] if self.pace is None else [self.pace.at_ns(self.look.behind)]
-        return max([*self.leaving_ns, *behind, *self.look.parked_ns(places)], default=self.look.now_ns)
+        return max([*self.leaving_ns, *behind], default=self.look.now_ns)
 
     def gone_by(self, at_ns: int) -> int:
         """Return how many behind the look will have gone by an instant; none, where nobody can tell."""
@@ -431,7 +409,14 @@ def _waits(queued: Queued) -> bool:
     return queued.state is State.WAITING
 
 
-def _waiting(scheduler: Scheduler) -> Load:
+def _front(line: UpstreamQueue, parts: list[Queued], most: int, also: Container[QueueId]) -> list[Queued]:
+    """Return what comes next in a line, and what does not stand in it."""
+    others = [each for each in parts if each.state is not State.WAITING]
+    others.sort(key=lambda each: (each.key not in also, each.due_at_ns))
+    return [*islice(line.ready(), most), *others[:most]]
+
+
+def _waiting(scheduler: UpstreamQueue) -> Load:
     sums = total(scheduler.counts.of(State.WAITING).values())
     return Load(scheduler.counts.members(State.WAITING), sums.recipients, sums.size_bytes)
 

@@ -18,10 +18,11 @@ from statistics import median_low
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.queue.lanes import DEFAULT_LANE, Arrangement
-from relay.queue.queued import Queued, State, origin_of
-from relay.queue.scheduler import Scheduler
+from relay.queue.queued import State, origin_of
 from relay.status.estimate.eta import foretell
 from relay.status.estimate.expected import NEVER_NS, Mail, Outlook
+from relay.status.estimate.replay.scheduler import Scheduler
+from relay.status.estimate.replay.twin import Twin
 from relay.throttle.events import UNKNOWN, Slot
 from relay.throttle.limit import ForEach, Limit
 from relay.throttle.limit_state import Limited, LimitState
@@ -117,7 +118,7 @@ class Traffic:
         if has_lanes:
             line.arrange(*terms.arrangement)
         for mail, span in zip(mails, self.known, strict=True):
-            queued = Queued(
+            queued = Twin(
                 mail.queue_id,
                 origin_of(mail.reverse_path, lane=_key(span, "lane") or DEFAULT_LANE),
                 span.bytes,

@@ -2,11 +2,11 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from relay.queue.scheduler import Scheduler
 
 from relay.mail.envelope import QueueId
 from relay.queue.counts import Sums, total
 from relay.queue.queued import NO_REASON, Queued, RecipientsLeft, State, WaitReason, origin_of
-from relay.queue.scheduler import Scheduler
 
 
 def assert_counted(scheduler: Scheduler) -> None:

@@ -1,10 +1,11 @@
 """Every state of a queued message against everything that may happen to it."""
 
 import pytest
+from relay.queue.pages import Pages
+from relay.queue.scheduler import Scheduler
 
 from relay.mail.envelope import QueueId
 from relay.mail.header import NO_NAMES, Names
-from relay.queue.pages import Pages
 from relay.queue.queued import (
     NO_REASON,
     ListedWords,
@@ -15,7 +16,6 @@ from relay.queue.queued import (
     WaitReason,
     origin_of,
 )
-from relay.queue.scheduler import Scheduler
 
 W, A, D, H, R = State.WAITING, State.ACTIVE, State.DEFERRED, State.HELD, State.REPORTING
 # By verb: what becomes of WAITING, ACTIVE, DEFERRED, HELD, REPORTING.

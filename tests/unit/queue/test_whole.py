@@ -5,11 +5,11 @@ from collections import Counter
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from relay.queue.whole import Queue
 
 from relay.mail.envelope import QueueId
 from relay.queue.queued import NO_REASON, Queued, State, origin_of
 from relay.queue.routes import Availability, Because, Part, Route, Spilled, choose
-from relay.queue.whole import Queue
 
 NAMES = ("a", "b", "c")
 ROUTES = (

@@ -2,8 +2,8 @@ import asyncio
 
 from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, State, WaitKind, WaitReason, origin_of
+from relay.queue.queues import Queues
 from relay.queue.routes import Choice, Part, Route
-from relay.queue.scheduler import Scheduler
 from relay.status.breakdown import AT_ONCE, FRESH_NS, Breakdown, Breakdowns, Count
 from relay.status.snapshot import QueueState
 from tests.fakes.clock import START_WALL_NS, FakeClock
@@ -74,19 +74,20 @@ def test_a_message_in_parts_counts_once_in_each_row() -> None:
     assert [(each.messages, each.recipients) for each in breakdown.senders] == [(2, 8)]
 
 
-def scheduler_of(count: int) -> Scheduler:
-    scheduler = Scheduler()
+def queue_of(count: int) -> Queues:
+    queue = Queues()
+    queue.use(["isp"], ())
     for number in range(count):
-        scheduler.add(queued(number))
-    return scheduler
+        queue.add(queued(number), now_ns=0)
+    return queue
 
 
 async def test_all_that_ask_share_one_count_while_it_is_fresh() -> None:
-    scheduler, clock = scheduler_of(1), FakeClock()
-    breakdowns = Breakdowns(scheduler, clock)
+    queue, clock = queue_of(1), FakeClock()
+    breakdowns = Breakdowns(queue, clock)
 
     first, second = await asyncio.gather(breakdowns.newest({}), breakdowns.newest({}))
-    scheduler.add(queued(1))
+    queue.add(queued(1), now_ns=0)
     clock.advance(FRESH_NS - 1)
     third = await breakdowns.newest({})
     clock.advance(1)
@@ -97,11 +98,11 @@ async def test_all_that_ask_share_one_count_while_it_is_fresh() -> None:
 
 
 async def test_messages_that_come_and_go_meanwhile_do_no_harm() -> None:
-    scheduler = scheduler_of(3 * AT_ONCE)
-    counting = asyncio.create_task(Breakdowns(scheduler, FakeClock()).newest({}))
+    queue = queue_of(3 * AT_ONCE)
+    counting = asyncio.create_task(Breakdowns(queue, FakeClock()).newest({}))
     await asyncio.sleep(0)
     for number in range(AT_ONCE):
-        scheduler.remove(QueueId(f"{number:016d}"))
-        scheduler.add(queued(10_000 + number))
+        queue.remove(QueueId(f"{number:016d}"))
+        queue.add(queued(10_000 + number), now_ns=0)
 
     assert (await counting).senders[0].messages == 3 * AT_ONCE

@@ -13,9 +13,7 @@ from relay.clock import SECOND_NS
 from relay.control.operator import ROWS_AT_ONCE
 from relay.mail.envelope import QueueId
 from relay.mail.header import Names
-from relay.queue.pages import ROWS
-from relay.queue.queued import ListedWords, RecipientsLeft, origin_of
-from relay.queue.scheduler import Queued
+from relay.queue.queued import ListedWords, Queued, RecipientsLeft, origin_of
 from relay.status.filters import Filters, Wanted
 from relay.status.snapshot import MessageView
 from relay.status.watch import FORETOLD, Listing
@@ -150,16 +148,18 @@ async def test_a_listing_has_the_words_of_what_is_attempted_meanwhile(
     async with Relay(policy, clock=FakeClock()) as relay:
         relay.sender.upstreams.halt()
         queue, now_ns = relay.sender.queue, relay.clock.boottime_ns()
-        for number in range(ROWS + 8):
+        for number in range(40):
             words = ListedWords(Names(f"<{number}@x.example>"), number + 1, (f"{number}@y.example",))
-            queued = Queued(name_of(number), origin_of("a@x.example"), 1, now_ns, 1, listed=words)
+            queued = Queued(name_of(number), origin_of("a@x.example"), 1, now_ns, 1, listed=words.text())
             queue.add(queued, now_ns=now_ns)
         listing = relay.watch.listing()
         if is_foretold:
             listing.foretell()
         left = RecipientsLeft((("@y.example", 1),), ("0@y.example",))
         line = queue.line("isp")
-        line.attempted(name_of(0), tried=frozenset(), refusals=0, left=left)
+        first = queue.get(name_of(0))
+        assert first is not None
+        line.attempted(first, frozenset(), 0, left)
         if not is_foretold:
             listing.foretell()
         found = listing.row(name_of(0))

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from relay.mail.envelope import QueueId
-from relay.queue.lanes import Order, smallest
-from relay.queue.queued import Queued, State
+from relay.queue.queued import State
+from relay.status.estimate.replay.order import Order, smallest
+from relay.status.estimate.replay.twin import Twin as Queued
 
 MOST_PLACES = 64
 """Places that `due` returns at once."""

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Iterator
 
 from relay.mail.envelope import QueueId
-from relay.queue.lanes import Order
+from relay.status.estimate.replay.order import Order
 
 AT_ONCE = 4
 """Messages gathered in a step; a look of the scheduler takes a thousand steps."""

@@ -8,7 +8,7 @@ the messages that may go.
 - A message that was taken and not attempted (no room in a window, no connection) goes back to
   the front of its lane: it is *waiting*.
 - A message that only a limit of its own keeps back (no room for its sender, say) is parked in a
-  place (`relay.queue.parking`), and keeps back no other.
+  place (`relay.status.estimate.replay.parking`), and keeps back no other.
 - The mail of a sender that the upstream refuses sits out that sender's pause
   (`relay.queue.sender_pauses`).
 
@@ -26,22 +26,22 @@ from itertools import chain, islice
 
 from relay.mail.envelope import QueueId
 from relay.queue.counts import Counts
-from relay.queue.lanes import Lane, Order, Price, smallest
-from relay.queue.pages import Pages
-from relay.queue.parking import AT_ONCE_NS, Parking
+from relay.queue.lanes import Lane, Price
 from relay.queue.queued import (
-    AFTER,
     NO_PAST,
     NO_REASON,
-    Move,
     RecipientsLeft,
+    State,
     WaitKind,
     WaitReason,
 )
-from relay.queue.queued import Queued as Queued  # noqa: PLC0414 - part of the door
-from relay.queue.queued import State as State  # noqa: PLC0414 - part of the door
-from relay.queue.regrouping import Regrouping
+from relay.queue.queued import Queued as Base
 from relay.queue.sender_pauses import SenderPauses
+from relay.status.estimate.replay.order import Order, smallest
+from relay.status.estimate.replay.parking import AT_ONCE_NS, Parking
+from relay.status.estimate.replay.regrouping import Regrouping
+from relay.status.estimate.replay.twin import AFTER, Move
+from relay.status.estimate.replay.twin import Twin as Queued
 
 SLICE = 1000
 """Messages in one slice of an edit, or one look at what goes next: some ten milliseconds."""
@@ -50,14 +50,10 @@ LATEST_TURN = 1 << 62
 
 
 class Scheduler:
-    def __init__(self, pages: Pages | None = None, slice_of: int = SLICE) -> None:
-        """`pages`: for what listings show of its messages; shared by all lines of a queue.
-
-        `slice_of`: so many messages are moved in one look.
-        """
+    def __init__(self, slice_of: int = SLICE) -> None:
+        """`slice_of`: so many messages are moved in one look."""
         self.on_change: Callable[[], None] = lambda: None
         """Called where another message may go next, because one came, left, or was kept or released."""
-        self._pages = pages or Pages()
         self._messages: dict[QueueId, Queued] = {}
         self._order = Order()
         self._deferred: list[tuple[int, QueueId]] = []
@@ -225,7 +221,7 @@ class Scheduler:
             message.state = state
             if left is not None:
                 message.recipients_left = left[0]
-                message.note_left(left[1], self._pages)
+                message.note_left(left[1])
             self.add(message)
 
     def attempted(
@@ -238,7 +234,7 @@ class Scheduler:
     ) -> None:
         """Note what an attempt left of a message."""
         if (message := self._messages.get(queue_id)) is not None:
-            message.note_left(left, self._pages)
+            message.note_left(left)
             message.past = message.past.but(tried=tried, refusals=refusals)
 
     def explain(self, queue_id: QueueId, why: WaitReason) -> None:
@@ -289,7 +285,7 @@ class Scheduler:
                 self._line_up(message)
         self.counts.note(message)
 
-    def lane_of(self, message: Queued) -> str:
+    def lane_of(self, message: Base) -> str:
         return self._order.home_of(message.lane) if self._has_lanes else ""
 
     def with_ceiling(self) -> tuple[str, ...]:
