@@ -14,7 +14,7 @@ from relay.clock import SystemClock
 from relay.mail.formats import rfc3339, utc
 from relay.policy.lane import with_ceilings
 from relay.spool.disk.durable import RealDisk
-from relay.throttle.audit import Audit, Peak
+from relay.throttle.audit import Audit
 from relay.throttle.audit import audit as count
 from relay.throttle.history import HistoryError
 from relay.throttle.history_check import slots_in_file
@@ -78,24 +78,18 @@ def _lines(name: str, path: Path, found: Audit, words: Mapping[str, str], wall: 
     if found.since_ns is not None:
         known += f", since {utc(wall(found.since_ns))}"
     yield printable(f"{name}: {path}: {known}")
+    since = ""
     if found.exact_since_ns is not None:
         since = utc(wall(found.exact_since_ns))
-        yield f"  {found.merged} older ones were merged, and are known only roughly; exact since {since}"
+        yield f"  {found.merged} older ones are not known one by one and left out; exact since {since}"
     for finding in found.findings:
         key = f" (by {finding.key or '<>'})" if finding.key is not None else ""
         at = f" at {utc(wall(finding.most_at_ns))}" if finding.most_at_ns is not None else ""
         limit = words[finding.label]
-        yield printable(f"  {limit}: at most {finding.most} at once{key}{at}: {_verdict(finding)}")
-
-
-def _verdict(finding: Peak) -> str:
-    if finding.is_exceeded:
-        return f"EXCEEDED, {finding.most - finding.count} more than it allows today"
-    if finding.is_proven:
-        return "never exceeded"
-    return (
-        f"not exceeded by what is known exactly; with what is known roughly, not more than {finding.at_most}"
-    )
+        verdict = "never exceeded" if found.exact_since_ns is None else f"not exceeded since {since}"
+        if finding.is_exceeded:
+            verdict = f"EXCEEDED, {finding.most - finding.count} more than it allows today"
+        yield printable(f"  {limit}: at most {finding.most} at once{key}{at}: {verdict}")
 
 
 def _json_lines(name: str, path: Path, found: Audit, wall: Wall) -> Iterator[str]:
@@ -113,9 +107,7 @@ def _json_lines(name: str, path: Path, found: Audit, wall: Wall) -> Iterator[str
             "most": finding.most,
             "most_at": instant(finding.most_at_ns),
             "key": finding.key,
-            "at_most": finding.at_most,
             "exceeded": finding.is_exceeded,
-            "proven": finding.is_proven,
             "since": instant(found.since_ns),
             "exact_since": instant(found.exact_since_ns),
             "transactions": found.transactions,

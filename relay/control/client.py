@@ -24,8 +24,7 @@ from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
 from relay.status.snapshot import MessageView, QueueState, Snapshot
 
 if TYPE_CHECKING:
-    from relay.status.breakdown import Breakdown
-    from relay.status.estimate.plan import Plan
+    from relay.status.plan import Plan
     from relay.verdicts.operator_pause import PauseAsked
 
 IDS_AT_ONCE = 1000
@@ -104,12 +103,6 @@ class ControlClient(Rows):
     async def snapshot(self) -> Snapshot:
         return await self._ask(partial(decode, Snapshot), "GET", "/snapshot")
 
-    async def breakdown(self) -> "Breakdown":
-        # Imported only here, as others below: few verbs ask for it.
-        from relay.status.breakdown import Breakdown  # noqa: PLC0415 - see above
-
-        return await self._ask(partial(decode, Breakdown), "GET", "/breakdown")
-
     async def policy(self) -> PolicyInForce:
         return await self._ask(partial(decode, PolicyInForce), "GET", "/policy")
 
@@ -136,7 +129,7 @@ class ControlClient(Rows):
             if response.status == 409:
                 return await response.text()
             # With a plan comes the whole sender, and every other verb does without.
-            from relay.status.estimate.plan import Plan  # noqa: PLC0415 - see above
+            from relay.status.plan import Plan  # noqa: PLC0415 - see above
 
             return decode(Plan, await response.content())
 

@@ -23,9 +23,8 @@ from relay.sender.host import Host
 from relay.sender.sender import Sender
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
-from relay.status.breakdown import Breakdown
-from relay.status.estimate.plan import Plan
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
+from relay.status.plan import Plan
 from relay.status.snapshot import Condition, MessageView, PolicyStatus, QueueState, Snapshot
 from relay.status.watch import Watch
 from relay.telemetry.event_table import Level
@@ -71,9 +70,6 @@ class OfflineOperations(Rows):
             recorded_upstreams, self._policy, self._disk, self._clock
         )
         return await operator.snapshot()
-
-    async def breakdown(self) -> Breakdown:
-        return await (await self._read()).breakdown()
 
     async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
         async for some in (await self._read()).rows(wanted):

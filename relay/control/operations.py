@@ -16,8 +16,7 @@ from relay.status.snapshot import MessageView, QueueState, Snapshot
 
 if TYPE_CHECKING:
     # With a plan comes the whole sender, which takes 0.5 s to load: no verb but `relay plan` needs it.
-    from relay.status.breakdown import Breakdown
-    from relay.status.estimate.plan import Plan
+    from relay.status.plan import Plan
     from relay.verdicts.operator_pause import PauseAsked
 
 OK = "ok"
@@ -197,10 +196,6 @@ class Operations(Rows, Protocol):
     """What can be asked.  Ids passed QUEUE_ID_PATTERN; every result names every id."""
 
     async def snapshot(self) -> Snapshot: ...
-
-    async def breakdown(self) -> "Breakdown":
-        """Return which reasons hold how many messages, and who sent most; may be asked often."""
-        ...
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[Group]:
         """Return the row of all, then those with most messages, `limit` of them."""

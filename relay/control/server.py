@@ -16,9 +16,9 @@ from relay.control.wire import PolicyInForce, SummaryWanted, decode, encode
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.policy.document import MAX_BYTES
 from relay.policy.faults import PolicyError
+from relay.status.connection_limit import ConnectionLimit
 from relay.status.filters import Wanted
 from relay.status.snapshot import MessageView, QueueState
-from relay.status.visitors import VisitorBounds, Visitors
 from relay.telemetry.events import Events
 from relay.verdicts.operator_pause import PauseAsked
 
@@ -64,15 +64,15 @@ class ControlServer:
         self._policy = policy
         self._operations = operations
         self._events = events
-        bounds = VisitorBounds(MOST_AT_ONCE, answer_seconds=LONGEST_ANSWER_SECONDS)
-        self._visitors = Visitors(events, "the control socket", bounds)
+        self._connections = ConnectionLimit(
+            events, "the control socket", most=MOST_AT_ONCE, seconds=LONGEST_ANSWER_SECONDS
+        )
 
     async def start(self) -> None:
         app = web.Application(middlewares=[self._guard], client_max_size=LONGEST_QUESTION_BYTES)
         app.add_routes(
             [
                 web.get("/snapshot", self._snapshot),
-                web.get("/breakdown", self._breakdown),
                 web.get("/policy", self._policy_in_force),
                 web.get("/queue/{id}", self._show),
                 web.get("/queue/{id}/content", self._content),
@@ -83,17 +83,16 @@ class ControlServer:
                 web.post("/upstreams/{name}/{verb}", self._upstream),
             ]
         )
-        await self._visitors.receive(app, lambda: _bind(self._spool))
+        await self._connections.receive(app, lambda: _bind(self._spool))
 
     async def stop(self) -> None:
-        if await self._visitors.close():
+        if await self._connections.close():
             _remove(self._spool)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         try:
-            with self._visitors.asking(request):
-                return await handler(request)
+            return await handler(request)
         except (web.HTTPException, ConnectionError):
             raise
         except Exception as error:  # noqa: BLE001 - told to the client and in the log
@@ -102,9 +101,6 @@ class ControlServer:
 
     async def _snapshot(self, _request: web.Request) -> web.Response:
         return _json(await self._operations.snapshot())
-
-    async def _breakdown(self, _request: web.Request) -> web.Response:
-        return _json(await self._operations.breakdown())
 
     async def _policy_in_force(self, _request: web.Request) -> web.Response:
         return _json(self._policy())
@@ -140,7 +136,6 @@ class ControlServer:
             try:
                 while some is not None:
                     await self._write_lines(response, some)
-                    self._visitors.renew(request)
                     some = await anext(rows, None)
             except ConnectionError:
                 raise

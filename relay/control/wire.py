@@ -1,6 +1,6 @@
 """What goes over the socket in a spool's folder where a running relay is asked: `control.sock`, mode 0600.
 
-HTTP over a unix socket: `GET /snapshot`, `GET /breakdown`, `GET /policy`, `GET /queue/ID`, `GET
+HTTP over a unix socket: `GET /snapshot`, `GET /policy`, `GET /queue/ID`, `GET
 /queue/ID/content`, `POST /queue/VERB` with ids, `POST /listing` (a line of JSON per message) and `POST
 /summary` with what is wanted, `POST /plan?path=PATH` with the text of a policy, `POST /upstreams/NAME/VERB`.
 Values go over the wire as they are in `relay.status`, in nanoseconds, without what has its default; fields

@@ -10,11 +10,11 @@ import resource
 from collections.abc import Sequence
 
 from relay.policy.model import Listen
-from relay.status.visitors import BOUNDS
+from relay.status.connection_limit import MOST
 
 EACH_CLIENT = 4
 """Of the limit: its two descriptors, and as many for everything else."""
-ONE_VISITOR_OF = 16
+ONE_STATUS_OF = 16
 """The share of a low limit that connections to the status port get: they must not take the disk's."""
 
 
@@ -38,8 +38,8 @@ def raise_limit() -> int:
     return soft if soft != resource.RLIM_INFINITY else 2**31
 
 
-def most_visitors(limit: int) -> int:
-    return min(BOUNDS.most, max(4, limit // ONE_VISITOR_OF))
+def most_status_connections(limit: int) -> int:
+    return min(MOST, max(4, limit // ONE_STATUS_OF))
 
 
 def fitted(listens: Sequence[Listen], limit: int) -> list[Listen]:

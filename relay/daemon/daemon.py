@@ -19,7 +19,7 @@ from relay.clock import SystemClock
 from relay.control.server import ControlServer
 from relay.control.wire import PolicyInForce
 from relay.daemon.assembly import Assembly
-from relay.daemon.capacity import most_visitors, raise_limit
+from relay.daemon.capacity import most_status_connections, raise_limit
 from relay.daemon.listener_files_watch import ListenerFilesWatch
 from relay.daemon.listening import Listening, Start
 from relay.daemon.loops import start_threads, tell_unhandled
@@ -41,7 +41,6 @@ from relay.spool.interface import Full, Unavailable
 from relay.status.collector import collect
 from relay.status.http import StatusServer
 from relay.status.snapshot import Condition, PolicyStatus
-from relay.status.visitors import VisitorBounds
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listener_counts import ListenerCounts
@@ -124,13 +123,11 @@ class Daemon:
             if policy.http is not None:
                 http = StatusServer(
                     policy.http,
-                    watch.snapshot,
-                    watch.foresee,
+                    watch,
                     self._metrics.registry,
                     self._events,
-                    coming=watch.coming,
                     names=[policy.hostname] if policy.hostname else [],
-                    bounds=VisitorBounds(most_visitors(raise_limit())),
+                    most=most_status_connections(raise_limit()),
                 )
                 await http.start()
                 ends.push_async_callback(http.stop)

@@ -78,12 +78,9 @@ class Diversions:
         return tuple(its for (each, _), its in self._now.items() if each == route)
 
     def _begin(self, key: tuple[Route, str], choice: Choice, now_ns: int) -> None:
-        its, before = (
-            Diversion(choice.upstream, choice.because, choice.instead_of, now_ns),
-            self._now.get(key),
-        )
-        is_spilled_already = key[1] != "" and before is not None
-        if not is_spilled_already and (before is None or before._replace(since_ns=now_ns) != its):
+        before = self._now.get(key)
+        its = Diversion(choice.upstream, choice.because, choice.instead_of, now_ns)
+        if before is None or (key[1] == "" and before._replace(since_ns=now_ns) != its):
             self._now[key] = its
             self._turns.append(Turn(key[0], its))
 

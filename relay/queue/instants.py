@@ -5,7 +5,7 @@ it: `is_true` tells.  Cost: O(log n) a call, amortized.
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -32,6 +32,10 @@ class Instants(Generic[Item]):
             self._heap = [each for each in self._heap if self._is_true(each[0], each[2])]
             heapq.heapify(self._heap)
             self._sweeps_at = 2 * len(self._heap) + SPARE
+
+    def __iter__(self) -> Iterator[Item]:
+        """Yield the items, the first ones near the beginning."""
+        return (item for at_ns, _, item in self._heap if self._is_true(at_ns, item))
 
     def first(self) -> tuple[int, Item] | None:
         while self._heap:

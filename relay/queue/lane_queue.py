@@ -51,6 +51,8 @@ class _SenderLine:
     lane: "_Lane"
     turn: str
     messages: deque[Queued] = field(default_factory=deque)
+    length: int = 0
+    """Without the messages that left."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,14 +72,11 @@ class _Lane(_Flow):
 
     def first(self) -> Queued:
         """Return whose turn it is; the lane must not be empty."""
-        while True:
-            line = next(iter(self.senders.values()))
-            while line.messages:
-                if line.messages[0].spot is line:
-                    return line.messages[0]
-                line.messages.popleft()
-                self.entries -= 1
-            del self.senders[line.turn]
+        line = next(iter(self.senders.values()))
+        while line.messages[0].spot is not line:
+            line.messages.popleft()
+            self.entries -= 1
+        return line.messages[0]
 
     def overdue(self, now_ns: int) -> tuple[int, Queued] | None:
         """Return the message that exceeded the lane's patience first, and when; None if none did."""
@@ -93,13 +92,10 @@ class _Lane(_Flow):
 
     def sweep(self) -> None:
         """Forget the entries of messages that left, where they are more than those that wait."""
-        if self.entries <= 2 * self.length + SPARE:
-            return
-        for line in list(self.senders.values()):
-            line.messages = deque(each for each in dict.fromkeys(line.messages) if each.spot is line)
-            if not line.messages:
-                del self.senders[line.turn]
-        self.entries = self.length
+        if self.entries > 2 * self.length + SPARE:
+            for line in self.senders.values():
+                line.messages = deque(each for each in dict.fromkeys(line.messages) if each.spot is line)
+            self.entries = self.length
 
     def _is_there(self, since_ns: int, message: Queued) -> bool:
         spot = message.spot
@@ -165,6 +161,7 @@ class LaneQueue:
         if is_next:
             lane.senders.move_to_end(turn, last=False)
         message.spot = line
+        line.length += 1
         lane.length += 1
         lane.entries += 1
         if lane.lane.patience_ns is not None:
@@ -174,7 +171,11 @@ class LaneQueue:
         """Take a message out of the order; one that is not in it is ignored."""
         if isinstance(line := message.spot, _SenderLine):
             message.spot = None
+            line.length -= 1
             line.lane.length -= 1
+            if not line.length:
+                del line.lane.senders[line.turn]
+                line.lane.entries -= len(line.messages)
             line.lane.sweep()
 
     def next(self, now_ns: int) -> Turn | None:
@@ -197,7 +198,7 @@ class LaneQueue:
         message, lane, flow = turn
         line = message.spot
         self.remove(message)
-        if flow is lane and isinstance(line, _SenderLine) and line.turn in lane.senders:
+        if flow is lane and isinstance(line, _SenderLine) and line.length:
             lane.senders.move_to_end(line.turn)
         cost = self._cost(message.recipients_left)
         before, self._tag = self._tag, self._tag_of(flow)
@@ -229,13 +230,6 @@ class LaneQueue:
     @property
     def names(self) -> Collection[str]:
         return self._lanes.keys()
-
-    def length(self, lane: str) -> int:
-        return self._lanes[lane].length
-
-    def closed(self) -> list[str]:
-        """Return the lanes with mail that give nothing now."""
-        return [name for name, lane in self._lanes.items() if lane.length and lane.is_closed]
 
     def _tag_of(self, flow: _Flow) -> int:
         return max(flow.tag, self._tag)

@@ -111,19 +111,10 @@ class Queues:
         message = self._parts.get(queue_id)
         return () if message is None else (message,)
 
-    def parts_in(self, upstream: str) -> list[Queued]:
-        """Return the parts that stand in a line, those first that wait for their turn, in its order."""
-        others = (each for each in self if each.upstream == upstream and each.state is not State.WAITING)
-        return [*self.line(upstream).ready(), *others]
-
     @property
     def names(self) -> list[str]:
         """Return the upstreams whose lines have mail."""
         return [name for name, line in self._lines.items() if len(line)]
-
-    @property
-    def standings(self) -> Mapping[str, Availability]:
-        return self._standings
 
     def lane_of(self, part: Queued) -> str:
         return self.line_of(part).lane_of(part)
@@ -339,10 +330,6 @@ class Queues:
         """Return why a part stands where it does, for showing."""
         choice = self._choose(part, now_ns)
         return choice if choice.upstream == part.upstream else part.choice
-
-    def upstream_at(self, part: Queued, at_ns: int) -> str:
-        """Return where a part stands at an instant if the states of the upstreams stay as they are."""
-        return self._choose(part, at_ns).upstream
 
     def choice_of(self, route: Route, now_ns: int) -> Choice:
         """Return where mail of a route stands now, but for what is spilled, probes or is unknown."""

@@ -8,7 +8,7 @@ if it is refused again the next rest is longer.
 boot.  Memory is bounded, and lost at a restart.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from relay.verdicts.decision import EVIDENT
 from relay.verdicts.pauses import Paused
@@ -35,11 +35,12 @@ class Rest:
     """When the sender's mail did not age, as far as it is over."""
     ages: bool = False
     is_trusted: bool = False
-    """It is over: only when it was is known yet."""
+    """The upstream took mail of it again, or somebody acted: of the rest only its time still counts."""
 
     def rests(self) -> tuple[Paused, ...]:
-        is_no_age = not self.ages and not self.is_trusted
-        return (*self.spans, (self.since_ns, self.until_ns)) if is_no_age else self.spans
+        if self.ages or self.is_trusted:
+            return self.spans
+        return (*self.spans, (self.since_ns, self.until_ns))
 
 
 class SenderPauses:
@@ -61,42 +62,34 @@ class SenderPauses:
         `relayed_from_ns` is when the latest transaction began that relayed something; `asked_ns` is the
         least wait by the refusal.
         """
-        rest = self._rests.pop(sender, None)
-        if rest is not None and not rest.is_trusted and rest.until_ns > now_ns:
+        rest = self._unproven(sender)
+        if rest is not None and rest.until_ns > now_ns:
             # It was in flight together with the one that began this rest.
             rest.until_ns = max(rest.until_ns, now_ns + asked_ns)
-            self._rests[sender] = rest
             return rest.until_ns
+        in_a_row = 0 if rest is None else rest.in_a_row + 1
+        alone = rest.alone + 1 if rest is not None and relayed_from_ns > rest.since_ns else 0
+        until_ns = now_ns + max(asked_ns, min(LONGEST_REST_NS, FIRST_REST_NS << min(in_a_row, 10)))
+        spans = self.rests_of(sender)[-MOST_RESTS:]
+        self._rests.pop(sender, None)
         if len(self._rests) >= MOST_RESTING:
             # The oldest is asked about again: it costs one refusal.
             del self._rests[next(iter(self._rests))]
-        in_a_row, alone = 0, 0
-        if rest is not None and not rest.is_trusted:
-            in_a_row, alone = rest.in_a_row + 1, rest.alone + 1 if relayed_from_ns > rest.since_ns else 0
-        until_ns = now_ns + max(asked_ns, min(LONGEST_REST_NS, FIRST_REST_NS << min(in_a_row, 10)))
-        spans = () if rest is None else rest.rests()[-MOST_RESTS:]
         self._rests[sender] = Rest(now_ns, until_ns, reason, in_a_row, alone, spans, ages)
         return until_ns
 
     def end(self, sender: str, now_ns: int) -> None:
-        if (rest := self._rests.get(sender)) is not None and not rest.is_trusted:
+        if (rest := self._unproven(sender)) is not None:
             rest.until_ns = min(rest.until_ns, now_ns)
             rest.spans, rest.is_trusted = rest.rests(), True
-
-    def copy(self) -> "SenderPauses":
-        """Return an independent copy."""
-        twin = SenderPauses()
-        twin._rests = {sender: replace(rest) for sender, rest in self._rests.items()}
-        return twin
 
     def is_alone(self, sender: str, relayed_from_ns: int) -> bool:
         """Return whether a refusal now is one of enough in a row that are evidently about the sender alone.
 
         `relayed_from_ns` is when the latest transaction began that others had relayed.
         """
-        rest = self._rests.get(sender)
-        is_next = rest is not None and not rest.is_trusted and relayed_from_ns > rest.since_ns
-        return rest is not None and is_next and rest.alone + 1 >= EVIDENT
+        rest = self._unproven(sender)
+        return rest is not None and relayed_from_ns > rest.since_ns and rest.alone + 1 >= EVIDENT
 
     def rests_of(self, sender: str) -> tuple[Paused, ...]:
         """Return when a sender rested, and rests, and its mail did not age; ascending."""
@@ -105,6 +98,10 @@ class SenderPauses:
     def of(self, sender: str, now_ns: int) -> Rest | None:
         rest = self._rests.get(sender) if self._rests else None
         return None if rest is None or rest.until_ns <= now_ns else rest
+
+    def _unproven(self, sender: str) -> Rest | None:
+        rest = self._rests.get(sender) if self._rests else None
+        return None if rest is None or rest.is_trusted else rest
 
     def senders(self) -> dict[str, int]:
         """Return the senders that rest or have not proven themselves since, and until when."""

@@ -316,30 +316,14 @@ class UpstreamQueue:
 
     # What is shown.
 
-    def closed_lanes(self) -> list[str]:
-        """Return the lanes with mail that may give none; empty where other mail may go now."""
-        closed = self._lanes.closed()
-        return closed if sum(map(self._lanes.length, closed)) == len(self._lanes) else []
-
-    @property
-    def arrangement(self) -> Arrangement:
-        return self._lanes.by
-
-    def ready(self) -> Iterator[Queued]:
-        """Yield what waits for its turn, each lane and sender in its order, and then what waits for a key."""
+    def __iter__(self) -> Iterator[Queued]:
+        """Yield what is ready, by lanes and senders, what waits for a key, and what is deferred."""
         yield from self._lanes
         spots = [(self._unplaced, self._unplaced), *((key, key.messages) for key in self._keys.values())]
         for spot, messages in spots:
             # One that left and came back is there twice.
             yield from (each for each in dict.fromkeys(messages) if each.spot is spot)
-
-    def next_key(self) -> Hashable:
-        """Return the key of a limit that is due next; None if there is none, or other mail may go now."""
-        if len(self._lanes):
-            return None
-        closed = [key for key in self._keys.values() if key.until_ns is not None]
-        first = min(closed, key=lambda key: key.until_ns or 0, default=None)
-        return None if first is None else first.of[0]
+        yield from (each for each in self._waiting if isinstance(each, Queued))
 
     # How it is done.
 

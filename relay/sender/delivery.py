@@ -22,6 +22,7 @@ from relay.mail.rewriting import FRONT_BYTES, Rewritten
 from relay.mail.text import clean
 from relay.policy.model import Upstream
 from relay.queue.queued import Queued, WaitReason
+from relay.queue.routes import Because
 from relay.sender.attempt import Attempt
 from relay.sender.known_offers import KnownOffers, server_of
 from relay.sender.settling import AccountBacklog
@@ -36,9 +37,8 @@ from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
 from relay.upstream.transaction import Transaction
-from relay.verdicts.account import PauseRecord
+from relay.verdicts.account import AccountState, PauseRecord
 from relay.verdicts.decision import Decision, Standing, decide
-from relay.verdicts.operator_pause import OperatorPause
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, of_full_session
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Judge, Rule, Verdict
@@ -89,12 +89,6 @@ class Loaded(NamedTuple):
     """By the route that it goes by now."""
 
 
-class Carried(NamedTuple):
-    pause: OperatorPause | None
-    rested_ns: int
-    """How long nothing was sent."""
-
-
 @dataclass(frozen=True, slots=True)
 class KnownUpstream:
     judge: Judge
@@ -121,18 +115,18 @@ class KnownUpstream:
         self.pausing.edited()
         self.shield.clear()
 
-    async def recall(self, carried: Carried | None) -> None:
+    async def recall(self, before: AccountState | None) -> None:
         """Go on from what was kept before a restart; call it ahead of all else.
 
-        `carried` is of the account that an edit replaced by this one: what the operator said counts, and
-        not what was said when this one was used before.
+        `before` is the state of the account that an edit replaced by this one: what the operator said of it
+        counts, and not what was said when this one was used before.
         """
         if (pause := await self.kept.read()) is not None:
             self.pausing.recall(pause)
             self.shield.recall(pause.state.doubts)
-        if carried is not None and carried.pause is not None:
-            self.pausing.keep_back(carried.pause, carried.rested_ns)
-        elif carried is not None and self.pausing.state.operator is not None:
+        if before is not None and before.operator is not None:
+            self.pausing.keep_back(before.operator, since_ns=before.spans[-1][0])
+        elif before is not None and self.pausing.state.operator is not None:
             self.pausing.end()
 
 
@@ -189,6 +183,7 @@ class Consequences:
             else paused_ns,
             is_well=pausing.is_well,
             is_sender_alone=self._senders.is_alone(sender, pausing.relayed_from_ns),
+            is_probe=queued.choice.because is Because.PROBE,
         )
 
     def _feel_sender(self, attempt: Attempt, decision: Decision) -> None:

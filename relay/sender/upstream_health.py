@@ -71,10 +71,6 @@ class Pausing:
         """Return for how long, between two instants of this boot, it was paused or a sender rested."""
         return within_ns((*self.state.spans, *rests), since_ns, until_ns)
 
-    def rested_ns(self, now_ns: int) -> int:
-        """Return how long it has rested, pause after pause; 0 while it is used."""
-        return max(0, now_ns - self.state.spans[-1][0]) if self.state.is_resting else 0
-
     def recall(self, record: PauseRecord) -> None:
         now_ns = self._clock.boottime_ns()
         record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns(), self._here)
@@ -126,12 +122,13 @@ class Pausing:
         """Use the upstream again, carefully, as an edit may have mended it; an operator's pause goes on."""
         self._hear(Event(Happening.EDIT, self._clock.boottime_ns()))
 
-    def keep_back(self, pause: OperatorPause, rested_ns: int = 0) -> None:
+    def keep_back(self, pause: OperatorPause, since_ns: int | None = None) -> None:
         """Send nothing by an operator's word; what is in flight goes on.
 
-        `rested_ns`: how long nothing was sent up to now, by the same word.
+        `since_ns`: since when nothing was sent, by the same word; None: from now on.
         """
-        self._hear(Event(Happening.KEEP, self._clock.boottime_ns() - rested_ns, pause=pause))
+        at_ns = self._clock.boottime_ns() if since_ns is None else since_ns
+        self._hear(Event(Happening.KEEP, at_ns, pause=pause))
 
     def tell_sender(self, reverse_path: str, answer: Answer, length_ns: int) -> None:
         """Tell that the mail of one sender waits, and that of all others goes on."""

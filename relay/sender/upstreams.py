@@ -19,7 +19,7 @@ from relay.policy.shipped import rules_of
 from relay.sender.accounts import Accounts
 from relay.sender.attempt import Attempt
 from relay.sender.connections import ReadyConnections, account_of, open_with_slot
-from relay.sender.delivery import Carried, Consequences, Delivery, KnownUpstream
+from relay.sender.delivery import Consequences, Delivery, KnownUpstream
 from relay.sender.dispatcher import Departures, Dispatcher
 from relay.sender.host import Host
 from relay.sender.known_offers import KnownOffers, server_of
@@ -32,7 +32,7 @@ from relay.throttle.file_history import FileHistory
 from relay.throttle.throttle import Throttle, View
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
-from relay.verdicts.account import PauseRecord
+from relay.verdicts.account import AccountState, PauseRecord
 from relay.verdicts.health import ENDLESS, RESTING, TABLE, Happening, Health
 from relay.verdicts.operator_pause import OperatorPause, PauseAsked
 from relay.verdicts.outcome import Answer
@@ -148,9 +148,6 @@ class UpstreamInUse:
     def in_flight(self) -> int:
         return self.delivery.in_flight
 
-    def carried(self, now_ns: int) -> Carried:
-        return Carried(self.pausing.state.operator, self.pausing.rested_ns(now_ns))
-
     async def stop(self, grace_seconds: float) -> None:
         """Begin nothing more, and give what is in flight so long."""
         await self.dispatcher.stop()
@@ -237,18 +234,18 @@ class Upstreams:
     async def apply(self, policy: Policy) -> None:
         before, self._policy = self._policy, policy
         self._metrics.know_upstreams(policy.upstreams, policy.stand_ins)
-        carried: dict[str, Carried] = {}
+        replaced: dict[str, AccountState] = {}
         for name in list(self.in_use):
             # Another account has another history, and what goes through it must be counted there.
             if name not in policy.upstreams or policy.history_path(name) != before.history_path(name):
                 # Crash here: the pause is with the account of before, and its operator has to say it again.
-                carried[name] = self.in_use[name].carried(self._clock.boottime_ns())
+                replaced[name] = self.in_use[name].pausing.state
                 self._retire(self.in_use.pop(name), self._running.pop(name))
         for name, upstream in policy.upstreams.items():
             if name in self.in_use:
                 await self._change(name, before.upstreams[name], upstream)
             else:
-                await self._add(name, upstream, carried.get(name))
+                await self._add(name, upstream, replaced.get(name))
         for name in self.in_use:
             self._backlog.queue.line(name).ask_anew()
         self.wake()
@@ -282,11 +279,11 @@ class Upstreams:
     def in_flight(self) -> int:
         return sum(each.in_flight for each in self.in_use.values())
 
-    async def _add(self, name: str, upstream: Upstream, carried: Carried | None = None) -> None:
+    async def _add(self, name: str, upstream: Upstream, before: AccountState | None = None) -> None:
         """Use an upstream from now on; what was known of it is read before anything can change it."""
         added = self._made(name, upstream)
         self._set(added, upstream)
-        await added.known.recall(carried)
+        await added.known.recall(before)
         self.in_use[name] = added
         self._note(name, added.pausing)
         self._running[name] = asyncio.create_task(self.guard(added.dispatcher.run))
@@ -414,8 +411,7 @@ class Upstreams:
             changed.ready.certificate_ends_at_ns = None
         await throttle.replan(limits, upstream.guard_ns, upstream.max_transaction_ns)
         if is_mended(name, before, upstream):
-            changed.known.edited()
-            self._trust_senders(changed)
+            self._use_again(changed, changed.known.edited)
         changed.wake()
 
     def view(self, name: str) -> UpstreamView | None:
@@ -437,9 +433,7 @@ class Upstreams:
             return False
         rested = not resumed.pausing.state.is_used
         rested = rested or bool(self._backlog.queue.line(name).sender_pauses.senders())
-        resumed.known.resume()
-        self._trust_senders(resumed)
-        resumed.wake()
+        self._use_again(resumed, resumed.known.resume)
         return rested
 
     def pause(self, name: str, asked: PauseAsked) -> bool:
@@ -459,10 +453,13 @@ class Upstreams:
         each = self.in_use.get(name)
         return "" if each is None else await each.known.kept.written()
 
-    def _trust_senders(self, resumed: UpstreamInUse) -> None:
-        line = self._backlog.queue.line(resumed.departures.name)
+    def _use_again(self, each: UpstreamInUse, act: Callable[[], None]) -> None:
+        """Have an upstream used again, carefully, and trust the senders that it refused."""
+        act()
+        line = self._backlog.queue.line(each.departures.name)
         for sender in line.sender_pauses.senders():
             line.trust_sender(sender, self._clock.boottime_ns())
+        each.wake()
 
     async def look_at_secrets(self) -> None:
         """See which certificates and passwords were replaced; call it each second."""
@@ -476,9 +473,7 @@ class Upstreams:
                 continue
             has_new = await self._accounts.has_new_password(name, upstream.auth)
             if has_new and each.pausing.state.is_refused:
-                each.known.edited()
-                self._trust_senders(each)
-                each.wake()
+                self._use_again(each, each.known.edited)
 
     async def _stop(self, stopped: UpstreamInUse) -> None:
         """Stop an upstream for the end of this process: what is not settled then, a restart sends again."""

@@ -1,7 +1,7 @@
 "use strict";
 (() => {
+  const EACH_MS = 5000;
   const lost = document.getElementById("lost");
-  let source = null;
 
   // Change only what differs, so that focus, selection and the place on the page stay.
   const sync = (old, now) => {
@@ -15,21 +15,17 @@
     before.slice(after.length).forEach((each) => each.remove());
   };
 
-  const open = () => {
-    source = new EventSource("live");
-    source.onmessage = (event) => {
-      const picture = new DOMParser().parseFromString(event.data, "text/html").getElementById("live");
-      sync(document.getElementById("live"), picture);
+  const refresh = async () => {
+    try {
+      const page = new DOMParser().parseFromString(await (await fetch(location.href)).text(), "text/html");
+      sync(document.getElementById("live"), page.getElementById("live"));
       lost.hidden = true;
-    };
-    source.onerror = () => {
+    } catch {
       lost.hidden = false;
-      // Closed for good: the relay has no place for another stream, or is gone behind a proxy.
-      if (source.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 5000);
-    };
+    }
   };
 
-  // A page that nobody looks at takes no place.
-  document.addEventListener("visibilitychange", () => document.hidden ? source.close() : open());
-  open();
+  // A page that nobody looks at asks for nothing.
+  setInterval(() => document.hidden || refresh(), EACH_MS);
+  document.addEventListener("visibilitychange", () => document.hidden || refresh());
 })();

@@ -1,9 +1,9 @@
 """The status page: one document, made here, with nothing loaded from anywhere.
 
 `page.html` is the template, which escapes all that it is given; `page.css` and `page.js` are put
-into the document.  `POLICY` is the Content-Security-Policy that allows exactly these two, and a
-stream of our own.  Without script the page reloads itself; the script puts each new picture in
-place of what changed, so that nothing flickers.
+into the document.  `POLICY` is the Content-Security-Policy that allows exactly these two, and to ask
+for the page again.  Without script the page reloads itself; the script asks for it as often, and puts
+what changed in its place, so that nothing flickers.
 """
 
 import base64
@@ -78,13 +78,8 @@ class _Bar(NamedTuple):
 
 def render(snapshot: Snapshot, coming: Coming = NOTHING_COMING, samples: Samples | None = None) -> str:
     """Return the document.  Give it what is public of a snapshot and of what comes."""
-    return _PAGE.render(live=Markup(picture(snapshot, coming, samples)), hostname=snapshot.hostname)  # noqa: S704 - it is the output of another template
-
-
-def picture(snapshot: Snapshot, coming: Coming = NOTHING_COMING, samples: Samples | None = None) -> str:
-    """Return the element of the page that changes, for the stream."""
     samples = samples or Samples()
-    return _PICTURE.render(
+    return _PAGE.render(
         it=snapshot,
         condition=_condition(snapshot),
         upstreams=[
@@ -214,5 +209,4 @@ def _environment() -> Environment:
     return made
 
 
-_TEMPLATES = _environment()
-_PAGE, _PICTURE = _TEMPLATES.get_template("page.html"), _TEMPLATES.get_template("picture.html")
+_PAGE = _environment().get_template("page.html")

@@ -79,7 +79,7 @@ class LimitStatus:
     most: int = 0
     """The most slots that were occupied at one instant: counted from the history, and followed since."""
     is_crowded: bool = False
-    """There were more keys than are kept apart, and some of them count for every key."""
+    """There are more keys than are kept apart: mail waits until a slot opens."""
     plain: str = ""
     """The label as people write it, e.g. `8 messages per 1m`; empty from an older relay."""
 
@@ -118,7 +118,7 @@ class UpstreamStatus:
     """Wall clock: when the last message that waits will have been relayed, by estimate; now, where none
     does, and None where nobody can tell."""
     held_by: str = ""
-    """What holds the next message that waits, as `estimate.forecast` names it; empty for nothing."""
+    """What holds the next message that waits, in words; empty for nothing."""
     health: Health = Health.USED
     """The state of docs/states.md; `state` does not tell `proving` from `used`."""
     paused_by: str = ""
@@ -347,7 +347,7 @@ class MessageView:
     upstream: str = ""
     """In whose line it stands, or the first part of it."""
     held_by: str = ""
-    """As `relay.status.estimate.forecast` names it; empty where it goes now."""
+    """In words; empty where it goes now."""
     lane: str = ""
     """Empty where the policy has none."""
     upstream_because: str = ""
@@ -400,20 +400,24 @@ _NOTHING = QueueCounts()
 _ADDRESS = re.compile(r'<?(?:"(?:[^"\\]|\\.)*"|[^\s<>",;]+)@(?:\[[^\]\s]*\]|[^\s<>",;:()]+)>?')
 
 
+def without_addresses(text: str) -> str:
+    return _ADDRESS.sub("<address>", text)
+
+
 def public(snapshot: Snapshot) -> Snapshot:
     """Remove mail addresses: replies that name one lose it, and limits their key."""
     upstreams = tuple(
         replace(
             upstream,
-            paused_because=_ADDRESS.sub("<address>", upstream.paused_because),
-            proving_after=_ADDRESS.sub("<address>", upstream.proving_after),
-            held_by=_ADDRESS.sub("<address>", upstream.held_by),
+            paused_because=without_addresses(upstream.paused_because),
+            proving_after=without_addresses(upstream.proving_after),
+            held_by=without_addresses(upstream.held_by),
             limits=tuple(replace(limit, key=None) for limit in upstream.limits),
         )
         for upstream in snapshot.upstreams
     )
     return replace(
-        snapshot, upstreams=upstreams, refusing_because=_ADDRESS.sub("<address>", snapshot.refusing_because)
+        snapshot, upstreams=upstreams, refusing_because=without_addresses(snapshot.refusing_because)
     )
 
 
@@ -428,8 +432,8 @@ def public_coming(coming: Coming) -> Coming:
             message_id=None,
             subject="",
             client_queue_id="",
-            reason=_ADDRESS.sub("<address>", message.reason),
-            held_by=_ADDRESS.sub("<address>", message.held_by),
+            reason=without_addresses(message.reason),
+            held_by=without_addresses(message.held_by),
         )
         for message in coming.first
     )

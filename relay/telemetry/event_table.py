@@ -105,7 +105,7 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
     ("cut_off", _WARNING, "upstream windows named_slots",
      "upstream {upstream}: it says that this was too much{_named}; our windows held {windows}"),
     ("keys_crowded", _WARNING, "upstream limit",
-     "upstream {upstream}: limit {limit}: more keys than are kept apart, some count for all"),
+     "upstream {upstream}: limit {limit}: more keys than are kept apart, its mail waits"),
     ("boots_unrecorded", _WARNING, "error", "the ages of what is queued are not kept on disk: {error}"),
     ("shortage", _WARNING, "where error", "{where} waits, out of descriptors or memory: {error}"),
     ("descriptors_short", _WARNING, "where descriptors needed connections",

@@ -122,7 +122,7 @@ _ROWS: tuple[tuple[str, Type, Source, str, str], ...] = (
     ("relay_limit_slots", "gauge", "snapshot", "upstream limit", "N: the most that any window may hold."),
     ("relay_limit_used_slots", "gauge", "snapshot", "upstream limit", "Slots that are occupied."),
     ("relay_limit_most_used_slots", "gauge", "snapshot", "upstream limit",
-     "The most that were ever occupied at once; counted anew from the history every five minutes."),
+     "The most that were occupied at once, counted from the history every five minutes."),
     ("relay_limit_window_seconds", "gauge", "snapshot", "upstream limit", "T, with its guard."),
     ("relay_limit_next_slot_timestamp_seconds", "gauge", "snapshot", "upstream limit",
      "When the next slot opens; the time of the scrape while there is room."),

@@ -20,8 +20,6 @@ from relay.throttle.events import Share, Slot, key_of
 from relay.throttle.limit import ForEach
 from relay.throttle.limit_state import LimitState
 
-MANY = 1 << 30
-"""As many messages as one likes."""
 _CLIENT_ADDRESS = re.compile(r"\[([^\[\]]*)\]\Z")
 
 
@@ -121,141 +119,109 @@ class TooLarge:
     """N."""
 
 
-class Grant(NamedTuple):
-    """Decided, and not durable yet."""
+class Reservation(NamedTuple):
+    """Permission for one transaction: already charged, and durable once `reserve` returns it."""
 
     slot: Slot
-    chosen: Sequence[int]
-    """Indices into the recipients that were asked for."""
+    chosen: Sequence[int] = ()
+    """Indices into the recipients that were asked for, ascending."""
+    ahead_ns: int = 0
+    """How far the history's clock, which the slot goes by, was ahead of boottime."""
 
+    @property
+    def recipients(self) -> int:
+        """How many it may name, at least 1; fewer than asked for where a limit has less room."""
+        return self.slot.recipients
 
-def for_all(states: Sequence[LimitState]) -> list[LimitState]:
-    """Return the states without keys."""
-    return [state for state in states if state.unit != "connections" and state.for_each is None]
+    @property
+    def reserved_at_ns(self) -> int:
+        """Return boottime."""
+        return self.slot.started_at_ns - self.ahead_ns
 
+    @property
+    def duration_ns(self) -> int:
+        """Return how long after that the transaction must have ended, one way or the other."""
+        return self.slot.until_ns - self.slot.started_at_ns
 
-def room(states: Sequence[LimitState], now_ns: int) -> int | None:
-    """Return None for any number; limits without keys alone have a say."""
-    return min((room_of(state, None, now_ns) for state in for_all(states)), default=None)
-
-
-def room_of(state: LimitState, key: str | None, now_ns: int) -> int:
-    """Return how many messages a limit lets go; of bytes it depends on their sizes: all or none."""
-    free = state.room(key, now_ns)
-    return MANY if state.unit == "bytes" and free else free
+    @property
+    def deadline_ns(self) -> int:
+        """Return the last instant of it, boottime."""
+        return self.reserved_at_ns + self.duration_ns
 
 
 def too_large(states: Sequence[LimitState], request: Request) -> TooLarge | None:
-    for state in states:
-        is_asked = state.unit == "bytes" and state.is_about(_key(request, state.for_each))
-        if is_asked and request.size_bytes > state.count:
+    for state, _ in _asked(states, request):
+        if state.unit == "bytes" and request.size_bytes > state.count:
             return TooLarge(state.label, state.count)
     return None
-
-
-def full(states: Sequence[LimitState], place: Place | None, now_ns: int) -> list[str]:
-    """Return the labels of limits without room: of all mail, or of a place."""
-    kind, key = (None, None) if place is None else place
-    limits = [state for state in states if state.unit != "connections" and state.for_each == kind]
-    return [state.label for state in limits if state.is_about(key) and not state.room(key, now_ns)]
-
-
-def opens_at(states: Sequence[LimitState], recipients: int, now_ns: int) -> int:
-    """Return the earliest instant at which a message with so many recipients may fit unsplit.
-
-    Limits without keys alone have a say.
-    """
-    opens = (g.opens_at(None, now_ns, recipients if g.unit == "recipients" else 1) for g in for_all(states))
-    return max(opens, default=now_ns)
-
-
-def room_for_connections(states: Sequence[LimitState], now_ns: int) -> tuple[int | None, int, str]:
-    """How many may be opened now (None: any number), when the next may, and by which limit."""
-    limits = [state for state in states if state.unit == "connections"]
-    opens = [(state.opens_at(None, now_ns), state.label) for state in limits]
-    free = min((state.room(None, now_ns) for state in limits), default=None)
-    return free, *max(opens, default=(now_ns, ""))
 
 
 def choose(states: Sequence[LimitState], request: Request, now_ns: int) -> Sequence[int]:
     """Return indices of the recipients there is room for; none where the message has to wait."""
     most, by_domain = request.largest, []
-    for state in states:
-        if state.unit == "connections":
-            continue
+    for state, key in _asked(states, request):
         if state.for_each == "recipient_domain":
             by_domain.append(state)
-            continue
-        key = _key(request, state.for_each)
-        if not state.is_about(key):
             continue
         free = state.room(key, now_ns)
         if free < request.weight(state):
             return ()
         most = min(most, free if state.unit == "recipients" else most)
-    return _choose_by_domain(by_domain, request, most, now_ns) if by_domain and most > 0 else range(most)
-
-
-def _choose_by_domain(
-    by_domain: Sequence[LimitState], request: Request, most: int, now_ns: int
-) -> Sequence[int]:
+    if not by_domain:
+        return range(most)
     chosen: list[int] = []
-    free: list[dict[str, int]] = [{} for _ in by_domain]
+    # However many it names of a domain, it is one message there.
+    free_of: dict[str, int] = {}
     for position, domain in enumerate(_domains(request)):
         if len(chosen) == most:
             break
-        for state, left in zip(by_domain, free, strict=True):
-            if domain not in left:
-                left[domain] = state.room(domain, now_ns)
-        if all(left[domain] >= request.weight(state) for state, left in zip(by_domain, free, strict=True)):
+        if domain not in free_of:
+            free_of[domain] = min(_recipients(state, domain, request, now_ns) for state in by_domain)
+        if free_of[domain]:
+            free_of[domain] -= 1
             chosen.append(position)
-            for state, left in zip(by_domain, free, strict=True):
-                # However many it names of a domain, it is one message there.
-                left[domain] -= state.unit == "recipients"
     return chosen
 
 
+def _recipients(state: LimitState, domain: str, request: Request, now_ns: int) -> int:
+    """Return how many recipients of a domain a limit has room for."""
+    free = state.room(domain, now_ns)
+    if state.unit == "recipients":
+        return free
+    return request.recipients if free >= request.weight(state) else 0
+
+
 def wait(states: Sequence[LimitState], request: Request, now_ns: int) -> Wait:
-    opens = [(state.opens_at(None, now_ns, request.weight(state)), state.label) for state in for_all(states)]
-    until_ns, label = max(opens, default=(now_ns, ""))
+    """Return for what a message waits that there is no room for."""
+    for_all: list[tuple[int, str]] = []
+    # When each of its places opens, and by which limit.
+    of_place: dict[Place, tuple[int, str]] = {}
+    for state, key in _asked(states, request):
+        weight = request.weight(state)
+        if state.for_each is None:
+            for_all.append((state.opens_at(None, now_ns, weight), state.label))
+            continue
+        for each in dict.fromkeys(_domains(request)) if key is None else [key]:
+            place, opened = Place(state.for_each, each), (state.opens_at(each, now_ns, weight), state.label)
+            of_place[place] = max(opened, of_place.get(place, opened))
+    until_ns, label = max(for_all, default=(now_ns, ""))
     if until_ns > now_ns:
         return Wait(until_ns, label)
-    # When each of its places opens, and by which limit.
-    opens_of: dict[Place, tuple[int, str]] = {}
-    for state in states:
-        if state.for_each is not None and state.unit != "connections":
-            key = _key(request, state.for_each)
-            if not state.is_about(key):
-                continue
-            for each in dict.fromkeys(_domains(request)) if key is None else [key]:
-                place = Place(state.for_each, each)
-                opened = state.opens_at(each, now_ns, request.weight(state)), state.label
-                opens_of[place] = max(opened, opens_of.get(place, opened))
-    of_domains = [place for place in opens_of if place.for_each == "recipient_domain"]
+    of_domains = [place for place in of_place if place.for_each == "recipient_domain"]
     # The first of its recipients that may go takes it along; all else has to be open.
-    needed = [place for place in opens_of if place.for_each != "recipient_domain"]
-    needed += [min(of_domains, key=lambda place: opens_of[place])] if of_domains else []
-    last = max(needed, key=lambda place: opens_of[place])
-    return Wait(*opens_of[last], last)
+    needed = [place for place in of_place if place.for_each != "recipient_domain"]
+    needed += [min(of_domains, key=lambda place: of_place[place])] if of_domains else []
+    last = max(needed, key=lambda place: of_place[place])
+    return Wait(*of_place[last], last)
 
 
-def room_at(states: Sequence[LimitState], place: Place, now_ns: int) -> tuple[int, int]:
-    """How many messages may leave a place now, and when the next one may.
-
-    At least one may be tried where it has other recipients, or the limits are gone: only asking tells.
-    """
-    kind, key = place
-    of_place = [state for state in states if state.for_each == kind and state.is_about(key)]
-    least = 1 if kind == "recipient_domain" or not of_place else 0
-    room = min((room_of(state, key, now_ns) for state in of_place), default=least)
-    return max(least, room), max((state.opens_at(key, now_ns) for state in of_place), default=now_ns)
-
-
-def room_in(states: Sequence[LimitState], lane: str, now_ns: int) -> tuple[int | None, int]:
-    """How many messages a lane's ceilings let go now (None: any number), and when one may."""
-    ceilings = [state for state in states if state.for_each == "lane" and state.is_about(lane)]
-    room = min((room_of(state, lane, now_ns) for state in ceilings), default=None)
-    return room, max((state.opens_at(lane, now_ns) for state in ceilings), default=now_ns)
+def _asked(states: Sequence[LimitState], request: Request) -> list[tuple[LimitState, str | None]]:
+    """Return the limits that have a say in a message, each with its key; domains may be several."""
+    return [
+        (state, key)
+        for state in states
+        if state.unit != "connections" and state.is_about(key := _key(request, state.for_each))
+    ]
 
 
 def shares_of(states: Sequence[LimitState], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:
@@ -283,19 +249,10 @@ def shares_of(states: Sequence[LimitState], request: Request, chosen: Sequence[i
 
 
 def _key(request: Request, for_each: ForEach | None) -> str | None:
-    match for_each:
-        case "sender":
-            return request.sender
-        case "sender_domain":
-            return request.sender_domain
-        case "client":
-            return request.client
-        case "user":
-            return request.user
-        case "lane":
-            return request.lane
-        case _:
-            return None
+    if for_each is None or for_each == "recipient_domain":
+        return None
+    key: str = getattr(request, for_each)
+    return key
 
 
 def _domains(request: Request) -> Sequence[str]:

@@ -5,9 +5,9 @@ after its end; one without an end until T after its deadline.  Whatever an upstr
 of length T was occupied at the instant at which the last of it began, so the most that is occupied at one
 instant is the most that any window can hold.  T is the policy's; the guard is beyond what is promised.
 
-What compaction merged is known roughly, with the earliest start and the latest end of its parts: it is in
-`at_most` only, and so is what may be of any key.  `most` has the rest, exactly.  It judges by today's
-limits: where N was lowered, or a limit added, what was sent before may well exceed it.
+It counts what is known one by one, and tells since when that is all: what compaction merged before is
+left out, and so is what may have been of any key.  It judges by today's limits: where N was lowered, or a
+limit added, what was sent before may well exceed it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,20 +27,14 @@ class Peak:
     count: int
     period_ns: int
     most: int
-    """The most that was occupied at once, of one key where it has keys; by what is known exactly."""
+    """The most that was occupied at once, of one key where it has keys."""
     most_at_ns: int | None
     """When it first was; None where there is nothing."""
     key: str | None
-    at_most: int
-    """The same with all that is known only roughly: no window can have held more."""
 
     @property
     def is_exceeded(self) -> bool:
         return self.most > self.count
-
-    @property
-    def is_proven(self) -> bool:
-        return self.at_most <= self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +45,11 @@ class Audit:
     in_flight: int
     """Of both, those without an end."""
     merged: int
-    """Messages and connections that are known only roughly."""
+    """Older messages and connections that are not known one by one."""
     since_ns: int | None
     """The earliest instant that is known; None for an empty history."""
     exact_since_ns: int | None
-    """The latest end that is known only roughly; None where all is exact."""
+    """The last end of what was merged: all that is later is known exactly.  None where all is."""
     findings: tuple[Peak, ...]
     """In the order of the limits."""
 
@@ -66,41 +60,26 @@ def audit(slots: Sequence[Slot], limits: Sequence[Limit]) -> Audit:
     for slot in slots:
         if slot.is_exact and (slot.id not in exact or exact[slot.id].until_ns < slot.until_ns):
             exact[slot.id] = slot
-    rough = [slot for slot in slots if not slot.is_exact]
-    known = exact.values()
+    merged, known = [slot for slot in slots if not slot.is_exact], exact.values()
     return Audit(
         sum(slot.messages for slot in known),
         sum(slot.connections for slot in known),
         sum(slot.is_open for slot in known),
-        sum(slot.messages + slot.connections for slot in rough),
+        sum(slot.messages + slot.connections for slot in merged),
         min((slot.started_at_ns for slot in slots), default=None),
-        max((slot.until_ns for slot in rough), default=None),
-        tuple(_peak(limit, known, rough) for limit in limits),
+        max((slot.until_ns for slot in merged), default=None),
+        tuple(_peak(limit, known) for limit in limits),
     )
 
 
-def _peak(limit: Limit, exact: Iterable[Slot], rough: Iterable[Slot]) -> Peak:
+def _peak(limit: Limit, known: Iterable[Slot]) -> Peak:
     spans: dict[str | None, list[Span]] = {}
-    more: dict[str | None, list[Span]] = {}
-    _lay(limit, exact, spans)
-    of_any_key = [] if limit.for_each is None else spans.pop(None, [])
-    _lay(limit, rough, more)
-    of_any_key += more.pop(None, [])
-    most, most_at_ns, of_key = _highest(spans)
-    all_spans = {key: [*spans.get(key, ()), *more.get(key, ()), *of_any_key] for key in {*spans, *more, None}}
-    if limit.for_each is None:
-        all_spans = {None: [*spans.get(None, ()), *of_any_key]}
-    at_most, _, _ = _highest(all_spans)
-    whole = limit.label, limit.unit, limit.count, limit.per_ns
-    return Peak(*whole, most, most_at_ns, of_key, at_most)
-
-
-def _lay(limit: Limit, slots: Iterable[Slot], onto: dict[str | None, list[Span]]) -> None:
-    for slot in slots:
+    for slot in known:
         for key, weight in weights_in(slot, limit.unit, limit.for_each, limit.only):
-            if weight:
+            if weight and (key is not None or limit.for_each is None):
                 span = slot.started_at_ns, slot.until_ns + limit.per_ns, weight
-                onto.setdefault(key, []).append(span)
+                spans.setdefault(key, []).append(span)
+    return Peak(limit.label, limit.unit, limit.count, limit.per_ns, *_highest(spans))
 
 
 def _highest(spans: Mapping[str | None, Sequence[Span]]) -> tuple[int, int | None, str | None]:

@@ -1,9 +1,7 @@
 """All that is known of an account's slots, and the limits that judge them.  Pure.
 
-It changes by events that are durable (`apply`, `reset`), and by time (`advance`).  What is decided and
-not durable yet is a draft beside them (`propose`, `decide`), which counts as well and is dropped when the
-events are applied, or when they could not be made durable: what is known never holds more than what is
-durable.
+It changes by events (`apply`, `reset`) and by time (`advance`).  What is decided and not durable yet is
+beside them: it counts, and `forget` drops it once it is applied, or could not be made durable.
 
 A slot occupies every window until it ends, or until its deadline, at which it counts as ended.  What
 ended is kept for as long as any policy could ask for it, as `compaction` says; so an edit (`judge_by`)
@@ -11,79 +9,61 @@ judges the same past by other limits.  Relays with different policies share one 
 what another needs.
 """
 
-import heapq
 from bisect import bisect_right, insort
 from collections.abc import Container, Iterable, Sequence
 
-from relay.throttle.admission import Grant, Request, TooLarge, Wait, choose, shares_of, too_large, wait
-from relay.throttle.compaction import BOUNDS, Bounds, compacted, end_of
+from relay.throttle.admission import Request, Reservation, TooLarge, Wait, choose, shares_of, too_large, wait
+from relay.throttle.compaction import BOUNDS, Bounds, compacted, end_of, size_of
 from relay.throttle.events import Ended, Event, Issued, Share, Slot
 from relay.throttle.limit import Limit
 from relay.throttle.limit_state import MOST_ENTRIES, Limited, LimitState
 
+NEVER_NS = 1 << 80
 
-class LimitBook:
+
+class Book:
     def __init__(self, bounds: Bounds = BOUNDS, most_entries: int = MOST_ENTRIES) -> None:
         self._bounds, self._most_entries = bounds, most_entries
         self.judged: Sequence[Limit] = ()
         self._guard_ns: int | None = None
         self.limits: list[LimitState] = []
-        self._has_keys = False
         self.now_ns = 0
-        """When the last transaction was: nothing that is decided is decided as of later."""
         self.in_flight: dict[int, Slot] = {}
-        self._deadlines: list[tuple[int, int]] = []
-        """A heap of (deadline, id); the id of a slot that ended stays in it until its deadline."""
+        self._next_deadline_ns = NEVER_NS
+        """No slot in flight has an earlier one."""
         self.ended: list[Slot] = []
         """Ascending by their ends."""
-        self._shares = 0
-        self._last_id = self._drafted = 0
-        self._draft: list[Event] = []
-        self._compact_above = bounds.exact + bounds.at_once
-        self._compact_above_shares = bounds.most_shares
+        self._size, self._compact_above = 0, bounds.least
+        self._last_id = 0
+        self.granted: list[Slot] = []
+        """Not durable yet."""
 
     def judge_by(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
         """Judge the same past by other limits."""
-        draft = self.drop()
         self.judged, self._guard_ns = tuple(limits), guard_ns
-        self.limits = [self._filled(limit, guard_ns) for limit in limits]
-        self._has_keys = any(limit.for_each is not None for limit in limits)
-        self.propose(draft)
+        self.limits = self._filled(limits, guard_ns)
 
     def advance(self, now_ns: int) -> None:
-        """Know that an instant has come, for what is decided from now on."""
+        """Know that it is this late, or later; what is past its deadline ends at that."""
         self.now_ns = max(self.now_ns, now_ns)
-        self.expire(now_ns)
-
-    def expire(self, now_ns: int) -> None:
-        """Let what is past its deadline end, at that; but for what is known to have ended before."""
-        if not self._deadlines or self._deadlines[0][0] > now_ns:
+        if self._next_deadline_ns > self.now_ns:
             return
-        draft = self.drop()
-        known = {event.id for event in draft if isinstance(event, Ended)}
-        later = []
-        while self._deadlines and self._deadlines[0][0] <= now_ns:
-            deadline_ns, slot_id = heapq.heappop(self._deadlines)
-            if slot_id in known:
-                later.append((deadline_ns, slot_id))
-            else:
-                self._end(slot_id, deadline_ns)
-        for each in later:
-            heapq.heappush(self._deadlines, each)
-        self.propose(draft)
+        late = [slot for slot in self.in_flight.values() if slot.until_ns <= self.now_ns]
+        for slot in sorted(late, key=end_of):
+            self._end(slot.id, slot.until_ns)
+        self._next_deadline_ns = min(map(end_of, self.in_flight.values()), default=NEVER_NS)
 
-    def reset(self, events: Iterable[Event]) -> None:
-        """Forget all but these events."""
-        self.drop()
-        self.in_flight, self._deadlines, self.ended, self._shares = {}, [], [], 0
+    def reset(self, events: Iterable[Event], now_ns: int) -> None:
+        """Forget all but these events, as of an instant."""
+        self.now_ns = max(self.now_ns, now_ns)
+        self.in_flight, self._next_deadline_ns, self.ended, self._size = {}, NEVER_NS, [], 0
         # The windows are filled at the end, once: most slots have ended by then.
         self.limits = []
         self.apply(events)
-        self.limits = [self._filled(limit, self._guard_ns) for limit in self.judged]
+        self.limits = self._filled(self.judged, self._guard_ns)
+        self.advance(now_ns)
 
     def apply(self, events: Iterable[Event]) -> None:
-        """Learn what is durable, and drop what was only decided."""
-        self.drop()
         for event in events:
             match event:
                 case Slot(is_open=True):
@@ -98,116 +78,99 @@ class LimitBook:
                     self._end(slot_id, at_ns)
                 case Issued(slot_id):
                     self._last_id = max(self._last_id, slot_id)
-        if len(self.ended) > self._compact_above or self._shares > self._compact_above_shares:
+        if self._size > self._compact_above:
             self._compact()
 
-    def propose(self, events: Iterable[Event]) -> None:
-        """Count what is to become durable."""
-        for event in events:
-            match event:
-                case Slot():
-                    for state in self.limits:
-                        state.propose(event)
-                case Ended(slot_id, at_ns) if (slot := self.in_flight.get(slot_id)) is not None:
-                    for state in self.limits:
-                        state.propose(slot, at_ns)
-            self._draft.append(event)
+    def decide(self, requests: Sequence[Request], transaction_ns: int) -> list[Reservation | Wait | TooLarge]:
+        """Decide in the order of the requests: once one waits for what all need, so do all behind it."""
+        answers: list[Reservation | Wait | TooLarge] = []
+        waiting: Wait | None = None
+        for request in requests:
+            answer = waiting or self._decide(request, transaction_ns)
+            if isinstance(answer, Wait) and answer.place is None:
+                waiting = answer
+            answers.append(answer)
+        return answers
 
-    @property
-    def draft(self) -> Sequence[Event]:
-        return self._draft
-
-    def drop(self) -> list[Event]:
-        """Forget what was only decided, and return it."""
-        draft, self._draft = self._draft, []
-        self._drafted = 0
-        if draft:
-            for state in self.limits:
-                state.drop()
-        return draft
-
-    def decide(self, request: Request, transaction_ns: int) -> Grant | Wait | TooLarge:
-        """Propose a slot for one message, and as many of its recipients as there is room for; or none."""
-        chosen = choose(self.limits, request, self.now_ns)
-        if not chosen:
-            return too_large(self.limits, request) or wait(self.limits, request, self.now_ns)
-        shares = shares_of(self.limits, request, chosen) if self._has_keys or request.lane else ()
-        return Grant(self._slot(transaction_ns, (1, len(chosen), 0), request.size_bytes, shares), chosen)
-
-    def decide_connection(self, opening_ns: int) -> Grant | Wait:
+    def decide_connection(self, opening_ns: int) -> Reservation | Wait:
         opens = [(s.opens_at(None, self.now_ns), s.label) for s in self.limits if s.unit == "connections"]
         until_ns, label = max(opens, default=(self.now_ns, ""))
         if until_ns > self.now_ns:
             return Wait(until_ns, label)
-        return Grant(self._slot(opening_ns, (0, 0, 1)), ())
+        return Reservation(self._grant(opening_ns, (0, 0, 1, 0), ()))
+
+    def forget(self) -> None:
+        """Drop what was only decided."""
+        self.granted = []
+        for state in self.limits:
+            state.taken.clear()
 
     def events(self) -> list[Event]:
         """Return what a history that begins anew has to say."""
         self._compact()
-        return [Issued(self._last_id), *self.ended, *self.in_flight.values()]
+        return [Issued(self._last_id), *self.slots()]
 
     def slots(self) -> list[Slot]:
         return [*self.ended, *self.in_flight.values()]
 
-    def limited(self, transaction_ns: int, own: Container[int], now_ns: int) -> tuple[Limited, ...]:
-        """Return what occupies each limit, as if slots of `own` take so long, others until their deadline."""
-        ends = self._likely_ends(transaction_ns, own, now_ns)
-        return tuple(state.limited(ends, now_ns) for state in self.limits)
-
-    def limited_under(
+    def limited(
         self,
-        limits: Sequence[Limit],
-        guard_ns: int | None,
         transaction_ns: int,
         own: Container[int],
-        now_ns: int,
+        limits: Sequence[Limit] | None = None,
+        guard_ns: int | None = None,
     ) -> tuple[Limited, ...]:
-        """Return what `limited` would after `judge_by`, and change nothing."""
-        ends = self._likely_ends(transaction_ns, own, now_ns)
-        return tuple(self._filled(limit, guard_ns).limited(ends, now_ns) for limit in limits)
+        """Return what occupies each limit, as if slots of `own` take so long, others until their deadline.
 
-    def leaves_in_ns(self, span_ns: int, now_ns: int) -> int | None:
-        """Return how long until the oldest end of the last `span_ns` is that old; None without one."""
-        index = bisect_right(self.ended, now_ns - span_ns, key=end_of)
-        return None if index == len(self.ended) else self.ended[index].until_ns + span_ns - now_ns
+        With `limits`, those instead of its own.
+        """
 
-    def _slot(
-        self,
-        span_ns: int,
-        weights: tuple[int, int, int],
-        size_bytes: int = 0,
-        shares: tuple[Share, ...] = (),
-    ) -> Slot:
-        self._drafted += 1
-        slot_id = self._last_id + self._drafted
-        slot = Slot(slot_id, self.now_ns, self.now_ns + span_ns, *weights, size_bytes, shares)
-        self.propose([slot])
-        return slot
-
-    def _likely_ends(self, transaction_ns: int, own: Container[int], now_ns: int) -> list[tuple[Slot, int]]:
         def likely_end(slot: Slot) -> int:
             took_ns = 0 if slot.connections else transaction_ns
-            return max(now_ns, slot.started_at_ns + took_ns) if slot.id in own else slot.until_ns
+            return max(self.now_ns, slot.started_at_ns + took_ns) if slot.id in own else slot.until_ns
 
-        return [(slot, likely_end(slot)) for slot in self.in_flight.values()]
+        states = self.limits if limits is None else self._filled(limits, guard_ns)
+        ends = [(slot, likely_end(slot)) for slot in self.in_flight.values()]
+        return tuple(state.limited(ends, self.now_ns) for state in states)
 
-    def _filled(self, limit: Limit, guard_ns: int | None) -> LimitState:
-        state = LimitState(limit, guard_ns, self._most_entries)
-        for slot in self.in_flight.values():
-            state.start(slot, self.now_ns)
-        for slot in self.ended:
-            state.charge(slot, self.now_ns)
-        return state
+    def leaves_in_ns(self, span_ns: int) -> int | None:
+        """Return how long until the oldest end of the last `span_ns` is that old; None without one."""
+        index = bisect_right(self.ended, self.now_ns - span_ns, key=end_of)
+        return None if index == len(self.ended) else self.ended[index].until_ns + span_ns - self.now_ns
+
+    def _decide(self, request: Request, transaction_ns: int) -> Reservation | Wait | TooLarge:
+        """Grant as many of its recipients as there is room for; or none."""
+        chosen = choose(self.limits, request, self.now_ns)
+        if not chosen:
+            return too_large(self.limits, request) or wait(self.limits, request, self.now_ns)
+        weights = 1, len(chosen), 0, request.size_bytes
+        return Reservation(
+            self._grant(transaction_ns, weights, shares_of(self.limits, request, chosen)), chosen
+        )
+
+    def _grant(self, span_ns: int, weights: tuple[int, int, int, int], shares: tuple[Share, ...]) -> Slot:
+        slot_id = self._last_id + len(self.granted) + 1
+        slot = Slot(slot_id, self.now_ns, self.now_ns + span_ns, *weights, shares)
+        self.granted.append(slot)
+        for state in self.limits:
+            state.take(slot)
+        return slot
+
+    def _filled(self, limits: Sequence[Limit], guard_ns: int | None) -> list[LimitState]:
+        states = [LimitState(limit, guard_ns, self._most_entries) for limit in limits]
+        for state in states:
+            for slot in self.in_flight.values():
+                state.start(slot)
+            for slot in self.ended:
+                state.charge(slot, self.now_ns)
+        return states
 
     def _start(self, slot: Slot) -> None:
         self._last_id = max(self._last_id, slot.id)
         self.in_flight[slot.id] = slot
-        heapq.heappush(self._deadlines, (slot.until_ns, slot.id))
-        if len(self._deadlines) > 2 * (len(self.in_flight) + self._bounds.at_once):
-            self._deadlines = [(each.until_ns, each.id) for each in self.in_flight.values()]
-            heapq.heapify(self._deadlines)
+        self._next_deadline_ns = min(self._next_deadline_ns, slot.until_ns)
         for state in self.limits:
-            state.start(slot, self.now_ns)
+            state.start(slot)
 
     def _end(self, slot_id: int, at_ns: int) -> None:
         if (slot := self.in_flight.pop(slot_id, None)) is None:
@@ -221,11 +184,10 @@ class LimitBook:
             self.ended.append(slot)
         else:
             insort(self.ended, slot, key=end_of)
-        self._shares += len(slot.shares)
+        self._size += size_of(slot)
 
     def _compact(self) -> None:
         self.ended = compacted(self.ended, self.now_ns, self._bounds)
-        self._shares = sum(len(slot.shares) for slot in self.ended)
+        self._size = sum(map(size_of, self.ended))
         # The more is kept, the longer it takes, and the more decisions share its cost.
-        self._compact_above = len(self.ended) + max(self._bounds.at_once, len(self.ended))
-        self._compact_above_shares = max(self._bounds.most_shares, 2 * self._shares)
+        self._compact_above = max(self._bounds.least, 2 * self._size)

@@ -23,11 +23,6 @@ class Share(NamedTuple):
     recipients: int
     bytes: int
 
-    def of(self, unit: Unit) -> int:
-        if unit == "recipients":
-            return self.recipients
-        return self.bytes if unit == "bytes" else self.messages
-
 
 class Slot(NamedTuple):
     """One transaction or one opening of a connection; or, with the id 0, several that were merged."""
@@ -42,13 +37,6 @@ class Slot(NamedTuple):
     bytes: int = 0
     shares: tuple[Share, ...] = ()
     is_open: bool = True
-
-    def of(self, unit: Unit) -> int:
-        if unit == "messages":
-            return self.messages
-        if unit == "recipients":
-            return self.recipients
-        return self.bytes if unit == "bytes" else self.connections
 
     def ended(self, at_ns: int) -> "Slot":
         return self._replace(until_ns=at_ns, is_open=False)
@@ -89,15 +77,15 @@ def weights_in(
     slot: Slot, unit: Unit, for_each: ForEach | None, only: str | None
 ) -> list[tuple[str | None, int]]:
     """Return what a slot weighs for each key; the key None counts for all of them."""
-    if for_each is None:
-        return [(None, slot.of(unit))]
-    shares = [share for share in slot.shares if share.for_each == for_each]
+    # A unit is the name of the field that has it; no limit on connections has keys.
+    shares = for_each and [share for share in slot.shares if share.for_each == for_each]
     if not shares:
-        return [(None, slot.of(unit))]
+        return [(None, getattr(slot, unit))]
+    weights = [(share.key, getattr(share, unit)) for share in shares]
     return [
-        (None if share.key == UNKNOWN else share.key, share.of(unit))
-        for share in shares
-        if share.of(unit) and (only is None or share.key in (only, UNKNOWN))
+        (None if key == UNKNOWN else key, weight)
+        for key, weight in weights
+        if weight and (only is None or key in (only, UNKNOWN))
     ]
 
 

@@ -11,10 +11,10 @@ five states:
 | other boot | its instants are those of another boot | it is written anew, in this boot's time |
 | damaged | anything else, or less than the mark in the lock says | **nothing is sent** |
 
-Durability.  A commit is a group, synced.  Its writer may have died before the sync, so bytes of others
-are synced before the first group behind them, and a name that this process did not give.  After a failed
-write the group is cut off, and the next transaction reads the whole file; where the sync of a rename
-failed, it also writes a new one.
+Durability.  A commit is a group, synced.  What another process wrote, and the name of a file that another
+one made, is synced before the first group behind it: its writer may have died before that.  After a failed
+write the group is cut off, and the next transaction reads the whole file; where a sync failed, it also
+writes a new one.
 
 Time.  Instants are boottime, so a step of the wall clock never matters.  After a reboot all of them move
 by one shift: since the last group as much time has passed as the wall clock is ahead of that group's
@@ -31,12 +31,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from relay.clock import SECOND_NS, Clock
-from relay.spool.disk.durable import Disk, sync_above, why_a_strangers, write_with_room
+from relay.spool.disk.durable import Disk, sync_above, write_with_room
 from relay.spool.disk.os_errors import is_lack_of_room
 from relay.spool.disk.replacing import InDoubt, put_in_place
-from relay.spool.finding import NOTHING_SENT
 from relay.throttle.events import Event, moved
-from relay.throttle.history import HistoryError
+from relay.throttle.history import NOTHING_SENT, HistoryError
 from relay.throttle.history_format import (
     MARK_BYTES,
     At,
@@ -52,8 +51,6 @@ from relay.throttle.history_format import (
 
 LONGEST_BELIEVED_NS = 30 * 86_400 * SECOND_NS
 """How long a host may have been off by its wall clock; longer is rather a clock without a battery."""
-LARGEST_BYTES = 256 * 1024 * 1024
-"""No history of ours is a tenth of this; reading more would be a memory bomb."""
 CLOCK_SKEW_NS = SECOND_NS
 """How far the clocks of two CPUs may differ; more is another time namespace."""
 REPLACE_ABOVE_BYTES = 256 * 1024
@@ -62,28 +59,10 @@ ADVICE = "stop, wait for the longest period of its limits, move it and its .lock
 """What repairs damage."""
 
 
-def shift_to_this_boot(last: At, now_ns: int, wall_ns: int) -> int:
-    """Return by how much the instants of another boot move, whose last group is `last`."""
-    passed_ns = max(0, wall_ns - last.mark_ns)
-    return now_ns - (0 if passed_ns > LONGEST_BELIEVED_NS else passed_ns) - last.boottime_ns
-
-
-def check_mark(last: At | None, mark_ns: int | None) -> None:
-    """Raise DamagedHistory where a history that ends so has lost what its lock tells of."""
-    if mark_ns is None or (last is not None and last.mark_ns >= mark_ns):
-        return
-    if last is None:
-        raise DamagedHistory("it is gone, and was in use")
-    raise DamagedHistory(
-        f"its end is gone or damaged: it reached {(mark_ns - last.mark_ns) / SECOND_NS:.3f} s further"
-    )
-
-
 class Found(NamedTuple):
     """What a whole history tells, in the time of this boot."""
 
     contents: Contents
-    at: At
     is_of_this_boot: bool
 
 
@@ -99,21 +78,26 @@ def found_in(content: bytes, mark_ns: int | None, clock: Clock) -> Found:
     if boot_id == clock.boot_id():
         if last.boottime_ns > now_ns + CLOCK_SKEW_NS:
             raise DamagedHistory("it was written in the future of this boot: by a host with another clock")
-        return Found(contents, last, is_of_this_boot=True)
-    shift_ns = shift_to_this_boot(last, now_ns, clock.wall_ns())
+        return Found(contents, is_of_this_boot=True)
+    passed_ns = max(0, clock.wall_ns() - last.mark_ns)
+    shift_ns = now_ns - (0 if passed_ns > LONGEST_BELIEVED_NS else passed_ns) - last.boottime_ns
     events = [moved(event, shift_ns) for event in contents.events]
     at = last._replace(boottime_ns=last.boottime_ns + shift_ns)
-    return Found(contents._replace(events=events), at, is_of_this_boot=False)
+    return Found(contents._replace(events=events, at=at), is_of_this_boot=False)
+
+
+def check_mark(last: At | None, mark_ns: int | None) -> None:
+    """Raise DamagedHistory where a history that ends so has lost what its lock tells of."""
+    if mark_ns is None or (last is not None and last.mark_ns >= mark_ns):
+        return
+    if last is None:
+        raise DamagedHistory("it is gone, and was in use")
+    lost_s = (mark_ns - last.mark_ns) / SECOND_NS
+    raise DamagedHistory(f"its end is gone or damaged: it reached {lost_s:.3f} s further")
 
 
 def refusal(path: str, damage: DamagedHistory) -> HistoryError:
     return HistoryError(f"{path}: {damage}; {NOTHING_SENT}.  To repair: {ADVICE}")
-
-
-def check_length(length_bytes: int) -> int:
-    if length_bytes > LARGEST_BYTES:
-        raise DamagedHistory(f"{length_bytes} bytes are no history")
-    return length_bytes
 
 
 class FileHistory:
@@ -124,18 +108,19 @@ class FileHistory:
         self._path, self._folder, self._lock_path = str(path), str(path.parent), f"{path}.lock"
         self._disk, self._clock = disk, clock
         self._replace_above_bytes = replace_above_bytes
+        self._has_folder = False
+        """Its name, and those above it, are durable."""
+        # Of the file as far as it is known, up to `_end`, which is behind a whole group.
         self._fd: int | None = None
-        """Of the file as far as it is known: up to `_end`, which is behind a whole group."""
         self._end = self._worth_bytes = 0
         self._at: At | None = None
+        self._is_torn = False
+        self._is_of_others = False
+        """What is there, or its name, may not be durable."""
         self._must_read = True
         """What is known of the file is not relied on."""
-        self._must_write_anew = self._is_torn = False
-        """After a rename whose sync failed: nobody knows which file has the name after a crash."""
-        self._is_unsynced = self._is_name_unsynced = False
-        """Another process may have died before its sync."""
-        self._is_folder_unsynced = True
-        self._is_of_this_boot = False
+        self._must_write_anew = False
+        """A sync failed, which is final: nobody knows what a crash leaves, or which file has the name."""
         # Of the present transaction.
         self._lock_fd = -1
         self.now_ns = self.ahead_ns = 0
@@ -145,11 +130,13 @@ class FileHistory:
     @contextlib.contextmanager
     def transaction(self) -> "Iterator[FileHistory]":
         with self._failing_closed("lock"):
-            if self._is_folder_unsynced:
+            if not self._has_folder:
                 self._disk.make_directory(self._folder)
                 sync_above(self._disk, self._folder)
-                self._is_folder_unsynced = False
-            self._lock_fd = self._lock()
+                self._has_folder = True
+            if (fd := self._disk.lock(self._lock_path, wait=True)) is None:
+                raise HistoryError(f"{self._lock_path}: taken")
+            self._lock_fd = fd
         try:
             with self._failing_closed("read"):
                 # Under the lock, so that instants ascend in the file.
@@ -181,13 +168,62 @@ class FileHistory:
                 return False
         return True
 
+    def close(self) -> None:
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            self._disk.close(fd)
+
+    def _look(self) -> None:
+        """Find out what is news.  Raises OSError and DamagedHistory."""
+        mark_ns = read_mark(self._disk.pread(self._lock_fd, MARK_BYTES, 0))
+        self.news, self.is_whole = (), False
+        if self._must_read or self._fd is None or not self._disk.leads_to(self._path, self._fd):
+            self._must_read = self.is_whole = True
+            self._read_all(mark_ns)
+            self._must_read = False
+        elif self._disk.pread(self._fd, 1, self._end) not in (b"", b"\0"):
+            content = self._disk.pread(self._fd, self._disk.size(self._fd) - self._end, self._end)
+            self._know(content, read_groups(content, 0, self._end), self._end)
+        check_mark(self._at, mark_ns)
+        self.is_empty = self._at is None
+
+    def _read_all(self, mark_ns: int | None) -> None:
+        self.close()
+        self._at, self._end, self._worth_bytes = None, 0, 0
+        if self._disk.inode(self._path) is None:
+            return
+        self._fd = self._disk.open_update(self._path)
+        if (why := self._disk.why_not_ours(self._path)) is not None:
+            raise DamagedHistory(why)
+        content = self._disk.pread(self._fd, self._disk.size(self._fd), 0)
+        contents, is_of_this_boot = found_in(content, mark_ns, self._clock)
+        self._know(content, contents, 0)
+        self._worth_bytes = contents.first_end
+        if not is_of_this_boot or self._must_write_anew:
+            self._put(self.news)
+
+    def _know(self, content: bytes, found: Contents, origin: int) -> None:
+        self.news, self._end = found.events, origin + found.end
+        self._is_torn = bool(content[found.end :].strip(b"\0"))
+        if found.at is not None:
+            self._at, self._is_of_others = found.at, True
+
+    def _put(self, events: Sequence[Event]) -> None:
+        at = self._at_now()
+        content = header(self._clock.boot_id()) + group(at, events)
+        with self._giving_up(InDoubt):
+            fd = put_in_place(self._disk, self._path, content)
+        self.close()
+        self._fd, self._end, self._worth_bytes = fd, len(content), len(content)
+        self._must_write_anew = self._is_torn = self._is_of_others = False
+        self._note(at)
+
     def _append(self, fd: int, events: Sequence[Event]) -> None:
-        if self._is_unsynced:
-            self._disk.sync_content(fd)
-            self._is_unsynced = False
-        if self._is_name_unsynced:
-            self._disk.sync_directory(self._folder)
-            self._is_name_unsynced = False
+        if self._is_of_others:
+            with self._giving_up():
+                self._disk.sync_content(fd)
+                self._disk.sync_directory(self._folder)
+            self._is_of_others = False
         at = self._at_now()
         content = group(at, events)
         if self._is_torn:
@@ -196,79 +232,13 @@ class FileHistory:
         try:
             write_with_room(self._disk, fd, content, self._end, folder=self._folder)
             # Crash here: the group may be whole, torn or gone; no grant of it was given yet.
-            self._disk.sync_content(fd)
+            with self._giving_up():
+                self._disk.sync_content(fd)
         except OSError:
             with contextlib.suppress(OSError):
                 self._disk.truncate(fd, self._end)
             raise
         self._end += len(content)
-        self._note(at)
-
-    def close(self) -> None:
-        if self._fd is not None:
-            fd, self._fd = self._fd, None
-            self._disk.close(fd)
-
-    def _lock(self) -> int:
-        """Lock the file that has the name, also where another one had it while this process waited."""
-        while True:
-            if (fd := self._disk.lock(self._lock_path, wait=True)) is None:
-                raise HistoryError(f"{self._lock_path}: taken")
-            if self._disk.leads_to(self._lock_path, fd):
-                return fd
-            self._disk.close(fd)
-
-    def _look(self) -> None:
-        """Find out what is news.  Raises OSError and DamagedHistory."""
-        mark_ns = read_mark(self._disk.pread(self._lock_fd, MARK_BYTES, 0))
-        self.news, self.is_whole = (), False
-        if self._must_read or self._fd is None or not self._disk.leads_to(self._path, self._fd):
-            self._must_read = True
-            self._read_all(mark_ns)
-            self._must_read = False
-        elif self._disk.pread(self._fd, 1, self._end) not in (b"", b"\0"):
-            behind_bytes = check_length(self._disk.size(self._fd)) - self._end
-            content = self._disk.pread(self._fd, behind_bytes, self._end)
-            self._know(content, read_groups(content, 0, self._end), self._end)
-        check_mark(self._at, mark_ns)
-        self.is_empty = self._at is None
-
-    def _read_all(self, mark_ns: int | None) -> None:
-        self.close()
-        self._at, self._end, self._worth_bytes = None, 0, 0
-        self.is_whole = True
-        if self._disk.inode(self._path) is None:
-            return
-        self._fd = self._disk.open_update(self._path)
-        if (why := why_a_strangers(self._disk, self._fd, self._path)) is not None:
-            raise DamagedHistory(why)
-        content = self._disk.pread(self._fd, check_length(self._disk.size(self._fd)), 0)
-        contents, at, is_of_this_boot = found_in(content, mark_ns, self._clock)
-        self._know(content, contents, 0)
-        self._at, self._worth_bytes, self._is_name_unsynced = at, contents.first_end, True
-        if self._is_of_this_boot and not is_of_this_boot:
-            raise DamagedHistory("another host uses it while we do")
-        self._is_of_this_boot = True
-        if not is_of_this_boot or self._must_write_anew:
-            self._put(self.news)
-
-    def _know(self, content: bytes, found: Contents, origin: int) -> None:
-        self.news, self._end = found.events, origin + found.end
-        self._is_torn = bool(content[found.end :].strip(b"\0"))
-        if found.at is not None:
-            self._at, self._is_unsynced = found.at, True
-
-    def _put(self, events: Sequence[Event]) -> None:
-        at = self._at_now()
-        content = header(self._clock.boot_id()) + group(at, events)
-        try:
-            fd = put_in_place(self._disk, self._path, content)
-        except InDoubt:
-            self._must_write_anew = True
-            raise
-        self.close()
-        self._fd, self._end, self._worth_bytes = fd, len(content), len(content)
-        self._must_write_anew = self._is_torn = self._is_unsynced = self._is_name_unsynced = False
         self._note(at)
 
     def _note(self, at: At) -> None:
@@ -287,11 +257,20 @@ class FileHistory:
         return At(boottime_ns, wall_ns, max(wall_ns, self._at.mark_ns + passed_ns))
 
     @contextlib.contextmanager
+    def _giving_up(self, on: type[OSError] = OSError) -> Iterator[None]:
+        """Rely on this file no more where a sync of it failed."""
+        try:
+            yield
+        except on:
+            self._must_write_anew = True
+            raise
+
+    @contextlib.contextmanager
     def _failing_closed(self, doing: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            self._must_read = self._is_folder_unsynced = True
+            self._must_read, self._has_folder = True, False
             raise HistoryError(f"{self._path}: cannot {doing} it: {error.strerror or error}") from error
         except DamagedHistory as damage:
             self._must_read = True

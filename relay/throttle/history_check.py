@@ -4,107 +4,97 @@ A group that is just being appended looks like one that a crash tore; a replacin
 the new one.
 """
 
-import os
-import stat
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from relay.clock import Clock
-from relay.spool.disk.durable import Disk, opened, why_of_others
-from relay.spool.finding import NOTHING_SENT, Finding
-from relay.throttle.book import LimitBook
+from relay.spool.disk.durable import Disk, opened
+from relay.throttle.book import Book
 from relay.throttle.events import Event, Slot
-from relay.throttle.file_history import ADVICE, check_length, check_mark, found_in, refusal
-from relay.throttle.history import HistoryError
+from relay.throttle.file_history import ADVICE, check_mark, found_in, refusal
+from relay.throttle.history import NOTHING_SENT, HistoryError
 from relay.throttle.history_format import MARK_BYTES, DamagedHistory, read_mark
 from relay.throttle.limit import Limit
 
 
-def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterator[Finding]:
-    """Tell what a relay that starts now would do; `owner` is its user.  Raises OSError."""
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What `fsck` found, for a person who has never seen the files."""
+
+    path: str
+    kind: str
+    """A word for programs, such as `damaged_history`."""
+    what: str
+    becomes: str
+    """What the relay does with it."""
+    advice: str = ""
+    """What an operator can do; empty where nobody need do anything."""
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether somebody has to look at it."""
+        return bool(self.advice)
+
+
+def history_findings(path: Path, disk: Disk, clock: Clock) -> Iterator[Finding]:
+    """Tell what a relay that starts now would do."""
 
     def found(kind: str, what: str, advice: str) -> Finding:
         return Finding(str(path), kind, what, NOTHING_SENT if advice else "cut at the next use", advice)
 
     try:
-        status = os.lstat(path)
-        # Only root can open what is safe from others and belongs to another user.
-        users = {owner, path.parent.stat().st_uid} if owner == 0 else {owner}
-        if not stat.S_ISREG(status.st_mode):
-            yield found("foreign", "not a file", "see what it is, and move it away")
-            return
-        if (why := why_of_others(status.st_uid, stat.S_IMODE(status.st_mode), users)) is not None:
-            yield found("owner", why, f"chown it to user {owner}, chmod 600")
-            return
-    except (FileNotFoundError, NotADirectoryError):
-        pass  # its lock may tell that there was one
-    try:
-        if _events_in(path, disk, clock)[1]:
+        if _read(path, disk, clock)[1]:
             yield found("torn_group", "its last group is not whole; nothing was sent on it", "")
-    except FileNotFoundError:
-        pass
     except DamagedHistory as damage:
         yield found("damaged_history", str(damage), ADVICE)
     except OSError as error:
         yield found("damaged_history", f"cannot be read: {error.strerror}", "see to the disk")
 
 
-def book_in_file(
-    path: Path, limits: Sequence[Limit], guard_ns: int | None, disk: Disk, clock: Clock
-) -> LimitBook:
+def book_in_file(path: Path, limits: Sequence[Limit], guard_ns: int | None, disk: Disk, clock: Clock) -> Book:
     """Return what a start would know of the account's past; no file: no past.
 
     Raises PermissionError, and HistoryError where a start would send nothing.
     """
-    book = LimitBook()
+    book = Book()
     book.judge_by(limits, guard_ns)
-    book.advance(clock.boottime_ns())
-    book.reset(_read(path, disk, clock))
-    book.expire(book.now_ns)
-    return book
-
-
-def slots_in_file(path: Path, disk: Disk, clock: Clock) -> list[Slot]:
-    """Return what the file tells of the past, open slots until their deadlines; no file: nothing.
-
-    Raises as `book_in_file`.
-    """
-    return book_in_file(path, (), None, disk, clock).slots()
-
-
-def _read(path: Path, disk: Disk, clock: Clock) -> Sequence[Event]:
     try:
-        return _events_in(path, disk, clock)[0]
-    except FileNotFoundError:
-        return ()
+        events, _ = _read(path, disk, clock)
     except PermissionError:
         raise
     except DamagedHistory as damage:
         raise refusal(str(path), damage) from damage
     except OSError as error:
         raise HistoryError(f"{path}: cannot read it: {error.strerror or error}") from error
+    book.reset(events, clock.boottime_ns())
+    return book
 
 
-def _events_in(path: Path, disk: Disk, clock: Clock) -> tuple[Sequence[Event], bool]:
+def slots_in_file(path: Path, disk: Disk, clock: Clock) -> list[Slot]:
+    """Return what the file tells of the past, open slots until their deadlines; as `book_in_file`."""
+    return book_in_file(path, (), None, disk, clock).slots()
+
+
+def _read(path: Path, disk: Disk, clock: Clock) -> tuple[Sequence[Event], bool]:
     """Return all events, and whether something torn stands behind them.
 
     Raises OSError and DamagedHistory.
     """
-    # Ahead of the history, which can only have more by then.
-    mark_ns = _mark_in(f"{path}.lock", disk)
+    mark_ns = None
+    try:
+        # Ahead of the history, which can only have more by then.
+        with opened(disk, disk.open_read(f"{path}.lock")) as fd:
+            mark_ns = read_mark(disk.pread(fd, MARK_BYTES, 0))
+    except OSError:
+        pass  # it says nothing
     try:
         with opened(disk, disk.open_read(str(path))) as fd:
-            content = disk.pread(fd, check_length(disk.size(fd)), 0)
+            if (why := disk.why_not_ours(str(path))) is not None:
+                raise DamagedHistory(why)
+            content = disk.pread(fd, disk.size(fd), 0)
     except FileNotFoundError:
         check_mark(None, mark_ns)
-        raise
+        return (), False
     found = found_in(content, mark_ns, clock).contents
     return found.events, bool(content[found.end :].strip(b"\0"))
-
-
-def _mark_in(lock_path: str, disk: Disk) -> int | None:
-    try:
-        with opened(disk, disk.open_read(lock_path)) as fd:
-            return read_mark(disk.pread(fd, MARK_BYTES, 0))
-    except OSError:
-        return None

@@ -1,40 +1,31 @@
 """One limit with all that occupies it: a window, or one for each key.  Pure.
 
-A limit that says `for_each` has a window for each sender, domain, client, user or lane.  One more window is
-shared by all keys: it holds what was recorded without this kind of key, and the keys that memory has
-no room for.  A key's room is N less its own window less the shared one.  All of a key's past is in
-those two, so no key ever exceeds N.  A shared slot counts against more keys than it has to, which
-wastes; `Usage.is_crowded` tells of it.  A ceiling is a limit of kind `lane` with `only` one key.
+A limit that says `for_each` has a window for each sender, domain, client, user or lane.  One more window,
+that of the key None, counts for all keys: it holds what was recorded without this kind of key.  A key's room
+is N less its own window less that one.  A ceiling is a limit of kind `lane` with `only` one key.
 
-What was decided and is not durable yet is a draft, in windows of its own that count too: `drop` forgets it.
+What was granted and is not durable yet is `taken`, beside the windows, and counts too.
 
-Memory: at most `most_entries` instants, where a key weighs KEY_ENTRIES.  Beyond that no further key gets
-a window, and the keys that have one keep further ends more coarsely.  A key leaves once its window is
-empty.
+Memory: at most `most_entries`, where each key and each instant at which something opens is one, and what
+other relays record beyond that.  A limit with keys that is so crowded has no room until something opens.  A
+key leaves once its window is empty.
+
+Every `now_ns` is the truth or earlier, and what is free by it is forgotten.
 """
 
-from collections import OrderedDict
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from relay.throttle.events import Slot, weights_in
 from relay.throttle.limit import ForEach, Limit, Unit
-from relay.throttle.window import Window, opens_at
+from relay.throttle.window import Opening, Window, bucket_of, opening_of
 
 MOST_ENTRIES = 1_000_000
-"""Instants that the windows of one limit keep, some 55 MB; with the coarse ones 150 MB at worst."""
-KEY_ENTRIES = 8
-"""What a key and its window weigh: at most 111,111 keys, of one instant each, have a window of their own."""
-LOOKED_AT = 2
-"""Other keys that each new one looks at, to let go of the empty ones."""
-FULLEST_KEPT = 16
-"""Keys among which `usage` looks for the fullest: those that were fullest at their last start."""
+"""Of one limit: 200,000 keys of one message take 100 MB."""
 LONGEST_DEFAULT_GUARD_NS = 1_000_000_000
 
-Openings = tuple[tuple[int, int], ...]
-"""When occupied slots open, and how many."""
-Place = tuple[str | None, int]
-"""The key by whose window a slot counts, None for the shared one, and its weight."""
+Openings = tuple[Opening, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +43,6 @@ class Usage:
     """When there may be room for one more; now, if there is."""
     for_each: ForEach | None = None
     key: str | None = None
-    most: int = 0
-    """The most that was occupied at a start, of any key, since this process judges by the limit."""
     is_crowded: bool = False
 
 
@@ -83,96 +72,90 @@ class LimitState:
         self.label, self.unit, self.count = limit.label, limit.unit, limit.count
         self.for_each, self.only = limit.for_each, limit.only
         self.span_ns = span_of(limit, guard_ns)
+        self._bucket_ns = bucket_of(limit.count, self.span_ns, has_keys=limit.for_each is not None)
         self._most_entries = most_entries
-        self._entries = self._most = 0
-        self._crowded_until_ns = -1
-        self._shared = Window(limit.count, self.span_ns)
-        self._of_key: OrderedDict[str, Window] = OrderedDict()
-        self._drafts: dict[str | None, Window] = {}
-        self._places: dict[int, list[Place]] = {}
-        """Where each slot in flight counts, of a limit with keys: a key may get a window of its own later."""
-        self._fullest: dict[str, int] = {}
+        self._instants = 0
+        self.windows: dict[str | None, Window] = {None: Window()}
+        self._first: list[tuple[int, bool, str | None]] = []
+        """A heap of the windows in which something opens, by the first instant of each."""
+        self.taken: dict[str | None, int] = {}
+        """By key, what was granted and is not durable yet."""
 
     def is_about(self, key: str | None) -> bool:
         return self.only is None or self.only == key
 
-    # What is durable.
+    # What happens.
 
-    def start(self, slot: Slot, now_ns: int) -> None:
-        if self.for_each is None:
-            self._entries -= self._shared.free(now_ns)
-            self._shared.fly(slot.of(self.unit))
-            self._most = max(self._most, self._shared.occupied(now_ns))
-            return
-        places = self._places[slot.id] = []
-        for key, weight in weights_in(slot, self.unit, self.for_each, self.only):
-            home = self._home(key, now_ns)
-            places.append((home, weight))
-            # At once: an empty window would be let go of by the next key.
-            window = self._window(home)
-            self._entries -= window.free(now_ns)
-            window.fly(weight)
-            used = self.used(key, now_ns)
-            self._most = max(self._most, used)
-            if home is not None:
-                self._note(home, used)
+    def take(self, slot: Slot) -> None:
+        """Count a slot that is granted, until it is known to be durable or `taken` is cleared."""
+        for key, weight in self._weights(slot):
+            self.taken[key] = self.taken.get(key, 0) + weight
+
+    def start(self, slot: Slot) -> None:
+        for key, weight in self._weights(slot):
+            self._window(key).used += weight
 
     def end(self, slot: Slot, at_ns: int) -> None:
-        for home, weight in self._places_of(slot):
-            window = self._window(home)
-            window.fly(-weight)
-            self._occupy(window, weight, at_ns + self.span_ns)
-        self._places.pop(slot.id, None)
+        for key, weight in self._weights(slot):
+            self._open(key, weight, at_ns + self.span_ns)
 
     def charge(self, slot: Slot, now_ns: int) -> None:
         """Count a slot that has ended."""
-        if slot.until_ns + self.span_ns > now_ns:
-            for key, weight in weights_in(slot, self.unit, self.for_each, self.only):
-                self.occupy(key, slot.until_ns + self.span_ns, weight, now_ns)
+        for key, weight in self._weights(slot):
+            self.occupy(key, slot.until_ns + self.span_ns, weight, now_ns)
 
     def occupy(self, key: str | None, free_at_ns: int, weight: int, now_ns: int) -> None:
-        home = self._home(key, now_ns)
-        self._occupy(self._window(home), weight, free_at_ns)
-        if home is not None:
-            self._note(home, self.used(home, now_ns))
+        if weight and free_at_ns > now_ns:
+            self._window(key).used += weight
+            self._open(key, weight, free_at_ns)
 
-    # What is decided.
-
-    def propose(self, slot: Slot, ends_at_ns: int | None = None) -> None:
-        """Count a slot that is to begin or has ended, or the end of one that is in flight."""
-        is_end = ends_at_ns is not None
-        places = self._places_of(slot) if is_end else weights_in(slot, self.unit, self.for_each, self.only)
-        for key, weight in places:
-            draft = self._drafts.setdefault(key, Window(self.count, self.span_ns))
-            if is_end or slot.is_open:
-                draft.fly(-weight if is_end else weight)
-            if is_end or not slot.is_open:
-                free_at_ns = (slot.until_ns if ends_at_ns is None else ends_at_ns) + self.span_ns
-                draft.occupy(weight, free_at_ns)
-
-    def drop(self) -> None:
-        """Forget what was only decided."""
-        self._drafts = {}
+    def free(self, now_ns: int) -> None:
+        """Forget what is free by now, and keys of which nothing is left."""
+        while self._first and self._first[0][0] <= now_ns:
+            _, _, key = heapq.heappop(self._first)
+            window = self._window(key)
+            freed = window.free(now_ns)
+            self._instants -= freed
+            # One that frees nothing was pushed twice.
+            if freed and window.openings:
+                heapq.heappush(self._first, (window.openings[0][0], key is None, key))
+            if not window.used and key is not None:
+                del self.windows[key]
 
     # Questions.
 
     def used(self, key: str | None, now_ns: int) -> int:
         """Return what counts against N for a key; for None, what counts for all."""
-        return sum([window.occupied(now_ns) for window in self._windows(key)])
+        self.free(now_ns)
+        used = self.windows[None].used + self.taken.get(None, 0)
+        if key is not None:
+            used += self.taken.get(key, 0)
+            if (window := self.windows.get(key)) is not None:
+                used += window.used
+        return used
 
     def room(self, key: str | None, now_ns: int) -> int:
-        return max(0, self.count - self.used(key, now_ns))
+        used = self.used(key, now_ns)
+        return 0 if self.is_crowded else max(0, self.count - used)
 
     def opens_at(self, key: str | None, now_ns: int, weight: int = 1) -> int:
-        return opens_at(self._windows(key), weight, self.count, self.span_ns, now_ns)
+        """Return the earliest instant at which `weight` may fit beside all that there is.
 
-    def usage(self, now_ns: int) -> Usage:
-        """Take no longer for many keys: what is told of may be a key that was fullest a little earlier."""
-        key = self.only
-        if key is None and self.for_each is not None:
-            used = {key: self.used(key, now_ns) for key in self._fullest if key in self._of_key}
-            self._fullest = {key: each for key, each in used.items() if each > self.used(None, now_ns)}
-            key = max(self._fullest, key=self._fullest.__getitem__, default=None)
+        Never later than the truth: the first transaction in flight that stands in the way could end this
+        moment.  More than N never fits, and is taken as N: the caller splits.
+        """
+        excess = self.used(key, now_ns) + min(weight, self.count) - self.count
+        if excess <= 0:
+            return self._first[0][0] if self.is_crowded else now_ns
+        windows = [self.windows[each] for each in {None, key} if each in self.windows]
+        opens_ns = opening_of(excess, [window.openings for window in windows])
+        return now_ns + self.span_ns if opens_ns is None else opens_ns
+
+    def usage(self, now_ns: int, key: str | None = None) -> Usage:
+        """Of a limit with keys, `key` is the one that is told of; by default the fullest of them all."""
+        self.free(now_ns)
+        if self.for_each is not None:
+            key = self.only or key or fullest(self.windows)
         return Usage(
             self.label,
             self.unit,
@@ -182,78 +165,53 @@ class LimitState:
             self.opens_at(key, now_ns),
             self.for_each,
             key,
-            self._most,
-            now_ns < self._crowded_until_ns,
+            self.is_crowded,
         )
 
     def limited(self, in_flight: Sequence[tuple[Slot, int]], now_ns: int) -> Limited:
         """All that occupies it, those in flight as if they ended at the instants given with them."""
-        more: dict[str | None, list[tuple[int, int]]] = {}
+        self.free(now_ns)
+        openings = {key: list(window.openings) for key, window in self.windows.items()}
         for slot, ends_ns in in_flight:
-            # A ceiling knows nothing of what is in another lane.
-            for home, weight in self._places_of(slot):
+            for key, weight in self._weights(slot):
                 if weight:
-                    more.setdefault(home, []).append((ends_ns + self.span_ns, weight))
-
-        def openings(key: str | None, window: Window) -> Openings:
-            return (*window.openings(now_ns), *more.get(key, ()))
-
-        of_key = {key: openings(key, window) for key, window in self._of_key.items()}
-        shared = openings(None, self._shared)
+                    openings[key].append((ends_ns + self.span_ns, weight))
+        shared = tuple(openings.pop(None))
+        of_key = {str(key): tuple(each) for key, each in openings.items()}
         whole = self.label, self.unit, self.count, self.span_ns
         return Limited(*whole, shared, self.for_each, of_key, self.only)
 
-    def _window(self, home: str | None) -> Window:
-        return self._shared if home is None else self._of_key[home]
-
-    def _windows(self, key: str | None) -> list[Window]:
-        windows = [self._shared]
-        if key is not None and (own := self._of_key.get(key)) is not None:
-            windows.append(own)
-        if self._drafts:
-            windows += [self._drafts[each] for each in {None, key} if each in self._drafts]
-        return windows
-
-    def _places_of(self, slot: Slot) -> Sequence[Place]:
-        if self.for_each is None:
-            return [(None, slot.of(self.unit))]
-        return self._places.get(slot.id, ())
-
-    def _home(self, key: str | None, now_ns: int) -> str | None:
-        if key is None or key in self._of_key:
-            return key
-        self._let_go(now_ns)
-        if self._is_short:
-            self._crowded_until_ns = now_ns + self.span_ns
-            return None
-        self._of_key[key] = Window(self.count, self.span_ns)
-        return key
-
     @property
-    def _is_short(self) -> bool:
-        return self._entries + KEY_ENTRIES * len(self._of_key) >= self._most_entries
+    def is_crowded(self) -> bool:
+        is_full = self._instants + len(self.windows) > self._most_entries
+        return is_full and self.for_each is not None and bool(self._first)
 
-    def _occupy(self, window: Window, weight: int, free_at_ns: int) -> None:
-        # What all share holds no more than N of the keys that have no window.
-        is_coarse = window is not self._shared and self._is_short
-        self._entries += window.occupy(weight, free_at_ns, is_coarse=is_coarse)
+    def _weights(self, slot: Slot) -> list[tuple[str | None, int]]:
+        return weights_in(slot, self.unit, self.for_each, self.only)
 
-    def _let_go(self, now_ns: int) -> None:
-        """Look at the keys that were not looked at for longest, and forget the empty ones."""
-        for _ in range(min(LOOKED_AT, len(self._of_key))):
-            key, window = next(iter(self._of_key.items()))
-            self._entries -= window.free(now_ns)
-            if window.occupied(now_ns):
-                self._of_key.move_to_end(key)
-            else:
-                del self._of_key[key]
+    def _window(self, key: str | None) -> Window:
+        if (window := self.windows.get(key)) is None:
+            window = self.windows[key] = Window()
+        return window
 
-    def _note(self, key: str, used: int) -> None:
-        # The newest last: of two that are as full, the older one is empty sooner.
-        self._fullest.pop(key, None)
-        self._fullest[key] = used
-        if len(self._fullest) > FULLEST_KEPT:
-            del self._fullest[min(self._fullest, key=self._fullest.__getitem__)]
+    def _open(self, key: str | None, weight: int, free_at_ns: int) -> None:
+        if not weight:
+            return
+        window = self.windows[key]
+        free_at_ns = -(-free_at_ns // self._bucket_ns) * self._bucket_ns
+        if window.open_at(free_at_ns, weight):
+            self._instants += 1
+            if window.openings[0][0] == free_at_ns:
+                heapq.heappush(self._first, (free_at_ns, key is None, key))
+
+
+def fullest(windows: Mapping[str | None, Window]) -> str | None:
+    """Return the key of the fullest window of a key; None where there is none."""
+    key, used = None, 0
+    for each, window in windows.items():
+        if window.used > used and each is not None:
+            key, used = each, window.used
+    return key
 
 
 def span_of(limit: Limit, guard_ns: int | None) -> int:

@@ -14,27 +14,29 @@ Assumes that its caller
   transaction may go on unheard, it does not settle, and the slot ends at its deadline;
 - backs off on HistoryError, and sends nothing meanwhile: the account cannot be judged.
 
-An end becomes durable with the next decision or `flush`; one that a crash takes wastes the slot until its
-deadline + T, and nothing else.
+An end is known here at once and becomes durable with the next decision or `flush`; one that a crash takes
+wastes the slot until its deadline + T, and nothing else.
 
 Threads: every method may be called from any.  `reserve`, `flush`, `replan` and `close` take turns and may
 wait for the disk and for other processes; `settle` and the questions of `View` are memory only.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from relay.clock import Clock
-from relay.throttle import admission
-from relay.throttle.admission import Grant, Place, Request, TooLarge, Wait
+from relay.throttle.admission import Request, Reservation, TooLarge, Wait
 from relay.throttle.audit import Audit, audit
-from relay.throttle.book import LimitBook
+from relay.throttle.beforehand import Beforehand
+from relay.throttle.book import Book
 from relay.throttle.events import Ended, Event, Slot
 from relay.throttle.history import History, Transaction
 from relay.throttle.limit import Limit
-from relay.throttle.limit_state import Limited, LimitState, Usage
+from relay.throttle.limit_state import Limited, LimitState, Usage, fullest
+
+__all__ = ["TRANSACTION_NS", "Reservation", "Shared", "Throttle", "View"]
 
 TRANSACTION_NS = 30 * 60 * 1_000_000_000
 """The longest transaction: 10 minutes for the reply to the final dot (RFC 5321, 4.5.3.2.6), and the rest."""
@@ -42,124 +44,80 @@ TRANSACTION_NS = 30 * 60 * 1_000_000_000
 Answer = TypeVar("Answer")
 
 
-class Reservation(NamedTuple):
-    """Permission for one transaction: durable, and already charged."""
-
-    slot: Slot
-    reserved_at_ns: int
-    """Boottime."""
-    duration_ns: int
-    """How long after that the transaction must have ended, one way or the other."""
-    chosen: Sequence[int] = ()
-    """Indices into the recipients that were asked for, ascending."""
-
-    @property
-    def recipients(self) -> int:
-        """How many it may name, at least 1; fewer than asked for where a limit has less room."""
-        return self.slot.recipients
-
-    @property
-    def deadline_ns(self) -> int:
-        """Return the last instant of it, boottime."""
-        return self.reserved_at_ns + self.duration_ns
-
-
 @dataclass(slots=True)
 class Shared:
     """What the questions of several threads share."""
 
-    book: LimitBook = field(default_factory=LimitBook)
+    book: Book = field(default_factory=Book)
     mutex: Lock = field(default_factory=Lock)
     ahead_ns: int = 0
     """How far the clock of the history was ahead of boottime at the last transaction, at the most."""
+    least_ahead_ns: int = 0
     own: set[int] = field(default_factory=set)
     """Slots in flight that this process reserved: those of others may belong to the dead."""
 
 
-class View:
-    """What can be asked of an account's limits and of its past: the questions of `admission`, now.
+class View(Beforehand):
+    """What can be asked of an account's limits and of its past.
 
     Answers come from memory, so they know other processes as of the last decision; none waits for
-    the disk.  A room of None is for any number.  An instant at which something opens is boottime, and
-    never later than the truth: other processes can only make it later, and `reserve` will say so.
+    the disk.  An instant at which something opens is boottime, and never later than the truth: other
+    processes can only make it later, and `reserve` will say so.
     """
 
     def __init__(self, shared: Shared, clock: Clock) -> None:
         self.shared, self._clock = shared, clock
 
-    def room(self) -> int | None:
-        """Return None for any number; keys may keep the messages back."""
-        return self._ask(admission.room)
-
-    def full(self, place: Place | None = None) -> list[str]:
-        return self._ask(lambda states, now_ns: admission.full(states, place, now_ns))
-
-    def opens_at_ns(self, recipients: int = 1) -> int:
-        """Boottime at which a message of a byte to so many may go unsplit; now, if it may already."""
-        opens_ns = self._ask(lambda states, now_ns: admission.opens_at(states, recipients, now_ns))
-        return opens_ns - self.shared.ahead_ns
-
-    def room_for_connections(self) -> tuple[int | None, int, str]:
-        room, opens_ns, label = self._ask(admission.room_for_connections)
-        return room, opens_ns - self.shared.ahead_ns, label
-
-    def room_at(self, place: Place) -> tuple[int, int]:
-        room, opens_ns = self._ask(lambda states, now_ns: admission.room_at(states, place, now_ns))
-        return room, opens_ns - self.shared.ahead_ns
-
-    def room_in(self, lane: str) -> tuple[int | None, int]:
-        room, opens_ns = self._ask(lambda states, now_ns: admission.room_in(states, lane, now_ns))
-        return room, opens_ns - self.shared.ahead_ns
-
     def usage(self) -> list[Usage]:
-        """Keep the order of the limits; take no longer for many keys."""
-        usages = self._ask(lambda states, now_ns: [state.usage(now_ns) for state in states])
-        ahead_ns = self.shared.ahead_ns
-        if not ahead_ns:
-            return usages
-        return [replace(usage, opens_at_ns=usage.opens_at_ns - ahead_ns) for usage in usages]
+        """Keep the order of the limits.
+
+        The fullest key is looked for without the lock: another may have become fuller meanwhile.
+        """
+        windows = self.ask(
+            lambda states, _: {state.label: state.windows.copy() for state in states if state.for_each}
+        )
+        keys = {label: fullest(each) for label, each in windows.items()}
+        usages = self.ask(
+            lambda states, now_ns: [state.usage(now_ns, keys.get(state.label)) for state in states]
+        )
+        return [replace(usage, opens_at_ns=self.boottime_of(usage.opens_at_ns)) for usage in usages]
 
     def limited(self, transaction_ns: int) -> tuple[Limited, ...]:
-        with self.shared.mutex:
-            return self.shared.book.limited(transaction_ns, self.shared.own, self._now_ns())
+        return self._look(lambda book: book.limited(transaction_ns, self.shared.own))
 
     def limited_under(
         self, limits: Sequence[Limit], guard_ns: int | None, transaction_ns: int
     ) -> tuple[Limited, ...]:
         """Return what `limited` would after a `replan`, and change nothing."""
-        with self.shared.mutex:
-            now_ns, own = self._now_ns(), self.shared.own
-            return self.shared.book.limited_under(limits, guard_ns, transaction_ns, own, now_ns)
+        return self._look(lambda book: book.limited(transaction_ns, self.shared.own, limits, guard_ns))
 
     def leaves_in_ns(self, span_ns: int) -> int | None:
         """Nanoseconds until the oldest end of the last `span_ns` is that old; None without one.
 
         An upstream that speaks of such a window may be counting it.
         """
-        with self.shared.mutex:
-            return self.shared.book.leaves_in_ns(span_ns, self._now_ns())
+        return self._look(lambda book: book.leaves_in_ns(span_ns))
 
     def audit(self) -> Audit:
         """Count anew what each limit held at most."""
-        with self.shared.mutex:
-            self._now_ns()
-            slots, limits = self.shared.book.slots(), self.shared.book.judged
-        return audit(slots, limits)
+        return audit(*self._look(lambda book: (book.slots(), book.judged)))
 
     def has_others(self) -> bool:
         """Whether another process has something in flight, whose end only the history will tell."""
-        with self.shared.mutex:
-            return not self.shared.book.in_flight.keys() <= self.shared.own
+        return self._look(lambda book: not book.in_flight.keys() <= self.shared.own)
 
-    def _ask(self, question: Callable[[Sequence[LimitState], int], Answer]) -> Answer:
-        with self.shared.mutex:
-            return question(self.shared.book.limits, self._now_ns())
+    def ask(self, question: Callable[[Sequence[LimitState], int], Answer]) -> Answer:
+        return self._look(lambda book: question(book.limits, book.now_ns))
 
-    def _now_ns(self) -> int:
-        """Return the present instant by the history's clock, as far as that is known."""
-        now_ns = self._clock.boottime_ns() + self.shared.ahead_ns
-        self.shared.book.expire(now_ns)
-        return now_ns
+    def boottime_of(self, at_ns: int) -> int:
+        return at_ns - self.shared.ahead_ns
+
+    def _look(self, question: Callable[[Book], Answer]) -> Answer:
+        """Ask as of now, by the history's clock as far as that is known: never too late."""
+        shared = self.shared
+        with shared.mutex:
+            shared.book.advance(self._clock.boottime_ns() + shared.least_ahead_ns)
+            return question(shared.book)
 
 
 class Throttle(View):
@@ -171,14 +129,15 @@ class Throttle(View):
         clock: Clock,
         *,
         transaction_ns: int = TRANSACTION_NS,
-        book: LimitBook | None = None,
+        book: Book | None = None,
     ) -> None:
         """`guard_ns` None: 1 % of each period, at most a second."""
-        super().__init__(Shared(book or LimitBook()), clock)
+        super().__init__(Shared(book or Book()), clock)
         self._history = history
         self._transaction_ns = transaction_ns
         self._turn = Lock()
-        self._ends: list[tuple[Reservation, int]] = []
+        self._ends: list[Event] = []
+        """What is known here and not durable yet."""
         self._must_write = False
         """A commit failed.  Nothing may be sent before one succeeds, even if the history can be read."""
         self._has_begun = False
@@ -191,23 +150,11 @@ class Throttle(View):
         large one.  A request that waits in a `place` of its own, or is too large to go at all, keeps back
         none.  Raises HistoryError.
         """
-        book, transaction_ns = self.shared.book, self._transaction_ns
-
-        def decide() -> list[Grant | Wait | TooLarge]:
-            answers: list[Grant | Wait | TooLarge] = []
-            wait: Wait | None = None
-            for request in requests:
-                answer = wait or book.decide(request, transaction_ns)
-                if isinstance(answer, Wait) and answer.place is None:
-                    wait = answer
-                answers.append(answer)
-            return answers
-
-        return self._transact(decide)
+        return self._transact(lambda book: book.decide(requests, self._transaction_ns))
 
     def reserve_connection(self, opening_ns: int) -> Reservation | Wait:
         """`opening_ns`: the longest opening.  Settle once it is ready or failed.  Raises HistoryError."""
-        (answer,) = self._transact(lambda: [self.shared.book.decide_connection(opening_ns)])
+        (answer,) = self._transact(lambda book: [book.decide_connection(opening_ns)])
         if isinstance(answer, TooLarge):
             raise TypeError("a connection has no size")
         return answer
@@ -215,10 +162,13 @@ class Throttle(View):
     def settle(self, reservation: Reservation, ended_at_ns: int) -> None:
         """Note an end (boottime), in memory: from then on the upstream counts nothing more of it."""
         ended_at_ns = max(reservation.reserved_at_ns, min(ended_at_ns, self._clock.boottime_ns()))
+        slot = reservation.slot
         with self.shared.mutex:
-            self._ends.append((reservation, ended_at_ns))
-            # The questions know it at once.
-            self.shared.book.propose([_end_of(reservation, ended_at_ns, self.shared.ahead_ns)])
+            at_ns = ended_at_ns + self.shared.ahead_ns
+            # One that outlived its deadline is the same slot once more, from its real end.
+            end = Ended(slot.id, at_ns) if at_ns <= slot.until_ns else slot.ended(at_ns)
+            self._ends.append(end)
+            self.shared.book.apply([end])
 
     def flush(self) -> None:
         """Learn what others recorded, and make ends durable.  Raises HistoryError.
@@ -226,7 +176,7 @@ class Throttle(View):
         To be called at the start, for the questions to know the past, and at the end.  After a commit that
         failed it commits in any case: a history that can be read and not written is not sound.
         """
-        self._transact(list)
+        self._transact(lambda _: [])
 
     def replan(
         self, limits: Sequence[Limit], guard_ns: int | None, *, transaction_ns: int | None = None
@@ -251,75 +201,57 @@ class Throttle(View):
             self._history.close()
 
     def _transact(
-        self, decide: Callable[[], Sequence[Grant | Wait | TooLarge]]
+        self, decide: Callable[[Book], Sequence[Reservation | Wait | TooLarge]]
     ) -> list[Reservation | Wait | TooLarge]:
         """Learn, decide, commit, and only then apply."""
-        shared = self.shared
+        shared, book = self.shared, self.shared.book
         with self._turn, self._history.transaction() as transaction:
             try:
                 with shared.mutex:
-                    ends = self._learn(transaction)
-                    answers = decide()
-                    events = list(shared.book.draft)
-                self._commit(transaction, events)
+                    self._learn(transaction)
+                    answers = decide(book)
+                    ends, granted = list(self._ends), list(book.granted)
+                self._commit(transaction, ends, granted)
             except BaseException:
                 with shared.mutex:
-                    self._propose_ends()
+                    book.forget()
                 raise
             with shared.mutex:
-                shared.book.apply(events)
-                shared.own.update(answer.slot.id for answer in answers if isinstance(answer, Grant))
-                shared.own &= shared.book.in_flight.keys()
-                del self._ends[:ends]
-                self._propose_ends()
-            return [_answer(each, transaction) for each in answers]
+                book.forget()
+                book.apply(granted)
+                shared.own.update(slot.id for slot in granted)
+                shared.own &= book.in_flight.keys()
+                del self._ends[: len(ends)]
+        return [self._here(each) for each in answers]
 
-    def _learn(self, transaction: Transaction) -> int:
-        """Bring memory to what is durable, and propose the ends so far; return how many those are."""
-        shared, book = self.shared, self.shared.book
+    def _here(self, answer: Reservation | Wait | TooLarge) -> Reservation | Wait | TooLarge:
+        """Tell an answer in this host's time."""
+        match answer:
+            case Reservation():
+                return answer._replace(ahead_ns=self.shared.ahead_ns)
+            case Wait():
+                return replace(answer, until_ns=self.boottime_of(answer.until_ns))
+            case _:
+                return answer
+
+    def _learn(self, transaction: Transaction) -> None:
+        """Bring memory to what is durable, and the ends that are not."""
+        shared = self.shared
         shared.ahead_ns = transaction.ahead_ns
+        # What a network's round trip may have added to the other one.
+        passed_ns = transaction.now_ns - self._clock.boottime_ns()
+        shared.least_ahead_ns = min(transaction.ahead_ns, passed_ns) if transaction.ahead_ns else 0
         if transaction.is_whole:
-            book.reset(transaction.news)
-        elif transaction.news:
-            book.apply(transaction.news)
-        self._propose_ends()
-        book.advance(transaction.now_ns)
-        return len(self._ends)
+            shared.book.reset([*transaction.news, *self._ends], transaction.now_ns)
+        else:
+            shared.book.apply(transaction.news)
+            shared.book.advance(transaction.now_ns)
 
-    def _propose_ends(self) -> None:
-        """Have the draft hold the ends that are not durable yet, and nothing else."""
-        self.shared.book.drop()
-        self.shared.book.propose(_end_of(*each, self.shared.ahead_ns) for each in self._ends)
-
-    def _commit(self, transaction: Transaction, events: Sequence[Event]) -> None:
-        if not events and not self._must_write:
+    def _commit(self, transaction: Transaction, ends: Sequence[Event], granted: Sequence[Slot]) -> None:
+        if not ends and not granted and not self._must_write:
             return
         self._must_write = True
-        is_replaced = transaction.is_long and transaction.replace(self._whole(events))
-        if not is_replaced:
-            transaction.commit(events)
+        if not (transaction.is_long and transaction.replace([*self._look(Book.events), *granted])):
+            transaction.commit([*ends, *granted])
         self._must_write = False
         self._has_begun |= transaction.is_empty
-
-    def _whole(self, events: Iterable[Event]) -> list[Event]:
-        with self.shared.mutex:
-            return [*self.shared.book.events(), *events]
-
-
-def _answer(answer: Grant | Wait | TooLarge, transaction: Transaction) -> Reservation | Wait | TooLarge:
-    match answer:
-        case Grant(slot, chosen):
-            at_ns = slot.started_at_ns - transaction.ahead_ns
-            return Reservation(slot, at_ns, slot.until_ns - slot.started_at_ns, chosen)
-        case Wait() if transaction.ahead_ns:
-            return replace(answer, until_ns=answer.until_ns - transaction.ahead_ns)
-        case _:
-            return answer
-
-
-def _end_of(reservation: Reservation, ended_at_ns: int, ahead_ns: int) -> Event:
-    at_ns, slot = ended_at_ns + ahead_ns, reservation.slot
-    if at_ns <= slot.until_ns:
-        return Ended(slot.id, at_ns)
-    # It outlived its deadline: the same slot once more, from its real end.
-    return slot.ended(at_ns)

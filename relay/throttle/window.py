@@ -11,82 +11,64 @@ after c - T >= s - T: at s it was in flight, or had ended less than T ago.  So a
 occupied and together with this one weighed more than N; it would not have started.  Stamping the
 slot at its start instead lets an upstream with slow replies see 17 of 10.
 
-Cost.  A decision looks at sums, never at all N slots.  Up to EXACT_SLOTS every end is kept to the
+Cost.  A decision looks at one number, never at all N slots.  Up to EXACT_SLOTS every end is kept to the
 nanosecond; for a larger N the instants at which slots open are rounded *up* into buckets of 1/1024 of the
-span, which bounds memory and wastes at most that much time; and into 1/16 of it where a limit has so many
-keys that memory is short.
+span, which bounds memory and wastes at most that much time.  Of the windows of keys there are many: there an
+N above KEY_BUCKETS has buckets of 1/256.
 """
 
+import bisect
 import heapq
-import itertools
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 
 EXACT_SLOTS = 4096
 BUCKETS = 1024
-COARSE_BUCKETS = 16
+KEY_BUCKETS = 256
+
+Opening = tuple[int, int]
+"""When slots open, and what they weigh."""
+
+
+def bucket_of(count: int, span_ns: int, *, has_keys: bool) -> int:
+    """Return how coarsely a window of N and a span keeps the instants at which slots open."""
+    exact, buckets = (KEY_BUCKETS, KEY_BUCKETS) if has_keys else (EXACT_SLOTS, BUCKETS)
+    return 1 if count <= exact else max(1, span_ns // buckets)
 
 
 class Window:
-    __slots__ = ("_bucket_ns", "_coarse_ns", "_ended", "_free_at_ns", "_in_flight", "_weights")
+    __slots__ = ("openings", "used")
 
-    def __init__(self, count: int, span_ns: int) -> None:
-        self._bucket_ns = 1 if count <= EXACT_SLOTS else max(1, span_ns // BUCKETS)
-        self._coarse_ns = max(self._bucket_ns, span_ns // COARSE_BUCKETS)
-        self._in_flight = self._ended = 0
-        # Ended and still occupied: when each opens, ascending, and what it weighs.
-        self._free_at_ns: list[int] = []
-        self._weights: list[int] = []
+    def __init__(self) -> None:
+        self.used = 0
+        """What is in flight, and what has ended and is still occupied."""
+        self.openings: list[Opening] = []
+        """Of the latter, ascending.  A list: of 200,000 keys each deque would take 600 bytes."""
 
-    def fly(self, weight: int) -> None:
-        """Occupy `weight` until further notice; a negative one ends that."""
-        self._in_flight += weight
-
-    def occupy(self, weight: int, free_at_ns: int, *, is_coarse: bool = False) -> int:
-        """Occupy `weight` until an instant, in any order of instants; return how many more are kept."""
-        bucket_ns = self._coarse_ns if is_coarse else self._bucket_ns
-        free_at_ns = -(-free_at_ns // bucket_ns) * bucket_ns
-        self._ended += weight
-        index = bisect_left(self._free_at_ns, free_at_ns)
-        if index < len(self._free_at_ns) and self._free_at_ns[index] == free_at_ns:
-            self._weights[index] += weight
-            return 0
-        self._free_at_ns.insert(index, free_at_ns)
-        self._weights.insert(index, weight)
-        return 1
+    def open_at(self, free_at_ns: int, weight: int) -> bool:
+        """Have `weight` of what is used open at an instant; return whether that is one instant more."""
+        openings = self.openings
+        if not openings or openings[-1][0] < free_at_ns:
+            openings.append((free_at_ns, weight))
+            return True
+        index = bisect.bisect_left(openings, (free_at_ns,))
+        if openings[index][0] == free_at_ns:
+            openings[index] = free_at_ns, openings[index][1] + weight
+            return False
+        openings.insert(index, (free_at_ns, weight))
+        return True
 
     def free(self, now_ns: int) -> int:
         """Forget what is free by now; return how many instants that were."""
-        index = bisect_right(self._free_at_ns, now_ns)
-        if index:
-            self._ended -= sum(self._weights[:index])
-            del self._free_at_ns[:index], self._weights[:index]
-        return index
-
-    def occupied(self, now_ns: int) -> int:
-        """Above N only after an edit that lowered N.  Changes nothing: `now_ns` may be a guess."""
-        index = bisect_right(self._free_at_ns, now_ns)
-        occupied = self._in_flight + self._ended
-        return occupied - sum(self._weights[:index]) if index else occupied
-
-    def openings(self, now_ns: int) -> Iterator[tuple[int, int]]:
-        """Yield when each of what has ended and is occupied opens, ascending, and its weight."""
-        index = bisect_right(self._free_at_ns, now_ns)
-        opens = zip(self._free_at_ns, self._weights, strict=True)
-        return itertools.islice(opens, index, None) if index else opens
+        freed = bisect.bisect_left(self.openings, (now_ns + 1,))
+        self.used -= sum([weight for _, weight in self.openings[:freed]])
+        del self.openings[:freed]
+        return freed
 
 
-def opens_at(windows: Sequence[Window], weight: int, count: int, span_ns: int, now_ns: int) -> int:
-    """Return the earliest instant at which `weight` may fit beside all that these windows hold.
-
-    Never later than the truth: the first transaction in flight that stands in the way could end this moment.
-    More than N never fits, and is taken as N: the caller splits.
-    """
-    excess = sum(window.occupied(now_ns) for window in windows) + min(weight, count) - count
-    if excess <= 0:
-        return now_ns
-    for free_at_ns, freed in heapq.merge(*(window.openings(now_ns) for window in windows)):
-        excess -= freed
+def opening_of(excess: int, openings: Iterable[Iterable[Opening]]) -> int | None:
+    """Return when `excess` of all these will have opened; None where they are not as much."""
+    for free_at_ns, weight in heapq.merge(*openings):
+        excess -= weight
         if excess <= 0:
             return free_at_ns
-    return now_ns + span_ns
+    return None

@@ -100,6 +100,8 @@ class Standing(NamedTuple):
     """The upstream relayed what it was asked to after its last refusal about us."""
     is_sender_alone: bool = False
     """A refusal of the sender now is one of enough, with others relayed in between."""
+    is_probe: bool = False
+    """It was taken from another upstream's mail to prove this one, and goes back there."""
 
 
 class Decision(NamedTuple):
@@ -153,8 +155,9 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
         to_do = Next.AGAIN if len(tried) < len(still) else Next.POSTPONE
     else:
         is_refused = pause is not None and pause.scope is Scope.UPSTREAM
-        is_often = is_refused and max(refusals, standing.in_a_row + 1) >= REFUSALS_IN_PLACE
-        to_do = Next.POSTPONE if is_often else Next.GIVE_BACK
+        is_often = max(refusals, standing.in_a_row + 1) >= REFUSALS_IN_PLACE
+        backs_off = is_refused and is_often and not standing.is_probe
+        to_do = Next.POSTPONE if backs_off else Next.GIVE_BACK
     is_postponed = to_do is Next.POSTPONE and is_attempted
     because = next(iter(deferring.values()), None if is_attempted else outcome.answers[0])
     return Decision(

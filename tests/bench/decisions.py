@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 from relay.clock import SECOND_NS
 from relay.spool.disk.durable import RealDisk
 from relay.throttle.admission import Request
-from relay.throttle.book import LimitBook
+from relay.throttle.book import Book
 from relay.throttle.file_history import FileHistory
 from relay.throttle.throttle import Reservation, Throttle
 from relay.throttle.window import EXACT_SLOTS
@@ -93,7 +93,7 @@ def _one_by_one(decide: Decide) -> Contender:
 
 @contextmanager
 def _relay(count: int) -> Iterator[Contender]:
-    book = LimitBook()
+    book = Book()
     book.judge_by([messages(count, DAY_S)], 0)
     yield _one_by_one(lambda now_ns: decide_and_end(book, now_ns, Request(1)))
 

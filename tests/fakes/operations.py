@@ -7,9 +7,8 @@ from pathlib import Path
 from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, UNREAD, Deed, Found, Rows, Verb, Write
 from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, State, WaitReason, origin_of
-from relay.status.breakdown import Breakdown, Count
-from relay.status.estimate.plan import Plan
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted, domains_of
+from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, Snapshot, UpstreamState
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.snapshots import AT_NS, a_detail, a_plan, a_snapshot, an_upstream
@@ -49,13 +48,6 @@ class FakeOperations(Rows):
         if self.raises is not None:
             raise self.raises
         return self.shown
-
-    async def breakdown(self) -> Breakdown:
-        if self.raises is not None:
-            raise self.raises
-        count = Count({})
-        count.add(_queued(view) for view in self.messages.values())
-        return count.breakdown(self.shown.at_ns)
 
     async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
         for number, view in enumerate(wanted.arranged(each.view for each in self._listed(wanted.filters))):

@@ -7,8 +7,8 @@ from relay.throttle.events import Ended, Event, Issued, Slot
 from relay.throttle.history import HistoryError
 from relay.throttle.history_format import At, DamagedHistory, group, header, read_groups, read_header
 from tests.engines.history.limits import granted, messages, throttle
-from tests.engines.history.memory_disk import MemoryDisk
 from tests.fakes.clock import START_WALL_NS, FakeClock
+from tests.fakes.disk import ModelDisk
 from tests.fuzz.choices import Choices
 from tests.fuzz.work import CountedBytes, bounded, must_be_shown
 
@@ -16,7 +16,7 @@ PATH = Path("/history/isp")
 LIMITS = [messages(3, seconds=60)]
 BOOTS = [FakeClock().boot_id(), "another-boot", ""]
 NOW_NS = FakeClock().boottime_ns()
-TOKENS = [b"\n", b" ", b"group 20 00000000\n", b"group 999999999 ", b"at 1 2 3\n", b"\0" * 512, b"-", b"_0"]
+TOKENS = [b"\n", b" ", b"00000000 [[1,2,3]]\n", b'["ended",1,2]', b"[", b"\0" * 512, b"-", b"1e9", b"true"]
 
 
 def charged(slot_id: int, at_ns: int, count: int) -> Slot:
@@ -51,15 +51,16 @@ def target(raw: bytes) -> None:
     choices = Choices(raw)
     content = nearly_valid(choices) if choices.yes() else choices.rest()
     _read(content)
-    disk, clock = MemoryDisk(), FakeClock()
-    disk.put(str(PATH), content)
+    disk, clock = ModelDisk(), FakeClock()
+    disk.plant(str(PATH.parent), kind="folder")
+    disk.plant(str(PATH), content)
     try:
         with bounded(3_000 + 100 * content.count(b"\n")):
             account = throttle(PATH, disk, clock, LIMITS)
             before = len(granted(account, 1))
     except HistoryError as error:
         must_be_shown(error)
-        assert disk.read(str(PATH)) == content or disk.operations
+        assert disk.peek(str(PATH)) == content or disk.steps
         return
     # What one process was granted, another one counts: three in all, whatever there was before.
     account.close()
@@ -73,7 +74,7 @@ def target(raw: bytes) -> None:
     assert throttle_of(disk, clock) == used
 
 
-def throttle_of(disk: MemoryDisk, clock: FakeClock) -> int:
+def throttle_of(disk: ModelDisk, clock: FakeClock) -> int:
     """Return how full the window is for a process that starts now."""
     another = throttle(PATH, disk, clock, LIMITS)
     another.flush()
@@ -104,6 +105,6 @@ SEEDS = [
     b"\0" + header(BOOTS[0]) + group(At(NOW_NS, 7, 7), [Slot(1, NOW_NS, NOW_NS + SECOND_NS, 1, 1)]),
     b"\0" + header(BOOTS[0]) + group(At(NOW_NS, 7, 7), [charged(1, NOW_NS - 1, -5)]),
     b"\0" + header(BOOTS[1]) + group(At(NOW_NS, 7, 7), [Ended(1, 2), charged(0, NOW_NS, 1)]),
-    b"\0" + header(BOOTS[0]) + b"".join(b"group %d 00000000\n" % (18 * left) for left in range(400, 0, -1)),
+    b"\0" + header(BOOTS[0]) + b"00000000 [[1,2,3]]\n" * 400,
     b"\1" + bytes(range(80)),
 ]

@@ -21,8 +21,8 @@ from tests.system.warm import WarmRelay
 ENGINES = ("maildir", "log")
 FOLDERS = ("tmp", "new", "long")
 """Where mail is that was not accepted yet, or just now."""
-ONE_MESSAGE = re.compile(rb"^reserved [0-9]+ [0-9]+ [0-9]+ 1 1 0 [0-9]+$", re.MULTILINE)
-"""The line of a reservation of one message to one recipient, without shares."""
+ONE_MESSAGE = re.compile(rb'\["reserved",[0-9]+,[0-9]+,[0-9]+,1,1,0,[0-9]+\]')
+"""A reservation of one message to one recipient, without shares."""
 LONG = (b"x" * 70 + b"\r\n") * 8192
 """Content that is streamed: above 256 KiB."""
 

@@ -21,9 +21,9 @@ from relay.control.offline import refuse_strangers
 from relay.policy.model import Policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import engine_of, open_spool
-from relay.spool.finding import NOTHING_SENT, Finding
 from relay.spool.interface import Corrupt, Spool, SpoolBusy, SpoolError
-from relay.throttle.history_check import history_findings
+from relay.throttle.history import NOTHING_SENT
+from relay.throttle.history_check import Finding, history_findings
 
 FINDINGS_THAT_NEED_NOBODY = 1
 AT_ONCE = 256
@@ -122,11 +122,11 @@ def _whole(spool: Spool) -> Iterator[bool]:
 
 
 def _of_histories(policy: Policy) -> Iterator[Finding]:
-    clock, disk, owner = SystemClock(), RealDisk(), policy.spool.stat().st_uid
+    clock, disk = SystemClock(), RealDisk()
     paths = {policy.history_path(name): None for name in policy.upstreams}
     for path in paths:
-        yield from history_findings(path, disk, clock, owner)
-    for finding in history_findings(policy.reports_history, disk, clock, owner):
+        yield from history_findings(path, disk, clock)
+    for finding in history_findings(policy.reports_history, disk, clock):
         if finding.becomes.startswith(NOTHING_SENT):
             becomes, advice = "reports are not counted", "remove it while no relay runs"
             yield replace(finding, becomes=becomes, advice=advice)

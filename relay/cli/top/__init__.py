@@ -1,6 +1,4 @@
-"""`relay top`: what a running relay does, live in a terminal, and verbs by keys.
+"""`relay top`: `command` has its options, `rows` the lines of what the relay said, `screen` is the terminal.
 
-`looking` asks the relay, again and again; `rates` and `picture` make rows of the answers, and are pure;
-`acting` says what a key would do and does it; `screen` shows it all.  `screen` alone imports the library of
-terminals, and `command` imports `screen` only once it runs: no other command waits for it.
+Only `screen` loads the library of terminals, and only this command waits for it.
 """

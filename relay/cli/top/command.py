@@ -1,7 +1,6 @@
 """`relay top`, as the command line has it."""
 
 import asyncio
-import locale
 import os
 import signal
 import sys
@@ -22,7 +21,7 @@ ENDS = (signal.SIGTERM, signal.SIGHUP)
 def top(policy_path: Path, spool: Path | None) -> int:
     """Watch a running relay in a terminal: limits, lanes, upstreams, senders; and act by keys.
 
-    `?` lists the keys.  While the relay is down it says so, and goes on looking.
+    The last line lists the keys.  While the relay is down it says so, and goes on looking.
     """
     # All three: the picture goes to standard error, which is the terminal where the others are redirected.
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
@@ -34,14 +33,9 @@ def top(policy_path: Path, spool: Path | None) -> int:
 
 async def _watch(spool: Path) -> int:
     # Imported only here: no other command waits for the library of terminals.
-    from relay.cli.top.looking import Looking  # noqa: PLC0415 - see above
     from relay.cli.top.screen import Top  # noqa: PLC0415 - see above
 
-    app = Top(
-        Looking(spool, SystemClock()),
-        who_asks(),
-        is_utf8=locale.getpreferredencoding(do_setlocale=False).upper() in ("UTF-8", "UTF8"),
-    )
+    app = Top(spool, SystemClock(), who_asks())
     loop = asyncio.get_running_loop()
     for number in ENDS:
         loop.add_signal_handler(number, partial(app.exit, return_code=128 + number))

@@ -8,9 +8,9 @@ import pytest
 from relay.spool.disk.durable import Disk, RealDisk
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import History
-from tests.engines.history.memory_disk import MemoryDisk
 from tests.engines.history.memory_history import Kept, MemoryHistory
 from tests.fakes.clock import FakeClock
+from tests.fakes.disk import ModelDisk
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def disk() -> Disk:
 
 
 @pytest.fixture
-def memory() -> MemoryDisk:
-    return MemoryDisk()
+def memory() -> ModelDisk:
+    return ModelDisk()
 
 
 @pytest.fixture(params=["a file", "a database with a clock of its own"])

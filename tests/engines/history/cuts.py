@@ -24,8 +24,7 @@ from relay.throttle.admission import Request
 from relay.throttle.file_history import REPLACE_ABOVE_BYTES
 from relay.throttle.history import HistoryError
 from relay.throttle.limit import PlainLimit
-from relay.throttle.limit_state import Usage
-from relay.throttle.throttle import Reservation, Throttle
+from relay.throttle.throttle import Reservation
 from tests.engines.history.limits import TRANSACTION_NS, messages, recipients, throttle
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
@@ -271,7 +270,7 @@ class Judge:
         first.flush()
         again = found.throttles[1]
         again.flush()
-        if _occupied(again) != _occupied(first):
+        if again.usage() != first.usage():
             raise Overrun(f"recovering twice is not recovering once: {first.usage()}, {again.usage()}")
         _check_what_is_granted(self._after(asked, instant, is_reboot=is_reboot))
         ends = {end for slot in found.slots for end in (slot.least_end_ns, slot.most_end_ns)}
@@ -283,11 +282,6 @@ class Judge:
                 if not least <= usage.used <= most:
                     late_s = (true_ns - instant.true_ns) / SECOND_NS
                     raise Overrun(f"{usage.used} of {limit.label}, not {least} to {most}, {late_s:g} s later")
-
-
-def _occupied(throttle: Throttle) -> list[Usage]:
-    """Return the usage without the peak of each process: it counts the starts that a process has seen."""
-    return [replace(usage, most=0) for usage in throttle.usage()]
 
 
 def _check_what_is_granted(found: Account) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from relay.clock import SECOND_NS
 from relay.spool.disk.durable import Disk
 from relay.throttle.admission import Request, TooLarge, Wait
-from relay.throttle.book import LimitBook
+from relay.throttle.book import Book
 from relay.throttle.compaction import Bounds
 from relay.throttle.file_history import REPLACE_ABOVE_BYTES, FileHistory
 from relay.throttle.limit import ForEach, Limit, PlainLimit, Unit
@@ -43,7 +43,7 @@ def throttle(
     bounds: Bounds | None = None,
 ) -> Throttle:
     history = FileHistory(path, disk, clock, replace_above_bytes=replace_above_bytes)
-    book = None if bounds is None else LimitBook(bounds)
+    book = None if bounds is None else Book(bounds)
     return Throttle(history, limits, guard_ns, clock, transaction_ns=TRANSACTION_NS, book=book)
 
 

@@ -22,9 +22,12 @@ class Kept:
         random: Random | None = None,
         ahead_ns: int = 0,
         *,
+        slack_ns: int = 0,
         refuses_to_replace: bool = True,
     ) -> None:
         self.clock, self.random, self.ahead_ns = clock, random or Random(0), ahead_ns
+        self.slack_ns = slack_ns
+        """By how much it may be less ahead than is said: a network's round trip."""
         self.commits: list[Sequence[Event]] = []
         self.replaced = 0
         """Which of these is the first that counts."""
@@ -50,7 +53,7 @@ class MemoryHistory:
         with kept.lock:
             kept.transactions += 1
             self.now_ns = kept.clock.boottime_ns() + kept.ahead_ns
-            self.ahead_ns = kept.ahead_ns
+            self.ahead_ns = kept.ahead_ns + kept.slack_ns
             self.is_whole = self._cursor is None or self._cursor <= kept.replaced > 0
             first = kept.replaced if self.is_whole else self._cursor
             self.news = [event for commit in kept.commits[first:] for event in commit]

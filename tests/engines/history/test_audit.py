@@ -11,9 +11,9 @@ from relay.throttle.compaction import Bounds
 from relay.throttle.limit import Limit
 from relay.throttle.throttle import Throttle
 from tests.engines.history.limits import granted, messages, recipients, settle, throttle
-from tests.engines.history.memory_disk import MemoryDisk
 from tests.engines.history.oracle import Seen, worst_window
 from tests.fakes.clock import FakeClock
+from tests.fakes.disk import ModelDisk
 
 PATH = Path("/history/isp")
 EARLIER = [messages(9, seconds=60), recipients(20, seconds=100)]
@@ -34,7 +34,7 @@ def _live(account: Throttle, clock: FakeClock, random: Random) -> list[Seen]:
 @pytest.mark.parametrize("seed", range(20))
 def test_it_agrees_with_an_oracle_that_never_saw_the_file(seed: int, clock: FakeClock) -> None:
     random = Random(seed)
-    account = throttle(PATH, MemoryDisk(), clock, EARLIER)
+    account = throttle(PATH, ModelDisk(), clock, EARLIER)
     seen = _live(account, clock, random)
     account.flush()
     limits: list[Limit] = [*EARLIER, messages(3, seconds=50), recipients(9, seconds=70)]
@@ -45,14 +45,13 @@ def test_it_agrees_with_an_oracle_that_never_saw_the_file(seed: int, clock: Fake
     assert found.transactions == len(seen)
     assert (found.in_flight, found.merged, found.exact_since_ns) == (0, 0, None)
     for limit, peak in zip(limits, found.findings, strict=True):
-        assert peak.most == peak.at_most == worst_window(seen, limit.unit, limit.per_ns)
+        assert peak.most == worst_window(seen, limit.unit, limit.per_ns)
         assert peak.is_exceeded == (peak.most > limit.count)
-        assert peak.is_proven == (not peak.is_exceeded)
 
 
-def test_what_was_merged_is_a_bound_and_it_says_since_when_it_is_exact(clock: FakeClock) -> None:
-    bounds = Bounds(exact=10, at_once=5, parts=16)
-    account = throttle(PATH, MemoryDisk(), clock, EARLIER, bounds=bounds)
+def test_what_was_merged_is_left_out_and_it_says_since_when_it_is_exact(clock: FakeClock) -> None:
+    bounds = Bounds(exact=10, parts=16, least=20)
+    account = throttle(PATH, ModelDisk(), clock, EARLIER, bounds=bounds)
     seen = _live(account, clock, Random(1))
     account.flush()
 
@@ -60,13 +59,14 @@ def test_what_was_merged_is_a_bound_and_it_says_since_when_it_is_exact(clock: Fa
 
     assert found.transactions + found.merged == len(seen)
     assert found.exact_since_ns is not None
+    exact = [each for each in seen if each.ended_at_ns and each.ended_at_ns > found.exact_since_ns]
+    assert found.transactions <= len(exact) + 1
     for limit, peak in zip(EARLIER, found.findings, strict=True):
-        assert peak.most <= worst_window(seen, limit.unit, limit.per_ns) <= peak.at_most
-        assert not peak.is_exceeded
+        assert peak.most == worst_window(seen[-found.transactions :], limit.unit, limit.per_ns)
 
 
-def test_each_key_is_counted_by_itself_and_what_is_of_none_for_all(clock: FakeClock) -> None:
-    account = throttle(PATH, MemoryDisk(), clock, [])
+def test_each_key_is_counted_by_itself_and_what_may_be_of_any_is_left_out(clock: FakeClock) -> None:
+    account = throttle(PATH, ModelDisk(), clock, [])
     granted(account, 1)
     each = messages(2, 60, "sender")
     account.replan([each], 0)
@@ -74,4 +74,4 @@ def test_each_key_is_counted_by_itself_and_what_is_of_none_for_all(clock: FakeCl
 
     (peak,) = audit(account.shared.book.slots(), [each]).findings
 
-    assert (peak.most, peak.key, peak.at_most) == (1, "", 2)
+    assert (peak.most, peak.key) == (1, "")

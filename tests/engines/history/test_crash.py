@@ -17,13 +17,11 @@ import time
 
 import pytest
 
-from relay.throttle.admission import Request
 from relay.throttle.file_history import REPLACE_ABOVE_BYTES
-from relay.throttle.history import HistoryError
 from tests.engines.history.cuts import DEEDS, PATH, Account, Instant, Judge, Overrun, instants_of, runs
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.platter import Model, Platter
+from tests.fakes.platter import Model
 from tests.fakes.tally import Packed, Part, on_all_cores
 
 SYNCS = frozenset({"sync", "sync_content", "sync_directory"})
@@ -88,25 +86,6 @@ def test_groups_of_the_dead_are_durable_before_another_is_added() -> None:
         account = Account(disk, copy.copy(instant.clock), instant.true_ns, instant.slots)
         account.reserve(0)
         judge.judge(account.instants, rng, CUTS_AT_ONCE, story=instant.step)
-
-
-def test_a_flipped_bit_stops_the_account_and_changes_nothing() -> None:
-    disk = ModelDisk(Platter(Model.ANY_SUBSET))
-    account = Account(disk, FakeClock())
-    account.reserve(0)
-    account.settle(0)
-    account.flush(0)
-    middle = len(disk.peek(str(PATH)).rstrip(b"\0"))
-    account.reserve(1)
-    whole = disk.peek(str(PATH))
-    for offset in range(middle):
-        damaged = ModelDisk(disk.platter.copy())
-        flipped = bytes([whole[offset] ^ 1 << offset % 8])
-        damaged.poke(str(PATH), whole[:offset] + flipped + whole[offset + 1 :])
-        with pytest.raises(HistoryError):
-            Account(damaged, account.clock).throttles[0].reserve([Request(1)])
-        assert damaged.peek(str(PATH))[offset : offset + 1] == flipped
-        assert damaged.length(str(PATH)) == len(whole)
 
 
 def test_the_judge_sees_slots_freed_early_or_never_asked_for() -> None:

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from relay.throttle.compaction import BOUNDS, Bounds
-from relay.throttle.limit_state import KEY_ENTRIES, MOST_ENTRIES
+from relay.throttle.limit_state import MOST_ENTRIES
 from tests.engines.history.world import FileWorld, MemoryWorld, Sizes, World
 
 EVENTS_A_WORLD = 200
@@ -20,9 +20,9 @@ def _sizes(number: int) -> Sizes:
     bounds = BOUNDS
     if number % 4 == 3:
         # What is merged is rounded so coarsely that it reaches into windows of today.
-        bounds = Bounds(exact=3, at_once=3, parts=4, most_shares=6 if number % 8 == 7 else 1000)
-    # In some, two keys have a window of their own, of some instants, and are counted coarsely beyond that.
-    most_entries = 2 * KEY_ENTRIES + number % 5 if number % 3 == 2 else MOST_ENTRIES
+        bounds = Bounds(exact=3, parts=4, most_shares=6 if number % 8 == 7 else 1000, least=6)
+    # In some, a few keys and instants are all that memory is for.
+    most_entries = 6 + number % 5 if number % 3 == 2 else MOST_ENTRIES
     return Sizes(bounds, most_entries, replaces_often=bool(number % 2))
 
 

@@ -7,6 +7,7 @@ events or files.
 """
 
 import abc
+import errno
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from random import Random
 
 from relay.clock import SECOND_NS
 from relay.throttle.admission import Request, TooLarge, Wait
-from relay.throttle.book import LimitBook
+from relay.throttle.book import Book
 from relay.throttle.compaction import BOUNDS, Bounds
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import History, HistoryError
@@ -22,9 +23,9 @@ from relay.throttle.limit import ForEach, PlainLimit, Unit
 from relay.throttle.limit_state import MOST_ENTRIES
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import limit
-from tests.engines.history.memory_disk import Killed, MemoryDisk
 from tests.engines.history.memory_history import Kept, MemoryHistory
 from tests.fakes.clock import FakeClock
+from tests.fakes.disk import Fault, ModelDisk
 
 PATH = Path("/history/isp")
 TRANSACTION_NS = 200
@@ -37,7 +38,11 @@ FOR_EACH: tuple[ForEach | None, ...] = (
 LANES = ("", "u", "v")
 """A relay without lanes says nothing of them."""
 UNITS: tuple[Unit, ...] = ("messages", "recipients", "connections", "bytes")
-FAILURES = ("write", "sync", "truncate", "rename", "open_new", "sync_directory", "pread")
+FAILURES = ("write", "sync", "sync_content", "truncate", "rename", "open_new", "sync_directory", "read")
+
+
+class Killed(BaseException):
+    """A process died at a call to the disk."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class World(abc.ABC):
         self.random, self.sizes = random, sizes or Sizes()
         self.clock, self.true_ns = FakeClock(), 0
         self.flights: list[Flight] = []
-        self.grants = 0
+        self.grants = self.slack_ns = 0
         shared = self._limits()
         self.senders = [Sender(shared if random.random() < 0.8 else self._limits()) for _ in range(3)]
 
@@ -96,6 +101,7 @@ class World(abc.ABC):
             (25, self._settle),
             (20, self._pass_time),
             (4, self._flush),
+            (4, self._look),
             (3, self._edit),
             (3, lambda: self._die(self.random.choice(self.senders))),
             (2, self.fail),
@@ -125,7 +131,7 @@ class World(abc.ABC):
         return limit(count, self.random.choice([1, 50, 300, LONGEST_NS]), unit, for_each, only)
 
     def _new_throttle(self, limits: list[PlainLimit]) -> Throttle:
-        book = LimitBook(self.sizes.bounds, self.sizes.most_entries)
+        book = Book(self.sizes.bounds, self.sizes.most_entries)
         history = self.new_history()
         return Throttle(history, limits, 0, self.clock, transaction_ns=TRANSACTION_NS, book=book)
 
@@ -155,7 +161,7 @@ class World(abc.ABC):
         is_stopped = False
         for request, answer in zip(requests, answers, strict=True):
             if isinstance(answer, Wait):
-                assert answer.until_ns > self.clock.boottime_ns()
+                assert answer.until_ns > self.clock.boottime_ns() - self.slack_ns
                 is_stopped = is_stopped or answer.place is None
             elif isinstance(answer, TooLarge):
                 assert request.size_bytes > answer.count
@@ -172,7 +178,7 @@ class World(abc.ABC):
 
     def _fly(self, sender: Sender, answer: Reservation, request: Request | None) -> None:
         """Start what was granted, and hold it against all that every limit may have seen."""
-        assert answer.reserved_at_ns == self.clock.boottime_ns()
+        assert answer.reserved_at_ns == self.clock.boottime_ns() - self.slack_ns
         latest_ns = self.true_ns + answer.duration_ns
         weights = {"messages": 0, "recipients": 0, "connections": 1, "bytes": 0}
         keys: dict[str, dict[str, int]] = {}
@@ -233,6 +239,10 @@ class World(abc.ABC):
     def _flush(self) -> None:
         self._throttle(self.random.choice(self.senders)).flush()
 
+    def _look(self) -> None:
+        """Ask what a status page asks: it changes nothing."""
+        self._throttle(self.random.choice(self.senders)).usage()
+
     def _edit(self) -> None:
         sender, limits = self.random.choice(self.senders), self._limits()
         if self.random.random() < 0.5:
@@ -254,7 +264,9 @@ class MemoryWorld(World):
 
     def __init__(self, random: Random, sizes: Sizes | None = None) -> None:
         super().__init__(random, sizes)
-        self._kept = Kept(self.clock, random, ahead_ns=random.choice([0, 77, 10**15]))
+        ahead_ns = random.choice([0, 77, 10**15])
+        self.slack_ns = random.choice([0, 9]) if ahead_ns else 0
+        self._kept = Kept(self.clock, random, ahead_ns, slack_ns=self.slack_ns)
 
     def new_history(self) -> History:
         return MemoryHistory(self._kept, replaces_above=4 if self.sizes.replaces_often else 1 << 30)
@@ -273,7 +285,7 @@ class FileWorld(World):
 
     def __init__(self, random: Random, sizes: Sizes | None = None) -> None:
         super().__init__(random, sizes)
-        self.disk = MemoryDisk()
+        self.disk = ModelDisk()
         self.wall_error_ns = self.least_wall_error_ns = self.most_wall_error_ns = 0
 
     def chances(self) -> list[tuple[int, Callable[[], None]]]:
@@ -285,12 +297,13 @@ class FileWorld(World):
         return FileHistory(PATH, self.disk, self.clock, replace_above_bytes=replace_above_bytes)
 
     def fail(self) -> None:
-        self.disk.fail(self.random.choice(FAILURES))
+        self.disk.has_failed = False
+        self.disk.fail(Fault(1, errno.EIO, kinds=frozenset({self.random.choice(FAILURES)})))
         try:
             self._reserve()
         except HistoryError:
-            assert not self.disk.failures
-        self.disk.failures.clear()
+            assert self.disk.has_failed
+        self.disk.heal()
 
     def _step_the_wall_clock(self) -> None:
         by_ns = self.random.choice(STEPS_NS) * self.random.choice([-1, 1])
@@ -305,21 +318,29 @@ class FileWorld(World):
         self.most_wall_error_ns = max(self.most_wall_error_ns, error_ns)
 
     def _die_at_the_disk(self) -> None:
-        self.disk.kill_at(self.random.randint(1, 7), self.random)
+        left = self.random.randint(1, 7)
+
+        def count(_kind: str) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise Killed
+
+        self.disk.before = count
         try:
             self.random.choice([self._reserve, self._reserve, self._flush, self._connect])()
         except Killed:
             pass
         finally:
             # Whoever has the disk open is gone with it: all die in the same instant.
-            self.disk.bury()
+            self.disk = self.disk.after_kill()
             for sender in self.senders:
                 self._die(sender)
 
     def _lose_power(self) -> None:
         for sender in self.senders:
             self._die(sender)
-        self.disk.cut_power(self.random)
+        self.disk = self.random.choice(list(self.disk.cuts(self.random, 3)))
         down_ns, boottime_ns = self.random.randint(0, 2 * LONGEST_NS), self.random.randint(0, 500)
         self.clock.reboot(down_ns, boottime_ns=boottime_ns)
         self.true_ns += down_ns + boottime_ns
@@ -335,6 +356,5 @@ class FileWorld(World):
             ]
         )
         self._set_wall_error(error_ns if error_ns == beyond_ns else min(error_ns, self.least_wall_error_ns))
-        if self.disk.read(str(PATH)) is not None:
-            # Somebody reads the history by the clock as it is, before it is put right.
-            self._throttle(self.senders[0]).flush()
+        # Somebody reads the history by the clock as it is, before it is put right.
+        self._throttle(self.senders[0]).flush()

@@ -79,7 +79,7 @@ def test_a_torn_history_ends_with_1_and_a_damaged_history_with_65(
     account = Throttle(FileHistory(history, RealDisk(), clock), [], None, clock)
     account.reserve([Request(1)])
     account.close()
-    history.write_bytes(history.read_bytes().rstrip(b"\0") + b"group 70 0")
+    history.write_bytes(history.read_bytes().rstrip(b"\0") + b"00000000 [[1")
     assert code_of("fsck", "--json") == 1
     torn, summary = told(capsys)
     assert (torn["path"], torn["damage"], torn["operator"]) == (str(history), False, None)

@@ -140,8 +140,6 @@ async def test_mail_fails_over_at_its_instant_and_returns_behind_a_probe(tmp_pat
             assert two.relayed == []
             (first, *_) = await relay.operator.queue()
             assert first.upstream == "one"
-            assert first.eta_at_ns is not None, "it fails over then, so its time is known"
-            assert 0 < first.eta_at_ns - clock.wall_ns() < 2 * MINUTE_NS
             await leap(relay, clock, 1 * MINUTE_NS)
             await relay.until_empty()
             assert len(two.relayed) == 10

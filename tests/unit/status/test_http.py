@@ -22,7 +22,6 @@ from relay.status.samples import Samples
 from relay.status.snapshot import (
     NOTHING_COMING,
     Coming,
-    Condition,
     PolicyStatus,
     QueueState,
     Snapshot,
@@ -43,10 +42,10 @@ EVIL = '<script>alert("x")</script>'
 class World:
     def __init__(self) -> None:
         self.shown: Snapshot | Exception = a_snapshot()
-        self.coming = NOTHING_COMING
+        self.comes = NOTHING_COMING
+        self.refuses = ""
         self.log = io.StringIO()
         self.base = ""
-        self.foreseen = 0
         self.session: aiohttp.ClientSession
 
     def snapshot(self) -> Snapshot:
@@ -54,8 +53,11 @@ class World:
             raise self.shown
         return self.shown
 
-    async def foresee(self) -> None:
-        self.foreseen += 1
+    def coming(self) -> Coming:
+        return self.comes
+
+    def why_not_ready(self) -> str:
+        return self.refuses
 
     async def get(
         self, path: str, *, method: str = "GET", headers: dict[str, str] | None = None
@@ -71,13 +73,7 @@ async def running() -> AsyncIterator[World]:
     metrics = Metrics(clock)
     collect(metrics, world.snapshot, ListenerCounts([]), events, clock)
     server = StatusServer(
-        HostPort("127.0.0.1", 0),
-        world.snapshot,
-        world.foresee,
-        metrics.registry,
-        events,
-        coming=lambda: world.coming,
-        names=["Relay.Example.Org"],
+        HostPort("127.0.0.1", 0), world, metrics.registry, events, names=["Relay.Example.Org"]
     )
     world.base = f"http://{await server.start()}"
     try:
@@ -161,11 +157,8 @@ async def test_metrics_come_in_the_format_that_was_asked_for(world: World) -> No
 async def test_ready_is_accepting_mail(world: World) -> None:
     assert (await world.get("/readyz"))[:2] == (200, "ready\n")
 
-    world.shown = a_snapshot(refusing_because="no room on the disk")
-    assert (await world.get("/readyz"))[:2] == (503, "no room on the disk\n")
-    for condition in (Condition.STARTING, Condition.STOPPING):
-        world.shown = a_snapshot(condition=condition)
-        assert (await world.get("/readyz"))[:2] == (503, f"{condition.value}\n")
+    world.refuses = "no room on the disk for <bob@example.com>"
+    assert (await world.get("/readyz"))[:2] == (503, "no room on the disk for <address>\n")
 
 
 async def test_health_is_the_loop_and_nothing_else(world: World) -> None:
@@ -330,7 +323,7 @@ def test_the_page_says_an_upstreams_state_in_words(
 async def test_what_comes_is_shown_without_addresses(world: World) -> None:
     deferred = a_message(state=QueueState.DEFERRED, reason="450 bob@example.com is busy")
     parked = replace(deferred, held_by="limit 2 per sender (<ann@example.net>)")
-    world.coming = Coming((replace(deferred, held_by="back-off"), parked), ())
+    world.comes = Coming((replace(deferred, held_by="back-off"), parked), ())
 
     text = (await world.get("/"))[1]
 

@@ -55,9 +55,20 @@ class World:
         self.shown = a_full_page()
         waiting, deferred = a_message(), a_message(state=QueueState.DEFERRED, reason=LONG)
         waiting = replace(waiting, upstream="ses", upstream_because="failover: isp is down")
-        self.coming = Coming((waiting, deferred), ((AT_NS + 10**9, 1), (AT_NS + 10**10, 0)))
+        self.comes: Coming | None = Coming((waiting, deferred), ((AT_NS + 10**9, 1), (AT_NS + 10**10, 0)))
         self.browser: Browser
         self.url = ""
+
+    def snapshot(self) -> Snapshot:
+        return self.shown
+
+    def coming(self) -> Coming:
+        if self.comes is None:
+            raise RuntimeError("the next page fails")
+        return self.comes
+
+    def why_not_ready(self) -> str:
+        return ""
 
 
 @asynccontextmanager
@@ -65,17 +76,8 @@ async def looking(folder: Path) -> AsyncIterator[World]:
     demand(missing_program(PROGRAM))
     world, clock = World(), FakeClock()
 
-    async def nothing_to_foresee() -> None:
-        pass
-
-    server = StatusServer(
-        HostPort("127.0.0.1", 0),
-        lambda: world.shown,
-        nothing_to_foresee,
-        Metrics(clock).registry,
-        Events(io.StringIO(), "text", clock),
-        coming=lambda: world.coming,
-    )
+    events = Events(io.StringIO(), "text", clock)
+    server = StatusServer(HostPort("127.0.0.1", 0), world, Metrics(clock).registry, events)
     address = await server.start()
     try:
         async with browsing(folder) as world.browser:
@@ -140,6 +142,6 @@ async def test_what_changes_appears_and_what_has_focus_keeps_it(tmp_path: Path) 
         assert await browser.ask("document.getElementById('lost').hidden")
         assert browser.complaints == []
 
-        world.coming = None  # type: ignore[assignment]  # the next picture fails, and the stream ends
+        world.comes = None
 
         assert await browser.ask(SETTLED % "these numbers are old")

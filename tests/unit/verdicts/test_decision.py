@@ -248,6 +248,11 @@ class Meaning(NamedTuple):
         # Refused so often, it or the upstream's mail at all, it lets others prove the upstream.
         (an_outcome(Verdict.PAUSE), IN_PLACE, Meaning(Fate.WAITING, Next.POSTPONE, refusals=3)),
         (an_outcome(Verdict.STOP), IN_A_ROW, Meaning(Fate.WAITING, Next.POSTPONE, refusals=1)),
+        (
+            an_outcome(Verdict.STOP),
+            IN_A_ROW._replace(is_probe=True),
+            Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1),
+        ),
         # Refused often where others are relayed, it is its own.
         (
             an_outcome(Verdict.PAUSE),

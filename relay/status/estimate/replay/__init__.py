@@ -1,1 +1,0 @@
-"""The line of an upstream as the estimate plays it through, on copies of its own."""

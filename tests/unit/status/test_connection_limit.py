@@ -1,0 +1,80 @@
+"""Connections to the status port: few and short, and the oldest goes first."""
+
+import asyncio
+import contextlib
+import io
+import socket
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from relay.policy.units import HostPort
+from relay.status.connection_limit import ConnectionLimit
+from relay.telemetry.events import Events
+from tests.fakes.clock import FakeClock
+
+ASK = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def answer(_request: web.Request) -> web.Response:
+    return web.Response(body=bytes(10_000_000))
+
+
+@contextlib.asynccontextmanager
+async def serving(most: int = 4, seconds: float = 60) -> AsyncIterator[HostPort]:
+    limit = ConnectionLimit(Events(io.StringIO(), "text", FakeClock()), "http", most=most, seconds=seconds)
+    app = web.Application()
+    app.add_routes([web.get("/", answer)])
+    bound = await limit.receive(app, lambda: socket.create_server(("127.0.0.1", 0)))
+    try:
+        yield HostPort(*bound.getsockname())
+    finally:
+        await limit.close()
+
+
+async def connect(address: HostPort) -> Client:
+    return await asyncio.open_connection(address.host, address.port)
+
+
+async def told_until_the_end(client: Client) -> bytes:
+    """Return what came until the other side closed."""
+    told = b""
+    with contextlib.suppress(ConnectionError):
+        told = await client[0].read()
+    client[1].close()
+    return told
+
+
+async def test_one_too_many_costs_the_oldest() -> None:
+    async with serving(most=2) as address:
+        first, second, third = [await connect(address) for _ in range(3)]
+        third[1].write(ASK)
+        second[1].write(ASK)
+
+        assert await told_until_the_end(first) == b""
+        for client in (second, third):
+            assert (await told_until_the_end(client)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_connection_serves_one_request() -> None:
+    async with serving() as address:
+        client = await connect(address)
+        client[1].write(ASK + ASK)
+
+        told = await told_until_the_end(client)
+
+    assert told.count(b"HTTP/1.1 200 ") == 1
+    assert b"\r\nConnection: close\r\n" in told
+
+
+async def test_a_connection_ends_in_time_whatever_its_client_does() -> None:
+    async with serving(seconds=0.05) as address:
+        silent, slow, deaf = [await connect(address) for _ in range(3)]
+        slow[1].write(ASK[:-2])
+        deaf[1].transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport reads
+        deaf[1].write(ASK)
+
+        assert [await told_until_the_end(client) for client in (silent, slow)] == [b"", b""]
+        deaf[1].transport.resume_reading()  # type: ignore[attr-defined]  # as above
+        assert len(await told_until_the_end(deaf)) < 10_000_000
