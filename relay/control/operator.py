@@ -32,8 +32,7 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.mail.text import clean
 from relay.policy.lane import numbering_sorter
 from relay.policy.source import parse_policy
-from relay.queue.queued import WaitReason
-from relay.queue.scheduler import Queued, State
+from relay.queue.queued import Queued, State, WaitReason
 from relay.sender.arrivals import sort
 from relay.sender.attempt import recipients_left
 from relay.sender.sender import Sender
@@ -339,7 +338,7 @@ class Operator(Rows):
         elif deed is Deed.FIRST:
             self._queue.put_back(queued.queue_id, before)
             self._queue.release(queued.queue_id)
-            self._queue.go_first(queued.queue_id)
+            self._queue.put_first(queued.queue_id)
         else:
             state = State.HELD if deed is Deed.RELEASE else State.DEFERRED
             parts = self._queue.parts(queued.queue_id)
@@ -372,7 +371,7 @@ class Operator(Rows):
         for part in self._queue.parts(message.queue_id):
             if left := len(set(part.part.left(message.left)).difference(gone)):
                 which = recipients_left(message, part, gone, part.past.tried)
-                self._queue.line_of(part).put_back(part.key, before[part.key], (left, which))
+                self._queue.line_of(part).put_back(part, before[part.key], (left, which))
             else:
                 self._queue.end_part(part)
 

@@ -18,7 +18,7 @@ from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.queue.queued import Queued, WaitReason
-from relay.queue.whole import Queue
+from relay.queue.queues import Queues
 from relay.sender.host import THREADS, Workers
 from relay.sender.spool_thread import seconds
 from relay.sender.throttle_thread import ThrottleThread
@@ -41,7 +41,7 @@ class OwedReports:
     """Which reports may go now, and which messages wait for theirs.  Belongs to one event loop."""
 
     def __init__(
-        self, policy: Policy, queue: Queue, disk: Disk, telemetry: Telemetry, workers: Workers = THREADS
+        self, policy: Policy, queue: Queues, disk: Disk, telemetry: Telemetry, workers: Workers = THREADS
     ) -> None:
         """Touch no disk before the first report."""
         self._events, self._metrics, self._clock = telemetry

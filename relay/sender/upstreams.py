@@ -2,7 +2,7 @@
 
 Guarantees: an edit drops no transaction and forgets no history; an upstream that leaves
 the policy, or gets another account, finishes what it has begun.  Each has a line of the queue of its
-own (`relay.queue.whole`), which hears here of every change of its state.
+own (`relay.queue.queues`), which hears here of every change of its state.
 """
 
 import asyncio
@@ -198,12 +198,8 @@ class Upstreams:
         *,
         on_fault: Callable[[BaseException], None],
         here: Here,
-        on_change: Callable[[], None],
     ) -> None:
-        """`on_fault` is told of what must end the sender; `here` tells when something of another boot was.
-
-        `on_change` is called when mail may have to stand in another line.
-        """
+        """`on_fault` is told of what must end the sender; `here` tells when something of another boot was."""
         self.in_use: dict[str, UpstreamInUse] = {}
         self._policy = policy
         self._accounts = accounts
@@ -213,7 +209,6 @@ class Upstreams:
         self._events, self._metrics, self._clock = telemetry
         self._on_fault = on_fault
         self._here = here
-        self._on_change = on_change
         self._running: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -253,16 +248,13 @@ class Upstreams:
                 await self._add(name, upstream, replaced.get(name))
         for name in self.in_use:
             self._backlog.queue.line(name).ask_anew()
-        self._on_change()
         self.wake()
 
     def wake(self) -> None:
-        """Have every upstream that has mail look what may go, and which line it stands in."""
+        """Have every upstream that has mail look what may go."""
         for name, each in self.in_use.items():
             if len(self._backlog.queue.line(name)):
                 each.wake()
-        if self._backlog.queue.wants_look:
-            self._on_change()
 
     def take_eight_bit(self, names: Iterable[str]) -> bool:
         """Whether each offered 8BITMIME the last time.  May be called from any thread."""
@@ -308,17 +300,7 @@ class Upstreams:
             on_failed=lambda error: openings.failed(error, is_any_open=pool.open > 0),
         )
         _configure(pool, upstream)
-        backlog.scheduler.on_change = wake.set
-
-        def came_back() -> None:
-            if departures.is_over:
-                self.wake()
-            elif self._backlog.queue.wants_look:
-                self._on_change()
-
-        def freed() -> None:
-            wake.set()
-            came_back()
+        backlog.line.on_change = wake.set
 
         def fail(error: BaseException) -> None:
             # What is sent from now on could not be settled, and would be sent again.
@@ -331,7 +313,7 @@ class Upstreams:
             throttle=throttle,
             pool=pool,
             clock=self._clock,
-            on_free=freed,
+            on_free=wake.set,
             on_fault=fail,
         )
         departures = Departures(
@@ -342,7 +324,6 @@ class Upstreams:
             pool=pool,
             delivery=delivery,
             telemetry=self._telemetry,
-            wake_others=came_back,
         )
         dispatcher = Dispatcher(
             backlog,
@@ -498,8 +479,8 @@ class Upstreams:
     def _note(self, name: str, pausing: Pausing) -> None:
         """Have the queue hear of an upstream's state, unless it is of an account of before."""
         is_in_use = name in self.in_use and self.in_use[name].pausing is pausing
-        if is_in_use and self._backlog.queue.note(name, pausing.standing):
-            self._on_change()
+        if is_in_use:
+            self._backlog.queue.note(name, pausing.standing)
 
     def _set(self, changed: UpstreamInUse, upstream: Upstream) -> None:
         departures = changed.departures

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from relay.clock import Clock
 from relay.mail.envelope import QueueId
-from relay.queue.queued import RECIPIENTS_SHOWN, Queued, State, WaitKind
+from relay.queue.queued import RECIPIENTS_SHOWN, Queued, State
+from relay.queue.queues import Queues, queue_id_of
 from relay.queue.routes import words_of
-from relay.queue.whole import Queue, queue_id_of
 from relay.spool.interface import SetAside
 from relay.status.eta import Expected, Load, Pace
 from relay.status.filters import Listed, domains_in_memory
@@ -33,7 +33,7 @@ class Listing:
     """
 
     def __init__(
-        self, queue: Queue, paces: Mapping[str, Pace], paused: Mapping[str, str], clock: Clock
+        self, queue: Queues, paces: Mapping[str, Pace], paused: Mapping[str, str], clock: Clock
     ) -> None:
         """`paused` is by the upstream why nothing that stands in its line is sent."""
         self._queue, self._paces, self._paused = queue, paces, paused
@@ -107,14 +107,15 @@ class Listing:
         match part.state:
             case State.WAITING:
                 expected = pace.at(*self._pass(part))
+                if part.is_sitting_out:
+                    return Expected(None, RESTS)
                 # What only its own key keeps back says so itself.
                 return expected._replace(held_by=expected.held_by or part.reason)
             case State.DEFERRED:
                 soonest = pace.at(Load(1, part.recipients_left, part.size_bytes))
                 if soonest.eta_ns is None or soonest.eta_ns > part.due_at_ns:
                     return soonest
-                held_by = RESTS if part.why.kind is WaitKind.SENDER_PAUSE else BACK_OFF
-                return Expected(part.due_at_ns, held_by)
+                return Expected(part.due_at_ns, BACK_OFF)
         return Expected(self._now_ns, "")
 
     def _view(self, queued: Queued, *, with_recipients: bool) -> MessageView:

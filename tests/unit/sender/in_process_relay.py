@@ -17,7 +17,8 @@ from relay.mail.dsn import NOTHING_ASKED, DsnRequest
 from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
-from relay.queue.scheduler import Queued, Scheduler
+from relay.queue.queued import Queued
+from relay.queue.upstream_queue import UpstreamQueue
 from relay.sender.host import THREADS, Host, Workers
 from relay.sender.late_mail import LateMail
 from relay.sender.sender import Sender
@@ -141,7 +142,7 @@ class Relay:
         return self.sender.upstreams.in_use["isp"]
 
     @property
-    def line(self) -> Scheduler:
+    def line(self) -> UpstreamQueue:
         """Return the line of the one upstream."""
         return self.sender.queue.line("isp")
 

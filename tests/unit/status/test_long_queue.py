@@ -10,8 +10,7 @@ from types import FrameType
 from relay.clock import SECOND_NS
 from relay.control.operator import ROWS_AT_ONCE
 from relay.mail.envelope import QueueId
-from relay.queue.queued import origin_of
-from relay.queue.scheduler import Queued
+from relay.queue.queued import Queued, origin_of
 from relay.status.filters import Filters, Wanted
 from relay.status.listing import Listing
 from relay.status.snapshot import MessageView
