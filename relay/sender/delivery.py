@@ -387,7 +387,7 @@ class Delivery:
                 self._pool.expect_most(connection.transactions - 1)
                 return untried
             # The first message of a session is refused so too: no session was full.
-            self._pool.expect_any()
+            self._pool.expect_most(None)
         return outcome
 
     async def _speak(self, attempt: Attempt, reservation: Reservation) -> Outcome:

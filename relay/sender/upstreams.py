@@ -31,7 +31,7 @@ from relay.telemetry.telemetry import Telemetry
 from relay.throttle.file_history import FileHistory
 from relay.throttle.throttle import Throttle, View
 from relay.upstream.connection import Connection
-from relay.upstream.pool import Pool
+from relay.upstream.pool import Caps, Pool
 from relay.verdicts.account import AccountState, PauseRecord
 from relay.verdicts.health import ENDLESS, RESTING, TABLE, Happening, Health
 from relay.verdicts.operator_pause import OperatorPause, PauseAsked
@@ -295,11 +295,11 @@ class Upstreams:
         openings = Openings(name, self._telemetry, known.pausing.rest)
         pool: Pool[Connection] = Pool(
             self._opener(name, upstream, known, throttle, openings),
+            _caps(upstream),
             self._clock,
             on_change=wake.set,
             on_failed=lambda error: openings.failed(error, is_any_open=pool.open > 0),
         )
-        _configure(pool, upstream)
         backlog.line.on_change = wake.set
 
         def fail(error: BaseException) -> None:
@@ -392,7 +392,7 @@ class Upstreams:
         limits = with_ceilings(upstream.limits, self._policy.lanes)
         # No transaction begins on a connection opened for another account.
         opener = self._opener(name, upstream, known, throttle, changed.openings) if upstream_changed else None
-        _configure(changed.pool, upstream, opener)
+        changed.pool.configure(_caps(upstream), opener)
         if upstream_changed:
             changed.openings.certificate_ends_at_ns = None
         await throttle.replan(limits, upstream.guard_ns, upstream.max_transaction_ns)
@@ -513,15 +513,5 @@ class Upstreams:
         self._events.history_failed(upstream=name, error=text)
 
 
-def _configure(
-    pool: Pool[Connection],
-    upstream: Upstream,
-    opener: Callable[[], Coroutine[Any, Any, Connection]] | None = None,
-) -> None:
-    pool.configure(
-        connections=upstream.connections,
-        max_messages=upstream.max_messages,
-        max_age_ns=upstream.max_age_ns,
-        idle_ns=upstream.idle_ns,
-        opener=opener,
-    )
+def _caps(upstream: Upstream) -> Caps:
+    return Caps(upstream.connections, upstream.max_messages, upstream.max_age_ns, upstream.idle_ns)

@@ -2,31 +2,21 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TypedDict
 
 from relay.smtp.reply import Phase
 from relay.upstream.connection import UpstreamUnavailable
-from relay.upstream.pool import Pool
+from relay.upstream.pool import Caps, Pool
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
 HOUR_NS = 3600 * 10**9
 
 
-class Caps(TypedDict):
-    """The arguments of a pool's `configure`."""
-
-    connections: int
-    max_messages: int
-    max_age_ns: int
-    idle_ns: int
-
-
 def caps(
     *, connections: int = 2, max_messages: int = 100, max_age_ns: int = HOUR_NS, idle_ns: int = HOUR_NS
 ) -> Caps:
     """Return caps that are out of the way but for those given."""
-    return Caps(connections=connections, max_messages=max_messages, max_age_ns=max_age_ns, idle_ns=idle_ns)
+    return Caps(connections, max_messages, max_age_ns, idle_ns)
 
 
 @dataclass
@@ -131,6 +121,5 @@ def make(wanted: Caps, rest_ns: int = 0) -> tuple[Pool[Line], Exchange, HandCloc
     """Return a pool, what opens its connections, and its clock; a failure has it rest for so long."""
     clock = HandClock()
     exchange = Exchange(clock)
-    pool = Pool(exchange.open, clock, on_change=lambda: None, on_failed=lambda _: rest_ns)
-    pool.configure(**wanted)
+    pool = Pool(exchange.open, wanted, clock, on_change=lambda: None, on_failed=lambda _: rest_ns)
     return pool, exchange, clock

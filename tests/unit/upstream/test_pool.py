@@ -117,8 +117,7 @@ async def test_a_failure_that_is_not_the_upstreams_is_for_the_next_who_asks() ->
         raise KeyError("history")
 
     _, exchange, clock = make(caps())
-    pool = Pool(exchange.open, clock, on_change=lambda: None, on_failed=fail)
-    pool.configure(**caps())
+    pool = Pool(exchange.open, caps(), clock, on_change=lambda: None, on_failed=fail)
     pool.take(1, openings=None)
     await settle()
     exchange.refuse()
@@ -165,7 +164,7 @@ async def test_a_new_opener_ends_the_connections_of_the_old_one() -> None:
     pool.release(idle)
     await settle()
     later = Exchange(clock, "new")
-    pool.configure(**caps(connections=3), opener=later.open)
+    pool.configure(caps(connections=3), opener=later.open)
     exchange.grant()
     await settle()
     assert idle.is_gone
@@ -183,7 +182,7 @@ async def test_a_lower_cap_closes_what_is_too_many() -> None:
     pool, exchange, _ = make(caps(connections=3))
     lines = [await opened(pool, exchange) for _ in range(3)]
     pool.release(lines[0])
-    pool.configure(**caps(connections=1))
+    pool.configure(caps(connections=1))
     await settle()
     assert lines[0].is_gone
     pool.release(lines[1])

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from relay.clock import SystemClock
 from relay.upstream.connection import Connection, open_connection
-from relay.upstream.pool import Pool
+from relay.upstream.pool import Caps, Pool
 from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import PATIENCE_S, Smarthost
-from tests.unit.upstream.lines import Caps, Exchange, Line, caps, make, settle
+from tests.unit.upstream.lines import Exchange, Line, caps, make, settle
 from tests.unit.upstream.sessions import account, transaction
 
 OPERATIONS = st.sampled_from(
@@ -65,10 +65,10 @@ class Play:
             case "fewer" | "more":
                 self.cap = 1 if operation == "fewer" else 3
                 self.highest_cap = max(self.cap, self.highest_cap)
-                self.pool.configure(**self._caps())
+                self.pool.configure(self._caps())
             case "renew":
                 self.exchanges.append(Exchange(self.clock, f"{len(self.exchanges)}"))
-                self.pool.configure(**self._caps(), opener=self.exchanges[-1].open)
+                self.pool.configure(self._caps(), opener=self.exchanges[-1].open)
 
     def _caps(self) -> Caps:
         return caps(connections=self.cap, max_messages=5, max_age_ns=1000, idle_ns=500)
@@ -114,9 +114,12 @@ def test_any_use_keeps_the_cap_and_forgets_nobody(operations: list[tuple[str, in
 async def real_pool(host: Smarthost) -> AsyncIterator[tuple[Pool[Connection], asyncio.Event]]:
     clock, changed = SystemClock(), asyncio.Event()
     pool = Pool(
-        lambda: open_connection(account(host), clock), clock, on_change=changed.set, on_failed=lambda _: 0
+        lambda: open_connection(account(host), clock),
+        caps(),
+        clock,
+        on_change=changed.set,
+        on_failed=lambda _: 0,
     )
-    pool.configure(**caps())
     try:
         yield pool, changed
     finally:
