@@ -276,7 +276,7 @@ def test_what_is_asked_while_the_disk_is_waited_for_waits_for_nothing(clock: Fak
 
     def meanwhile() -> None:
         settle(account, clock, first)
-        told.extend((account.opens_at_ns(), account.usage()[0].used))
+        told.extend((account.usage()[0].opens_at_ns, account.usage()[0].used))
 
     disk.meanwhile = meanwhile
     granted(account, 1)
@@ -288,7 +288,7 @@ def _opens_in_s(memory: ModelDisk, clock: FakeClock, sent: int = 2) -> float:
     """Return how many seconds it takes, by what a new process knows, until a slot is free."""
     account = throttle(PATH, memory, clock, [messages(sent, seconds=60)])
     account.flush()
-    return (account.opens_at_ns() - clock.boottime_ns()) / SECOND_NS
+    return (account.usage()[0].opens_at_ns - clock.boottime_ns()) / SECOND_NS
 
 
 @pytest.mark.parametrize(
@@ -328,5 +328,5 @@ def test_an_end_that_could_not_be_written_for_long_still_counts_from_when_it_was
     settle(account, clock, *granted(account, 1))
     clock.advance(TRANSACTION_NS + SECOND_NS)
 
-    assert account.room() == 1
+    assert account.usage()[0].used == 0
     assert len(granted(account, 1)) == 1

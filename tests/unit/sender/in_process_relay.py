@@ -174,6 +174,12 @@ class Relay:
     def queued(self, queue_id: QueueId) -> Queued | None:
         return self.sender.queue.get(queue_id)
 
+    @property
+    def free_slots(self) -> int:
+        """Return how many slots the first limit has left."""
+        usage = self.dispatcher.throttle.usage()[0]
+        return usage.count - usage.used
+
     async def until(self, condition: Callable[[], Any]) -> None:
         """Wait for something that this loop brings about."""
         async with self._patience():
