@@ -108,7 +108,7 @@ class Daemon:
 
     async def _serve(self, relay: Assembly, listening: Listening) -> None:
         start, policy, sender, watch = self._start, self._start.policy, relay.sender, relay.watch
-        hooks = Hooks(policy, start.hostname, self._host.disk, self._telemetry)
+        hooks = Hooks(policy, start.hostname, self._telemetry)
         outcomes = OutcomeStore(str(policy.spool), policy.recent, self._host.disk, self._telemetry)
         async with contextlib.AsyncExitStack() as ends:
             if (practised := policy.practice) is not None:
@@ -134,7 +134,7 @@ class Daemon:
             self._hear_signals()
             # Release the lock last: the control socket's name belongs to the holder of the lock.
             ends.callback(sender.close)
-            # After the last event of the sender, and while nobody else may have the notices.
+            # After the last event of the sender.
             ends.push_async_callback(hooks.close)
             ends.push_async_callback(outcomes.close)
             ends.push_async_callback(sender.finish)
@@ -150,7 +150,6 @@ class Daemon:
             except (Full, Unavailable) as trouble:
                 self._fail(trouble)
             else:
-                await hooks.start()
                 outcomes.start()
                 edits = Reload(start.path, policy, sender, watch, hooks, outcomes, self._telemetry)
                 file = PolicyWatch(start.path, policy, start.text, edits, self._clock)

@@ -132,7 +132,6 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
     ("hook_failed", _WARNING, "hook error", "notices to {hook} fail, and are tried again: {error}"),
     ("hook_resumed", _NOTICE, "hook", "notices to {hook} arrive again"),
     ("notices_dropped", _ERROR, "notices hook reason", "notices to {hook} were dropped: {notices}, {reason}"),
-    ("notices_unrecorded", _WARNING, "error", "notices are not kept on disk: {error}"),
     ("recent_unrecorded", _WARNING, "error",
      "what became of messages is not kept for `relay find`: {error}"),
     ("held", _NOTICE, "queue_id", "{queue_id}: held by the operator"),

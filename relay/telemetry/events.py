@@ -460,9 +460,6 @@ class Events:
     def notices_dropped(self, *, notices: int, hook: str, reason: str) -> None:
         self._tell("notices_dropped", notices=notices, hook=hook, reason=reason)
 
-    def notices_unrecorded(self, *, error: str) -> None:
-        self._tell("notices_unrecorded", error=error)
-
     def recent_unrecorded(self, *, error: str) -> None:
         self._tell("recent_unrecorded", error=error)
 

@@ -242,7 +242,7 @@ def _told_by_a_relay(path: Path) -> str | None:
         metrics = Metrics(relay.clock)
         collect(metrics, relay.watch.snapshot, ListenerCounts([]), events, relay.clock)
         telemetry = Telemetry(events, metrics, relay.clock)
-        hooks = Hooks(relay.policy, "relay.test", relay.disk, telemetry)
+        hooks = Hooks(relay.policy, "relay.test", telemetry)
         outcomes = OutcomeStore(str(relay.policy.spool), None, relay.disk, telemetry)
         Reload(path, relay.policy, relay.sender, relay.watch, hooks, outcomes, telemetry).refuse(refused)
         events.flush()
