@@ -32,9 +32,10 @@ from relay.policy.model import Policy
 from relay.policy.secrets import read_password_file
 from relay.policy.source import inspected_policy, policy_bytes
 from relay.policy.written_out import policy_text
-from relay.practice.account import PracticeBehaviour
+from relay.practice.account import PracticeAccount
 from relay.practice.smarthost import PracticeSmarthost
 from relay.sender.host import Host
+from relay.smtp.sasl import Credentials
 from relay.spool.disk.durable import RealDisk, doubt_about
 from relay.spool.engines import open_spool
 from relay.spool.interface import Full, Unavailable
@@ -113,9 +114,12 @@ class Daemon:
         async with contextlib.AsyncExitStack() as ends:
             if (practised := policy.practice) is not None:
                 password = read_password_file(practised.password_file)
-                behaviour = PracticeBehaviour(practised.limit, practised.cut_off_ns, keep=practised.keep)
                 practice = PracticeSmarthost(
-                    practised.address, practised.user, password, behaviour, clock=self._clock
+                    practised.address,
+                    Credentials(practised.user, password),
+                    PracticeAccount(practised.limit, practised.cut_off_ns),
+                    self._clock,
+                    keep=practised.keep,
                 )
                 await practice.start()
                 ends.push_async_callback(practice.close)
