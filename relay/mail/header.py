@@ -6,6 +6,7 @@ from email.errors import MessageError
 from email.header import decode_header
 from encodings import normalize_encoding
 from encodings.aliases import aliases
+from itertools import pairwise
 from typing import NamedTuple
 
 HEAD_BYTES = 32 * 1024
@@ -15,6 +16,7 @@ LONGEST_MESSAGE_ID = 998
 LONGEST_SUBJECT = 200
 LONGEST_CLIENT_QUEUE_ID = 100
 _MESSAGE_ID, _SUBJECT, _RECEIVED = b"\r\nmessage-id:", b"\r\nsubject:", b"\r\nreceived:"
+_FIELD = re.compile(rb"[!-9;-~]+[ \t]*:")
 _VALUE = re.compile(rb"((?:[^\r]|\r\n[ \t])*)\r\n")
 _COMMENT = re.compile(r"\([^()]*\)")
 _ID = re.compile(r"(?:^|\s)id\s+([^\s;]+)", re.IGNORECASE)
@@ -58,6 +60,27 @@ def opened(content: bytes) -> bytes:
     if content.startswith(_FROM_LINES):
         return MAILBOX_LINE + b": " + content
     return b"\r\n" + content if content.startswith((b" ", b"\t")) else content
+
+
+def parted(content: bytes) -> tuple[list[bytes], bytes]:
+    """Return the fields of the header, each with its folded lines and line ends, and what follows them.
+
+    The header ends before the first line that is no field.
+    """
+    starts: list[int] = []
+    at = 0
+    while (end := content.find(b"\r\n", at) + 2) >= 2:
+        if not (starts and content[at : at + 1] in {b" ", b"\t"}):
+            if not _FIELD.match(content, at, end):
+                break
+            starts.append(at)
+        at = end
+    return [content[start:end] for start, end in pairwise([*starts, at])], content[at:]
+
+
+def field_name(field: bytes) -> bytes:
+    """Return the name of a field in lower case."""
+    return field.partition(b":")[0].rstrip(b" \t").lower()
 
 
 def header_fields(head: bytes) -> Iterator[tuple[str, str]]:
