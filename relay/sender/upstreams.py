@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from relay.mail.age import Here
 from relay.mail.envelope import QueueId
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy, Upstream
@@ -197,10 +196,9 @@ class Upstreams:
         telemetry: Telemetry,
         *,
         on_fault: Callable[[BaseException], None],
-        here: Here,
         on_change: Callable[[], None],
     ) -> None:
-        """`on_fault` is told of what must end the sender; `here` tells when something of another boot was.
+        """`on_fault` is told of what must end the sender.
 
         `on_change` is called when mail may have to stand in another line.
         """
@@ -212,7 +210,6 @@ class Upstreams:
         self._telemetry = telemetry
         self._events, self._metrics, self._clock = telemetry
         self._on_fault = on_fault
-        self._here = here
         self._on_change = on_change
         self._running: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
@@ -395,7 +392,6 @@ class Upstreams:
             keep=keep,
             leaves_in_ns=throttle.leaves_in_ns,
             on_refused=functools.partial(self._tell_cut_off, name, throttle),
-            here=self._here,
         )
         offers = KnownOffers(server_of(upstream), self._clock)
         known = KnownUpstream(Judge(()), Shield(), pausing, offers, kept)

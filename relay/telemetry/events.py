@@ -374,9 +374,6 @@ class Events:
     def keys_crowded(self, *, upstream: str, limit: str) -> None:
         self._tell("keys_crowded", upstream=upstream, limit=limit)
 
-    def boots_unrecorded(self, *, error: str) -> None:
-        self._tell("boots_unrecorded", error=error)
-
     def history_begun(self, *, upstream: str, path: str) -> None:
         self._tell("history_begun", upstream=upstream, path=path)
 
