@@ -18,7 +18,7 @@ from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope
 from relay.smtp import replies
 from relay.smtp.commands import Refused
-from relay.smtp.sasl import Credentials, PasswordCheck, Proof
+from relay.smtp.sasl import Credentials, PasswordCheck
 from relay.smtp.session_machine import SessionMachine, SessionStep, Then
 
 MAX_IDLE_COMMANDS = 100
@@ -148,10 +148,10 @@ class ClientSession(ClientConnection):
                 return await self._secure(step.reply)
         raise SessionEnd(step.reason, step.reply)
 
-    async def _verify(self, proof: Proof | None) -> SessionStep:
+    async def _verify(self, proof: Credentials | None) -> SessionStep:
         room, place = self._reception, self.place
-        if not isinstance(proof, Credentials):
-            raise TypeError("a proof that was not asked for")
+        if proof is None:
+            raise AssertionError("nothing to verify")
         check = await room.guesses.judge(
             place.client.origin, lambda: room.users.verify(proof.name, proof.password)
         )

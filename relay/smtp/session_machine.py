@@ -29,16 +29,11 @@ from relay.smtp.commands import Refused, SmtpVerb, parse_host_name, parse_mail, 
 from relay.smtp.extensions import offer
 from relay.smtp.sasl import (
     EXCHANGES,
-    SERVER_FIRST,
-    TOKEN_EXCHANGES,
-    BearerToken,
-    MalformedProof,
+    Credentials,
     PasswordCheck,
-    Proof,
     SaslExchange,
     decode_response,
     encode_challenge,
-    token_refusal,
 )
 
 MAX_ATTEMPTS = 3
@@ -48,10 +43,6 @@ MAX_ATTEMPTS = 3
 # be read as commands (Postfix: smtpd_forbidden_commands).
 _WEB_VERBS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 _NO_ARGUMENT = frozenset({SmtpVerb.RSET, SmtpVerb.QUIT, SmtpVerb.STARTTLS, SmtpVerb.DATA})
-_BEFORE_TLS = frozenset(
-    {SmtpVerb.EHLO, SmtpVerb.HELO, SmtpVerb.STARTTLS, SmtpVerb.NOOP, SmtpVerb.RSET, SmtpVerb.QUIT}
-)
-"""What RFC 3207, 4 has a server take that insists on TLS."""
 
 
 class SessionState(enum.IntEnum):
@@ -90,7 +81,7 @@ class SessionStep(NamedTuple):
     then: Then = Then.COMMAND
     reason: str = ""
     """Of an END: quit, refused, errors or shutdown."""
-    proof: Proof | None = None
+    proof: Credentials | None = None
 
 
 @dataclass(slots=True)
@@ -124,12 +115,6 @@ class ServerTerms:
     mechanisms: tuple[str, ...] = ()
     """Of AUTH, as `sasl` names them; none where nobody can log in."""
     has_starttls: bool = False
-    is_strict: bool = False
-    """As a careful upstream: TLS before everything where it is offered, AUTH before DATA is looked at,
-    a path in its brackets and no space before it, recipients counted as often as they are named, and a
-    proof that is malformed is a wrong one."""
-    nonce: Callable[[], str] = lambda: ""
-    """Anew for each CRAM-MD5 challenge."""
     has_dsn: bool = True
     """DSN (RFC 3461) is announced, and its parameters are taken."""
 
@@ -209,7 +194,6 @@ class SessionMachine:
         self._attempts = 0
         self._exchange: SaslExchange | None = None
         self._claimed = ""
-        self._explains_refusal = False
 
     @property
     def named_user(self) -> str | None:
@@ -275,9 +259,6 @@ class SessionMachine:
         self._attempts += 1
         if self._attempts >= MAX_ATTEMPTS:
             return self._end(replies.TOO_MANY_ATTEMPTS, "errors")
-        if self._explains_refusal:
-            self._exchange, self.state = token_refusal(), EXCHANGE
-            return SessionStep(encode_challenge(next(self._exchange)), Then.RESPONSE)
         return SessionStep(replies.AUTH_FAILED)
 
     def secured(self) -> None:
@@ -318,11 +299,6 @@ class SessionMachine:
     def _check(self, verb: str, argument: str | None) -> None:
         if argument is not None and verb in _NO_ARGUMENT:
             raise Refused(replies.NO_ARGUMENT_ALLOWED)
-        if self._terms.is_strict:
-            if self._terms.has_starttls and not self.is_tls and verb not in _BEFORE_TLS:
-                raise Refused(replies.NEEDS_TLS_THEN_AUTH)
-            if verb == SmtpVerb.DATA:
-                self._check_may_relay()
         check = self._CHECKS.get(verb)
         if check is not None:
             check(self)
@@ -383,9 +359,7 @@ class SessionMachine:
         name = name.upper()
         if name not in self._terms.mechanisms:
             raise Refused(replies.auth_unknown(self._terms.mechanisms))
-        if initial and name in SERVER_FIRST:
-            raise Refused(replies.AUTH_SERVER_FIRST)
-        exchange = (EXCHANGES | TOKEN_EXCHANGES)[name](self._terms.nonce())
+        exchange = EXCHANGES[name]()
         challenge = next(exchange)
         if initial:
             return self._advance(exchange, initial.encode("utf-8", "surrogateescape"))
@@ -397,20 +371,13 @@ class SessionMachine:
         try:
             challenge = exchange.send(decode_response(line))
         except StopIteration as end:
-            proof: Proof = end.value
+            proof: Credentials = end.value
             self._claimed = proof.name
-            self._explains_refusal = isinstance(proof, BearerToken)
             return SessionStep("", Then.VERIFY, proof=proof)
-        except MalformedProof:
-            if self._terms.is_strict:
-                raise Refused(replies.AUTH_FAILED) from None
-            raise
         self._exchange = exchange
         return SessionStep(encode_challenge(challenge), Then.RESPONSE)
 
     def _mail(self, argument: str | None) -> SessionStep:
-        if self._terms.is_strict and argument is not None and argument[5:6] != "<":
-            raise Refused(replies.MAIL_SYNTAX)
         mail = parse_mail(argument, has_dsn=self._takes_dsn)
         if mail.size_bytes > self._terms.max_size_bytes:
             raise Refused(replies.TOO_BIG)
@@ -425,11 +392,9 @@ class SessionMachine:
         transaction, terms = self.transaction, self._terms
         if transaction is None:
             raise AssertionError("a recipient without a transaction")
-        if terms.is_strict and argument is not None and argument[3:4] != "<":
-            raise Refused(replies.RCPT_SYNTAX)
         rcpt = parse_rcpt(argument, smtputf8=transaction.smtputf8, has_dsn=self._takes_dsn)
         recipient = rcpt.recipient
-        if (before := transaction.named.get(recipient)) is not None and not terms.is_strict:
+        if (before := transaction.named.get(recipient)) is not None:
             transaction.asked[before] = transaction.asked[before].joined(rcpt.asked)
             return _RECIPIENT_OK
         if len(transaction.recipients) >= terms.max_recipients:
