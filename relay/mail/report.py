@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from ipaddress import ip_address
 from typing import NamedTuple
 
 from relay.clock import SECOND_NS
@@ -276,7 +277,7 @@ def _recipient_fields(failure: Failure, until_ns: int | None) -> Iterator[str]:
     yield f"Action: {failure.action.value}"
     yield f"Status: {failure.status if _STATUS.match(failure.status) else _UNSPECIFIED[failure.action]}"
     if failure.remote is not None:
-        yield f"Remote-MTA: dns; {_word(failure.remote)}"
+        yield f"Remote-MTA: dns; {_mta_name(failure.remote)}"
     if failure.diagnostic:
         # RFC 3464, 2.3.6: `smtp` promises a reply as the server sent it; ours are not that.
         kind = "smtp" if _SMTP_REPLY.match(clean(failure.diagnostic)) else "X-relay"
@@ -338,6 +339,16 @@ def _mailbox(address: str) -> str:
 def _word(text: str) -> str:
     """Return a host name or an id as one printable ASCII word of at most 255 characters."""
     return clean(text).replace(" ", "")[:255]
+
+
+def _mta_name(host: str) -> str:
+    """Return a host as RFC 3464, 9.3 names an MTA: by its name, or by its address as a literal."""
+    word = _word(host)
+    try:
+        version = ip_address(word).version
+    except ValueError:
+        return word
+    return f"[{word}]" if version == 4 else f"[IPv6:{word}]"
 
 
 def _folded(lead: str, text: str) -> list[str]:
