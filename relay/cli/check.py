@@ -1,7 +1,5 @@
 """`relay check`: all that is wrong with a policy, or what it comes to."""
 
-import json
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,17 +8,14 @@ import click
 
 from relay.cli.options import policy_option, printable
 from relay.mail.formats import span
+from relay.policy.differences import policy_text
 from relay.policy.lane import lanes_of
-from relay.policy.loosening import RESTART_KEYS
-from relay.policy.model import Listen, Policy, SpoolEngine, Tls, Upstream
+from relay.policy.model import RESTART_KEYS, Listen, Policy, SpoolEngine, Tls, Upstream
 from relay.policy.secrets import has_credentials
 from relay.policy.shipped import provider_of, providers
-from relay.policy.source import read_policy, value_in
-from relay.policy.written_out import policy_text, written_key
+from relay.policy.source import read_policy
+from relay.policy.units import written_key
 from relay.throttle.limit import plain_words
-
-QUICK_ANSWER_SECONDS = 5.0
-"""Of a relay that is only asked by the way."""
 
 
 @click.command()
@@ -37,13 +32,11 @@ def check(policy_path: Path, file: Path | None, *, is_shown: bool) -> None:
     path = file or policy_path
     policy = read_policy(path)
     if is_shown:
-        click.echo(policy_text(policy, value_in(path)), nl=False)
+        click.echo(policy_text(policy), nl=False)
         return
     click.echo(f"{printable(path)} is good")
     for line in summary(policy):
         click.echo(printable(line))
-    if because := _why_an_edit_waits(policy.spool):
-        click.echo(printable(f"waits     the running relay has not applied the last edit yet: {because}"))
 
 
 def summary(policy: Policy) -> Iterator[str]:
@@ -103,25 +96,6 @@ def _is_here(address: str) -> bool:
         except OSError:
             return False
     return True
-
-
-def _why_an_edit_waits(spool: Path) -> str:
-    """Why the running relay does not go by an edit yet; empty where none can be asked."""
-    if not os.path.lexists(spool / "control.sock"):
-        return ""
-    # Imported only here: without a relay nothing is asked, and with one no more is loaded than that takes.
-    from http.client import HTTPException  # noqa: PLC0415 - see above
-
-    from relay.control.connection import Connection  # noqa: PLC0415 - see above
-
-    connection = Connection(spool, QUICK_ANSWER_SECONDS)
-    try:
-        snapshot = json.load(connection.ask("GET", "/snapshot"))
-        return str(snapshot["policy"].get("waiting_because", ""))
-    except (OSError, HTTPException, ValueError, LookupError):
-        return ""
-    finally:
-        connection.break_off()
 
 
 def _lanes(policy: Policy) -> Iterator[str]:

@@ -274,7 +274,7 @@ def _lines() -> Iterator[str]:
 
 def _limits(preset: dict[str, object]) -> str:
     limits = preset.get("limits")
-    if not isinstance(limits, tuple):
+    if not isinstance(limits, list):
         return "write your own"
     units = ("messages", "recipients")
     return ", ".join(

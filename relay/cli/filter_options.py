@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from relay.cli.options import duration
-from relay.policy.document import Unfit
 from relay.status.filters import Filters
 from relay.status.snapshot import QueueState
 
@@ -23,7 +22,7 @@ def checked(check: Callable[[str], object]) -> Callable[..., Any]:
                 return tuple(check(each) for each in value)
             return None if value is None else check(value)
         except ValueError as error:
-            raise click.BadParameter(error.shown if isinstance(error, Unfit) else str(error)) from None
+            raise click.BadParameter(str(error)) from None
 
     return take
 

@@ -183,7 +183,7 @@ def _spools_in(content: bytes, policy_path: Path) -> Iterator[Path]:
     """Yield what it says, and what lines at the margin say, if the whole is no YAML."""
     lines = [line for line in content.splitlines() if line.startswith(b"spool:")]
     for part in (content, *lines):
-        values = read_document(part).value()
+        values = read_document(part).value
         spool = values.get("spool") if isinstance(values, dict) else None
         if isinstance(spool, dict):
             spool = spool.get("path")

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import click
 
-from relay.cli.options import error_text
-
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
@@ -154,7 +152,7 @@ def _ended_by(error: Exception) -> int:
     from relay.policy.secrets import SecretError  # noqa: PLC0415 - see above
 
     if isinstance(error, PolicyError | SecretError):
-        click.echo(error_text(error) if isinstance(error, PolicyError) else str(error), err=True)
+        click.echo(str(error), err=True)
         return os.EX_CONFIG
     traceback.print_exception(error)
     return os.EX_SOFTWARE

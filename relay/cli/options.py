@@ -1,15 +1,11 @@
 """What several commands have in common: the option `--policy`, and text for a terminal."""
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
-
-if TYPE_CHECKING:
-    from relay.policy.faults import PolicyError
 
 DEFAULT_POLICY = Path("policy.yaml")
 SYSTEM_POLICY = Path("/etc/relay/policy.yaml")
@@ -47,7 +43,7 @@ def duration(_context: click.Context, _parameter: click.Parameter, text: str | N
     try:
         return duration_ns(text)
     except ValueError as error:
-        raise click.BadParameter(getattr(error, "shown", str(error))) from None
+        raise click.BadParameter(str(error)) from None
 
 
 class TryLater(click.ClickException):
@@ -64,11 +60,6 @@ class Misconfigured(click.ClickException):
 
 class NotPermitted(click.ClickException):
     exit_code = os.EX_NOPERM
-
-
-def error_text(error: "PolicyError") -> str:
-    """Show the values of a policy only on a terminal."""
-    return error.on_terminal() if sys.stderr.isatty() else str(error)
 
 
 def printable(text: object) -> str:

@@ -13,8 +13,7 @@ import click
 from relay.cli.options import NotPermitted, TryLater, policy_option, printable
 from relay.control.probe import ConsentFailed, Shown, log_in
 from relay.control.probe import probe as probe_upstream
-from relay.mail.address import is_valid_address
-from relay.policy.model import Policy, Upstream
+from relay.policy.model import Policy
 from relay.policy.source import read_policy
 from relay.throttle.history import HistoryError
 
@@ -23,27 +22,18 @@ SECOND_NS = 1_000_000_000
 
 @click.command()
 @click.argument("upstream")
-@click.option("--to", "recipient", metavar="ADDRESS", help="Send one test message, charged like any other.")
-@click.option("--from", "sender", metavar="ADDRESS", help="Its sender; default: the user of the account.")
 @policy_option
-def probe(policy_path: Path, upstream: str, recipient: str | None, sender: str | None) -> int:
-    """Log in at UPSTREAM, and tell each step with its time; without --to no mail is sent.
+def probe(policy_path: Path, upstream: str) -> int:
+    """Log in at UPSTREAM, and tell each step with its time; no mail is sent.
 
     A connection is charged where limits count connections.  Exit codes: 0 where all went well, 75 to try
-    later, 77 if the account or the message was refused, 78 for a fault in the policy, a secret or the
-    certificate.  Works beside a relay that runs, and without one.
+    later, 77 if the account was refused, 78 for a fault in the policy, a secret or the certificate.  Works
+    beside a relay that runs, and without one.
     """
     policy = read_policy(policy_path)
-    mail = _mail(_known(policy, upstream), recipient, sender)
+    _known(policy, upstream)
     try:
-        end = asyncio.run(
-            probe_upstream(
-                policy,
-                upstream,
-                mail,
-                lambda step: _tell(step.name, step.duration_ns, step.text, step.is_good),
-            )
-        )
+        end = asyncio.run(probe_upstream(policy, upstream, _tell))
     except HistoryError as error:
         raise TryLater(f"the history fails, so nothing may be opened: {error}") from error
     except PermissionError as error:
@@ -84,23 +74,10 @@ def login(policy_path: Path, upstream: str) -> int:
     return os.EX_OK
 
 
-def _known(policy: Policy, name: str) -> Upstream:
+def _known(policy: Policy, name: str) -> None:
     if name not in policy.upstreams:
         known = ", ".join(policy.upstreams)
         raise click.UsageError(f"there is no upstream {printable(name)}; the policy has {known}")
-    return policy.upstreams[name]
-
-
-def _mail(upstream: Upstream, recipient: str | None, sender: str | None) -> tuple[str, str] | None:
-    if recipient is None:
-        if sender is not None:
-            raise click.UsageError("--from is of no use without --to")
-        return None
-    sender = sender or ("" if upstream.auth is None else upstream.auth.user)
-    for option, address in (("--to", recipient), ("--from", sender)):
-        if not is_valid_address(address, smtputf8=False):
-            raise click.UsageError(f"{option} needs an address such as me@example.org")
-    return sender, recipient
 
 
 def _tell(name: str, duration_ns: int, text: str, is_good: bool) -> None:  # noqa: FBT001 - as the step has it

@@ -122,9 +122,6 @@ def _wrong_lines(snapshot: Snapshot, on: Page) -> Iterator[str]:
         yield from on.lines(f"the last edit of the policy was refused: {policy.last_error}", "bold red")
     if policy.refused_file:
         yield from on.lines(f"the last good file stays in use: {policy.refused_file}", "bold red")
-    if policy.waiting_because:
-        until = "" if policy.waiting_until_ns is None else f" until {utc(policy.waiting_until_ns)}"
-        yield from on.lines(f"the last edit of the policy waits{until}: {policy.waiting_because}", "yellow")
 
 
 def what_holds(snapshot: Snapshot, name: str = "") -> str:

@@ -24,7 +24,7 @@ from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
 from relay.status.snapshot import MessageView, QueueState, Snapshot
 
 if TYPE_CHECKING:
-    from relay.status.estimate.plan import Plan
+    from relay.status.plan import Plan
     from relay.verdicts.operator_pause import PauseAsked
 
 IDS_AT_ONCE = 1000
@@ -129,7 +129,7 @@ class ControlClient(Rows):
             if response.status == 409:
                 return await response.text()
             # With a plan comes the whole sender, and every other verb does without.
-            from relay.status.estimate.plan import Plan  # noqa: PLC0415 - see above
+            from relay.status.plan import Plan  # noqa: PLC0415 - see above
 
             return decode(Plan, await response.content())
 

@@ -23,8 +23,8 @@ from relay.sender.host import Host
 from relay.sender.sender import Sender
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
-from relay.status.estimate.plan import Plan
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
+from relay.status.plan import Plan
 from relay.status.snapshot import Condition, MessageView, PolicyStatus, QueueState, Snapshot
 from relay.status.watch import Watch
 from relay.telemetry.event_table import Level

@@ -16,7 +16,7 @@ from relay.status.snapshot import MessageView, QueueState, Snapshot
 
 if TYPE_CHECKING:
     # With a plan comes the whole sender, which takes 0.5 s to load: no verb but `relay plan` needs it.
-    from relay.status.estimate.plan import Plan
+    from relay.status.plan import Plan
     from relay.verdicts.operator_pause import PauseAsked
 
 OK = "ok"

@@ -7,6 +7,7 @@ the command line.  It carries out the deeds of `relay.control.operations.TABLE`.
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -25,27 +26,24 @@ from relay.control.operations import (
     Verb,
     Write,
 )
-from relay.control.recorded import read_for_plan
+from relay.control.recorded import recorded_upstreams
 from relay.mail.dsn import decode_xtext
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.text import clean
-from relay.policy.lane import numbering_sorter, sorter_of
-from relay.policy.model import Policy
+from relay.policy.lane import numbering_sorter
 from relay.policy.source import parse_policy
-from relay.queue.queued import WaitReason
-from relay.queue.scheduler import Queued, State
-from relay.queue.whole import queue_id_of
+from relay.queue.queued import Queued, State, WaitReason
 from relay.sender.arrivals import sort
 from relay.sender.attempt import recipients_left
 from relay.sender.sender import Sender
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Absent, Corrupt, Full, Message, Note, Settlement, Status, Unavailable
-from relay.status.estimate.plan import Plan
-from relay.status.estimate.prospect import Edited, ways
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted, domains_of
+from relay.status.listing import Listing, distinct
+from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
-from relay.status.watch import Listing, Watch, distinct
+from relay.status.watch import Watch
 from relay.telemetry.events import Events
 from relay.verdicts.operator_pause import PauseAsked
 from relay.verdicts.outcome import Answer
@@ -99,8 +97,6 @@ class Operator(Rows):
         self._settling = sender.settling
         self._upstreams = sender.upstreams
         self._watch = watch
-        self._plans = asyncio.Semaphore(1)
-        """Plans share the threads in which passwords are read and tokens synced: one at a time."""
         self._tell = {Deed.HOLD: events.held, Deed.RELEASE: events.released, Deed.RETRY: events.retried}
         self._tell[Deed.FIRST] = events.put_first
 
@@ -140,39 +136,12 @@ class Operator(Rows):
     async def plan(self, text: bytes, path: Path) -> Plan | str:
         if self._sender.is_reading:
             return "the relay still reads its queue after the start; ask again later"
-        async with self._plans:
-            policy = parse_policy(text, path)
-            pairs = ways(self._watch.policy, policy)
-            if isinstance(pairs, str):
-                return pairs
-            lane_of = await self._sorted_anew(policy)
-            read = await asyncio.to_thread(
-                read_for_plan, self._watch.policy, policy, pairs, RealDisk(), self._watch.clock
-            )
-            prospect = self._watch.prospect(Edited(policy, lane_of, read), pairs)
-            if isinstance(prospect, str):
-                return prospect
-            # The look and the list of a million are a piece of work each.  Two turns: in the first, timers
-            # that are due set off tasks; in the second, those run.
-            for _ in range(2):
-                await asyncio.sleep(0)
-            whole = self._watch.whole_lines(prospect)
-            return await asyncio.to_thread(lambda: prospect.plan(whole))
-
-    async def _sorted_anew(self, policy: Policy) -> dict[QueueId, str]:
-        """Return the lane of each message by another policy; nothing where it sorts none anew."""
-        found: dict[QueueId, str] = {}
-        sorter = sorter_of(policy.lanes, policy.routes)
-        if sorter == sorter_of(self._watch.policy.lanes, self._watch.policy.routes):
-            return found
-        # No pass over all messages at once: a long queue holds up the loop.
-        keys = self._queue.keys()
-        for start in range(0, len(keys), LOADED_AT_ONCE):
-            some = dict.fromkeys(map(queue_id_of, keys[start : start + LOADED_AT_ONCE]))
-            for message in await self._spool_thread.read(list(some)):
-                if isinstance(message, Message):
-                    found[message.queue_id] = sort(message, sorter).lane
-        return found
+        policy, watch = parse_policy(text, path), self._watch
+        if policy.routes != watch.policy.routes:
+            return "it changes the routes, and a plan does not know what mail then goes another way"
+        read = partial(recorded_upstreams, disk=RealDisk(), clock=watch.clock)
+        recorded = [await asyncio.to_thread(read, each) for each in (watch.policy, policy)]
+        return watch.plan(policy, *recorded)
 
     async def _listed(self, filters: Filters) -> AsyncIterator[list[Listed]]:
         """Yield what matches, oldest first and then what is set aside, in slices between turns of the loop.
@@ -181,7 +150,6 @@ class Operator(Rows):
         """
         aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
         listing = self._watch.listing()
-        await asyncio.to_thread(listing.foretell)
         # A million that nearly came in this order take some 50 ms.
         in_order = distinct(sorted(self._queue.keys()))
         while queue_ids := list(islice(in_order, ROWS_AT_ONCE)):
@@ -227,7 +195,7 @@ class Operator(Rows):
         if isinstance(message, str):
             return message
         left = tuple(message.envelope.recipients[index] for index in message.left)
-        view = await asyncio.to_thread(self._watch.listing().message, queue_id, left)
+        view = self._watch.listing().message(queue_id, left)
         return (
             ABSENT
             if view is None
@@ -370,7 +338,7 @@ class Operator(Rows):
         elif deed is Deed.FIRST:
             self._queue.put_back(queued.queue_id, before)
             self._queue.release(queued.queue_id)
-            self._queue.go_first(queued.queue_id)
+            self._queue.put_first(queued.queue_id)
         else:
             state = State.HELD if deed is Deed.RELEASE else State.DEFERRED
             parts = self._queue.parts(queued.queue_id)
@@ -403,7 +371,7 @@ class Operator(Rows):
         for part in self._queue.parts(message.queue_id):
             if left := len(set(part.part.left(message.left)).difference(gone)):
                 which = recipients_left(message, part, gone, part.past.tried)
-                self._queue.line_of(part).put_back(part.key, before[part.key], (left, which))
+                self._queue.line_of(part).put_back(part, before[part.key], (left, which))
             else:
                 self._queue.end_part(part)
 

@@ -1,12 +1,13 @@
 """What `relay probe` and `relay login` are put together of, beside a relay that runs or does not.
 
-Guarantees: the account's own history is what slots are reserved in, under its lock, by the limits in force.
-Does not: take the spool's lock, or talk to the running relay.
+Guarantees: a connection is reserved in the account's own history, under its lock, where a limit in force
+counts connections; no mail is sent.  Does not: take the spool's lock, or talk to the running relay.
 """
 
 import io
 import os
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -18,18 +19,46 @@ from relay.policy.model import Policy
 from relay.policy.secrets import NotLoggedIn, SecretError, read_secrets
 from relay.policy.shipped import rules_of
 from relay.sender.accounts import Accounts
+from relay.sender.connections import NoRoomToConnect, open_with_slot
 from relay.sender.oauth.account_tokens import AccountTokens
 from relay.sender.oauth.consent import Consent, LoginFailed, NoConsentNeeded
-from relay.sender.probe.login import LoginProbe, ProbeEnd, ProbeStep, TestMessage
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.tls.client_certificates import ClientCertificates
+from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.file_history import FileHistory
 from relay.throttle.throttle import Throttle
-from relay.verdicts.verdict import Judge
+from relay.upstream.connection import UpstreamUnavailable
+from relay.verdicts.verdict import Judge, Verdict
+
+_STEP_OF = {Phase.CONNECT: "connect", Phase.EHLO: "ehlo", Phase.STARTTLS: "tls", Phase.AUTH: "login"}
+
+
+class ProbeEnd(NamedTuple):
+    is_good: bool
+    is_refused: bool = False
+    """The upstream, or the token server, refused the account: a person has to act."""
+    is_untrusted: bool = False
+    """Its certificate was not trusted."""
+
+
+class Steps:
+    """Each step of a probe as it is done: its name, how long it took, what came of it, whether it is good."""
+
+    def __init__(self, tell: Callable[[str, int, str, bool], None], clock: SystemClock) -> None:
+        self._tell, self._clock = tell, clock
+        self._since_ns = clock.boottime_ns()
+        self.is_begun = False
+        """A step is done, so that a failure is of the connection and not of the token before it."""
+
+    def done(self, name: str, text: str, *, is_good: bool = True) -> None:
+        now_ns = self._clock.boottime_ns()
+        self.is_begun = True
+        self._tell(name, now_ns - self._since_ns, text, is_good)
+        self._since_ns = now_ns
 
 
 class ConsentFailed(Exception):  # noqa: N818 - what became of it
@@ -50,10 +79,8 @@ class Shown(NamedTuple):
     """Gets a link, and returns the address that the browser shows at the end."""
 
 
-async def probe(
-    policy: Policy, name: str, mail: tuple[str, str] | None, tell: Callable[[ProbeStep], None]
-) -> ProbeEnd:
-    """`mail`: the sender and the recipient of a test message.
+async def probe(policy: Policy, name: str, tell: Callable[[str, int, str, bool], None]) -> ProbeEnd:
+    """Resolve, connect, TLS, EHLO, AUTH, QUIT.
 
     Raises SecretError, HistoryError, and PermissionError where the relay runs as another user.
     """
@@ -68,7 +95,7 @@ async def probe(
     telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
     hostname = policy.hostname or socket.getfqdn()
     tokens, certificates = AccountTokens(disk, telemetry), ClientCertificates(telemetry.events)
-    accounts = Accounts(hostname, tokens, certificates)
+    accounts, steps = Accounts(hostname, tokens, certificates), Steps(tell, clock)
     history = policy.history_path(name)
     exact = Throttle(
         FileHistory(history, disk, clock),
@@ -80,22 +107,29 @@ async def probe(
     throttle = ThrottleThread(
         exact,
         clock,
-        lambda error: tell(ProbeStep("history", 0, str(error), is_good=False)),
+        lambda error: steps.done("history", str(error), is_good=False),
         # Said once, and so not by the next start.
-        lambda: tell(ProbeStep("history", 0, f"begins empty, at {history}: nothing sent before counts")),
+        lambda: steps.done("history", f"begins empty, at {history}: nothing sent before counts"),
     )
-    found = LoginProbe(
-        policy,
-        accounts.logins(name, upstream, Judge(rules_of(name, upstream))),
-        throttle,
-        clock,
-        tell,
-    )
+    logins = accounts.logins(name, upstream, Judge(rules_of(name, upstream)))
     try:
-        return await found.run(None if mail is None else TestMessage(*mail), hostname)
+        connection = await open_with_slot(throttle, logins, clock, lambda _: None, steps.done)
+        await connection.close()
+    except UpstreamUnavailable as unavailable:
+        answer = unavailable.answer
+        step = _STEP_OF.get(answer.phase, str(answer.phase)) if steps.is_begun else "token"
+        steps.done(step, answer.text, is_good=False)
+        is_refused = answer.verdict in {Verdict.STOP, Verdict.BOUNCE}
+        is_untrusted = isinstance(unavailable.__cause__, ssl.SSLCertVerificationError)
+        return ProbeEnd(is_good=False, is_refused=is_refused, is_untrusted=is_untrusted)
+    except NoRoomToConnect as full:
+        steps.done("slot", f"no room in {full}: nothing was opened", is_good=False)
+        return ProbeEnd(is_good=False)
     finally:
         await throttle.close()
         await accounts.close()
+    steps.done("quit", "closed")
+    return ProbeEnd(is_good=True)
 
 
 async def log_in(policy: Policy, name: str, shown: Shown) -> Path:

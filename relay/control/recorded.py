@@ -5,21 +5,19 @@ would take as nothing counts as nothing here; that it does is told by the start.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from relay.clock import Clock
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
-from relay.sender.state_file import StateFile, account_file
+from relay.sender.state_file import Record, StateFile, account_file
 from relay.spool.disk.durable import Disk
-from relay.spool.kept_format import Record
-from relay.status.estimate.past import traffic_of
-from relay.status.estimate.prospect import ReadUpstream, RecordedUpstream, live_part
+from relay.status.watch import RecordedUpstream
 from relay.throttle.history import HistoryError
-from relay.throttle.history_check import book_in_file, slots_in_file
+from relay.throttle.history_check import book_in_file
 from relay.throttle.throttle import Shared, View
 from relay.verdicts.account import AccountState, Event, PauseRecord, step
-from relay.verdicts.health import Happening, Health
+from relay.verdicts.health import Happening
 from relay.verdicts.operator_pause import PauseAsked
 
 
@@ -37,32 +35,7 @@ def recorded_upstream(policy: Policy, name: str, disk: Disk, clock: Clock) -> Re
         book = book_in_file(policy.history_path(name), limits, upstream.guard_ns, disk, clock)
     except HistoryError as error:
         return _found(step(state, Event(Happening.FAULT, now_ns, str(error), until_ns=now_ns)))
-    return _found(state)._replace(throttle=View(Shared(book), clock))
-
-
-def read_for_plan(
-    old: Policy, new: Policy, ways: Sequence[tuple[str, str]], disk: Disk, clock: Clock
-) -> dict[str, ReadUpstream]:
-    """Return what a start would know under each of two policies, and what the histories tell of the past.
-
-    `ways` are those of `relay.status.estimate.prospect.ways`.
-    """
-    live, found = live_part(old, new), {}
-    for name, after in ways:
-        known = _known_at_a_start(old, name, disk, clock), _known_at_a_start(live, after, disk, clock)
-        try:
-            traffic, fault = traffic_of(slots_in_file(old.history_path(name), disk, clock)), ""
-        except (HistoryError, PermissionError) as error:
-            traffic, fault = traffic_of(()), str(error)
-        found[name] = ReadUpstream(*known, traffic, fault)
-    return found
-
-
-def _known_at_a_start(policy: Policy, name: str, disk: Disk, clock: Clock) -> RecordedUpstream:
-    try:
-        return recorded_upstream(policy, name, disk, clock)
-    except PermissionError as error:
-        return RecordedUpstream(Health.STOPPED, str(error))
+    return _found(state)._replace(limits=View(Shared(book), clock))
 
 
 def _found(state: AccountState) -> RecordedUpstream:

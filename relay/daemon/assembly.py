@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from relay.control.operator import Operator
-from relay.daemon.spilling import Spilling
 from relay.policy.model import Policy
 from relay.sender.host import Host
 from relay.sender.late_mail import LateMail
@@ -50,6 +49,5 @@ class Assembly:
             self.host.clock,
             self.sender.upstreams.pausing,
         )
-        spilling = Spilling(self.sender, self.watch, self.host.clock)
         guard = self.sender.upstreams.guard
-        return [guard(late.run), guard(spilling.run)]
+        return [guard(late.run)]

@@ -28,10 +28,10 @@ from relay.daemon.policy_watch import PolicyWatch, digest
 from relay.daemon.reload import Reload
 from relay.daemon.spool_intake import spool_intake
 from relay.hooks.hooks import Hooks
+from relay.policy.differences import policy_text
 from relay.policy.model import Policy
 from relay.policy.secrets import read_password_file
 from relay.policy.source import inspected_policy, policy_bytes
-from relay.policy.written_out import policy_text
 from relay.practice.account import PracticeAccount
 from relay.practice.smarthost import PracticeSmarthost
 from relay.sender.host import Host
@@ -156,7 +156,7 @@ class Daemon:
             else:
                 outcomes.start()
                 edits = Reload(start.path, policy, sender, watch, hooks, outcomes, self._telemetry)
-                file = PolicyWatch(start.path, policy, start.text, edits, self._clock)
+                file = PolicyWatch(start.path, start.text, edits, self._clock)
                 await self._run(relay, listening, file, files)
         self._events.stopped(queued=sender.queued)
 
@@ -168,7 +168,10 @@ class Daemon:
             start.policy.spool,
             relay.operator,
             self._events,
-            lambda: PolicyInForce(start.path.absolute(), policy_text(watch.policy, {})),
+            # Without its hooks: what may be secret in their URLs is not told, and so no policy takes them.
+            lambda: PolicyInForce(
+                start.path.absolute(), policy_text(watch.policy.model_copy(update={"notify": ()}))
+            ),
         )
         await control.start()
         ours = guard(lambda: self._keep_looking(watches)), guard(lambda: listening.tell_owners(owners))

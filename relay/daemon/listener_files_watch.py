@@ -2,9 +2,9 @@
 
 Guarantees: a file that is not whole or not fit for use changes nothing: the last good one stays, the log
 and a metric say so, and it is read again until it is good.  A change counts once the files of a listener
-have stayed as they are from one look to the next and no program has one open for writing, or at once by
-request (SIGHUP): half a file of users may look like a whole one.  Listener processes are given what was
-read here, also those that start later, and log that they go by it.
+have stayed as they are from one look to the next, or at once by request (SIGHUP): half a file of users may
+look like a whole one.  Listener processes are given what was read here, also those that start later, and log
+that they go by it.
 Does not: watch what a policy names for its upstreams.
 """
 

@@ -2,20 +2,18 @@
 
 A good edit takes effect at once, except keys that need a restart, which are named in the log; no
 transaction is dropped, and the limits judge the same history by the new numbers.  A bad edit changes
-nothing: every fault is logged and counted.  The log names an edit that rests, with its end, and says
-what an edit that came into force changed, up to MOST_CHANGES.
+nothing: every fault is logged and counted.  The log says what an edit that came into force changed, up to
+MOST_CHANGES.
 """
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from relay.daemon.policy_watch import Waiting
 from relay.hooks.hooks import Hooks
-from relay.policy.differences import differences
+from relay.policy.differences import changes_needing_restart, differences
 from relay.policy.faults import PolicyError
-from relay.policy.loosening import changes_needing_restart
 from relay.policy.model import Policy
-from relay.policy.written_out import written_key
+from relay.policy.units import written_key
 from relay.sender.sender import Sender
 from relay.status.snapshot import PolicyStatus
 from relay.status.watch import Watch
@@ -41,7 +39,7 @@ class Reload:
         self._loaded = self.started_with
 
     async def apply(self, policy: Policy, sha256: str) -> None:
-        await self.hold(policy)
+        await self._go_by(policy)
         found, self._loaded = differences(self._loaded, self.watch.policy), self.watch.policy
         words = [f"{each.sign} {each.words}".removeprefix("~ ") for each in found]
         changes = [each[:LONGEST_CHANGE] for each in words[:MOST_CHANGES]]
@@ -55,8 +53,7 @@ class Reload:
             written = [written_key(Policy, key) for key in keys]
             self.telemetry.events.policy_needs_restart(path=str(self.path), keys=written)
 
-    async def hold(self, policy: Policy) -> None:
-        """Go by the policy in force with tighter limits, or without them again; log nothing."""
+    async def _go_by(self, policy: Policy) -> None:
         # Keys that need a restart stay, so that paths and addresses remain true.
         fixed = changes_needing_restart(self.started_with, policy)
         live = policy.model_copy(update={key: getattr(self.started_with, key) for key in fixed})
@@ -69,19 +66,6 @@ class Reload:
             self.sender.fail(error)
             raise
         self.watch.policy = live
-
-    def wait(self, waiting: Waiting | None) -> None:
-        """Tell of an edit that rests, again when its end changed or by request; None: no edit rests."""
-        because, until_ns = (waiting.because, waiting.until_ns) if waiting else ("", None)
-        if until_ns is not None:
-            until_ns += self.telemetry.clock.wall_ns() - self.telemetry.clock.boottime_ns()
-        self.watch.policy_status = replace(
-            self.watch.policy_status, waiting_because=because, waiting_until_ns=until_ns
-        )
-        if waiting is not None:
-            self.telemetry.events.policy_waiting(
-                path=str(self.path), sha256=waiting.sha256, reason=because, until_at_ns=until_ns
-            )
 
     def refuse(self, error: PolicyError) -> None:
         faults = [str(fault) for fault in error.errors]

@@ -48,7 +48,7 @@ def read_listener_files(listen: Listen) -> ListenerFiles:
     """Raise SecretError for a file that cannot be used."""
     hashes: Mapping[str, str] = {}
     if listen.users_file is not None and not (hashes := read_users(listen.users_file)):
-        raise SecretError("{} names no user", listen.users_file)
+        raise SecretError("it names no user", listen.users_file)
     if listen.certificate is not None:
         return ListenerFiles(hashes, read_key_pair(listen.certificate, listen.key))
     if listen.tls is Tls.IMPLICIT:

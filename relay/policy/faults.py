@@ -1,42 +1,53 @@
 """The errors of a policy: where, at which key, and what would have been right.  Pure.
 
-Turns pydantic's errors into words for the owner of the policy, without class names.  A fault
-quotes nothing of the file, since a password may stand at any place by mistake, as a value or as a
-key: it has file, line, column, the kind of fault, and of keys only those that the policy defines;
-any other key is shown as `?`.  A terminal shows the values too (`on_terminal`), but never those of
-an account or its host.
+Turns the errors of pydantic into words for the owner of the policy.  A fault quotes nothing of the file,
+since a password may stand at any place by mistake, as a value or as a key: it has file, line, column, the
+kind of value, and of keys only those that a policy has.  Any other key is shown as `?`.
 """
 
 import difflib
+import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from relay.policy.document import START, WHOLE, Document, Step, key_path
-from relay.policy.hook import HookSettings
-from relay.policy.model import Policy, Practice, Upstream
-from relay.policy.surroundings import RULE
-from relay.policy.units import Section, Unfit, kind
+from relay.policy import retired
+from relay.policy.document import START, Document, Mark, Step
+from relay.policy.units import BROKEN, Section
 
 MOST_FAULTS = 200
 """Told of one file; the rest is only counted."""
+WHOLE = "policy"
+"""The key of a fault that is about the whole file."""
 FOREIGN_KEY = "?"
 """Stands for a key that is not a policy's own, and so may be anything."""
 _LONGEST_GUESSED = 40
-_NEVER_SHOWN: dict[type[Section], frozenset[str]] = {
-    Upstream: frozenset({"auth", "host"}),
-    HookSettings: frozenset({"url", "secret_file", "command"}),
-    Practice: frozenset({"user", "password_file"}),
-}
-"""Where a misplaced password is to be expected most."""
-_SHORTEST_SECRET = 4
-"""Characters of a value that is looked for in other values' errors."""
 _NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
+_WORDS = {
+    "missing": "this key is required",
+    "model_type": "expected a mapping of keys",
+    "dict_type": "expected a mapping of keys",
+    "tuple_type": "expected a list",
+    "int_type": "expected a whole number",
+    "bool_type": "expected true or false",
+    "bool_parsing": "expected true or false",
+    "string_type": "expected text",
+    "string_too_short": "expected text, got none",
+    "string_too_long": "expected at most {max_length} characters",
+    "path_type": "expected a path",
+    "enum": "expected {expected}",
+    "literal_error": "expected {expected}",
+    "greater_than_equal": "expected a whole number of at least {ge}",
+    "less_than_equal": "expected a whole number of at most {le}",
+}
+"""By pydantic's types of errors; another one `does not fit here`."""
+_NAMED_KINDS = {"model_type", "dict_type", "tuple_type", "int_type", "bool_type", "string_type", "path_type"}
+"""Errors that say what stands there instead; in others it is not the kind that is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +59,6 @@ class PolicyFault:
     key: str
     """Such as `upstreams.isp.limits[0].per`; `policy` where it is about the whole file."""
     message: str
-    terminal: tuple[str, str] | None = field(default=None, repr=False)
-    """Key and message for a terminal, where those are others."""
-
-    def on_terminal(self) -> "PolicyFault":
-        key, message = self.terminal or (self.key, self.message)
-        return PolicyFault(self.path, self.line, self.column, key, message)
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}:{self.column}: {self.key}: {self.message}"
@@ -71,173 +76,118 @@ class PolicyError(Exception):
     def __str__(self) -> str:
         return "\n".join(str(fault) for fault in self.errors)
 
-    def on_terminal(self) -> str:
-        return "\n".join(str(fault.on_terminal()) for fault in self.errors)
+
+def fault_at(path: Path, mark: Mark, steps: Sequence[Step], message: str) -> PolicyFault:
+    return PolicyFault(path, *mark, _key_path(steps), message)
 
 
 def fault_of_file(path: Path, message: str) -> PolicyFault:
-    return PolicyFault(path, *START, WHOLE, message)
+    return fault_at(path, START, (), message)
 
 
 def faults_of_document(path: Path, document: Document) -> list[PolicyFault]:
-    told = _Teller(path, document, Policy)
-    return [told.fault(flaw.mark, flaw.steps, flaw.message) for flaw in document.flaws]
+    return [fault_at(path, flaw.mark, flaw.steps, flaw.message) for flaw in document.flaws]
 
 
 def faults_of_validation(
-    path: Path, document: Document, error: ValidationError, root: type[Section] = Policy
+    path: Path, document: Document, error: ValidationError, root: type[Section]
 ) -> list[PolicyFault]:
     """`root` is what the whole file is, for guesses at misspelt keys."""
-    told = _Teller(path, document, root)
-    details = error.errors(include_url=False)
-    faults = [fault for detail in details[:MOST_FAULTS] for fault in _faults_of(told, detail)]
+    # A default that other keys make is no fault of its own.
+    details = [
+        each for each in error.errors(include_url=False) if each["type"] != "default_factory_not_called"
+    ]
+    faults = [fault for detail in details[:MOST_FAULTS] for fault in _faults_of(path, document, detail, root)]
     if len(details) > MOST_FAULTS:
-        last = max(faults, key=lambda fault: (fault.line, fault.column))
-        rest = len(details) - MOST_FAULTS
-        faults.append(PolicyFault(path, last.line, last.column, WHOLE, f"and {rest} more faults"))
+        last = max(Mark(fault.line, fault.column) for fault in faults)
+        faults.append(fault_at(path, last, (), f"and {len(details) - MOST_FAULTS} more faults"))
     return faults
 
 
-class _Teller:
-    """Makes the faults of one file: decides what of it they may repeat."""
-
-    def __init__(self, path: Path, document: Document, root: type[Section]) -> None:
-        self._path = path
-        self.document = document
-        self.root = root
-        self._secrets = set(_texts(document.value(), root))
-
-    def fault(
-        self, mark: tuple[int, int], steps: Sequence[Step], message: str, shown: str | None = None
-    ) -> PolicyFault:
-        """`shown` is the message for a terminal, where that is another."""
-        known, is_secret = self._known(steps)
-        plain = key_path(known)
-        if is_secret:
-            return PolicyFault(self._path, *mark, plain, message)
-        key, shown = key_path(steps), shown or message
-        if any(secret in shown or secret in key for secret in self._secrets):
-            # By an alias, or written twice.
-            key, shown = plain, message
-        terminal = None if (key, shown) == (plain, message) else (key, shown)
-        return PolicyFault(self._path, *mark, plain, message, terminal)
-
-    def _known(self, steps: Sequence[Step]) -> tuple[list[Step], bool]:
-        """Return the steps with what is not a policy's own left out, and whether a secret may stand there."""
-        section: type[Section] | None = self.root
-        annotation: object = None
-        known: list[Step] = []
-        is_secret = False
-        for index, step in enumerate(steps):
-            if isinstance(step, int):
-                known.append(step)
-            elif section is not None and annotation is None:
-                found = _annotations(section).get(step)
-                if found is None:
-                    # What is misplaced below a foreign key may still be an account.
-                    below = {each for each in steps[index + 1 :] if isinstance(each, str)}
-                    return [*known, FOREIGN_KEY], is_secret or bool(below & _NEVER_SHOWN[Upstream])
-                is_secret = is_secret or step in _NEVER_SHOWN.get(section, ())
-                section, annotation = _section_in(found), found if _is_by_name(found) else None
-                known.append(step)
-                continue
-            elif section is not None and _NAME.match(step) and self._is_named(steps, index):
-                known.append(step)
-            else:
-                return [*known, FOREIGN_KEY], is_secret
-            annotation = None
-        return known, is_secret
-
-    def _is_named(self, steps: Sequence[Step], index: int) -> bool:
-        return index + 1 < len(steps) or self.document.is_mapping(steps)
-
-
-def _texts(value: object, section: type[Section]) -> Iterator[str]:
-    """Yield what is written where a misplaced password is to be expected most, keys too."""
-    if not isinstance(value, dict):
-        return
-    for key, annotation in _annotations(section).items():
-        below = value.get(key)
-        if key in _NEVER_SHOWN.get(section, ()):
-            known = set(_annotations(inner)) if (inner := _section_in(annotation)) else set()
-            yield from (
-                text for text in _all_texts(below) if len(text) >= _SHORTEST_SECRET and text not in known
-            )
-        elif inner := _section_in(annotation):
-            several = below.values() if _is_by_name(annotation) and isinstance(below, dict) else [below]
-            for each in several:
-                yield from _texts(each, inner)
-
-
-def _all_texts(value: object) -> Iterator[str]:
-    match value:
-        case dict():
-            for key, below in value.items():
-                yield key
-                yield from _all_texts(below)
-        case tuple():
-            for below in value:
-                yield from _all_texts(below)
-        case str() | int() if not isinstance(value, bool):
-            yield str(value)
-
-
-def _faults_of(told: _Teller, detail: ErrorDetails) -> Iterator[PolicyFault]:
-    is_about_key = detail["loc"][-1:] == ("[key]",)
-    steps: list[Step] = list(detail["loc"][:-1] if is_about_key else detail["loc"])
-    if detail["type"] == RULE:
+def _faults_of(
+    path: Path, document: Document, detail: ErrorDetails, root: type[Section]
+) -> Iterator[PolicyFault]:
+    steps: list[Step] = list(detail["loc"])
+    if detail["type"] == BROKEN:
         for rule in detail["ctx"]["rules"]:
-            at = _follow(steps, rule.at)
-            yield told.fault(told.document.mark_of(at), at, rule.message, rule.shown)
+            at = [*steps, *rule.at]
+            yield fault_at(path, document.mark_of(at), at, rule.message)
         return
-    is_about_key = is_about_key or detail["type"] == "extra_forbidden"
-    mark = told.document.mark_of(steps, of_key=is_about_key)
-    yield told.fault(mark, steps, *_words(detail, steps, told.root))
+    is_unknown = detail["type"] == "extra_forbidden"
+    # Pydantic's own step, behind the key of a mapping of names.
+    is_name = steps[-1:] == ["[key]"] and not is_unknown
+    if is_name:
+        steps.pop()
+    if steps and isinstance(steps[-1], int) and tuple(steps) not in document.places:
+        # One value that stands for a list of it.
+        steps.pop()
+    mark = document.mark_of(steps, of_key=is_unknown or is_name)
+    yield fault_at(path, mark, steps, _words(detail, steps, root))
 
 
-def _follow(steps: Sequence[Step], at: Sequence[Step]) -> list[Step]:
-    found = list(steps)
-    for step in at:
-        if step == "..":
-            found.pop()
-        else:
-            found.append(step)
-    return found
+def _words(detail: ErrorDetails, steps: Sequence[Step], root: type[Section]) -> str:
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        return _of_unknown_key(str(steps[-1]), _section_at(steps[:-1], root))
+    if kind == "missing" and steps[-1] == "limits":
+        return "this key is required: what the provider allows, or `limits: []` for as fast as it takes mail"
+    context = detail.get("ctx", {})
+    found = _kind(detail["input"])
+    if kind == "value_error":
+        words = str(context["error"].args[0])
+        return words if found == "text" else f"{words}, got {found}"
+    words = _WORDS.get(kind, "this does not fit here").format(**context).replace("'", "")
+    if kind in _NAMED_KINDS or (found != "text" and "expected" in context):
+        words += f", got {found}"
+    return f"{words}; put it in quotes" if kind == "string_type" and found == "a number" else words
 
 
-def _words(detail: ErrorDetails, steps: Sequence[Step], root: type[Section]) -> tuple[str, str | None]:
-    """Return what is wrong, without what is written there and with it."""
-    match detail["type"]:
-        case "value_error":
-            error = detail["ctx"]["error"]
-            return (error.plain, error.shown) if isinstance(error, Unfit) else (str(error), None)
-        case "missing":
-            return "this key is required", None
-        case "extra_forbidden":
-            return f"unknown key{_suggestion(steps, root)}", None
-        case "model_type" | "dict_type":
-            return f"expected a mapping of keys, got {kind(detail['input'])}", None
-        case "tuple_type":
-            return f"expected a list, got {kind(detail['input'])}", None
+def _kind(value: object) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true or false"
+        case int():
+            return "a number"
+        case str():
+            return "text"
+        case dict():
+            return "a mapping"
         case _:
-            return f"{kind(detail['input'])} does not fit here", None
+            return "a list"
 
 
-def _suggestion(steps: Sequence[Step], root: type[Section]) -> str:
-    unknown = str(steps[-1])
-    if len(unknown) > _LONGEST_GUESSED:
-        return ""
-    section = _section_at(steps[:-1], root)
-    if (instead := section.retired.get(unknown)) is not None:
-        return f"; {instead}"
-    known = _keys(section)
-    if near := difflib.get_close_matches(unknown.lower().replace("-", "_"), known, n=1):
-        return f"; did you mean {near[0]}?"
-    return f"; known here: {', '.join(sorted(known))}"
+def _of_unknown_key(key: str, section: type[Section]) -> str:
+    if (instead := retired.KEYS.get(key)) is not None:
+        return f"no key any more: {instead}"
+    known = sorted(_annotations(section))
+    # Guessing at something long takes long.
+    guessed = key.lower().replace("-", "_")[:_LONGEST_GUESSED]
+    if near := difflib.get_close_matches(guessed, known, n=1):
+        return f"unknown key; did you mean {near[0]}?"
+    return f"unknown key; known here: {', '.join(known)}"
 
 
-def _keys(section: type[Section]) -> list[str]:
-    return list(_annotations(section))
+def _key_path(steps: Sequence[Step]) -> str:
+    path = ""
+    for step in steps:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        else:
+            is_shown = step in _policy_keys() or (path in ("upstreams", "lanes") and _NAME.match(step))
+            path += f"{'.' if path else ''}{step if is_shown else FOREIGN_KEY}"
+    return path or WHOLE
+
+
+@functools.cache
+def _policy_keys() -> frozenset[str]:
+    keys = set(retired.KEYS)
+    sections = [Section]
+    while sections:
+        keys.update(_annotations(section := sections.pop()))
+        sections += section.__subclasses__()
+    return frozenset(keys)
 
 
 def _annotations(section: type[Section]) -> dict[str, object]:
@@ -253,11 +203,6 @@ def _section_at(steps: Sequence[Step], root: type[Section]) -> type[Section]:
             next(remaining, None)
         section = _section_in(annotation) or section
     return section
-
-
-def _is_by_name(annotation: object) -> bool:
-    """Return whether a key holds something for each of several names."""
-    return get_origin(annotation) is dict or any(_is_by_name(each) for each in get_args(annotation))
 
 
 def _section_in(annotation: object) -> type[Section] | None:

@@ -2,21 +2,29 @@
 
 import enum
 import hashlib
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
 
-from relay.policy.surroundings import PolicyPath, absolute_path, broken, inspector_of
-from relay.policy.units import WEB_URL, AnyOrder, Duration, Section, Text, Unfit, choose, each, https_url
+from relay.policy.units import (
+    WEB_URL,
+    Broken,
+    Duration,
+    NotEmpty,
+    OneOrMore,
+    PolicyPath,
+    Section,
+    Text,
+    absolute_path,
+    https_url,
+)
 
 SECOND_NS = 1_000_000_000
 MOST_HOOKS = 8
 
 
 class HookEvent(enum.StrEnum):
-    """What a hook is told of."""
-
     BOUNCED = "bounced"
     EXPIRED = "expired"
     PAUSED = "paused"
@@ -28,61 +36,45 @@ class HookEvent(enum.StrEnum):
     ROUTE_RESTORED = "route_restored"
 
 
-def _event(value: object) -> HookEvent:
-    return HookEvent(choose(value, tuple(HookEvent)))
-
-
 def _url(value: object) -> str:
     return https_url(value, "https://example.net/relay", "addresses")
 
 
+def _server(url: str) -> str:
+    found = WEB_URL.match(url)
+    return "" if found is None else f"{found['scheme']}://{found['host']}{found['port'] or ''}"
+
+
+def _without_path(url: str) -> str:
+    """Return a URL as any output may show it: its path may be secret.
+
+    `…` stands for path and query, and makes it a URL that no policy takes.
+    """
+    return url if url.removeprefix(_server(url)) in ("", "/") else f"{_server(url)}/…"
+
+
+def _beside_the_policy(value: object, info: ValidationInfo) -> object:
+    match value:
+        case [str() as program, *arguments]:
+            return (str(absolute_path(program, info)), *arguments)
+        case _:
+            return value
+
+
 class HookSettings(Section):
-    """One receiver: `url` or `command`."""
-
-    url: Annotated[str, BeforeValidator(_url)] | None = None
-    """Gets a POST for each notice; https, or http on loopback."""
+    url: Annotated[str, BeforeValidator(_url), PlainSerializer(_without_path)] | None = None
     secret_file: PolicyPath | None = None
-    """Its content signs each POST (HMAC-SHA256); only its owner can read it."""
-    command: Annotated[tuple[Text, ...] | None, AnyOrder, Field(validate_default=True)] = None
-    """A program and its arguments, no shell; gets each notice on stdin.  Beside the policy where relative."""
-    events: Annotated[tuple[HookEvent, ...], each(_event)] = tuple(HookEvent)
+    command: Annotated[tuple[Text, ...], NotEmpty, BeforeValidator(_beside_the_policy)] | None = None
+    events: Annotated[tuple[HookEvent, ...], OneOrMore, NotEmpty] = tuple(HookEvent)
     timeout_ns: Duration = Field(default=10 * SECOND_NS, alias="timeout")
-    """Of one attempt."""
 
-    @field_validator("secret_file")
-    @classmethod
-    def _secret_signs(cls, secret_file: Path | None, info: ValidationInfo) -> Path | None:
-        if secret_file is not None and (inspector := inspector_of(info)):
-            inspector.signing_key(secret_file)
-        return secret_file
-
-    @field_validator("command")
-    @classmethod
-    def _is_one_receiver(
-        cls, command: tuple[str, ...] | None, info: ValidationInfo
-    ) -> tuple[str, ...] | None:
-        url = info.data.get("url")
-        if url is not None and command is not None:
-            raise broken("expected a url or a command, got both; write two hooks", "..", "command")
-        if "url" in info.data and url is None and command is None:
-            raise broken("expected a url or a command", "..")
-        if command is None:
-            return None
-        if info.data.get("secret_file") is not None:
-            raise broken("a command gets no signature: secret_file belongs to a url", "..", "secret_file")
-        if not command:
-            raise ValueError("expected a program and its arguments, got none")
-        if any("\0" in argument for argument in command):
-            raise ValueError("expected text without NUL")
-        try:
-            program = absolute_path(command[0], info)
-            if inspector := inspector_of(info):
-                inspector.program(program)
-        except Unfit as error:
-            raise broken(error.plain, 0, shown=error.shown) from None
-        except ValueError as error:
-            raise broken(str(error), 0) from None
-        return (str(program), *command[1:])
+    def broken(self) -> Iterator[Broken]:
+        if self.url is not None and self.command is not None:
+            yield Broken("expected a url or a command, got both; write two hooks", ("command",))
+        if self.url is None and self.command is None:
+            yield Broken("expected a url or a command")
+        if self.command is not None and self.secret_file is not None:
+            yield Broken("a command gets no signature: secret_file belongs to a url", ("secret_file",))
 
     @property
     def key(self) -> str:
@@ -91,32 +83,15 @@ class HookSettings(Section):
         return hashlib.sha256((receiver or "").encode()).hexdigest()[:12]
 
     @property
-    def shown_url(self) -> str | None:
-        """Return the URL as any output may show it.
-
-        `…` stands for path and query, which may be secret, and makes it a URL that no policy takes.
-        """
-        rest = "" if self.url is None else self.url.removeprefix(self.shown)
-        return self.url if rest in ("", "/") else f"{self.shown}/…"
-
-    @property
     def shown(self) -> str:
         """Return the receiver as any output may name it: of a URL without its path, which may be secret."""
-        if self.command is not None:
-            return self.command[0]
-        found = WEB_URL.match(self.url or "")
-        return "" if found is None else f"{found['scheme']}://{found['host']}{found['port'] or ''}"
+        return _server(self.url or "") if self.command is None else self.command[0]
 
 
-def _no_two_alike(hooks: tuple[HookSettings, ...]) -> tuple[HookSettings, ...]:
+def broken_hooks(hooks: tuple[HookSettings, ...]) -> Iterator[Broken]:
     if len(hooks) > MOST_HOOKS:
-        raise broken(f"expected at most {MOST_HOOKS} hooks", MOST_HOOKS)
-    first: dict[str, int] = {}
-    for index, hook in enumerate(hooks):
-        other = first.setdefault(hook.key, index)
-        if other != index:
-            raise broken(f"the same receiver as notify[{other}]: name all of its events there", index)
-    return hooks
-
-
-NotifySettings = Annotated[tuple[HookSettings, ...], AnyOrder, AfterValidator(_no_two_alike)]
+        yield Broken(f"expected at most {MOST_HOOKS} hooks", (MOST_HOOKS,))
+    keys = [hook.key for hook in hooks]
+    for index, key in enumerate(keys):
+        if (first := keys.index(key)) != index:
+            yield Broken(f"the same receiver as notify[{first}]: name all of its events there", (index,))

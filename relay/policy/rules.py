@@ -8,93 +8,72 @@ begin inside one: a pause keeps the message.  An owner's phrases are found where
 """
 
 import re
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, ClassVar
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from relay.policy.units import AnyOrder, Duration, Section, Text, choice, each, unfit
+from relay.policy.units import Broken, Duration, NotEmpty, OneOrMore, Section, Text, matching, one_of
 from relay.smtp.reply import Phase
 from relay.verdicts.phrases import Phrases
 from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Layer, Rule
 
-_CODE = re.compile(r"[45](?:[0-9x][0-9]|[0-9]x|xx)\Z")
-_ENHANCED = re.compile(r"[45x]\.(?:[0-9]{1,3}|x)\.(?:[0-9]{1,3}|x)\Z")
 LONGEST_PHRASE = 200
+ASKED = ("code", "enhanced", "text", "names_sender")
 
 
-def _phase(value: object) -> Phase:
-    by_word = {str(phase): phase for phase in Phase}
-    if isinstance(value, str) and value in by_word:
-        return by_word[value]
-    raise unfit(f"expected a phase, one of {', '.join(by_word)}", value)
+def _phrase(value: str) -> str:
+    if not value.strip(" *") or len(value) > LONGEST_PHRASE:
+        raise ValueError(f"expected a phrase of at most {LONGEST_PHRASE} characters")
+    return value
 
 
-def _code(value: object) -> str:
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    if isinstance(text, str) and _CODE.match(text):
-        return text
-    raise unfit("expected a reply code that refuses, such as 550 or 5xx", value)
-
-
-def _enhanced(value: object) -> str:
-    if isinstance(value, str) and _ENHANCED.match(value):
-        return value
-    raise unfit("expected an enhanced code such as 5.7.1, 5.7.x or x.4.5", value)
-
-
-def _phrase(value: object) -> str:
-    if isinstance(value, str) and value.strip(" *") and len(value) <= LONGEST_PHRASE:
-        return value
-    words = f"expected a phrase of at most {LONGEST_PHRASE} characters"
-    raise ValueError(f"{words}, got none") if value == "" else unfit(words, value)
-
-
-Texts = Annotated[tuple[str, ...], each(_phrase)]
+Code = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if isinstance(value, int) else value),
+    matching("[45](?:[0-9x][0-9]|[0-9]x|xx)", "a reply code that refuses, such as 550 or 5xx"),
+]
+Enhanced = Annotated[
+    str,
+    matching(r"[45x]\.(?:[0-9]{1,3}|x)\.(?:[0-9]{1,3}|x)", "an enhanced code such as 5.7.1, 5.7.x or x.4.5"),
+]
+Texts = Annotated[tuple[Annotated[str, AfterValidator(_phrase)], ...], OneOrMore, NotEmpty]
+Codes = Annotated[tuple[Code, ...], OneOrMore, NotEmpty]
+EnhancedCodes = Annotated[tuple[Enhanced, ...], OneOrMore, NotEmpty]
 
 
 class VerdictRule(Section):
     """One rule.  What it does not name matches anything; it must name something."""
 
-    phase: Annotated[tuple[Phase, ...], each(_phase)] = tuple(sorted(FROM_MAIL))
-    """connect, ehlo, starttls, auth, mail, rcpt, data, eod; default: from mail on."""
-    code: Annotated[tuple[str, ...], each(_code)] | None = None
-    """Such as 550 or 5xx."""
-    enhanced: Annotated[tuple[str, ...], each(_enhanced)] | None = None
-    """Such as 5.7.1, 5.7.x or x.4.5 (RFC 3463)."""
+    layer: ClassVar = Layer.OPERATOR
+
+    phase: Annotated[tuple[Phase, ...], OneOrMore, NotEmpty] = tuple(sorted(FROM_MAIL))
+    code: Codes | None = None
+    enhanced: EnhancedCodes | None = None
     text: Texts | None = None
-    """Any of these is in the text, in any case; `*` is at most 80 characters."""
     but_not: Texts | None = None
-    but_not_enhanced: Annotated[tuple[str, ...], each(_enhanced)] | None = None
+    but_not_enhanced: EnhancedCodes | None = None
     names_sender: bool = False
-    """The text quotes the message's reverse-path."""
-    verdict: Annotated[str, choice(WORDS)]
+    verdict: Annotated[str, one_of(lambda: WORDS)]
     wait_ns: Duration | None = Field(default=None, alias="wait")
-    """For pause and stop: at least so long, where the reply does not say."""
     probe: bool = True
-    """false: nothing may be tried before it is over, since each attempt makes it worse."""
     source: Text | None = None
-    """Who says so; ours all have one."""
 
-    @field_validator("verdict")
-    @classmethod
-    def _is_allowed(cls, verdict: str, info: ValidationInfo) -> str:
-        if "phase" in info.data:
-            # Rule itself knows what its phases allow.
-            Rule(Layer.OPERATOR, *WORDS[verdict], "", "", phases=frozenset(info.data["phase"]))
-        keys = ("code", "enhanced", "text", "names_sender")
-        if all(key in info.data for key in keys) and not any(info.data[key] for key in keys):
-            raise ValueError(
-                "a rule without a condition matches every refusal: write a code, an enhanced code or a text"
-            )
-        return verdict
-
-    @field_validator("wait_ns", "probe")
-    @classmethod
-    def _is_of_a_rest(cls, value: object, info: ValidationInfo) -> object:
-        words = info.data.get("verdict")
-        if value is None or value is True or words is None or WORDS[words][0] in ABOUT_US:
-            return value
-        raise ValueError(f"{words} has no rest: wait and probe belong to pause, pause sender and stop")
+    def broken(self) -> Iterator[Broken]:
+        try:
+            # A rule itself knows what its phases allow.
+            Rule(self.layer, *WORDS[self.verdict], "", "", phases=frozenset(self.phase))
+        except ValueError as error:
+            yield Broken(str(error), ("verdict",))
+        if self.layer is not Layer.DEFAULT and not any(getattr(self, key) for key in ASKED):
+            words = "a rule without a condition matches every refusal"
+            yield Broken(f"{words}: write a code, an enhanced code or a text", ("verdict",))
+        if WORDS[self.verdict][0] not in ABOUT_US:
+            words = f"{self.verdict} has no rest: wait and probe belong to pause, pause sender and stop"
+            if self.wait_ns is not None:
+                yield Broken(words, ("wait",))
+            if not self.probe:
+                yield Broken(words, ("probe",))
 
     def rule(self, layer: Layer, place: str) -> Rule:
         verdict, scope = WORDS[self.verdict]
@@ -117,26 +96,14 @@ class VerdictRule(Section):
         )
 
 
-class DefaultRule(VerdictRule):
-    """A rule of the last layer, which may match every refusal of its phases."""
-
-    source: Text
-
-    @field_validator("verdict")
-    @classmethod
-    def _is_allowed(cls, verdict: str, info: ValidationInfo) -> str:
-        if "phase" in info.data:
-            Rule(Layer.DEFAULT, *WORDS[verdict], "", "", phases=frozenset(info.data["phase"]))
-        return verdict
-
-
 class SourcedRule(VerdictRule):
     source: Text
 
 
-Rules = Annotated[tuple[VerdictRule, ...], AnyOrder]
-SourcedRules = Annotated[tuple[SourcedRule, ...], AnyOrder]
-DefaultRules = Annotated[tuple[DefaultRule, ...], AnyOrder]
+class DefaultRule(SourcedRule):
+    """A rule of the last layer, which may match every refusal of its phases."""
+
+    layer: ClassVar = Layer.DEFAULT
 
 
 def _any_code(codes: tuple[str, ...] | None) -> re.Pattern[str] | None:

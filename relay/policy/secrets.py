@@ -15,27 +15,26 @@ import os
 import re
 import ssl
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
+from relay.policy.document import Steps
 from relay.policy.model import Auth
-from relay.policy.named_file import (
-    LONGEST_PEM_BYTES,
-    Writing,
-    open_regular,
-    path_of,
-    read_descriptor,
-    writing,
-)
-from relay.policy.oauth2 import OAuth2
-from relay.policy.units import Unfit
+from relay.policy.named_file import SecretError as SecretError  # noqa: PLC0414 - all of this raises it
+from relay.policy.named_file import read_regular
+from relay.policy.oauth2 import SECRETS, OAuth2
+from relay.policy.units import Section, written_key
 from relay.smtp.validity import ends_at_ns
 
+PASSWORDS = ("password_file", "password_env", "password_credential")
 MAX_PASSWORD_BYTES = 4096
 MAX_REFRESH_TOKEN_BYTES = 16 << 10
 MAX_SERVICE_ACCOUNT_BYTES = 64 << 10
+LONGEST_PEM_BYTES = 8 << 20
+"""Of a certificate, a key, or all authorities of a system; those of Debian have 220 KiB."""
 STANDARD_KEY_PREFIX = "whsec_"
 MAX_USERS_BYTES = 1 << 20
 MAX_HASH_MEMORY_KIB = 1 << 20
@@ -47,26 +46,9 @@ _HASH = re.compile(
     r"\$argon2id\$v=19\$m=([0-9]{1,10}),t=([0-9]{1,3}),p=([0-9]{1,2})"
     r"\$[A-Za-z0-9+/]{11,128}\$[A-Za-z0-9+/]{16,128}\Z"
 )
-
-
 _FIRST_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----\s.*?-----END CERTIFICATE-----", re.DOTALL)
 _PASSPHRASE = re.compile(rb"^(?:-----BEGIN ENCRYPTED PRIVATE KEY-----|Proc-Type: 4,ENCRYPTED)", re.MULTILINE)
 _OTHER_KEY = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"})
-
-
-class SecretError(Unfit):
-    """A secret, or another file that a policy names, is not there or not fit for use.
-
-    The text names the file or the variable, and never what is in it.  `plain` does not even
-    name it: in a policy that is not good yet, the name may be the password itself.
-    """
-
-    def __init__(self, words: str, *named: object) -> None:
-        """`words` has `{}` for each file or variable, in their order."""
-        super().__init__(words.format(*("it" for _ in named)), words.format(*named))
-
-    def __str__(self) -> str:
-        return self.shown
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -90,42 +72,24 @@ class NotLoggedIn(SecretError):  # noqa: N818 - what the owner is
     """There is no refresh token yet: nobody has consented."""
 
 
-class _Source(NamedTuple):
-    """Where one secret is; one of the three."""
-
-    path: Path | None
-    variable: str | None = None
-    credential: str | None = None
-
-    @property
-    def file(self) -> Path | None:
-        """Return the file that holds it, if one does.  Raises SecretError."""
-        return _credential(self.credential) if self.credential is not None else self.path
-
-    def read(self) -> str:
-        if self.variable is not None:
-            return _password_in_variable(self.variable)
-        return "" if (path := self.file) is None else read_password_file(path)
-
-
 def read_secrets(auth: Auth) -> AccountSecrets:
     """Return the secrets of the owner's account at an upstream.  Raises SecretError."""
-    if auth.oauth2 is None:
-        return AccountSecrets(password=_password_source(auth).read())
-    oauth2 = auth.oauth2
-    account = _service_account_path(oauth2)
     return AccountSecrets(
-        client_secret=_client_secret_source(oauth2).read(),
-        refresh_token=""
-        if oauth2.refresh_token_file is None
-        else read_refresh_token(oauth2.refresh_token_file),
-        service_account="" if account is None else read_service_account(account),
+        password=_secret_of(auth, *PASSWORDS),
+        client_secret=_secret_of(auth.oauth2, *SECRETS),
+        refresh_token=_secret_of(auth.oauth2, "refresh_token_file"),
+        service_account=_secret_of(auth.oauth2, "key_file", "key_credential"),
     )
 
 
 def read_client_secret(oauth2: OAuth2) -> str:
     """Return nothing for a public client.  Raises SecretError."""
-    return _client_secret_source(oauth2).read()
+    return _secret_of(oauth2, *SECRETS)
+
+
+def _secret_of(section: Auth | OAuth2 | None, *keys: str) -> str:
+    given = ((key, getattr(section, key, None)) for key in keys)
+    return next((_READERS[key](value) for key, value in given if value is not None), "")
 
 
 def read_refresh_token(path: Path) -> str:
@@ -134,9 +98,9 @@ def read_refresh_token(path: Path) -> str:
         content = _read_private(path, MAX_REFRESH_TOKEN_BYTES)
     except SecretError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise NotLoggedIn("there is no refresh token yet ({})", path) from None
+            raise NotLoggedIn("there is no refresh token yet", path) from None
         raise
-    return _password(content, str(path), MAX_REFRESH_TOKEN_BYTES)
+    return _password(content, path)
 
 
 def read_service_account(path: Path) -> str:
@@ -145,37 +109,54 @@ def read_service_account(path: Path) -> str:
     try:
         account = json.loads(content)
     except (ValueError, RecursionError):
-        raise SecretError("{} is not the JSON file of a service account's key", path) from None
+        raise SecretError("it is not the JSON file of a service account's key", path) from None
     needed = ("client_email", "private_key")
     if not isinstance(account, dict) or any(not isinstance(account.get(key), str) for key in needed):
-        raise SecretError("{} is not a service account's key: it lacks client_email or private_key", path)
+        raise SecretError("it is no service account's key: it lacks client_email or private_key", path)
     return content.decode("utf-8")
-
-
-def _password_source(auth: Auth) -> _Source:
-    return _Source(auth.password_file, auth.password_env, auth.password_credential)
-
-
-def _client_secret_source(oauth2: OAuth2) -> _Source:
-    return _Source(oauth2.client_secret_file, oauth2.client_secret_env, oauth2.client_secret_credential)
-
-
-def _service_account_path(oauth2: OAuth2) -> Path | None:
-    return _Source(oauth2.key_file, credential=oauth2.key_credential).file
-
-
-def _secret_files(auth: Auth) -> list[Path]:
-    if auth.oauth2 is None:
-        files = [_password_source(auth).file]
-    else:
-        # Nobody writes a refresh token in place: `relay login` and the relay replace the file whole.
-        files = [_client_secret_source(auth.oauth2).file, _service_account_path(auth.oauth2)]
-    return [path for path in files if path is not None]
 
 
 def read_password_file(path: Path) -> str:
     """Return the password in a file; one newline at its end is cut.  Raises SecretError."""
-    return _password(_read_private(path, MAX_PASSWORD_BYTES), str(path))
+    return _password(_read_private(path, MAX_PASSWORD_BYTES), path)
+
+
+def _password_in_variable(name: str) -> str:
+    value = os.environb.get(os.fsencode(name))
+    if value is None:
+        raise SecretError("this environment variable is not set", name)
+    if len(value) > MAX_PASSWORD_BYTES:
+        raise SecretError(f"it is longer than {MAX_PASSWORD_BYTES} bytes", name)
+    return _password(value, name)
+
+
+def _password_in_credential(name: str) -> str:
+    return read_password_file(_credential(name))
+
+
+def _credential(name: str) -> Path:
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    if not folder:
+        raise SecretError("$CREDENTIALS_DIRECTORY is not set: not started by systemd with LoadCredential=")
+    return Path(folder) / name
+
+
+def has_credentials() -> bool:
+    """Return whether this process was given credentials, as systemd does with LoadCredential=."""
+    return bool(os.environ.get("CREDENTIALS_DIRECTORY"))
+
+
+def _password(content: bytes, named: object) -> str:
+    """Return content as a password that SASL can carry."""
+    content = content.removesuffix(b"\n").removesuffix(b"\r")
+    if not content:
+        raise SecretError("it is empty", named)
+    if any(byte in content for byte in b"\0\r\n"):
+        raise SecretError("it has NUL or a line end inside the password", named)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise SecretError("it is not UTF-8", named) from None
 
 
 def read_signing_key(path: Path) -> bytes:
@@ -191,19 +172,8 @@ def read_signing_key(path: Path) -> bytes:
     except ValueError:
         key = b""
     if not key:
-        raise SecretError(f"{{}} has no base64 after {STANDARD_KEY_PREFIX}", path)
+        raise SecretError(f"it has no base64 after {STANDARD_KEY_PREFIX}", path)
     return key
-
-
-def is_being_written(auth: Auth) -> bool:
-    """Return whether a program has the file of a secret open for writing.  Raises SecretError."""
-    return any(is_open_for_writing(path) for path in _secret_files(auth))
-
-
-def is_open_for_writing(path: Path) -> bool:
-    """Return False too where nobody can tell.  Raises SecretError."""
-    with _opened(path) as descriptor:
-        return writing(descriptor) is Writing.OPEN
 
 
 def read_users(path: Path) -> dict[str, str]:
@@ -211,82 +181,119 @@ def read_users(path: Path) -> dict[str, str]:
     try:
         lines = _read_private(path, MAX_USERS_BYTES).decode("utf-8").split("\n")
     except UnicodeDecodeError:
-        raise SecretError("{} is not UTF-8", path) from None
+        raise SecretError("it is not UTF-8", path) from None
     users: dict[str, str] = {}
     for number, line in enumerate((line.removesuffix("\r") for line in lines), start=1):
         if not line.strip() or line.startswith("#"):
             continue
         name, _, hashed = line.partition(":")
         if not USER_NAME.match(name) or not _is_hash(hashed):
-            raise SecretError(
-                f"line {number} of {{}} is not NAME:$argon2id$… as `relay hash-password` prints it", path
-            )
+            words = "is not NAME:$argon2id$… as `relay hash-password` prints it"
+            raise SecretError(f"line {number} {words}", path)
         if name in users:
-            raise SecretError(f"line {number} of {{}} names a user for the second time", path)
+            raise SecretError(f"line {number} names a user for the second time", path)
         users[name] = hashed
     return users
 
 
-class FileInspector:
-    """The `SurroundingsInspector` of a policy to be put to work.  Every method raises SecretError."""
-
-    def __init__(self, *, is_service: bool = True) -> None:
-        """Outside the service only its credentials cannot be seen: systemd gives them to nobody else."""
-        self._looks_at_credentials = is_service or has_credentials()
-
-    def password_file(self, path: Path) -> None:
-        read_password_file(path)
-
-    def password_env(self, name: str) -> None:
-        _password_in_variable(name)
-
-    def password_credential(self, name: str) -> None:
-        if self._looks_at_credentials:
-            read_password_file(_credential(name))
-
-    def refresh_token_file(self, path: Path) -> None:
-        with contextlib.suppress(NotLoggedIn):
-            read_refresh_token(path)
-
-    def service_account_file(self, path: Path) -> None:
-        read_service_account(path)
-
-    def service_account_credential(self, name: str) -> None:
-        if self._looks_at_credentials:
-            read_service_account(_credential(name))
-
-    def users_file(self, path: Path) -> None:
-        if not read_users(path):
-            raise SecretError("{} names no user", path)
-
-    def authorities(self, path: Path) -> None:
-        with _opened(path, LONGEST_PEM_BYTES) as descriptor:
-            trusting(path, descriptor)
-
-    def signing_key(self, path: Path) -> None:
-        read_signing_key(path)
-
-    def program(self, path: Path) -> None:
-        with _opened(path):
-            # By the ids that it will run under, which need not be those of who asks.
-            if not os.access(path, os.X_OK, effective_ids=True):
-                raise SecretError("{} is no program that we may run", path)
-
-    def key_pair(self, certificate: Path, key: Path | None) -> None:
-        read_key_pair(certificate, key)
+def _is_hash(hashed: str) -> bool:
+    match = _HASH.match(hashed)
+    return (
+        match is not None and int(match[1]) <= MAX_HASH_MEMORY_KIB and int(match[2]) > 0 and int(match[3]) > 0
+    )
 
 
-def open_authorities(path: Path) -> int:
-    """Return a descriptor of a PEM file, not read yet, which the caller closes.  Raises SecretError."""
-    return _open_regular(path, LONGEST_PEM_BYTES)
+def _look_at_users(path: Path) -> None:
+    if not read_users(path):
+        raise SecretError("it names no user", path)
 
 
-def trusting(path: Path, descriptor: int) -> ssl.SSLContext:
-    """Trust no other authorities; `path` is what an error calls the file.  Raises SecretError."""
+def _look_at_authorities(path: Path) -> None:
+    trusting(path, read_authorities(path))
+
+
+def _look_at_program(command: tuple[str, ...]) -> None:
+    path = Path(command[0])
+    _read(path, 0)
+    # By the ids that it will run under, which need not be those of who asks.
+    if not os.access(path, os.X_OK, effective_ids=True):
+        raise SecretError("it is no program that we may run", path)
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "users_file": _look_at_users,
+    "ca_file": _look_at_authorities,
+    "secret_file": read_signing_key,
+    "command": _look_at_program,
+    "password_file": read_password_file,
+    "password_env": _password_in_variable,
+    "password_credential": _password_in_credential,
+    "client_secret_file": read_password_file,
+    "client_secret_env": _password_in_variable,
+    "client_secret_credential": _password_in_credential,
+    "refresh_token_file": read_refresh_token,
+    "key_file": read_service_account,
+    "key_credential": lambda name: read_service_account(_credential(name)),
+}
+"""By keys of a policy: what reads the file or the secret that each names.  Raises SecretError."""
+
+
+def unusable(section: Section, at: Steps, *, is_service: bool) -> Iterator[tuple[Steps, SecretError]]:
+    """Yield each key of a policy whose file, or variable, the relay could not use.
+
+    Outside the service its credentials are not looked at: systemd gives them to nobody else.
+    """
+    for name, value in section:
+        here = (*at, written_key(type(section), name))
+        if name in _READERS and value is not None:
+            if is_service or has_credentials() or not name.endswith("_credential"):
+                yield from _fault_of(partial(_READERS[name], value), {}, here)
+            continue
+        for steps, each in _sections(value):
+            yield from unusable(each, (*here, *steps), is_service=is_service)
+    for name, its_key in ("certificate", "key"), ("tls_certificate", "tls_key"):
+        if (chain := getattr(section, name, None)) is not None:
+            key = getattr(section, its_key)
+            here = (*at, name if key is None else its_key)
+            yield from _fault_of(partial(read_key_pair, chain, key), {chain: (*at, name)}, here)
+
+
+def _sections(value: object) -> Iterator[tuple[Steps, Section]]:
+    """Yield the sections that a value is, or holds, with the steps to each."""
+    match value:
+        case Section():
+            yield (), value
+        case dict():
+            yield from (((key,), each) for key, each in value.items() if isinstance(each, Section))
+        case tuple():
+            yield from (((index,), each) for index, each in enumerate(value) if isinstance(each, Section))
+
+
+def _fault_of(
+    look: Callable[[], object], places: Mapping[object, Steps], at: Steps
+) -> Iterator[tuple[Steps, SecretError]]:
+    """`places`: of files that are not named at `at`."""
     try:
-        return ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=path_of(descriptor))
+        look()
+    except NotLoggedIn:
+        return  # `relay login` makes it
+    except SecretError as error:
+        yield places.get(error.named, at), error
+
+
+def read_authorities(path: Path) -> str:
+    """Return a PEM file, unchecked.  Raises SecretError."""
+    # Bundles have comments in any encoding.
+    return _whole(path, LONGEST_PEM_BYTES).decode("ascii", "ignore")
+
+
+def trusting(path: Path, authorities: str) -> ssl.SSLContext:
+    """Trust no other authorities; `path` is what an error calls them.  Raises SecretError."""
+    try:
+        # With an empty text it would trust the system's.
+        return ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=authorities or "none")
     except (OSError, ValueError):
-        raise SecretError("{} holds no certificate that can be loaded (PEM)", path) from None
+        raise SecretError("it holds no certificate that can be loaded (PEM)", path) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,39 +322,22 @@ class KeyPair:
 
 def read_key_pair(certificate: Path, key: Path | None) -> KeyPair:
     """Return a certificate and its private key, which only its owner can read.  Raises SecretError."""
-    key_path = key or certificate
-    with (
-        _opened(certificate, LONGEST_PEM_BYTES) as descriptor,
-        _opened(key_path, LONGEST_PEM_BYTES) as key_descriptor,
-    ):
-        # A group may read it: Debian's ssl-cert group is how several daemons share one.
-        _refuse_exposed(key_descriptor, key_path, stat.S_IRWXO | stat.S_IWGRP)
-        pair = KeyPair(
-            _read_pem(descriptor, certificate),
-            _read_pem(key_descriptor, key_path),
-        )
-        try:
-            serving(pair)
-        except OSError as error:
-            raise SecretError(_why_no_pair(pair, error), key_path, certificate) from None
-    return pair
-
-
-def _read_pem(descriptor: int, path: Path) -> bytes:
+    chain = _whole(certificate, LONGEST_PEM_BYTES)
+    # A group may read it: Debian's ssl-cert group is how several daemons share one.
+    pair = KeyPair(chain, _whole(key or certificate, LONGEST_PEM_BYTES, stat.S_IRWXO | stat.S_IWGRP))
     try:
-        return read_descriptor(descriptor, LONGEST_PEM_BYTES)
+        serving(pair)
     except OSError as error:
-        raise SecretError(f"cannot read {{}}: {error.strerror}", path) from error
+        raise SecretError(_why_no_pair(pair, error), key or certificate) from None
+    return pair
 
 
 def _why_no_pair(pair: KeyPair, error: OSError) -> str:
     if _PASSPHRASE.search(pair.key):
-        return (
-            "the private key in {} is encrypted: store it without a passphrase (`openssl pkey` decrypts it)"
-        )
+        return "its private key is encrypted: store it without a passphrase (`openssl pkey` decrypts it)"
     if isinstance(error, ssl.SSLError) and error.reason in _OTHER_KEY:
-        return "the private key in {} is not that of the certificate in {}"
-    return "{} holds no private key of the certificate in {} (PEM, without a passphrase)"
+        return "its private key is not that of the certificate"
+    return "it holds no private key of the certificate (PEM, without a passphrase)"
 
 
 def serving(pair: KeyPair) -> ssl.SSLContext:
@@ -371,48 +361,7 @@ def _in_memory(content: bytes) -> Iterator[str]:
     """Give the name of a file that is on no disk.  Raises OSError."""
     with open(os.memfd_create("relay-pem"), "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
         file.write(content)
-        yield path_of(file.fileno())
-
-
-def has_credentials() -> bool:
-    """Return whether this process was given credentials, as systemd does with LoadCredential=."""
-    return bool(os.environ.get("CREDENTIALS_DIRECTORY"))
-
-
-def _credential(name: str) -> Path:
-    folder = os.environ.get("CREDENTIALS_DIRECTORY")
-    if not folder:
-        raise SecretError("$CREDENTIALS_DIRECTORY is not set: not started by systemd with LoadCredential=")
-    return Path(folder) / name
-
-
-def _password_in_variable(name: str) -> str:
-    value = os.environb.get(os.fsencode(name))
-    if value is None:
-        raise SecretError("{} is not set", f"the environment variable {name}")
-    return _password(value, f"the environment variable {name}")
-
-
-def _password(content: bytes, where: str, most_bytes: int = MAX_PASSWORD_BYTES) -> str:
-    """Return content as a password that SASL can carry; `where` is what an error calls it."""
-    if len(content) > most_bytes:
-        raise SecretError(f"{{}} is longer than {most_bytes} bytes", where)
-    content = content.removesuffix(b"\n").removesuffix(b"\r")
-    if not content:
-        raise SecretError("{} is empty", where)
-    if any(byte in content for byte in b"\0\r\n"):
-        raise SecretError("{} has NUL or a line end inside the password", where)
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise SecretError("{} is not UTF-8", where) from None
-
-
-def _is_hash(hashed: str) -> bool:
-    match = _HASH.match(hashed)
-    return (
-        match is not None and int(match[1]) <= MAX_HASH_MEMORY_KIB and int(match[2]) > 0 and int(match[3]) > 0
-    )
+        yield f"/proc/self/fd/{file.fileno()}"
 
 
 def _read_private(path: Path, most_bytes: int) -> bytes:
@@ -421,44 +370,27 @@ def _read_private(path: Path, most_bytes: int) -> bytes:
         # systemd grants a credential to the service's user by an ACL, and the mask of
         # an ACL shows as group-readable; the folder lets nobody else in.  systemd #29435.
         exposed &= ~stat.S_IRGRP
-    with _opened(path) as descriptor:
-        try:
-            _refuse_exposed(descriptor, path, exposed)
-            content = read_descriptor(descriptor, most_bytes)
-        except OSError as error:
-            raise SecretError(f"cannot read {{}}: {error.strerror}", path) from error
+    return _whole(path, most_bytes, exposed)
+
+
+def _whole(path: Path, most_bytes: int, exposed: int = 0) -> bytes:
+    content = _read(path, most_bytes, exposed)
     if len(content) > most_bytes:
-        raise SecretError(f"{{}} is larger than {most_bytes} bytes", path)
+        raise SecretError(f"it is larger than {most_bytes} bytes", path)
     return content
 
 
-@contextlib.contextmanager
-def _opened(path: Path, most_bytes: int | None = None) -> Iterator[int]:
-    """Give a descriptor of a regular file, and close it.  Raises SecretError."""
-    descriptor = _open_regular(path, most_bytes)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _read(path: Path, most_bytes: int, exposed: int = 0) -> bytes:
+    """`exposed`: bits that the mode of a secret must not have.  Raises SecretError."""
 
+    def check(status: os.stat_result) -> None:
+        if status.st_mode & exposed:
+            mode = stat.S_IMODE(status.st_mode)
+            raise SecretError(f"it is open to others (mode {mode:04o}); chmod 600 it", path)
+        if exposed and status.st_uid not in (os.geteuid(), 0):
+            raise SecretError(f"it belongs to user {status.st_uid}, neither us nor root", path)
 
-def _open_regular(path: Path, most_bytes: int | None = None) -> int:
     try:
-        return open_regular(path, most_bytes=most_bytes)
-    except IsADirectoryError:
-        raise SecretError("{} is not a regular file", path) from None
+        return read_regular(path, most_bytes, check)
     except OSError as error:
-        raise SecretError(f"cannot open {{}}: {error.strerror}", path) from error
-    except ValueError:
-        raise SecretError("cannot open {}: not a path", path) from None
-
-
-def _refuse_exposed(descriptor: int, path: Path, exposed: int) -> None:
-    """Raise SecretError if an open file has a mode bit that it must not have, or a foreign owner."""
-    # On the descriptor, not on the name: what was checked is what is read.
-    status = os.fstat(descriptor)
-    if status.st_mode & exposed:
-        mode = stat.S_IMODE(status.st_mode)
-        raise SecretError(f"{{}} is open to others (mode {mode:04o}); chmod 600 it", path)
-    if status.st_uid not in (os.geteuid(), 0):
-        raise SecretError(f"{{}} belongs to user {status.st_uid}, neither us nor root", path)
+        raise SecretError(f"cannot read it: {error.strerror}", path) from error

@@ -7,31 +7,31 @@ two files beside this one.
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from relay.policy.document import Document, read_document
 from relay.policy.faults import PolicyError, faults_of_document, faults_of_validation
-from relay.policy.limits import Limits
-from relay.policy.model import Upstream
-from relay.policy.provider_names import PROVIDERS_FILE, providers_document
-from relay.policy.rules import DefaultRules, SourcedRules, VerdictRule
-from relay.policy.units import AnyOrder, Section, Text
+from relay.policy.rules import DefaultRule, SourcedRule, VerdictRule
+from relay.policy.units import Section, Text
 from relay.verdicts.verdict import Judge, Layer, Rule
 
-FOLDER = Path(__file__).parent
-RULES_FILE = FOLDER / "verdicts.yaml"
+if TYPE_CHECKING:
+    from relay.policy.model import Upstream
+
+RULES_FILE = Path(__file__).with_name("verdicts.yaml")
+PROVIDERS_FILE = Path(__file__).with_name("providers.yaml")
 
 
 class RulesFile(Section):
     """`verdicts.yaml`."""
 
-    codes: SourcedRules
-    wording: SourcedRules
-    default: DefaultRules
+    codes: tuple[SourcedRule, ...]
+    wording: tuple[SourcedRule, ...]
+    default: tuple[DefaultRule, ...]
 
 
 class ProviderOAuth2(Section):
@@ -46,7 +46,7 @@ class ProviderOAuth2(Section):
 
 
 class Provider(Section):
-    hosts: Annotated[tuple[Text, ...], AnyOrder]
+    hosts: tuple[Text, ...]
     """Hosts that are the provider's whatever the policy calls them; `*` is any part of a name."""
     note: Text
     source: Text
@@ -57,7 +57,7 @@ class Provider(Section):
     refuses_reports: Text | None = None
     """Who says that it takes no mail from `<>`, or from another address than the account's."""
     oauth2: ProviderOAuth2 | None = None
-    verdicts: SourcedRules = ()
+    verdicts: tuple[SourcedRule, ...] = ()
 
 
 class ProvidersFile(Section):
@@ -69,25 +69,20 @@ class ProvidersFile(Section):
 _File = TypeVar("_File", bound=Section)
 
 
-def parse_shipped(text: bytes, path: Path, kind: type[_File]) -> tuple[_File, Document]:
-    """Return also where everything in the file stands.  Raises PolicyError with all faults."""
-    document = read_document(text)
-    return _checked(document, path, kind), document
-
-
 def _checked(document: Document, path: Path, kind: type[_File]) -> _File:
     faults = faults_of_document(path, document)
     if faults:
         raise PolicyError(faults)
     try:
-        return kind.model_validate(document.value(), by_alias=True, by_name=False)
+        return kind.model_validate(document.value, by_alias=True, by_name=False)
     except ValidationError as error:
         raise PolicyError(faults_of_validation(path, document, error, kind)) from None
 
 
 @functools.cache
 def _rules() -> tuple[RulesFile, Document]:
-    return parse_shipped(RULES_FILE.read_bytes(), RULES_FILE, RulesFile)
+    document = read_document(RULES_FILE.read_bytes())
+    return _checked(document, RULES_FILE, RulesFile), document
 
 
 def rules_file() -> RulesFile:
@@ -97,22 +92,22 @@ def rules_file() -> RulesFile:
 @functools.cache
 def standard_rules() -> tuple[Rule, ...]:
     file, document = _rules()
-    layers = (
-        ("codes", Layer.CODE, file.codes),
-        ("wording", Layer.WORDING, file.wording),
-        ("default", Layer.DEFAULT, file.default),
-    )
-    return tuple(
-        rule.rule(layer, f"{RULES_FILE.name}:{document.mark_of((key, index)).line}")
-        for key, layer, rules in layers
-        for index, rule in enumerate(rules)
+    return (
+        *_placed(Layer.CODE, file.codes, RULES_FILE, document, "codes"),
+        *_placed(Layer.WORDING, file.wording, RULES_FILE, document, "wording"),
+        *_placed(Layer.DEFAULT, file.default, RULES_FILE, document, "default"),
     )
 
 
 @functools.cache
+def _providers() -> tuple[ProvidersFile, Document]:
+    document = read_document(PROVIDERS_FILE.read_bytes())
+    return _checked(document, PROVIDERS_FILE, ProvidersFile), document
+
+
 def providers() -> Mapping[str, Provider]:
     """In the order of the file."""
-    return _checked(providers_document(), PROVIDERS_FILE, ProvidersFile).providers
+    return _providers()[0].providers
 
 
 def provider_of(name: str | None, host: str) -> str | None:
@@ -120,34 +115,34 @@ def provider_of(name: str | None, host: str) -> str | None:
     if name is not None:
         return name
     wanted = host.lower().removesuffix(".")
-    return next(
-        (
-            known
-            for known, provider in providers().items()
-            if any(_is_host(pattern, wanted) for pattern in provider.hosts)
-        ),
-        None,
-    )
+    hosts = ((known, pattern) for known, provider in providers().items() for pattern in provider.hosts)
+    return next((known for known, pattern in hosts if _is_host(pattern, wanted)), None)
 
 
 def provider_rules(name: str | None) -> tuple[Rule, ...]:
     """Return the rules of a provider; none where it is not known."""
     if name is None or name not in providers():
         return ()
-    document = providers_document()
-    return tuple(
-        rule.rule(
-            Layer.PROVIDER,
-            f"{PROVIDERS_FILE.name}:{document.mark_of(('providers', name, 'verdicts', index)).line}",
-        )
-        for index, rule in enumerate(providers()[name].verdicts)
-    )
+    rules = providers()[name].verdicts
+    return _placed(Layer.PROVIDER, rules, PROVIDERS_FILE, _providers()[1], "providers", name, "verdicts")
 
 
-def rules_of(name: str, upstream: Upstream) -> tuple[Rule, ...]:
+def _placed(
+    layer: Layer, rules: Sequence[VerdictRule], path: Path, document: Document, *steps: str
+) -> tuple[Rule, ...]:
+    """Return rules with the line where each stands."""
+    lines = (document.mark_of((*steps, index)).line for index in range(len(rules)))
+    return tuple(rule.rule(layer, f"{path.name}:{line}") for rule, line in zip(rules, lines, strict=True))
+
+
+def rules_of(name: str, upstream: "Upstream") -> tuple[Rule, ...]:
     """Return the rules of an upstream of the policy: the owner's, its provider's, everybody's."""
+    owners = (
+        rule.rule(Layer.OPERATOR, f"upstreams.{name}.verdicts[{index}]")
+        for index, rule in enumerate(upstream.verdicts)
+    )
     provider = provider_of(upstream.provider, upstream.host)
-    return (*_owners(name, upstream.verdicts), *provider_rules(provider), *standard_rules())
+    return (*owners, *provider_rules(provider), *standard_rules())
 
 
 @functools.cache
@@ -163,13 +158,6 @@ def with_presets(policy: object) -> object:
             return {**others, "upstreams": filled}
         case _:
             return policy
-
-
-@functools.cache
-def preset_limits(name: str | None) -> Limits:
-    if name is None or name not in providers():
-        return ()
-    return TypeAdapter(Limits).validate_python(providers()[name].preset.get("limits", ()), by_alias=True)
 
 
 def _filled(upstream: object) -> object:
@@ -195,12 +183,6 @@ def _oauth2_of(known: ProviderOAuth2, written: Mapping[str, object]) -> dict[str
         if url is not None and (isinstance(tenant, str) or "{tenant}" not in url):
             filled[key] = url.replace("{tenant}", str(tenant))
     return filled
-
-
-def _owners(name: str, rules: Iterable[VerdictRule]) -> list[Rule]:
-    return [
-        rule.rule(Layer.OPERATOR, f"upstreams.{name}.verdicts[{index}]") for index, rule in enumerate(rules)
-    ]
 
 
 def _is_host(pattern: str, host: str) -> bool:

@@ -1,9 +1,8 @@
 """From the text of `policy.yaml` to a `Policy`, or to everything that is wrong with it.
 
-Guarantees: any bytes become a `Policy` or a `PolicyError`, and nothing else is raised;
-the error holds all faults at once.  `parse_policy` is pure; `read_policy` reads the
-file and looks at every file and secret that it names, so that a policy which it
-returns can be put to work.  `inspected_policy` does so with a text that was read already.
+Guarantees: any bytes become a `Policy` or a `PolicyError`, and nothing else is raised.  `parse_policy` is
+pure; `read_policy` reads the file, and like `inspected_policy` looks at every file and secret that a good
+text names, so that a policy which it returns can be put to work.
 """
 
 from collections.abc import Sequence
@@ -11,19 +10,19 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from relay.policy.document import MAX_BYTES, Mark, Step, read_document
+from relay.policy.document import MAX_BYTES, Document, Mark, Step, read_document
 from relay.policy.faults import (
     PolicyError,
     PolicyFault,
+    fault_at,
     fault_of_file,
     faults_of_document,
     faults_of_validation,
 )
 from relay.policy.model import Policy
 from relay.policy.named_file import read_regular
-from relay.policy.secrets import FileInspector
+from relay.policy.secrets import unusable
 from relay.policy.shipped import with_presets
-from relay.policy.surroundings import Surroundings, SurroundingsInspector
 
 
 def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
@@ -31,12 +30,10 @@ def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
 
     Looks at the files that it names, unless told not to.
     """
-    return _policy_of(policy_bytes(path), path, FileInspector(is_service=False) if looks_at_files else None)
-
-
-def value_in(path: Path) -> object:
-    """Return what the file of a policy holds, unchecked.  Raises PolicyError where it cannot be read."""
-    return read_document(policy_bytes(path)).value()
+    content = policy_bytes(path)
+    if looks_at_files:
+        return inspected_policy(content, path, is_service=False)
+    return parse_policy(content, path)
 
 
 def place_of(path: Path, steps: Sequence[Step]) -> Mark:
@@ -57,32 +54,39 @@ def fault_of_unread(path: Path, error: OSError) -> PolicyFault:
     return fault_of_file(path, f"cannot read it: {error.strerror}")
 
 
-def inspected_policy(content: bytes, path: Path) -> Policy:
+def inspected_policy(content: bytes, path: Path, *, is_service: bool = True) -> Policy:
     """Look at the files that it names, too.  Raises PolicyError with all faults."""
-    return _policy_of(content, path, FileInspector())
+    document = read_document(content)
+    policy = _policy_in(document, path)
+    faults = [
+        fault_at(path, document.mark_of(steps), steps, error.words)
+        for steps, error in unusable(policy, (), is_service=is_service)
+    ]
+    if faults:
+        raise PolicyError(faults)
+    return policy
 
 
 def parse_policy(text: bytes, path: Path) -> Policy:
     """Read no file; relative paths start beside `path`.  Raises PolicyError with all faults."""
-    return _policy_of(text, path, None)
+    return _policy_in(read_document(text), path)
 
 
-def _policy_of(content: bytes, path: Path, inspector: SurroundingsInspector | None) -> Policy:
-    document = read_document(content)
+def _policy_in(document: Document, path: Path) -> Policy:
     faults = faults_of_document(path, document)
-    if document.root is None:
+    if faults and document.value is None:
         raise PolicyError(faults)
     try:
         policy = Policy.model_validate(
-            with_presets(document.value()),
+            with_presets(document.value),
             # Not resolved: a policy behind a symbolic link stands where the link is.
-            context=Surroundings(path.absolute().parent, inspector),
+            context=path.absolute().parent,
             by_alias=True,
             by_name=False,
         )
     except ValidationError as error:
         # `from None`: pydantic's own text quotes the values.
-        raise PolicyError([*faults, *faults_of_validation(path, document, error)]) from None
+        raise PolicyError([*faults, *faults_of_validation(path, document, error, Policy)]) from None
     if faults:
         raise PolicyError(faults)
     return policy

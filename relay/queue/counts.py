@@ -4,10 +4,11 @@ A snapshot of a long queue costs no pass over it: 20,000 messages would hold up 
 loop for 40 ms.  Cost: O(log n) a change, O(states and lanes) a question.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from relay.queue.groups import CountGroup
+from relay.queue.instants import Instants
 from relay.queue.queued import Queued, State
 
 
@@ -19,31 +20,78 @@ class Sums(NamedTuple):
     """Boottime; None where there is no message."""
 
 
+class Counted(NamedTuple):
+    """As what a message is counted, and where."""
+
+    group: "_Group"
+    recipients: int
+    is_message: bool
+    """Else it is a further part of one."""
+
+
+class _Group:
+    """Messages of one state and lane."""
+
+    def __init__(self) -> None:
+        self.members = 0
+        """Messages, and further parts of those that go by several routes."""
+        self.messages = self.recipients = self.size_bytes = 0
+        self.arrivals: Instants[Queued] = Instants(lambda _, message: self._has(message))
+        self._alike: dict[tuple[int, bool], Counted] = {}
+
+    def counted(self, recipients: int, *, is_message: bool) -> Counted:
+        """Return one value for all that are counted alike."""
+        key = recipients, is_message
+        return self._alike.get(key) or self._alike.setdefault(key, Counted(self, *key))
+
+    def oldest_ns(self) -> int | None:
+        first = self.arrivals.first()
+        return None if first is None else first[0]
+
+    def _has(self, message: Queued) -> bool:
+        return message.counted is not None and message.counted.group is self
+
+
 class Counts:
     def __init__(self) -> None:
-        self._groups: dict[tuple[State, str], CountGroup] = {}
+        self._groups: dict[tuple[State, str], _Group] = {}
 
     def note(self, message: Queued) -> None:
+        """Count a message by what it is by now."""
         key = message.state, message.lane
         if (group := self._groups.get(key)) is None:
-            group = self._groups[key] = CountGroup()
+            group = self._groups[key] = _Group()
+        before = message.counted
         counted = group.counted(message.recipients_left, is_message=message.is_counted)
-        if message.counted is counted:
+        if before is counted:
             return
         self.forget(message)
-        # Its octets and its arrival never change.
         message.counted = counted
-        group.enter(counted, message.size_bytes, message.arrived_at_ns)
+        group.members += 1
+        group.messages += counted.is_message
+        group.recipients += counted.recipients
+        group.size_bytes += message.size_bytes if counted.is_message else 0
+        if before is None or before.group is not group:
+            group.arrivals.add(message.arrived_at_ns, message)
 
     def forget(self, message: Queued) -> None:
         """Count a message no longer; one that is not counted is ignored."""
         if (counted := message.counted) is not None:
-            message.counted = None
-            counted.group.leave(counted, message.size_bytes, message.arrived_at_ns)
+            message.counted, group = None, counted.group
+            group.members -= 1
+            group.messages -= counted.is_message
+            group.recipients -= counted.recipients
+            group.size_bytes -= message.size_bytes if counted.is_message else 0
 
-    def members(self, state: State) -> int:
-        """Return how many messages and parts of messages are in a state."""
-        return sum(group.members for (its, _), group in self._groups.items() if its is state)
+    def has(self, message: Queued) -> bool:
+        """Return whether a message is counted here."""
+        group = self._groups.get((message.state, message.lane))
+        return message.counted is not None and message.counted.group is group
+
+    def members(self, *states: State) -> int:
+        """Return how many messages and parts of messages are in these states; none named: in any."""
+        groups = self._groups.items()
+        return sum(group.members for (state, _), group in groups if not states or state in states)
 
     def of(self, state: State) -> dict[str, Sums]:
         """Return the sums of a state by lane; lanes without mail are left out."""
@@ -59,19 +107,16 @@ class Owners:
     """How many messages each owner has in the queue, whatever their states: a user, else a client."""
 
     def __init__(self) -> None:
-        self._of: dict[tuple[str, str], int] = {}
+        self._of: Counter[tuple[str, str]] = Counter()
 
     def add(self, message: Queued) -> None:
-        owner = _owner(message)
-        self._of[owner] = self._of.get(owner, 0) + 1
+        self._of[_owner(message)] += 1
 
     def remove(self, message: Queued) -> None:
-        """Ignore a message that was not counted."""
         owner = _owner(message)
-        if (left := self._of.get(owner, 0) - 1) > 0:
-            self._of[owner] = left
-        else:
-            self._of.pop(owner, None)
+        self._of[owner] -= 1
+        if self._of[owner] <= 0:
+            del self._of[owner]
 
     def each(self) -> Iterable[tuple[tuple[str, str], int]]:
         """User and client, one of them empty, and the number."""

@@ -2,8 +2,7 @@
 
 One `Turn` for each change of a route, never one a message.  Failing over, and having every upstream
 down, is a state of the route itself (`relay.queue.routes.choose`).  Spilling is a state of its mail: it
-begins with the first part that is moved, and ends with the first look (`relay.daemon.spilling`) that
-moves none and finds none of it there any more.
+begins with the first part that is moved, and ends when no mail of the route stands there any more.
 
 Assumes: whoever asks for `turns` does so once for each; what is not asked for is kept.
 """
@@ -41,8 +40,6 @@ class Diversions:
     def __init__(self) -> None:
         self._now: dict[tuple[Route, str], Diversion] = {}
         """By the route, and where its mail is spilled to; empty where all of it is diverted."""
-        self._just_spilled: set[tuple[Route, str]] = set()
-        """Since the last look."""
         self._turns: list[Turn] = []
 
     def __bool__(self) -> bool:
@@ -68,14 +65,12 @@ class Diversions:
             self._begin((route, ""), choice, now_ns)
 
     def spilled(self, route: Route, choice: Choice, now_ns: int) -> None:
-        """Hear that a part was moved, because its wait would be too long."""
-        self._just_spilled.add((route, choice.upstream))
+        """Hear that a part was moved, because it has waited too long."""
         self._begin((route, choice.upstream), choice, now_ns)
 
     def looked(self, is_there: Callable[[Route, str], bool]) -> None:
-        """Hear that a look for mail to spill is over; `is_there` tells where mail still stands by that."""
-        just, self._just_spilled = self._just_spilled, set()
-        for key in [each for each in self._now if each[1] and each not in just and not is_there(*each)]:
+        """End what is spilled no more; `is_there` tells whether mail of a route stands in a line."""
+        for key in [each for each in self._now if each[1] and not is_there(*each)]:
             self._end(key)
 
     def of(self, route: Route) -> tuple[Diversion, ...]:

@@ -1,38 +1,38 @@
 """A message as the queue in memory has it, or the part of it that goes by one route.  Pure.
 
-Only the scheduler changes a `Queued`, and `relay.queue.whole` where it stands.  All instants but the
-arrival are nanoseconds of one boot (`Clock.boottime_ns`).
+Only `UpstreamQueue` changes the state of a `Queued`, and `Queues` the line where it stands.  All instants but
+the arrival are nanoseconds of one boot (`Clock.boottime_ns`).
 
-A million of them are in memory, so one that only waits is small: what many have alike is one value for all
-(`Origin`), and so is what few have at all (`Past`).
+Hundreds of thousands of them are in memory: what many have alike is one value for all (`Origin`), and so is
+what few have at all (`Past`); what only listings show is one text.
 """
 
 import enum
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relay.mail.address import comparable
 from relay.mail.envelope import QueueId
 from relay.mail.header import NO_NAMES, Names
 from relay.mail.rewriting import Rewriting
-from relay.queue.groups import Counted
 from relay.queue.lanes import DEFAULT_LANE
-from relay.queue.pages import Page, Pages
 from relay.queue.routes import WHOLE, Choice, Part
+
+if TYPE_CHECKING:
+    from relay.queue.counts import Counted
 
 
 class State(enum.StrEnum):
     """Where a queued message stands, in the operator's words."""
 
     WAITING = "waiting"
-    """Not attempted yet, or back from its back-off; it goes when there is room."""
+    """Not attempted yet, or back from its back-off; it goes when there is room for it and its sender."""
     ACTIVE = "active"
     """In a transaction or about to be, or seized by an operator's verb."""
     DEFERRED = "deferred"
-    """Attempted and refused for now, or its sender is paused (`Queued.is_sitting_out`)."""
+    """Attempted and refused for now."""
     HELD = "held"
     REPORTING = "reporting"
     """No recipient is left; only the report about those that failed is owed."""
@@ -43,14 +43,12 @@ class Move(enum.Enum):
     RETURN = enum.auto()
     """Back to the queue, untried or for its next transaction."""
     DEFER = enum.auto()
-    SIT_OUT = enum.auto()
-    """Its sender is paused."""
     WAKE = enum.auto()
-    """Its back-off, or its sender's pause, is over."""
+    """Its back-off is over."""
     HOLD = enum.auto()
     RELEASE = enum.auto()
     SEIZE = enum.auto()
-    """An operator's verb, or the wait for a report, has it; `Scheduler.put_back` ends that."""
+    """An operator's verb, or the wait for a report, has it; `put_back` ends that."""
 
 
 _ALL = frozenset(State)
@@ -58,7 +56,6 @@ AFTER: dict[Move, tuple[frozenset[State], State]] = {
     Move.TAKE: (frozenset({State.WAITING}), State.ACTIVE),
     Move.RETURN: (frozenset({State.ACTIVE}), State.WAITING),
     Move.DEFER: (frozenset({State.ACTIVE}), State.DEFERRED),
-    Move.SIT_OUT: (frozenset({State.WAITING}), State.DEFERRED),
     Move.WAKE: (frozenset({State.DEFERRED}), State.WAITING),
     Move.HOLD: (_ALL, State.HELD),
     Move.RELEASE: (frozenset({State.HELD, State.DEFERRED}), State.WAITING),
@@ -176,22 +173,18 @@ class ListedWords(NamedTuple):
     recipients: tuple[str, ...] = ()
     """The first few that are left."""
 
-    def text(self) -> str:
-        """Return it as one text of a line each: none of them has an end of line in it."""
+    def text(self) -> bytes:
+        """Return it as a line each: none of them has an end of line in it."""
         arrival = "" if self.arrival_at_ns is None else str(self.arrival_at_ns)
-        return "\n".join((arrival, self.names.text(), *self.recipients))
+        return "\n".join((arrival, self.names.text(), *self.recipients)).encode()
+
+    @classmethod
+    def of(cls, text: bytes) -> "ListedWords":
+        arrival, *lines = text.decode().split("\n")
+        return cls(Names.of(lines[:3]), int(arrival) if arrival else None, tuple(lines[3:]))
 
 
-def shown_of(text: str) -> ListedWords:
-    # Of a row that was dropped it is less.
-    arrival, *lines = text.split("\n")
-    return ListedWords(Names.of(lines[:3]), int(arrival) if arrival else None, tuple(lines[3:]))
-
-
-_NOT_SHOWN = ListedWords()
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Queued:
     queue_id: QueueId
     origin: Origin
@@ -202,23 +195,17 @@ class Queued:
     recipients_left: int
     state: State = State.WAITING
     due_at_ns: int = 0
-    """When a deferred message may be attempted again, or its place's first parked message may go."""
+    """When a deferred message may be attempted again."""
     why: WaitReason = NO_REASON
     is_warned: bool = False
     """Its sender was told that it is late, or wants to hear of no delay."""
-    listed: ListedWords | Page = _NOT_SHOWN
-    """What only listings show; or the page that has it, once it is in the queue."""
-    row: int = 0
-    """Of that page."""
+    listed: bytes = b""
+    """What only listings show: `ListedWords.text`."""
     ready_at_ns: int = 0
     """Since when it could go, but for limits and connections."""
     past: Past = NO_PAST
-    place: Hashable = None
-    """Where it is parked, if it is."""
-    turn: int = 0
-    """Its turn among the parked, kept while it is tried; 0: none yet."""
     domains: tuple[tuple[str, int], ...] = ()
-    """Runs of recipients of one domain, in order: domain and length; for the estimate."""
+    """Runs of recipients of one domain, in order: the key of the domain and the length."""
     part: Part = WHOLE
     """Which of its recipients this is about."""
     key: QueueId = QueueId("")  # noqa: RUF009 - a new type of text
@@ -229,8 +216,10 @@ class Queued:
     """Since when it stands in that line."""
     is_counted: bool = True
     """Of a message's parts one counts as the message, with its octets."""
-    counted: Counted | None = field(default=None, init=False, compare=False, repr=False)
+    counted: "Counted | None" = field(default=None, init=False, repr=False)
     """As what `relay.queue.counts` counts it, of the one line where it stands."""
+    spot: object = field(default=None, init=False, repr=False)
+    """Where in that line it waits for its turn; for whoever put it there."""
 
     def __post_init__(self) -> None:
         self.key = self.key or self.queue_id
@@ -241,24 +230,11 @@ class Queued:
 
     @property
     def shown(self) -> ListedWords:
-        return self.listed if isinstance(self.listed, ListedWords) else shown_of(self.listed.text(self.row))
+        return ListedWords.of(self.listed)
 
-    def note_left(self, left: RecipientsLeft, pages: Pages) -> None:
-        shown = self.shown._replace(recipients=left.shown)
+    def note_left(self, left: RecipientsLeft) -> None:
         self.domains = left.domains
-        # Also where it is the same: who stays longer than the others of a page is with its like from then on.
-        self.leave_page()
-        self.listed, self.row = pages.keep(shown.text())
-
-    def enter_page(self, pages: Pages) -> None:
-        if isinstance(self.listed, ListedWords):
-            self.listed, self.row = pages.keep(self.listed.text())
-
-    def leave_page(self) -> None:
-        """Forget what listings show; a copy must not call it, nor `note_left`: it shares the page."""
-        if isinstance(self.listed, Page):
-            page, self.listed = self.listed, _NOT_SHOWN
-            page.drop(self.row)
+        self.listed = self.shown._replace(recipients=left.shown).text()
 
     @property
     def reverse_path(self) -> str:
@@ -300,16 +276,10 @@ class Queued:
 
     @property
     def is_sitting_out(self) -> bool:
-        """Whether it is DEFERRED only because its sender is paused: it was not attempted."""
-        return self.state is State.DEFERRED and self.why.kind is WaitKind.SENDER_PAUSE
+        """Whether it waits only because its sender is paused."""
+        return self.state is State.WAITING and self.why.kind is WaitKind.SENDER_PAUSE
 
     @property
     def since_ns(self) -> int:
         """Return since when it could go, but for limits and connections; never before it came in."""
         return max(self.ready_at_ns, self.arrived_at_ns)
-
-    def __copy__(self) -> "Queued":
-        return Queued(*_VALUES(self))
-
-
-_VALUES = attrgetter(*(each.name for each in fields(Queued) if each.init))

@@ -8,7 +8,7 @@ The next upstream is used where the one before has been down for `failover_after
 unreachable, paused by an operator, or proving after any of these.  So a pause counts from its first
 refusal until something is relayed again.  Where all are down for that long, mail waits for the first.
 
-Does not: count slots, or know a message.  `relay.queue.whole` asks for each part of the queue.
+Does not: count slots, or know a message.  `relay.queue.queues` asks for each part of the queue.
 """
 
 import enum
@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from relay.mail.envelope import QueueId
 from relay.mail.rewriting import Rewriting
 
 
@@ -27,7 +26,7 @@ class Route:
     failover_after_ns: int | None = None
     """How long an upstream is down before the next one is used; None: for ever."""
     spill_after_ns: int | None = None
-    """The longest expected wait at an upstream that the next one does not shorten; None: any."""
+    """After so long in an upstream's line a message goes to the next one; None: never."""
     rewriting: Rewriting | None = None
     """Of what goes by it, whichever of the upstreams it goes through; None: sent as it was handed over."""
 
@@ -65,7 +64,7 @@ class Because(enum.StrEnum):
     ALL_DOWN = "all_down"
     """Every upstream of the route is down: mail waits for the first."""
     SPILL = "spill"
-    """The wait for what is listed before it is longer than `spill_after`."""
+    """It has waited for what is listed before it for longer than `spill_after`."""
     UNFIT = "unfit"
     """It can never go through what is listed before it."""
     PROBE = "probe"
@@ -123,48 +122,6 @@ def next_listed(route: Route, after: str, standings: Mapping[str, Availability])
     return next(usable, None)
 
 
-class Spilled(NamedTuple):
-    key: QueueId
-    """Of a part of the queue."""
-    to: str
-
-
-def spill_asks(
-    route: Route | None,
-    choice: Choice,
-    eta_ns: int | None,
-    standings: Mapping[str, Availability],
-    now_ns: int,
-) -> str | None:
-    """Return the upstream to ask when it would relay a part that waits; None where there is nothing to ask.
-
-    That is the next one, where the wait is beyond `spill_after`, and the one before for what was spilled.
-    `eta_ns` is when the part goes from where it stands; None where nobody can tell.
-    """
-    if route is None or route.spill_after_ns is None or choice.because is Because.UNKNOWN:
-        return None
-    if choice.because is Because.SPILL:
-        return choice.instead_of
-    if eta_ns is None or eta_ns - now_ns <= route.spill_after_ns:
-        return None
-    return next_listed(route, choice.upstream, standings)
-
-
-def spill_goes(
-    route: Route | None, choice: Choice, to: str, etas_ns: tuple[int | None, int | None], now_ns: int
-) -> bool:
-    """Return whether a part goes to the upstream that was asked.
-
-    `etas_ns`: when it goes from where it stands, and when from there.
-    """
-    here_ns, there_ns = etas_ns
-    if route is None or route.spill_after_ns is None or there_ns is None:
-        return False
-    if choice.because is Because.SPILL and to == choice.instead_of:
-        return there_ns - now_ns <= route.spill_after_ns
-    return here_ns is not None and there_ns < here_ns
-
-
 def is_better(route: Route, name: str, than: str, standings: Mapping[str, Availability]) -> bool:
     """Return whether mail that stands for one upstream should rather go through another, were that well."""
     if name == than or name not in route.upstreams:
@@ -180,7 +137,7 @@ def words_of(choice: Choice) -> str:
         case Because.FAILOVER:
             return f"failover: {choice.instead_of} is down"
         case Because.SPILL:
-            return f"spill: the wait for {choice.instead_of} is too long"
+            return f"spill: it waited too long for {choice.instead_of}"
         case Because.UNFIT:
             return f"unfit: it can never go through {choice.instead_of}"
         case Because.PROBE:

@@ -8,7 +8,7 @@ if it is refused again the next rest is longer.
 boot.  Memory is bounded, and lost at a restart.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from relay.verdicts.decision import EVIDENT
 from relay.verdicts.pauses import Paused
@@ -82,12 +82,6 @@ class SenderPauses:
         if (rest := self._unproven(sender)) is not None:
             rest.until_ns = min(rest.until_ns, now_ns)
             rest.spans, rest.is_trusted = rest.rests(), True
-
-    def copy(self) -> "SenderPauses":
-        """Return an independent copy of the rests that are not over."""
-        twin = SenderPauses()
-        twin._rests = {sender: replace(rest) for sender, rest in self._rests.items() if not rest.is_trusted}
-        return twin
 
     def is_alone(self, sender: str, relayed_from_ns: int) -> bool:
         """Return whether a refusal now is one of enough in a row that are evidently about the sender alone.

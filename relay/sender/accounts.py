@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from relay.mail.text import clean
 from relay.policy.model import Auth, Mechanism, Upstream
 from relay.policy.oauth2 import TokenMechanism
-from relay.policy.secrets import AccountSecrets, NotLoggedIn, SecretError, is_being_written, read_secrets
+from relay.policy.secrets import AccountSecrets, NotLoggedIn, SecretError, read_secrets
 from relay.sender.oauth.account_tokens import AccountTokens
 from relay.sender.tls.client_certificates import ClientCertificates
 from relay.smtp.reply import Phase
@@ -88,11 +88,11 @@ class Accounts:
     async def has_new_password(self, name: str, auth: Auth) -> bool:
         """Return whether the secrets differ from those last tried."""
         try:
-            secrets, is_written = await asyncio.to_thread(_look_at, auth)
+            secrets = await asyncio.to_thread(read_secrets, auth)
         except SecretError:
             return False
         before, self._new[name] = self._new.get(name), secrets.digest()
-        is_at_rest = before == self._new[name] and not is_written
+        is_at_rest = before == self._new[name]
         is_new = name in self._last and self._last[name] != secrets.digest()
         return is_at_rest and is_new and not self._tokens.is_own(name, secrets)
 
@@ -101,19 +101,16 @@ class Accounts:
 
     async def _rested_secrets(self, name: str, auth: Auth) -> AccountSecrets:
         """Return the secrets; changed ones, once they rest.  Raises SecretError."""
-        before, rests, secrets = None, 0, AccountSecrets()
+        before, secrets = None, AccountSecrets()
         for _ in range(MOST_RESTS):
-            secrets, is_written = await asyncio.to_thread(_look_at, auth)
+            secrets = await asyncio.to_thread(read_secrets, auth)
             is_known = self._last.get(name) == secrets.digest() or self._tokens.is_own(name, secrets)
-            if is_known or (not is_written and (name not in self._last or secrets == before)):
+            if is_known or name not in self._last or secrets == before:
                 break
-            rests = rests + 1 if secrets == before else 1
             before = secrets
             await asyncio.sleep(REST_SECONDS)
         else:
-            if rests != MOST_RESTS:
-                raise SecretError("the password is being written")
-            # A program keeps the file open, and writes nothing.
+            raise SecretError("the password is being written")
         self._last[name] = secrets.digest()
         return secrets
 
@@ -141,8 +138,3 @@ def _mechanism(auth: Auth | None) -> Mechanism | TokenMechanism:
     if auth is None:
         return Mechanism.AUTO
     return auth.mechanism if auth.oauth2 is None else auth.oauth2.mechanism
-
-
-def _look_at(auth: Auth) -> tuple[AccountSecrets, bool]:
-    """Return the secrets and whether a program is writing them.  Raises SecretError."""
-    return read_secrets(auth), is_being_written(auth)

@@ -17,11 +17,10 @@ from relay.mail.envelope import QueueId
 from relay.mail.header import Names, names_of
 from relay.policy.lane import numbers_of, routes_of, sorter_of
 from relay.policy.model import Policy
-from relay.queue.queued import NO_REASON, ListedWords, WaitReason, origin_of
+from relay.queue.queued import NO_REASON, ListedWords, Queued, State, WaitReason, origin_of
+from relay.queue.queues import queue_id_of
 from relay.queue.routes import Because, Part
-from relay.queue.scheduler import Queued, State
 from relay.queue.sorting import Sorted, Sorter
-from relay.queue.whole import queue_id_of
 from relay.sender.attempt import which_of
 from relay.sender.report_limit import REASON, OwedReports
 from relay.sender.settling import Backlog
@@ -79,6 +78,7 @@ class Arrivals:
         """Of messages that only lack their ends."""
         self._new_mail = asyncio.Event()
         self._may_stand_elsewhere = asyncio.Event()
+        self._queue.on_change = self._may_stand_elsewhere.set
 
     async def begin(self) -> None:
         """Claim the first of the queue: from here on mail may be sent.  Raises Full, Unavailable."""
@@ -230,7 +230,7 @@ class Arrivals:
             now_ns + wait_ns if is_deferred else 0,
             WaitReason("deferred before the last start") if is_deferred else NO_REASON,
             is_warned=message.is_warned or not _is_any_told_of_delay(message),
-            listed=ListedWords(place.names, envelope.arrival_at_ns, which.shown),
+            listed=ListedWords(place.names, envelope.arrival_at_ns, which.shown).text(),
             domains=which.domains,
             part=part,
         )

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, Shape
 from relay.mail.rewriting import Rewritten
-from relay.queue.queued import RECIPIENTS_SHOWN, RecipientsLeft, runs
-from relay.queue.scheduler import Queued
+from relay.queue.queued import RECIPIENTS_SHOWN, Queued, RecipientsLeft, runs
 from relay.spool.interface import Message, Status
 from relay.telemetry.events import Delays
-from relay.throttle.admission import runs_of
+from relay.throttle.admission import Place, runs_of
+from relay.throttle.admission import keys_of as sender_keys_of
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.verdicts.decision import Fate
@@ -92,3 +92,18 @@ def which_of(message: Message, in_order: Sequence[int], shown: Sequence[int]) ->
     return RecipientsLeft(
         runs_of(of_domains), tuple([recipients[index] for index in shown[:RECIPIENTS_SHOWN]])
     )
+
+
+def keys_of(queued: Queued) -> list[Place]:
+    """Return the keys of limits that a message may have to wait for, whichever of its recipients go."""
+    sender, sender_domain, client, user = sender_keys_of(queued.sent_reverse_path, queued.client, queued.user)
+    keys = [
+        Place("sender", sender),
+        Place("sender_domain", sender_domain),
+        Place("client", client),
+        Place("user", user),
+    ]
+    domains = {domain for domain, _ in queued.domains}
+    if len(domains) == 1:
+        keys.append(Place("recipient_domain", domains.pop()))
+    return keys

@@ -1,14 +1,13 @@
 """Connections to an upstream: each opened with its slot, and ready before a message's slot is reserved.
 
 A slot is occupied from its reservation, so nothing slow may stand between it and MAIL:
-the connection is opened, secured and logged in first.  An unused one goes back to the pool.
+the connection is opened, secured and logged in first, and waits in the pool (`relay.upstream.pool`).
 
 Guarantees: no connection is begun before its own slot is on disk; the slot ends when the
 connection is ready for mail, or will not be.  An upstream counts a connection somewhere in between.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -28,7 +27,6 @@ from relay.upstream.connection import (
     UpstreamUnavailable,
     open_connection,
 )
-from relay.upstream.pool import Pool
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
@@ -124,138 +122,45 @@ def account_of(upstream: Upstream) -> tuple[object, ...]:
     return (*where, *shown, upstream.auth, upstream.pipelining)
 
 
-class ReadyConnections:
-    def __init__(
-        self,
-        upstream: str,
-        pool: Pool[Connection],
-        telemetry: Telemetry,
-        *,
-        on_change: Callable[[], None],
-        on_unavailable: Callable[[Answer], None],
-    ) -> None:
-        """`on_change` is called when there is one more, or none to be had.
+class Openings:
+    """What becomes of each connection that is opened: told, counted, and how long no other is tried."""
 
-        `on_unavailable` is told why the upstream cannot be used: it refused the account, or no
-        connection is left.
-        """
+    def __init__(self, upstream: str, telemetry: Telemetry, on_unavailable: Callable[[Answer], None]) -> None:
+        """`on_unavailable` is told why the upstream is of no use: none is open, or it refused us."""
         self._upstream = upstream
-        self._pool = pool
-        self._events, self._metrics, self._clock = telemetry
-        self._on_change = on_change
+        self._events, self._metrics, _ = telemetry
         self._on_unavailable = on_unavailable
-        self._opening: set[asyncio.Task[None]] = set()
-        self._is_stopped = False
-        self._ready: deque[Connection] = deque()
-        self._enough_until_ns = 0
-        self._has_means = True
-        """False for MEANS_RETRY_NS after a lack of descriptors or memory."""
-        self._failure: HistoryError | None = None
         self.certificate_ends_at_ns: int | None = None
         """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
 
-    @property
-    def is_opening(self) -> bool:
-        return bool(self._opening)
+    def opened(self, connection: Connection) -> None:
+        self._metrics.connected(self._upstream)
+        self.certificate_ends_at_ns = connection.certificate_ends_at_ns
+        self._events.upstream_connected(upstream=self._upstream, relay=connection.name, tls=connection.tls)
 
-    def take(self, most: int, *, openings: int | None) -> list[Connection]:
-        """Return up to `most` ready connections, and have more opened if there are fewer.
-
-        `openings` is how many may be opened, None for any number.  Raises HistoryError where
-        that could not be decided for one.
-        """
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-        connections: list[Connection] = []
-        while self._ready and len(connections) < most:
-            if (connection := self._ready.popleft()).is_usable:
-                connections.append(connection)
-            else:
-                self._pool.discard(connection)
-        while len(connections) < most and (idle := self._pool.try_acquire()) is not None:
-            connections.append(idle)
-        if len(connections) < most and openings != 0:
-            wanted = self._wanted(most - len(connections) - len(self._opening))
-            for _ in range(wanted if openings is None else min(wanted, openings)):
-                self._opening.add(asyncio.create_task(self._open()))
-        return connections
-
-    def _wanted(self, lacking: int) -> int:
-        now_ns = self._clock.boottime_ns()
-        # By the pool's own count: one that is on its way from a transaction to who waits for it is open.
-        is_enough = self._pool.open > 0 and now_ns < self._enough_until_ns
-        if self._is_stopped or is_enough or not self._has_means:
-            return 0
-        # The first has to log in before others try: some lock an account after a few wrong passwords.
-        return lacking if self._pool.open else min(lacking, 1 - len(self._opening))
-
-    def give_back(self, connection: Connection) -> None:
-        """Take back a connection on which nothing was begun."""
-        self._pool.release(connection)
-
-    def let_go(self) -> None:
-        """Give back all unused connections."""
-        while self._ready:
-            self._pool.release(self._ready.popleft())
-
-    def stop(self) -> None:
-        self._is_stopped = True
-        for opening in self._opening:
-            opening.cancel()
-        self.let_go()
-
-    async def _open(self) -> None:
-        try:
-            connection = await self._pool.acquire()
-        except UpstreamUnavailable as unavailable:
-            if self._is_stopped:
-                return
-            if is_lack_of_means(unavailable.__cause__):
+    def failed(self, error: Exception, *, is_any_open: bool) -> int:
+        """Return for how many nanoseconds no other is tried; raise HistoryError where that is what failed."""
+        match error:
+            case HistoryError():
+                raise error
+            case NoRoomToConnect():
+                return 0  # who looks again finds out until when
+            case UpstreamUnavailable() if is_lack_of_means(error.__cause__):
                 # The upstream had no part in it.
-                self._events.shortage(where=f"upstream {self._upstream}", error=str(unavailable))
-                self._has_means = False
-                asyncio.get_running_loop().call_later(MEANS_RETRY_NS / SECOND_NS, self._try_again)
-                return
-            self._do_without(unavailable.answer)
-        except NoRoomToConnect:
-            pass  # who looks again finds out until when
-        except HistoryError as failure:
-            self._failure = failure
-        except Exception as error:  # noqa: BLE001 - whatever it is, mail must not silently stop
-            self._events.fault(where=f"upstream {self._upstream}", error=error)
-            self._metrics.fault()
-            text = clean(f"no connection could be opened: {error}")
-            self._do_without(Answer(Verdict.PAUSE, Phase.CONNECT, None, text))
-        else:
-            if self._is_stopped:
-                self._pool.release(connection)
-                return
-            if connection.transactions == 0:
-                self._metrics.connected(self._upstream)
-                self.certificate_ends_at_ns = connection.certificate_ends_at_ns
-                self._events.upstream_connected(
-                    upstream=self._upstream, relay=connection.name, tls=connection.tls
-                )
-            self._ready.append(connection)
-        finally:
-            self._opening.discard(asyncio.current_task())
-        # Told last: who looks again must not count on this one still coming.
-        self._on_change()
-
-    def _try_again(self) -> None:
-        # By the timer alone: by the clock it may be a little early, and then nobody would look again.
-        self._has_means = True
-        self._on_change()
-
-    def _do_without(self, answer: Answer) -> None:
-        """Open no more for a while, or for as long as the upstream asks.
-
-        Unless it refused the account: each further try with that password may lock it.
-        """
+                self._events.shortage(where=f"upstream {self._upstream}", error=str(error))
+                return MEANS_RETRY_NS
+            case UpstreamUnavailable():
+                answer = error.answer
+            case _:
+                # Whatever it is, mail must not silently stop.
+                self._events.fault(where=f"upstream {self._upstream}", error=error)
+                self._metrics.fault()
+                text = clean(f"no connection could be opened: {error}")
+                answer = Answer(Verdict.PAUSE, Phase.CONNECT, None, text)
         self._metrics.connect_failed(self._upstream, answer)
-        if self._pool.open and answer.verdict is not Verdict.STOP:
+        if is_any_open and answer.verdict is not Verdict.STOP:
             asked_ns = 0 if answer.ruling is None else answer.ruling.wait_ns or 0
-            self._enough_until_ns = self._clock.boottime_ns() + max(ENOUGH_NS, asked_ns)
-        else:
-            self._on_unavailable(answer)
+            return max(ENOUGH_NS, asked_ns)
+        # Also where it refused the account while others work: each further try may lock it.
+        self._on_unavailable(answer)
+        return 0

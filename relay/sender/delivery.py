@@ -137,8 +137,8 @@ class Consequences:
         self, upstream: str, backlog: AccountBacklog, known: KnownUpstream, telemetry: Telemetry
     ) -> None:
         self._upstream = upstream
-        self._scheduler, _, self._settling, self._queue = backlog
-        self._senders = self._scheduler.sender_pauses
+        self._line, _, self._settling, self._queue = backlog
+        self._senders = self._line.sender_pauses
         self._pausing, self._shield, self._offers = known.pausing, known.shield, known.offers
         self._metrics = telemetry.metrics
 
@@ -200,7 +200,7 @@ class Consequences:
             )
             self._pausing.tell_sender(queued.sent_reverse_path, refusal, until_ns - attempt.ended_ns)
         elif decision.is_relayed:
-            self._scheduler.trust_sender(queued.sender, attempt.ended_ns)
+            self._line.trust_sender(queued.sender, attempt.ended_ns)
 
 
 class Delivery:
@@ -221,7 +221,7 @@ class Delivery:
 
         `on_fault` is told of what must end the sender.
         """
-        self._scheduler, self._spool_thread, self._settling, self._queue = backlog
+        self._line, self._spool_thread, self._settling, self._queue = backlog
         self._throttle = throttle
         self._pool = pool
         self._clock = clock
@@ -347,7 +347,7 @@ class Delivery:
         except asyncio.CancelledError:
             # Its grace is over, and perhaps only its upstream leaves the policy: others may go on with it.
             is_over = False
-            self._scheduler.give_back(queued.key, WaitReason("its transaction did not end in time"))
+            self._line.give_back(queued, WaitReason("its transaction did not end in time"))
             if attempt.is_content_out:
                 self._queue.stay_unknown(queued, reservation.deadline_ns)
             raise
@@ -446,8 +446,8 @@ class Delivery:
     def _postpone_unread(self, queued: Queued, error: Unavailable) -> None:
         """Try an unreadable message again later: as far as is known, it is as good as before."""
         self._spool_thread.tell(error)
-        self._scheduler.postpone(
-            queued.key,
+        self._line.postpone(
+            queued,
             self._clock.boottime_ns() + UNREADABLE_RETRY_NS,
             queued.recipients_left,
             WaitReason(f"cannot be read now: {clean(str(error))}"),

@@ -11,14 +11,13 @@ comes back with a single transaction, a small one, and fully when that one went 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import cast
+from collections.abc import Iterable
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Shape
-from relay.queue.queued import Queued, WaitReason
+from relay.queue.queued import WaitReason
+from relay.queue.upstream_queue import Waits
 from relay.sender.attempt import Attempt
-from relay.sender.connections import ReadyConnections
 from relay.sender.delivery import Delivery, KnownUpstream
 from relay.sender.settling import AccountBacklog
 from relay.sender.spool_thread import seconds
@@ -31,6 +30,7 @@ from relay.throttle.admission import Place, Request, TooLarge, Wait, request_for
 from relay.throttle.history import HistoryError
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
+from relay.upstream.pool import Pool
 from relay.verdicts.account import largest
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
@@ -53,51 +53,37 @@ class Departures:
         known: KnownUpstream,
         *,
         throttle: ThrottleThread,
-        ready: ReadyConnections,
+        pool: Pool[Connection],
         delivery: Delivery,
         telemetry: Telemetry,
-        wake_others: Callable[[], None],
     ) -> None:
-        """`wake_others` is called when a message came back, which may go elsewhere."""
         self.name = name
         self.connections = self.max_recipients = 1
         self.is_over = False
         """Nothing more may begin."""
-        self._scheduler = backlog.scheduler
+        self._line = backlog.line
         self._throttle = throttle
-        self._ready = ready
+        self._pool = pool
         self._delivery = delivery
         self._pausing, self._offers = known.pausing, known.offers
         self._events, self._metrics, self._clock = telemetry
-        self._wake_others = wake_others
         self._told: dict[str, str] = {}
         """By lane: the message last logged as waiting for room."""
 
-    def most_now(self, room: int | None) -> int:
-        """Return how many transactions may be started, by room, connections and slow start."""
-        most = min(MOST_AT_ONCE, self._delivery.room(self.connections), self._scheduler.most_ready)
-        if room is not None:
-            most = min(most, room)
+    def most_now(self) -> int:
+        """Return how many transactions may be started, by connections and slow start."""
+        most = min(MOST_AT_ONCE, self._delivery.room(self.connections), self._line.ready_count)
         if self._pausing.state.is_proving:
             most = min(most, 1 - self._delivery.in_flight)
         return most
 
-    async def begin(self, connections: list[Connection], now_ns: int) -> int | None:
-        """Have as many messages as may go depart; return when what had no room, or is not ready, may.
-
-        None where all had room.  Raises HistoryError.
-        """
-        attempts = await self._take(connections, now_ns)
-        if not attempts or (until_ns := await self._reserve_and_send(attempts)) is None:
-            return None
-        # What comes out of its back-off may need less room than what comes first now.
-        due_ns = self._scheduler.next_due_at_ns()
-        return until_ns if due_ns is None else min(until_ns, due_ns)
+    async def begin(self, connections: list[Connection], now_ns: int) -> None:
+        """Have as many messages as may go depart.  Raises HistoryError."""
+        if attempts := await self._take(connections, now_ns):
+            await self._reserve_and_send(attempts)
 
     async def _take(self, connections: list[Connection], now_ns: int) -> list[Attempt]:
-        taken: list[Queued] = []
-        while len(taken) < len(connections) and (queued := self._scheduler.next_ready(now_ns)) is not None:
-            taken.append(queued)
+        taken = self._line.take(len(connections), now_ns)
         attempts: list[Attempt] = []
         for queued, message, rewritten in await self._delivery.load(taken):
             left = queued.part.left(message.left)
@@ -114,15 +100,14 @@ class Departures:
                 answer = self._offers.judged(unfit, attempt.shape.size_bytes)
                 self._delivery.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
         for connection in connections:
-            self._ready.give_back(connection)
-        self._wake_others()
+            self._pool.release(connection, was_used=False)
         if self._must_not_begin:
             self._give_back(attempts, "")
             return []
         return attempts
 
-    async def _reserve_and_send(self, attempts: list[Attempt]) -> int | None:
-        """Send what there is room for, give back the rest; return when that may go."""
+    async def _reserve_and_send(self, attempts: list[Attempt]) -> None:
+        """Send what there is room for; the others wait."""
         began_ns = self._clock.boottime_ns()
         try:
             grants = await self._throttle.reserve([self._request(attempt) for attempt in attempts])
@@ -130,12 +115,8 @@ class Departures:
             self._give_back(attempts, "the history of the limits failed")
             raise
         self._metrics.decided(self.name, self._clock.boottime_ns() - began_ns)
-        decided = list(zip(attempts, grants, strict=True))
-        for attempt, grant in decided:
-            if isinstance(grant, Wait) and grant.place is not None and grant.place.for_each != "lane":
-                self._park(attempt, grant, grant.place)
-        until_ns: int | None = None
-        for attempt, grant in reversed(decided):
+        waits: list[Waits] = []
+        for attempt, grant in zip(attempts, grants, strict=True):
             match grant:
                 case Reservation() if self._must_not_begin:
                     # The slot is wasted, and nothing was sent.
@@ -146,59 +127,47 @@ class Departures:
                 case TooLarge():
                     # Deferred, so that nobody waits for it, its sender is told, and an edit can still help.
                     self._delivery.refuse(attempt, _too_large(attempt, grant), is_for_ever=True)
-                    self._ready.give_back(attempt.connection)
-                case Wait(limit_label=label, place=Place("lane")):
-                    # Another process took it; the next beat sees that the lane has no room.
-                    self._give_back([attempt], f"no room in {label}")
-                case Wait(until_ns=until_ns, limit_label=label, place=None):
-                    self._give_back([attempt], f"no room in {label}")
-                    self.wait(attempt.queued, f"no room in {label}", until_ns)
-        return until_ns
+                    self._pool.release(attempt.connection, was_used=False)
+                case Wait(until_ns, label, place):
+                    waits.append(Waits(attempt.queued, until_ns, place, _no_room(label, place)))
+                    self._pool.release(attempt.connection, was_used=False)
+        self._line.wait(waits)
+        for each in waits[:1]:
+            self._tell_waiting(each)
 
     def _request(self, attempt: Attempt) -> Request:
         """Return the request: as many recipients as a transaction may have, of those that have room."""
         usual = min(self.max_recipients, attempt.connection.max_recipients or self.max_recipients)
         most = largest(usual, self._pausing.state.taken)
-        lane = self._scheduler.lane_of(attempt.queued)
+        lane = self._line.lane_of(attempt.queued)
         # Never over by the upstream's count: a limit for each sender is for the one that it sees.
         return request_for(attempt.sent_envelope, attempt.indices, most, lane, attempt.shape.size_bytes)
 
     def _send(self, attempt: Attempt, reservation: Reservation) -> None:
         queued = attempt.queued
-        self._scheduler.reserved(queued.key, reservation.recipients)
+        self._line.granted(queued, reservation.recipients)
         attempt.indices = [attempt.indices[position] for position in reservation.chosen]
         self._metrics.reserved_after(self.name, reservation.reserved_at_ns - queued.since_ns)
         self._delivery.send(attempt, reservation)
 
     def _give_back(self, attempts: Iterable[Attempt], reason: str) -> None:
         for attempt in reversed(list(attempts)):
-            self._scheduler.give_back(attempt.queued.key, WaitReason(reason))
-            self._ready.give_back(attempt.connection)
-        self._wake_others()
+            self._line.give_back(attempt.queued, WaitReason(reason))
+            self._pool.release(attempt.connection, was_used=False)
 
-    def _park(self, attempt: Attempt, wait: Wait, place: Place) -> None:
-        """Park a message that only its own key keeps back, so that others may go."""
-        reason = f"no room in {wait.limit_label}"
-        if self._scheduler.park(attempt.queued.key, place, wait.until_ns, WaitReason(reason)):
-            self.wait(attempt.queued, reason, wait.until_ns)
-        self._ready.give_back(attempt.connection)
-        self._wake_others()
-
-    def wait(self, queued: Queued, reason: str, until_ns: int) -> int:
-        """Note, and log once, that a message waits for room until an instant; return that."""
-        self._scheduler.explain(queued.key, WaitReason(reason))
-        wait_ns = until_ns - self._clock.boottime_ns()
+    def _tell_waiting(self, waits: Waits) -> None:
+        """Log once that a message waits for room."""
+        queued, wait_ns = waits.message, waits.until_ns - self._clock.boottime_ns()
         if queued.queue_id != self._told.get(queued.lane) and wait_ns >= SHORT_WAIT_NS:
             self._told[queued.lane] = queued.queue_id
             self._metrics.had_to_wait(self.name)
             self._events.waiting(
                 queue_id=queued.queue_id,
                 upstream=self.name,
-                reason=reason,
+                reason=waits.why.text,
                 until_at_ns=self._clock.wall_ns() + wait_ns,
-                lane=self._scheduler.lane_of(queued) or None,
+                lane=self._line.lane_of(queued) or None,
             )
-        return until_ns
 
     @property
     def _must_not_begin(self) -> bool:
@@ -216,15 +185,15 @@ class Dispatcher:
         *,
         pausing: Pausing,
         throttle: ThrottleThread,
-        ready: ReadyConnections,
+        pool: Pool[Connection],
         telemetry: Telemetry,
         wake: asyncio.Event,
     ) -> None:
         """`wake` is set when there may be something to do."""
         self._pausing, self._throttle = pausing, throttle
         self._departures = departures
-        self._scheduler = backlog.scheduler
-        self._ready = ready
+        self._line = backlog.line
+        self._pool = pool
         self._events, self._metrics, self._clock = telemetry
         self._wake = wake
         self._has_ended = asyncio.Event()
@@ -247,7 +216,7 @@ class Dispatcher:
         """Start nothing more; what is in flight goes on."""
         self._departures.is_over = True
         self._wake.set()
-        self._ready.stop()
+        self._pool.stop()
 
     async def stop(self) -> None:
         """Halt, and wait for a beat that is under way: it may still start something, or give it back."""
@@ -257,34 +226,20 @@ class Dispatcher:
     async def _beat(self) -> int | None:
         """Begin what can begin now; return when to look again, None for "when woken"."""
         if (paused_until_ns := self._pausing.until_ns(self._clock.boottime_ns())) is not None:
-            self._ready.let_go()
             return paused_until_ns
         await self._read_history()
         now_ns = self._clock.boottime_ns()
-        if not self._let_parked_leave(now_ns):
-            return now_ns
-        first = self._scheduler.first_ready(now_ns)
-        if first is None:
-            self._ready.let_go()
-            return self._scheduler.next_due_at_ns()
-        # Asked once: between two questions a slot may open, and then nobody would wake us.
-        room = self._throttle.room()
-        if room == 0:
-            # Not kept out of the pool meanwhile: it ends what is idle for too long.
-            self._ready.let_go()
-            return self._departures.wait(
-                first, f"no room in {' and '.join(self._throttle.full())}", self._throttle.opens_at_ns()
-            )
-        if (most := self._departures.most_now(room)) <= 0:
+        if self._line.first(now_ns) is None:
+            return self._line.next_look_ns()
+        if (most := self._departures.most_now()) <= 0:
             return None  # the end of a transaction wakes us
-        openings, opens_at_ns, label = self._throttle.room_for_connections()
-        connections = self._ready.take(most, openings=openings)
+        openings, opens_at_ns, _ = self._throttle.room_for_connections()
+        connections = self._pool.take(most, openings=openings)
         if connections:
-            until_ns = await self._departures.begin(connections, now_ns)
-            # At once, for what else there is to wait for: a back-off may end before a transaction does.
-            return now_ns if until_ns is None else until_ns
-        if openings == 0 and not self._ready.is_opening:
-            return self._departures.wait(first, f"no room in {label}", opens_at_ns)
+            await self._departures.begin(connections, now_ns)
+            return now_ns
+        if openings == 0 and not self._pool.is_opening:
+            return opens_at_ns
         return None  # one is being opened, and wakes us
 
     async def _read_history(self) -> None:
@@ -294,17 +249,6 @@ class Dispatcher:
             self._has_history = True
             self._pausing.trust_history()
         await self._throttle.hear_of_others()
-
-    def _let_parked_leave(self, now_ns: int) -> bool:
-        """Let parked messages leave that have room by now; False where more places are to be asked."""
-        for lane in self._scheduler.with_ceiling():
-            lane_room, opens_at_ns = self._throttle.room_in(lane)
-            if (first := self._scheduler.let_lane(lane, lane_room, opens_at_ns)) is not None:
-                self._departures.wait(first, f"no room under the ceiling of lane {lane}", opens_at_ns)
-        for place in self._scheduler.places_due(now_ns):
-            room, opens_at_ns = self._throttle.room_at(cast(Place, place))
-            self._scheduler.let_leave(place, room, opens_at_ns)
-        return not self._scheduler.has_places_due(now_ns)
 
     async def _fail_history(self, error: HistoryError) -> int:
         """Send nothing until the history can be trusted again; return when to look."""
@@ -335,6 +279,12 @@ def _too_large(attempt: Attempt, found: TooLarge) -> Answer:
     has = f"the message has {attempt.shape.size_bytes} octets"
     text = f"{has}, and the limit {found.limit_label} lets no more than {found.count} go"
     return Answer(Verdict.DEFER, Phase.MAIL, None, text, own_status="4.3.4")
+
+
+def _no_room(label: str, place: Place | None) -> WaitReason:
+    if place is not None and place.for_each == "lane":
+        return WaitReason(f"no room under the ceiling of lane {place.key}")
+    return WaitReason(f"no room in {label}")
 
 
 def _fitting(connections: list[Connection], shape: Shape) -> Connection | None:

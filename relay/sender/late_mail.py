@@ -13,8 +13,9 @@ import asyncio
 from collections.abc import Callable
 
 from relay.clock import SECOND_NS, Clock
-from relay.queue.scheduler import SLICE, Queued, State
-from relay.queue.whole import Queue, queue_id_of
+from relay.queue.queued import Queued, State
+from relay.queue.queues import Queues, queue_id_of
+from relay.queue.upstream_queue import SLICE
 from relay.sender.settling import Settling, told_of_delay
 from relay.sender.spool_thread import seconds
 from relay.sender.upstream_health import Pausing
@@ -31,7 +32,7 @@ CONGESTED = "4.4.5"
 
 class LateMail:
     def __init__(
-        self, queue: Queue, settling: Settling, clock: Clock, pausing: Callable[[str], Pausing | None]
+        self, queue: Queues, settling: Settling, clock: Clock, pausing: Callable[[str], Pausing | None]
     ) -> None:
         self._queue, self._settling, self._clock, self._pausing = queue, settling, clock, pausing
 

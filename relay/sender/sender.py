@@ -11,9 +11,10 @@ from relay.clock import SECOND_NS, StepWatch
 from relay.policy.lane import lanes_of, price_of
 from relay.policy.model import Policy
 from relay.queue.lanes import Arrangement
-from relay.queue.whole import Queue
+from relay.queue.queues import Queues
 from relay.sender.accounts import Accounts
 from relay.sender.arrivals import Arrivals
+from relay.sender.attempt import keys_of
 from relay.sender.host import Host
 from relay.sender.oauth.account_tokens import AccountTokens
 from relay.sender.report_limit import OwedReports
@@ -53,7 +54,7 @@ class Sender:
         on_fault: Callable[[BaseException], None],
     ) -> None:
         """`on_fault` is told of what must end the sender: a fault of ours."""
-        self.queue = Queue()
+        self.queue = Queues(keys_of)
         self._reporter = Reporter(
             hostname, lambda: self.upstreams.take_eight_bit(self._policy.upstreams_of_reports)
         )
@@ -97,7 +98,6 @@ class Sender:
             host,
             telemetry,
             on_fault=self.fail,
-            on_change=self._arrivals.reroute,
         )
 
     async def read(self) -> None:
@@ -192,7 +192,7 @@ class Sender:
     def _arrange(self) -> None:
         """Order each line by the policy's lanes, and by what its upstream counts."""
         for name in self._policy.upstreams:
-            self.queue.line(name).arrange(*arrangement_of(self._policy, name))
+            self.queue.line(name).arrange(arrangement_of(self._policy, name))
 
     async def _look_forever(self) -> None:
         events, metrics, clock = self._telemetry

@@ -16,9 +16,9 @@ from weakref import WeakValueDictionary
 
 from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId, is_notice
-from relay.queue.queued import WaitKind, WaitReason
-from relay.queue.scheduler import Queued, Scheduler, State
-from relay.queue.whole import Queue
+from relay.queue.queued import Queued, State, WaitKind, WaitReason
+from relay.queue.queues import Queues
+from relay.queue.upstream_queue import UpstreamQueue
 from relay.sender.attempt import MARKS, Attempt, recipients_left
 from relay.sender.report_limit import OwedReports
 from relay.sender.reports import Reporter
@@ -44,7 +44,7 @@ class Settling:
 
     def __init__(
         self,
-        queue: Queue,
+        queue: Queues,
         spool_thread: SpoolThread,
         telemetry: Telemetry,
         *,
@@ -356,40 +356,35 @@ class Settling:
     def _go_on(self, attempt: Attempt, decision: Decision) -> None:
         """Move the message on in the queue; the caller wakes the dispatchers."""
         queued, left = attempt.queued, decision.recipients_left
-        line, key = self._queue.line_of(queued), queued.key
+        line = self._queue.line_of(queued)
         if decision.next is Next.FINISH:
             self._queue.end_part(queued)
             return
-        line.attempted(
-            key,
-            tried=decision.tried,
-            refusals=decision.refusals,
-            left=recipients_left(attempt.message, queued, decision.gone(), decision.tried),
-        )
+        which = recipients_left(attempt.message, queued, decision.gone(), decision.tried)
+        line.attempted(queued, decision.tried, decision.refusals, which)
         why = WaitReason(decision.reason, WaitKind.REFUSAL, decision.status)
         match decision.next:
             case Next.GIVE_BACK:
-                line.give_back(key, why)
+                line.give_back(queued, why)
             case Next.AGAIN:
-                line.again(key, left, why)
+                line.again(queued, left, why)
             case Next.POSTPONE:
                 due_at_ns = self._clock.boottime_ns() + decision.back_off_ns
-                line.postpone(key, due_at_ns, left, why)
-        self._queue.put(queued, self._clock.boottime_ns())
+                line.postpone(queued, due_at_ns, left, why)
 
 
 class AccountBacklog(NamedTuple):
     """The queue as one upstream account has it, and what its messages are settled with."""
 
-    scheduler: Scheduler
+    line: UpstreamQueue
     """The line of the account."""
     spool_thread: SpoolThread
     settling: Settling
-    queue: Queue
+    queue: Queues
 
 
 class Backlog(NamedTuple):
-    queue: Queue
+    queue: Queues
     spool_thread: SpoolThread
     settling: Settling
 

@@ -11,14 +11,40 @@ Does not: take part in any promise, and losing it loses no mail.  Only an operat
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic
+from typing import Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from relay.mail.text import clean
 from relay.policy.model import Policy
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
-from relay.spool.kept_format import KeptFormat, Record
 from relay.verdicts.account import PauseRecord
+
+Record = TypeVar("Record")
+
+
+class KeptFormat(Generic[Record]):
+    """JSON, for `cat`."""
+
+    def __init__(self, kind: type[Record], of: str, fault: Callable[[Record], str]) -> None:
+        """`of` says what it is a record of; `fault` what makes no sense in one, or nothing."""
+        self._adapter = TypeAdapter(kind)
+        self._of, self._fault = of, fault
+
+    def render(self, record: Record) -> bytes:
+        return self._adapter.dump_json(record, indent=1) + b"\n"
+
+    def parse(self, content: bytes) -> Record:
+        """Raise ValueError for what is none of ours."""
+        try:
+            record = self._adapter.validate_json(content, strict=True)
+        except ValidationError as error:
+            raise ValueError(f"not a record of {self._of}: {error.error_count()} errors in it") from None
+        if fault := self._fault(record):
+            raise ValueError(f"not a record of {self._of}: {fault}")
+        return record
+
 
 PAUSE_FORMAT = KeptFormat(PauseRecord, "pauses", PauseRecord.fault)
 LARGEST_BYTES = 64 * 1024

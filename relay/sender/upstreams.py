@@ -2,7 +2,7 @@
 
 Guarantees: an edit drops no transaction and forgets no history; an upstream that leaves
 the policy, or gets another account, finishes what it has begun.  Each has a line of the queue of its
-own (`relay.queue.whole`), which hears here of every change of its state.
+own (`relay.queue.queues`), which hears here of every change of its state.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
 from relay.sender.accounts import Accounts
 from relay.sender.attempt import Attempt
-from relay.sender.connections import ReadyConnections, account_of, open_with_slot
+from relay.sender.connections import Openings, account_of, open_with_slot
 from relay.sender.delivery import Consequences, Delivery, KnownUpstream
 from relay.sender.dispatcher import Departures, Dispatcher
 from relay.sender.host import Host
@@ -132,7 +132,7 @@ class UpstreamInUse:
     dispatcher: Dispatcher
     departures: Departures
     delivery: Delivery
-    ready: ReadyConnections
+    openings: Openings
     known: KnownUpstream
     throttle: ThrottleThread
     pool: Pool[Connection]
@@ -181,7 +181,7 @@ class UpstreamInUse:
             suspects=frozenset(suspect.queue_id for suspect in self.known.shield.suspects),
             limits=self.throttle,
             counted=self.throttle.counted,
-            certificate_ends_at_ns=self.ready.certificate_ends_at_ns,
+            certificate_ends_at_ns=self.openings.certificate_ends_at_ns,
             client_certificate_ends_at_ns=client_certificate_ends_at_ns,
         )
 
@@ -196,12 +196,8 @@ class Upstreams:
         telemetry: Telemetry,
         *,
         on_fault: Callable[[BaseException], None],
-        on_change: Callable[[], None],
     ) -> None:
-        """`on_fault` is told of what must end the sender.
-
-        `on_change` is called when mail may have to stand in another line.
-        """
+        """`on_fault` is told of what must end the sender."""
         self.in_use: dict[str, UpstreamInUse] = {}
         self._policy = policy
         self._accounts = accounts
@@ -210,7 +206,6 @@ class Upstreams:
         self._telemetry = telemetry
         self._events, self._metrics, self._clock = telemetry
         self._on_fault = on_fault
-        self._on_change = on_change
         self._running: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -250,16 +245,13 @@ class Upstreams:
                 await self._add(name, upstream, replaced.get(name))
         for name in self.in_use:
             self._backlog.queue.line(name).ask_anew()
-        self._on_change()
         self.wake()
 
     def wake(self) -> None:
-        """Have every upstream that has mail look what may go, and which line it stands in."""
+        """Have every upstream that has mail look what may go."""
         for name, each in self.in_use.items():
             if len(self._backlog.queue.line(name)):
                 each.wake()
-        if self._backlog.queue.wants_look:
-            self._on_change()
 
     def take_eight_bit(self, names: Iterable[str]) -> bool:
         """Whether each offered 8BITMIME the last time.  May be called from any thread."""
@@ -296,46 +288,29 @@ class Upstreams:
     def _made(self, name: str, upstream: Upstream) -> UpstreamInUse:
         throttle = self._throttle(name, upstream)
         known, backlog = self._known(name, upstream, throttle), self._backlog.of(name)
-        pool = Pool(
-            self._opener(name, upstream, known, throttle),
-            connections=upstream.connections,
-            max_messages=upstream.max_messages,
-            max_age_ns=upstream.max_age_ns,
-            idle_ns=upstream.idle_ns,
-            clock=self._clock,
-        )
         wake = asyncio.Event()
-        backlog.scheduler.on_change = wake.set
-
-        def came_back() -> None:
-            if departures.is_over:
-                self.wake()
-            elif self._backlog.queue.wants_look:
-                self._on_change()
-
-        def freed() -> None:
-            wake.set()
-            came_back()
+        openings = Openings(name, self._telemetry, known.pausing.rest)
+        pool: Pool[Connection] = Pool(
+            self._opener(name, upstream, known, throttle, openings),
+            self._clock,
+            on_change=wake.set,
+            on_failed=lambda error: openings.failed(error, is_any_open=pool.open > 0),
+        )
+        _configure(pool, upstream)
+        backlog.line.on_change = wake.set
 
         def fail(error: BaseException) -> None:
             # What is sent from now on could not be settled, and would be sent again.
             dispatcher.halt()
             self._on_fault(error)
 
-        ready = ReadyConnections(
-            name,
-            pool,
-            self._telemetry,
-            on_change=wake.set,
-            on_unavailable=known.pausing.rest,
-        )
         delivery = Delivery(
             backlog,
             Consequences(name, backlog, known, self._telemetry),
             throttle=throttle,
             pool=pool,
             clock=self._clock,
-            on_free=freed,
+            on_free=wake.set,
             on_fault=fail,
         )
         departures = Departures(
@@ -343,21 +318,20 @@ class Upstreams:
             backlog,
             known,
             throttle=throttle,
-            ready=ready,
+            pool=pool,
             delivery=delivery,
             telemetry=self._telemetry,
-            wake_others=came_back,
         )
         dispatcher = Dispatcher(
             backlog,
             departures,
             pausing=known.pausing,
             throttle=throttle,
-            ready=ready,
+            pool=pool,
             telemetry=self._telemetry,
             wake=wake,
         )
-        return UpstreamInUse(dispatcher, departures, delivery, ready, known, throttle, pool, wake.set)
+        return UpstreamInUse(dispatcher, departures, delivery, openings, known, throttle, pool, wake.set)
 
     def _throttle(self, name: str, upstream: Upstream) -> ThrottleThread:
         history = self._policy.history_path(name)
@@ -412,18 +386,11 @@ class Upstreams:
         known, throttle = changed.known, changed.throttle
         known.use(rules_of(name, upstream), upstream)
         limits = with_ceilings(upstream.limits, self._policy.lanes)
-        opener = self._opener(name, upstream, known, throttle)
-        changed.pool.reconfigure(
-            opener=opener if upstream_changed else None,
-            connections=upstream.connections,
-            max_messages=upstream.max_messages,
-            max_age_ns=upstream.max_age_ns,
-            idle_ns=upstream.idle_ns,
-        )
+        # No transaction begins on a connection opened for another account.
+        opener = self._opener(name, upstream, known, throttle, changed.openings) if upstream_changed else None
+        _configure(changed.pool, upstream, opener)
         if upstream_changed:
-            # No transaction begins on a connection opened for another account.
-            changed.ready.let_go()
-            changed.ready.certificate_ends_at_ns = None
+            changed.openings.certificate_ends_at_ns = None
         await throttle.replan(limits, upstream.guard_ns, upstream.max_transaction_ns)
         if is_mended(name, before, upstream):
             self._use_again(changed, changed.known.edited)
@@ -508,23 +475,27 @@ class Upstreams:
     def _note(self, name: str, pausing: Pausing) -> None:
         """Have the queue hear of an upstream's state, unless it is of an account of before."""
         is_in_use = name in self.in_use and self.in_use[name].pausing is pausing
-        if is_in_use and self._backlog.queue.note(name, pausing.standing):
-            self._on_change()
+        if is_in_use:
+            self._backlog.queue.note(name, pausing.standing)
 
     def _set(self, changed: UpstreamInUse, upstream: Upstream) -> None:
         departures = changed.departures
         departures.connections, departures.max_recipients = upstream.connections, upstream.max_recipients
 
     def _opener(
-        self, name: str, upstream: Upstream, known: KnownUpstream, throttle: ThrottleThread
-    ) -> Callable[[], Awaitable[Connection]]:
-        return functools.partial(
-            open_with_slot,
-            throttle,
-            self._accounts.logins(name, upstream, known.judge),
-            self._clock,
-            functools.partial(known.offers.seen, server_of(upstream)),
-        )
+        self,
+        name: str,
+        upstream: Upstream,
+        known: KnownUpstream,
+        throttle: ThrottleThread,
+        openings: Openings,
+    ) -> Callable[[], Coroutine[Any, Any, Connection]]:
+        def opened(connection: Connection) -> None:
+            known.offers.seen(server_of(upstream), connection)
+            openings.opened(connection)
+
+        logins = self._accounts.logins(name, upstream, known.judge)
+        return functools.partial(open_with_slot, throttle, logins, self._clock, opened)
 
     async def guard(self, chore: Callable[[], Awaitable[None]]) -> None:
         """Run a chore; its end by an error ends the sender."""
@@ -536,3 +507,17 @@ class Upstreams:
     def _fail_history(self, name: str, text: str) -> None:
         self._metrics.history_failed(name)
         self._events.history_failed(upstream=name, error=text)
+
+
+def _configure(
+    pool: Pool[Connection],
+    upstream: Upstream,
+    opener: Callable[[], Coroutine[Any, Any, Connection]] | None = None,
+) -> None:
+    pool.configure(
+        connections=upstream.connections,
+        max_messages=upstream.max_messages,
+        max_age_ns=upstream.max_age_ns,
+        idle_ns=upstream.idle_ns,
+        opener=opener,
+    )

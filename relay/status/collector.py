@@ -129,7 +129,6 @@ def _fill_rest(families: Families, snapshot: Snapshot) -> None:
     families.set("relay_spool_free_inodes", math.inf if disk.free_inodes is None else disk.free_inodes)
     families.set("relay_policy_last_reload_successful", int(policy.is_good))
     families.set("relay_policy_last_reload_success_timestamp_seconds", policy.loaded_at_ns / SECOND_NS)
-    families.set("relay_policy_waiting", int(policy.waiting_because != ""))
     families.set("relay_policy_info", 1, policy.sha256)
 
 

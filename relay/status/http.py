@@ -51,9 +51,6 @@ def _bind(address: HostPort) -> socket.socket:
 class Source(Protocol):
     """What is shown."""
 
-    async def foresee(self) -> None:
-        """Await it before `snapshot` or `coming` is to tell when the queue will have drained."""
-
     def snapshot(self) -> Snapshot: ...
 
     def coming(self) -> Coming: ...
@@ -177,14 +174,12 @@ class StatusServer:
         return True
 
     async def _page(self, _request: web.Request) -> web.Response:
-        await self._source.foresee()
         shown = page.render(
             public(self._source.snapshot()), public_coming(self._source.coming()), self._samples
         )
         return web.Response(text=shown, content_type="text/html")
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        await self._source.foresee()
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
@@ -197,5 +192,4 @@ class StatusServer:
         return web.Response(text="ready\n")
 
     async def _status(self, _request: web.Request) -> web.Response:
-        await self._source.foresee()
         return web.json_response(to_json(public(self._source.snapshot())))

@@ -118,7 +118,7 @@ class UpstreamStatus:
     """Wall clock: when the last message that waits will have been relayed, by estimate; now, where none
     does, and None where nobody can tell."""
     held_by: str = ""
-    """What holds the next message that waits, as `estimate.forecast` names it; empty for nothing."""
+    """What holds the next message that waits, in words; empty for nothing."""
     health: Health = Health.USED
     """The state of docs/states.md; `state` does not tell `proving` from `used`."""
     paused_by: str = ""
@@ -243,10 +243,6 @@ class PolicyStatus:
     """The first fault of a refused edit."""
     refused_file: str = ""
     """Why a listener's users or certificate cannot be used, while the last good ones stay; else empty."""
-    waiting_because: str = ""
-    """Why an edit is not in force yet; empty where none waits."""
-    waiting_until_ns: int | None = None
-    """Wall clock: when it will be, if the file stays as it is; None where that is not all it waits for."""
     path: str = ""
     """Its file, absolute."""
 
@@ -347,7 +343,7 @@ class MessageView:
     upstream: str = ""
     """In whose line it stands, or the first part of it."""
     held_by: str = ""
-    """As `relay.status.estimate.forecast` names it; empty where it goes now."""
+    """In words; empty where it goes now."""
     lane: str = ""
     """Empty where the policy has none."""
     upstream_because: str = ""
@@ -442,7 +438,7 @@ def public_coming(coming: Coming) -> Coming:
 
 _NULL_WHERE_EMPTY = frozenset({
     "refusing_because", "paused_because", "paused_by", "proving_after", "held_by", "last_error",
-    "waiting_because", "reason", "upstream", "upstream_because", "instead_of", "lane",
+    "reason", "upstream", "upstream_because", "instead_of", "lane",
     "rewritten_as",
 })  # fmt: skip
 

@@ -115,8 +115,6 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
     ("policy_loaded", _NOTICE, "path sha256 changes",
      "policy loaded: {_changes}{path}, sha256 {sha256}"),
     ("policy_refused", _ERROR, "path fault", "policy refused, the last good one stays: {fault}"),
-    ("policy_waiting", _WARNING, "path sha256 reason until_at",
-     "policy {path}: the edit, sha256 {sha256}, waits{_until}: {reason}"),
     ("listener_files_loaded", _NOTICE, "listener users certificate",
      "listener {listener}: loaded {_what}"),
     ("listener_files_refused", _ERROR, "listener error",

@@ -428,17 +428,6 @@ class Events:
     def client_certificate_refused(self, *, upstream: str, error: str) -> None:
         self._tell("client_certificate_refused", upstream=upstream, error=error)
 
-    def policy_waiting(self, *, path: str, sha256: str, reason: str, until_at_ns: int | None) -> None:
-        until_at = rfc3339_or_none(until_at_ns)
-        self._tell(
-            "policy_waiting",
-            {"_until": f" until {until_at}" if until_at else ""},
-            path=path,
-            sha256=sha256,
-            reason=reason,
-            until_at=until_at,
-        )
-
     def policy_needs_restart(self, *, path: str, keys: Iterable[str]) -> None:
         self._tell("policy_needs_restart", path=path, keys=list(keys))
 

@@ -192,8 +192,6 @@ _ROWS: tuple[tuple[str, Type, Source, str, str], ...] = (
      "When the policy in force was loaded."),
     ("relay_policy_reloads_total", "counter", "live", "result",
      "Edits that came into force, or were refused."),
-    ("relay_policy_waiting", "gauge", "snapshot", "",
-     "1 while an edit that allows more rests before it comes into force."),
     ("relay_policy_info", "gauge", "snapshot", "sha256", "Always 1; the policy in force is the label."),
     ("relay_log_lost_lines_total", "counter", "listener", "",
      "Log lines that could not be written, or were dropped because nobody read them."),

@@ -31,12 +31,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from relay.clock import SECOND_NS, Clock
-from relay.spool.disk.durable import Disk, sync_above, why_a_strangers, write_with_room
+from relay.spool.disk.durable import Disk, sync_above, write_with_room
 from relay.spool.disk.os_errors import is_lack_of_room
 from relay.spool.disk.replacing import InDoubt, put_in_place
-from relay.spool.finding import NOTHING_SENT
 from relay.throttle.events import Event, moved
-from relay.throttle.history import HistoryError
+from relay.throttle.history import NOTHING_SENT, HistoryError
 from relay.throttle.history_format import (
     MARK_BYTES,
     At,
@@ -194,7 +193,7 @@ class FileHistory:
         if self._disk.inode(self._path) is None:
             return
         self._fd = self._disk.open_update(self._path)
-        if (why := why_a_strangers(self._disk, self._fd, self._path)) is not None:
+        if (why := self._disk.why_not_ours(self._path)) is not None:
             raise DamagedHistory(why)
         content = self._disk.pread(self._fd, self._disk.size(self._fd), 0)
         contents, is_of_this_boot = found_in(content, mark_ns, self._clock)

@@ -15,6 +15,8 @@ from typing import Protocol
 
 from relay.throttle.events import Event
 
+NOTHING_SENT = "nothing is sent through this account"
+
 
 class HistoryError(Exception):
     """The history cannot be read or written, so nothing may be sent: the account fails closed.

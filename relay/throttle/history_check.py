@@ -5,17 +5,36 @@ the new one.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from relay.clock import Clock
-from relay.spool.disk.durable import Disk, opened, why_a_strangers
-from relay.spool.finding import NOTHING_SENT, Finding
+from relay.spool.disk.durable import Disk, opened
 from relay.throttle.book import Book
 from relay.throttle.events import Event, Slot
 from relay.throttle.file_history import ADVICE, check_mark, found_in, refusal
-from relay.throttle.history import HistoryError
+from relay.throttle.history import NOTHING_SENT, HistoryError
 from relay.throttle.history_format import MARK_BYTES, DamagedHistory, read_mark
 from relay.throttle.limit import Limit
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What `fsck` found, for a person who has never seen the files."""
+
+    path: str
+    kind: str
+    """A word for programs, such as `damaged_history`."""
+    what: str
+    becomes: str
+    """What the relay does with it."""
+    advice: str = ""
+    """What an operator can do; empty where nobody need do anything."""
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether somebody has to look at it."""
+        return bool(self.advice)
 
 
 def history_findings(path: Path, disk: Disk, clock: Clock) -> Iterator[Finding]:
@@ -71,7 +90,7 @@ def _read(path: Path, disk: Disk, clock: Clock) -> tuple[Sequence[Event], bool]:
         pass  # it says nothing
     try:
         with opened(disk, disk.open_read(str(path))) as fd:
-            if (why := why_a_strangers(disk, fd, str(path))) is not None:
+            if (why := disk.why_not_ours(str(path))) is not None:
                 raise DamagedHistory(why)
             content = disk.pread(fd, disk.size(fd), 0)
     except FileNotFoundError:

@@ -25,7 +25,7 @@ from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Shape
 from relay.mail.text import clean
 from relay.policy.model import Mechanism, Tls
-from relay.policy.secrets import KeyPair, SecretError, open_authorities, show, trusting
+from relay.policy.secrets import KeyPair, SecretError, read_authorities, show, trusting
 from relay.policy.shipped import standard_judge
 from relay.smtp.extensions import Extensions, extensions_of
 from relay.smtp.reply import Phase, Reply
@@ -362,33 +362,15 @@ def _same(protocol: StrictProtocol) -> StrictProtocol:
 
 def _trusting(ca_file: Path | None, pair: KeyPair | None = None) -> ssl.SSLContext:
     """Trust the system's authorities without a file; show a pair.  Raises SecretError, OSError."""
-    if ca_file is None:
-        return _context(None, pair)
-    descriptor = open_authorities(ca_file)
-    try:
-        status = os.fstat(descriptor)
-        version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        return _context(_Authorities(ca_file, version, descriptor), pair)
-    finally:
-        os.close(descriptor)
-
-
-@dataclass(frozen=True, slots=True)
-class _Authorities:
-    """One version of a file of authorities, open."""
-
-    path: Path
-    version: tuple[int, ...]
-    descriptor: int = field(compare=False)
+    return _context(ca_file, None if ca_file is None else read_authorities(ca_file), pair)
 
 
 @functools.lru_cache(maxsize=16)
-def _context(authorities: _Authorities | None, pair: KeyPair | None) -> ssl.SSLContext:
-    context = (
-        ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
-        if authorities is None
-        else trusting(authorities.path, authorities.descriptor)
-    )
+def _context(ca_file: Path | None, authorities: str | None, pair: KeyPair | None) -> ssl.SSLContext:
+    if ca_file is None or authorities is None:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
+    else:
+        context = trusting(ca_file, authorities)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # By default Python 3.13 refuses authorities without key identifiers, and trusts any certificate of the
     # owner's file, not only roots.  What is trusted must not depend on the version of Python.

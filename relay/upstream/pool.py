@@ -1,22 +1,17 @@
 """The connections to one upstream: opened when needed, kept, handed out, let go.
 
-Guarantees: never more connections than the cap, those being opened and those saying QUIT
-included (upstreams count them too); each has one holder at a time; a connection that died,
-spoke or was closed while idle is dropped, so it costs no slot and no attempt.  Waiters are
-served in order, by a connection released or one opened, whichever comes first.
-Does not: send anything, or wait after a failure: the next `acquire` opens again.
+Guarantees: never more connections than the cap, those being opened and those saying QUIT included (upstreams
+count them too); each has one holder at a time; a connection that died, spoke or was closed while idle is
+dropped, so it costs no slot and no attempt.  The first logs in before others try: some upstreams lock an
+account after a few wrong passwords.
+Does not: send anything, or wait for a connection: `on_change` tells when to ask again.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, Protocol, TypeVar
 
 from relay.clock import SECOND_NS, Clock
-from relay.smtp.reply import Phase
-from relay.upstream.connection import UpstreamUnavailable
-from relay.verdicts.outcome import Answer
-from relay.verdicts.verdict import Verdict
 
 
 class Poolable(Protocol):
@@ -36,6 +31,7 @@ class Poolable(Protocol):
 
 
 C = TypeVar("C", bound=Poolable)
+Open = Callable[[], Coroutine[Any, Any, C]]
 
 
 class Pool(Generic[C]):
@@ -43,29 +39,31 @@ class Pool(Generic[C]):
 
     def __init__(
         self,
-        opener: Callable[[], Awaitable[C]],
-        *,
-        connections: int,
-        max_messages: int,
-        max_age_ns: int,
-        idle_ns: int,
+        opener: Open[C],
         clock: Clock,
+        *,
+        on_change: Callable[[], None],
+        on_failed: Callable[[Exception], int],
     ) -> None:
-        self._opener = opener
-        self._connections = connections
-        self._max_messages = max_messages
-        self._max_age_ns = max_age_ns
-        self._idle_ns = idle_ns
-        self._clock = clock
-        self._expected = (max_messages, 0)  # how many messages a session takes, and until when that is known
+        """`on_change` is called when there is one more, or none to be had.
+
+        `on_failed` is told why one could not be opened; it returns for how many nanoseconds no other is
+        tried, or raises what the next `take` is to raise.
+        """
+        self._opener, self._clock = opener, clock
+        self._on_change, self._on_failed = on_change, on_failed
+        self._connections = self._max_messages = 1
+        self._max_age_ns = self._idle_ns = 0
+        self._expected = (1, 0)  # how many messages a session takes, and until when that is known
         self._generation = 0  # of the opener
         self._idle: list[tuple[C, int]] = []  # with when it became idle; oldest first
-        self._busy: dict[C, int] = {}  # with the generation it was opened in
-        self._opening: dict[asyncio.Task[C], int] = {}
+        self._busy: dict[C, tuple[int, int]] = {}  # with its generation, and since when it had been idle
+        self._opening: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
-        self._waiters: deque[asyncio.Future[C]] = deque()
+        self._rests_until_ns = 0
+        self._failure: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._is_closed = False
+        self._is_stopped = False
 
     @property
     def open(self) -> int:
@@ -75,52 +73,34 @@ class Pool(Generic[C]):
     def idle(self) -> int:
         return sum(connection.is_usable for connection, _ in self._idle)
 
-    def try_acquire(self) -> C | None:
-        """Return the idle connection used last, or None.  Give it back by release or discard."""
-        while self._idle:
-            connection, since_ns = self._idle.pop()
-            now_ns = self._clock.boottime_ns()
-            if self._may_stay(connection, now_ns) and now_ns - since_ns < self._idle_ns:
-                self._busy[connection] = self._generation
-                return connection
-            self._retire(connection)
-        return None
+    @property
+    def is_opening(self) -> bool:
+        return bool(self._opening)
 
-    async def acquire(self) -> C:
-        """Return an idle connection at once, else the first that becomes free or is opened.
+    def take(self, most: int, *, openings: int | None) -> list[C]:
+        """Return up to `most` connections, those used last first, and have more opened if there are fewer.
 
-        Raises UpstreamUnavailable when opening failed and no other is being opened.
+        `openings` is how many may be opened, None for any number.  Give each back by release or discard.
         """
-        connection = self.try_acquire()
-        if connection is not None:
-            return connection
-        if self._is_closed:
-            raise _closed()
-        waiter: asyncio.Future[C] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        self._serve()
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.release(waiter.result())  # it was given a connection in that moment
-            raise
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        taken: list[C] = []
+        while len(taken) < most and (connection := self._next()) is not None:
+            taken.append(connection)
+        for _ in range(self._lacking(most - len(taken), openings)):
+            opening = asyncio.get_running_loop().create_task(self._open(self._generation))
+            self._opening.add(opening)
+        return taken
 
-    def release(self, connection: C) -> None:
-        """Keep the connection if it may be used again."""
-        generation = self._busy.pop(connection)
-        now_ns = self._clock.boottime_ns()
-        is_current = generation == self._generation and not self._is_closed
-        if is_current and self._count() < self._connections and self._may_stay(connection, now_ns):
-            self._keep(connection, now_ns)
-        else:
-            self._retire(connection)
-        self._serve()
+    def release(self, connection: C, *, was_used: bool = True) -> None:
+        """Keep the connection if it may be used again; one that was not used is as long idle as before."""
+        generation, since_ns = self._busy.pop(connection)
+        self._keep(connection, generation, self._clock.boottime_ns() if was_used else since_ns)
 
     def discard(self, connection: C) -> None:
         del self._busy[connection]
         connection.abort()
-        self._serve()
 
     def expect_most(self, messages: int) -> None:
         """Have connections end after so many messages, as the upstream does, for as long as one may last."""
@@ -130,14 +110,14 @@ class Pool(Generic[C]):
         """Undo `expect_most`."""
         self._expected = (self._max_messages, 0)
 
-    def reconfigure(
+    def configure(
         self,
         *,
         connections: int,
         max_messages: int,
         max_age_ns: int,
         idle_ns: int,
-        opener: Callable[[], Awaitable[C]] | None = None,
+        opener: Open[C] | None = None,
     ) -> None:
         """Change the caps at once, and how connections are opened where an opener is given.
 
@@ -153,22 +133,64 @@ class Pool(Generic[C]):
         while self._idle and (opener is not None or self._count() > connections):
             self._retire(self._idle.pop(0)[0])
         self._set_timer()
-        self._serve()
+
+    def stop(self) -> None:
+        """Open none any more; those in use are closed when released."""
+        self._is_stopped = True
+        for opening in self._opening:
+            opening.cancel()
 
     async def close(self) -> None:
-        """Close idle connections and open none; those in use are closed when released."""
-        self._is_closed = True
-        for task in self._opening:
-            task.cancel()
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_exception(_closed())
+        """Stop, and close idle connections."""
+        self.stop()
         while self._idle:
             self._retire(self._idle.pop()[0])
         self._set_timer()
         while self._opening or self._closing:
             await asyncio.wait([*self._opening, *self._closing])
+
+    def _next(self) -> C | None:
+        while self._idle:
+            connection, since_ns = self._idle.pop()
+            now_ns = self._clock.boottime_ns()
+            if self._may_stay(connection, now_ns) and now_ns - since_ns < self._idle_ns:
+                self._busy[connection] = self._generation, since_ns
+                return connection
+            self._retire(connection)
+        return None
+
+    def _lacking(self, wanted: int, openings: int | None) -> int:
+        """Return how many connections to open now."""
+        if self._is_stopped or self._clock.boottime_ns() < self._rests_until_ns:
+            return 0
+        room = self._connections - self._count()
+        # By the pool's own count: one that is on its way from a transaction to who waits for it is open.
+        most = wanted - len(self._opening) if self.open else min(wanted, 1 - len(self._opening))
+        return max(0, min(most, room) if openings is None else min(most, room, openings))
+
+    async def _open(self, generation: int) -> None:
+        try:
+            connection = await self._opener()
+        except Exception as error:  # noqa: BLE001 - whatever it is, `on_failed` judges it
+            if not self._is_stopped and generation == self._generation:
+                self._fail(error)
+        else:
+            self._keep(connection, generation, self._clock.boottime_ns())
+        finally:
+            if (task := asyncio.current_task()) is not None:
+                self._opening.discard(task)
+        # Told last: who looks again must not count on this one still coming.
+        self._on_change()
+
+    def _fail(self, error: Exception) -> None:
+        try:
+            rest_ns = self._on_failed(error)
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the next `take` raises it
+            self._failure = failure
+            return
+        if rest_ns:
+            self._rests_until_ns = max(self._rests_until_ns, self._clock.boottime_ns() + rest_ns)
+            asyncio.get_running_loop().call_later(rest_ns / SECOND_NS, self._on_change)
 
     def _count(self) -> int:
         """Count every connection that the upstream may see."""
@@ -183,60 +205,27 @@ class Pool(Generic[C]):
             and now_ns - connection.opened_at_ns < self._max_age_ns
         )
 
-    def _serve(self) -> None:
-        while self._waiters:
-            if self._waiters[0].done():
-                self._waiters.popleft()  # cancelled
-                continue
-            connection = self.try_acquire()
-            if connection is None:
-                break
-            self._waiters.popleft().set_result(connection)
-        if not self._waiters:
-            return  # as after nearly every transaction
-        wanted = sum(not waiter.done() for waiter in self._waiters)
-        while len(self._opening) < wanted and self._count() < self._connections and not self._is_closed:
-            task = asyncio.ensure_future(self._opener())
-            self._opening[task] = self._generation
-            task.add_done_callback(self._opened)
-
-    def _opened(self, task: asyncio.Task[C]) -> None:
-        generation = self._opening.pop(task)
-        is_current = generation == self._generation and not self._is_closed
-        error = None if task.cancelled() else task.exception()
-        if task.cancelled():
-            pass
-        elif error is None:
-            connection = task.result()
-            if is_current and self._count() < self._connections:
-                self._keep(connection, self._clock.boottime_ns())
-            else:
-                self._retire(connection)
-        elif is_current and not self._opening:
-            # Also while other connections are in use: a waiter that does not learn of the failure
-            # would open again, and be refused again, each time that one of them is free.
-            while self._waiters:
-                waiter = self._waiters.popleft()
-                if not waiter.done():
-                    waiter.set_exception(error)
-        elif is_current:
-            return  # another one is coming; to open again now would be a hot loop
-        self._serve()
-
-    def _keep(self, connection: C, now_ns: int) -> None:
-        self._idle.append((connection, now_ns))
-        if self._timer is None:
+    def _keep(self, connection: C, generation: int, since_ns: int) -> None:
+        """Take a connection of a generation in, idle since then, if it may be used again."""
+        is_one_more = len(self._idle) + len(self._busy) + len(self._closing) < self._connections
+        is_current = generation == self._generation and not self._is_stopped
+        if not (is_current and is_one_more and self._may_stay(connection, self._clock.boottime_ns())):
+            self._retire(connection)
+            return
+        self._idle.append((connection, since_ns))
+        self._idle.sort(key=lambda each: each[1])
+        if self._timer is None or self._idle[0][0] is connection:
             self._set_timer()
 
     def _retire(self, connection: C) -> None:
         """Close a connection that nobody holds; it counts until it is gone."""
-        task = asyncio.ensure_future(connection.close())
-        self._closing.add(task)
-        task.add_done_callback(self._retired)
+        closing = asyncio.get_running_loop().create_task(_closed(connection))
+        self._closing.add(closing)
+        closing.add_done_callback(self._retired)
 
-    def _retired(self, task: asyncio.Task[None]) -> None:
-        self._closing.discard(task)
-        self._serve()
+    def _retired(self, closing: asyncio.Task[None]) -> None:
+        self._closing.discard(closing)
+        self._on_change()
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -260,6 +249,5 @@ class Pool(Generic[C]):
         self._set_timer()
 
 
-def _closed() -> UpstreamUnavailable:
-    text = "the connections to this upstream are being closed"
-    return UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, None, text))
+async def _closed(connection: Poolable) -> None:
+    await connection.close()

@@ -6,8 +6,8 @@ Guarantees
   come unasked (RFC 5321, 3.8); replies in front of it stand;
 - after any `Broken` the connection is of no more use, and says so;
 - no command line contains CR, LF or NUL, and no exception contains a command line;
-- the final dot is written only behind content that arrived whole and ended in CRLF, and a 250 that
-  was on its way before the upstream's host had acknowledged the dot is not the reply to it.
+- the final dot is written only behind content that arrived whole and ended in CRLF, and not behind a reply
+  that came before it.
 Takes from the base class: the transport, its flow control, and the change to TLS; not its reading
 of replies, which pairs `250ok` or a leftover line with a command.
 Costs: no asyncio Task and no wait_for per command; a timeout costs an assignment.
@@ -15,10 +15,7 @@ Assumes: one user at a time.
 """
 
 import asyncio
-import fcntl
 import ssl
-import sys
-import termios
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import cast
@@ -106,8 +103,6 @@ class StrictProtocol(SMTPProtocol):
         self._due = 1  # replies to come; the greeting comes unasked
         self._replies: deque[Reply] = deque()  # came, and nobody took them yet
         self._latest = Reply(0, None, "")  # the one taken last
-        self._is_dotted = False  # the dot was written, and nothing came since
-        self._is_early = False  # what came then left before the dot arrived there
         self._is_closing = False  # 421 came: what follows it is nothing
         self._fault: Broken | None = None
         self._waiter: asyncio.Future[bool] | None = None
@@ -199,18 +194,13 @@ class StrictProtocol(SMTPProtocol):
             return self._take_reply()
         self._raise_fault()
         # Crash here: without its dot, the upstream discards what it has (RFC 5321, 4.1.1.4).
-        self._is_dotted = True
         self._write(block)
         return None
 
     async def end_of_content(self, timeout_s: float) -> Reply:
         """Broken here means: nobody knows."""
         self.phase = Phase.EOD
-        reply = await self.reply(timeout_s)
-        if reply.code == 250 and self._is_early:
-            self._fault = Desynchronised("a 250 came before the upstream had the final dot")
-            raise self._fault
-        return reply
+        return await self.reply(timeout_s)
 
     async def quit(self, timeout_s: float) -> None:
         """Close within about the timeout, whatever happens."""
@@ -241,8 +231,6 @@ class StrictProtocol(SMTPProtocol):
     def data_received(self, data: bytes) -> None:
         if self._fault is not None or self._is_closing:
             return
-        if self._is_dotted:
-            self._is_dotted, self._is_early = False, self._unacknowledged_bytes() > 0
         try:
             self._parser.feed(data)
             self._take_due()
@@ -293,19 +281,6 @@ class StrictProtocol(SMTPProtocol):
         # Under TLS the default is 512 KiB: at 1 kB/s no progress would be seen for minutes.
         self._writer = cast("asyncio.WriteTransport", self.transport)
         self._writer.set_write_buffer_limits(high=BLOCK_BYTES)
-
-    def _unacknowledged_bytes(self) -> int:
-        """Return how much of what was written the other host does not have yet.
-
-        A TCP segment acknowledges all that arrived before it left.  So octets that are not
-        acknowledged when a reply is here had not arrived when the reply was sent.  Linux counts
-        them by SIOCOUTQ (tcp(7)).
-        """
-        connected = self._writer.get_extra_info("socket")
-        if connected is None:
-            return 0
-        unacknowledged: bytes = fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, bytes(4))
-        return self._writer.get_write_buffer_size() + int.from_bytes(unacknowledged, sys.byteorder)
 
     def _write(self, octets: bytes | bytearray) -> None:
         self._writer.write(octets)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, UNREAD, Deed, Found, Rows, Verb, Write
 from relay.mail.envelope import QueueId
-from relay.queue.queued import WaitReason, origin_of
-from relay.queue.scheduler import Queued, State
-from relay.status.estimate.plan import Plan
+from relay.queue.queued import Queued, State, WaitReason, origin_of
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted, domains_of
+from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, Snapshot, UpstreamState
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.snapshots import AT_NS, a_detail, a_plan, a_snapshot, an_upstream

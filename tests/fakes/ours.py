@@ -14,8 +14,5 @@ class AllOurs(ABC):
     def status(self, fd: int) -> FileStatus:
         return FileStatus(self.size(fd), 0, 0, 0o600)
 
-    def users(self, folder: str) -> frozenset[int]:  # noqa: ARG002 - all are alike
-        return frozenset({0})
-
-    def why_not_ours(self, folder: str) -> str | None:  # noqa: ARG002 - all are alike
+    def why_not_ours(self, path: str) -> str | None:  # noqa: ARG002 - all are alike
         return None

@@ -6,8 +6,7 @@ from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.policy.differences import Difference
 from relay.queue.routes import Because
-from relay.status.estimate.past import Met
-from relay.status.estimate.plan import Course, LaneCourse, NoteKind, Over, PastCourse, Plan, PlanRemark
+from relay.status.plan import OverLimit, Plan, PlannedUpstream
 from relay.status.snapshot import (
     CertificateStatus,
     Condition,
@@ -160,45 +159,14 @@ def routes() -> tuple[RouteStatus, ...]:
 def a_plan() -> Plan:
     """Return what an edit from 8 to 5 messages a minute would do to 12 messages."""
     minute_ns = 60 * SECOND_NS
-
-    def course(each_minute: int) -> Course:
-        minutes = -(-12 // each_minute)
-        left = tuple(min(each_minute, max(0, 12 - each_minute * minute)) for minute in range(60))
-        ends_at_ns = AT_NS + minutes * minute_ns
-        lanes = (LaneCourse("news", 10, ends_at_ns), LaneCourse("default", 2, AT_NS + minute_ns))
-        return Course("isp", "", 12, ends_at_ns, minutes * minute_ns, left, lanes)
-
+    words = "limit 8 messages per 60s", "limit 5 messages per 60s"
     return Plan(
         AT_NS,
         is_running=True,
         differences=(
-            Difference("isp", "8 messages in any 1m", "5 messages in any 1m"),
-            Difference("listen 127.0.0.1:2525.max_size", "100", "50", needs_restart=True),
+            Difference("upstreams.isp.connections", "4", "5"),
+            Difference("listen.max_size", "100", "50", needs_restart=True),
         ),
-        over=(
-            Over("5 messages per 60s", "5 messages per 1m", 8, 5, AT_NS + 42 * SECOND_NS),
-            Over(
-                "1 messages per 60s for each sender",
-                "1 messages per 1m for each sender",
-                4,
-                1,
-                AT_NS + 50 * SECOND_NS,
-                keys=2,
-                key="a@x.example",
-            ),
-        ),
-        notes=(PlanRemark(NoteKind.IN_PARTS, "5 recipients per 1h", 2, 5),),
-        old=course(8),
-        new=course(5),
-        past=(
-            PastCourse(
-                "isp",
-                1234,
-                AT_NS - 3 * 86_400 * SECOND_NS,
-                AT_NS - minute_ns,
-                77,
-                Met(0, 0, ()),
-                Met(120, 3 * minute_ns, ("9 messages per 60s for each client",)),
-            ),
-        ),
+        over=(OverLimit("isp", "5 messages per 60s", 8, 5),),
+        upstreams=(PlannedUpstream("isp", 12, 14, AT_NS + 2 * minute_ns, AT_NS + 3 * minute_ns, *words),),
     )

@@ -1,5 +1,6 @@
 """A policy of any bytes: a policy, or faults that each name a place; no more work than it is worth."""
 
+from relay.policy.document import MAX_NODES
 from tests.fuzz.choices import Choices
 from tests.fuzz.work import bounded
 from tests.unit.policy.examples import INTERFACE, SMALL
@@ -14,6 +15,8 @@ TOKENS = [
 ]  # fmt: skip
 CALLS_A_NODE = 400
 """Parser, tree and model: what one value may cost, with some to spare."""
+CALLS_OF_ALIASES = 20 * MAX_NODES
+"""What aliases repeat is read until it is too much."""
 
 
 def target(raw: bytes) -> None:
@@ -25,7 +28,7 @@ def target(raw: bytes) -> None:
             content = choices.spoiled(choices.pick((INTERFACE, SMALL)).encode(), TOKENS)
         case _:
             content = b"".join(choices.pick(TOKENS) for _ in range(choices.number(60)))
-    with bounded(50_000 + CALLS_A_NODE * len(content)):
+    with bounded(50_000 + CALLS_OF_ALIASES + CALLS_A_NODE * len(content)):
         is_told_well(content)
 
 

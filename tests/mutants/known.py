@@ -32,7 +32,6 @@ TESTS = (
     "tests/unit/cli/test_audit.py",
     "tests/unit/status/test_quarantine_counts.py",
     "tests/unit/status/test_eta.py",
-    "tests/unit/status/test_eta_of_a_queue.py",
     "tests/unit/sender/test_spool_thread.py",
     "tests/unit/sender/test_group_commit.py",
     "tests/unit/sender/test_reports.py",

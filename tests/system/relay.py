@@ -47,7 +47,12 @@ class RelayProcess:
     """One relay in a folder of its own.  A context manager: in it the relay runs and is ready."""
 
     def __init__(self, folder: Path, upstreams: Mapping[str, Any], **policy: Any) -> None:
-        """Write the policy: `upstreams` as in YAML, and any other section over the defaults here."""
+        """Write the policy: `upstreams` as in YAML, and any other section over the defaults here.
+
+        An upstream that names no limits has none.
+        """
+        for each in upstreams.values():
+            each.setdefault("limits", [])
         self.folder = folder
         self.port = free_port()
         self.http_port = free_port()

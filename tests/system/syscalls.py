@@ -29,12 +29,12 @@ _NUMBERS: dict[str, dict[int, str]] = {
     "x86_64": {
         1: "write", 18: "pwrite64", 20: "writev", 44: "sendto", 74: "fsync", 75: "fdatasync",
         77: "ftruncate", 82: "rename", 83: "mkdir", 86: "link", 87: "unlink", 133: "mknod",
-        209: "io_submit", 257: "openat",
+        257: "openat",
         258: "mkdirat", 259: "mknodat", 263: "unlinkat", 264: "renameat", 265: "linkat", 280: "utimensat",
         316: "renameat2",
     },
     "aarch64": {
-        2: "io_submit", 33: "mknodat", 34: "mkdirat", 35: "unlinkat", 37: "linkat", 38: "renameat",
+        33: "mknodat", 34: "mkdirat", 35: "unlinkat", 37: "linkat", 38: "renameat",
         46: "ftruncate", 56: "openat", 64: "write", 66: "writev", 68: "pwrite64", 82: "fsync",
         83: "fdatasync", 88: "utimensat", 206: "sendto", 276: "renameat2",
     },
@@ -173,8 +173,6 @@ class Watcher:
 
 def _call(pid: int, name: str, arguments: Sequence[int]) -> Call | None:
     """Return what a call is about; None where it changes nothing that lasts."""
-    if name == "io_submit":
-        return Call(pid, name, f"{arguments[1]} files")
     if name not in _ON_DESCRIPTORS:
         paths = (_path(pid, arguments[index]) for index in _PATHS.get(name, (1,)))
         return Call(pid, name, " ".join(paths))

@@ -56,7 +56,7 @@ class Pod:
             "upstreams": {
                 "isp": sink | {"limits": [{"messages": messages, "per": "1h"}]},
                 # Used by nobody; its password is read at the start and at each edit.
-                "account": sink | {"auth": {"user": "mjd", "password_credential": "isp"}},
+                "account": sink | {"limits": [], "auth": {"user": "mjd", "password_credential": "isp"}},
             },
         }
         self.versions += 1

@@ -144,16 +144,13 @@ def test_the_upstream_sees_no_half_of_an_edit(tmp_path: Path, *, is_kept_open: b
     assert (host.ledger.refused, host.ledger.cut_offs) == (0, 0)
 
 
-def test_limits_go_only_by_the_word_of_their_owner(edited: Edited) -> None:
+def test_a_file_that_ends_before_its_limits_is_no_policy(edited: Edited) -> None:
     """A full disk leaves the first half of an edit for good, closed and at rest."""
     with edited.relay as relay:
         edited.hand_over(6)
         edited.host.wait_until(lambda ledger: ledger.relayed == 2)
         relay.policy_path.write_text(half_of(relay.policy))
-        relay.wait_for_log(
-            lambda line: "upstreams.isp.limits is gone: write it (limits: [] for none)" in line
-        )
-        assert "waits: upstreams.isp.limits is gone" in relay.command("status").stdout
+        relay.wait_for_log(lambda line: "upstreams.isp.limits: this key is required" in line)
         assert edited.host.ledger.relayed == 2
 
         relay.policy_path.write_text(half_of(relay.policy) + "    limits: []\n")
@@ -178,7 +175,7 @@ def test_a_bad_edit_changes_nothing_and_is_told_to_the_column(edited: Edited) ->
 
         relay.policy_path.write_text(edited.text(3))
         edited.until_it_counts(3)
-        assert any("policy loaded: isp: 2 → 3 messages in any 1h; " in line for line in relay.log())
+        assert any("+ upstreams.isp.limits: {messages: 3, per: 1h}" in line for line in relay.log())
 
 
 def test_a_password_at_a_wrong_key_is_told_nowhere(edited: Edited) -> None:
@@ -189,7 +186,10 @@ def test_a_password_at_a_wrong_key_is_told_nowhere(edited: Edited) -> None:
     refused = 'relay_policy_reloads_total{result="refused"}'
     with edited.relay as relay:
         for count, edit in enumerate(edits, start=1):
-            relay.policy["upstreams"] = {"isp": edited.isp, "other": {"host": "b.example.net", **edit}}
+            relay.policy["upstreams"] = {
+                "isp": edited.isp,
+                "other": {"host": "b.example.net", "limits": [], **edit},
+            }
             relay.write_policy()
             relay.reload()
             wait_until(lambda count=count: relay.metrics()[refused] >= count)  # type: ignore[misc]  # bound now

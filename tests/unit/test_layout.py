@@ -47,11 +47,9 @@ NEVER_PURE = _words(
 NEVER_ON_DISK = _words("aiohttp aiosmtpd aiosmtplib asyncio http select selectors socket ssl urllib uvloop")
 READS_FILES = {
     *("relay/clock.py", "relay/__main__.py", "relay/policy/source.py", "relay/policy/shipped.py"),
-    *("relay/policy/provider_names.py", "relay/policy/named_file.py", "relay/policy/secrets.py"),
+    *("relay/policy/named_file.py", "relay/policy/secrets.py"),
 }
 """In pure rooms: the boot id, the policy, the rules and providers beside it, and what a policy names."""
-LEASES_ONLY = ("relay/policy/named_file.py", "fcntl.fcntl")
-"""Asks by fcntl(2) for a lease, to see whether a file is being written; makes nothing durable."""
 FILE_METHODS = _words(
     "chmod exists hardlink_to is_dir is_file iterdir lstat mkdir open read_bytes read_text rename rglob "
     "rmdir stat symlink_to touch unlink write_bytes write_text"
@@ -198,7 +196,7 @@ def test_only_durable_makes_anything_durable() -> None:
         return call.func.attr in {"rename", "hardlink_to"} or (call.func.attr == "replace" and one)
 
     def makes_durable(module: Module, call: ast.Call, name: str) -> bool:
-        is_ours = module.name == "relay/spool/disk/durable.py" or (module.name, name) == LEASES_ONLY
+        is_ours = module.name == "relay/spool/disk/durable.py"
         return not is_ours and (name in DURABLE_CALLS or renames(call, name))
 
     _none(_called(makes_durable))

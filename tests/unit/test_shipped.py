@@ -141,7 +141,7 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 MINIMAL = {
     "spool": "./spool",
     "listen": [{"address": "127.0.0.1:2525", "clients": ["127.0.0.0/8"]}],
-    "upstreams": {"isp": {"host": "smtp.example.net"}},
+    "upstreams": {"isp": {"host": "smtp.example.net", "limits": []}},
 }
 
 

@@ -21,9 +21,9 @@ from relay.control.offline import refuse_strangers
 from relay.policy.model import Policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import engine_of, open_spool
-from relay.spool.finding import NOTHING_SENT, Finding
 from relay.spool.interface import Corrupt, Spool, SpoolBusy, SpoolError
-from relay.throttle.history_check import history_findings
+from relay.throttle.history import NOTHING_SENT
+from relay.throttle.history_check import Finding, history_findings
 
 FINDINGS_THAT_NEED_NOBODY = 1
 AT_ONCE = 256

@@ -22,7 +22,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from relay.spool.disk.batched_sync import BatchedSync
@@ -119,11 +119,8 @@ class Disk(Protocol):
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None: ...
 
-    def users(self, folder: str) -> frozenset[int]:
-        """Return whose files are ours in a folder: our own, and those of whom it belongs to."""
-
-    def why_not_ours(self, folder: str) -> str | None:
-        """Return why somebody else may change what is in a folder; None if only we may."""
+    def why_not_ours(self, path: str) -> str | None:
+        """Return why somebody else may change a file, or what is in a folder; None if only we may."""
 
     def make_directory(self, path: str) -> None:
         """Create a folder and its parents, for us alone, durably; fine if it is there."""
@@ -259,16 +256,12 @@ class RealDisk:
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None:
         os.utime(fd, ns=(at_ns, at_ns))
 
-    def users(self, folder: str) -> frozenset[int]:
-        # Root may run the relay of another user, and some file systems show all files as one user's.
-        return frozenset({os.geteuid(), os.stat(folder).st_uid})
-
-    def why_not_ours(self, folder: str) -> str | None:
-        found = os.stat(folder)
+    def why_not_ours(self, path: str) -> str | None:
+        found = os.stat(path)
         if os.geteuid() not in (0, found.st_uid):
             return f"belongs to user {found.st_uid}, and is not ours"
         mode = stat.S_IMODE(found.st_mode)
-        return f"has mode {mode:04o}: others may write in it" if mode & 0o022 else None
+        return f"has mode {mode:04o}: others may write it" if mode & 0o022 else None
 
     def make_directory(self, path: str) -> None:
         if os.path.isdir(path):
@@ -360,28 +353,6 @@ def _has_plenty(disk: Disk, folder: str) -> bool:
         return disk.free(folder)[0] >= _PLENTY_BYTES
     except OSError:
         return False
-
-
-def why_of_others(owner: int, mode: int, users: Collection[int]) -> str | None:
-    """Return why a file of these users' relay cannot have such an owner or mode; None if it can.
-
-    Whoever else may write it may have written it.
-    """
-    if owner not in users:
-        return f"belongs to user {owner}, and is not ours"
-    if mode & 0o022:
-        return f"mode {mode:04o}: others may write it"
-    return None if mode & FILE_MODE == FILE_MODE else f"mode {mode:04o}: its owner may not read and write it"
-
-
-def why_a_strangers(disk: Disk, fd: int, path: str) -> str | None:
-    """Return why an open file is not ours by its owner and mode; None if it is.  Raises OSError."""
-    return why_of_its_status(disk, disk.status(fd), path)
-
-
-def why_of_its_status(disk: Disk, status: FileStatus, path: str) -> str | None:
-    """Do as `why_a_strangers`, for a file whose status is known."""
-    return why_of_others(status.owner, status.mode, disk.users(os.path.dirname(path) or "."))
 
 
 _NEVER_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL})

@@ -8,7 +8,6 @@ The folder is ours and nobody else may write in it, which is looked at once: wha
 import contextlib
 import os
 from collections.abc import Sequence
-from typing import cast
 
 from relay.spool.disk.durable import Disk, opened, sync_above
 from relay.spool.disk.replacing import put_in_place
@@ -55,11 +54,7 @@ def take_lock(root: str, disk: Disk, form: bytes) -> int:
 
     Raises OSError, SpoolBusy, which says who has it, and ValueError for a spool of another format.
     """
-    # Another file's lock, for no longer than this takes: who finds the spool taken finds whose it is too.
-    # Waiting, it never comes back without one.
-    naming = cast("int", disk.lock(f"{root}/format", wait=True))
-    with opened(disk, naming):
-        return _still(root, disk, form, _take_named_lock(root, disk))
+    return _still(root, disk, form, _take_named_lock(root, disk))
 
 
 def as_intake(root: str, disk: Disk, form: bytes) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from relay.spool.disk import batched_sync
 from relay.spool.disk.durable import RealDisk, sync_above
 from tests.fakes.disk import Fault, ModelDisk
 
@@ -20,22 +19,11 @@ Call = tuple[str, str]
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """Return what is asked of the kernel from now on, by name and path, in its order; it does it, too."""
     seen: list[Call] = []
-    sync, sync_content, mkdir, opened = os.fsync, os.fdatasync, os.mkdir, batched_sync._open
+    sync, sync_content, mkdir = os.fsync, os.fdatasync, os.mkdir
 
     def syncs(name: str, fd: int, sync: Callable[[int], Any]) -> Any:
         seen.append((name, str(Path(f"/proc/self/fd/{fd}").readlink())))
         return sync(fd)
-
-    def opens() -> Any:
-        if (queue := opened()) is None:
-            return None
-        context, operation = queue
-
-        class Operation:
-            fsync = staticmethod(lambda fd: syncs("fsync", fd, operation.fsync))
-            fdsync = staticmethod(lambda fd: syncs("fdatasync", fd, operation.fdsync))
-
-        return context, Operation
 
     def makes(path: str, mode: int) -> None:
         seen.append(("mkdir", path))
@@ -44,7 +32,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     monkeypatch.setattr(os, "fsync", lambda fd: syncs("fsync", fd, sync))
     monkeypatch.setattr(os, "fdatasync", lambda fd: syncs("fdatasync", fd, sync_content))
     monkeypatch.setattr(os, "mkdir", makes)
-    monkeypatch.setattr(batched_sync, "_open", opens)
     return seen
 
 

@@ -26,6 +26,7 @@ upstreams:
   isp:
     host: smtp.example.net
     auth: {user: mjd, password_file: not-there}
+    limits: []
 """
 
 

@@ -14,9 +14,7 @@ from relay.throttle.file_history import FileHistory
 from relay.throttle.throttle import Throttle
 from tests.unit.cli.control import POLICY, code_of, write_policy
 
-LIMITED = POLICY.replace(
-    "host: smtp", "limits: [{messages: 3, per: 1h}, {recipients: 50, per: 1d}]\n    host: smtp"
-)
+LIMITED = POLICY.replace("limits: []", "limits: [{messages: 3, per: 1h}, {recipients: 50, per: 1d}]")
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_an_owners_rule_is_told_with_file_and_line(explain: Explain, tmp_path: P
         SMALL
         + "    verdicts:\n      - {code: 4xx, verdict: defer message}\n      - {text: quota, verdict: stop}\n"
     )
-    (tmp_path / "policy.yaml").write_text(text + "  two: {host: smtp.gmail.com}\n")
+    (tmp_path / "policy.yaml").write_text(text + "  two: {host: smtp.gmail.com, limits: []}\n")
 
     code, out, _ = explain("mail", "550 quota")
     assert code == 0

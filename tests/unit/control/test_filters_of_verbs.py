@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from relay.control.operations import ABSENT, BUSY, CHANGED, OK, UNCHANGED
 from relay.mail.address import comparable
 from relay.mail.envelope import QueueId
-from relay.queue.scheduler import State
+from relay.queue.queued import State
 from relay.spool.interface import INLINE_BYTES
 from relay.status.filters import By, Filters, Wanted
 from relay.status.snapshot import MessageView, QueueState
@@ -95,18 +95,18 @@ def test_a_verb_acts_on_what_was_listed_and_tells_the_rest(
     async def law() -> None:
         with tempfile.TemporaryDirectory() as folder:
             relay, _ = await a_relay(Path(folder), mails)
-            scheduler, operator = relay.line, relay.operator
+            queue, operator = relay.sender.queue, relay.operator
             listed = [view.queue_id for view in await operator.queue(Wanted(filters))]
             for queue_id, change in zip(listed, meanwhile, strict=False):
                 if change == "seize":
-                    scheduler.seize(queue_id)
+                    queue.seize(queue_id)
                 else:
                     await operator.act(change, [queue_id])  # type: ignore[arg-type]  # one of the verbs
-            before = {queued.queue_id: queued.state for queued in scheduler}
+            before = {queued.queue_id: queued.state for queued in queue}
 
             results = await operator.act(verb, listed, filters.states)  # type: ignore[arg-type]  # as above
 
-            after = {queued.queue_id: queued.state for queued in scheduler}
+            after = {queued.queue_id: queued.state for queued in queue}
             assert list(results) == listed
             for queue_id, result in results.items():
                 was = before.get(queue_id)

@@ -3,7 +3,7 @@
 import pytest
 
 from relay.control.operations import BUSY, HELD_ALREADY, ONLY_REPORT_LEFT, TABLE, Deed, Verb
-from relay.queue.scheduler import State
+from relay.queue.queued import State
 
 CELLS: dict[Verb, tuple[Deed | str, ...]] = {
     # In the order of COLUMNS.

@@ -9,7 +9,7 @@ from relay.control.recorded import recorded_upstreams
 from relay.policy.model import Policy
 from relay.sender.state_file import PAUSE_FORMAT, pause_path
 from relay.spool.disk.durable import RealDisk
-from relay.status.estimate.prospect import RecordedUpstream
+from relay.status.watch import RecordedUpstream
 from relay.verdicts.account import AccountState, PauseRecord
 from relay.verdicts.health import Health
 from tests.fakes.clock import FakeClock
@@ -68,7 +68,7 @@ def test_a_history_that_cannot_be_trusted_is_a_stop(policy: Policy, clock: FakeC
     policy.history_path("isp").write_text("mine")
     found = seen(policy, clock)
 
-    assert (found.health, found.throttle) == (Health.STOPPED, None)
+    assert (found.health, found.limits) == (Health.STOPPED, None)
     assert "nothing is sent" in found.because
     keep(policy, clock, "421 no", 60)
     assert (seen(policy, clock).health, seen(policy, clock).because) == (Health.PAUSED, "421 no")

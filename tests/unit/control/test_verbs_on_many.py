@@ -6,7 +6,7 @@ from pathlib import Path
 from relay.control.operations import ABSENT, OK
 from relay.control.operator import MOVED_AT_ONCE
 from relay.mail.envelope import QueueId
-from relay.queue.scheduler import State
+from relay.queue.queued import State
 from relay.spool.disk.durable import RealDisk
 from tests.unit.sender.in_process_relay import Relay, policy_of
 

@@ -48,7 +48,7 @@ async def test_a_250_comes_before_the_queue_is_read(tmp_path: Path) -> None:
         text = (
             "spool: ./spool\nhostname: relay.test\n"
             f'listen: [{{address: "127.0.0.1:{port}", clients: [127.0.0.0/8], processes: 0}}]\n'
-            f"upstreams: {{isp: {{host: 127.0.0.1, port: {host.port}, tls: none}}}}\n"
+            f"upstreams: {{isp: {{host: 127.0.0.1, port: {host.port}, tls: none, limits: []}}}}\n"
         )
         start = Start(path, text.encode(), parse_policy(text.encode(), path), "relay.test", "text")
         path.write_text(text)

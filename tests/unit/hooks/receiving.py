@@ -78,7 +78,7 @@ def policy_with(folder: Path, *hooks: dict[str, Any]) -> Policy:
     policy = {
         "spool": "./spool",
         "listen": [{"address": "127.0.0.1:0", "clients": ["127.0.0.0/8"]}],
-        "upstreams": {"isp": {"host": "smtp.example.net"}},
+        "upstreams": {"isp": {"host": "smtp.example.net", "limits": []}},
         "notify": list(hooks),
     }
     return parse_policy(json.dumps(policy).encode(), folder / "policy.yaml")

@@ -43,6 +43,7 @@ def with_listen(*lines: str) -> str:
 
 
 def with_upstream(*lines: str) -> str:
-    """Return SMALL with these lines as the keys of its only upstream."""
+    """Return SMALL with these lines as the keys of its only upstream, without limits if they name none."""
     kept = SMALL.partition("    host:")[0]
-    return kept + "".join(f"    {line}\n" for line in lines)
+    has_limits = any(line.startswith(("limits:", "provider:")) for line in lines)
+    return kept + "".join(f"    {line}\n" for line in (*lines, *([] if has_limits else ["limits: []"])))

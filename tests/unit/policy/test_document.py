@@ -4,20 +4,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.policy.document import (
-    MAX_NODES,
-    Flaw,
-    Mark,
-    read_document,
-)
-
-
-def flaws(content: str | bytes) -> list[Flaw]:
-    return list(read_document(content if isinstance(content, bytes) else content.encode()).flaws)
+from relay.policy.document import MAX_NODES, Flaw, Mark, read_document
 
 
 def only_flaw(content: str | bytes) -> Flaw:
-    (flaw,) = flaws(content)
+    (flaw,) = read_document(content if isinstance(content, bytes) else content.encode()).flaws
     return flaw
 
 
@@ -34,7 +25,7 @@ def only_flaw(content: str | bytes) -> Flaw:
 def test_a_scalar_means_what_yaml_1_2_says_and_no_more(text: str, expected: object) -> None:
     document = read_document(f"key: {text}\n".encode())
     assert document.flaws == ()
-    found = document.value()
+    found = document.value
     assert found == {"key": expected}
     assert isinstance(found, dict)
     assert type(found["key"]) is type(expected)
@@ -46,28 +37,27 @@ def test_marks_are_those_that_an_editor_shows() -> None:
     assert document.mark_of(["ä", "ö", 1]) == Mark(2, 12)
     assert document.mark_of(["ä", "ö"], of_key=True) == Mark(2, 5)
     assert document.mark_of(["b", 0, "c"]) == Mark(4, 8)
+    assert document.mark_of(["b", 0, "missing"]) == Mark(4, 5)
 
 
 def test_a_duplicate_key_names_both_places() -> None:
     flaw = only_flaw("a:\n  b: 1\n  c: 2\n  b: 3\n")
-    assert flaw == Flaw(Mark(4, 3), ("a", "b"), "duplicate key; the first is at line 2, column 3")
+    assert (flaw.mark, flaw.steps) == (Mark(4, 3), ("a", "b"))
+    assert "line 2, column 3" in flaw.message
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "word"),
     [
         ("a: *x", "without an anchor"),
-        ("a: &x [*x]", "inside its own anchor"),
-        ("a: &x {b: *x}", "inside its own anchor"),
-        ("<<: {a: 1}", "merge keys"),
+        ("a: &x [*x]", "nested deeper"),
+        ("a: &x 1\nb: &x 2", "second anchor"),
         ("a: !!str 8", "tags"),
         ("a: !secret hunter2", "tags"),
         ("!!python/object:os.system [x]", "tags"),
         ("[a]: 1", "a key must be plain text"),
-        ("a: &x b\n*x : c", "a key must be plain text"),
         ("a: 1\n--- \nb: 2", "a second document"),
         ("a: |\n  two\n  lines\n", "control character"),
-        ('a: "\\0"', "control character"),
         ('a: "\\e[31m"', "control character"),
         ('a: "\\u202e"', "control character"),
         ("a: \x07", "U+0007"),
@@ -77,32 +67,26 @@ def test_a_duplicate_key_names_both_places() -> None:
         (b"a: \xff", "not UTF-8"),
         ("a: b".encode("utf-16"), "not UTF-8"),
         (b"", "empty"),
-        (b"# nothing\n---\n...\n", None),
         ("a: [1", "not YAML"),
         ("a: [x, ::1]", "an IPv6 address needs quotes"),
         ("a: 'x", "not YAML"),
-        ("a:\n\tb: 1", "not YAML: a tab in the indentation; use spaces"),
-        ("a:\n  b: 1\n  \tc: 1", "not YAML: a tab in the indentation; use spaces"),
-        ("a: 1\n\tb: [", "not YAML: a tab in the indentation; use spaces"),
+        ("a:\n\tb: 1", "a tab"),
+        ("a:\n  b: 1\n  \tc: 1", "a tab"),
         ("a: b: c", "not YAML"),
         ("%YAML 9.9\n---\na", "not YAML"),
+        ("[" * 50_000, "nested deeper"),
     ],
 )
-def test_what_has_no_place_in_a_policy_is_one_flaw(content: str | bytes, message: str | None) -> None:
-    if message is None:
-        # An explicit empty document is a null, and no mapping: the next stage says so.
-        assert flaws(content) == []
-    else:
-        assert message in only_flaw(content).message
+def test_what_has_no_place_in_a_policy_is_one_flaw(content: str | bytes, word: str) -> None:
+    message = only_flaw(content).message
+    assert word in message
+    assert "hunter2" not in message
 
 
 def test_a_yaml_bomb_counts_as_what_it_unfolds_to() -> None:
     bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
     bomb += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
-    flaw = only_flaw(bomb)
-    assert f"more than {MAX_NODES} values" in flaw.message
-    # 9**4 and 9**5 values on either side of the bound.
-    assert flaw.mark.line == 5
+    assert f"more than {MAX_NODES} values" in only_flaw(bomb).message
 
 
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode)))
@@ -114,7 +98,7 @@ def test_a_yaml_bomb_counts_as_what_it_unfolds_to() -> None:
 @example(b"- &a [*a]")
 def test_any_bytes_are_a_document_or_flaws(content: bytes) -> None:
     document = read_document(content)
-    assert document.root is not None or document.flaws
+    assert document.places or document.flaws
     lines = content.count(b"\n") + content.count(b"\r") + 2
     for flaw in document.flaws:
         assert 1 <= flaw.mark.line <= lines

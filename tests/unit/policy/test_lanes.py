@@ -13,7 +13,7 @@ from relay.policy.model import Policy
 from relay.queue.lanes import Lane
 from relay.queue.sorting import SortingRule
 from tests.unit.policy.examples import SMALL
-from tests.unit.policy.reading import only_fault, parse, places
+from tests.unit.policy.reading import parse
 
 FIRST_LINE = SMALL.count("\n") + 1
 
@@ -93,34 +93,3 @@ def test_a_ceiling_is_a_part_of_each_limit_and_never_nothing() -> None:
         ("messages", 33, "a", "33 messages per 3600s for lane a"),
         ("recipients", 1, "a", "1 recipients per 86400s for lane a"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("lines", "place", "words"),
-    [
-        (["a: {sendr: '@x'}"], "0:7 lanes.a.sendr", "did you mean sender?"),
-        (["a: {sender: here.example}"], "0:15 lanes.a.sender", "expected an address, @ and a domain"),
-        (["a: {recipient_domain: .x}"], "0:25 lanes.a.recipient_domain", "or '*.example.net'"),
-        (["a: {client: 10.0.0.1/8}"], "0:15 lanes.a.client", "did you mean 10.0.0.0/8?"),
-        (["a: {header: {'a b': x}}"], '0:16 lanes.a.header."a b"', "made of letters, digits"),
-        (["a: {header: {}}"], "0:15 lanes.a.header", "expected at least one"),
-        (["a: {header: {List-Id: ''}}"], "0:25 lanes.a.header.List-Id", "got none"),
-        (["a: {sender: '@x', share: 0}"], "0:28 lanes.a.share", "from 1 to 100"),
-        (["a: {sender: '@x', ceiling: 101}"], "0:30 lanes.a.ceiling", "from 1 to 100"),
-        (["a: {share: 5}"], "0:6 lanes.a", "without a condition takes all mail: write one of sender, client"),
-        (["default: {sender: '@x'}"], "0:21 lanes.default.sender", "what no other lane takes"),
-        (["A: {sender: '@x'}"], "0:3 lanes.A", "a-z, 0-9, _ and -"),
-        (
-            ["a: {sender: '@x', share: 60}", "b: {sender: '@y', share: 41}"],
-            "1:28 lanes.b.share",
-            "101 percent",
-        ),
-        (["a: {sender: '@x', share: 100}"], "0:28 lanes.a.share", "leave nothing for default"),
-    ],
-)
-def test_what_is_wrong_with_a_lane_is_told_where_it_stands(lines: list[str], place: str, words: str) -> None:
-    text = _with(*lines)
-    line, _, rest = place.partition(":")
-
-    assert places(text) == [f"{FIRST_LINE + 1 + int(line)}:{rest}"]
-    assert words in only_fault(text).message

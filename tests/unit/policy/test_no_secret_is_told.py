@@ -1,38 +1,19 @@
-"""A password in the wrong place of a policy is in no output: wherever it stands, as a key or as a value."""
+"""A password in the wrong place of a policy is in no fault: wherever it stands, as a key or as a value."""
 
-import atexit
 import base64
-import contextlib
 import copy
-import functools
-import io
 import json
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from prometheus_client import generate_latest
 
-from relay.cli.main import main
-from relay.daemon.reload import Reload
-from relay.hooks.hooks import Hooks
 from relay.policy.faults import PolicyError
 from relay.policy.source import read_policy
-from relay.status import page
-from relay.status.collector import collect
-from relay.status.snapshot import to_json
-from relay.telemetry.events import Events, LogStyle
-from relay.telemetry.listener_counts import ListenerCounts
-from relay.telemetry.metrics import Metrics
-from relay.telemetry.outcomes import OutcomeStore
-from relay.telemetry.telemetry import Telemetry
-from tests.unit.sender.in_process_relay import Relay, policy_of
 
 Steps = tuple[int | str, ...]
 
@@ -61,14 +42,14 @@ WHOLE_POLICY: dict[str, Any] = {
             "port": 587,
             "tls": "starttls",
             "ca_file": "ca.pem",
-            "auth": {"user": "mjd", "password_env": "RELAY_TEST_UNSET", "mechanism": "plain"},
-            "limits": [{"messages": 8, "per": "1m"}, {"recipients": 9, "per": "1h", "for_each": "sender"}],
             "history": "./history",
             "shield": {"in_a_row": 10},
+            "auth": {"user": "mjd", "password_env": "RELAY_TEST_UNSET", "mechanism": "plain"},
+            "limits": [{"messages": 8, "per": "1m"}, {"recipients": 9, "per": "1h", "for_each": "sender"}],
             "verdicts": [{"code": "5xx", "text": "quota", "verdict": "pause", "wait": "1h"}],
         },
-        "two": {"host": "b.example.net", "auth": {"user": "u", "password_file": "f"}},
-        "three": {"host": "c.example.net", "auth": {"user": "u", "password_credential": "c"}},
+        "two": {"host": "b.example.net", "limits": [], "auth": {"user": "u", "password_file": "f"}},
+        "three": {"host": "c.example.net", "limits": [], "auth": {"user": "u", "password_credential": "c"}},
     },
     "retry": {"min": "5m", "max": "4h"},
     "reports": {"per_hour": 60},
@@ -106,11 +87,7 @@ PLACES = sorted(_places(WHOLE_POLICY), key=str)
 PASSWORDS = st.one_of(
     st.text("abcdefghijkmnopqrstuvwxyz0123456789_-", min_size=8, max_size=20),
     st.text("ABCdefghijkmn0123456789!$%&*:{}[]#'\"\\@/. é", min_size=8, max_size=20),
-    st.builds(
-        lambda user, password: f"{user}:{password}@Vw9z.Qk7p",
-        st.just("Mjd-7x!"),
-        st.text("Qz81!kV", min_size=8),
-    ),
+    st.text("Qz81!kV", min_size=8).map(lambda password: f"Mjd-7x!:{password}@Vw9z.Qk7p"),
     st.integers(10**8, 10**18).map(str),
 ).filter(lambda password: all(_is_unlike_a_word(piece) for piece in _pieces(password)))
 
@@ -131,7 +108,7 @@ def _parent(policy: Any, place: Steps) -> Any:
     return policy
 
 
-def _as_value(policy: Any, place: Steps, password: str) -> str:
+def _as_value(policy: Any, place: Steps, password: object) -> str:
     if place:
         _parent(policy, place)[place[-1]] = password
         return json.dumps(policy, ensure_ascii=False)
@@ -139,9 +116,7 @@ def _as_value(policy: Any, place: Steps, password: str) -> str:
 
 
 def _as_value_in_a_list(policy: Any, place: Steps, password: str) -> str:
-    if place:
-        _parent(policy, place)[place[-1]] = [password, {password: password}]
-    return json.dumps(policy, ensure_ascii=False)
+    return _as_value(policy, place, [password, {password: password}])
 
 
 def _as_key(policy: Any, place: Steps, password: str) -> str:
@@ -164,93 +139,19 @@ def _beside(policy: Any, place: Steps, password: str) -> str:
 
 
 def _twice(policy: Any, place: Steps, password: str) -> str:
-    text = _beside(policy, place, password)
     quoted = json.dumps(password, ensure_ascii=False)
-    return text.replace(f"{quoted}: {{", f"{quoted}: 0, {quoted}: {{", 1)
+    return _beside(policy, place, password).replace(f"{quoted}: {{", f"{quoted}: 0, {quoted}: {{", 1)
 
 
 def _by_an_alias(policy: Any, place: Steps, password: str) -> str:
-    text = _as_value(policy, place, "HERE")
     quoted = json.dumps(password, ensure_ascii=False)
-    return text.replace('"mjd"', f"&x {quoted}").replace('"HERE"', "*x")
+    return _as_value(policy, place, "HERE").replace('"mjd"', f"&x {quoted}").replace('"HERE"', "*x")
 
 
 WAYS: list[Callable[[Any, Steps, str], str]] = [
     *(_as_value, _as_value_in_a_list, _as_key, _beside, _twice, _by_an_alias)
 ]
-BREAKS = st.sampled_from(
-    [
-        *(
-            "",
-            "\n",
-            "*",
-            "&",
-            "!",
-            ": ",
-            "'",
-            '"',
-            "%",
-            "{",
-            "}",
-            "]",
-            "\t",
-            "\0",
-            "\x07",
-            "@",
-            "<<: ",
-            "---\n",
-            "\\",
-        )
-    ]
-)
-
-
-class Terminal(io.StringIO):
-    """A stream that says that it is one."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def _check(path: Path, stream: io.StringIO) -> str:
-    redirected = contextlib.redirect_stderr(stream), contextlib.redirect_stdout(io.StringIO())
-    with redirected[0], redirected[1], pytest.raises(SystemExit):
-        main(["check", str(path)])
-    return stream.getvalue()
-
-
-@functools.cache
-def _relay() -> Relay:
-    """Return a relay that was never started: only what it says is looked at."""
-    folder = Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, folder)
-    return Relay(policy_of(folder, 25))
-
-
-def _told_by_a_relay(path: Path) -> str | None:
-    """Return all that a relay that runs says of an edit; None where it is a good one."""
-    try:
-        read_policy(path)
-    except PolicyError as error:
-        refused = error
-    else:
-        return None
-    relay, log, series = _relay(), io.StringIO(), b""
-    styles: tuple[LogStyle, ...] = ("text", "json")
-    for style in styles:
-        events = Events(log, style, relay.clock)
-        metrics = Metrics(relay.clock)
-        collect(metrics, relay.watch.snapshot, ListenerCounts([]), events, relay.clock)
-        telemetry = Telemetry(events, metrics, relay.clock)
-        hooks = Hooks(relay.policy, "relay.test", telemetry)
-        outcomes = OutcomeStore(str(relay.policy.spool), None, relay.disk, telemetry)
-        Reload(path, relay.policy, relay.sender, relay.watch, hooks, outcomes, telemetry).refuse(refused)
-        events.flush()
-        series = generate_latest(metrics.registry)
-    snapshot = relay.watch.snapshot()
-    assert not snapshot.policy.last_reload_ok
-    shown = [json.dumps(to_json(snapshot)), page.render(snapshot), repr(refused), str(refused)]
-    return "\n".join([log.getvalue(), series.decode(), *shown])
+BREAKS = st.sampled_from(["", "\n", *"*&!'\"%{}]\t\0\x07@\\", ": ", "<<: ", "---\n"])
 
 
 def _leaks(password: str, told: str) -> list[str]:
@@ -268,26 +169,17 @@ def _leaks(password: str, told: str) -> list[str]:
 @example(("upstreams", "isp", "auth"), _twice, "hunter2-hunter3", "", 0)
 @example(("listen", 0, "users_file"), _as_value, "hunter2-hunter3", "", 0)
 @example(("http",), _by_an_alias, "hunter2-hunter3", "", 0)
-def test_no_output_has_a_password_that_is_misplaced(
+def test_no_fault_has_a_password_that_is_misplaced(
     place: Steps, way: Callable[[Any, Steps, str], str], password: str, piece: str, where: float
 ) -> None:
     text = way(copy.deepcopy(WHOLE_POLICY), place, password)
     at = int(where * len(text))
-    text = text[:at] + piece + text[at:]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "p.yaml")
-        path.write_text(text, encoding="utf-8")
-        told = _told_by_a_relay(path)
-        if told is None:
-            return
-        assert _leaks(password, told + _check(path, io.StringIO())) == []
-        within = place[2:-1] if way is _as_key else place[2:]
-        if way is _by_an_alias or {"auth", "host"} & set(map(str, within)):
-            assert _leaks(password, _check(path, Terminal())) == []
-
-
-def test_a_terminal_shows_what_is_written_elsewhere(tmp_path: Path) -> None:
-    path = tmp_path / "p.yaml"
-    path.write_text(_as_value(copy.deepcopy(WHOLE_POLICY), ("http",), "hunter2-hunter3"))
-
-    assert "got 'hunter2-hunter3'" in _check(path, Terminal())
+        path.write_text(text[:at] + piece + text[at:], encoding="utf-8")
+        told = ""
+        try:
+            read_policy(path)
+        except PolicyError as error:
+            told = repr(error) + str(error)
+    assert _leaks(password, told) == []

@@ -54,76 +54,47 @@ def test_a_spool_is_a_path_or_a_path_and_an_engine(written: str, engine: SpoolEn
     assert policy.spool == Path("/etc/relay/spool")
 
 
-def test_all_faults_are_told_at_once_and_in_order() -> None:
+def test_all_faults_of_keys_are_told_at_once_and_in_order() -> None:
     text = """\
 spol: ./var
 listen:
-  - address: 0.0.0.0:2525
+  - address: 127.0.0.1:2525
     adress: 127.0.0.1:25
-    processes: many
     timeouts: {comand: 5m, content: 5}
-    clients: 127.0.0.1
 upstreams:
   isp:
     host: smtp.example.net
     host: smtp.example.org
-    port: '587'
     tls: sometimes
-    auth: {user: 12345}
-    limits:
-      - {messages: -3, per: 1m}
-      - {recipients: 0, per: soon}
-      - {per: 1m}
-      - {messages: 1, recipients: 1, per: 1m}
-      - {messages: 1}
+    limits: [{messages: -3, per: soon}, {per: 1m}]
   Second: {port: 70000}
   third: smtp.example.com
 retry: {min: 5h, max: 4h, lifetime: 0s}
-practice: null
 """
     assert places(text) == [
-        *("1:1 spol", "1:1 spool", "4:5 listen[0].adress", "5:16 listen[0].processes"),
-        *("6:16 listen[0].timeouts.comand", "6:37 listen[0].timeouts.content", "7:14 listen[0].clients"),
-        *("11:5 upstreams.isp.host", "12:11 upstreams.isp.port", "13:10 upstreams.isp.tls"),
-        *("14:11 upstreams.isp.auth", "14:18 upstreams.isp.auth.user"),
-        *("16:20 upstreams.isp.limits[0].messages", "17:22 upstreams.isp.limits[1].recipients"),
-        *("17:30 upstreams.isp.limits[1].per", "18:9 upstreams.isp.limits[2]"),
-        *("19:35 upstreams.isp.limits[3].recipients", "20:9 upstreams.isp.limits[4].per"),
-        *("21:3 upstreams.Second", "21:11 upstreams.Second.host", "21:18 upstreams.Second.port"),
-        *("22:10 upstreams.third", "23:37 retry.lifetime"),
+        *("1:1 ?", "1:1 spool", "4:5 listen[0].?", "5:16 listen[0].timeouts.?"),
+        *("5:37 listen[0].timeouts.content", "9:5 upstreams.isp.host", "10:10 upstreams.isp.tls"),
+        *("11:25 upstreams.isp.limits[0].messages", "11:34 upstreams.isp.limits[0].per"),
+        *("11:41 upstreams.isp.limits[1]", "12:3 upstreams.?", "12:11 upstreams.?.host"),
+        *("12:11 upstreams.?.limits", "12:18 upstreams.?.port", "13:10 upstreams.third"),
+        "14:37 retry.lifetime",
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("port: '587'", "expected a whole number from 1 to 65535, got '587'"),
-        ("port: 0587", "expected a whole number from 1 to 65535, got '0587'"),
-        ("port: true", "expected a whole number from 1 to 65535, got true"),
-        ("port:", "expected a whole number from 1 to 65535, got nothing"),
-        ("port: [1]", "expected a whole number from 1 to 65535, got a list"),
-        ("connections: 0", "expected a whole number from 1 to 1000, got 0"),
-        ("max_messages: -1", "expected a whole number above zero, got -1"),
-        ("max_messages: 1e3", "expected a whole number above zero, got '1e3'"),
-        ("max_messages: 10000000000", "expected at most 1000000000, got 10000000000"),
-        ("tls: 'no'", "expected starttls, implicit or none, got 'no'"),
-        ("tls:", "expected starttls, implicit or none, got nothing"),
-        ("guard: 1", "expected a duration with a unit, such as 30s, 5m, 4h or 5d, got 1"),
-        ("guard: 22:22", "expected a duration with a unit, such as 30s, 5m, 4h or 5d, got '22:22'"),
-        ("guard: 0s", "a duration must be above zero and at most 366d, got '0s'"),
-        ("idle: -5s", "expected a duration with a unit, such as 30s, 5m, 4h or 5d, got '-5s'"),
-        ("history: ''", "expected a path, got none"),
-        ("history: 5", "expected a path, got 5"),
-        ("history: ~/history", "~ is not expanded; write the whole path"),
-        ("limits: {messages: 1, per: 1m}", "expected a list, got a mapping"),
-        ("limits: [5]", "expected a mapping of keys, got a number"),
-        ("auth: hunter2", "expected a mapping of keys, got text"),
-        ("auth: {user: '', password_env: A}", "expected text, got none"),
-        ("auth: {user: 123, password_env: A}", "expected text, got a number; put it in quotes"),
-    ],
-)
-def test_a_wrong_value_tells_what_would_be_right(line: str, message: str) -> None:
-    assert only_fault(with_upstream("host: smtp.example.net", line)).message == message
+@pytest.mark.parametrize(("word", "meaning"), [("no", False), ("Off", False), ("yes", True), ("true", True)])
+def test_what_yaml_1_1_calls_true_or_false_is_that_where_a_key_asks_for_it(word: str, meaning: bool) -> None:
+    text = with_upstream("host: smtp.example.net", f"pipelining: {word}")
+
+    assert parse(text).upstreams["isp"].pipelining is meaning
+
+
+def test_an_upstream_says_its_limits_even_where_it_has_none() -> None:
+    """A file that was cut off in front of them is no policy."""
+    fault = only_fault(SMALL.partition("    limits:")[0])
+
+    assert (fault.line, fault.key) == (7, "upstreams.isp.limits")
+    assert "limits: []" in fault.message
+    assert parse(with_upstream("provider: ses")).upstreams["isp"].limits
 
 
 @pytest.mark.parametrize("text", ["[]", "just text", "8", "null", "---\n...\n"])
@@ -141,37 +112,25 @@ def test_paths_start_at_the_folder_of_the_policy_not_of_its_target(tmp_path: Pat
     assert read_policy(link).spool == tmp_path / "spool"
 
 
-def test_bad_secrets_are_faults_at_their_keys_beside_all_others(tmp_path: Path) -> None:
+def test_bad_secrets_are_faults_at_their_keys(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text(
-        with_upstream(
-            "host: smtp.example.net",
-            "ca_file: ca.pem",
-            "auth: {user: a, password_file: f, colour: red}",
-            "limits: [{messages: 0, per: 1m}]",
-        )
-        + "  b: {host: b.example.net, auth: {user: b, password_file: gone}}\n"
-        + "  three: {host: c.example.net, auth: {user: c, password_env: RELAY_UNSET}}\n"
+        with_upstream("host: smtp.example.net", "ca_file: ca.pem", "auth: {user: a, password_file: f}")
+        + "  b: {host: b.example.net, limits: [], auth: {user: b, password_file: gone}}\n"
+        + "  three: {host: c.example.net, limits: [], auth: {user: c, password_env: RELAY_UNSET}}\n"
     )
     (tmp_path / "f").write_text("hunter2\n")
     (tmp_path / "f").chmod(0o644)
     with pytest.raises(PolicyError) as caught:
         read_policy(path)
-    auth, keys = f"{path}:9", "mechanism, oauth2, password_credential, password_env, password_file, user"
     told = [
-        f"{path}:8:14: upstreams.isp.ca_file: cannot open it: No such file or directory",
-        f"{auth}:36: upstreams.isp.auth.password_file: it is open to others (mode 0644); chmod 600 it",
-        f"{auth}:39: upstreams.isp.auth.?: unknown key; known here: {keys}",
-        f"{path}:10:25: upstreams.isp.limits[0].messages: expected a whole number above zero, got a number",
-        f"{path}:11:59: upstreams.b.auth.password_file: cannot open it: No such file or directory",
-        f"{path}:12:62: upstreams.three.auth.password_env: it is not set",
+        f"{path}:8:14: upstreams.isp.ca_file: cannot read it: No such file or directory",
+        f"{path}:9:36: upstreams.isp.auth.password_file: it is open to others (mode 0644); chmod 600 it",
+        f"{path}:11:71: upstreams.b.auth.password_file: cannot read it: No such file or directory",
+        f"{path}:12:74: upstreams.three.auth.password_env: this environment variable is not set",
     ]
     assert str(caught.value).splitlines() == told
-    told[0] = told[0].replace("it:", f"{tmp_path}/ca.pem:")
-    told[3] = told[3].replace("a number", "0")
-    assert caught.value.on_terminal().splitlines() == told
     assert "hunter2" not in repr(caught.value) + str(caught.value)
-    assert caught.value.__suppress_context__
 
 
 def test_a_password_written_into_the_policy_is_not_repeated() -> None:
@@ -191,7 +150,10 @@ def test_a_password_written_into_the_policy_is_not_repeated() -> None:
 
 
 def test_a_policy_that_cannot_be_read_is_one_fault(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "missing", "No such file or directory"), (tmp_path, "Is a directory")):
+    for path, reason in (
+        (tmp_path / "missing", "No such file or directory"),
+        (tmp_path, "it is not a regular file"),
+    ):
         with pytest.raises(PolicyError) as caught:
             read_policy(path)
         assert str(caught.value) == f"{path}:1:1: policy: cannot read it: {reason}"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from relay.policy.provider_names import PROVIDERS_FILE
 from relay.policy.shipped import (
+    PROVIDERS_FILE,
     RULES_FILE,
     provider_rules,
     providers,
@@ -14,66 +14,11 @@ from relay.smtp.reply import Phase
 from relay.verdicts.verdict import Judge, Layer
 from tests.unit.policy.corpus import parsed
 from tests.unit.policy.examples import SMALL
-from tests.unit.policy.reading import only_fault, parse
+from tests.unit.policy.reading import parse
 
 
 def with_verdict(rule: str) -> str:
     return SMALL + f"    verdicts:\n      - {rule}\n"
-
-
-@pytest.mark.parametrize(
-    ("rule", "column", "key", "words"),
-    [
-        ("{code: 550, verdict: pauze}", 30, "verdict", "expected defer recipient, defer message, later"),
-        ("{code: 550}", 9, "verdict", "this key is required"),
-        ("{code: 250, verdict: pause}", 16, "code", "a reply code that refuses"),
-        ("{code: 55, verdict: pause}", 16, "code", "a reply code that refuses"),
-        ("{code: [550, 6xx], verdict: pause}", 16, "code", "a reply code that refuses"),
-        ("{enhanced: '5.7', verdict: pause}", 20, "enhanced", "an enhanced code such as"),
-        (
-            "{code: 550, but_not_enhanced: 5.7, verdict: pause}",
-            39,
-            "but_not_enhanced",
-            "an enhanced code such as",
-        ),
-        ("{text: '', verdict: pause}", 16, "text", "a phrase of at most 200"),
-        ("{text: ' * ', verdict: pause}", 16, "text", "a phrase of at most 200"),
-        ("{text: [], verdict: pause}", 16, "text", "at least one"),
-        ("{phase: end, code: 550, verdict: pause}", 17, "phase", "expected a phase, one of connect"),
-        (
-            "{phase: auth, code: 550, verdict: bounce message}",
-            43,
-            "verdict",
-            "before MAIL no message is at fault",
-        ),
-        ("{phase: [mail, connect], code: 4xx, verdict: later}", 54, "verdict", "before MAIL no message"),
-        ("{phase: mail, code: 452, verdict: later}", 43, "verdict", "only in phase rcpt"),
-        ("{phase: mail, verdict: pause}", 32, "verdict", "without a condition matches every refusal"),
-        ("{code: 550, verdict: pause, wait: 5}", 43, "wait", "a duration with a unit"),
-        ("{code: 550, verdict: pause, texts: x}", 37, "texts", "unknown key; did you mean text?"),
-        ("{code: 550, verdict: pause, probe: often}", 44, "probe", "does not fit here"),
-        (
-            "{code: 550, verdict: bounce message, wait: 5m}",
-            52,
-            "wait",
-            "bounce message has no rest: wait and probe",
-        ),
-        (
-            "{wait: 5m, code: 450, verdict: defer recipient}",
-            16,
-            "wait",
-            "belong to pause, pause sender and stop",
-        ),
-        ("{code: 450, phase: rcpt, verdict: later, wait: 5m}", 56, "wait", "later has no rest"),
-        ("{code: 450, verdict: defer message, probe: false}", 52, "probe", "defer message has no rest"),
-    ],
-)
-def test_a_wrong_rule_is_told_at_its_place(rule: str, column: int, key: str, words: str) -> None:
-    fault = only_fault(with_verdict(rule))
-
-    assert (fault.line, fault.column) == (11, column)
-    assert fault.key == f"upstreams.isp.verdicts[0].{key}"
-    assert words in fault.message
 
 
 def judge(rule: str) -> Judge:

@@ -12,8 +12,6 @@ from relay.queue.routes import (
     choose,
     is_better,
     next_listed,
-    spill_asks,
-    spill_goes,
 )
 
 UP, FOREVER = Availability(), None
@@ -80,19 +78,3 @@ def test_an_answer_holds_until_its_instant_and_no_longer(
             assert again != choice
             break
         assert again == choice
-
-
-def test_what_waits_too_long_asks_the_next_and_goes_where_it_is_sooner() -> None:
-    route, states = Route(("a", "b"), 15, 100), {"a": UP, "b": UP}
-    here, spilled = Choice("a"), Choice("b", Because.SPILL, "a")
-    assert spill_asks(route, here, 200, states, 100) is None
-    assert spill_asks(route, here, 201, states, 100) == "b"
-    assert spill_asks(route, here, None, states, 100) is None, "it fails over, or waits"
-    assert spill_asks(route, here, 201, {"a": UP, "b": Availability(0)}, 100) is None
-    assert spill_goes(route, here, "b", (300, 299), 100)
-    assert not spill_goes(route, here, "b", (300, 300), 100)
-    assert not spill_goes(route, here, "b", (300, None), 100)
-    assert spill_asks(route, spilled, 150, states, 100) == "a"
-    assert spill_goes(route, spilled, "a", (150, 200), 100), "in time: the preferred one is used"
-    assert not spill_goes(route, spilled, "a", (150, 201), 100)
-    assert spill_asks(Route(("a", "b"), 15), here, 10**9, states, 0) is None

@@ -17,7 +17,8 @@ from relay.mail.dsn import NOTHING_ASKED, DsnRequest
 from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
-from relay.queue.scheduler import Queued, Scheduler
+from relay.queue.queued import Queued
+from relay.queue.upstream_queue import UpstreamQueue
 from relay.sender.host import THREADS, Host, Workers
 from relay.sender.late_mail import LateMail
 from relay.sender.sender import Sender
@@ -44,12 +45,13 @@ CONTENT = b"From: a@here.example\r\nSubject: hello\r\n\r\nhello\r\n.dotted\r\n"
 
 def policy_of(folder: Path, port: int, upstream: str = "", rest: str = "", connections: int = 2) -> Policy:
     """Return a policy whose one upstream is on this port; `upstream` and `rest` are more YAML."""
+    limits = "" if "limits:" in upstream else ", limits: []"
     text = f"""
 spool: ./spool
 hostname: relay.test
 listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
 upstreams:
-  isp: {{host: 127.0.0.1, port: {port}, tls: none, connections: {connections}{upstream}}}
+  isp: {{host: 127.0.0.1, port: {port}, tls: none, connections: {connections}{upstream}{limits}}}
 {rest or "retry: {min: 50ms, max: 100ms, lifetime: 1d}"}
 """
     return parse_policy(text.encode(), folder / "policy.yaml")
@@ -140,7 +142,7 @@ class Relay:
         return self.sender.upstreams.in_use["isp"]
 
     @property
-    def line(self) -> Scheduler:
+    def line(self) -> UpstreamQueue:
         """Return the line of the one upstream."""
         return self.sender.queue.line("isp")
 

@@ -65,7 +65,7 @@ EIGHT_BIT = CONTENT + "ü\r\n".encode()
 async def test_a_returned_message_is_found_by_a_parser(tmp_path: Path, content: bytes, offers: bool) -> None:
     extensions = Smarthost.EXTENSIONS if offers else ("SIZE 100000000",)
     async with Smarthost(Script(rcpt=nobody)) as isp, Smarthost(extensions=extensions) as local:
-        two = f"  local: {{host: 127.0.0.1, port: {local.port}, tls: none, history: ./local}}\n"
+        two = f"  local: {{host: 127.0.0.1, port: {local.port}, tls: none, limits: [], history: ./local}}\n"
         two += "reports: {upstreams: [local]}\n"
         async with Relay(policy_of(tmp_path, isp.port, SHIELD_OFF, two)) as relay:
             # The first is of ASCII, so that it is known what the upstream offers.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.queue.scheduler import State
+from relay.queue.queued import State
 from tests.fakes.smarthost import Script, Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of
 

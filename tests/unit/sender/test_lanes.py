@@ -106,7 +106,7 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
             for number in range(5):
                 relay.accept(f"r{number}@x.example", sender="list@here.example")
             await relay.until(lambda: len(host.relayed) == 3 and relay.dispatcher.in_flight == 0)
-            await relay.until(lambda: relay.watch.snapshot().upstreams[0].held_by == "ceiling of lane list")
+            await relay.until(lambda: "lane list" in relay.watch.snapshot().upstreams[0].held_by)
             for number in range(2):
                 relay.accept(f"r{number}@x.example", sender="else@here.example")
             await relay.until(lambda: len(host.relayed) == 5)

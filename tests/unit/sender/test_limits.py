@@ -95,10 +95,10 @@ async def test_what_holds_the_next_message_is_told_also_where_it_is_for_each_key
         for number in range(3):
             relay.accept(f"list{number}@x.example", sender="list@here.example")
         await relay.until(lambda: len(host.relayed) == 1 and relay.dispatcher.in_flight == 0)
-        await relay.until(lambda: relay.line.next_place() is not None)
+        await relay.until(lambda: NO_ROOM in _reasons(relay))
 
         (isp,) = relay.watch.snapshot().upstreams
-        assert isp.held_by == "limit 1 messages per 3600s for each sender"
+        assert isp.held_by == "no room in 1 messages per 3600s for each sender"
 
         # Where nobody at all may go, that is what holds the next.
         relay.accept("a@x.example", sender="a@here.example")

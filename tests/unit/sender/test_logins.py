@@ -9,7 +9,6 @@ import pytest
 
 from relay.control.probe import probe
 from relay.policy.model import Policy
-from relay.sender.probe.login import ProbeStep
 from relay.status import page
 from relay.status.snapshot import to_json
 from tests.fakes.smarthost import Script, Smarthost, Turn
@@ -58,7 +57,7 @@ def without_code(argument: str) -> Turn:
 async def test_of_a_reply_to_auth_only_its_codes_are_seen(
     tmp_path: Path, mechanism: str, said: Callable[[str], Turn]
 ) -> None:
-    steps: list[ProbeStep] = []
+    texts: list[str] = []
     async with Smarthost(Script(auth=said), accounts={USER: PASSWORD}) as host:
         policy = with_password(tmp_path, host.port, mechanism)
         async with Relay(policy) as relay:
@@ -67,9 +66,9 @@ async def test_of_a_reply_to_auth_only_its_codes_are_seen(
             snapshot = relay.watch.snapshot()
             relay.events.flush()
             told = [relay.log.getvalue(), json.dumps(to_json(snapshot)), page.render(snapshot)]
-        await probe(policy, "isp", None, steps.append)
+        await probe(policy, "isp", lambda _name, _took_ns, text, _is_good: texts.append(text))
 
-    told += [_read(Path(f"{policy.history_path('isp')}.pause")), *(step.text for step in steps)]
+    told += [_read(Path(f"{policy.history_path('isp')}.pause")), *texts]
     for secret in _forms(PASSWORD):
         assert not [piece for piece in _pieces(secret) for text in told if piece in text]
 

@@ -9,7 +9,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.control.operations import ABSENT, OK, UNCHANGED
-from relay.queue.scheduler import State
+from relay.queue.queued import State
 from relay.sender.state_file import PAUSE_FORMAT, pause_path
 from relay.status.snapshot import UpstreamState
 from relay.verdicts.account import AccountState, PauseRecord

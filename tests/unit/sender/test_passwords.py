@@ -17,7 +17,7 @@ from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
 
-OLD, HALF, REST = "correct horse", "battery ", "staple\n"
+OLD, PIECES = "correct horse", ["bat", "battery ", "battery staple"]
 
 
 class Written:
@@ -27,7 +27,7 @@ class Written:
         self.path = path
         path.touch(0o600)
         path.write_text(OLD)
-        self.upstream = Upstream(host="127.0.0.1", auth=Auth(user="u", password_file=path))
+        self.upstream = Upstream(host="127.0.0.1", limits=(), auth=Auth(user="u", password_file=path))
         clock = SystemClock()
         telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
         tokens = AccountTokens(RealDisk(), telemetry)
@@ -53,28 +53,19 @@ async def test_a_password_that_is_as_it_was_is_used_without_a_rest(written: Writ
     assert loop.time() == began_at
 
 
-async def test_half_a_password_waits_until_its_writer_has_closed_it(written: Written) -> None:
+async def test_a_password_that_is_still_written_is_waited_for(written: Written) -> None:
     await written.password()
-    writer = written.path.open("w")
-    writer.write(HALF)
-    writer.flush()
-
-    def write_the_rest() -> None:
-        writer.write(REST)
-        writer.flush()
-
     loop = asyncio.get_running_loop()
-    loop.call_later(2.5 * REST_SECONDS, write_the_rest)
-    loop.call_later(4.5 * REST_SECONDS, writer.close)
+    for number, piece in enumerate(PIECES):
+        loop.call_later((number + 0.5) * REST_SECONDS, written.path.write_text, piece)
+    written.path.write_text(PIECES[0][:1])
 
-    assert await written.password() == HALF + REST.strip()
+    assert await written.password() == PIECES[-1]
 
 
 async def test_a_refused_account_is_tried_with_a_password_at_rest(written: Written) -> None:
     await written.password()
-    with written.path.open("w") as writer:
-        writer.write(HALF)
-        writer.flush()
-        assert [await written.is_new() for _ in range(3)] == [False] * 3
-        writer.write(REST)
-    assert [await written.is_new() for _ in range(2)] == [False, True]
+    for piece in PIECES:
+        written.path.write_text(piece)
+        assert not await written.is_new()
+    assert [await written.is_new() for _ in range(2)] == [True, True]

@@ -23,7 +23,7 @@ def policy_through(folder: Path, name: str, port: int) -> Policy:
     text = f"""
 spool: ./spool
 listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
-upstreams: {{{name}: {{host: 127.0.0.1, port: {port}, tls: none}}}}
+upstreams: {{{name}: {{host: 127.0.0.1, port: {port}, tls: none, limits: []}}}}
 """
     return parse_policy(text.encode(), folder / "policy.yaml")
 

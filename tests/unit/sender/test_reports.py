@@ -9,7 +9,7 @@ from relay.clock import SECOND_NS
 from relay.control.operations import OK, ONLY_REPORT_LEFT, VERBS
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
-from relay.queue.scheduler import State
+from relay.queue.queued import State
 from relay.status.snapshot import MessageView, QueueState, RecipientView
 from relay.telemetry.metric_table import Totals
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Turn, Until, turns

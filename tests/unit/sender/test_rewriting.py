@@ -19,12 +19,13 @@ REWRITTEN = (
 
 def policy(folder: Path, port: int, *routes: str, keys: str = "") -> Policy:
     lines = "".join(f"  - {route}\n" for route in routes)
+    limits = "" if "limits:" in keys else ", limits: []"
     text = f"""
 spool: ./spool
 hostname: relay.test
 listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
 upstreams:
-  isp: {{host: 127.0.0.1, port: {port}, tls: none, connections: 2{keys}}}
+  isp: {{host: 127.0.0.1, port: {port}, tls: none, connections: 2{keys}{limits}}}
 retry: {{min: 50ms, max: 100ms, lifetime: 1d}}
 routes:
 {lines or "  - {upstreams: [isp]}"}

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
-from relay.daemon.spilling import Spilling
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.sender.upstream_health import Pausing
@@ -21,7 +20,7 @@ MINUTE_NS = 60 * SECOND_NS
 def policy_of(folder: Path, ports: dict[str, int], routes: str, rest: str = "") -> Policy:
     upstreams = "".join(
         f"  {name}: {{host: 127.0.0.1, port: {port}, tls: none, connections: 2, history: {name}, "
-        "shield: null}\n"
+        "shield: null, limits: []}\n"
         for name, port in ports.items()
     )
     text = f"""
@@ -141,8 +140,6 @@ async def test_mail_fails_over_at_its_instant_and_returns_behind_a_probe(tmp_pat
             assert two.relayed == []
             (first, *_) = await relay.operator.queue()
             assert first.upstream == "one"
-            assert first.eta_at_ns is not None, "it fails over then, so its time is known"
-            assert 0 < first.eta_at_ns - clock.wall_ns() < 2 * MINUTE_NS
             await leap(relay, clock, 1 * MINUTE_NS)
             await relay.until_empty()
             assert len(two.relayed) == 10
@@ -181,31 +178,51 @@ async def test_an_unknown_outcome_stays_with_its_upstream_to_the_deadline(tmp_pa
     assert len(one.transactions) == 1
 
 
-async def test_mail_spills_where_it_would_wait_too_long_and_goes_back(tmp_path: Path) -> None:
+async def test_mail_that_has_waited_too_long_goes_to_the_next_upstream_that_is_usable(tmp_path: Path) -> None:
+    clock = virtual_clock()
     async with Smarthost() as one, Smarthost() as two:
-        routes = "  - {upstreams: [one, two], spill_after: 90m}"
+        routes = "  - {upstreams: [one, two], spill_after: 30m}"
         policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
-        limited = policy_with_limit(policy, "one", "{messages: 2, per: 1h}")
-        async with Relay(limited) as relay:
+        async with Relay(policy_with_limit(policy, "one", "{messages: 2, per: 1h}")) as relay:
             await relay.operator.pause("two", LASTING)
-            for number in range(8):
+            for number in range(4):
                 relay.accept(f"r{number}@x.example")
-            await relay.until(lambda: len(one.relayed) == 2 and len(relay.sender.queue) == 6)
-            spilling = Spilling(relay.sender, relay.watch, relay.clock)
-            assert await spilling.look() == 0, "there is nowhere to go"
-            full = policy_with_limit(limited, "two", "{messages: 1, per: 1d}")
-            await relay.sender.apply(full)
+            await relay.until(lambda: len(one.relayed) == 2 and len(relay.sender.queue) == 2)
+            await leap(relay, clock, 32 * MINUTE_NS)
+            late = relay.accept("late@x.example")
+            await relay.until(lambda: relay.queued(late))
+            assert not two.relayed, "there is nowhere to go"
             assert await relay.operator.resume("two") == OK
-            await relay.until(lambda: relay.sender.in_flight == 0)
+            await relay.until(lambda: len(two.relayed) == 2)
+            relay.events.flush()
+            assert "instead of one: spill" in relay.log.getvalue()
 
-            # Two go in an hour; the four others would wait for longer, and one of them goes at once.
-            assert await spilling.look() == 1
-            await relay.until(lambda: two.relayed and len(relay.sender.queue) == 5)
-            assert await spilling.look() == 0
-            await relay.sender.apply(policy_with_limit(full, "two", "{messages: 9, per: 1h}"))
-            assert await spilling.look() == 3
-            await relay.until(lambda: len(two.relayed) == 4 and len(relay.sender.queue) == 2)
-        assert len(one.relayed) == 2
+            await leap(relay, clock, 29 * MINUTE_NS)
+            await relay.until_empty()
+        # It was for less than half an hour in line when the first one had room again.
+        assert "late@x.example" in recipients(one)
+
+
+async def test_an_upstream_proves_itself_by_the_one_message_that_may_go_there_behind_all_others(
+    tmp_path: Path,
+) -> None:
+    clock = virtual_clock()
+    async with Smarthost() as one, Smarthost() as two:
+        routes = (
+            "  - {recipient_domain: x.one, upstreams: [one, two], failover_after: 1m}\n  - {upstreams: [two]}"
+        )
+        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
+        async with Relay(policy_with_limit(policy, "two", "{messages: 1, per: 30d}")) as relay:
+            relay.accept("first@x.two")
+            await relay.until(lambda: two.relayed)
+            assert await relay.operator.pause("one", PauseAsked("anna", 30 * MINUTE_NS)) == OK
+            for number in range(1100):
+                relay.accept(f"r{number}@x.two")
+            relay.accept("only@x.one")
+            await relay.until(lambda: len(relay.sender.queue) == 1101)
+            await leap(relay, clock, 31 * MINUTE_NS)
+            await relay.until(lambda: one.relayed)
+        assert recipients(one) == ["only@x.one"]
 
 
 def policy_with_limit(policy: Policy, name: str, limit: str, **others: int) -> Policy:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.queue.scheduler import State
+from relay.queue.queued import State
 from tests.fakes.smarthost import Script, Smarthost, Until, turns
 from tests.fakes.unsynced import BeforeSync
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock

@@ -7,7 +7,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.control.operations import ABSENT, OK
-from relay.queue.scheduler import State
+from relay.queue.queued import State
 from relay.status.snapshot import UpstreamState
 from tests.fakes.smarthost import Script, Smarthost, Turn, turns
 from tests.fakes.virtual_time import pass_time

@@ -1,79 +1,72 @@
-"""The estimate agrees with a window that is simulated slot by slot, and keeps the queue's own rules."""
+"""The arithmetic of a line agrees with the throttle itself, and keeps to pauses and connections."""
 
-import heapq
-
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.status.estimate.eta import foretell
-from relay.status.estimate.expected import Foretold, Mail, Outlook
-from relay.throttle.limit_state import Limited
+from relay.clock import SECOND_NS
+from relay.status.eta import Expected, Load, Pace
+from relay.throttle.admission import Request, Reservation, Wait
+from relay.throttle.limit import PlainLimit
+from relay.throttle.throttle import Throttle
+from tests.engines.history.memory_history import Kept, MemoryHistory
+from tests.fakes.clock import FakeClock
 
-T = 1_000
-NOW = 10_000
-
-
-@st.composite
-def limits(draw: st.DrawFn) -> Limited:
-    opens = draw(st.lists(st.integers(NOW + 1, NOW + T), max_size=12))
-    return Limited("few", "messages", draw(st.integers(1, 10)), T, tuple((at, 1) for at in sorted(opens)))
+MINUTE_NS = 60 * SECOND_NS
 
 
-def simulated_starts(waiting: int, limit: Limited, transaction: int) -> list[int]:
-    """Start each as soon as fewer than N slots are occupied; each occupies its slot until T after its end."""
-    occupied = [at for at, _ in limit.shared]
-    heapq.heapify(occupied)
-    now, starts = NOW, []
-    for _ in range(waiting):
-        while occupied and occupied[0] <= now:
-            heapq.heappop(occupied)
-        while len(occupied) >= limit.count:
-            now = heapq.heappop(occupied)
-        starts.append(now)
-        heapq.heappush(occupied, now + transaction + T)
-    return starts
+LIMIT = st.builds(
+    lambda unit, count, seconds: PlainLimit(unit, count, seconds * SECOND_NS, f"{count} {unit}"),
+    st.sampled_from(("messages", "recipients")),
+    st.integers(1, 9),
+    st.integers(1, 90),
+)
 
 
-@given(limits(), st.integers(1, 60), st.integers(0, 50))
-def test_the_estimate_is_what_a_window_does_slot_by_slot(
-    limit: Limited, waiting: int, transaction: int
+def sent_at(throttle: Throttle, clock: FakeClock) -> int:
+    """Send a message as soon as it may go, in no time; return when that was."""
+    while isinstance(answer := throttle.reserve([Request(1)])[0], Wait):
+        clock.advance(answer.until_ns - clock.boottime_ns())
+    assert isinstance(answer, Reservation)
+    throttle.settle(answer, clock.boottime_ns())
+    return clock.boottime_ns()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(LIMIT, min_size=1, max_size=2), st.lists(st.integers(0, 40), max_size=12), st.integers(1, 25))
+def test_each_message_of_a_line_goes_when_it_is_expected(
+    limits: list[PlainLimit], pauses: list[int], waiting: int
 ) -> None:
-    outlook = Outlook(NOW, (limit,), connections=1000, transaction_ns=transaction)
+    clock = FakeClock()
+    throttle = Throttle(MemoryHistory(Kept(clock)), limits, None, clock)
+    for seconds in pauses:
+        sent_at(throttle, clock)
+        clock.advance(seconds * SECOND_NS)
+    throttle.flush()
+    pace = Pace(clock.boottime_ns(), throttle.limited(0))
+    expected = [pace.at(Load(number, number, number)).eta_ns or 0 for number in range(1, waiting + 1)]
 
-    foretold = foretell([Mail(1)] * waiting, outlook)
-
-    starts = simulated_starts(waiting, limit, transaction)
-    assert [each.eta_ns for each in foretold] == [start + transaction for start in starts]
-    assert [each.held_by for each in foretold] == ["limit few" if start > NOW else "" for start in starts]
-
-
-@given(st.lists(limits(), max_size=3), st.lists(st.integers(1, 5), max_size=20))
-def test_no_other_limit_makes_anything_earlier_and_nobody_overtakes(
-    of_all: list[Limited], recipients: list[int]
-) -> None:
-    mails = [Mail(count) for count in recipients]
-    all_of_them = foretell(mails, Outlook(NOW, tuple(of_all), connections=100))
-
-    assert [each.eta_ns for each in all_of_them] == sorted(each.eta_ns for each in all_of_them)
-    for limit in of_all:
-        alone = foretell(mails, Outlook(NOW, (limit,), connections=100))
-        assert all(a.eta_ns <= b.eta_ns for a, b in zip(alone, all_of_them, strict=True))
+    sent = [sent_at(throttle, clock) for _ in expected]
+    if len(limits) == 1:
+        assert sent == expected
+    else:
+        # What one limit keeps back uses its slot of the other one later: then it is an estimate.
+        assert all(at_ns >= early_ns for at_ns, early_ns in zip(sent, expected, strict=True))
 
 
-def test_without_limits_all_may_go_at_once_as_far_as_connections_go() -> None:
-    foretold = foretell([Mail(1)] * 5, Outlook(NOW, connections=2, transaction_ns=10))
+def test_connections_carry_so_many_at_once() -> None:
+    pace = Pace(0, connections=2, transaction_ns=SECOND_NS)
 
-    assert [each.eta_ns - NOW for each in foretold] == [10, 10, 20, 20, 30]
-    assert [each.held_by for each in foretold] == ["", "", "connections", "connections", "connections"]
+    ends = [pace.at(Load(messages=number)) for number in range(1, 6)]
+
+    assert [end.eta_ns for end in ends] == [seconds * SECOND_NS for seconds in (1, 1, 2, 2, 3)]
+    assert [end.held_by for end in ends] == ["", "", "connections", "connections", "connections"]
 
 
-def test_after_a_pause_one_proves_the_upstream_for_all() -> None:
-    outlook = Outlook(
-        NOW, connections=5, transaction_ns=10, paused_until_ns=NOW + 700, pause="pause: 421 busy"
-    )
+def test_nothing_goes_before_a_pause_is_over() -> None:
+    pace = Pace(0, rests="pause: 421 no", until_ns=MINUTE_NS)
 
-    assert foretell([Mail(1)] * 3, outlook) == [
-        Foretold(NOW + 710, "pause: 421 busy"),
-        Foretold(NOW + 720, "pause: 421 busy"),
-        Foretold(NOW + 720, "pause: 421 busy"),
-    ]
+    assert pace.at(Load(1)) == Expected(MINUTE_NS, "pause: 421 no")
+
+
+def test_nobody_can_tell_when_a_stop_ends() -> None:
+    assert Pace(0, rests="stop: 535", until_ns=None).at(Load(1)) == Expected(None, "stop: 535")

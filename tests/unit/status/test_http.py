@@ -46,7 +46,6 @@ class World:
         self.refuses = ""
         self.log = io.StringIO()
         self.base = ""
-        self.foreseen = 0
         self.session: aiohttp.ClientSession
 
     def snapshot(self) -> Snapshot:
@@ -59,9 +58,6 @@ class World:
 
     def why_not_ready(self) -> str:
         return self.refuses
-
-    async def foresee(self) -> None:
-        self.foreseen += 1
 
     async def get(
         self, path: str, *, method: str = "GET", headers: dict[str, str] | None = None
@@ -262,9 +258,7 @@ def test_everything_on_the_page_is_escaped() -> None:
     snapshot = a_snapshot(
         upstream=upstream,
         refusing_because=EVIL,
-        policy=PolicyStatus(
-            EVIL, AT_NS, last_reload_ok=False, last_error=EVIL, waiting_because=EVIL, waiting_until_ns=AT_NS
-        ),
+        policy=PolicyStatus(EVIL, AT_NS, last_reload_ok=False, last_error=EVIL, refused_file=EVIL),
         totals=Totals(accepted=1),
     )
 

@@ -7,23 +7,18 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import FrameType
 
-import pytest
-
 from relay.clock import SECOND_NS
 from relay.control.operator import ROWS_AT_ONCE
 from relay.mail.envelope import QueueId
-from relay.mail.header import Names
-from relay.queue.pages import ROWS
-from relay.queue.queued import ListedWords, RecipientsLeft, origin_of
-from relay.queue.scheduler import Queued
+from relay.queue.queued import Queued, origin_of
 from relay.status.filters import Filters, Wanted
+from relay.status.listing import Listing
 from relay.status.snapshot import MessageView
-from relay.status.watch import FORETOLD, Listing
 from tests.fakes.clock import FakeClock
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 LIMIT = 100
-MANY = 3 * FORETOLD
+MANY = 3000
 
 
 def name_of(number: int) -> QueueId:
@@ -68,7 +63,6 @@ def rows_made() -> Iterator[list[QueueId]]:
 
 async def test_mail_behind_the_estimate_goes_by_the_rate_of_limits(tmp_path: Path) -> None:
     async with a_long_queue(tmp_path) as relay:
-        await relay.watch.foresee()
         window_ns = relay.policy.upstreams["isp"].limits[0].per_ns + SECOND_NS
         drained_at_ns = relay.watch.snapshot().upstreams[0].drained_at_ns
         assert drained_at_ns is not None
@@ -140,32 +134,3 @@ async def test_a_listing_is_oldest_first_in_whatever_order_mail_came(tmp_path: P
         listed = await relay.operator.queue()
 
     assert [each.queue_id for each in listed] == [name_of(number) for number in range(MANY)]
-
-
-@pytest.mark.parametrize("is_foretold", [True, False], ids=["once it is foretold", "before it is foretold"])
-async def test_a_listing_has_the_words_of_what_is_attempted_meanwhile(
-    tmp_path: Path, is_foretold: bool
-) -> None:
-    policy = policy_of(tmp_path, 9)
-    async with Relay(policy, clock=FakeClock()) as relay:
-        relay.sender.upstreams.halt()
-        queue, now_ns = relay.sender.queue, relay.clock.boottime_ns()
-        for number in range(ROWS + 8):
-            words = ListedWords(Names(f"<{number}@x.example>"), number + 1, (f"{number}@y.example",))
-            queued = Queued(name_of(number), origin_of("a@x.example"), 1, now_ns, 1, listed=words)
-            queue.add(queued, now_ns=now_ns)
-        listing = relay.watch.listing()
-        if is_foretold:
-            listing.foretell()
-        left = RecipientsLeft((("@y.example", 1),), ("0@y.example",))
-        line = queue.line("isp")
-        line.attempted(name_of(0), tried=frozenset(), refusals=0, left=left)
-        if not is_foretold:
-            listing.foretell()
-        found = listing.row(name_of(0))
-        for queued in list(queue):
-            queue.remove(queued.queue_id)
-
-    assert found is not None
-    view = found.view
-    assert (view.message_id, view.arrival_at_ns, view.recipients) == ("<0@x.example>", 1, ("0@y.example",))

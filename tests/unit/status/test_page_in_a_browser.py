@@ -59,9 +59,6 @@ class World:
         self.browser: Browser
         self.url = ""
 
-    async def foresee(self) -> None:
-        pass
-
     def snapshot(self) -> Snapshot:
         return self.shown
 

@@ -21,7 +21,7 @@ from relay.submission.handover import Handover, Refusal, taker
 POLICY = b"""
 spool: ./spool
 listen: [{address: "127.0.0.1:0", clients: [127.0.0.0/8]}]
-upstreams: {isp: {host: 127.0.0.1, port: 9, tls: none}}
+upstreams: {isp: {host: 127.0.0.1, port: 9, tls: none, limits: []}}
 """
 
 

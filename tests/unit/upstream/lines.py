@@ -14,7 +14,7 @@ HOUR_NS = 3600 * 10**9
 
 
 class Caps(TypedDict):
-    """The arguments of a pool and of its `reconfigure`."""
+    """The arguments of a pool's `configure`."""
 
     connections: int
     max_messages: int
@@ -118,14 +118,19 @@ async def settle() -> None:
 
 
 async def opened(pool: Pool[Line], exchange: Exchange) -> Line:
-    acquiring = asyncio.create_task(pool.acquire())
+    """Return a connection that is opened for it."""
+    assert pool.take(1, openings=None) == []
     await settle()
     exchange.grant()
-    return await acquiring
+    await settle()
+    (line,) = pool.take(1, openings=0)
+    return line
 
 
-def make(wanted: Caps) -> tuple[Pool[Line], Exchange, HandClock]:
-    """Return a pool, what opens its connections, and its clock."""
+def make(wanted: Caps, rest_ns: int = 0) -> tuple[Pool[Line], Exchange, HandClock]:
+    """Return a pool, what opens its connections, and its clock; a failure has it rest for so long."""
     clock = HandClock()
     exchange = Exchange(clock)
-    return Pool(exchange.open, **wanted, clock=clock), exchange, clock
+    pool = Pool(exchange.open, clock, on_change=lambda: None, on_failed=lambda _: rest_ns)
+    pool.configure(**wanted)
+    return pool, exchange, clock

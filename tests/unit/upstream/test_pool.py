@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from relay.upstream.pool import Pool
 from tests.fakes.smarthost import PATIENCE_S
 from tests.unit.upstream.lines import Exchange, HandClock, Line, caps, make, opened, settle
 
@@ -17,9 +18,7 @@ async def test_an_idle_connection_is_used_again_the_last_one_first() -> None:
     pool.release(second)
     assert (pool.open, pool.idle) == (2, 2)
 
-    assert await pool.acquire() is second
-    assert pool.try_acquire() is first
-    assert pool.try_acquire() is None
+    assert pool.take(3, openings=0) == [second, first]
     assert len(exchange.lines) == 2
     await pool.close()
 
@@ -51,7 +50,7 @@ async def test_a_connection_that_may_not_be_used_again_is_not(
         what(line, clock)
         pool.release(line)
 
-    assert pool.try_acquire() is None
+    assert pool.take(1, openings=0) == []
     await settle()
     assert line.is_gone
     assert pool.open == 0
@@ -62,18 +61,86 @@ async def test_a_connection_that_says_quit_still_counts() -> None:
     pool, exchange, _ = make(caps(connections=1, max_messages=1))
     line = await opened(pool, exchange)
     line.transactions, line.answers_quit = 1, asyncio.Event()
-    waiting = asyncio.create_task(pool.acquire())
-    await settle()
     pool.release(line)
     await settle()
     assert line.closing.is_set()
-    assert exchange.pending == 0
+    assert pool.take(1, openings=None) == []
+    assert not pool.is_opening
     line.answers_quit.set()
     await settle()
 
-    assert exchange.pending == 1
+    await opened(pool, exchange)
+    await pool.close()
+
+
+async def test_the_first_logs_in_before_others_try() -> None:
+    pool, exchange, _ = make(caps(connections=3))
+    for _ in range(2):
+        assert pool.take(3, openings=None) == []
+        await settle()
+        assert exchange.pending == 1
     exchange.grant()
-    await waiting
+    await settle()
+
+    assert len(pool.take(3, openings=None)) == 1
+    await settle()
+    assert exchange.pending == 2
+    await pool.close()
+
+
+async def test_no_more_are_opened_than_may_be() -> None:
+    pool, exchange, _ = make(caps(connections=9))
+    await opened(pool, exchange)
+    assert pool.take(5, openings=2) == []
+    await settle()
+
+    assert exchange.pending == 2
+    await pool.close()
+
+
+async def test_after_a_failure_it_rests_and_goes_on() -> None:
+    pool, exchange, clock = make(caps(), rest_ns=100)
+    pool.take(1, openings=None)
+    await settle()
+    exchange.refuse()
+    await settle()
+    assert pool.take(1, openings=None) == []
+    assert not pool.is_opening
+    clock.now_ns += 100
+
+    await opened(pool, exchange)
+    await pool.close()
+
+
+async def test_a_failure_that_is_not_the_upstreams_is_for_the_next_who_asks() -> None:
+    def fail(_error: Exception) -> int:
+        raise KeyError("history")
+
+    _, exchange, clock = make(caps())
+    pool = Pool(exchange.open, clock, on_change=lambda: None, on_failed=fail)
+    pool.configure(**caps())
+    pool.take(1, openings=None)
+    await settle()
+    exchange.refuse()
+    await settle()
+
+    with pytest.raises(KeyError):
+        pool.take(1, openings=None)
+    await opened(pool, exchange)
+    await pool.close()
+
+
+async def test_one_that_was_not_used_is_as_long_idle_as_before() -> None:
+    pool, exchange, clock = make(caps(idle_ns=100))
+    pool.release(await opened(pool, exchange))
+    taken: list[Line] = []
+    for _ in range(2):
+        clock.now_ns += 60
+        taken = pool.take(1, openings=0)
+        for line in taken:
+            pool.release(line, was_used=False)
+
+    assert taken == []
     await pool.close()
 
 
@@ -94,27 +161,21 @@ async def test_a_new_opener_ends_the_connections_of_the_old_one() -> None:
     pool, exchange, clock = make(caps(connections=3))
     busy, idle = await opened(pool, exchange), await opened(pool, exchange)
     pool.release(idle)
-    waiting_for_old = [asyncio.create_task(pool.acquire()) for _ in range(2)]
+    pool.take(2, openings=None)  # the idle one, and another that is being opened
+    pool.release(idle)
     await settle()
-    assert waiting_for_old[0].result() is idle  # in use from now on
     later = Exchange(clock, "new")
-    pool.reconfigure(**caps(connections=3), opener=later.open)
-    exchange.grant()  # the one under way comes, and is not given to anybody
+    pool.configure(**caps(connections=3), opener=later.open)
+    exchange.grant()
     await settle()
-
+    assert idle.is_gone
     assert exchange.lines[-1].is_gone
-    assert pool.open == 2  # those in use
-    later.grant()
-    await settle()
-    assert waiting_for_old[1].result().of == "new"
     pool.release(busy)
     await settle()
+
     assert busy.is_gone
     assert not busy.is_aborted
-    for line in (idle, waiting_for_old[1].result()):
-        pool.release(line)
-    await settle()
-    assert pool.idle == 1
+    assert (await opened(pool, later)).of == "new"
     await pool.close()
 
 
@@ -122,7 +183,7 @@ async def test_a_lower_cap_closes_what_is_too_many() -> None:
     pool, exchange, _ = make(caps(connections=3))
     lines = [await opened(pool, exchange) for _ in range(3)]
     pool.release(lines[0])
-    pool.reconfigure(**caps(connections=1))
+    pool.configure(**caps(connections=1))
     await settle()
     assert lines[0].is_gone
     pool.release(lines[1])
@@ -130,5 +191,5 @@ async def test_a_lower_cap_closes_what_is_too_many() -> None:
     assert lines[1].is_gone
     pool.release(lines[2])
 
-    assert pool.try_acquire() is lines[2]
+    assert pool.take(1, openings=0) == [lines[2]]
     await pool.close()

@@ -17,7 +17,7 @@ from tests.unit.upstream.lines import Caps, Exchange, Line, caps, make, settle
 from tests.unit.upstream.sessions import account, transaction
 
 OPERATIONS = st.sampled_from(
-    ["acquire", "try", "grant", "grant", "refuse", "release", "release", "discard", "die", "cancel",
+    ["take", "take", "grant", "grant", "refuse", "release", "release", "discard", "die",
      "use up", "age", "fewer", "more", "renew", "turn"]
 )  # fmt: skip
 
@@ -29,17 +29,14 @@ class Play:
         self.pool, self.exchange, self.clock = make(caps(max_messages=5, max_age_ns=1000, idle_ns=500))
         self.exchanges = [self.exchange]
         self.cap = self.highest_cap = 2
-        self.waiting: list[asyncio.Task[Line]] = []
         self.held: list[Line] = []
 
     async def do(self, operation: str, pick: int) -> None:
         pending = [each for each in self.exchanges if each.pending]
         match operation:
-            case "acquire":
-                self.waiting.append(asyncio.create_task(self.pool.acquire()))
-            case "try":
-                line = self.pool.try_acquire()
-                self.held += [line] if line is not None else []
+            case "take":
+                self.held += self.pool.take(pick, openings=None)
+                await asyncio.sleep(0)
             case "grant" if pending:
                 pending[pick % len(pending)].grant()
             case "refuse" if pending:
@@ -50,8 +47,6 @@ class Play:
                 self.pool.release(line)
             case "discard" if self.held:
                 self.pool.discard(self.held.pop(pick % len(self.held)))
-            case "cancel" if self.waiting:
-                self.waiting[pick % len(self.waiting)].cancel()
             case "turn":
                 await asyncio.sleep(0)
             case _:
@@ -70,42 +65,38 @@ class Play:
             case "fewer" | "more":
                 self.cap = 1 if operation == "fewer" else 3
                 self.highest_cap = max(self.cap, self.highest_cap)
-                self.pool.reconfigure(**self._caps())
+                self.pool.configure(**self._caps())
             case "renew":
                 self.exchanges.append(Exchange(self.clock, f"{len(self.exchanges)}"))
-                self.pool.reconfigure(**self._caps(), opener=self.exchanges[-1].open)
+                self.pool.configure(**self._caps(), opener=self.exchanges[-1].open)
 
     def _caps(self) -> Caps:
         return caps(connections=self.cap, max_messages=5, max_age_ns=1000, idle_ns=500)
 
     def _check(self) -> None:
-        for task in [task for task in self.waiting if task.done()]:
-            self.waiting.remove(task)
-            if not task.cancelled() and task.exception() is None:
-                self.held.append(task.result())
         assert len(set(map(id, self.held))) == len(self.held), "one connection has two holders"
         lines = [line for exchange in self.exchanges for line in exchange.lines]
         seen = sum(not line.is_gone for line in lines) + sum(each.pending for each in self.exchanges)
         assert seen <= self.highest_cap, "the upstream sees too many"
 
     async def end(self) -> None:
-        """Everybody who still waits gets one, once all others were given back."""
-        for _ in range(200):
+        """Once all were given back, there is one to be had."""
+        for line in self.held:
+            self.pool.release(line)
+        for _ in range(20):
+            if self.pool.take(1, openings=None):
+                break
             await settle()
-            self._check()
-            for line in self.held:
-                self.pool.release(line)
-            self.held.clear()
             for exchange in self.exchanges:
                 while exchange.pending:
                     exchange.grant()
-            if not self.waiting:
-                break
-        assert not self.waiting, "somebody was forgotten"
+            await settle()
+        else:
+            raise AssertionError("there is none to be had")
         await self.pool.close()
         await settle()
-        assert all(line.is_gone for exchange in self.exchanges for line in exchange.lines)
-        assert self.pool.open == 0
+        lines = [line for exchange in self.exchanges for line in exchange.lines]
+        assert sum(not line.is_gone for line in lines) == self.pool.open == 1
 
 
 @given(st.lists(st.tuples(OPERATIONS, st.integers(0, 5)), max_size=40))
@@ -120,20 +111,30 @@ def test_any_use_keeps_the_cap_and_forgets_nobody(operations: list[tuple[str, in
 
 
 @asynccontextmanager
-async def real_pool(host: Smarthost) -> AsyncIterator[Pool[Connection]]:
-    clock = SystemClock()
-    pool: Pool[Connection] = Pool(lambda: open_connection(account(host), clock), **caps(), clock=clock)
+async def real_pool(host: Smarthost) -> AsyncIterator[tuple[Pool[Connection], asyncio.Event]]:
+    clock, changed = SystemClock(), asyncio.Event()
+    pool = Pool(
+        lambda: open_connection(account(host), clock), clock, on_change=changed.set, on_failed=lambda _: 0
+    )
+    pool.configure(**caps())
     try:
-        yield pool
+        yield pool, changed
     finally:
         await pool.close()
 
 
+async def one_of(pool: Pool[Connection], changed: asyncio.Event) -> Connection:
+    while not (taken := pool.take(1, openings=None)):
+        changed.clear()
+        await changed.wait()
+    return taken[0]
+
+
 async def test_real_connections_are_kept_and_closed_politely() -> None:
     async with Smarthost() as host:
-        async with real_pool(host) as pool:
+        async with real_pool(host) as (pool, changed):
             for _ in range(3):
-                connection = await pool.acquire()
+                connection = await one_of(pool, changed)
                 await connection.transact(transaction())
                 pool.release(connection)
         await host.until(lambda: not host.sessions[0].is_open)
@@ -145,8 +146,8 @@ async def test_real_connections_are_kept_and_closed_politely() -> None:
 
 @pytest.mark.parametrize("octets", [b"421 4.4.2 idle too long\r\n", b"250 surprise\r\n", None])
 async def test_an_idle_connection_that_speaks_or_goes_costs_nothing(octets: bytes | None) -> None:
-    async with Smarthost() as host, real_pool(host) as pool:
-        first = await pool.acquire()
+    async with Smarthost() as host, real_pool(host) as (pool, changed):
+        first = await one_of(pool, changed)
         await first.transact(transaction())
         pool.release(first)
         assert pool.idle == 1
@@ -157,7 +158,7 @@ async def test_an_idle_connection_that_speaks_or_goes_costs_nothing(octets: byte
         async with asyncio.timeout(PATIENCE_S):
             while pool.idle:  # noqa: ASYNC110 - what is waited for is what the loop reads
                 await asyncio.sleep(0)
-        second = await pool.acquire()
+        second = await one_of(pool, changed)
         outcome = await second.transact(transaction())
         pool.release(second)
 

@@ -1,30 +1,22 @@
 """Replies that nobody asked for: nobody is settled by the reply to another command."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.mail.envelope import Shape
 from relay.policy.model import Tls
 from relay.upstream.connection import Account
-from relay.upstream.protocol import BLOCK_BYTES
 from relay.upstream.timeouts import Timeouts
-from relay.upstream.transaction import Transaction
 from relay.verdicts.outcome import Outcome
 from relay.verdicts.verdict import Verdict
-from tests.fakes.smarthost import DEAF, During, Script, Smarthost, Until
 from tests.unit.upstream.sessions import (
     RECIPIENTS,
-    SENDER,
     SOON_S,
-    account,
     connected,
     transaction,
-    verdicts,
 )
 from tests.unit.upstream.unasked import Truth, Unasked, UnaskedHost
 
@@ -92,25 +84,3 @@ def test_only_the_upstreams_own_ledger_bounces_or_relays(
 ) -> None:
     truth = Truth(mail, dict(zip(RECIPIENTS, rcpt, strict=True)), dot)
     check(truth, *asyncio.run(outcomes_of(truth, unasked, pipelines=pipelines)))
-
-
-async def test_a_250_that_left_before_the_dot_arrived_relays_nothing() -> None:
-    # The upstream reads nothing more: the end of the content, and its dot, stay on this host.
-    line = b"x" * 62 + b"\r\n"
-    is_dotted = asyncio.Event()
-    script = Script(content=During(1000, [Until(is_dotted), "250 2.0.0 taken", DEAF]))
-    async with Smarthost(script) as host, connected(account(host)) as connection:
-        transport = cast("asyncio.WriteTransport", connection._protocol.transport)
-
-        async def content() -> AsyncIterator[bytes]:
-            while not transport.get_write_buffer_size():
-                yield line * (BLOCK_BYTES // len(line))
-            # The dot is written before the loop goes on.
-            asyncio.get_running_loop().call_soon(is_dotted.set)
-
-        shape = Shape(len(line), eight_bit=False, smtputf8=False)
-        outcome = await connection.transact(Transaction(SENDER, RECIPIENTS, shape, content))
-
-        assert (verdicts(outcome), outcome.is_ambiguous) == ([DEFER] * 3, True)
-        assert not host.transactions
-        assert not connection.is_usable

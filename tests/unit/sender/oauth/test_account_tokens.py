@@ -42,7 +42,7 @@ async def test_an_edit_waits_for_a_request_that_may_rotate(tmp_path: Path) -> No
             "token_url": "https://login.example/token",
             "scope": scope,
         }
-        return Upstream.model_validate({"host": "h", "auth": {"user": "u", "oauth2": oauth2}})
+        return Upstream.model_validate({"host": "h", "limits": [], "auth": {"user": "u", "oauth2": oauth2}})
 
     telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
     tokens = AccountTokens(RealDisk(), telemetry, ask)

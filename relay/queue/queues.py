@@ -9,44 +9,51 @@ Guarantees:
 - a part that is active moves only once it is not (it may just be sent);
 - a part whose last transaction may still relay it stays with that upstream until the deadline;
 - a part that can never go through an upstream (`pass_on`) is not asked for there again until an edit;
+- a part that has waited in a line for its route's `spill_after` goes to the next upstream that is usable;
 - the parts of a message are counted as one message;
-- no call looks at more than `SLICE` messages, but for a copy of one line's list.
+- no call looks at more than `SLICE` messages, but for a copy of the list of all;
+- `on_change` is called where `move_on` has something to do.
 
-An upstream that proves itself while its mail goes elsewhere gets one message at a time, as the probe.  One
-that it refuses goes ahead of the line that it was taken from.
+An upstream that proves itself while its mail goes elsewhere gets one message at a time, as the probe: the
+oldest that may go there.  One that it refuses goes back to the front of its sender's others.
 """
 
-import heapq
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
 
 from relay.mail.envelope import QueueId
 from relay.queue.counts import Owners, Sums, total
 from relay.queue.diversions import Diversions
-from relay.queue.pages import Pages
+from relay.queue.instants import Instants
 from relay.queue.queued import NO_REASON, NOWHERE, Queued, State, WaitReason
-from relay.queue.routes import Availability, Because, Choice, Part, Route, Spilled, choose, is_better
-from relay.queue.scheduler import SLICE, Scheduler
+from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, is_better, next_listed
+from relay.queue.upstream_queue import SLICE, KeysOf, UpstreamQueue
 
 _NUMBERED = " "
 """Between a message's id and the number of a part, in the key of every part but the first."""
 MOST_RESTED = 16
 """Waits for upstreams that were down, remembered of one part; the latest count."""
+_FURTHEST_FIRST = (State.ACTIVE, State.WAITING, State.DEFERRED, State.HELD, State.REPORTING)
 
 
-class Queue:
-    def __init__(self) -> None:
-        self._lines: dict[str, Scheduler] = {}
-        self._pages = Pages()
-        self._siblings: dict[QueueId, list[Queued]] = {}
-        """The parts of messages that have several."""
+class Queues:
+    def __init__(self, keys_of: KeysOf = lambda _: ()) -> None:
+        """`keys_of`: as `UpstreamQueue` asks for it."""
+        self.on_change: Callable[[], None] = lambda: None
         self.owners = Owners()
         self.diversions = Diversions()
+        self._keys_of = keys_of
+        self._lines: dict[str, UpstreamQueue] = {}
+        self._parts: dict[QueueId, Queued] = {}
+        """By key, those of all lines."""
+        self._siblings: dict[QueueId, list[Queued]] = {}
+        """The parts of messages that have several."""
         self._default = Route(("",))
         self._routes: tuple[Route, ...] = ()
         self._standings: dict[str, Availability] = {}
+        self._proving: list[str] = []
+        """Of these, the upstreams that prove themselves."""
         self._choices: dict[Route, Choice] = {}
         """As of the last time that they were asked: equal ones are one object."""
         self._present: Counter[tuple[str, Route | None]] = Counter()
@@ -54,80 +61,60 @@ class Queue:
         self._walk: deque[Queued] = deque()
         """Parts yet to be looked at."""
         self._late: dict[QueueId, Queued] = {}
-        """Parts that were active when they should have moved."""
+        """Parts to be looked at next: those that were active when they should have moved, and others."""
+        self._looks: Instants[Queued] = Instants(lambda _, part: self._parts.get(part.key) is part)
+        """When time alone may move a part: it has waited for long, or is known not to be relayed."""
         self._probes: dict[str, Queued] = {}
         """Of each upstream that proves itself, the last part that was sent to show it."""
+        self._lacking: set[str] = set()
+        """Upstreams that prove themselves, and have nothing to do it with."""
         self._unsorted: dict[QueueId, None] = {}
         """Messages whose parts an edit changes, and which were active then."""
-        self._unknown: list[tuple[int, QueueId]] = []
-        """A heap, by when the last transaction of a part cannot relay it any more."""
         self._unfit: dict[QueueId, frozenset[str]] = {}
         """By part, the upstreams that can never take it, as the policy is."""
         self._is_stale = False
         self._choose_anew_at_ns: int | None = None
 
-    def line(self, upstream: str) -> Scheduler:
+    def line(self, upstream: str) -> UpstreamQueue:
         if (line := self._lines.get(upstream)) is None:
-            line = self._lines[upstream] = Scheduler(self._pages)
+            line = self._lines[upstream] = UpstreamQueue(self._keys_of, self._notice)
         return line
 
-    def use(self, upstreams: Sequence[str], routes: Iterable[Route]) -> None:
-        """Go by another policy's upstreams, the first the default, and routes."""
-        self._default, self._routes = Route((upstreams[0],)), tuple(routes)
-        self._standings = {name: self._standings.get(name, Availability()) for name in upstreams}
-        self.diversions.use(self._routes)
-        self._unfit.clear()
-        self._is_stale = True
+    def line_of(self, part: Queued) -> UpstreamQueue:
+        return self.line(part.upstream)
 
-    def note(self, upstream: str, standing: Availability) -> bool:
-        """Hear of an upstream's state; return whether it is another than before."""
-        if self._standings.get(upstream, standing) == standing:
-            return False
-        self._standings[upstream] = standing
-        if not standing.is_proving:
-            self._probes.pop(upstream, None)
-        self._is_stale = True
-        return True
-
-    @property
-    def standings(self) -> Mapping[str, Availability]:
-        return self._standings
+    # What there is.
 
     def __len__(self) -> int:
         """Return how many messages there are, in however many parts."""
-        further = sum(len(its) - 1 for its in self._siblings.values())
-        return sum(map(len, self._lines.values())) - further
+        return len(self._parts) - sum(len(its) - 1 for its in self._siblings.values())
 
     def __iter__(self) -> Iterator[Queued]:
         """Yield every part."""
-        return chain.from_iterable(self._lines.values())
-
-    def keys(self) -> list[QueueId]:
-        """Return the key of each part; quick, as no message is looked at.  `queue_id_of` takes one."""
-        return list(chain.from_iterable(line.keys() for line in self._lines.values()))
+        return iter(self._parts.values())
 
     def __contains__(self, queue_id: QueueId) -> bool:
         return self.get(queue_id) is not None
 
+    def keys(self) -> list[QueueId]:
+        """Return the key of each part; quick, as no message is looked at.  `queue_id_of` takes one."""
+        return list(self._parts)
+
     def get(self, queue_id: QueueId) -> Queued | None:
         """Return a message, or the part of it that counts as the message."""
-        if (its := self._siblings.get(queue_id)) is not None:
-            return its[0]
-        return self._part(queue_id)
+        its = self._siblings.get(queue_id)
+        return self._parts.get(queue_id) if its is None else its[0]
 
     def parts(self, queue_id: QueueId) -> tuple[Queued, ...]:
         if (its := self._siblings.get(queue_id)) is not None:
             return tuple(its)
-        message = self.get(queue_id)
+        message = self._parts.get(queue_id)
         return () if message is None else (message,)
 
     @property
     def names(self) -> list[str]:
         """Return the upstreams whose lines have mail."""
         return [name for name, line in self._lines.items() if len(line)]
-
-    def line_of(self, part: Queued) -> Scheduler:
-        return self.line(part.upstream)
 
     def lane_of(self, part: Queued) -> str:
         return self.line_of(part).lane_of(part)
@@ -140,6 +127,20 @@ class Queue:
                 sums.setdefault(lane, []).append(its)
         return {lane: total(its) for lane, its in sums.items()}
 
+    def state_of(self, queue_id: QueueId) -> State | None:
+        """Return the state of a message: that of the part which is furthest on its way."""
+        states = {part.state for part in self.parts(queue_id)}
+        return next((state for state in _FURTHEST_FIRST if state in states), None)
+
+    def where(self) -> dict[Route, dict[str, int]]:
+        """Return how many messages of each route stand in each line; one in parts counts for each part."""
+        found: dict[Route, dict[str, int]] = {}
+        for (name, route), count in self._present.items():
+            found.setdefault(route or self._default, {})[name] = count
+        return found
+
+    # What comes, goes and is done to a message.
+
     def add(self, *parts: Queued, now_ns: int) -> None:
         """Take in a message: one part, or all of them."""
         self.owners.add(parts[0])
@@ -148,59 +149,46 @@ class Queue:
         for number, part in enumerate(parts):
             if number:
                 part.key, part.is_counted = QueueId(f"{part.queue_id}{_NUMBERED}{number}"), False
-            part.enter_page(self._pages)
+            self._parts[part.key] = part
             # Mail that just came in stands there since it came in.
             is_new = part.choice is NOWHERE
             self._enter(part, self._choose(part, now_ns), part.arrived_at_ns if is_new else now_ns)
+            self._wait_unknown(part)
 
     def remove(self, queue_id: QueueId) -> None:
         """Forget a message, all its parts; absent ids are ignored."""
-        parts = self.parts(queue_id)
-        if parts:
-            self.owners.remove(parts[0])
-        for part in parts:
-            self._unfit.pop(part.key, None)
-            self._leave(part)
-            self.line_of(part).remove(part.key)
-            part.leave_page()
-        self._siblings.pop(queue_id, None)
+        for part in self.parts(queue_id):
+            self.end_part(part)
 
     def end_part(self, part: Queued) -> None:
         """Forget a part whose recipients are done; the message goes on with its others."""
+        if self._parts.get(part.key) is not part:
+            return
+        del self._parts[part.key]
         self._unfit.pop(part.key, None)
         self._leave(part)
-        self.line_of(part).remove(part.key)
-        part.leave_page()
-        if (its := self._siblings.get(part.queue_id)) is None:
-            self.owners.remove(part)
-            return
-        its[:] = [each for each in its if each is not part]
+        self._wake()
+        its = self._siblings.get(part.queue_id, [part])
+        its.remove(part)
         if not its:
-            del self._siblings[part.queue_id]
+            self._siblings.pop(part.queue_id, None)
             self.owners.remove(part)
         elif not its[0].is_counted:
             its[0].is_counted = True
             self.line_of(its[0]).counts.note(its[0])
 
-    def state_of(self, queue_id: QueueId) -> State | None:
-        """Return the state of a message: that of the part which is furthest on its way."""
-        states = {part.state for part in self.parts(queue_id)}
-        return next((state for state in _FURTHEST_FIRST if state in states), None)
-
     def warned(self, queue_id: QueueId) -> None:
         for part in self.parts(queue_id):
-            self.line_of(part).warned(part.key)
+            part.is_warned = True
 
     def owe_report(self, part: Queued, why: WaitReason) -> None:
         """Keep a message of which only the report is left; it is sent nowhere."""
         for other in self.parts(part.queue_id):
             if other is not part:
                 self.end_part(other)
-        if all(each is not part for each in self.parts(part.queue_id)):
-            self.owners.add(part)
-            part.enter_page(self._pages)
-            part.choice = self._choose(part, 0)
-            self._present[part.upstream, part.part.route] += 1
+        if self._parts.get(part.key) is not part:
+            part.state = State.REPORTING
+            self.add(part, now_ns=0)
         self.line_of(part).owe_report(part, why)
 
     def seize(self, queue_id: QueueId) -> dict[QueueId, State]:
@@ -213,38 +201,38 @@ class Queue:
             return {}
         before = {part.key: part.state for part in parts}
         for part in parts:
-            self.line_of(part).seize(part.key)
+            self.line_of(part).seize(part)
         return before
 
     def put_back(self, queue_id: QueueId, before: Mapping[QueueId, State]) -> None:
         """End `seize`: put each part that is still active into its state before."""
         for part in self.parts(queue_id):
             if part.key in before:
-                self.line_of(part).put_back(part.key, before[part.key])
+                self.line_of(part).put_back(part, before[part.key])
 
     def hold(self, queue_id: QueueId, why: WaitReason) -> None:
         for part in self.parts(queue_id):
-            self.line_of(part).hold(part.key)
-            self.line_of(part).explain(part.key, why)
             if part.choice.because is Because.PROBE:
                 # It shows nothing now: it is to wait where its route says.
                 self._late[part.key] = part
+            self.line_of(part).hold(part, why)
 
     def release(self, queue_id: QueueId) -> None:
-        """Put a held or deferred message at the end of its lines, to be attempted at once."""
+        """Put a held or deferred message into its lines, to be attempted at once."""
         for part in self.parts(queue_id):
-            self.line_of(part).release(part.key)
+            self.line_of(part).release(part)
 
-    def go_first(self, queue_id: QueueId) -> None:
+    def put_first(self, queue_id: QueueId) -> None:
         """Have a message that waits go before all others of the lines where it stands."""
         for part in self.parts(queue_id):
-            self.line_of(part).go_first(part.key)
+            self.line_of(part).put_first(part)
 
     def stay_unknown(self, part: Queued, until_ns: int) -> None:
         """Keep a part with its upstream, which may still relay it until an instant."""
         part.past = part.past.but(unknown_until_ns=max(part.past.unknown_until_ns, until_ns))
-        heapq.heappush(self._unknown, (part.past.unknown_until_ns, part.key))
+        self._wait_unknown(part)
         self._late[part.key] = part
+        self.on_change()
 
     def pass_on(self, part: Queued, why: WaitReason, now_ns: int) -> bool:
         """Have an active part go through another upstream of its route, as it can never go through this one.
@@ -255,14 +243,27 @@ class Queue:
         if not others or part.past.unknown_until_ns > now_ns:
             return False
         self._unfit[part.key] = self._unfit.get(part.key, frozenset()) | {part.upstream}
-        self.line_of(part).give_back(part.key, why)
+        self.line_of(part).give_back(part, why)
         self._look_at(part, now_ns)
         return True
 
-    def put(self, part: Queued, now_ns: int) -> None:
-        """Hear that a part is back from a transaction: it may stand elsewhere by now."""
-        if self._choose(part, now_ns).upstream != part.upstream:
-            self._late[part.key] = part
+    # What the policy and the upstreams change.
+
+    def use(self, upstreams: Sequence[str], routes: Iterable[Route]) -> None:
+        """Go by another policy's upstreams, the first the default, and routes."""
+        self._default, self._routes = Route((upstreams[0],)), tuple(routes)
+        self._standings = {name: self._standings.get(name, Availability()) for name in upstreams}
+        self.diversions.use(self._routes)
+        self._unfit.clear()
+        self._change()
+
+    def note(self, upstream: str, standing: Availability) -> None:
+        """Hear of an upstream's state."""
+        if self._standings.get(upstream, standing) != standing:
+            self._standings[upstream] = standing
+            if not standing.is_proving:
+                self._probes.pop(upstream, None)
+            self._change()
 
     def sort_anew(self, fresh: Sequence[Queued], now_ns: int) -> None:
         """Go by the lane and parts that an edit gives a message; put off while it is active in other parts.
@@ -272,28 +273,24 @@ class Queue:
         queue_id, lane = fresh[0].queue_id, fresh[0].lane
         before = self.parts(queue_id)
         for part in before:
-            self.line_of(part).move(part.key, lane)
+            self.line_of(part).move(part, lane)
         if [part.part for part in before] == [part.part for part in fresh] or not before:
             return
         is_one = len(before) == len(fresh) == 1 and before[0].part.indices == fresh[0].part.indices
         # Under another sender nothing is known of it, and another sender's pause does not hold it.
         if is_one and before[0].sender == fresh[0].sender:
-            self._leave(before[0])
+            self._count(before[0], -1)
             before[0].part, before[0].origin = fresh[0].part, fresh[0].origin
-            self._present[before[0].upstream, before[0].part.route] += 1
+            self._count(before[0], 1)
             self._late[before[0].key] = before[0]
-            return
-        if any(part.state is State.ACTIVE for part in before):
+        elif any(part.state is State.ACTIVE for part in before):
             # What its transaction comes to is settled for the recipients that it was begun for.
             self._unsorted[queue_id] = None
-            return
-        self.remove(queue_id)
-        for part in fresh:
-            _carry_over(part, before)
-        self.add(*fresh, now_ns=now_ns)
-        for part in fresh:
-            if part.past.unknown_until_ns > now_ns:
-                heapq.heappush(self._unknown, (part.past.unknown_until_ns, part.key))
+        else:
+            for part in fresh:
+                _carry_over(part, before)
+            self.remove(queue_id)
+            self.add(*fresh, now_ns=now_ns)
 
     def sortable(self) -> list[QueueId]:
         """Return the messages that `sort_anew` put off and that are active no more, to be read anew."""
@@ -303,112 +300,105 @@ class Queue:
         return ready
 
     @property
-    def spills_after_ns(self) -> int | None:
-        """Return the shortest `spill_after` of the routes; None where no mail is ever spilled."""
-        return min((r.spill_after_ns for r in self._routes if r.spill_after_ns is not None), default=None)
-
-    def spill(self, spilled: Spilled, now_ns: int) -> bool:
-        """Have a part that waits go through another upstream of its route; False if it need not any more.
-
-        The look may be older than an edit: the part goes by the route that it has now.
-        """
-        part, standing = self._part(spilled.key), self._standings.get(spilled.to)
-        if part is None or part.state is not State.WAITING or part.past.unknown_until_ns > now_ns:
-            return False
-        route = self._route(part)
-        if route.spill_after_ns is None or spilled.to not in route.upstreams:
-            return False
-        preferred = self.choice_of(route, now_ns).upstream
-        if standing is None or not standing.is_usable or spilled.to == part.upstream:
-            return False
-        is_back = spilled.to == preferred
-        choice = Choice(
-            spilled.to, Because.PREFERRED if is_back else Because.SPILL, "" if is_back else preferred
-        )
-        self._move(part, choice, now_ns)
-        if not is_back:
-            self.diversions.spilled(part.part.route or self._default, choice, now_ns)
-        return True
-
-    def spill_looked(self, now_ns: int) -> bool:
-        """Hear that a look for mail to spill is over; return whether there are turns to tell."""
-
-        def is_there(route: Route, upstream: str) -> bool:
-            is_elsewhere = self.choice_of(route, now_ns).upstream != upstream
-            return is_elsewhere and self._present[upstream, route] > 0
-
-        self.diversions.looked(is_there)
-        return bool(self.diversions)
-
-    def where(self) -> dict[Route, dict[str, int]]:
-        """Return how many messages of each route stand in each line; one in parts counts for each part."""
-        found: dict[Route, dict[str, int]] = {}
-        for (name, route), count in self._present.items():
-            found.setdefault(route or self._default, {})[name] = count
-        return found
-
-    @property
     def is_behind(self) -> bool:
         """Whether `move_on` has more to do at once."""
         return self._is_stale or bool(self._walk)
 
-    @property
-    def wants_look(self) -> bool:
-        """Whether the end of a transaction is a reason to call `move_on`."""
-        if self._late or self._unsorted:
-            return True
-        for standing in self._standings.values():  # noqa: SIM110 - at each end of one: no generator
-            if standing.is_proving:
-                return True
-        return False
-
     def next_look_ns(self) -> int | None:
         """Return when `move_on` has something to do though nothing happens; None: never."""
-        dues = [] if self._choose_anew_at_ns is None else [self._choose_anew_at_ns]
-        return min([*dues, *(until_ns for until_ns, _ in self._unknown[:1])], default=None)
+        first = self._looks.first()
+        dues = [self._choose_anew_at_ns, None if first is None else first[0]]
+        return min((each for each in dues if each is not None), default=None)
 
     def move_on(self, now_ns: int) -> None:
         """Move parts to the lines where they stand by now."""
         if self._is_stale or (self._choose_anew_at_ns is not None and now_ns >= self._choose_anew_at_ns):
             self._is_stale = False
             self._begin_walk(now_ns)
-        for _ in range(min(SLICE, len(self._walk))):
-            self._look_at(self._walk.popleft(), now_ns)
-        while self._unknown and self._unknown[0][0] <= now_ns:
-            _, key = heapq.heappop(self._unknown)
-            if (part := self._part(key)) is not None:
-                self._late[key] = part
-        late, self._late = self._late, {}
-        for part in late.values():
+        late, self._late = list(self._late.values()), {}
+        while len(late) < SLICE and (due := self._looks.pop_due(now_ns)) is not None:
+            late.append(due)
+        late += [self._walk.popleft() for _ in range(min(SLICE - len(late), len(self._walk)))]
+        for part in late:
             self._look_at(part, now_ns)
-        self._send_probes(now_ns)
+        if not self._find_lacking() <= self._lacking:
+            # Of what waits elsewhere the oldest that may go there is the probe.
+            self._is_stale = True
+        self.diversions.looked(lambda route, name: self._present[name, route] > 0)
 
     def choice(self, part: Queued, now_ns: int) -> Choice:
         """Return why a part stands where it does, for showing."""
         choice = self._choose(part, now_ns)
         return choice if choice.upstream == part.upstream else part.choice
 
-    def upstream_at(self, part: Queued, at_ns: int) -> str:
-        """Return where a part stands at an instant if the states of the upstreams stay as they are."""
-        return self._choose(part, at_ns).upstream
+    def choice_of(self, route: Route, now_ns: int) -> Choice:
+        """Return where mail of a route stands now, but for what is spilled, probes or is unknown."""
+        choice, before = choose(route, self._standings, now_ns), self._choices.get(route)
+        if before == choice:
+            return before
+        self._choices[route] = choice
+        return choice
+
+    # How it is done.
+
+    def _change(self) -> None:
+        """Have all parts looked at."""
+        self._proving = [name for name, standing in self._standings.items() if standing.is_proving]
+        self._is_stale = True
+        self.on_change()
 
     def _begin_walk(self, now_ns: int) -> None:
-        """Have everything looked at that is of a route which leads to another line now."""
+        """Have everything looked at that may stand elsewhere by now."""
         self._choices = {}
-        present = list(self._present)
-        choices = {route: self.choice_of(route or self._default, now_ns) for _, route in present}
+        self._lacking = self._find_lacking()
+        choices = {route: self.choice_of(route or self._default, now_ns) for _, route in self._present}
         untils = [each.until_ns for each in choices.values()]
         for route in dict.fromkeys(self._routes):
             choice = self.choice_of(route, now_ns)
             self.diversions.chose(route, choice, now_ns)
             untils.append(choice.until_ns)
         self._choose_anew_at_ns = min((each for each in untils if each is not None), default=None)
-        lines = {name: None for name, route in present if choices[route].upstream != name}
-        self._walk = deque(chain.from_iterable(list(self._lines[name]) for name in lines))
+        moving = {
+            (name, route)
+            for name, route in self._present
+            if choices[route].upstream != name
+            or (route or self._default).spill_after_ns is not None
+            or any(self._is_wanted(route or self._default, each, name) for each in self._lacking)
+        }
+        self._walk = deque(self._parts.values() if moving else ())
+
+    def _find_lacking(self) -> set[str]:
+        return {name for name in self._proving if not self.line(name).has_candidate}
+
+    def _is_wanted(self, route: Route, name: str, than: str) -> bool:
+        return is_better(route, name, than, self._standings)
+
+    def _notice(self, part: Queued) -> None:
+        """Hear that a part waits for its turn, or is active no more: it may have to stand elsewhere."""
+        if part.state is State.WAITING:
+            if (after_ns := self._route(part).spill_after_ns) is not None:
+                self._look_later(part, _waits_since_ns(part) + after_ns)
+            if self._lacking:
+                self._late[part.key] = part
+        if part.state is not State.ACTIVE:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._late or self._proving or self._unsorted:
+            self.on_change()
+
+    def _look_later(self, part: Queued, at_ns: int) -> None:
+        first = self._looks.first()
+        self._looks.add(at_ns, part)
+        if first is None or at_ns < first[0]:
+            self.on_change()
+
+    def _wait_unknown(self, part: Queued) -> None:
+        if part.past.unknown_until_ns:
+            self._look_later(part, part.past.unknown_until_ns)
 
     def _look_at(self, part: Queued, now_ns: int) -> None:
-        line = self.line_of(part)
-        if line.get(part.key) is not part:
+        if self._parts.get(part.key) is not part:
             return  # it ended
         choice = self._choose(part, now_ns)
         if choice.upstream == part.upstream:
@@ -419,40 +409,41 @@ class Queue:
             self._move(part, choice, now_ns)
 
     def _move(self, part: Queued, choice: Choice, now_ns: int) -> None:
-        if self.line_of(part).leave(part.key) is None:
-            return
         down_since_ns = self._standings.get(part.upstream, Availability()).down_since_ns
         if down_since_ns is not None:
             waited = max(down_since_ns, part.stands_since_ns), now_ns
             part.past = part.past.but(rested=(*part.past.rested[1 - MOST_RESTED :], waited))
-        self._leave(part)
-        # A refused probe keeps its place: it was chosen because it waits longest.
+        if part.is_sitting_out:
+            part.why = NO_REASON
         is_back = part.choice.because is Because.PROBE and part.choice.instead_of == choice.upstream
-        self._enter(part, choice, now_ns)
+        self._leave(part)
+        self._enter(part, choice, now_ns, is_in_front=is_back)
         if is_back:
-            self.line(choice.upstream).go_ahead(part.key)
+            # Another one probes next.
+            self._parts[part.key] = self._parts.pop(part.key)
+        if choice.because is Because.SPILL:
+            self.diversions.spilled(part.part.route or self._default, choice, now_ns)
 
-    def _send_probes(self, now_ns: int) -> None:
-        for name, standing in self._standings.items():
-            if standing.is_proving and not self._has_candidate(name):
-                part = self._probe_for(name)
-                if part is not None:
-                    self._move(part, Choice(name, Because.PROBE, part.upstream), now_ns)
+    def _enter(self, part: Queued, choice: Choice, since_ns: int, *, is_in_front: bool = False) -> None:
+        part.choice, part.stands_since_ns = choice, since_ns
+        if choice.because is Because.PROBE:
+            self._probes[choice.upstream] = part
+            self._lacking.discard(choice.upstream)
+        self._count(part, 1)
+        self.line(choice.upstream).enter(part, is_in_front=is_in_front)
 
-    def _probe_for(self, name: str) -> Queued | None:
-        """Return the first part that waits elsewhere and would rather go through an upstream."""
-        for line, route in self._present:
-            if is_better(route or self._default, name, line, self._standings):
-                for part in islice(self._lines[line], SLICE):
-                    is_free = part.state is State.WAITING and not part.past.unknown_until_ns
-                    is_fit = part.part.route == route and name in self._route(part).upstreams
-                    if is_free and is_fit:
-                        return part
-        return None
+    def _leave(self, part: Queued) -> None:
+        self._count(part, -1)
+        self.line_of(part).leave(part)
+        part.choice = NOWHERE
 
-    def _has_candidate(self, name: str) -> bool:
-        counts = self.line(name).counts
-        return counts.members(State.WAITING) + counts.members(State.ACTIVE) > 0
+    def _count(self, part: Queued, by: int) -> None:
+        where = part.upstream, part.part.route
+        self._present[where] += by
+        if self._present[where] <= 0:
+            # A diversion may be over.
+            del self._present[where]
+            self.on_change()
 
     def _choose(self, part: Queued, now_ns: int) -> Choice:
         if now_ns < part.past.unknown_until_ns:
@@ -461,37 +452,38 @@ class Queue:
         choice = self.choice_of(route, now_ns)
         if part.choice.because is Because.PROBE and self._is_probe(part, route, choice):
             return part.choice
-        if part.choice.because is Because.SPILL and self._is_spilled(part, route, choice):
-            return part.choice
-        if part.state is State.WAITING and not part.upstream:
-            for name, standing in self._standings.items():
-                is_wanted = standing.is_proving and is_better(route, name, choice.upstream, self._standings)
-                if is_wanted and not self._has_candidate(name):
-                    return Choice(name, Because.PROBE)
+        if (spilled := self._spilled(part, route, choice, now_ns)) is not None:
+            return spilled
+        if self._lacking and part.state is State.WAITING:
+            for name in self._lacking:
+                if self._is_wanted(route, name, choice.upstream) and not self.line(name).has_candidate:
+                    return Choice(name, Because.PROBE, part.upstream)
         preferred = (part.part.route or self._default).upstreams[0]
         is_diverted = choice.because is Because.PREFERRED and choice.upstream != preferred
         if is_diverted and part.key in self._unfit:
             return choice._replace(because=Because.UNFIT, instead_of=preferred)
         return choice
 
-    def _is_spilled(self, part: Queued, route: Route, choice: Choice) -> bool:
-        """Return whether a part that was spilled still stands where it was spilled to."""
+    def _spilled(self, part: Queued, route: Route, choice: Choice, now_ns: int) -> Choice | None:
+        """Return where a part stands that has waited for too long where its route says, now or before."""
+        if route.spill_after_ns is None or part.upstream not in route.upstreams:
+            return None
         standing = self._standings.get(part.upstream)
-        is_usable = standing is not None and standing.is_usable and part.upstream in route.upstreams
-        return is_usable and route.spill_after_ns is not None and choice.upstream == part.choice.instead_of
+        was_spilled = part.choice.because is Because.SPILL and choice.upstream == part.choice.instead_of
+        is_there = was_spilled and standing is not None and standing.is_usable
+        if not is_there and part.upstream != choice.upstream:
+            return None
+        waits = part.state is State.WAITING and not part.is_sitting_out
+        if waits and now_ns >= _waits_since_ns(part) + route.spill_after_ns:
+            to = next_listed(route, part.upstream, self._standings)
+            if to is not None:
+                return Choice(to, Because.SPILL, choice.upstream)
+        return part.choice if is_there else None
 
     def _is_probe(self, part: Queued, route: Route, choice: Choice) -> bool:
         """Return whether a probe may still show what it was sent for."""
         is_to_go = part.state in (State.WAITING, State.ACTIVE) and self._probes.get(part.upstream) is part
-        return is_to_go and is_better(route, part.upstream, choice.upstream, self._standings)
-
-    def choice_of(self, route: Route, now_ns: int) -> Choice:
-        """Return where mail of a route stands now, but for what is spilled, probes or is unknown."""
-        choice, before = choose(route, self._standings, now_ns), self._choices.get(route)
-        if before == choice:
-            return before
-        self._choices[route] = choice
-        return choice
+        return is_to_go and self._is_wanted(route, part.upstream, choice.upstream)
 
     def _route(self, part: Queued) -> Route:
         """Return the route of a part, without the upstreams that can never take it."""
@@ -500,48 +492,28 @@ class Queue:
             return route
         return replace(route, upstreams=tuple(name for name in route.upstreams if name not in unfit))
 
-    def _enter(self, part: Queued, choice: Choice, since_ns: int) -> None:
-        part.choice, part.stands_since_ns = choice, since_ns
-        if choice.because is Because.PROBE:
-            self._probes[choice.upstream] = part
-        self._present[choice.upstream, part.part.route] += 1
-        self.line(choice.upstream).add(part)
-
-    def _leave(self, part: Queued) -> None:
-        where = part.upstream, part.part.route
-        self._present[where] -= 1
-        if self._present[where] <= 0:
-            del self._present[where]
-
-    def _part(self, key: QueueId) -> Queued | None:
-        for line in self._lines.values():
-            if (found := line.get(key)) is not None:
-                return found
-        return None
-
 
 def queue_id_of(key: QueueId) -> QueueId:
     return QueueId(key.partition(_NUMBERED)[0])
 
 
-_FURTHEST_FIRST = (State.ACTIVE, State.WAITING, State.DEFERRED, State.HELD, State.REPORTING)
+def _waits_since_ns(part: Queued) -> int:
+    return max(part.ready_at_ns, part.stands_since_ns)
 
 
 def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
     """Have a new part of a message go on from the parts that its recipients were in."""
     was = [each for each in before if _overlap(each.part, part.part)]
-    states = {each.state for each in was}
     # An operator holds a message whole, also recipients that none of its parts still had.
     by_hand = next((each for each in before if each.state is State.HELD), None)
     if by_hand is not None:
         part.state = State.HELD
-    elif states == {State.DEFERRED} and not any(each.is_sitting_out for each in was):
+    elif {each.state for each in was} == {State.DEFERRED}:
         part.state, part.due_at_ns = State.DEFERRED, max(each.due_at_ns for each in was)
     else:
         part.state, part.due_at_ns = State.WAITING, 0
     last = max(was, key=lambda each: each.past.unknown_until_ns, default=part)
-    known = last.past
-    part.past = part.past.but(unknown_until_ns=known.unknown_until_ns, rested=known.rested)
+    part.past = part.past.but(unknown_until_ns=last.past.unknown_until_ns, rested=last.past.rested)
     part.choice = last.choice
     part.why = NO_REASON if part.state is State.WAITING else (by_hand or last).why
     part.is_warned = part.is_warned or any(each.is_warned for each in was)

@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from relay.mail.envelope import QueueId
 from relay.queue.queued import NO_REASON, Queued, State, origin_of
-from relay.queue.routes import Availability, Because, Part, Route, Spilled, choose
-from relay.queue.whole import Queue
+from relay.queue.queues import Queues
+from relay.queue.routes import Availability, Because, Part, Route, choose
 
 NAMES = ("a", "b", "c")
 ROUTES = (
@@ -17,7 +17,7 @@ ROUTES = (
     Route(("b", "c", "a"), 40),
     Route(("c",)),
     Route(("b", "a")),
-    Route(("a", "c"), 15, spill_after_ns=100),
+    Route(("a", "c"), 15, spill_after_ns=30),
 )
 
 
@@ -28,12 +28,14 @@ def message(number: int, *parts: Part, at_ns: int = 0) -> list[Queued]:
     return [Queued(queue_id, origin, 10, at_ns, 2, part=part) for part in parts]
 
 
-class WholeQueue(RuleBasedStateMachine):
+class AnyQueue(RuleBasedStateMachine):
     """Upstreams go down, prove themselves and are well; mail comes, goes and is refused; time passes."""
 
     @initialize()
     def begin(self) -> None:
-        self.queue = Queue()
+        self.queue = Queues()
+        self.queue.on_change = self.changed
+        self.is_changed = False
         self.queue.use(NAMES, ROUTES)
         self.now_ns = 0
         self.number = 0
@@ -44,6 +46,9 @@ class WholeQueue(RuleBasedStateMachine):
         self.spilled: dict[Route, set[str]] = {route: set() for route in ROUTES}
         self.active: dict[QueueId, tuple[Queued, str]] = {}
         """By the key, a part in a transaction, and where."""
+
+    def changed(self) -> None:
+        self.is_changed = True
 
     @rule(routes=st.lists(st.sampled_from(ROUTES), min_size=1, max_size=3, unique=True))
     def comes(self, routes: list[Route]) -> None:
@@ -74,8 +79,7 @@ class WholeQueue(RuleBasedStateMachine):
         state = self.states[name]
         is_busy = any(where == name for _, where in self.active.values())
         if state.down_since_ns is None or (state.is_proving and not is_busy):
-            part = self.queue.line(name).next_ready(self.now_ns)
-            if part is not None:
+            for part in self.queue.line(name).take(1, self.now_ns):
                 assert part.key not in self.active
                 self.active[part.key] = part, name
 
@@ -101,13 +105,13 @@ class WholeQueue(RuleBasedStateMachine):
                 self.queue.remove(part.queue_id)
                 return
             case "back":
-                line.give_back(key, NO_REASON)
+                line.give_back(part, NO_REASON)
             case "unknown":
                 self.queue.stay_unknown(part, self.now_ns + 30)
-                line.postpone(key, self.now_ns + 5, part.recipients_left, NO_REASON)
+                line.postpone(part, self.now_ns + 5, part.recipients_left, NO_REASON)
             case "deferred":
-                line.postpone(key, self.now_ns + 5, part.recipients_left, NO_REASON)
-        self.queue.put(part, self.now_ns)
+                line.postpone(part, self.now_ns + 5, part.recipients_left, NO_REASON)
+        self._settle()
 
     @precondition(lambda self: self.left)
     @rule(which=st.integers(0), is_released=st.booleans())
@@ -141,15 +145,6 @@ class WholeQueue(RuleBasedStateMachine):
         for queue_id in self.queue.sortable():
             assert self.queue.state_of(queue_id) is not State.ACTIVE
 
-    @precondition(lambda self: self.left)
-    @rule(which=st.integers(0), to=st.sampled_from(NAMES))
-    def is_spilled(self, which: int, to: str) -> None:
-        """Ask for what an estimate may ask for: a route with `spill_after`, to an upstream of it."""
-        part = self.queue.parts(list(self.left)[which % len(self.left)])[0]
-        route = part.part.route
-        if route is not None and route.spill_after_ns is not None and to in route.upstreams:
-            self.queue.spill(Spilled(part.key, to), self.now_ns)
-
     @rule(by_ns=st.integers(1, 20))
     def time_passes(self, by_ns: int) -> None:
         # As the sender sleeps: to each instant that the queue names, and no other.
@@ -164,17 +159,15 @@ class WholeQueue(RuleBasedStateMachine):
     @rule()
     def look(self) -> None:
         self.queue.move_on(self.now_ns)
-        while self.queue.is_behind:
-            self.queue.move_on(self.now_ns)
-        self._is_in_place()
+        self._settle()
         self._is_told()
 
-    @rule()
-    def looked_for_what_waits_too_long(self) -> None:
-        self.queue.spill_looked(self.now_ns)
-        self._is_told()
-        for route, its in self.spilled.items():
-            assert not its or route.spill_after_ns is not None
+    def _settle(self) -> None:
+        """Look where the queue asks for it, as the sender does: and then all is in its place."""
+        while self.is_changed or self.queue.is_behind:
+            self.is_changed = False
+            self.queue.move_on(self.now_ns)
+        self._is_in_place()
 
     def _is_told(self) -> None:
         """Check that what is told of the routes adds up to where their mail goes."""
@@ -211,10 +204,15 @@ class WholeQueue(RuleBasedStateMachine):
                 probes[part.upstream] += 1
                 assert self.states[part.upstream].is_proving
             elif choice.because is Because.SPILL:
+                assert route.spill_after_ns is not None
                 assert choice.instead_of == choose(route, self.states, self.now_ns).upstream
                 assert self.states[part.upstream].is_usable
             else:
                 assert part.upstream == choose(route, self.states, self.now_ns).upstream
+                waits = part.state is State.WAITING and route.spill_after_ns is not None
+                if waits and all(self.states[name].is_usable for name in route.upstreams):
+                    since_ns = max(part.ready_at_ns, part.stands_since_ns)
+                    assert self.now_ns < since_ns + (route.spill_after_ns or 0)
         assert all(count == 1 for count in probes.values())
 
     @invariant()
@@ -236,68 +234,67 @@ class WholeQueue(RuleBasedStateMachine):
                 assert part.upstream == name
 
 
-WholeQueue.TestCase.settings = settings(stateful_step_count=40)
-TestWholeQueue = WholeQueue.TestCase
+AnyQueue.TestCase.settings = settings(stateful_step_count=40)
+TestAnyQueue = AnyQueue.TestCase
+
+
+def settle(queue: Queues, now_ns: int) -> None:
+    while queue.is_behind:
+        queue.move_on(now_ns)
 
 
 def test_a_long_queue_moves_in_slices_and_in_order() -> None:
-    queue = Queue()
+    queue = Queues()
     queue.use(NAMES, ROUTES)
     for number in range(2500):
         queue.add(*message(number, Part(ROUTES[0])), now_ns=0)
     queue.note("a", Availability(0))
-    queue.move_on(0)
-    assert len(queue.line("a")) == 2500
-    while queue.is_behind:
-        queue.move_on(0)
-    assert queue.next_look_ns() == 15
+    settle(queue, 0)
+    assert (len(queue.line("a")), queue.next_look_ns()) == (2500, 15)
     queue.move_on(15)
     assert len(queue.line("b")) == 1000, "no look takes longer for a long queue"
-    queue.move_on(15)
-    queue.move_on(15)
-    assert not queue.is_behind
-    line, order = queue.line("b"), list[QueueId]()
-    while (taken := line.next_ready(15)) is not None:
-        order.append(taken.queue_id)
-    assert order == sorted(order)
-    assert len(order) == 2500
+    settle(queue, 15)
+    order = [each.queue_id for each in queue.line("b").take(3000, 15)]
+    assert (len(order), order) == (2500, sorted(order))
 
 
-def test_a_probe_that_was_refused_goes_before_what_came_later() -> None:
-    queue, down = Queue(), Availability(down_since_ns=0)
+def test_a_probe_that_was_refused_goes_back_before_what_came_later_and_another_one_is_next() -> None:
+    queue, down = Queues(), Availability(down_since_ns=0)
     route = Route(("a", "b"), 15)
     queue.use(("a", "b"), (route,))
     queue.note("a", down)
     for number in range(4):
         queue.add(*message(number, Part(route)), now_ns=20)
+    probed = []
     for _ in range(3):
         queue.note("a", down._replace(is_proving=True))
-        queue.move_on(30)
-        (probe,) = queue.line("a")
+        settle(queue, 30)
+        (probe,) = queue.line("a").take(9, 30)
         assert probe.choice.because is Because.PROBE
-        assert queue.line("a").next_ready(30) is probe
-        queue.line("a").give_back(probe.key, NO_REASON)
+        probed.append(int(probe.queue_id))
+        queue.line("a").give_back(probe, NO_REASON)
         queue.note("a", down)
-        queue.put(probe, 30)
-        queue.move_on(30)
+        settle(queue, 30)
         assert not len(queue.line("a"))
 
-    line = queue.line("b")
-    # Of those that were probes the order is that of their probes; the last one never was.
-    went = [line.next_ready(40) for _ in range(4)]
-    assert [each and int(each.queue_id) for each in went] == [0, 1, 2, 3]
+    assert probed == [0, 1, 2]
+    went = [int(each.queue_id) for each in queue.line("b").take(4, 40)]
+    assert (sorted(went[:3]), went[3]) == ([0, 1, 2], 3)
 
 
-def test_what_an_edit_keeps_from_an_upstream_spills_to_it_no_more() -> None:
-    for fresh in (ROUTES[2], Route(("c", "a"))):
-        queue = Queue()
-        queue.use(NAMES, ROUTES)
-        (part,) = message(1, Part(ROUTES[4]))
-        queue.add(part, now_ns=0)
-        # While it was looked what it would wait for.
-        queue.use(NAMES, (fresh,))
-        queue.sort_anew(message(1, Part(fresh)), 0)
-        queue.move_on(0)
-        assert part.upstream == "c"
-        assert not queue.spill(Spilled(part.key, "a"), 0)
-        assert part.upstream == "c"
+def test_what_may_have_been_relayed_proves_an_upstream_once_it_was_not() -> None:
+    queue, down = Queues(), Availability(down_since_ns=0)
+    route = Route(("a", "b"), 15)
+    queue.use(("a", "b"), (route,))
+    queue.note("a", down)
+    (part,) = message(1, Part(route))
+    queue.add(part, now_ns=20)
+    assert queue.line("b").take(1, 20) == [part]
+    queue.stay_unknown(part, 50)
+    queue.line("b").again(part, 2, NO_REASON)
+    queue.note("a", down._replace(is_proving=True))
+    settle(queue, 30)
+    assert part.upstream == "b"
+    assert queue.next_look_ns() == 50
+    queue.move_on(50)
+    assert (part.upstream, part.choice.because) == ("a", Because.PROBE)

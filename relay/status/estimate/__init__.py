@@ -1,1 +1,0 @@
-"""What will become of the queue: when each message goes, what an edit would change, what should spill."""

@@ -1,0 +1,64 @@
+"""What an edited policy would do to the queue of now, beside what the policy in force will do.  Pure values.
+
+When each line will have gone is by the arithmetic of `relay.status.eta`, on both sides: whatever that leaves
+out is left out on both.  Mail stays where it stands: an edit of routes or lanes moves none here.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from relay.policy.differences import Difference
+from relay.status.snapshot import as_json
+
+
+@dataclass(frozen=True, slots=True)
+class OverLimit:
+    """A limit of all mail that would hold more than its N at once: nothing goes until enough has opened."""
+
+    upstream: str
+    limit: str
+    used: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedUpstream:
+    name: str
+    messages: int
+    """That wait for it; one in parts counts with each upstream that has one."""
+    recipients: int
+    drained_at_ns: int | None
+    """Wall clock: when they will have gone by the policy in force; None where nobody can tell."""
+    edited_drained_at_ns: int | None
+    held_by: str
+    """What most of the wait is for by the policy in force; empty for nothing."""
+    edited_held_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    at_ns: int
+    """Wall clock."""
+    is_running: bool
+    differences: tuple[Difference, ...]
+    over: tuple[OverLimit, ...]
+    upstreams: tuple[PlannedUpstream, ...]
+    """Those for which mail waits."""
+
+    def waits_longer_than(self, span_ns: int) -> bool:
+        """Return whether some mail would wait longer by the edit, or nobody can tell."""
+        ends = (each.edited_drained_at_ns for each in self.upstreams)
+        return any(end_ns is None or end_ns - self.at_ns > span_ns for end_ns in ends)
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """Keys may be added, never renamed."""
+    return {
+        **as_json(plan, "differences", "over", "upstreams"),
+        "differences": [
+            {"about": each.about, "was": each.was, "now": each.now, "needs_restart": each.needs_restart}
+            for each in plan.differences
+        ],
+        "over": [as_json(each) for each in plan.over],
+        "upstreams": [as_json(each) for each in plan.upstreams],
+    }

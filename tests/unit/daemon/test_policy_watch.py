@@ -1,0 +1,98 @@
+"""When an edit of the policy file counts: once it rests, or when it is asked for."""
+
+from pathlib import Path
+
+from relay.daemon.policy_watch import REST_NS, PolicyWatch
+from relay.policy.faults import PolicyError
+from relay.policy.model import Policy
+from tests.fakes.clock import FakeClock
+from tests.unit.policy.examples import SMALL
+
+WIDER = SMALL.replace("messages: 8", "messages: 9")
+
+
+class Followed:
+    """A policy file, and what a relay that follows it goes by."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "policy.yaml"
+        self.path.write_text(SMALL)
+        self.clock = FakeClock()
+        self.loaded: list[int] = []
+        self.refused: list[str] = []
+        self.watch = PolicyWatch(self.path, SMALL.encode(), self, self.clock)
+
+    async def apply(self, policy: Policy, _sha256: str) -> None:
+        self.loaded.append(policy.upstreams["isp"].limits[0].count)
+
+    def refuse(self, error: PolicyError) -> None:
+        self.refused.append(error.errors[0].key)
+
+    async def look(self, after_ns: int = 0, *, is_asked: bool = False) -> None:
+        self.clock.advance(after_ns)
+        await self.watch.look(is_asked=is_asked)
+
+
+async def test_an_edit_counts_once_it_has_rested(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    followed.path.write_text(WIDER)
+    await followed.look()
+    await followed.look(REST_NS - 1)
+    assert followed.loaded == []
+
+    await followed.look(1)
+    await followed.look(REST_NS)
+    assert followed.loaded == [9]
+
+
+async def test_a_writer_that_pauses_for_less_is_waited_for(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    for end in range(len(SMALL) // 2, len(WIDER), 9):
+        followed.path.write_text(WIDER[:end])
+        await followed.look()
+        await followed.look(REST_NS - 1)
+    followed.path.write_text(WIDER)
+    await followed.look()
+    await followed.look(REST_NS)
+
+    assert (followed.loaded, followed.refused) == ([9], [])
+
+
+async def test_what_is_asked_for_is_in_force_at_once(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    followed.path.write_text(WIDER)
+    await followed.look(is_asked=True)
+    assert followed.loaded == [9]
+
+    # Again, where it is what is in force.
+    await followed.look(is_asked=True)
+    assert followed.loaded == [9, 9]
+
+
+async def test_a_bad_edit_is_told_once_and_the_way_back_counts(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    followed.path.write_text(SMALL.partition("    limits:")[0])
+    for _ in range(3):
+        await followed.look(REST_NS)
+    assert (followed.loaded, followed.refused) == ([], ["upstreams.isp.limits"])
+
+    followed.path.write_text(SMALL)
+    for _ in range(3):
+        await followed.look(REST_NS)
+    assert followed.loaded == [8]
+
+
+async def test_a_file_that_is_gone_for_a_moment_is_not_told(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    followed.path.rename(tmp_path / "away")
+    await followed.look()
+    await followed.look(REST_NS - 1)
+    (tmp_path / "away").rename(followed.path)
+    await followed.look(1)
+    await followed.look(REST_NS)
+    assert (followed.loaded, followed.refused) == ([], [])
+
+    followed.path.unlink()
+    await followed.look()
+    await followed.look(REST_NS)
+    assert followed.refused == ["policy"]

@@ -1,0 +1,491 @@
+"""The line of one account: against a plain list, and against limits that let so many go at a time."""
+
+from collections import Counter, deque
+from collections.abc import Hashable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from relay.mail.envelope import QueueId
+from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane, Price
+from relay.queue.queued import (
+    NO_REASON,
+    Queued,
+    RecipientsLeft,
+    State,
+    WaitKind,
+    WaitReason,
+    origin_of,
+)
+from relay.queue.routes import Choice
+from relay.queue.sender_pauses import FIRST_REST_NS
+from relay.queue.upstream_queue import UpstreamQueue, Waits
+from tests.unit.queue.test_counts import assert_counted
+
+LANES = Arrangement((Lane("fast", 60), Lane("list", 20, has_ceiling=True), Lane(DEFAULT_LANE, 20)))
+W, A, D, H, R = State.WAITING, State.ACTIVE, State.DEFERRED, State.HELD, State.REPORTING
+
+
+def a_message(name: str, sender: str = "a@b.example", lane: str = DEFAULT_LANE, state: State = W) -> Queued:
+    origin = origin_of(sender, lane=lane)
+    return Queued(QueueId(name), origin, 100, 0, 1, state, due_at_ns=100, choice=Choice("isp"))
+
+
+def key_of(message: Queued) -> list[Hashable]:
+    return [message.sender]
+
+
+def a_line(*messages: Queued, by: Arrangement | None = None) -> UpstreamQueue:
+    line = UpstreamQueue(key_of)
+    if by is not None:
+        line.arrange(by)
+    for message in messages:
+        line.enter(message)
+    return line
+
+
+def names(messages: list[Queued]) -> str:
+    return "".join(each.queue_id for each in messages)
+
+
+def waits(message: Queued, until_ns: int, key: Hashable = None) -> Waits:
+    return Waits(message, until_ns, key, WaitReason("no room"))
+
+
+# By verb: what becomes of WAITING, ACTIVE, DEFERRED, HELD, REPORTING.
+CELLS = {
+    "take": (A, A, D, H, R),
+    "give back": (W, W, D, H, R),
+    "again": (W, W, D, H, R),
+    "wait": (W, W, D, H, R),
+    "postpone": (W, D, D, H, R),
+    "hold": (H, H, H, H, H),
+    "release": (W, A, W, W, R),
+    "seize": (A, A, A, A, A),
+    "put back": (W, H, D, H, R),
+}
+
+
+def do(line: UpstreamQueue, verb: str, message: Queued) -> None:
+    match verb:
+        case "take":
+            line.take(1, 0)
+        case "give back":
+            line.give_back(message, NO_REASON)
+        case "again":
+            line.again(message, 1, NO_REASON)
+        case "wait":
+            line.wait([waits(message, 100, "key")])
+        case "postpone":
+            line.postpone(message, 100, 1, NO_REASON)
+        case "hold":
+            line.hold(message, NO_REASON)
+        case "release":
+            line.release(message)
+        case "seize":
+            line.seize(message)
+        case "put back":
+            line.put_back(message, H)
+
+
+@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("verb", CELLS)
+def test_each_verb_does_to_each_state_what_the_table_says(verb: str, state: State) -> None:
+    message = a_message("a", state=state)
+    line = a_line(message)
+
+    do(line, verb, message)
+
+    after = CELLS[verb][list(State).index(state)]
+    assert message.state is after
+    # Whoever may go now goes, and nobody else.
+    goes_later = verb == "wait" and state is A
+    assert line.take(9, 0) == ([message] if after is W and not goes_later else [])
+
+
+def test_a_message_that_is_gone_comes_back_by_nothing() -> None:
+    message = a_message("a")
+    line = a_line(message)
+    line.take(1, 0)
+    line.leave(message)
+    message.choice = Choice("")
+    for verb in CELLS:
+        if verb not in ("hold", "seize"):
+            do(line, verb, message)
+    assert (line.take(9, 10**9), len(line), line.next_look_ns()) == ([], 0, None)
+
+
+def test_where_the_account_has_no_room_the_first_waits_and_another_that_is_first_is_asked_for() -> None:
+    a, b = a_message("a"), a_message("b")
+    line = a_line(a, b)
+    assert names(line.take(2, 0)) == "ab"
+    line.wait([waits(a, 50), waits(b, 50)])
+    assert (line.take(2, 49), line.next_look_ns()) == ([], 50)
+    assert names(line.take(2, 50)) == "ab"
+    line.wait([waits(a, 90), waits(b, 90)])
+    assert line.first(60) is None
+    changes = []
+    line.on_change = lambda: changes.append(1)
+    line.hold(a, NO_REASON)
+    assert changes
+    assert names(line.take(2, 60)) == "b"
+    line.wait([waits(b, 90)])
+    line.ask_anew()
+    assert names(line.take(2, 61)) == "b"
+
+
+def test_a_message_that_waits_for_the_account_is_overtaken_by_who_is_first_by_then() -> None:
+    slow, fast = a_message("s"), a_message("f", lane="fast")
+    line = a_line(slow, by=LANES)
+    line.take(1, 0)
+    line.wait([waits(slow, 50)])
+    line.enter(fast)
+    assert names(line.take(1, 1)) == "f"
+
+
+def test_the_messages_of_a_key_wait_in_order_and_keep_back_nobody_else() -> None:
+    line = a_line(*[a_message(name, "k") for name in "abcd"], a_message("x"))
+    taken = line.take(2, 0)
+    line.wait([waits(each, 100, "k") for each in taken])
+
+    assert names(line.take(9, 1)) == "x"
+    # Those behind joined them, and were not asked for.
+    assert (line.take(9, 99), line.next_look_ns()) == ([], 100)
+    line.enter(a_message("e", "k"))
+    assert line.take(9, 99) == []
+    (first,) = line.take(9, 100)
+    assert names([first]) == "a"
+    line.wait([waits(first, 200, "k")])
+    went = ""
+    while taken := line.take(9, 200):
+        went += names(taken)
+        line.granted(taken[0], 1)
+    assert went == "abcde"
+
+
+def test_one_that_leaves_its_place_lets_the_next_one_come() -> None:
+    a, b, c = [a_message(name, "k") for name in "abc"]
+    line = a_line(a, b, c)
+    line.wait([waits(each, 100, "k") for each in line.take(3, 0)])
+    line.hold(a, NO_REASON)
+    # What is first by then may need less room.
+    assert names(line.take(9, 1)) == "b"
+    line.seize(b)
+    line.postpone(b, 1000, 1, NO_REASON)
+    assert names(line.take(9, 2)) == "c"
+    line.wait([waits(c, 100, "other")])
+    assert line.take(9, 99) == []
+    assert names(line.take(9, 100)) == "c"
+
+
+def test_a_closed_lane_keeps_back_no_other_also_of_one_key() -> None:
+    line = a_line(
+        *[a_message(name, "k", "list") for name in "abc"], *[a_message(name, "k") for name in "xyz"], by=LANES
+    )
+    taken = line.take(6, 0)
+    line.wait([waits(each, 100, "k") for each in taken])
+    first = line.take(9, 100)
+    assert sorted(names(first)) == ["a", "x"], "each lane comes by itself"
+    line.wait([waits(each, 10**9, ("lane", "list")) for each in first if each.lane == "list"])
+    line.granted(next(each for each in first if each.lane != "list"), 1)
+    went = ""
+    while taken := line.take(9, 101):
+        went += names(taken)
+        line.granted(taken[0], 1)
+    assert went == "yz"
+    assert line.next_look_ns() == 10**9
+    assert names(line.take(9, 10**9)) == "a"
+
+
+def test_a_long_line_behind_one_key_costs_a_grant_no_more_than_a_short_one() -> None:
+    asked = 0
+
+    def keys(message: Queued) -> list[Hashable]:
+        nonlocal asked
+        asked += 1
+        return [message.sender]
+
+    line = UpstreamQueue(keys)
+    for number in range(20_000):
+        line.enter(a_message(f"{number:06d}", "k"))
+    (first,) = line.take(1, 0)
+    line.wait([waits(first, 100, "k")])
+    while line.take(9, 1) or line.next_look_ns() != 100:
+        pass
+    asked, went = 0, list[str]()
+    for _ in range(100):
+        (taken,) = line.take(9, 100)
+        line.granted(taken, 1)
+        went.append(taken.queue_id)
+    assert went == sorted(went)
+    assert asked <= 200
+
+
+def test_mail_of_a_paused_sender_waits_and_what_was_refused_keeps_back_none_of_it() -> None:
+    bad = [a_message(f"b{number}", "bad") for number in range(3)]
+    line = a_line(*bad, a_message("g", "good"))
+    assert line.take(1, 0) == bad[:1]
+    line.granted(bad[0], 1)
+    until_ns = line.sender_pauses.begin("bad", 0, "553 not yours")
+    line.attempted(bad[0], frozenset(), 1, RecipientsLeft())
+    line.give_back(bad[0], WaitReason("553 not yours"))
+
+    assert names(line.take(9, 0)) == "g"
+    assert {each.reason for each in bad} == {"553 not yours"}
+    assert all(each.is_sitting_out and each.why.kind is WaitKind.SENDER_PAUSE for each in bad)
+    assert (until_ns, line.next_look_ns()) == (FIRST_REST_NS, FIRST_REST_NS)
+    assert {each.queue_id for each in line.take(2, until_ns)} == {"b0", "b1"}
+    line.trust_sender("bad", until_ns)
+    line.granted(bad[1], 1)
+    assert names(line.take(2, until_ns)) == "b2"
+
+
+def test_an_overdue_message_is_overdue_for_one_transaction() -> None:
+    lanes = (Lane("a", 99), Lane(DEFAULT_LANE, 1, patience_ns=100))
+    large = a_message("large")
+    line = a_line(large, by=Arrangement(lanes, Price(0, 1), 100))
+    for number in range(50):
+        line.enter(a_message(f"a{number}", lane="a"))
+    assert large in line.take(3, 1000)
+    line.granted(large, 1)
+    line.again(large, 999, NO_REASON)
+
+    assert large not in line.take(40, 1099)
+    assert large in line.take(3, 1100)
+
+
+def test_an_edit_of_lanes_keeps_the_order_of_arrival_and_moves_a_long_line_in_slices() -> None:
+    line = a_line(*[a_message(f"{number:04d}", f"s{number}", "list") for number in range(2500)])
+    line.arrange(LANES)
+    line.enter(a_message("z", lane="fast"))
+    looks = 0
+    while line.first(0) is None:
+        looks += 1
+        assert line.next_look_ns() == 0
+    assert looks == 2, "no look takes longer for a long queue"
+    went = [each.queue_id for each in line.take(3000, 0)]
+    assert went[0] == "z" or went[1] == "z"
+    assert [each for each in went if each != "z"] == sorted(each for each in went if each != "z")
+
+
+def test_what_is_first_is_first_of_its_key_too() -> None:
+    a, b, c = [a_message(name, "k") for name in "abc"]
+    line = a_line(a, b, c, a_message("x"))
+    line.wait([waits(line.take(1, 0)[0], 100, "k")])
+    line.take(0, 1)
+    line.put_first(c)
+    assert names(line.take(1, 1)) == "x"
+    assert names(line.take(1, 100)) == "c"
+
+
+class AnyLine(RuleBasedStateMachine):
+    """The line against a plain list of names in the order in which they may go."""
+
+    active = Bundle("active")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line_of = UpstreamQueue()
+        self.messages: dict[str, Queued] = {}
+        self.line: list[str] = []
+        self.deferred: dict[str, int] = {}
+        self.held: set[str] = set()
+        self.now_ns = self.count = 0
+
+    def _wake(self) -> None:
+        for _, name in sorted((at, name) for name, at in self.deferred.items() if at <= self.now_ns):
+            del self.deferred[name]
+            self.line.append(name)
+
+    @rule()
+    def arrives(self) -> None:
+        self.count += 1
+        name = f"{self.count:04d}"
+        self.messages[name] = a_message(name)
+        self.line_of.enter(self.messages[name])
+        self.line.append(name)
+
+    @rule(span_ns=st.integers(1, 100))
+    def passes(self, span_ns: int) -> None:
+        self.now_ns += span_ns
+        self.line_of.first(self.now_ns)
+        self._wake()
+
+    @rule(target=active)
+    def takes(self) -> str | None:
+        self._wake()
+        taken = self.line_of.take(1, self.now_ns)
+        expected = self.line.pop(0) if self.line else None
+        assert [each.queue_id for each in taken] == ([] if expected is None else [expected])
+        return expected
+
+    @rule(name=consumes(active))
+    def is_given_back(self, name: str | None) -> None:
+        if name is not None:
+            self.line_of.give_back(self.messages[name], NO_REASON)
+            self.line.insert(0, name)
+
+    @rule(name=consumes(active), wait_ns=st.integers(1, 100))
+    def is_postponed(self, name: str | None, wait_ns: int) -> None:
+        if name is not None:
+            self.line_of.postpone(self.messages[name], self.now_ns + wait_ns, 1, NO_REASON)
+            self.deferred[name] = self.now_ns + wait_ns
+
+    @rule(name=consumes(active))
+    def comes_again(self, name: str | None) -> None:
+        if name is not None:
+            self.line_of.again(self.messages[name], 1, NO_REASON)
+            self.line.append(name)
+
+    @rule(name=consumes(active))
+    def ends(self, name: str | None) -> None:
+        if name is not None:
+            self.line_of.leave(self.messages.pop(name))
+
+    @rule(name=consumes(active))
+    def is_held(self, name: str | None) -> None:
+        if name is not None:
+            self.line_of.hold(self.messages[name], NO_REASON)
+            self.held.add(name)
+
+    @rule(data=st.data())
+    def is_released(self, data: st.DataObject) -> None:
+        if self.held:
+            name = data.draw(st.sampled_from(sorted(self.held)))
+            self.held.discard(name)
+            self.line_of.release(self.messages[name])
+            self.line.append(name)
+
+    @invariant()
+    def all_are_counted(self) -> None:
+        assert_counted(self.line_of, list(self.messages.values()))
+
+    @invariant()
+    def the_next_look_is_at_the_earliest_end(self) -> None:
+        assert self.line_of.next_look_ns() == min(self.deferred.values(), default=None)
+
+
+TestAnyLine = AnyLine.TestCase
+
+ACTS = "ask ask ask ask hold release seize remove again postpone move arrange anew rest trust"
+STEPS = st.tuples(
+    st.sampled_from(ACTS.split()),
+    st.integers(0, 11),
+    st.sampled_from(["fast", "list", DEFAULT_LANE]),
+    st.integers(0, 30),
+)
+
+
+class Room:
+    """Limits that let so many go in each span: of the account, of each sender, of a lane."""
+
+    SPAN_NS = 40
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.gone: deque[tuple[int, Hashable]] = deque()
+
+    def answer(self, message: Queued, line: UpstreamQueue) -> tuple[int, Hashable] | None:
+        """Return until when a message waits, and for what; None where it goes."""
+        while self.gone and self.gone[0][0] <= self.now_ns - self.SPAN_NS:
+            self.gone.popleft()
+        for key, most in ((None, 3), (message.sender, 2), (("lane", line.lane_of(message)), 2)):
+            its = [at_ns for at_ns, each in self.gone if each == key]
+            if len(its) >= most and key != ("lane", DEFAULT_LANE):
+                return its[-most] + self.SPAN_NS, key
+        for key in (None, message.sender, ("lane", line.lane_of(message))):
+            self.gone.append((self.now_ns, key))
+        return None
+
+
+def ask(line: UpstreamQueue, room: Room, most: int) -> list[Queued]:
+    """Do as the account's loop does; return what goes."""
+    found, waiting = [], []
+    for message in line.take(most, room.now_ns):
+        answer = room.answer(message, line)
+        if answer is None:
+            line.granted(message, 1)
+            found.append(message)
+        else:
+            waiting.append(waits(message, *answer))
+    line.wait(waiting)
+    return found
+
+
+class Story:
+    """A line of twelve messages, and what becomes of them."""
+
+    def __init__(self) -> None:
+        lanes = ("list", DEFAULT_LANE)
+        self.messages = [a_message(f"{n:02d}", f"s{n % 3}@x", lanes[n % 2]) for n in range(12)]
+        self.line, self.room = a_line(*self.messages, by=LANES), Room()
+        self.there, self.active = set(self.messages), list[Queued]()
+
+    def step(self, act: str, number: int, lane: str, by_ns: int) -> None:
+        line, message = self.line, self.messages[number]
+        match act:
+            case "ask":
+                self.active += ask(line, self.room, by_ns % 4)
+            case "again" if self.active:
+                line.again(self.active.pop(), 1, NO_REASON)
+            case "postpone" if self.active:
+                line.postpone(self.active.pop(), self.room.now_ns + by_ns, 1, NO_REASON)
+            case "arrange":
+                line.arrange(LANES if by_ns % 2 else Arrangement())
+            case "anew":
+                line.ask_anew()
+            case "rest":
+                line.sender_pauses.begin(message.sender, self.room.now_ns, "no", asked_ns=by_ns)
+            case "trust":
+                line.trust_sender(message.sender, self.room.now_ns)
+            case _ if message in self.there and message not in self.active:
+                self._do(act, message, lane)
+
+    def _do(self, act: str, message: Queued, lane: str) -> None:
+        match act:
+            case "hold":
+                self.line.hold(message, NO_REASON)
+            case "release":
+                self.line.release(message)
+            case "move":
+                self.line.move(message, lane)
+            case "seize" if message.state is W:
+                self.line.seize(message)
+                self.line.first(self.room.now_ns)
+                self.line.put_back(message, W)
+            case "remove":
+                self.line.leave(message)
+                message.choice = Choice("")
+                self.there.discard(message)
+
+    def end(self) -> Counter[Queued]:
+        """Let all go; return how often each went."""
+        for message in self.active:
+            self.line.give_back(message, NO_REASON)
+        for message in self.there:
+            self.line.release(message)
+            self.line.trust_sender(message.sender, self.room.now_ns)
+        went = Counter[Queued]()
+        for _ in range(200):
+            went.update(ask(self.line, self.room, 3))
+            at_ns = self.line.next_look_ns()
+            if self.line.first(self.room.now_ns) is None and at_ns is not None:
+                self.room.now_ns = max(self.room.now_ns, at_ns)
+        return went
+
+
+@given(st.lists(STEPS, max_size=60))
+def test_whatever_happens_nobody_is_forgotten_and_nobody_goes_twice(
+    steps: list[tuple[str, int, str, int]],
+) -> None:
+    story = Story()
+    for act, number, lane, by_ns in steps:
+        story.room.now_ns += by_ns // 3
+        story.step(act, number, lane, by_ns)
+        assert_counted(story.line, list(story.there))
+        assert len(story.active) == len(set(story.active))
+
+    assert story.end() == Counter(story.there)
+    assert story.line.next_look_ns() is None
