@@ -18,7 +18,7 @@ from relay.policy.units import HostPort
 from relay.practice.account import PracticeAccount
 from relay.smtp import replies
 from relay.smtp.sasl import Credentials, PasswordCheck
-from relay.smtp.session_machine import MailTransaction, ServerTerms, SessionMachine, SessionStep, Then
+from relay.smtp.session_machine import MailTransaction, ServerTerms, SessionMachine, SessionState
 
 HOSTNAME = "practice.invalid"
 """RFC 6761, 6.4: a name that exists nowhere, since this host needs none."""
@@ -105,22 +105,22 @@ class PracticeSmarthost:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         machine = SessionMachine(_TERMS, self, is_trusted=False, is_private=True, is_tls=False)
-        step = SessionStep(f"220 {HOSTNAME} ESMTP practice smarthost")
+        reply = f"220 {HOSTNAME} ESMTP practice smarthost"
         while True:
-            writer.write(f"{step.reply}\r\n".encode("ascii"))
+            writer.write(f"{reply}\r\n".encode("ascii"))
             await writer.drain()
-            if step.then is Then.END:
+            if machine.state is SessionState.OVER:
                 return
-            if step.then is Then.CONTENT and (transaction := machine.transaction) is not None:
-                content = await _content(reader)
+            if machine.transaction is not None and machine.state is SessionState.CONTENT:
+                transaction, content = machine.transaction, await _content(reader)
                 machine.go_on()
-                step = SessionStep(self._decide(transaction, content))
+                reply = self._decide(transaction, content)
                 continue
             line = (await reader.readuntil(b"\r\n"))[:-2]
-            step = machine.respond(line) if step.then is Then.RESPONSE else machine.take(line)
-            if step.then is Then.VERIFY and step.proof is not None:
-                is_right = self._credentials.are_proven_by(step.proof)
-                step = machine.judged(PasswordCheck.RIGHT if is_right else PasswordCheck.WRONG)
+            reply = machine.take(line) if machine.takes_commands else machine.respond(line)
+            if machine.proof is not None:
+                is_right = self._credentials.are_proven_by(machine.proof)
+                reply = machine.judged(PasswordCheck.RIGHT if is_right else PasswordCheck.WRONG)
 
     # Asked by the machine.
 

@@ -15,7 +15,6 @@ from relay.smtp.session_machine import (
     ServerTerms,
     SessionMachine,
     SessionState,
-    Then,
 )
 
 MECHANISMS = ("PLAIN", "LOGIN")
@@ -82,12 +81,6 @@ EXPECTED: dict[str, list[tuple[SessionState, str]]] = {
     "EXPN": [(state, replies.NOT_IMPLEMENTED) for state in TAKING],
     "QUIT": [(SessionState.OVER, replies.BYE)] * 4,
 }
-THEN = {
-    SessionState.EXCHANGE: Then.RESPONSE,
-    SessionState.SECURING: Then.TLS,
-    SessionState.CONTENT: Then.CONTENT,
-    SessionState.OVER: Then.END,
-}
 
 
 class Refusing:
@@ -148,10 +141,9 @@ def test_a_command_has_its_reply_and_its_state(verb: SmtpVerb, state: SessionSta
     before = snapshot(session)
     after, reply = EXPECTED[verb][TAKING.index(state)]
 
-    step = session.take(VALID[verb])
-
-    assert (session.state, step.reply) == (after, reply)
-    assert step.then is THEN.get(after, Then.COMMAND)
+    assert session.take(VALID[verb]) == reply
+    assert session.state is after
+    assert session.reason == ("quit" if after is SessionState.OVER else "")
     assert session.phase == verb.lower()
     assert (session.transaction is not None) == (
         after in (SessionState.SENDER, SessionState.RECIPIENTS, SessionState.CONTENT)
@@ -174,10 +166,7 @@ def test_a_refused_line_changes_nothing(line: bytes, state: SessionState) -> Non
     session = machine(state)
     before = snapshot(session)
 
-    step = session.take(line)
-
-    assert step.reply[0] == "5"
-    assert step.then is Then.COMMAND
+    assert session.take(line)[0] == "5"
     assert snapshot(session) == before
 
 
@@ -196,7 +185,7 @@ def test_nobody_relays_who_may_not(facts: tuple[bool, ...], line: bytes) -> None
         is_tls=is_tls,
     )
     session.take(b"EHLO x")
-    told = session.take(line).reply
+    told = session.take(line)
 
     if is_trusted:
         assert told == (replies.SENDER_OK if line.startswith(b"MAIL") else replies.NEEDS_MAIL)
@@ -218,8 +207,8 @@ def test_a_password_is_asked_for_only_where_nobody_reads_it(
         is_private=is_private,
         is_tls=is_tls,
     )
-    offered = session.take(b"EHLO x" if is_extended else b"HELO x").reply
-    told = session.take(b"AUTH LOGIN").reply
+    offered = session.take(b"EHLO x" if is_extended else b"HELO x")
+    told = session.take(b"AUTH LOGIN")
 
     may_ask = has_users and (is_private or is_tls)
     assert ("AUTH PLAIN LOGIN" in offered) == (is_extended and may_ask)
@@ -234,7 +223,7 @@ def test_a_password_is_asked_for_only_where_nobody_reads_it(
 
 def logged_in() -> SessionMachine:
     session = machine(SessionState.VERIFYING, is_trusted=False)
-    assert session.judged(PasswordCheck.RIGHT).reply == replies.AUTHENTICATED
+    assert session.judged(PasswordCheck.RIGHT) == replies.AUTHENTICATED
     return session
 
 
@@ -246,17 +235,17 @@ def test_under_tls_nothing_said_before_counts() -> None:
     session.secured()
 
     assert snapshot(session) == (SessionState.GREETED, None, None, True, None, None, False)
-    assert session.take(b"MAIL FROM:<a@b>").reply == replies.NEEDS_AUTH
-    assert session.take(b"AUTH LOGIN").reply == replies.NEEDS_EHLO
+    assert session.take(b"MAIL FROM:<a@b>") == replies.NEEDS_AUTH
+    assert session.take(b"AUTH LOGIN") == replies.NEEDS_EHLO
 
 
 def test_who_logged_in_may_relay_and_not_log_in_again() -> None:
     session = logged_in()
 
     assert session.user == "mjd"
-    assert session.take(b"AUTH LOGIN").reply == replies.AUTH_TWICE
-    assert session.take(b"MAIL FROM:<a@b>").reply == replies.SENDER_OK
-    assert session.take(b"AUTH LOGIN").reply == replies.AUTH_TWICE
+    assert session.take(b"AUTH LOGIN") == replies.AUTH_TWICE
+    assert session.take(b"MAIL FROM:<a@b>") == replies.SENDER_OK
+    assert session.take(b"AUTH LOGIN") == replies.AUTH_TWICE
     assert session.protocol == "ESMTPA"
 
 
@@ -276,12 +265,12 @@ def test_who_logged_in_may_relay_and_not_log_in_again() -> None:
 )
 def test_an_exchange_that_proves_nothing_is_over(lines: list[bytes], reply: str) -> None:
     session = machine(SessionState.READY, has_starttls=False)
-    step = session.take(lines[0])
+    said = session.take(lines[0])
     for line in lines[1:]:
-        assert step.then is Then.RESPONSE
-        step = session.respond(line)
+        assert said.startswith("334 ")
+        said = session.respond(line)
 
-    assert step.reply == reply
+    assert said == reply
     assert session.state is SessionState.READY
     assert session.user is None
 
@@ -289,10 +278,11 @@ def test_an_exchange_that_proves_nothing_is_over(lines: list[bytes], reply: str)
 def test_a_proof_is_handed_over_and_not_shown() -> None:
     session = machine(SessionState.READY)
     session.take(b"AUTH LOGIN " + b64encode(b"mjd"))
-    step = session.respond(b64encode(b"open sesame"))
 
-    assert step == ("", Then.VERIFY, "", Credentials("mjd", "open sesame"))
-    assert "sesame" not in repr(step)
+    assert session.respond(b64encode(b"open sesame")) == ""
+    assert session.state is SessionState.VERIFYING
+    assert session.proof == Credentials("mjd", "open sesame")
+    assert "sesame" not in repr(session.proof)
 
 
 def test_the_owner_refuses_what_it_cannot_take() -> None:
@@ -300,17 +290,17 @@ def test_the_owner_refuses_what_it_cannot_take() -> None:
     session = machine(SessionState.READY, owner=owner)
     owner.sender, owner.recipient = "452 4.3.1 Full", "550 5.1.1 Gone"
 
-    assert session.take(b"MAIL FROM:<a@b>").reply == "452 4.3.1 Full"
+    assert session.take(b"MAIL FROM:<a@b>") == "452 4.3.1 Full"
     assert snapshot(session) == snapshot(machine(SessionState.READY))
     owner.sender = None
     session.take(b"MAIL FROM:<a@b>")
-    assert session.take(b"RCPT TO:<c@d>").reply == "550 5.1.1 Gone"
+    assert session.take(b"RCPT TO:<c@d>") == "550 5.1.1 Gone"
     assert session.state is SessionState.SENDER
 
 
 def test_a_recipient_is_taken_once_and_too_many_are_refused() -> None:
     session = machine(SessionState.SENDER)
-    told = [session.take(b"RCPT TO:<%d@b>" % number).reply for number in (1, 2, 1, 3, 4, 3)]
+    told = [session.take(b"RCPT TO:<%d@b>" % number) for number in (1, 2, 1, 3, 4, 3)]
 
     ok, many = replies.RECIPIENT_OK, replies.TOO_MANY_RECIPIENTS
     assert told == [ok, ok, ok, ok, many, ok]
@@ -329,21 +319,21 @@ def test_any_walk_keeps_the_promises(lines: list[bytes], is_trusted: bool) -> No
     session = machine(is_trusted=is_trusted)
     has_proven = False
     for line in lines:
-        step = session.respond(line) if session.state is SessionState.EXCHANGE else session.take(line)
-        if step.then is Then.VERIFY:
-            step = session.judged(PasswordCheck.RIGHT if line.endswith(GOOD) else PasswordCheck.WRONG)
+        reply = session.respond(line) if session.state is SessionState.EXCHANGE else session.take(line)
+        if session.state is SessionState.VERIFYING:
+            reply = session.judged(PasswordCheck.RIGHT if line.endswith(GOOD) else PasswordCheck.WRONG)
             has_proven = has_proven or line.endswith(GOOD)
 
-        assert step.reply.isascii()
-        assert step.reply[0] in "2345"
+        assert reply.isascii()
+        assert reply[0] in "2345"
         assert (session.transaction is not None) <= (is_trusted or has_proven)
-        match step.then:
-            case Then.END:
+        match session.state:
+            case SessionState.OVER:
                 return
-            case Then.TLS:
+            case SessionState.SECURING:
                 session.secured()
                 has_proven = False
-            case Then.CONTENT:
+            case SessionState.CONTENT:
                 assert session.transaction is not None
                 assert session.transaction.recipients
                 session.go_on()
@@ -367,7 +357,7 @@ def test_dsn_parameters_are_kept_with_their_recipients() -> None:
         b"RCPT TO:<e@f>",
         b"RCPT TO:<c@d> NOTIFY=DELAY ORCPT=rfc822;c@d",
     ):
-        assert session.take(line).reply.startswith("250")
+        assert session.take(line).startswith("250")
 
     assert session.transaction is not None
     assert session.transaction.recipients == ["c@d", "e@f"]
