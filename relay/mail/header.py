@@ -84,21 +84,11 @@ def field_name(field: bytes) -> bytes:
 
 
 def header_fields(head: bytes) -> Iterator[tuple[str, str]]:
-    """Read to an empty line or the end; names in lower case, runs of white space as one space."""
-    name, value = "", ""
-    for line in head.partition(b"\r\n\r\n")[0].split(b"\r\n"):
-        text = line.decode("utf-8", "replace")
-        if text[:1] in {" ", "\t"}:
-            value += text
-            continue
-        if name:
-            yield name, " ".join(value.split())
-        if not text:
-            return
-        name, _, value = text.partition(":")
-        name = name.strip().lower()
-    if name:
-        yield name, " ".join(value.split())
+    """Yield each field; names in lower case, runs of white space as one space.  The last may be cut."""
+    fields, rest = parted(head)
+    for field in [*fields, *([rest] if _FIELD.match(rest) else [])]:
+        value = field.partition(b":")[2].decode("utf-8", "replace")
+        yield field_name(field).decode("ascii"), " ".join(value.split())
 
 
 def message_id_of(content: bytes) -> str | None:
