@@ -1,4 +1,4 @@
-"""The sender: the one holder of the spool's lock, with the queue in memory and a dispatcher per upstream.
+"""The sender: the one holder of the spool's lock, with the queue in memory and an account for each upstream.
 
 Starts by claiming what is queued; claims new mail when the trigger is pulled, and every few seconds in case a
 pull was lost.  Stopping is finishing the transactions in flight, then dying.

@@ -102,10 +102,6 @@ class View(Beforehand):
         """Count anew what each limit held at most."""
         return audit(*self._look(lambda book: (book.slots(), book.judged)))
 
-    def has_others(self) -> bool:
-        """Whether another process has something in flight, whose end only the history will tell."""
-        return self._look(lambda book: not book.in_flight.keys() <= self.shared.own)
-
     def ask(self, question: Callable[[Sequence[LimitState], int], Answer]) -> Answer:
         return self._look(lambda book: question(book.limits, book.now_ns))
 
