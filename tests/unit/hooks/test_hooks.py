@@ -161,7 +161,7 @@ async def test_only_the_events_of_a_hook_are_told(tmp_path: Path, receiver: Http
 
     telling.resume()
     telling.events.upstream_stopped(upstream="isp", reason="535 no")
-    # A stop gives what was just heard its attempt.
+    await telling.until("sent", 1)
     await telling.hooks.close()
 
     assert [(post.told["event"], post.told["reason"]) for post in receiver.posts] == [("stopped", "535 no")]
@@ -205,17 +205,19 @@ async def test_a_program_gets_the_notice_on_stdin_and_none_of_our_environment(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "within", "said"),
     [
-        ("exit 3", "exit status 3"),
-        ("kill -9 $$", "killed by signal 9"),
-        ("sleep 1000", "no answer within 0.2s"),
+        ("exit 3", "1h", "exit status 3"),
+        ("kill -9 $$", "1h", "killed by signal 9"),
+        ("sleep 1000", "1s", "no answer within 1s"),
     ],
 )
-async def test_a_program_that_fails_is_told_of_and_run_again(tmp_path: Path, text: str, said: str) -> None:
+async def test_a_program_that_fails_is_told_of_and_run_again(
+    tmp_path: Path, text: str, within: str, said: str
+) -> None:
     again = tmp_path / "again"
     command = program(tmp_path, f"test -e {again} && exit 0; touch {again}; {text}")
-    telling = Telling(policy_with(tmp_path, {"command": [command], "timeout": "200ms"}))
+    telling = Telling(policy_with(tmp_path, {"command": [command], "timeout": within}))
 
     telling.resume()
     await telling.until("sent", 1)
