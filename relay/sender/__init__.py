@@ -15,7 +15,7 @@ accounts          what a connection is opened with, and whether its password cha
 oauth/            access tokens and the refresh token behind them; probe/: one login by an operator's word
 tls/              the certificates that upstreams are shown
 known_offers      what an upstream is known to offer
-state_file        what of this a restart goes on with; ages: of messages, over boots
+state_file        what of this a restart goes on with
 reports           a report or warning as a message; report_limit: how many go in an hour
 late_mail         senders of late mail are warned, once a message
 spool_thread      the spool, off the event loop; group_commit: its thread, and what shares one call

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from relay.mail.age import Here
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
@@ -98,9 +97,8 @@ class Upstreams:
         telemetry: Telemetry,
         *,
         on_fault: Callable[[BaseException], None],
-        here: Here,
     ) -> None:
-        """`on_fault` is told of what must end the sender; `here` tells when something of another boot was."""
+        """`on_fault` is told of what must end the sender."""
         self.in_use: dict[str, Account] = {}
         self._openings: dict[str, Openings] = {}
         self._policy = policy
@@ -110,7 +108,6 @@ class Upstreams:
         self._telemetry = telemetry
         self._events, self._metrics, self._clock = telemetry
         self._on_fault = on_fault
-        self._here = here
         self._running: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -257,7 +254,6 @@ class Upstreams:
             keep=keep,
             leaves_in_ns=throttle.leaves_in_ns,
             on_refused=functools.partial(self._tell_cut_off, name, throttle),
-            here=self._here,
         )
         offers = KnownOffers(server_of(upstream), self._clock)
         known = KnownUpstream(Judge(()), Shield(), pausing, offers, kept)
