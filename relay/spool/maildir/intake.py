@@ -8,7 +8,7 @@ Assumes: the folders exist (`prepare`).  Does not: know SMTP, or when to send.
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from relay.clock import Clock
 from relay.mail.draft import Draft
@@ -16,7 +16,7 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.spool.disk.durable import Disk
 from relay.spool.errors import kernel_errors, of_kernel
 from relay.spool.identity import Identities
-from relay.spool.interface import Full, Report, Unavailable
+from relay.spool.interface import Full, SpoolError, Unavailable
 from relay.spool.maildir.layout import FORMAT, Layout, is_published
 from relay.spool.message.draft import SpoolDraft, ours
 from relay.spool.root.headroom import leave_headroom, room
@@ -70,24 +70,32 @@ class MaildirIntake:
             draft.discard()
         return [None if error is None else of_kernel(error, "message") for error in results]
 
-    def publish(self, reports: Sequence[Report]) -> list[Full | Unavailable | None]:
-        """Publish reports durably, those that are not there yet.  For the owner of the queue alone."""
-        drafts: list[tuple[Draft, Envelope]] = []
+    def publish(
+        self, messages: Sequence[tuple[QueueId, Envelope, Iterable[bytes]]]
+    ) -> list[Full | Unavailable | None]:
+        """Publish messages under their ids durably, those that are not there yet.
+
+        For the owner of the queue alone.  Raises what reading their content raises.
+        """
+        drafts: list[tuple[SpoolDraft, Envelope]] = []
         try:
-            for report in reports:
-                if is_published(self._disk, self._layout, report.queue_id):
+            for queue_id, envelope, content in messages:
+                if is_published(self._disk, self._layout, queue_id):
                     continue
                 with contextlib.suppress(FileNotFoundError):
-                    # Only the owner writes reports, so this is what an earlier attempt left.
-                    self._disk.unlink(f"{self._layout.drafts}/{report.queue_id}")
-                draft = self._draft(report.queue_id)
-                draft.append(report.content)
-                drafts.append((draft, report.envelope))
-        except OSError as error:
-            return [of_kernel(error, "report")] * len(reports)
+                    # Only the owner writes under these ids, so this is what an earlier attempt left.
+                    self._disk.unlink(f"{self._layout.drafts}/{queue_id}")
+                drafts.append((self._draft(queue_id), envelope))
+                drafts[-1][0].fill(content)
+        except (OSError, SpoolError) as error:
+            for draft, _ in drafts:
+                draft.discard()
+            if isinstance(error, SpoolError):
+                raise
+            return [of_kernel(error, "message")] * len(messages)
         failures = zip(drafts, self.accept(drafts), strict=True)
         failed = {draft.queue_id: failure for (draft, _), failure in failures}
-        return [failed.get(report.queue_id) for report in reports]
+        return [failed.get(queue_id) for queue_id, _, _ in messages]
 
     def room(self) -> int:
         with kernel_errors("room"):
