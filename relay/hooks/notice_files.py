@@ -12,7 +12,7 @@ from typing import NamedTuple
 from relay.hooks.notice import Notice, read_notice
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
-from relay.spool.root.headroom import NoHeadroom, why_no_room
+from relay.spool.root.headroom import leave_headroom
 
 LARGEST_BYTES = 256 * 1024
 """Far above a notice of MOST_RECIPIENTS, each with a reply that JSON escapes."""
@@ -55,11 +55,10 @@ class NoticeFiles:
         return kept, unread
 
     def write(self, kept: KeptNotice) -> None:
-        """Keep a notice.  Raises OSError, which is NoHeadroom where new mail needs the room that is left."""
+        """Keep a notice.  Raises OSError, also where new mail needs the room that is left."""
         self._disk.make_directory(self._folder)
         content = kept.notice.content
-        if (why := why_no_room(self._disk.free(self._folder), 2 * len(content))) is not None:
-            raise NoHeadroom(why)
+        leave_headroom(self._disk.free(self._folder), 2 * len(content))
         # Crash here: nobody is told; the log alone has it.
         replace_file(self._disk, self._path(_name(kept)), content)
 

@@ -18,12 +18,9 @@ from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope
 from relay.smtp import replies
 from relay.smtp.commands import Refused
-from relay.smtp.sasl import Credentials, PasswordCheck, Proof
+from relay.smtp.sasl import Credentials, PasswordCheck
 from relay.smtp.session_machine import SessionMachine, SessionStep, Then
 
-MAX_IDLE_COMMANDS = 100
-"""Commands since the last message that was taken, from which on each counts as an error (Postfix:
-smtpd_junk_command_limit).  How many RCPT a message needs is limited elsewhere: max_recipients."""
 SPILL_BYTES = 256 * 1024
 _CHUNK_BYTES = 32 * 1024
 """What a draft is given at once, so that octets that trickle in cost it no object each."""
@@ -42,7 +39,7 @@ class ClientSession(ClientConnection):
         super().__init__(asyncio.get_running_loop())
         self._reception, self.place = reception, place
         self._label = str(place.client)
-        self._errors = self._idle_commands = 0
+        self._errors = 0
         self._login: str | None = None
         """The hash of the password that the client knew."""
 
@@ -65,7 +62,7 @@ class ClientSession(ClientConnection):
 
     def _leave(self, _ended: object) -> None:
         room = self._reception
-        self.drop()
+        self.transport.abort()
         room.sessions.discard(self)
         room.admission.leave(self.place)
         room.observer.connection_closed(room.name, self._label, self.reason)
@@ -115,9 +112,7 @@ class ClientSession(ClientConnection):
                 self._say(step.reply)
         except Refused as refused:
             self._say(refused.reply)
-        self._idle_commands += self._machine.phase not in {"rcpt", "eod"}
-        too_idle = max(0, self._idle_commands - MAX_IDLE_COMMANDS)
-        if self._errors + too_idle >= self._reception.listen.max_errors:
+        if self._errors >= self._reception.listen.max_errors:
             raise SessionEnd("errors", replies.TOO_MANY_ERRORS)
 
     @property
@@ -136,29 +131,26 @@ class ClientSession(ClientConnection):
 
     async def _carry_out(self, step: SessionStep) -> SessionStep | None:
         """Return the next step; None where no reply follows.  Raises Refused, SessionEnd."""
-        match step.then:
-            case Then.RESPONSE:
+        match step:
+            case SessionStep(then=Then.RESPONSE):
                 self._say(step.reply)
                 return self._machine.respond(await self.read_line(self._command_deadline))
-            case Then.VERIFY:
-                return await self._verify(step.proof)
-            case Then.CONTENT:
+            case SessionStep(then=Then.VERIFY, proof=Credentials() as known):
+                return await self._verify(known)
+            case SessionStep(then=Then.CONTENT):
                 return SessionStep(await self._take_content(step.reply))
-            case Then.TLS:
+            case SessionStep(then=Then.TLS):
                 return await self._secure(step.reply)
         raise SessionEnd(step.reason, step.reply)
 
-    async def _verify(self, proof: Proof | None) -> SessionStep:
+    async def _verify(self, proof: Credentials) -> SessionStep:
         room, place = self._reception, self.place
-        if not isinstance(proof, Credentials):
-            raise TypeError("a proof that was not asked for")
         check = await room.guesses.judge(
             place.client.origin, lambda: room.users.verify(proof.name, proof.password)
         )
         step = self._machine.judged(check)
         if check is PasswordCheck.RIGHT:
             room.admission.log_in(place)
-            self._idle_commands = 0
             self._login = room.users.hash_of(proof.name)
         return step
 
@@ -217,7 +209,7 @@ class ClientSession(ClientConnection):
             size_bytes=len(trace) + decoder.size_bytes,
             commit_ns=room.clock.boottime_ns() - ended_at_ns,
         )
-        self._errors = self._idle_commands = 0
+        self._errors = 0
         return replies.queued(draft.queue_id)
 
     async def _receive(self, decoder: ContentDecoder, draft: Draft) -> None:

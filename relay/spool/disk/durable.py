@@ -22,12 +22,11 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from functools import partial
 from typing import NamedTuple, Protocol
 
-from relay.spool.disk.os_errors import is_lack_of_room
+from relay.spool.disk.os_errors import error_of, is_lack_of_room
 from relay.spool.disk.threads import started
 
 DIRECTORY_MODE = 0o700
@@ -200,8 +199,9 @@ class RealDisk:
         if len(fds) > 1 and self._threads is None:
             with contextlib.suppress(RuntimeError):  # the kernel has none for us now
                 self._threads = started(SYNCS_AT_ONCE, "sync")
+        sync = os.fdatasync if content_only else os.fsync
         calls = map if len(fds) == 1 or self._threads is None else self._threads.map
-        return list(calls(partial(_error_of, os.fdatasync if content_only else os.fsync), fds))
+        return list(calls(lambda fd: error_of(sync, fd), fds))
 
     def sync_directory(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -302,14 +302,6 @@ class RealDisk:
         counts = os.statvfs(path)
         # btrfs reports no inodes at all, which is not "no inodes left".
         return counts.f_bavail * counts.f_frsize, counts.f_favail if counts.f_files else None
-
-
-def _error_of(call: Callable[[int], None], fd: int) -> OSError | None:
-    try:
-        call(fd)
-    except OSError as error:
-        return error
-    return None
 
 
 class opened:  # noqa: N801 - reads as `contextlib.closing` does

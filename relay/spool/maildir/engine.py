@@ -17,6 +17,7 @@ from relay.clock import Clock
 from relay.mail.envelope import Envelope, QueueId, is_notice
 from relay.spool.base import BaseSpool, Failure, Group, told_by
 from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.os_errors import error_of
 from relay.spool.errors import kernel_errors
 from relay.spool.identity import is_queue_id
 from relay.spool.interface import Absent, Corrupt, Message, Note, Settlement
@@ -219,12 +220,9 @@ class MaildirSpool(BaseSpool):
         self._sync(group, written)
         for fd in fds:
             self._disk.close(fd)
-        if noted:
-            try:
-                self._disk.sync_directory(self._layout.notes)
-            except OSError as error:
-                for index, _ in noted:
-                    group.fail(index, error)
+        if noted and (failed := error_of(self._disk.sync_directory, self._layout.notes)) is not None:
+            for index, _ in noted:
+                group.fail(index, failed)
 
     def _mark(
         self, group: Group, settlements: Sequence[Settlement], files: contextlib.ExitStack
@@ -332,13 +330,11 @@ class MaildirSpool(BaseSpool):
                 continue
             (self._held.add if each.is_held else self._held.discard)(each.queue_id)
             touched |= {path.rpartition("/")[0] for path in (source, target)}
-        try:
-            # Crash here: some are held, some are not; nobody was told yet.
-            for folder in sorted(touched):
-                self._disk.sync_directory(folder)
-        except OSError as error:
-            for index, _ in asked:
-                group.fail(index, error)
+        # Crash here: some are held, some are not; nobody was told yet.
+        for folder in sorted(touched):
+            if (failed := error_of(self._disk.sync_directory, folder)) is not None:
+                for index, _ in asked:
+                    group.fail(index, failed)
 
     def _end(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
         for index, each in group.going(lambda each: each.ends):

@@ -14,6 +14,7 @@ from relay.clock import Clock
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.disk.durable import Disk
+from relay.spool.disk.os_errors import error_of
 from relay.spool.errors import kernel_errors, of_kernel
 from relay.spool.identity import Identities
 from relay.spool.interface import Full, SpoolError, Unavailable
@@ -57,10 +58,14 @@ class MaildirIntake:
         fds = [each for each in completed if isinstance(each, int)]
         synced = self._disk.sync_each(fds, content_only=False)
         for i, error in zip(whole, synced, strict=True):
-            results[i] = error or self._publish(drafts[i][0].queue_id)
+            queue_id = drafts[i][0].queue_id
+            # link, not rename: it refuses a name that is taken, so that no message replaces another.
+            results[i] = error or error_of(
+                self._disk.link, f"{self._layout.drafts}/{queue_id}", f"{self._layout.new}/{queue_id}"
+            )
         if published := [i for i in whole if results[i] is None]:
             # Crash here: whole files, names perhaps not durable; no 250 was sent, either is right.
-            error = self._sync_new()
+            error = error_of(self._disk.sync_directory, self._layout.new)
             for i in published if error else ():
                 results[i] = error
                 with contextlib.suppress(OSError):
@@ -119,18 +124,3 @@ class MaildirIntake:
             return draft.complete(*draft.frame(envelope, self._clock))
         except OSError as error:
             return error
-
-    def _publish(self, queue_id: QueueId) -> OSError | None:
-        try:
-            # link, not rename: it refuses a name that is taken, so that no message replaces another.
-            self._disk.link(f"{self._layout.drafts}/{queue_id}", f"{self._layout.new}/{queue_id}")
-        except OSError as error:
-            return error
-        return None
-
-    def _sync_new(self) -> OSError | None:
-        try:
-            self._disk.sync_directory(self._layout.new)
-        except OSError as error:
-            return error
-        return None

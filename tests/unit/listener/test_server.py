@@ -3,7 +3,7 @@
 import asyncio
 
 from relay.smtp import replies
-from tests.unit.listener.conversation import TRANSACTION, codes, listening
+from tests.unit.listener.conversation import TRANSACTION, codes, listening, until
 
 
 async def test_close_tells_idle_sessions_421_and_lets_no_new_ones_in() -> None:
@@ -29,7 +29,7 @@ async def test_content_in_flight_is_taken_before_the_close() -> None:
         await client.send(TRANSACTION + b"one\r\n")
         await client.replies(3)
         closing = asyncio.create_task(room.listener.close(30))
-        await asyncio.sleep(0)
+        await until(lambda: all(session.is_stopping for session in room.listener.sessions))
         await client.send(b"two\r\n.\r\n" + TRANSACTION)
         told = await client.rest()
         await client.close()
