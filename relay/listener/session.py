@@ -50,7 +50,7 @@ class ClientSession(ClientConnection):
             room.terms,
             self,
             is_trusted=place.may_relay,
-            is_private=place.client.is_loopback,
+            is_private=place.client.ip.is_loopback,
             is_tls=self.is_tls,
         )
         self._began_at = self.loop.time()
