@@ -221,12 +221,6 @@ def test_a_write_that_writes_nothing_is_an_error(tmp_path: Path, monkeypatch: py
         assert error_of(lambda: disk.write_at(fd, b"x", 0)) == errno.EIO
 
 
-def test_a_full_disk_is_an_error_and_not_a_short_file() -> None:
-    disk = RealDisk()
-    with opened(disk, disk.open_append("/dev/full")) as fd:
-        assert error_of(lambda: disk.write_all(fd, b"x")) == errno.ENOSPC
-
-
 def test_files_and_folders_are_for_us_alone(tmp_path: Path) -> None:
     disk = RealDisk()
     disk.make_directory(str(tmp_path / "folder"))
