@@ -51,7 +51,9 @@ async def take_mail(bound: socket.socket) -> None:
     counts = ListenerCounts([name])
     intake = spool_intake(policy, Host(clock, RealDisk()), events)
     files = orders["files"] and ListenerFiles.from_order(orders["files"])
-    listener = Listener(listen, orders["hostname"], intake, ListenerObserver(events, counts), files=files)
+    listener = Listener(
+        listen, orders["hostname"], intake, ListenerObserver(events, counts), files=files, clock=clock
+    )
     obeying = asyncio.create_task(_obey(stdin, name, listener, events))
     loop.add_signal_handler(signal.SIGTERM, obeying.cancel)
     await listener.start(bound)
