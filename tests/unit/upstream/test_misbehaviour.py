@@ -83,16 +83,15 @@ async def test_a_proper_refusal_is_believed(phase: str, turn: Turn, expected: Ve
     ],
     ids=["closed", "421"],
 )
-async def test_a_refusal_that_is_the_last_word_waits_to_be_said_again(
+async def test_a_refusal_that_is_the_last_word_is_believed(
     phase: str, turn: Turn, expected_of_the_rest: Verdict
 ) -> None:
-    # Whether it answered its own command, nothing behind it tells.
     async with Smarthost(at(phase, turn)) as host, connected(account(host)) as connection:
         first, *rest = (await attempt(connection, host)).answers
 
-        assert (first.verdict, first.phase, first.is_unproven) == (DEFER, Phase(phase), True)
+        assert (first.verdict, first.phase) == (BOUNCE, Phase(phase))
         # At RCPT it was about the first recipient only.
-        assert {answer.verdict for answer in rest} == {expected_of_the_rest if phase == "rcpt" else DEFER}
+        assert {answer.verdict for answer in rest} == {expected_of_the_rest if phase == "rcpt" else BOUNCE}
         await gone_or_spoken(connection)
 
 
@@ -190,7 +189,7 @@ async def test_421_behind_a_reply_holds_for_what_comes_next(phase: str) -> None:
 
 @table({"close": CLOSE, "reset": RESET, "rubbish": b"rubbish\r\n", "421": "421 4.3.2 closing"})
 @pytest.mark.parametrize("where", ["rcpt", "data", "eod"])
-async def test_a_refused_recipient_stays_refused_once_354_proved_it(where: str, turn: Turn) -> None:
+async def test_a_refused_recipient_stays_so_but_for_rubbish_before_354(where: str, turn: Turn) -> None:
     refusals: list[Turn] = ["550 5.1.1 who?", "250 ok"]
     script = Script(rcpt=turns(*refusals, turn)) if where == "rcpt" else Script(rcpt=turns(*refusals))
     if where != "rcpt":
@@ -199,8 +198,7 @@ async def test_a_refused_recipient_stays_refused_once_354_proved_it(where: str, 
         outcome = await attempt(connection, host)
 
         first, *others = outcome.answers
-        is_proven = where == "eod"
-        assert (first.verdict, first.is_unproven) == (BOUNCE if is_proven else DEFER, not is_proven)
+        assert first.verdict is (DEFER if where != "eod" and turn == b"rubbish\r\n" else BOUNCE)
         expected = PAUSE if turn == "421 4.3.2 closing" else DEFER
         assert {answer.verdict for answer in others} == {expected}
         assert not host.relayed
@@ -279,6 +277,15 @@ async def test_a_kept_connection_that_dies_at_mail_is_no_attempt(turn: Turn) -> 
         outcome = await connection.transact(transaction())
 
         assert verdicts(outcome) == {LATER}
+        assert not connection.is_usable
+
+
+async def test_what_a_kept_connection_says_as_it_closes_refuses_no_message() -> None:
+    async with Smarthost() as host, connected(account(host)) as connection:
+        await connection.transact(transaction())
+        host.script = Script(mail=["554 5.4.7 idle for too long", CLOSE])
+
+        assert verdicts(await connection.transact(transaction())) == {LATER}
         assert not connection.is_usable
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from relay.smtp.reply import Phase
 from relay.upstream.protocol import (
-    Desynchronised,
     Farewell,
+    Garbled,
     Late,
     Lost,
     StrictProtocol,
@@ -77,7 +77,7 @@ async def test_a_second_command_cannot_be_begun() -> None:
         await protocol.reply(LONG_S)
         first = asyncio.create_task(protocol.command(b"RSET", Phase.RSET, LONG_S))
         await host.until(lambda: host.commands)
-        with pytest.raises(Desynchronised):
+        with pytest.raises(Garbled):
             await protocol.command(b"RSET", Phase.RSET, LONG_S)
         protocol.abort()
 
@@ -92,9 +92,9 @@ async def test_an_early_reply_is_not_given_to_a_later_command() -> None:
         speaking(host) as protocol,
     ):
         await protocol.reply(LONG_S)
-        with pytest.raises(Desynchronised):
+        with pytest.raises(Garbled):
             await protocol.command(b"RSET", Phase.RSET, LONG_S)
-        with pytest.raises(Desynchronised):
+        with pytest.raises(Garbled):
             await protocol.command(b"MAIL FROM:<>", Phase.MAIL, LONG_S)
         assert host.commands == ["RSET"]
 
