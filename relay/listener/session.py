@@ -18,12 +18,9 @@ from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope
 from relay.smtp import replies
 from relay.smtp.commands import Refused
-from relay.smtp.sasl import Credentials, PasswordCheck, Proof
-from relay.smtp.session_machine import SessionMachine, SessionStep, Then
+from relay.smtp.sasl import Credentials, PasswordCheck
+from relay.smtp.session_machine import SessionMachine, SessionState
 
-MAX_IDLE_COMMANDS = 100
-"""Commands since the last message that was taken, from which on each counts as an error (Postfix:
-smtpd_junk_command_limit).  How many RCPT a message needs is limited elsewhere: max_recipients."""
 SPILL_BYTES = 256 * 1024
 _CHUNK_BYTES = 32 * 1024
 """What a draft is given at once, so that octets that trickle in cost it no object each."""
@@ -42,7 +39,7 @@ class ClientSession(ClientConnection):
         super().__init__(asyncio.get_running_loop())
         self._reception, self.place = reception, place
         self._label = str(place.client)
-        self._errors = self._idle_commands = 0
+        self._errors = 0
         self._login: str | None = None
         """The hash of the password that the client knew."""
 
@@ -53,7 +50,7 @@ class ClientSession(ClientConnection):
             room.terms,
             self,
             is_trusted=place.may_relay,
-            is_private=place.client.is_loopback,
+            is_private=place.client.ip.is_loopback,
             is_tls=self.is_tls,
         )
         self._began_at = self.loop.time()
@@ -65,7 +62,7 @@ class ClientSession(ClientConnection):
 
     def _leave(self, _ended: object) -> None:
         room = self._reception
-        self.drop()
+        self.transport.abort()
         room.sessions.discard(self)
         room.admission.leave(self.place)
         room.observer.connection_closed(room.name, self._label, self.reason)
@@ -108,16 +105,14 @@ class ClientSession(ClientConnection):
         """Raise SessionEnd."""
         line = await self.read_line(self._command_deadline)
         try:
-            step: SessionStep | None = self._machine.take(line, is_stopping=self.is_stopping)
-            while step is not None and step.then is not Then.COMMAND:
-                step = await self._carry_out(step)
-            if step is not None:
-                self._say(step.reply)
+            reply: str | None = self._machine.take(line, is_stopping=self.is_stopping)
+            while reply is not None and not self._machine.takes_commands:
+                reply = await self._carry_out(reply)
+            if reply is not None:
+                self._say(reply)
         except Refused as refused:
             self._say(refused.reply)
-        self._idle_commands += self._machine.phase not in {"rcpt", "eod"}
-        too_idle = max(0, self._idle_commands - MAX_IDLE_COMMANDS)
-        if self._errors + too_idle >= self._reception.listen.max_errors:
+        if self._errors >= self._reception.listen.max_errors:
             raise SessionEnd("errors", replies.TOO_MANY_ERRORS)
 
     @property
@@ -134,35 +129,35 @@ class ClientSession(ClientConnection):
             room.observer.refused(room.name, self._label, machine.phase, reply, machine.named_user)
             self._errors += reply[0] == "5"
 
-    async def _carry_out(self, step: SessionStep) -> SessionStep | None:
-        """Return the next step; None where no reply follows.  Raises Refused, SessionEnd."""
-        match step.then:
-            case Then.RESPONSE:
-                self._say(step.reply)
+    async def _carry_out(self, reply: str) -> str | None:
+        """Do what the state asks for; return the next reply, or None.  Raises Refused, SessionEnd."""
+        match self._machine.state:
+            case SessionState.EXCHANGE:
+                self._say(reply)
                 return self._machine.respond(await self.read_line(self._command_deadline))
-            case Then.VERIFY:
-                return await self._verify(step.proof)
-            case Then.CONTENT:
-                return SessionStep(await self._take_content(step.reply))
-            case Then.TLS:
-                return await self._secure(step.reply)
-        raise SessionEnd(step.reason, step.reply)
+            case SessionState.VERIFYING:
+                return await self._verify(self._machine.proof)
+            case SessionState.CONTENT:
+                return await self._take_content(reply)
+            case SessionState.SECURING:
+                await self._secure(reply)
+                return None
+        raise SessionEnd(self._machine.reason, reply)
 
-    async def _verify(self, proof: Proof | None) -> SessionStep:
+    async def _verify(self, proof: Credentials | None) -> str:
         room, place = self._reception, self.place
-        if not isinstance(proof, Credentials):
-            raise TypeError("a proof that was not asked for")
+        if proof is None:
+            raise AssertionError("nothing to verify")
         check = await room.guesses.judge(
             place.client.origin, lambda: room.users.verify(proof.name, proof.password)
         )
-        step = self._machine.judged(check)
+        reply = self._machine.judged(check)
         if check is PasswordCheck.RIGHT:
             room.admission.log_in(place)
-            self._idle_commands = 0
             self._login = room.users.hash_of(proof.name)
-        return step
+        return reply
 
-    async def _secure(self, reply: str) -> SessionStep | None:
+    async def _secure(self, reply: str) -> None:
         """Forget what the client said before TLS (RFC 3207, 4.2)."""
         context = self._reception.tls
         if context is None:
@@ -172,7 +167,6 @@ class ClientSession(ClientConnection):
         self._say(reply)
         await self.start_tls(context)
         self._machine.secured()
-        return None
 
     async def _take_content(self, go_ahead: str) -> str:
         """Return the reply to one message.  Raises Refused, SessionEnd."""
@@ -217,7 +211,7 @@ class ClientSession(ClientConnection):
             size_bytes=len(trace) + decoder.size_bytes,
             commit_ns=room.clock.boottime_ns() - ended_at_ns,
         )
-        self._errors = self._idle_commands = 0
+        self._errors = 0
         return replies.queued(draft.queue_id)
 
     async def _receive(self, decoder: ContentDecoder, draft: Draft) -> None:

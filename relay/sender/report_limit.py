@@ -24,7 +24,7 @@ from relay.sender.spool_thread import seconds
 from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.disk.durable import Disk
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.admission import Request
+from relay.throttle.admission import Request, Wait
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import HistoryError
 from relay.throttle.limit import PlainLimit
@@ -34,6 +34,8 @@ HOUR_NS = 3600 * SECOND_NS
 PUBLISHING_NS = 60 * SECOND_NS
 """A slot whose process died counts as in use for so long; then it leaves an hour later."""
 UNREADABLE_RETRY_NS = 60 * SECOND_NS
+WARNINGS = "warnings"
+"""As the lane of a request, which has a ceiling."""
 REASON = WaitReason("only its report is left, which waits for reports.per_hour")
 
 
@@ -45,22 +47,19 @@ class OwedReports:
     ) -> None:
         """Touch no disk before the first report."""
         self._events, self._metrics, self._clock = telemetry
-        self._most, self._queue = policy.reports.per_hour, queue
+        self._queue = queue
         kept = FileHistory(policy.reports_history, disk, self._clock)
         throttle = Throttle(kept, _limits(policy), 0, self._clock, transaction_ns=PUBLISHING_NS)
         self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted, workers=workers)
         self._waiting: dict[QueueId, None] = {}
         self._wake = asyncio.Event()
+        self._opens_at_ns = 0
+        """Boottime: when there may be a slot, as of the last time that there was none."""
         self._is_asked = self._is_closed = False
 
     async def may_go(self, *, is_warning: bool = False) -> bool:
-        """Take a slot for a report; False where there is none, or other messages wait for one.
-
-        Warnings leave half of the hour's slots, rounded down, to reports.
-        """
-        room = self._gate.room()
-        is_kept_back = is_warning and room is not None and self._most is not None and 2 * room <= self._most
-        return not is_kept_back and self._first() is None and await self._take_slot()
+        """Take a slot for a report; False where there is none, or other messages wait for one."""
+        return self._first() is None and await self._take_slot(WARNINGS if is_warning else "")
 
     def wait(self, queued: Queued) -> None:
         """Let a message whose recipients are all done wait for its report's turn."""
@@ -71,7 +70,7 @@ class OwedReports:
         """Let the report wait for its turn, and the message go on with the recipients that it has left."""
         if queued.queue_id not in self._waiting:
             if self._first() is None:
-                until_ns = self._clock.wall_ns() + self._gate.opens_at_ns() - self._clock.boottime_ns()
+                until_ns = self._clock.wall_ns() + self._opens_at_ns - self._clock.boottime_ns()
                 self._events.reports_capped(until_at_ns=until_ns)
             self._metrics.report_capped()
             self._events.report_waiting(queue_id=queued.queue_id)
@@ -92,7 +91,7 @@ class OwedReports:
             if self._first() is None:
                 await self._wake.wait()
             elif not await self._take_slot():
-                await self._sleep(self._gate.opens_at_ns() - self._clock.boottime_ns())
+                await self._sleep(self._opens_at_ns - self._clock.boottime_ns())
             elif (queue_id := self._first()) is not None:  # still: an operator may have ended the last one
                 del self._waiting[queue_id]
                 if not await report(queue_id):
@@ -101,7 +100,6 @@ class OwedReports:
                     await self._sleep(UNREADABLE_RETRY_NS)
 
     async def use(self, policy: Policy) -> None:
-        self._most = policy.reports.per_hour
         await self._gate.replan(_limits(policy), 0)
         self._wake.set()
 
@@ -122,15 +120,18 @@ class OwedReports:
             del self._waiting[first]
         return first
 
-    async def _take_slot(self) -> bool:
-        if self._is_closed or self._gate.room() == 0:
+    async def _take_slot(self, lane: str = "") -> bool:
+        self._opens_at_ns = self._clock.boottime_ns() + HOUR_NS
+        if self._is_closed:
             return False
         self._is_asked = True
         try:
-            (answer,) = await self._gate.reserve([Request(1)])
+            (answer,) = await self._gate.reserve([Request(1, lane=lane)])
         except HistoryError as error:
             self._tell_uncounted(error)
             return True
+        if isinstance(answer, Wait):
+            self._opens_at_ns = answer.until_ns
         if isinstance(answer, Reservation):
             self._gate.ended(answer)
         return isinstance(answer, Reservation)
@@ -140,5 +141,10 @@ class OwedReports:
 
 
 def _limits(policy: Policy) -> list[PlainLimit]:
-    most = policy.reports.per_hour
-    return [] if most is None else [PlainLimit("messages", most, HOUR_NS, f"{most} reports per 3600s")]
+    """Return the limit of all, and that of warnings, which leave half of the slots to reports."""
+    if (most := policy.reports.per_hour) is None:
+        return []
+    half = -(-most // 2)
+    label = f"{most} reports per 3600s"
+    of_warnings = PlainLimit("messages", half, HOUR_NS, f"{half} warnings per 3600s", "lane", WARNINGS)
+    return [PlainLimit("messages", most, HOUR_NS, label), of_warnings]
