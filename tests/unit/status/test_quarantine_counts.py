@@ -53,7 +53,7 @@ async def test_a_start_tells_in_one_line_what_it_found(tmp_path: Path) -> None:
         relay = Relay(policy)
         relay.accept()
         async with relay:
-            await relay.until(lambda: host.relayed)
+            await relay.until(lambda: not relay.sender.is_reading)
         relay.events.flush()
 
     (line,) = [line for line in relay.log.getvalue().splitlines() if "recovered in" in line]
