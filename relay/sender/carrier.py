@@ -96,7 +96,7 @@ class Carrier:
                 self._pool.expect_most(connection.transactions - 1)
                 return untried
             # The first message of a session is refused so too: no session was full.
-            self._pool.expect_any()
+            self._pool.expect_most(None)
         return outcome
 
     async def _speak(self, attempt: Attempt, reservation: Reservation) -> Outcome:

@@ -62,50 +62,35 @@ async def open_with_slot(
     logins: Logins,
     clock: Clock,
     on_open: Callable[[Connection], None],
-    on_step: OnStep | None = None,
+    on_step: OnStep = lambda _, __: None,
 ) -> Connection:
     """Open a connection that is ready for MAIL; `on_step` is told as by `open_connection`.
 
+    Where a token is refused, another one is tried, once.
     Raises UpstreamUnavailable, NoRoomToConnect, and HistoryError before anything was begun.
     """
-    # Waiting for a token comes first: no slot is reserved meanwhile.
-    account = await logins.account()
-    if account.token is not None and on_step is not None:
-        on_step("token", "an access token is at hand")
-    try:
-        connection = await _open(throttle, account, clock, on_step)
-    except UpstreamUnavailable as unavailable:
-        if not _is_refusal(unavailable) or not logins.refused(account):
-            raise
-        if on_step is not None:
-            on_step("login", f"{unavailable.answer.text}: with another token again")
+    is_second = False
+    while True:
+        # Waiting for a token comes first: no slot is reserved meanwhile.
         account = await logins.account()
-        connection = await _open_again(throttle, logins, account, clock, on_step)
-    logins.worked(account)
-    on_open(connection)
-    return connection
+        if account.token is not None:
+            on_step("token", "an access token is at hand")
+        try:
+            connection = await _open(throttle, account, clock, on_step)
+        except UpstreamUnavailable as unavailable:
+            answer = unavailable.answer
+            is_refusal = answer.phase is Phase.AUTH and answer.verdict is Verdict.STOP
+            if not is_refusal or not logins.refused(account) or is_second:
+                raise
+            on_step("login", f"{answer.text}: with another token again")
+            is_second = True
+        else:
+            logins.worked(account)
+            on_open(connection)
+            return connection
 
 
-def _is_refusal(unavailable: UpstreamUnavailable) -> bool:
-    """Return whether it is the login that was refused."""
-    return unavailable.answer.phase is Phase.AUTH and unavailable.answer.verdict is Verdict.STOP
-
-
-async def _open_again(
-    throttle: ThrottleThread, logins: Logins, account: Account, clock: Clock, on_step: OnStep | None
-) -> Connection:
-    """Open with a token in the place of a refused one: the last attempt of this login."""
-    try:
-        return await _open(throttle, account, clock, on_step)
-    except UpstreamUnavailable as unavailable:
-        if _is_refusal(unavailable):
-            logins.refused(account)
-        raise
-
-
-async def _open(
-    throttle: ThrottleThread, account: Account, clock: Clock, on_step: OnStep | None
-) -> Connection:
+async def _open(throttle: ThrottleThread, account: Account, clock: Clock, on_step: OnStep) -> Connection:
     reservation = await throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
     if isinstance(reservation, Wait):
         raise NoRoomToConnect(reservation)

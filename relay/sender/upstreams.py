@@ -28,7 +28,7 @@ from relay.telemetry.telemetry import Telemetry
 from relay.throttle.file_history import FileHistory
 from relay.throttle.throttle import Throttle, View
 from relay.upstream.connection import Connection
-from relay.upstream.pool import Pool
+from relay.upstream.pool import Caps, Pool
 from relay.verdicts.account import AccountState, PauseRecord
 from relay.verdicts.health import ENDLESS, Health
 from relay.verdicts.operator_pause import OperatorPause, PauseAsked
@@ -205,6 +205,7 @@ class Upstreams:
         )
         pool: Pool[Connection] = Pool(
             self._opener(name, upstream, known, throttle),
+            _caps(upstream),
             self._clock,
             on_change=wake.set,
             on_failed=lambda error: openings.failed(error, is_any_open=pool.open > 0),
@@ -406,10 +407,8 @@ class Upstreams:
 
 def _configure(account: Account, upstream: Upstream, opener: Opener | None = None) -> None:
     account.connections, account.max_recipients = upstream.connections, upstream.max_recipients
-    account.pool.configure(
-        connections=upstream.connections,
-        max_messages=upstream.max_messages,
-        max_age_ns=upstream.max_age_ns,
-        idle_ns=upstream.idle_ns,
-        opener=opener,
-    )
+    account.pool.configure(_caps(upstream), opener)
+
+
+def _caps(upstream: Upstream) -> Caps:
+    return Caps(upstream.connections, upstream.max_messages, upstream.max_age_ns, upstream.idle_ns)

@@ -15,7 +15,7 @@ import functools
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -88,7 +88,8 @@ class Connection:
         self.transactions = 0
         self.relayed = 0
         """Transactions that relayed something; its holder counts them."""
-        self.tls = _tls_version(channel.protocol)
+        secured = _ssl_of(channel.protocol)
+        self.tls = "none" if secured is None else str(secured.version())
         """As the library names it, such as `TLSv1.3`, or `none`."""
         self.certificate_ends_at_ns = _ends_at_ns(channel.protocol)
         """Wall clock: when the upstream's certificate ends; None without TLS."""
@@ -97,7 +98,6 @@ class Connection:
         self.max_recipients = channel.extensions.max_recipients
         """In a transaction, where the upstream says so (RFC 9422)."""
         self._channel = channel
-        self._protocol = channel.protocol
 
     def __repr__(self) -> str:
         return f"<Connection {self.name} {self.tls}, {self.transactions} transactions>"
@@ -106,7 +106,7 @@ class Connection:
     def is_usable(self) -> bool:
         """Whether another transaction may begin: alive, silent, and not used up (RFC 9422, MAILMAX)."""
         most = self.extensions.max_transactions
-        return self._protocol.is_quiet and (most is None or self.transactions < most)
+        return self._channel.protocol.is_quiet and (most is None or self.transactions < most)
 
     def unfit(self, shape: Shape) -> Answer | None:
         """Return why this connection cannot carry a message, as a DEFER, or None.  Sends nothing."""
@@ -124,10 +124,10 @@ class Connection:
 
     async def close(self) -> None:
         """Say QUIT if the connection is usable; short, and never raises."""
-        await self._protocol.quit(self._channel.timeouts.quit_s)
+        await self._channel.protocol.quit(self._channel.timeouts.quit_s)
 
     def abort(self) -> None:
-        self._protocol.abort()
+        self._channel.protocol.abort()
 
 
 OnStep = Callable[[str, str], None]
@@ -137,14 +137,17 @@ The steps: resolve, connect, tls, greeting, ehlo, login."""
 
 
 async def open_connection(
-    account: Account, clock: Clock, timeouts: Timeouts | None = None, on_step: OnStep | None = None
+    account: Account,
+    clock: Clock,
+    timeouts: Timeouts | None = None,
+    on_step: OnStep = lambda _, __: None,
 ) -> Connection:
     """Return a connection that is ready for MAIL.  Raises UpstreamUnavailable."""
     return await _Opening(account, timeouts or Timeouts(), clock, on_step).run()
 
 
 class _Opening:
-    def __init__(self, account: Account, timeouts: Timeouts, clock: Clock, on_step: OnStep | None) -> None:
+    def __init__(self, account: Account, timeouts: Timeouts, clock: Clock, on_step: OnStep) -> None:
         self._account = account
         self._clock = clock
         self._on_step = on_step
@@ -165,10 +168,6 @@ class _Opening:
         channel = Channel(self._protocol, self._extensions, self._timeouts, account.judge, self._introduction)
         return Connection(channel, name=self._name, opened_at_ns=self._clock.boottime_ns())
 
-    def _told(self, step: str, words: Callable[[], str]) -> None:
-        if self._on_step is not None:
-            self._on_step(step, words())
-
     def _tls_words(self) -> str:
         now_ns, pair = self._clock.wall_ns(), self._account.pair
         words = _tls_words(self._protocol, now_ns)
@@ -176,10 +175,6 @@ class _Opening:
             return words
         days = "" if pair.ends_at_ns is None else f", {_days(pair.ends_at_ns, now_ns)} days left"
         return f"{words}; shown: ours with SHA-256 {pair.fingerprint}{days}"
-
-    def _from_words(self) -> str:
-        source = self._account.source_address
-        return "" if source is None else f" from {source}"
 
     async def _open(self) -> None:
         try:
@@ -205,7 +200,7 @@ class _Opening:
         await self._connect(context if is_implicit else None)
         greeting = await self._protocol.reply(self._timeouts.greeting_s)
         self._expect(greeting, 220)
-        self._told("greeting", lambda: str(greeting))
+        self._on_step("greeting", str(greeting))
         await self._hello()
         if context is None or is_implicit:
             return
@@ -213,7 +208,7 @@ class _Opening:
         if not self._extensions.starttls:
             raise self._unavailable("the upstream does not offer STARTTLS; nothing was sent in the clear")
         self._expect(await self._protocol.secure(context, account.host, self._timeouts.tls_s), 220)
-        self._told("tls", self._tls_words)
+        self._on_step("tls", self._tls_words())
         # RFC 3207, 4.2: what was said before TLS counts for nothing.
         await self._hello()
 
@@ -237,11 +232,12 @@ class _Opening:
                 connected.close()
                 raise
             else:
-                self._told("connect", lambda: self._name + self._from_words())
+                source = self._account.source_address
+                self._on_step("connect", self._name + ("" if source is None else f" from {source}"))
                 # The upstream has counted this connection; another address would be a second one.
                 await self._begin(connected, context)
                 if context is not None:
-                    self._told("tls", self._tls_words)
+                    self._on_step("tls", self._tls_words())
                 return
         raise last
 
@@ -259,7 +255,7 @@ class _Opening:
     async def _begin(self, connected: socket.socket, context: ssl.SSLContext | None) -> None:
         async with self._in_time():
             await self._loop.create_connection(
-                functools.partial(_same, self._protocol),
+                lambda: self._protocol,
                 sock=connected,
                 ssl=context,
                 server_hostname=self._account.host if context else None,
@@ -285,7 +281,7 @@ class _Opening:
         except OSError as error:
             raise self._unavailable(f"the name could not be looked up: {_why(error)}") from error
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-        self._told("resolve", lambda: " ".join(addresses))
+        self._on_step("resolve", " ".join(addresses))
         if account.source_address is not None:
             is_v6 = ":" in account.source_address
             addresses = [address for address in addresses if (":" in address) is is_v6]
@@ -308,7 +304,7 @@ class _Opening:
         if reply.code == 250:
             offered = extensions_of(reply)
             may_pipeline = offered.pipelining and self._account.pipelining
-            self._told("ehlo", lambda: " ".join(line.strip() for line in reply.lines[1:]) or "no extensions")
+            self._on_step("ehlo", " ".join(line.strip() for line in reply.lines[1:]) or "no extensions")
             self._extensions = replace(offered, pipelining=may_pipeline)
             self._introduction = Introduction(line, reply.lines[0])
             return
@@ -318,7 +314,7 @@ class _Opening:
             raise self._refused(reply)
         reply = await self._protocol.command(b"HELO" + line[4:], Phase.EHLO, self._timeouts.hello_s)
         self._expect(reply, 250)
-        self._told("ehlo", lambda: "HELO only: no extensions")
+        self._on_step("ehlo", "HELO only: no extensions")
 
     async def _log_in(self) -> None:
         account, offered = self._account, self._extensions.mechanisms
@@ -333,7 +329,7 @@ class _Opening:
         refusal = await log_in(self._protocol, credentials, mechanism, self._timeouts.auth_s, self._ruling)
         if refusal is not None:
             raise UpstreamUnavailable(refusal)
-        self._told("login", mechanism.value.upper)
+        self._on_step("login", mechanism.value.upper())
 
     def _expect(self, reply: Reply, code: int) -> None:
         if reply.code != code:
@@ -353,10 +349,6 @@ class _Opening:
         return UpstreamUnavailable(
             Answer(Verdict.PAUSE, self._protocol.phase, None, clean(f"{self._name}: {text}"))
         )
-
-
-def _same(protocol: StrictProtocol) -> StrictProtocol:
-    return protocol
 
 
 def _trusting(ca_file: Path | None, pair: KeyPair | None = None) -> ssl.SSLContext:
@@ -384,27 +376,29 @@ def _is_loopback(address: str) -> bool:
     return ip_address(address.partition("%")[0]).is_loopback
 
 
+def _ssl_of(protocol: StrictProtocol) -> ssl.SSLObject | None:
+    transport = protocol.transport
+    return None if transport is None else transport.get_extra_info("ssl_object")
+
+
 def _tls_words(protocol: StrictProtocol, wall_ns: int) -> str:
     """Return version, cipher, and whose certificate it is, by whom, for how long yet."""
-    transport = protocol.transport
-    ssl_object = transport.get_extra_info("ssl_object") if transport is not None else None
-    if ssl_object is None:
+    if (secured := _ssl_of(protocol)) is None:
         return "none"
-    shown = ssl_object.getpeercert() or {}
-    cipher = (ssl_object.cipher() or ("?",))[0]
+    shown: Mapping[str, Any] = secured.getpeercert() or {}
+    cipher = (secured.cipher() or ("?",))[0]
     names = [_name_in(shown.get(key, ())) for key in ("subject", "issuer")]
     ends, ends_at_ns = str(shown.get("notAfter")), _ends_at_ns(protocol)
     days = f"until {ends}" if ends_at_ns is None else f"{_days(ends_at_ns, wall_ns)} days left (until {ends})"
-    return f"{ssl_object.version()} {cipher}, {names[0]} by {names[1]}, {days}"
+    return f"{secured.version()} {cipher}, {names[0]} by {names[1]}, {days}"
 
 
 def _ends_at_ns(protocol: StrictProtocol) -> int | None:
     """Return when the certificate of the other side ends, by the wall clock; None without one."""
-    transport = protocol.transport
-    ssl_object = transport.get_extra_info("ssl_object") if transport is not None else None
-    shown = None if ssl_object is None else ssl_object.getpeercert()
+    secured = _ssl_of(protocol)
+    shown: Mapping[str, Any] = (secured and secured.getpeercert()) or {}
     try:
-        return ssl.cert_time_to_seconds(str((shown or {}).get("notAfter"))) * SECOND_NS
+        return ssl.cert_time_to_seconds(str(shown.get("notAfter"))) * SECOND_NS
     except ValueError:
         return None
 
@@ -417,12 +411,6 @@ def _name_in(parts: Iterable[Iterable[tuple[str, str]]]) -> str:
     """Return the common name, or else the organisation, of a name as `ssl` gives it."""
     by_key = {key: value for part in parts for key, value in part}
     return clean(by_key.get("commonName") or by_key.get("organizationName") or "?")
-
-
-def _tls_version(protocol: StrictProtocol) -> str:
-    transport = protocol.transport
-    ssl_object = transport.get_extra_info("ssl_object") if transport is not None else None
-    return "none" if ssl_object is None else str(ssl_object.version())
 
 
 def _why(error: OSError) -> str:

@@ -5,11 +5,12 @@ count them too); each has one holder at a time; a connection that died, spoke or
 dropped, so it costs no slot and no attempt.  The first logs in before others try: some upstreams lock an
 account after a few wrong passwords.
 Does not: send anything, or wait for a connection: `on_change` tells when to ask again.
+Assumes: one event loop.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from relay.clock import SECOND_NS, Clock
 
@@ -34,12 +35,19 @@ C = TypeVar("C", bound=Poolable)
 Open = Callable[[], Coroutine[Any, Any, C]]
 
 
-class Pool(Generic[C]):
-    """All of it belongs to one event loop."""
+class Caps(NamedTuple):
+    connections: int
+    max_messages: int
+    """Of one connection."""
+    max_age_ns: int
+    idle_ns: int
 
+
+class Pool(Generic[C]):
     def __init__(
         self,
         opener: Open[C],
+        caps: Caps,
         clock: Clock,
         *,
         on_change: Callable[[], None],
@@ -50,14 +58,12 @@ class Pool(Generic[C]):
         `on_failed` is told why one could not be opened; it returns for how many nanoseconds no other is
         tried, or raises what the next `take` is to raise.
         """
-        self._opener, self._clock = opener, clock
+        self._opener, self._caps, self._clock = opener, caps, clock
         self._on_change, self._on_failed = on_change, on_failed
-        self._connections = self._max_messages = 1
-        self._max_age_ns = self._idle_ns = 0
         self._expected = (1, 0)  # how many messages a session takes, and until when that is known
-        self._generation = 0  # of the opener
-        self._idle: list[tuple[C, int]] = []  # with when it became idle; oldest first
-        self._busy: dict[C, tuple[int, int]] = {}  # with its generation, and since when it had been idle
+        self._idle: dict[C, int] = {}  # since when; used last is last
+        self._busy: dict[C, int] = {}  # since when it had been idle
+        self._old: set[C] = set()  # of them, those of an opener of before
         self._opening: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._rests_until_ns = 0
@@ -71,7 +77,7 @@ class Pool(Generic[C]):
 
     @property
     def idle(self) -> int:
-        return sum(connection.is_usable for connection, _ in self._idle)
+        return sum(connection.is_usable for connection in self._idle)
 
     def take(self, most: int) -> list[C]:
         """Return up to `most` connections, those used last first, and have more opened if there are fewer.
@@ -81,11 +87,12 @@ class Pool(Generic[C]):
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        taken: list[C] = []
-        while len(taken) < most and (connection := self._next()) is not None:
-            taken.append(connection)
+        self._drop_idle()
+        taken = list(reversed(self._idle))[:most]
+        for connection in taken:
+            self._busy[connection] = self._idle.pop(connection)
         for _ in range(self._lacking(most - len(taken))):
-            opening = asyncio.get_running_loop().create_task(self._open(self._generation))
+            opening = asyncio.get_running_loop().create_task(self._open(self._opener))
             self._opening.add(opening)
             # One that is cancelled before its first step does not come to its end.
             opening.add_done_callback(self._opening.discard)
@@ -93,46 +100,39 @@ class Pool(Generic[C]):
 
     def release(self, connection: C, *, was_used: bool = True) -> None:
         """Keep the connection if it may be used again; one that was not used is as long idle as before."""
-        generation, since_ns = self._busy.pop(connection)
-        self._keep(connection, generation, self._clock.boottime_ns() if was_used else since_ns)
+        since_ns = self._busy.pop(connection)
+        self._keep(connection, self._clock.boottime_ns() if was_used else since_ns)
 
     def discard(self, connection: C) -> None:
         del self._busy[connection]
+        self._old.discard(connection)
         connection.abort()
 
-    def expect_most(self, messages: int) -> None:
-        """Have connections end after so many messages, as the upstream does, for as long as one may last."""
-        self._expected = (messages, self._clock.boottime_ns() + self._max_age_ns)
+    def expect_most(self, messages: int | None) -> None:
+        """Have connections end after so many messages, as the upstream does, for as long as one may last.
 
-    def expect_any(self) -> None:
-        """Undo `expect_most`."""
-        self._expected = (self._max_messages, 0)
+        None: as many as the caps say.
+        """
+        until_ns = 0 if messages is None else self._clock.boottime_ns() + self._caps.max_age_ns
+        self._expected = (messages or 1, until_ns)
 
-    def configure(
-        self,
-        *,
-        connections: int,
-        max_messages: int,
-        max_age_ns: int,
-        idle_ns: int,
-        opener: Open[C] | None = None,
-    ) -> None:
+    def configure(self, caps: Caps, opener: Open[C] | None = None) -> None:
         """Change the caps at once, and how connections are opened where an opener is given.
 
         With a new opener the connections of the old one end: idle ones now, those in
         use after their transaction, those being opened as soon as they are.
         """
-        self._connections, self._max_messages = connections, max_messages
-        self._max_age_ns, self._idle_ns = max_age_ns, idle_ns
+        self._caps = caps
         # What kept it from opening others may be mended.
         self._rests_until_ns = 0
         if opener is not None:
             self._opener = opener
-            self._generation += 1
-            self.expect_any()
-        while self._idle and (opener is not None or self._count() > connections):
-            self._retire(self._idle.pop(0)[0])
-        self._set_timer()
+            self._old.update(self._busy)
+            self.expect_most(None)
+        too_many = len(self._idle) if opener is not None else max(0, self._count() - caps.connections)
+        for connection in list(self._idle)[:too_many]:
+            self._retire(connection)
+        self._look()
 
     def stop(self) -> None:
         """Open none any more; those in use are closed when released."""
@@ -143,39 +143,31 @@ class Pool(Generic[C]):
     async def close(self) -> None:
         """Stop, and close idle connections."""
         self.stop()
-        while self._idle:
-            self._retire(self._idle.pop()[0])
-        self._set_timer()
+        for connection in list(self._idle):
+            self._retire(connection)
+        self._look()
         while self._opening or self._closing:
             await asyncio.wait([*self._opening, *self._closing])
-
-    def _next(self) -> C | None:
-        while self._idle:
-            connection, since_ns = self._idle.pop()
-            now_ns = self._clock.boottime_ns()
-            if self._may_stay(connection, now_ns) and now_ns - since_ns < self._idle_ns:
-                self._busy[connection] = self._generation, since_ns
-                return connection
-            self._retire(connection)
-        return None
 
     def _lacking(self, wanted: int) -> int:
         """Return how many connections to open now."""
         if self._is_stopped or self._clock.boottime_ns() < self._rests_until_ns:
             return 0
-        room = self._connections - self._count()
+        room = self._caps.connections - self._count()
         # By the pool's own count: one that is on its way from a transaction to who waits for it is open.
         most = wanted - len(self._opening) if self.open else min(wanted, 1 - len(self._opening))
         return max(0, min(most, room))
 
-    async def _open(self, generation: int) -> None:
+    async def _open(self, opener: Open[C]) -> None:
         try:
-            connection = await self._opener()
+            connection = await opener()
         except Exception as error:  # noqa: BLE001 - whatever it is, `on_failed` judges it
-            if not self._is_stopped and generation == self._generation:
+            if not self._is_stopped and opener is self._opener:
                 self._fail(error)
         else:
-            self._keep(connection, generation, self._clock.boottime_ns())
+            if opener is not self._opener:
+                self._old.add(connection)
+            self._keep(connection, self._clock.boottime_ns())
         finally:
             if (task := asyncio.current_task()) is not None:
                 self._opening.discard(task)
@@ -203,29 +195,35 @@ class Pool(Generic[C]):
         """Count every connection that the upstream may see."""
         return len(self._idle) + len(self._busy) + len(self._opening) + len(self._closing)
 
-    def _may_stay(self, connection: C, now_ns: int) -> bool:
+    def _may_stay(self, connection: C, since_ns: int) -> bool:
+        now_ns, caps = self._clock.boottime_ns(), self._caps
         expected, until_ns = self._expected
-        most = self._max_messages if now_ns >= until_ns else min(self._max_messages, expected)
-        return (
-            connection.is_usable
-            and connection.transactions < most
-            and now_ns - connection.opened_at_ns < self._max_age_ns
-        )
+        most = caps.max_messages if now_ns >= until_ns else min(caps.max_messages, expected)
+        is_young = now_ns - connection.opened_at_ns < caps.max_age_ns and now_ns - since_ns < caps.idle_ns
+        return connection.is_usable and connection.transactions < most and is_young
 
-    def _keep(self, connection: C, generation: int, since_ns: int) -> None:
-        """Take a connection of a generation in, idle since then, if it may be used again."""
-        is_one_more = len(self._idle) + len(self._busy) + len(self._closing) < self._connections
-        is_current = generation == self._generation and not self._is_stopped
-        if not (is_current and is_one_more and self._may_stay(connection, self._clock.boottime_ns())):
+    def _keep(self, connection: C, since_ns: int) -> None:
+        """Take a connection in that nobody holds, if it may be used again, and close it otherwise."""
+        has_room = len(self._idle) + len(self._busy) + len(self._closing) < self._caps.connections
+        is_current = connection not in self._old and not self._is_stopped
+        self._idle[connection] = since_ns
+        if is_current and has_room and self._may_stay(connection, since_ns):
+            self._idle = dict(sorted(self._idle.items(), key=lambda each: each[1]))
+            if self._timer is None or next(iter(self._idle)) is connection:
+                self._look()
+        else:
             self._retire(connection)
-            return
-        self._idle.append((connection, since_ns))
-        self._idle.sort(key=lambda each: each[1])
-        if self._timer is None or self._idle[0][0] is connection:
-            self._set_timer()
+
+    def _drop_idle(self) -> None:
+        """Close idle connections that may not be used again."""
+        for connection, since_ns in list(self._idle.items()):
+            if not self._may_stay(connection, since_ns):
+                self._retire(connection)
 
     def _retire(self, connection: C) -> None:
-        """Close a connection that nobody holds; it counts until it is gone."""
+        """Close an idle connection; it counts until it is gone."""
+        del self._idle[connection]
+        self._old.discard(connection)
         closing = asyncio.get_running_loop().create_task(_closed(connection))
         self._closing.add(closing)
         closing.add_done_callback(self._retired)
@@ -234,26 +232,16 @@ class Pool(Generic[C]):
         self._closing.discard(closing)
         self._on_change()
 
-    def _set_timer(self) -> None:
+    def _look(self) -> None:
+        """Look at the idle ones now, and when the first has been idle for long enough."""
+        self._drop_idle()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._idle:
-            left_ns = self._idle[0][1] + self._idle_ns - self._clock.boottime_ns()
+            left_ns = next(iter(self._idle.values())) + self._caps.idle_ns - self._clock.boottime_ns()
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0, left_ns) / SECOND_NS, self._let_go)
-
-    def _let_go(self) -> None:
-        self._timer = None
-        now_ns = self._clock.boottime_ns()
-        kept = []
-        for connection, since_ns in self._idle:
-            if connection.is_usable and now_ns - since_ns < self._idle_ns:
-                kept.append((connection, since_ns))
-            else:
-                self._retire(connection)
-        self._idle = kept
-        self._set_timer()
+            self._timer = loop.call_later(max(0, left_ns) / SECOND_NS, self._look)
 
 
 async def _closed(connection: Poolable) -> None:

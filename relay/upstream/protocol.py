@@ -10,7 +10,7 @@ Guarantees
   that came before it.
 Takes from the base class: the transport, its flow control, and the change to TLS; not its reading
 of replies, which pairs `250ok` or a leftover line with a command.
-Costs: no asyncio Task and no wait_for per command; a timeout costs an assignment.
+Costs: no asyncio Task and no wait_for per command.
 Assumes: one user at a time.
 """
 
@@ -94,9 +94,6 @@ class StrictProtocol(SMTPProtocol):
         self._is_closing = False  # 421 came: what follows it is nothing
         self._fault: Broken | None = None
         self._waiter: asyncio.Future[bool] | None = None
-        self._deadline = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
         self._writer: asyncio.WriteTransport  # once it is connected
 
     @property
@@ -112,13 +109,12 @@ class StrictProtocol(SMTPProtocol):
 
     async def reply(self, timeout_s: float) -> Reply:
         """Return the next reply that is due: the greeting, or one to a command.  Raise Farewell for 421."""
-        if not self._replies:
-            self._arm(timeout_s)
-            while not self._replies:
-                if self._fault is not None:
-                    raise self._fault
-                if not await self._wait():
-                    self._give_up(f"nothing came within {timeout_s:g} s")
+        until = self._loop.time() + timeout_s
+        while not self._replies:
+            if self._fault is not None:
+                raise self._fault
+            if not await self._wait(until):
+                self._give_up(f"nothing came within {timeout_s:g} s")
         return self._take_reply()
 
     async def command(self, line: bytes, phase: Phase, timeout_s: float) -> Reply:
@@ -135,7 +131,7 @@ class StrictProtocol(SMTPProtocol):
         if not is_one_line(b" ".join(lines)):
             raise ValueError(f"CR, LF or NUL in a command line ({self.phase})")
         self._begin(len(lines))
-        self._write(b"\r\n".join([*lines, b""]))
+        self._writer.write(b"\r\n".join([*lines, b""]))
 
     async def secure(self, context: ssl.SSLContext, host: str, timeout_s: float) -> Reply:
         """Send STARTTLS and change to TLS (RFC 3207); return the reply, refused or not.
@@ -182,7 +178,7 @@ class StrictProtocol(SMTPProtocol):
             return self._take_reply()
         self._raise_fault()
         # Crash here: without its dot, the upstream discards what it has (RFC 5321, 4.1.1.4).
-        self._write(block)
+        self._writer.write(block)
         return None
 
     async def end_of_content(self, timeout_s: float) -> Reply:
@@ -195,9 +191,9 @@ class StrictProtocol(SMTPProtocol):
         try:
             if self.is_quiet:
                 await self.command(b"QUIT", Phase.QUIT, timeout_s)
-                self._close_politely()
-                self._arm(timeout_s)
-                while self.transport is not None and await self._wait():
+                self._writer.close()
+                until = self._loop.time() + timeout_s
+                while self.transport is not None and await self._wait(until):
                     pass
         except Broken:
             pass  # it is gone already
@@ -225,16 +221,14 @@ class StrictProtocol(SMTPProtocol):
             if not self._due and not self._parser.is_empty:
                 self._take_unasked()
         except MalformedReply as error:
+            # What is said to AUTH may repeat the password, and is not shown.
+            text = "the upstream did not answer by a reply" if self.phase is Phase.AUTH else str(error)
             if not self._due:
+                text = "the upstream sent more than the replies that were due"
                 if self.phase is not Phase.EOD:
                     # What the upstream made of the dot is not asked again for noise behind its reply.
                     self._replies.clear()
-                # The noise may be the rest of what was said to AUTH, and is not shown.
-                self._fault = Garbled("the upstream sent more than the replies that were due")
-            else:
-                # What is said to AUTH may repeat the password.
-                is_shown = self.phase is not Phase.AUTH
-                self._fault = Garbled(str(error) if is_shown else "the upstream did not answer by a reply")
+            self._fault = Garbled(text)
         if self._replies or self._fault is not None:
             self._wake()
 
@@ -246,9 +240,6 @@ class StrictProtocol(SMTPProtocol):
         reason = clean(str(exc)) if exc is not None else ""
         self._lose(f"the connection was lost: {reason}" if reason else "the connection was closed")
         super().connection_lost(exc)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         self._wake()
 
     def resume_writing(self) -> None:
@@ -271,9 +262,6 @@ class StrictProtocol(SMTPProtocol):
         # Under TLS the default is 512 KiB: at 1 kB/s no progress would be seen for minutes.
         self._writer = cast("asyncio.WriteTransport", self.transport)
         self._writer.set_write_buffer_limits(high=BLOCK_BYTES)
-
-    def _write(self, octets: bytes | bytearray) -> None:
-        self._writer.write(octets)
 
     def _raise_fault(self) -> None:
         """Raise what ended the connection before anything more was sent."""
@@ -303,21 +291,15 @@ class StrictProtocol(SMTPProtocol):
                 self._give_up("sending the content took too long")
             elif not self._paused:
                 return
-            else:
-                self._arm(min(block_s, left_s))
-                if not await self._wait():
-                    before_bytes, unsent_bytes = unsent_bytes, self._writer.get_write_buffer_size()
-                    if unsent_bytes >= before_bytes:
-                        self._give_up(f"nothing could be sent for {block_s:g} s")
+            elif not await self._wait(self._loop.time() + min(block_s, left_s)):
+                before_bytes, unsent_bytes = unsent_bytes, self._writer.get_write_buffer_size()
+                if unsent_bytes >= before_bytes:
+                    self._give_up(f"nothing could be sent for {block_s:g} s")
 
     def _give_up(self, text: str) -> None:
         """End the connection as Late, unless something came in that moment."""
         if not self._replies and self._fault is None:
             self._fault = Late(text)
-
-    def _close_politely(self) -> None:
-        if self.transport is not None:
-            self.transport.close()
 
     def _take_due(self) -> None:
         """Take the replies that commands wait for; behind 421 the upstream obeys none of them."""
@@ -342,40 +324,23 @@ class StrictProtocol(SMTPProtocol):
             self._fault = Lost(text)
         self._wake()
 
-    def _wait(self) -> "asyncio.Future[bool]":
-        """Return what is False once the deadline passed, True where something happened."""
-        if self._timer is None:
-            # The timer fired while nobody waited; re-arm it.
-            self._set_timer()
+    async def _wait(self, until: float) -> bool:
+        """Return False once the loop's time has come, True where something happened before."""
         self._waiter = self._loop.create_future()
-        return self._waiter
+        timer = self._loop.call_at(until, self._ring, self._waiter)
+        try:
+            return await self._waiter
+        finally:
+            timer.cancel()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
 
-    def _arm(self, timeout_s: float) -> None:
-        """Touch the timer only if it would fire too late."""
-        self._deadline = self._loop.time() + timeout_s
-        if self._timer is None or self._timer_at > self._deadline:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._set_timer()
-
-    def _set_timer(self) -> None:
-        self._timer_at = self._deadline
-        self._timer = self._loop.call_at(self._timer_at, self._ring)
-
-    def _ring(self) -> None:
-        self._timer = None
-        if self._waiter is None or self._waiter.done():
-            return  # the next wait sets it again
-        if self._loop.time() < self._deadline:
-            self._set_timer()
-        else:
-            # Whoever was stopped (SIGSTOP) finds the timer due and a reply in the socket.  The loops run what
-            # is due before what they read: twice put off, it comes behind a look into the socket.
-            self._loop.call_soon(self._loop.call_soon, _say_late, self._waiter)
+    def _ring(self, waiter: "asyncio.Future[bool]") -> None:
+        # A process that was stopped (SIGSTOP) finds the timer due and a reply in the socket.  The loops run
+        # what is due before what they read: twice put off, it comes behind a look into the socket.
+        self._loop.call_soon(self._loop.call_soon, _say_late, waiter)
 
 
 def _say_late(waiter: "asyncio.Future[bool]") -> None:

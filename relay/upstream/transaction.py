@@ -230,10 +230,10 @@ class Exchange:
         reply = await self._protocol.end_of_content(min(self._timeouts.eod_s, self._end - self._loop.time()))
         if reply.code == 250:
             self._settle_rest(self._answer(reply))
-            return
-        self._settle_rest(self._refusal(reply))
-        self._is_in_step = False
-        await self._end_refused()
+        else:
+            self._settle_rest(self._refusal(reply))
+            self._is_in_step = False
+            await self._end_refused()
 
     async def _end_refused(self) -> None:
         """Reset the connection; where somebody bounces, by a command whose reply no other command gets.

@@ -1,17 +1,26 @@
 """Authentication: which mechanism, only once, and no secret in anything that is shown."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from relay.policy.model import Mechanism
+from relay.clock import SystemClock
+from relay.policy.model import Mechanism, Tls
+from relay.policy.oauth2 import TokenMechanism
 from relay.smtp.reply import Phase
-from relay.upstream.connection import UpstreamUnavailable
-from relay.upstream.login import choose
+from relay.smtp.sasl import BearerToken
+from relay.upstream.connection import Account, UpstreamUnavailable, open_connection
+from relay.upstream.login import AnyMechanism, choose
 from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import Script, Smarthost
 from tests.unit.upstream.sessions import account, connected
 
 USER, PASSWORD = "mjd@example.com", "s3cret & p\xe4ss"
+TOKEN_USER, TOKEN = "news,list=1@example.com", "eyJ0eXAiOiJKV1QiLCJhbGciOi.s3cret-token_~+/=="
+TOKENS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=60)
+LONG = TOKEN + 1100 * "x"
 MECHANISMS = [Mechanism.PLAIN, Mechanism.LOGIN, Mechanism.CRAM_MD5]
+BOTH_FOR_TOKENS = frozenset({"xoauth2", "oauthbearer"})
 EVERYTHING = frozenset({"plain", "login", "cram-md5", "xoauth2", "gssapi"})
 
 
@@ -28,10 +37,15 @@ EVERYTHING = frozenset({"plain", "login", "cram-md5", "xoauth2", "gssapi"})
         (frozenset({"plain"}), Mechanism.LOGIN, True, None),
         (frozenset({"xoauth2", "gssapi"}), Mechanism.AUTO, True, None),
         (frozenset(), Mechanism.AUTO, False, None),
+        (BOTH_FOR_TOKENS, TokenMechanism.AUTO, True, TokenMechanism.OAUTHBEARER),
+        (BOTH_FOR_TOKENS, TokenMechanism.XOAUTH2, True, TokenMechanism.XOAUTH2),
+        (EVERYTHING, TokenMechanism.AUTO, True, TokenMechanism.XOAUTH2),
+        (EVERYTHING, TokenMechanism.OAUTHBEARER, True, None),
+        (frozenset({"plain", "login"}), TokenMechanism.AUTO, True, None),
     ],
 )
 def test_choice(
-    offered: frozenset[str], wanted: Mechanism, is_encrypted: bool, expected: Mechanism | None
+    offered: frozenset[str], wanted: AnyMechanism, is_encrypted: bool, expected: AnyMechanism | None
 ) -> None:
     assert choose(offered, wanted, is_encrypted=is_encrypted) is expected
 
@@ -104,3 +118,52 @@ async def test_a_password_with_nul_is_not_sent() -> None:
                 pass
 
         assert host.commands == ["EHLO client.example"]
+
+
+def token_host(good: str = TOKEN) -> Smarthost:
+    return Smarthost(
+        mechanisms=["XOAUTH2", "OAUTHBEARER"],
+        is_token=lambda token: (token.name, token.token) == (TOKEN_USER, good),
+    )
+
+
+def token_account(port: int, mechanism: TokenMechanism = TokenMechanism.AUTO, token: str = TOKEN) -> Account:
+    bearer = BearerToken(TOKEN_USER, token, "127.0.0.1", port)
+    return Account(
+        "127.0.0.1", port, Tls.NONE, "client.example", user=TOKEN_USER, mechanism=mechanism, token=bearer
+    )
+
+
+@pytest.mark.parametrize("token", [TOKEN, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("mechanism", TokenMechanism)
+async def test_a_token_logs_in_by_each_mechanism(mechanism: TokenMechanism, token: str) -> None:
+    async with token_host(token) as host:
+        connection = await open_connection(token_account(host.port, mechanism, token), SystemClock())
+        assert connection.is_usable
+        await connection.close()
+
+
+@pytest.mark.parametrize("token", [TOKEN, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("mechanism", TokenMechanism)
+async def test_a_refused_token_stops(mechanism: TokenMechanism, token: str) -> None:
+    async with token_host("another") as host:
+        with pytest.raises(UpstreamUnavailable) as caught:
+            await open_connection(token_account(host.port, mechanism, token), SystemClock())
+
+    answer = caught.value.answer
+    assert (answer.verdict, answer.phase, str(answer.reply)) == (Verdict.STOP, Phase.AUTH, "535 5.7.8")
+
+
+@pytest.mark.parametrize("mechanism", ["XOAUTH2", "OAUTHBEARER"])
+async def test_a_long_token_waits_for_its_challenge(mechanism: str) -> None:
+    async with Smarthost(accounts={TOKEN_USER: LONG}, mechanisms=[mechanism]) as host:
+        await (await open_connection(token_account(host.port, token=LONG), SystemClock())).close()
+
+        assert host.sessions[0].user == TOKEN_USER
+        assert host.commands[1] == f"AUTH {mechanism}"
+
+
+@given(token=TOKENS.filter(lambda text: len(text) >= 8))
+def test_no_repr_shows_a_token(token: str) -> None:
+    assert token not in repr(BearerToken("u", token, "mail.example", 587))
+    assert token not in repr(token_account(587, token=token))
