@@ -378,18 +378,6 @@ class MessageView:
     """The sender that its upstream will see (`rewrite` of its route); empty where that is `reverse_path`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Coming:
-    """What goes next, for the page."""
-
-    first: tuple[MessageView, ...]
-    """A few, the soonest first, without recipients; behind them those of which nobody can tell."""
-    leaving: tuple[tuple[int, int], ...]
-    """Instants (wall clock) by which messages will have left, by estimate, each with how many wait then;
-    none where nobody can tell."""
-
-
-NOTHING_COMING = Coming((), ())
 _NOTHING = QueueCounts()
 
 
@@ -417,23 +405,19 @@ def public(snapshot: Snapshot) -> Snapshot:
     )
 
 
-def public_coming(coming: Coming) -> Coming:
+def public_view(view: MessageView) -> MessageView:
     """Remove mail addresses, also those that a limit or a reply names."""
-    first = tuple(
-        replace(
-            message,
-            reverse_path="",
-            rewritten_as="",
-            recipients=(),
-            message_id=None,
-            subject="",
-            client_queue_id="",
-            reason=without_addresses(message.reason),
-            held_by=without_addresses(message.held_by),
-        )
-        for message in coming.first
+    return replace(
+        view,
+        reverse_path="",
+        rewritten_as="",
+        recipients=(),
+        message_id=None,
+        subject="",
+        client_queue_id="",
+        reason=without_addresses(view.reason),
+        held_by=without_addresses(view.held_by),
     )
-    return replace(coming, first=first)
 
 
 _NULL_WHERE_EMPTY = frozenset({

@@ -6,7 +6,7 @@ at most a second or so.
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -22,12 +22,11 @@ from relay.queue.routes import Because
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView, is_mended
 from relay.spool.root.headroom import why_no_room
-from relay.status.eta import Expected, Load, Pace
+from relay.status.eta import Expected, Load, Pace, opens_ns
 from relay.status.listing import NOT_IN_POLICY, Listing
 from relay.status.plan import OverLimit, Plan, PlannedUpstream
 from relay.status.snapshot import (
     CertificateStatus,
-    Coming,
     Condition,
     DiskStatus,
     LaneStatus,
@@ -50,11 +49,9 @@ from relay.verdicts.operator_pause import OperatorPause
 _STATES = {Health.PAUSED: UpstreamState.PAUSED} | dict.fromkeys(ENDLESS, UpstreamState.STOPPED)
 DOWN = "stop: the relay is down"
 FIRST = 10
-"""Messages of `Coming`."""
+"""Messages that are shown as coming."""
 LOOKED_AT = 200
 """Of the first messages of a line, to find those."""
-STEPS = 60
-"""Parts of `Coming.leaving`: as many as a small picture can show."""
 
 
 class RecordedUpstream(NamedTuple):
@@ -134,22 +131,12 @@ class Watch:
         paces = {name: self.pace(name) for name in names}
         return Listing(self._sender.queue, paces, self._paused(), self.clock)
 
-    def coming(self) -> Coming:
-        """Return what goes next, and how the queue will drain."""
+    def coming(self) -> list[MessageView]:
+        """Return what goes next, the soonest first, without recipients; of what nobody can tell is last."""
         listing, queue = self.listing(), self._sender.queue
         near = [each for name in queue.names for each in islice(queue.line(name), LOOKED_AT)]
         views = [listing.part(each) for each in near if each.state in (State.WAITING, State.DEFERRED)]
-        first = heapq.nsmallest(FIRST, views, key=_soonest)
-        leaving: list[tuple[int, int]] = []
-        for name in queue.names:
-            load, pace = self._load(name), self.pace(name)
-            gone = 0
-            for step in range(1, STEPS + 1):
-                part = load.part(step, STEPS)
-                if part.messages > gone and (eta_ns := pace.at(part).eta_ns) is not None:
-                    leaving.append((self._wall(eta_ns), part.messages - gone))
-                    gone = part.messages
-        return Coming(tuple(first), tuple(_curve(sorted(leaving))))
+        return heapq.nsmallest(FIRST, views, key=_soonest)
 
     def plan(
         self,
@@ -177,7 +164,7 @@ class Watch:
                 mended = old is not None and is_same and is_mended(name, old, new)
                 after = self._pace_of(seen, new, limits=limits, is_mended=mended)
                 if seen.limits is not None:
-                    over += _over(name, seen.limits.limited_under(limits, new.guard_ns, 0))
+                    over += self._over(name, seen.limits.limited_under(limits, new.guard_ns, 0))
             if load.messages:
                 planned.append(self._planned(name, load, before.at(load), after.at(load)))
         return Plan(
@@ -187,6 +174,14 @@ class Watch:
             tuple(over),
             tuple(planned),
         )
+
+    def _over(self, upstream: str, limits: Iterable[Limited]) -> Iterator[OverLimit]:
+        now_ns = self.clock.boottime_ns()
+        for each in limits:
+            used = sum(weight for _, weight in each.taken)
+            if used > each.count:
+                opens_at_ns = self._wall(opens_ns(each, now_ns))
+                yield OverLimit(upstream, each.label, used, each.count, opens_at_ns)
 
     def _planned(self, name: str, load: Load, before: Expected, after: Expected) -> PlannedUpstream:
         old_ns, new_ns = (
@@ -412,15 +407,6 @@ class Watch:
         return self.clock.wall_ns() + boottime_ns - self.clock.boottime_ns()
 
 
-def _over(upstream: str, limits: Sequence[Limited]) -> list[OverLimit]:
-    used = {each.label: sum(weight for _, weight in each.shared) for each in limits}
-    return [
-        OverLimit(upstream, each.label, used[each.label], each.count)
-        for each in limits
-        if used[each.label] > each.count
-    ]
-
-
 def rest_words(seen: UpstreamView | RecordedUpstream) -> str:
     """Return what holds all mail for an upstream; nothing where it is used or proving."""
     if not seen.because:
@@ -428,22 +414,6 @@ def rest_words(seen: UpstreamView | RecordedUpstream) -> str:
     if seen.operator is not None:
         return f"operator: {seen.operator.who}"
     return f"{'stop' if seen.health in ENDLESS else 'pause'}: {seen.because}"
-
-
-def _curve(leaving: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return at most so many instants as a picture shows, each with how many are left then."""
-    leaving.sort()
-    total = sum(count for _, count in leaving)
-    steps = min(STEPS, total)
-    curve: list[tuple[int, int]] = []
-    gone = 0
-    for at_ns, count in leaving:
-        # The next step that is not drawn yet.
-        due = -(-(len(curve) + 1) * total // steps)
-        gone += count
-        if gone >= due:
-            curve += [(at_ns, total - gone)] * (gone * steps // total - len(curve))
-    return curve
 
 
 def _soonest(view: MessageView) -> float:

@@ -167,6 +167,6 @@ def a_plan() -> Plan:
             Difference("upstreams.isp.connections", "4", "5"),
             Difference("listen.max_size", "100", "50", needs_restart=True),
         ),
-        over=(OverLimit("isp", "5 messages per 60s", 8, 5),),
+        over=(OverLimit("isp", "5 messages per 60s", 8, 5, AT_NS + 42 * SECOND_NS),),
         upstreams=(PlannedUpstream("isp", 12, 14, AT_NS + 2 * minute_ns, AT_NS + 3 * minute_ns, *words),),
     )
