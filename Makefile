@@ -131,7 +131,6 @@ docs: $(TEST_READY)
 	$(RUN) -m relay explain-reply --table > docs/VERDICTS.md
 	$(RUN) -m tests.unit.policy.corpus > docs/REPLIES.md
 	$(RUN) -m tests.unit.verdicts.states_page > docs/states.md
-	$(RUN) -m tests.unit.smtp.session_page > docs/session-states.md
 	$(RUN) -m tests.unit.cli.manual_pages
 
 # Not var/: there is the spool, and with it other people's mail.

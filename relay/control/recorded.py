@@ -8,10 +8,9 @@ import contextlib
 from collections.abc import Mapping
 
 from relay.clock import Clock
-from relay.mail.age import Boots
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
-from relay.sender.state_file import Record, StateFile, account_file, boots_file
+from relay.sender.state_file import Record, StateFile, account_file
 from relay.spool.disk.durable import Disk
 from relay.status.watch import RecordedUpstream
 from relay.throttle.history import HistoryError
@@ -50,8 +49,7 @@ def recorded_pause(policy: Policy, name: str, disk: Disk, clock: Clock) -> Pause
     if kept is None:
         return None
     now_ns = clock.boottime_ns()
-    boots = Boots(clock.boot_id(), now_ns, _read(boots_file(policy, disk)))
-    return kept.moved(clock.boot_id(), now_ns, clock.wall_ns(), boots.here)
+    return kept.moved(clock.boot_id(), now_ns, clock.wall_ns())
 
 
 def record_pause(policy: Policy, name: str, asked: PauseAsked, disk: Disk, clock: Clock) -> None:

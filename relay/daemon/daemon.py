@@ -32,9 +32,10 @@ from relay.policy.differences import policy_text
 from relay.policy.model import Policy
 from relay.policy.secrets import read_password_file
 from relay.policy.source import inspected_policy, policy_bytes
-from relay.practice.account import PracticeBehaviour
+from relay.practice.account import PracticeAccount
 from relay.practice.smarthost import PracticeSmarthost
 from relay.sender.host import Host
+from relay.smtp.sasl import Credentials
 from relay.spool.disk.durable import RealDisk, doubt_about
 from relay.spool.engines import open_spool
 from relay.spool.interface import Full, Unavailable
@@ -108,14 +109,17 @@ class Daemon:
 
     async def _serve(self, relay: Assembly, listening: Listening) -> None:
         start, policy, sender, watch = self._start, self._start.policy, relay.sender, relay.watch
-        hooks = Hooks(policy, start.hostname, self._host.disk, self._telemetry)
+        hooks = Hooks(policy, start.hostname, self._telemetry)
         outcomes = OutcomeStore(str(policy.spool), policy.recent, self._host.disk, self._telemetry)
         async with contextlib.AsyncExitStack() as ends:
             if (practised := policy.practice) is not None:
                 password = read_password_file(practised.password_file)
-                behaviour = PracticeBehaviour(practised.limit, practised.cut_off_ns, keep=practised.keep)
                 practice = PracticeSmarthost(
-                    practised.address, practised.user, password, behaviour, clock=self._clock
+                    practised.address,
+                    Credentials(practised.user, password),
+                    PracticeAccount(practised.limit, practised.cut_off_ns),
+                    self._clock,
+                    keep=practised.keep,
                 )
                 await practice.start()
                 ends.push_async_callback(practice.close)
@@ -134,7 +138,7 @@ class Daemon:
             self._hear_signals()
             # Release the lock last: the control socket's name belongs to the holder of the lock.
             ends.callback(sender.close)
-            # After the last event of the sender, and while nobody else may have the notices.
+            # After the last event of the sender.
             ends.push_async_callback(hooks.close)
             ends.push_async_callback(outcomes.close)
             ends.push_async_callback(sender.finish)
@@ -150,7 +154,6 @@ class Daemon:
             except (Full, Unavailable) as trouble:
                 self._fail(trouble)
             else:
-                await hooks.start()
                 outcomes.start()
                 edits = Reload(start.path, policy, sender, watch, hooks, outcomes, self._telemetry)
                 file = PolicyWatch(start.path, start.text, edits, self._clock)

@@ -59,7 +59,7 @@ class Reload:
         live = policy.model_copy(update={key: getattr(self.started_with, key) for key in fixed})
         try:
             await self.sender.apply(live)
-            await self.hooks.use(live)
+            self.hooks.use(live)
             self.outcomes.use(live.recent)
         except Exception as error:
             # Half an edit is in force: only a restart makes it whole.

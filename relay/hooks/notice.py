@@ -1,18 +1,15 @@
-"""What a hook is told: one JSON object for each event, made of the events of the log.  Pure.
+"""What a hook is told: one JSON object for each notice, made of the events of the log.  Pure.
 
-The keys of `Notice.told` are an interface: they stay, each is always there, and null is "none".
+The keys are an interface: they stay, each is always there, and null is "none".
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from relay.mail.formats import Value
 from relay.policy.hook import HookEvent
-from relay.verdicts.decision import Fate
 
 MOST_RECIPIENTS = 50
 """In one notice; a failed message with more of them makes several."""
@@ -29,30 +26,22 @@ _EVENTS = {
     "route_down": HookEvent.ROUTE_DOWN,
     "route_restored": HookEvent.ROUTE_RESTORED,
 }
-_FATES = {Fate.BOUNCED.value: HookEvent.BOUNCED, Fate.EXPIRED.value: HookEvent.EXPIRED}
+_FATES = {"bounced": HookEvent.BOUNCED, "expired": HookEvent.EXPIRED}
 HEARD = ("delivery", *_EVENTS)
 """The events of the log of which some are told."""
-_ID = re.compile(r"notice_[0-9]{20}_[0-9a-f]{8}\Z")
 
 
 class EventHeard(NamedTuple):
-    """An event of the log that may be told."""
+    """An event of the log that is told."""
 
     event: HookEvent
     fields: Mapping[str, Value]
     at: str
 
-    @property
-    def subject(self) -> tuple[object, ...]:
-        """Return what events of one notice share."""
-        names = ("queue_id", "upstream", "reverse_path")
-        return self.event, *(self.fields.get(name) for name in names)
 
-
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(NamedTuple):
     notice_id: str
-    """The same whenever it is told, so that a receiver can drop repeats; sorts by time."""
+    """The same at each attempt, so that a receiver can drop repeats."""
     event: HookEvent
     content: bytes
     """JSON, the same octets each time: they are signed."""
@@ -63,27 +52,18 @@ def event_of(name: str, fields: Mapping[str, Value]) -> HookEvent | None:
     return _FATES.get(str(fields["status"])) if name == "delivery" else _EVENTS.get(name)
 
 
-def notice_id(at_ns: int, chance: str) -> str:
-    """`chance` is eight hexadecimal digits."""
-    return f"notice_{at_ns:020}_{chance}"
-
-
-def is_notice_id(text: str) -> bool:
-    return _ID.match(text) is not None
-
-
 def told_together(heard: Iterable[EventHeard]) -> Iterator[list[EventHeard]]:
-    """Yield the events of each notice: the failed recipients of one settlement are told as one."""
-    for subject, group in groupby(heard, key=lambda each: each.subject):
+    """Yield the events of each notice: the failed recipients of one settlement share one."""
+    for (event, *_), group in groupby(heard, key=_subject):
         events = list(group)
-        step = MOST_RECIPIENTS if subject[0] in _FATES.values() else 1
+        step = MOST_RECIPIENTS if event in _FATES.values() else 1
         yield from (events[index : index + step] for index in range(0, len(events), step))
 
 
 def notice_of(told: list[EventHeard], notice_id: str, host: str) -> Notice:
     """Return the notice of events that are told together; `host` is our own name."""
     event, fields, at = told[0]
-    is_failure = event in _FATES.values()
+    reason = fields.get("reason", fields.get("because"))
     value = {
         "event": event.value,
         "id": notice_id,
@@ -93,8 +73,8 @@ def notice_of(told: list[EventHeard], notice_id: str, host: str) -> Notice:
         "queue_id": fields.get("queue_id"),
         "message_id": fields.get("message_id"),
         "sender": fields.get("reverse_path"),
-        "recipients": [_recipient(each.fields) for each in told] if is_failure else [],
-        "reason": _cut(_reason(fields)),
+        "recipients": [_recipient(each.fields) for each in told] if event in _FATES.values() else [],
+        "reason": _cut(f"relay pause, by {fields['by']}" if "by" in fields else reason),
         "until_at": fields.get("until_at"),
         "routes": fields.get("routes"),
         "instead_of": fields.get("instead_of"),
@@ -102,17 +82,8 @@ def notice_of(told: list[EventHeard], notice_id: str, host: str) -> Notice:
     return Notice(notice_id, event, json.dumps(value).encode())
 
 
-def read_notice(content: bytes) -> Notice:
-    """Return a notice as `Notice.content` has it.  Raises ValueError for what is none of ours."""
-    value: Any = json.loads(content)
-    if not isinstance(value, dict) or not is_notice_id(str(value.get("id"))):
-        raise ValueError("not a notice")
-    return Notice(value["id"], HookEvent(str(value.get("event"))), content)
-
-
-def _reason(fields: Mapping[str, Value]) -> Value:
-    by = fields.get("by")
-    return fields.get("reason", fields.get("because")) if by is None else f"relay pause, by {by}"
+def _subject(heard: EventHeard) -> tuple[HookEvent, Value, Value]:
+    return heard.event, heard.fields.get("queue_id"), heard.fields.get("upstream")
 
 
 def _recipient(fields: Mapping[str, Value]) -> dict[str, Value]:

@@ -18,8 +18,8 @@ from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope
 from relay.smtp import replies
 from relay.smtp.commands import Refused
-from relay.smtp.sasl import Credentials, PasswordCheck, Proof
-from relay.smtp.session_machine import SessionMachine, SessionStep, Then
+from relay.smtp.sasl import Credentials, PasswordCheck
+from relay.smtp.session_machine import SessionMachine, SessionState
 
 MAX_IDLE_COMMANDS = 100
 """Commands since the last message that was taken, from which on each counts as an error (Postfix:
@@ -108,11 +108,11 @@ class ClientSession(ClientConnection):
         """Raise SessionEnd."""
         line = await self.read_line(self._command_deadline)
         try:
-            step: SessionStep | None = self._machine.take(line, is_stopping=self.is_stopping)
-            while step is not None and step.then is not Then.COMMAND:
-                step = await self._carry_out(step)
-            if step is not None:
-                self._say(step.reply)
+            reply: str | None = self._machine.take(line, is_stopping=self.is_stopping)
+            while reply is not None and not self._machine.takes_commands:
+                reply = await self._carry_out(reply)
+            if reply is not None:
+                self._say(reply)
         except Refused as refused:
             self._say(refused.reply)
         self._idle_commands += self._machine.phase not in {"rcpt", "eod"}
@@ -134,35 +134,36 @@ class ClientSession(ClientConnection):
             room.observer.refused(room.name, self._label, machine.phase, reply, machine.named_user)
             self._errors += reply[0] == "5"
 
-    async def _carry_out(self, step: SessionStep) -> SessionStep | None:
-        """Return the next step; None where no reply follows.  Raises Refused, SessionEnd."""
-        match step.then:
-            case Then.RESPONSE:
-                self._say(step.reply)
+    async def _carry_out(self, reply: str) -> str | None:
+        """Do what the state asks for; return the next reply, or None.  Raises Refused, SessionEnd."""
+        match self._machine.state:
+            case SessionState.EXCHANGE:
+                self._say(reply)
                 return self._machine.respond(await self.read_line(self._command_deadline))
-            case Then.VERIFY:
-                return await self._verify(step.proof)
-            case Then.CONTENT:
-                return SessionStep(await self._take_content(step.reply))
-            case Then.TLS:
-                return await self._secure(step.reply)
-        raise SessionEnd(step.reason, step.reply)
+            case SessionState.VERIFYING:
+                return await self._verify(self._machine.proof)
+            case SessionState.CONTENT:
+                return await self._take_content(reply)
+            case SessionState.SECURING:
+                await self._secure(reply)
+                return None
+        raise SessionEnd(self._machine.reason, reply)
 
-    async def _verify(self, proof: Proof | None) -> SessionStep:
+    async def _verify(self, proof: Credentials | None) -> str:
         room, place = self._reception, self.place
-        if not isinstance(proof, Credentials):
-            raise TypeError("a proof that was not asked for")
+        if proof is None:
+            raise AssertionError("nothing to verify")
         check = await room.guesses.judge(
             place.client.origin, lambda: room.users.verify(proof.name, proof.password)
         )
-        step = self._machine.judged(check)
+        reply = self._machine.judged(check)
         if check is PasswordCheck.RIGHT:
             room.admission.log_in(place)
             self._idle_commands = 0
             self._login = room.users.hash_of(proof.name)
-        return step
+        return reply
 
-    async def _secure(self, reply: str) -> SessionStep | None:
+    async def _secure(self, reply: str) -> None:
         """Forget what the client said before TLS (RFC 3207, 4.2)."""
         context = self._reception.tls
         if context is None:
@@ -172,7 +173,6 @@ class ClientSession(ClientConnection):
         self._say(reply)
         await self.start_tls(context)
         self._machine.secured()
-        return None
 
     async def _take_content(self, go_ahead: str) -> str:
         """Return the reply to one message.  Raises Refused, SessionEnd."""

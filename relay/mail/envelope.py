@@ -47,7 +47,7 @@ class Envelope:
     boot_id: str = field(default="", compare=False)
     """The boot of its acceptance, as the intake found it; empty where its version kept none."""
     boottime_ns: int = field(default=0, compare=False)
-    """When it was, in that boot: for its age, which no step of the wall clock changes (`relay.mail.age`)."""
+    """When it was, in that boot: within it no step of the wall clock changes its age."""
     dsn: DsnRequest = NOTHING_ASKED
     """The DSN parameters of MAIL and RCPT (RFC 3461)."""
 
@@ -55,6 +55,12 @@ class Envelope:
     def is_null(self) -> bool:
         """Whether the reverse-path is `<>`, so that nobody may be told of a failure."""
         return self.reverse_path == ""
+
+    def arrived_at_ns(self, boot_id: str, now_ns: int, wall_ns: int) -> int:
+        """Return when it came in, by boottime of a boot: exactly in its own, in another by the wall clock."""
+        if self.boot_id == boot_id:
+            return min(self.boottime_ns, now_ns)
+        return now_ns - max(0, wall_ns - self.arrival_at_ns)
 
     def tells_of(self, index: int, what: Notify) -> bool:
         """Whether the sender is to be told of this about a recipient; nobody is where it is `<>`."""

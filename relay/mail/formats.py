@@ -50,15 +50,6 @@ def span(span_ns: int) -> str:
     return "0s"
 
 
-def elapsed(span_ns: int) -> str:
-    """Return a span in one unit, rounded up: `42 s`, `57 min`, `23 h`, `6 d`."""
-    for unit, length, below in (("s", 1, 120), ("min", 60, 120), ("h", 3_600, 48)):
-        count = -(-span_ns // (length * SECOND_NS))
-        if count < below:
-            return f"{count} {unit}"
-    return f"{-(-span_ns // (86_400 * SECOND_NS))} d"
-
-
 def period(per_ns: int) -> str:
     """Return a window as a policy writes it: `90s`, `1h`, `24h`, `7d`."""
     for unit, length in _UNITS[:-1]:

@@ -6,6 +6,7 @@ from email.errors import MessageError
 from email.header import decode_header
 from encodings import normalize_encoding
 from encodings.aliases import aliases
+from itertools import pairwise
 from typing import NamedTuple
 
 HEAD_BYTES = 32 * 1024
@@ -15,6 +16,7 @@ LONGEST_MESSAGE_ID = 998
 LONGEST_SUBJECT = 200
 LONGEST_CLIENT_QUEUE_ID = 100
 _MESSAGE_ID, _SUBJECT, _RECEIVED = b"\r\nmessage-id:", b"\r\nsubject:", b"\r\nreceived:"
+_FIELD = re.compile(rb"[!-9;-~]+[ \t]*:")
 _VALUE = re.compile(rb"((?:[^\r]|\r\n[ \t])*)\r\n")
 _COMMENT = re.compile(r"\([^()]*\)")
 _ID = re.compile(r"(?:^|\s)id\s+([^\s;]+)", re.IGNORECASE)
@@ -60,22 +62,33 @@ def opened(content: bytes) -> bytes:
     return b"\r\n" + content if content.startswith((b" ", b"\t")) else content
 
 
+def parted(content: bytes) -> tuple[list[bytes], bytes]:
+    """Return the fields of the header, each with its folded lines and line ends, and what follows them.
+
+    The header ends before the first line that is no field.
+    """
+    starts: list[int] = []
+    at = 0
+    while (end := content.find(b"\r\n", at) + 2) >= 2:
+        if not (starts and content[at : at + 1] in {b" ", b"\t"}):
+            if not _FIELD.match(content, at, end):
+                break
+            starts.append(at)
+        at = end
+    return [content[start:end] for start, end in pairwise([*starts, at])], content[at:]
+
+
+def field_name(field: bytes) -> bytes:
+    """Return the name of a field in lower case."""
+    return field.partition(b":")[0].rstrip(b" \t").lower()
+
+
 def header_fields(head: bytes) -> Iterator[tuple[str, str]]:
-    """Read to an empty line or the end; names in lower case, runs of white space as one space."""
-    name, value = "", ""
-    for line in head.partition(b"\r\n\r\n")[0].split(b"\r\n"):
-        text = line.decode("utf-8", "replace")
-        if text[:1] in {" ", "\t"}:
-            value += text
-            continue
-        if name:
-            yield name, " ".join(value.split())
-        if not text:
-            return
-        name, _, value = text.partition(":")
-        name = name.strip().lower()
-    if name:
-        yield name, " ".join(value.split())
+    """Yield each field; names in lower case, runs of white space as one space.  The last may be cut."""
+    fields, rest = parted(head)
+    for field in [*fields, *([rest] if _FIELD.match(rest) else [])]:
+        value = field.partition(b":")[2].decode("utf-8", "replace")
+        yield field_name(field).decode("ascii"), " ".join(value.split())
 
 
 def message_id_of(content: bytes) -> str | None:

@@ -1,11 +1,7 @@
-"""The practice smarthost: an upstream that counts, refuses and cuts off, and delivers nothing.
+"""The practice upstream: it counts, refuses and cuts off, and delivers nothing.
 
-An owner without an account practises on it, and tests and the demo take it as their
-judge.  So that it can judge, it shares no arithmetic with the throttle.
+An owner without an account practises on it, and the demo shows it.
 
-    smarthost      the address that it listens on
-    conversation   one connection: lines and content, TLS, late replies
-    dialogue       what one client says, and what the account makes of it
-    account        when an attempt counts, what is answered, what is kept
-    witness        what was attempted, and whether any window held too much.  Pure
+    smarthost  the address that it listens on, and its connections
+    account    what it counts, and whether that is within its limit.  Pure
 """

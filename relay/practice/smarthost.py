@@ -1,46 +1,68 @@
-"""The practice smarthost: the address, and all its connections.
+"""The practice smarthost: the address, and its connections.
 
-Guarantees: one account, one limit, enforced exactly by its own clock; nothing that it
-takes goes anywhere but into the folder `keep`.
-Assumes: one event loop, the standard library's or uvloop.
+Guarantees: one account, one limit, by its own clock; what it takes goes nowhere but into the folder `keep`.
+Mail needs AUTH; lines end in CRLF, and content at CRLF.CRLF only.
+Assumes: one event loop.
+Memory: at most MOST_CONNECTIONS, each with MAX_CONTENT_BYTES.
 """
 
 import asyncio
-import random
-import ssl
+import contextlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
-from relay.clock import Clock, SystemClock
+from relay.clock import Clock
 from relay.policy.units import HostPort
-from relay.practice.account import PracticeAccount, PracticeBehaviour
-from relay.practice.conversation import PracticeSession, PracticeTerms
-from relay.practice.dialogue import TokenCheck
-from relay.smtp.sasl import Credentials
+from relay.practice.account import PracticeAccount
+from relay.smtp import replies
+from relay.smtp.sasl import Credentials, PasswordCheck
+from relay.smtp.session_machine import MailTransaction, ServerTerms, SessionMachine, SessionState
+
+HOSTNAME = "practice.invalid"
+"""RFC 6761, 6.4: a name that exists nowhere, since this host needs none."""
+MAX_LINE_BYTES = 1024 * 1024
+MAX_CONTENT_BYTES = 64 * 1024 * 1024
+MAX_RECIPIENTS = 1000
+MOST_CONNECTIONS = 50
+_TERMS = ServerTerms(
+    HOSTNAME, MAX_CONTENT_BYTES, MAX_RECIPIENTS, mechanisms=("PLAIN", "LOGIN"), has_dsn=False
+)
+
+
+class Practised(NamedTuple):
+    """A message that came to its final dot."""
+
+    at_ns: int
+    """When it counted, by the clock of the smarthost."""
+    reverse_path: str
+    recipients: tuple[str, ...]
+    reply: str
 
 
 class PracticeSmarthost:
     def __init__(
         self,
         address: HostPort,
-        user: str,
-        password: str,
-        behaviour: PracticeBehaviour,
+        credentials: Credentials,
+        account: PracticeAccount,
+        clock: Clock,
         *,
-        tls: ssl.SSLContext | None = None,
-        rng: random.Random | None = None,
-        clock: Clock | None = None,
-        is_token: TokenCheck | None = None,
+        keep: Path | None = None,
+        observer: Callable[[Practised], object] = lambda _: None,
     ) -> None:
-        """With `is_token` access tokens log in, too.  Raise OSError if the folder `keep` cannot be made.
-
-        Raises ValueError for an address that others reach without TLS.
-        """
-        if tls is None and not address.is_loopback:
-            raise ValueError(f"{address}: without TLS a practice smarthost listens on loopback only")
-        rng = rng or random.Random()  # noqa: S311 - lateness and counting, not secrets
-        account = PracticeAccount(behaviour, rng, clock or SystemClock())
-        self.ledger = account.ledger
-        self._terms = PracticeTerms(account, Credentials(user, password), tls, is_token)
+        """Make the folder `keep`.  Raises OSError; ValueError for an address that others reach."""
+        if not address.is_loopback:
+            raise ValueError(f"{address}: a practice smarthost listens on loopback only")
         self._address = address
+        self._credentials = credentials
+        self.account = account
+        self._clock = clock
+        self._keep = keep
+        self._kept = 0 if keep is None else _last_kept(keep)
+        self._observer = observer
+        self._open: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     @property
@@ -53,18 +75,96 @@ class PracticeSmarthost:
 
     async def start(self) -> None:
         """Raise OSError if the address is taken."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: PracticeSession(self._terms), self._address.host, self._address.port
+        self._server = await asyncio.start_server(
+            self._serve, self._address.host, self._address.port, limit=MAX_LINE_BYTES
         )
 
     async def close(self) -> None:
         if self._server is None:
             return
         self._server.close()
-        sessions = list(self._terms.open)
-        for session in sessions:
-            session.abort()
-        await asyncio.gather(*(session.ended for session in sessions))
+        for conversation in self._open:
+            conversation.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
         await self._server.wait_closed()
         self._server = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        conversation = asyncio.current_task()
+        if conversation is None or len(self._open) >= MOST_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._open.add(conversation)
+        try:
+            # A client that is gone, sends lines without end, or is cut off by `close` gets no reply.
+            with contextlib.suppress(EOFError, OSError, asyncio.LimitOverrunError, asyncio.CancelledError):
+                await self._converse(reader, writer)
+        finally:
+            self._open.discard(conversation)
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        machine = SessionMachine(_TERMS, self, is_trusted=False, is_private=True, is_tls=False)
+        reply = f"220 {HOSTNAME} ESMTP practice smarthost"
+        while True:
+            writer.write(f"{reply}\r\n".encode("ascii"))
+            await writer.drain()
+            if machine.state is SessionState.OVER:
+                return
+            if machine.transaction is not None and machine.state is SessionState.CONTENT:
+                transaction, content = machine.transaction, await _content(reader)
+                machine.go_on()
+                reply = self._decide(transaction, content)
+                continue
+            line = (await reader.readuntil(b"\r\n"))[:-2]
+            reply = machine.take(line) if machine.takes_commands else machine.respond(line)
+            if machine.proof is not None:
+                is_right = self._credentials.are_proven_by(machine.proof)
+                reply = machine.judged(PasswordCheck.RIGHT if is_right else PasswordCheck.WRONG)
+
+    # Asked by the machine.
+
+    def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None:  # noqa: ARG002 - any that fits
+        return None
+
+    def recipient_refusal(self, recipient: str) -> str | None:  # noqa: ARG002 - nobody is delivered to
+        return None
+
+    def _decide(self, transaction: MailTransaction, content: bytes) -> str:
+        """Count a message and return the reply to its final dot."""
+        now_ns = self._clock.boottime_ns()
+        recipients = tuple(transaction.recipients)
+        if not self.account.admit(len(recipients), now_ns):
+            reply = f"550 5.7.1 You have exceeded your sending limit of {self.account.limit.label}"
+        elif len(content) > MAX_CONTENT_BYTES:
+            reply = replies.TOO_BIG
+        else:
+            reply = self._take(content)
+        self._observer(Practised(now_ns, transaction.reverse_path, recipients, reply))
+        return reply
+
+    def _take(self, content: bytes) -> str:
+        if self._keep is not None:
+            try:
+                # Neither synced nor in a thread: nothing is promised about these files.
+                (self._keep / f"{self._kept + 1:06}.eml").write_bytes(content)
+            except OSError as error:
+                return f"452 4.3.1 Cannot keep the message: {error.strerror}"
+        self._kept += 1
+        return f"250 2.0.0 Ok: practised as {self._kept}"
+
+
+async def _content(reader: asyncio.StreamReader) -> bytes:
+    """Return content up to its final dot; of one that is too large, a little more than may be."""
+    content = bytearray()
+    while (line := await reader.readuntil(b"\r\n")) != b".\r\n":
+        if len(content) <= MAX_CONTENT_BYTES:
+            content += line.removeprefix(b".")
+    return bytes(content)
+
+
+def _last_kept(folder: Path) -> int:
+    """Make the folder, and return the highest number in it: what was kept before stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = (re.fullmatch(r"([0-9]+)\.eml", path.name) for path in folder.iterdir())
+    return max((int(name[1]) for name in names if name), default=0)

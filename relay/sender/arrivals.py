@@ -21,7 +21,6 @@ from relay.queue.queued import NO_REASON, ListedWords, Queued, State, WaitReason
 from relay.queue.queues import queue_id_of
 from relay.queue.routes import Because, Part
 from relay.queue.sorting import Sorted, Sorter
-from relay.sender.ages import Ages
 from relay.sender.attempt import which_of
 from relay.sender.report_limit import REASON, OwedReports
 from relay.sender.settling import Backlog
@@ -55,7 +54,6 @@ class Arrivals:
         trigger: TriggerPort,
         backlog: Backlog,
         policy: Policy,
-        ages: Ages,
         telemetry: Telemetry,
         *,
         owed: OwedReports,
@@ -63,7 +61,6 @@ class Arrivals:
     ) -> None:
         self._trigger = trigger
         self._queue, self._spool_thread, self._settling = backlog
-        self._ages = ages
         self._events, self._metrics, self._clock = telemetry
         self._owed = owed
         self._guard = guard
@@ -73,7 +70,6 @@ class Arrivals:
         self._queue.use(list(policy.upstreams), routes_of(policy.routes))
         self._found: Counter[str] = Counter()
         """Of the start."""
-        self._boot_ids: set[str] = set()
         self._began_ns = 0
         self.is_reading = True
         """Whether the start goes on: some of the queue is not known yet."""
@@ -87,7 +83,6 @@ class Arrivals:
     async def begin(self) -> None:
         """Claim the first of the queue: from here on mail may be sent.  Raises Full, Unavailable."""
         self._began_ns = self._clock.boottime_ns()
-        await self._ages.recall()
         await self._claim()
 
     def listen(self) -> None:
@@ -132,11 +127,8 @@ class Arrivals:
             await asyncio.wait(self._ending, timeout=END_SECONDS)
         if not page and self.is_reading:
             self.is_reading = False
-            self._ages.forget_but(self._boot_ids)
             took_ns = self._clock.boottime_ns() - self._began_ns
             self._events.recovered(counts={"queued": len(self._queue), **self._found}, duration_ns=took_ns)
-            self._boot_ids.clear()
-            self.keep_ages()
         return bool(page)
 
     async def route_forever(self) -> None:
@@ -181,18 +173,9 @@ class Arrivals:
             chore.cancel()
         await asyncio.gather(*chores, return_exceptions=True)
 
-    async def close(self) -> None:
-        self.keep_ages()
-        await self._ages.close()
-
     def let_go(self) -> None:
         """Let go of the trigger; another sender may have it from here on."""
         self._trigger.close()
-
-    def keep_ages(self, *, now: bool = True) -> None:
-        """Do as `Ages.keep`; an empty queue needs none."""
-        if len(self._queue):
-            self._ages.keep(now=now)
 
     def _pulled(self) -> None:
         self._trigger.clear()
@@ -203,7 +186,6 @@ class Arrivals:
         if envelope.boot_id == self._clock.boot_id() and envelope.boottime_ns >= self._began_ns:
             self._metrics.accepted(len(envelope.recipients))
         if self.is_reading:
-            self._boot_ids.add(envelope.boot_id)
             self._found["held"] += message.is_held
             self._found["resumed"] += 0 < len(left) < len(message.statuses)
             self._found["finished"] += not left
@@ -242,7 +224,7 @@ class Arrivals:
                 envelope.reverse_path, envelope.client, envelope.user or "", place.sorted.lane, part.rewriting
             ),
             message.shape.size_bytes,
-            self._ages.arrived_at_ns(envelope, now_ns, wall_ns),
+            envelope.arrived_at_ns(self._clock.boot_id(), now_ns, wall_ns),
             len(left),
             state,
             now_ns + wait_ns if is_deferred else 0,

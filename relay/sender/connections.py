@@ -38,7 +38,11 @@ MEANS_RETRY_NS = SECOND_NS
 
 
 class NoRoomToConnect(Exception):  # noqa: N818 - a state, not an error of ours
-    """A limit on connections leaves no room now; the throttle knows until when."""
+    """A limit on connections leaves no room now."""
+
+    def __init__(self, wait: Wait) -> None:
+        super().__init__(wait.limit_label)
+        self.wait = wait
 
 
 class Logins(Protocol):
@@ -104,7 +108,7 @@ async def _open(
 ) -> Connection:
     reservation = await throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
     if isinstance(reservation, Wait):
-        raise NoRoomToConnect(reservation.limit_label)
+        raise NoRoomToConnect(reservation)
     try:
         async with asyncio.timeout(OPENING_SECONDS):
             return await open_connection(account, clock, on_step=on_step)
@@ -125,11 +129,21 @@ def account_of(upstream: Upstream) -> tuple[object, ...]:
 class Openings:
     """What becomes of each connection that is opened: told, counted, and how long no other is tried."""
 
-    def __init__(self, upstream: str, telemetry: Telemetry, on_unavailable: Callable[[Answer], None]) -> None:
-        """`on_unavailable` is told why the upstream is of no use: none is open, or it refused us."""
+    def __init__(
+        self,
+        upstream: str,
+        telemetry: Telemetry,
+        *,
+        on_unavailable: Callable[[Answer], None],
+        on_no_room: Callable[[Wait], None],
+    ) -> None:
+        """`on_unavailable` is told why the upstream is of no use: none is open, or it refused us.
+
+        `on_no_room` is told which limit on connections leaves no room.
+        """
         self._upstream = upstream
-        self._events, self._metrics, _ = telemetry
-        self._on_unavailable = on_unavailable
+        self._events, self._metrics, self._clock = telemetry
+        self._on_unavailable, self._on_no_room = on_unavailable, on_no_room
         self.certificate_ends_at_ns: int | None = None
         """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
 
@@ -144,7 +158,8 @@ class Openings:
             case HistoryError():
                 raise error
             case NoRoomToConnect():
-                return 0  # who looks again finds out until when
+                self._on_no_room(error.wait)
+                return max(0, error.wait.until_ns - self._clock.boottime_ns())
             case UpstreamUnavailable() if is_lack_of_means(error.__cause__):
                 # The upstream had no part in it.
                 self._events.shortage(where=f"upstream {self._upstream}", error=str(error))

@@ -1,4 +1,4 @@
-"""The sender: the one holder of the spool's lock, with the queue in memory and a dispatcher per upstream.
+"""The sender: the one holder of the spool's lock, with the queue in memory and an account for each upstream.
 
 Starts by claiming what is queued; claims new mail when the trigger is pulled, and every few seconds in case a
 pull was lost.  Stopping is finishing the transactions in flight, then dying.
@@ -13,7 +13,6 @@ from relay.policy.model import Policy
 from relay.queue.lanes import Arrangement
 from relay.queue.queues import Queues
 from relay.sender.accounts import Accounts
-from relay.sender.ages import Ages
 from relay.sender.arrivals import Arrivals
 from relay.sender.attempt import keys_of
 from relay.sender.host import Host
@@ -80,12 +79,10 @@ class Sender:
         )
         self._arrange()
         backlog = Backlog(self.queue, self.spool_thread, self.settling)
-        ages = Ages(policy, host.disk, telemetry)
         self._arrivals = Arrivals(
             host.trigger(str(policy.spool), host.disk),
             backlog,
             policy,
-            ages,
             telemetry,
             owed=self.owed,
             guard=lambda chore: self.upstreams.guard(chore),  # noqa: PLW0108 - they are made later
@@ -101,7 +98,6 @@ class Sender:
             host,
             telemetry,
             on_fault=self.fail,
-            here=ages.here,
         )
 
     async def read(self) -> None:
@@ -136,7 +132,6 @@ class Sender:
             await self._arrivals.stop()
             await self.upstreams.finish()
             await self.owed.close()
-            await self._arrivals.close()
 
     def close(self) -> None:
         """Let go of the spool; another sender may have it from here on."""
@@ -220,7 +215,6 @@ class Sender:
                 # A limit's hours may have begun, or its day may be another.
                 self.upstreams.wake_all()
             await self.look()
-            self._arrivals.keep_ages(now=False)
             await self.upstreams.look_at_secrets()
             if now_ns - drafts_at_ns > 3600 * SECOND_NS:
                 drafts_at_ns = now_ns

@@ -354,7 +354,7 @@ class Settling:
         self._events.removed(queue_id=message.queue_id)
 
     def _go_on(self, attempt: Attempt, decision: Decision) -> None:
-        """Move the message on in the queue; the caller wakes the dispatchers."""
+        """Move the message on in the queue; the caller wakes the accounts."""
         queued, left = attempt.queued, decision.recipients_left
         line = self._queue.line_of(queued)
         if decision.next is Next.FINISH:

@@ -1,4 +1,4 @@
-"""A small file that carries over a restart what is known: of an account, or of the boots of a spool.
+"""A small file that carries over a restart what is known of an account.
 
 `StateFile` is the file behind the seam of an account's state: `load` and `save`.  `KeptFile` writes in the
 background: `keep` never raises and never blocks the loop, and the last record given is the one that is
@@ -15,7 +15,6 @@ from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from relay.mail.age import BootsRecord
 from relay.mail.text import clean
 from relay.policy.model import Policy
 from relay.spool.disk.durable import Disk, opened
@@ -48,7 +47,6 @@ class KeptFormat(Generic[Record]):
 
 
 PAUSE_FORMAT = KeptFormat(PauseRecord, "pauses", PauseRecord.fault)
-BOOTS_FORMAT = KeptFormat(BootsRecord, "boots", BootsRecord.fault)
 LARGEST_BYTES = 64 * 1024
 """Twice as much as the most that is remembered takes."""
 
@@ -78,10 +76,6 @@ def pause_path(policy: Policy, upstream: str) -> Path:
 
 def account_file(policy: Policy, upstream: str, disk: Disk) -> StateFile[PauseRecord]:
     return StateFile(pause_path(policy, upstream), disk, PAUSE_FORMAT)
-
-
-def boots_file(policy: Policy, disk: Disk) -> StateFile[BootsRecord]:
-    return StateFile(policy.spool / "boots", disk, BOOTS_FORMAT)
 
 
 class KeptFile(Generic[Record]):

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from relay.clock import SECOND_NS, Clock
+from relay.clock import Clock
 from relay.sender.host import THREADS, Workers
 from relay.throttle.admission import Request, TooLarge, Wait
 from relay.throttle.history import HistoryError
@@ -21,8 +21,6 @@ Returned = TypeVar("Returned")
 
 FLUSH_SECONDS = 0.2
 """How long an end may wait to be written for others that share the history."""
-HEARS_NS = SECOND_NS
-"""How often what others recorded is read, where nothing is decided: they may be dead."""
 
 
 class ThrottleThread(View):
@@ -45,7 +43,6 @@ class ThrottleThread(View):
         self.counted: dict[str, int] = {}
         """By the label of each limit, the most slots that were occupied at one instant, as of `audit`."""
         self._crowded: set[str] = set()
-        self._hears_at_ns = 0
         self._flush: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Future[None] | None = None
 
@@ -62,16 +59,6 @@ class ThrottleThread(View):
 
     async def reserve_connection(self, opening_ns: int) -> Reservation | Wait:
         return await self._call(lambda: self._throttle.reserve_connection(opening_ns))
-
-    async def hear_of_others(self) -> None:
-        """Read what other processes recorded, if memory knows any of their slots in flight.
-
-        Without it such a slot would seem taken until its deadline.  Raises HistoryError.
-        """
-        now_ns = self._clock.boottime_ns()
-        if now_ns >= self._hears_at_ns and self.has_others():
-            self._hears_at_ns = now_ns + HEARS_NS
-            await self._call(self._throttle.flush)
 
     def ended(self, reservation: Reservation) -> None:
         self._throttle.settle(reservation, self._clock.boottime_ns())

@@ -6,7 +6,6 @@ seldom as the refusal or its rule asks for.  The time of a rest is no message's 
 
 from collections.abc import Callable, Sequence
 
-from relay.mail.age import Here
 from relay.queue.routes import Availability
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.account import AccountState, Event, PauseRecord, lapsed, refused, step
@@ -26,13 +25,12 @@ class Pausing:
         keep: Callable[[PauseRecord], None],
         leaves_in_ns: Callable[[int], int | None],
         on_refused: Callable[[Answer], None],
-        here: Here,
     ) -> None:
         """`keep` is given what a restart has to know, each time that it changes.
 
         `leaves_in_ns` tells in how many nanoseconds the oldest entry that the history has within the last so
         many leaves that window; None if it has none there.  `on_refused` is told of each pause after a
-        success, `here` tells when something of another boot was.
+        success.
         """
         self.state = AccountState()
         self.is_tried = False
@@ -43,7 +41,7 @@ class Pausing:
         self._upstream = upstream
         self._events, self._metrics, self._clock = telemetry
         self._keep = keep
-        self._leaves_in_ns, self._on_refused, self._here = leaves_in_ns, on_refused, here
+        self._leaves_in_ns, self._on_refused = leaves_in_ns, on_refused
 
     @property
     def because(self) -> str:
@@ -73,7 +71,7 @@ class Pausing:
 
     def recall(self, record: PauseRecord) -> None:
         now_ns = self._clock.boottime_ns()
-        record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns(), self._here)
+        record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns())
         self._become(record.at_a_start(now_ns))
 
     def until_ns(self, now_ns: int) -> int | None:

@@ -1,4 +1,4 @@
-"""The upstreams of the policy, a dispatcher for each: made, changed by edits, retired, used again.
+"""The upstreams of the policy, an account for each: made, changed by edits, retired, used again.
 
 Guarantees: an edit drops no transaction and forgets no history; an upstream that leaves
 the policy, or gets another account, finishes what it has begun.  Each has a line of the queue of its
@@ -8,21 +8,18 @@ own (`relay.queue.queues`), which hears here of every change of its state.
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
-from relay.mail.age import Here
-from relay.mail.envelope import QueueId
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
+from relay.sender.account import Account
 from relay.sender.accounts import Accounts
-from relay.sender.attempt import Attempt
 from relay.sender.connections import Openings, account_of, open_with_slot
-from relay.sender.delivery import Consequences, Delivery, KnownUpstream
-from relay.sender.dispatcher import Departures, Dispatcher
 from relay.sender.host import Host
 from relay.sender.known_offers import KnownOffers, server_of
+from relay.sender.known_upstream import KnownUpstream
 from relay.sender.settling import Backlog
 from relay.sender.state_file import KeptFile, account_file
 from relay.sender.throttle_thread import ThrottleThread
@@ -33,13 +30,13 @@ from relay.throttle.throttle import Throttle, View
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
 from relay.verdicts.account import AccountState, PauseRecord
-from relay.verdicts.health import ENDLESS, RESTING, TABLE, Happening, Health
+from relay.verdicts.health import ENDLESS, Health
 from relay.verdicts.operator_pause import OperatorPause, PauseAsked
 from relay.verdicts.outcome import Answer
-from relay.verdicts.pauses import Paused
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Judge
 
+Opener = Callable[[], Coroutine[Any, Any, Connection]]
 GRACE_SECONDS = 60.0
 """How long transactions in flight may take at a stop; most of them then end within a second."""
 
@@ -64,14 +61,11 @@ class UpstreamView:
         return self.is_stopped or (self.operator is not None and self.operator.is_lasting)
 
     name: str
-    is_used: bool
-    """Whether mail may go through it: a route names it, or it is the first and there are no routes."""
     because: str
     """Why it rests; empty while it is used."""
     proving_after: str
     """What it rested for before it has to prove itself."""
     is_stopped: bool
-    is_proving: bool
     paused_until_ns: int
     """Boottime; without meaning while it is used."""
     health: Health
@@ -79,21 +73,11 @@ class UpstreamView:
     """The operator's pause, while it lasts."""
     is_tried: bool
     """A transaction or a refusal has shown since the start whether it works."""
-    pauses: tuple[Paused, ...]
-    """When nothing was sent."""
-    taken: int | None
-    """Recipients taken since it refused too much; None where it is trusted."""
-    connections: int
-    max_recipients: int
     connections_open: int
     connections_idle: int
-    under_way: Mapping[QueueId, tuple[int, Attempt]]
-    """When each transaction was reserved, and what it is about."""
     in_flight: int
     """Transactions, and what of them is not settled."""
     transaction_ns: int
-    suspects: frozenset[QueueId]
-    """Messages whose refusals the shield doubts."""
     limits: View
     counted: Mapping[str, int]
     """By the label of each limit, the most slots that were occupied at one instant, as of the last audit."""
@@ -101,90 +85,6 @@ class UpstreamView:
     """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
     client_certificate_ends_at_ns: int | None
     """Wall clock: when the one that it is shown ends."""
-
-    def edited(self, upstream: Upstream, *, is_other_server: bool, is_mended: bool) -> Self:
-        """Return what would be seen just behind an edit, which `Upstreams.apply` would carry out.
-
-        `limits` answer by those of before.
-        """
-        health = TABLE[self.health, Happening.EDIT] if is_mended else self.health
-        operator = self.operator
-        if health in RESTING:
-            because, until_ns = self.because, self.paused_until_ns
-        else:
-            because, until_ns = ("", 0) if operator is None else (operator.words, operator.until_ns)
-        return replace(
-            self,
-            health=health,
-            because=because,
-            paused_until_ns=until_ns,
-            is_stopped=health in ENDLESS,
-            is_proving=health is Health.PROVING,
-            connections=upstream.connections,
-            max_recipients=upstream.max_recipients,
-            connections_idle=0 if is_other_server else self.connections_idle,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamInUse:
-    """All that serves one upstream, for as long as the policy has it with this account."""
-
-    dispatcher: Dispatcher
-    departures: Departures
-    delivery: Delivery
-    openings: Openings
-    known: KnownUpstream
-    throttle: ThrottleThread
-    pool: Pool[Connection]
-    wake: Callable[[], None]
-    """Look again: mail came in, a slot opened, the policy changed."""
-
-    @property
-    def pausing(self) -> Pausing:
-        return self.known.pausing
-
-    @property
-    def in_flight(self) -> int:
-        return self.delivery.in_flight
-
-    async def stop(self, grace_seconds: float) -> None:
-        """Begin nothing more, and give what is in flight so long."""
-        await self.dispatcher.stop()
-        await self.delivery.finish(grace_seconds)
-        await self.pool.close()
-        await self.throttle.close()
-        await self.known.kept.close()
-
-    def view(self, *, is_used: bool, client_certificate_ends_at_ns: int | None) -> UpstreamView:
-        departures, delivery, pausing, pool = self.departures, self.delivery, self.known.pausing, self.pool
-        state = pausing.state
-        return UpstreamView(
-            name=departures.name,
-            is_used=is_used,
-            because=state.why,
-            proving_after=state.because if state.is_proving and not state.is_resting else "",
-            is_stopped=state.shown in ENDLESS,
-            is_proving=state.is_proving,
-            paused_until_ns=state.over_ns,
-            health=state.shown,
-            operator=state.operator,
-            is_tried=pausing.is_tried,
-            pauses=state.spans,
-            taken=state.taken,
-            connections=departures.connections,
-            max_recipients=departures.max_recipients,
-            connections_open=pool.open,
-            connections_idle=pool.idle,
-            under_way=dict(delivery.under_way),
-            in_flight=delivery.in_flight,
-            transaction_ns=delivery.transaction_ns,
-            suspects=frozenset(suspect.queue_id for suspect in self.known.shield.suspects),
-            limits=self.throttle,
-            counted=self.throttle.counted,
-            certificate_ends_at_ns=self.openings.certificate_ends_at_ns,
-            client_certificate_ends_at_ns=client_certificate_ends_at_ns,
-        )
 
 
 class Upstreams:
@@ -197,10 +97,10 @@ class Upstreams:
         telemetry: Telemetry,
         *,
         on_fault: Callable[[BaseException], None],
-        here: Here,
     ) -> None:
-        """`on_fault` is told of what must end the sender; `here` tells when something of another boot was."""
-        self.in_use: dict[str, UpstreamInUse] = {}
+        """`on_fault` is told of what must end the sender."""
+        self.in_use: dict[str, Account] = {}
+        self._openings: dict[str, Openings] = {}
         self._policy = policy
         self._accounts = accounts
         self._backlog = backlog
@@ -208,7 +108,6 @@ class Upstreams:
         self._telemetry = telemetry
         self._events, self._metrics, self._clock = telemetry
         self._on_fault = on_fault
-        self._here = here
         self._running: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -229,7 +128,7 @@ class Upstreams:
 
     def halt(self) -> None:
         for each in self.in_use.values():
-            each.dispatcher.halt()
+            each.halt()
 
     async def apply(self, policy: Policy) -> None:
         before, self._policy = self._policy, policy
@@ -282,59 +181,45 @@ class Upstreams:
     async def _add(self, name: str, upstream: Upstream, before: AccountState | None = None) -> None:
         """Use an upstream from now on; what was known of it is read before anything can change it."""
         added = self._made(name, upstream)
-        self._set(added, upstream)
+        _configure(added, upstream)
         await added.known.recall(before)
         self.in_use[name] = added
         self._note(name, added.pausing)
-        self._running[name] = asyncio.create_task(self.guard(added.dispatcher.run))
+        self._running[name] = asyncio.create_task(self.guard(added.run))
 
-    def _made(self, name: str, upstream: Upstream) -> UpstreamInUse:
+    def _made(self, name: str, upstream: Upstream) -> Account:
         throttle = self._throttle(name, upstream)
         known, backlog = self._known(name, upstream, throttle), self._backlog.of(name)
         wake = asyncio.Event()
-        openings = Openings(name, self._telemetry, known.pausing.rest)
+
+        def fail(error: BaseException) -> None:
+            # What is sent from now on could not be settled, and would be sent again.
+            account.halt()
+            self._on_fault(error)
+
+        openings = self._openings[name] = Openings(
+            name,
+            self._telemetry,
+            on_unavailable=known.pausing.rest,
+            on_no_room=lambda wait: account.no_room_to_connect(wait),  # noqa: PLW0108 - it is made later
+        )
         pool: Pool[Connection] = Pool(
-            self._opener(name, upstream, known, throttle, openings),
+            self._opener(name, upstream, known, throttle),
             self._clock,
             on_change=wake.set,
             on_failed=lambda error: openings.failed(error, is_any_open=pool.open > 0),
         )
-        _configure(pool, upstream)
-        backlog.line.on_change = wake.set
-
-        def fail(error: BaseException) -> None:
-            # What is sent from now on could not be settled, and would be sent again.
-            dispatcher.halt()
-            self._on_fault(error)
-
-        delivery = Delivery(
-            backlog,
-            Consequences(name, backlog, known, self._telemetry),
-            throttle=throttle,
-            pool=pool,
-            clock=self._clock,
-            on_free=wake.set,
-            on_fault=fail,
-        )
-        departures = Departures(
+        account = Account(
             name,
             backlog,
             known,
             throttle=throttle,
             pool=pool,
-            delivery=delivery,
-            telemetry=self._telemetry,
-        )
-        dispatcher = Dispatcher(
-            backlog,
-            departures,
-            pausing=known.pausing,
-            throttle=throttle,
-            pool=pool,
             telemetry=self._telemetry,
             wake=wake,
+            on_fault=fail,
         )
-        return UpstreamInUse(dispatcher, departures, delivery, openings, known, throttle, pool, wake.set)
+        return account
 
     def _throttle(self, name: str, upstream: Upstream) -> ThrottleThread:
         history = self._policy.history_path(name)
@@ -369,7 +254,6 @@ class Upstreams:
             keep=keep,
             leaves_in_ns=throttle.leaves_in_ns,
             on_refused=functools.partial(self._tell_cut_off, name, throttle),
-            here=self._here,
         )
         offers = KnownOffers(server_of(upstream), self._clock)
         known = KnownUpstream(Judge(()), Shield(), pausing, offers, kept)
@@ -385,17 +269,17 @@ class Upstreams:
             self._events.cut_off(upstream=name, windows=windows or "none", named=named)
 
     async def _change(self, name: str, before: Upstream, upstream: Upstream) -> None:
-        changed, upstream_changed = self.in_use[name], is_other_server(before, upstream)
-        self._set(changed, upstream)
-        known, throttle = changed.known, changed.throttle
+        changed, known = self.in_use[name], self.in_use[name].known
         known.use(rules_of(name, upstream), upstream)
+        opener = None
+        if is_other_server(before, upstream):
+            # No transaction begins on a connection opened for another account.
+            opener = self._opener(name, upstream, known, changed.throttle)
+            self._openings[name].certificate_ends_at_ns = None
         limits = with_ceilings(upstream.limits, self._policy.lanes)
-        # No transaction begins on a connection opened for another account.
-        opener = self._opener(name, upstream, known, throttle, changed.openings) if upstream_changed else None
-        _configure(changed.pool, upstream, opener)
-        if upstream_changed:
-            changed.openings.certificate_ends_at_ns = None
-        await throttle.replan(limits, upstream.guard_ns, upstream.max_transaction_ns)
+        await changed.throttle.replan(limits, upstream.guard_ns, upstream.max_transaction_ns)
+        # By the new limits: they may have room for a connection.
+        _configure(changed, upstream, opener)
         if is_mended(name, before, upstream):
             self._use_again(changed, changed.known.edited)
         changed.wake()
@@ -403,9 +287,25 @@ class Upstreams:
     def view(self, name: str) -> UpstreamView | None:
         if (each := self.in_use.get(name)) is None:
             return None
-        is_used = name in self._policy.listed_upstreams
-        ends_at_ns = self._accounts.certificates.ends_at_ns(name)
-        return each.view(is_used=is_used, client_certificate_ends_at_ns=ends_at_ns)
+        state = each.pausing.state
+        return UpstreamView(
+            name=name,
+            because=state.why,
+            proving_after=state.because if state.is_proving and not state.is_resting else "",
+            is_stopped=state.shown in ENDLESS,
+            paused_until_ns=state.over_ns,
+            health=state.shown,
+            operator=state.operator,
+            is_tried=each.pausing.is_tried,
+            connections_open=each.pool.open,
+            connections_idle=each.pool.idle,
+            in_flight=each.in_flight,
+            transaction_ns=each.transaction_ns,
+            limits=each.throttle,
+            counted=each.throttle.counted,
+            certificate_ends_at_ns=self._openings[name].certificate_ends_at_ns,
+            client_certificate_ends_at_ns=self._accounts.certificates.ends_at_ns(name),
+        )
 
     def shield(self, name: str) -> Shield | None:
         return None if (each := self.in_use.get(name)) is None else each.known.shield
@@ -439,10 +339,10 @@ class Upstreams:
         each = self.in_use.get(name)
         return "" if each is None else await each.known.kept.written()
 
-    def _use_again(self, each: UpstreamInUse, act: Callable[[], None]) -> None:
+    def _use_again(self, each: Account, act: Callable[[], None]) -> None:
         """Have an upstream used again, carefully, and trust the senders that it refused."""
         act()
-        line = self._backlog.queue.line(each.departures.name)
+        line = self._backlog.queue.line(each.name)
         for sender in line.sender_pauses.senders():
             line.trust_sender(sender, self._clock.boottime_ns())
         each.wake()
@@ -461,16 +361,16 @@ class Upstreams:
             if has_new and each.pausing.state.is_refused:
                 self._use_again(each, each.known.edited)
 
-    async def _stop(self, stopped: UpstreamInUse) -> None:
+    async def _stop(self, stopped: Account) -> None:
         """Stop an upstream for the end of this process: what is not settled then, a restart sends again."""
         await stopped.stop(GRACE_SECONDS)
-        await stopped.delivery.give_up()
+        await stopped.give_up()
 
-    def _retire(self, retired: UpstreamInUse, running: asyncio.Task[None]) -> None:
+    def _retire(self, retired: Account, running: asyncio.Task[None]) -> None:
         async def retire() -> None:
             await retired.stop(GRACE_SECONDS)
             await running
-            await retired.delivery.settled()
+            await retired.settled()
 
         retiring = asyncio.create_task(self.guard(retire))
         self._retiring.add(retiring)
@@ -482,21 +382,12 @@ class Upstreams:
         if is_in_use:
             self._backlog.queue.note(name, pausing.standing)
 
-    def _set(self, changed: UpstreamInUse, upstream: Upstream) -> None:
-        departures = changed.departures
-        departures.connections, departures.max_recipients = upstream.connections, upstream.max_recipients
-
     def _opener(
-        self,
-        name: str,
-        upstream: Upstream,
-        known: KnownUpstream,
-        throttle: ThrottleThread,
-        openings: Openings,
-    ) -> Callable[[], Coroutine[Any, Any, Connection]]:
+        self, name: str, upstream: Upstream, known: KnownUpstream, throttle: ThrottleThread
+    ) -> Opener:
         def opened(connection: Connection) -> None:
             known.offers.seen(server_of(upstream), connection)
-            openings.opened(connection)
+            self._openings[name].opened(connection)
 
         logins = self._accounts.logins(name, upstream, known.judge)
         return functools.partial(open_with_slot, throttle, logins, self._clock, opened)
@@ -513,12 +404,9 @@ class Upstreams:
         self._events.history_failed(upstream=name, error=text)
 
 
-def _configure(
-    pool: Pool[Connection],
-    upstream: Upstream,
-    opener: Callable[[], Coroutine[Any, Any, Connection]] | None = None,
-) -> None:
-    pool.configure(
+def _configure(account: Account, upstream: Upstream, opener: Opener | None = None) -> None:
+    account.connections, account.max_recipients = upstream.connections, upstream.max_recipients
+    account.pool.configure(
         connections=upstream.connections,
         max_messages=upstream.max_messages,
         max_age_ns=upstream.max_age_ns,

@@ -32,12 +32,10 @@ TLS_PIPELINED = "554 5.5.1 Nothing may follow STARTTLS before its reply"
 
 AUTHENTICATED = "235 2.7.0 Authentication successful"
 AUTH_FAILED = "535 5.7.8 User or password is wrong"
-TOKEN_REFUSED = "535 5.7.8 The access token is not valid"  # noqa: S105 - a reply
 AUTH_CANCELLED = "501 5.7.0 Authentication cancelled"
 AUTH_LATER = "454 4.7.0 Too many failed attempts, try later"
 AUTH_MALFORMED = "501 5.5.2 The response is not valid"
 AUTH_SYNTAX = "501 5.5.4 Syntax: AUTH mechanism [initial-response]"
-AUTH_SERVER_FIRST = "501 5.7.0 This mechanism takes no initial response"
 AUTH_NOT_OFFERED = "502 5.5.1 AUTH is not offered"
 AUTH_TWICE = "503 5.5.1 Already authenticated"
 AUTH_IN_TRANSACTION = "503 5.5.1 AUTH is not permitted during a transaction"

@@ -1,7 +1,8 @@
 """SASL in SMTP, from both sides (RFC 4954).  Pure.
 
-With a password: PLAIN (RFC 4616), LOGIN (draft-murchison-sasl-login) and CRAM-MD5 (RFC 2195).  With an
-access token: OAUTHBEARER (RFC 7628) and XOAUTH2 (developers.google.com, "The SASL XOAUTH2 Mechanism").
+Our servers take PLAIN (RFC 4616) and LOGIN (draft-murchison-sasl-login).  To an upstream we also speak
+CRAM-MD5 (RFC 2195), EXTERNAL, and with an access token OAUTHBEARER (RFC 7628) and XOAUTH2
+(developers.google.com, "The SASL XOAUTH2 Mechanism").
 Guarantees: nothing here keeps, logs or quotes what a client said, and no secret is in a
 `repr` or an exception.
 """
@@ -9,7 +10,6 @@ Guarantees: nothing here keeps, logs or quotes what a client said, and no secret
 import binascii
 import enum
 import hmac
-import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -26,25 +26,10 @@ class Credentials:
     name: str
     password: str
 
-    def are_proven_by(self, proof: "Proof") -> bool:
+    def are_proven_by(self, given: "Credentials") -> bool:
         """Return whether a client knew both, in a time that does not tell which one was wrong."""
-        if isinstance(proof, BearerToken):
-            return False
-        if isinstance(proof, Digest):
-            given, expected = proof.digest, _digest(self.password, proof.challenge)
-        else:
-            given, expected = proof.password, self.password
         # Not `and`: it would stop at the first difference.
-        return _same(proof.name, self.name) & _same(given, expected)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Digest:
-    """A name, and the digest of a challenge keyed by the password (RFC 2195, 2)."""
-
-    name: str
-    challenge: bytes
-    digest: str
+        return _same(given.name, self.name) & _same(given.password, self.password)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -57,9 +42,6 @@ class BearerToken:
     port: int = 0
 
 
-Proof = Credentials | Digest | BearerToken
-
-
 class PasswordCheck(enum.Enum):
     RIGHT = enum.auto()
     WRONG = enum.auto()
@@ -67,102 +49,30 @@ class PasswordCheck(enum.Enum):
     """It was not looked at: the client has to wait."""
 
 
-class MalformedProof(Refused):
-    def __init__(self) -> None:
-        super().__init__(replies.AUTH_MALFORMED)
-
-
 # The server's side.
 
-SaslExchange = Generator[bytes, bytes, Proof]
-"""Yields challenges, is sent responses, returns the proof.  Raises Refused."""
+SaslExchange = Generator[bytes, bytes, Credentials]
+"""Yields challenges, is sent responses, returns what the client knows.  Raises Refused."""
 
 
-def _plain(_nonce: str) -> SaslExchange:
+def _plain() -> SaslExchange:
     """Take `[authzid] NUL authcid NUL passwd` apart (RFC 4616, 2)."""
     parts = (yield b"").split(b"\0")
     if len(parts) != 3:
-        raise MalformedProof
-    acting_as, name, password = (_text(part) for part in parts)
+        raise Refused(replies.AUTH_MALFORMED)
+    acting_as, name, password = map(_text, parts)
     if acting_as not in {"", name}:
         # Nobody here may act as somebody else.
         raise Refused(replies.AUTH_FAILED)
     return Credentials(name, password)
 
 
-def _login(_nonce: str) -> SaslExchange:
+def _login() -> SaslExchange:
     name = _text((yield b"Username:"))
     return Credentials(name, _text((yield b"Password:")))
 
 
-def _cram_md5(nonce: str) -> SaslExchange:
-    challenge = f"<{nonce}>".encode("ascii")
-    name, _, digest = _text((yield challenge)).rpartition(" ")
-    return Digest(name, challenge, digest)
-
-
-EXCHANGES: dict[str, Callable[[str], SaslExchange]] = {
-    "PLAIN": _plain,
-    "LOGIN": _login,
-    "CRAM-MD5": _cram_md5,
-}
-"""By name.  Each takes a nonce, which only CRAM-MD5 uses."""
-
-
-def _xoauth2(_nonce: str) -> SaslExchange:
-    """Take `user=NAME SOH auth=Bearer TOKEN SOH SOH` apart."""
-    fields = _fields((yield b""))
-    return BearerToken(fields.get("user", ""), _bearer(fields))
-
-
-def _oauthbearer(_nonce: str) -> SaslExchange:
-    """Take `n,a=NAME, SOH host=… SOH port=… SOH auth=Bearer TOKEN SOH SOH` apart (RFC 7628, 3.1)."""
-    header, separator, rest = (yield b"").partition(b"\1")
-    flag, _, name = _text(header).partition(",a=")
-    if not separator or flag not in {"n", "y"} or not name.endswith(","):
-        raise MalformedProof
-    fields = _fields(rest)
-    port = fields.get("port", "0")
-    if not (port.isascii() and port.isdecimal() and len(port) <= 5):
-        raise MalformedProof
-    # RFC 5801, 4: a comma and an equals sign are written in hexadecimal.
-    name = name.removesuffix(",").replace("=2C", ",").replace("=3D", "=")
-    return BearerToken(name, _bearer(fields), fields.get("host", ""), int(port))
-
-
-def _fields(text: bytes) -> dict[str, str]:
-    """Return what `KEY=VALUE SOH`, one behind the other, and a last SOH say.  Raises MalformedProof."""
-    if not text.endswith(b"\1\1"):
-        raise MalformedProof
-    pairs = [_text(part).partition("=") for part in text[:-2].split(b"\1")]
-    fields = {key: value for key, separator, value in pairs if separator}
-    if len(fields) != len(pairs):
-        raise MalformedProof
-    return fields
-
-
-def _bearer(fields: dict[str, str]) -> str:
-    scheme, _, token = fields.get("auth", "").partition(" ")
-    if scheme.lower() != "bearer" or not token:
-        raise MalformedProof
-    return token
-
-
-TOKEN_EXCHANGES: dict[str, Callable[[str], SaslExchange]] = {
-    "XOAUTH2": _xoauth2,
-    "OAUTHBEARER": _oauthbearer,
-}
-"""As `EXCHANGES`, with an access token."""
-
-
-def token_refusal() -> SaslExchange:
-    """Explain a refused token to its client, who has to answer before the refusal (RFC 7628, 3.2.3)."""
-    yield json.dumps({"status": "invalid_token", "schemes": "bearer", "scope": "smtp"}).encode()
-    raise Refused(replies.TOKEN_REFUSED)
-
-
-SERVER_FIRST = frozenset({"CRAM-MD5"})
-"""Mechanisms in which an initial response is an error (RFC 4954, 4)."""
+EXCHANGES: dict[str, Callable[[], SaslExchange]] = {"PLAIN": _plain, "LOGIN": _login}
 
 
 def encode_challenge(challenge: bytes) -> str:
@@ -246,13 +156,10 @@ def _token_responses(mechanism: str, token: BearerToken) -> ClientResponses:
 
 def _keyed(password: str, challenge: str) -> str:
     try:
-        return _digest(password, b64decode(challenge))
+        decoded = b64decode(challenge)
     except ValueError:
         raise ValueError("the CRAM-MD5 challenge is not base64") from None
-
-
-def _digest(password: str, challenge: bytes) -> str:
-    return hmac.new(password.encode("utf-8"), challenge, "md5").hexdigest()
+    return hmac.new(password.encode("utf-8"), decoded, "md5").hexdigest()
 
 
 def _encode(text: str) -> bytes:
@@ -267,4 +174,4 @@ def _text(part: bytes) -> str:
     try:
         return part.decode("utf-8")
     except UnicodeDecodeError:
-        raise MalformedProof from None
+        raise Refused(replies.AUTH_MALFORMED) from None

@@ -13,15 +13,15 @@
 
 `TABLE` says what each command does in the four states that take commands.  Before it come the
 rules that depend on who the client is (`_check`), behind it the grammar of the argument.
-Guarantees: one `SessionStep` for each line, with one reply; a refused command changes nothing; nobody
+Guarantees: one reply for each line; a refused command changes nothing; nobody
 gets to CONTENT who may not relay; after TLS begins, nothing said before it counts (RFC 3207, 4.2).
-Assumes: the owner does what `SessionStep.then` says before it comes again.
+Assumes: the owner does what the state after a line asks for before it comes again.
 """
 
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Protocol
 
 from relay.mail.dsn import DsnRequest, RecipientRequest, Ret, asked_of
 from relay.smtp import replies
@@ -29,16 +29,11 @@ from relay.smtp.commands import Refused, SmtpVerb, parse_host_name, parse_mail, 
 from relay.smtp.extensions import offer
 from relay.smtp.sasl import (
     EXCHANGES,
-    SERVER_FIRST,
-    TOKEN_EXCHANGES,
-    BearerToken,
-    MalformedProof,
+    Credentials,
     PasswordCheck,
-    Proof,
     SaslExchange,
     decode_response,
     encode_challenge,
-    token_refusal,
 )
 
 MAX_ATTEMPTS = 3
@@ -48,10 +43,6 @@ MAX_ATTEMPTS = 3
 # be read as commands (Postfix: smtpd_forbidden_commands).
 _WEB_VERBS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 _NO_ARGUMENT = frozenset({SmtpVerb.RSET, SmtpVerb.QUIT, SmtpVerb.STARTTLS, SmtpVerb.DATA})
-_BEFORE_TLS = frozenset(
-    {SmtpVerb.EHLO, SmtpVerb.HELO, SmtpVerb.STARTTLS, SmtpVerb.NOOP, SmtpVerb.RSET, SmtpVerb.QUIT}
-)
-"""What RFC 3207, 4 has a server take that insists on TLS."""
 
 
 class SessionState(enum.IntEnum):
@@ -69,28 +60,6 @@ class SessionState(enum.IntEnum):
 
 
 GREETED, READY, SENDER, RECIPIENTS, EXCHANGE, VERIFYING, SECURING, CONTENT, OVER = SessionState
-
-
-class Then(enum.Enum):
-    """What the owner does once it has sent the reply of a step."""
-
-    COMMAND = enum.auto()
-    RESPONSE = enum.auto()
-    """Read a response, and tell `respond`."""
-    VERIFY = enum.auto()
-    """There is no reply yet: judge `SessionStep.proof`."""
-    TLS = enum.auto()
-    CONTENT = enum.auto()
-    END = enum.auto()
-    """Close the connection."""
-
-
-class SessionStep(NamedTuple):
-    reply: str
-    then: Then = Then.COMMAND
-    reason: str = ""
-    """Of an END: quit, refused, errors or shutdown."""
-    proof: Proof | None = None
 
 
 @dataclass(slots=True)
@@ -124,12 +93,6 @@ class ServerTerms:
     mechanisms: tuple[str, ...] = ()
     """Of AUTH, as `sasl` names them; none where nobody can log in."""
     has_starttls: bool = False
-    is_strict: bool = False
-    """As a careful upstream: TLS before everything where it is offered, AUTH before DATA is looked at,
-    a path in its brackets and no space before it, recipients counted as often as they are named, and a
-    proof that is malformed is a wrong one."""
-    nonce: Callable[[], str] = lambda: ""
-    """Anew for each CRAM-MD5 challenge."""
     has_dsn: bool = True
     """DSN (RFC 3461) is announced, and its parameters are taken."""
 
@@ -161,30 +124,23 @@ TABLE: dict[str, tuple[SessionState | str, ...]] = {
 }
 """For each command, in GREETED, READY, SENDER and RECIPIENTS: the state after it, or the refusal."""
 
-FIXED: dict[str, SessionStep] = {
-    SmtpVerb.STARTTLS: SessionStep(replies.TLS_READY, Then.TLS),
-    SmtpVerb.DATA: SessionStep(replies.GO_AHEAD, Then.CONTENT),
-    SmtpVerb.RSET: SessionStep(replies.OK),
-    SmtpVerb.NOOP: SessionStep(replies.OK),
-    SmtpVerb.HELP: SessionStep(replies.HELP),
+FIXED: dict[str, str] = {
+    SmtpVerb.STARTTLS: replies.TLS_READY,
+    SmtpVerb.DATA: replies.GO_AHEAD,
+    SmtpVerb.RSET: replies.OK,
+    SmtpVerb.NOOP: replies.OK,
+    SmtpVerb.HELP: replies.HELP,
     # RFC 5321, 7.3: the same whatever is asked.
-    SmtpVerb.VRFY: SessionStep(replies.CANNOT_VERIFY),
-    SmtpVerb.QUIT: SessionStep(replies.BYE, Then.END, "quit"),
+    SmtpVerb.VRFY: replies.CANNOT_VERIFY,
+    SmtpVerb.QUIT: replies.BYE,
 }
-"""What an accepted command comes to, where its argument does not matter."""
+"""The reply to an accepted command whose argument does not matter."""
 
 ANSWERED_AT_A_STOP = frozenset({SmtpVerb.EHLO, SmtpVerb.HELO, SmtpVerb.QUIT})
 """What is obeyed as ever while the server stops.  Some clients take any refusal of EHLO for one of the
 message for good (dma: it bounces, or drops it); the MAIL behind it is the command to refuse."""
 
-_AFTER_RESPONSE = {
-    Then.RESPONSE: EXCHANGE,
-    Then.VERIFY: VERIFYING,
-    Then.COMMAND: READY,
-}
 _WITHOUT_TRANSACTION = frozenset({GREETED, READY, OVER})
-_SENDER_OK = SessionStep(replies.SENDER_OK)
-_RECIPIENT_OK = SessionStep(replies.RECIPIENT_OK)
 
 
 class SessionMachine:
@@ -209,7 +165,10 @@ class SessionMachine:
         self._attempts = 0
         self._exchange: SaslExchange | None = None
         self._claimed = ""
-        self._explains_refusal = False
+        self.proof: Credentials | None = None
+        """What the client says that it knows, in VERIFYING."""
+        self.reason = ""
+        """Of the end, in OVER: quit, refused, errors or shutdown."""
 
     @property
     def named_user(self) -> str | None:
@@ -226,8 +185,15 @@ class SessionMachine:
             smtputf8=smtputf8,
         )
 
-    def take(self, line: bytes, *, is_stopping: bool = False) -> SessionStep:
-        """Obey one command line, given without its CRLF; of a server that stops, few of them."""
+    @property
+    def takes_commands(self) -> bool:
+        return self.state <= RECIPIENTS
+
+    def take(self, line: bytes, *, is_stopping: bool = False) -> str:
+        """Obey one command line, given without its CRLF; of a server that stops, few of them.
+
+        Return the reply, which is empty in VERIFYING.
+        """
         before = self.state
         if before > RECIPIENTS:
             raise _out_of_order("a command", before)
@@ -238,47 +204,48 @@ class SessionMachine:
         if is_stopping and name not in ANSWERED_AT_A_STOP:
             return self._end(replies.CLOSING, "shutdown")
         if row is None:
-            return self._unknown(name)
+            return self._end(replies.NOT_SMTP, "refused") if name in _WEB_VERBS else replies.UNKNOWN_COMMAND
         try:
             self._check(name, argument)
             after = row[before]
             if isinstance(after, str):
-                return SessionStep(after)
-            step = FIXED.get(name) or self._ACTIONS[name](self, argument)
+                return after
+            reply = FIXED.get(name) or self._ACTIONS[name](self, argument)
         except Refused as refused:
-            return SessionStep(refused.reply)
-        self.state = VERIFYING if step.then is Then.VERIFY else after
+            return refused.reply
+        self.state = VERIFYING if self.proof is not None else after
         if after in _WITHOUT_TRANSACTION:
             self.transaction = None
-        return step
+        if after is OVER:
+            self.reason = "quit"
+        return reply
 
-    def respond(self, line: bytes) -> SessionStep:
+    def respond(self, line: bytes) -> str:
+        """Take a response of AUTH; return the reply, which is empty in VERIFYING."""
         if self.state is not EXCHANGE or self._exchange is None:
             raise _out_of_order("a response", self.state)
         try:
-            step = self._advance(self._exchange, line)
+            reply = self._advance(self._exchange, line)
         except Refused as refused:
-            step = SessionStep(refused.reply)
-        self.state = _AFTER_RESPONSE[step.then]
-        return step
+            self.state = READY
+            return refused.reply
+        self.state = EXCHANGE if self.proof is None else VERIFYING
+        return reply
 
-    def judged(self, check: PasswordCheck) -> SessionStep:
+    def judged(self, check: PasswordCheck) -> str:
         if self.state is not VERIFYING:
             raise _out_of_order("a judgement", self.state)
-        self.state = READY
+        self.state, self.proof = READY, None
         match check:
             case PasswordCheck.RIGHT:
                 self.user = self._claimed
-                return SessionStep(replies.AUTHENTICATED)
+                return replies.AUTHENTICATED
             case PasswordCheck.LATER:
-                return SessionStep(replies.AUTH_LATER)
+                return replies.AUTH_LATER
         self._attempts += 1
         if self._attempts >= MAX_ATTEMPTS:
             return self._end(replies.TOO_MANY_ATTEMPTS, "errors")
-        if self._explains_refusal:
-            self._exchange, self.state = token_refusal(), EXCHANGE
-            return SessionStep(encode_challenge(next(self._exchange)), Then.RESPONSE)
-        return SessionStep(replies.AUTH_FAILED)
+        return replies.AUTH_FAILED
 
     def secured(self) -> None:
         if self.state is not SECURING:
@@ -294,14 +261,9 @@ class SessionMachine:
             self.state = GREETED if self.helo is None else READY
             self.transaction = None
 
-    def _unknown(self, verb: str) -> SessionStep:
-        if verb in _WEB_VERBS:
-            return self._end(replies.NOT_SMTP, "refused")
-        return SessionStep(replies.UNKNOWN_COMMAND)
-
-    def _end(self, reply: str, reason: str) -> SessionStep:
-        self.state, self.transaction = OVER, None
-        return SessionStep(reply, Then.END, reason)
+    def _end(self, reply: str, reason: str) -> str:
+        self.state, self.transaction, self.reason = OVER, None, reason
+        return reply
 
     # The rules that depend on who the client is.
 
@@ -318,11 +280,6 @@ class SessionMachine:
     def _check(self, verb: str, argument: str | None) -> None:
         if argument is not None and verb in _NO_ARGUMENT:
             raise Refused(replies.NO_ARGUMENT_ALLOWED)
-        if self._terms.is_strict:
-            if self._terms.has_starttls and not self.is_tls and verb not in _BEFORE_TLS:
-                raise Refused(replies.NEEDS_TLS_THEN_AUTH)
-            if verb == SmtpVerb.DATA:
-                self._check_may_relay()
         check = self._CHECKS.get(verb)
         if check is not None:
             check(self)
@@ -362,11 +319,11 @@ class SessionMachine:
 
     # What an accepted command does.
 
-    def _helo(self, argument: str | None) -> SessionStep:
+    def _helo(self, argument: str | None) -> str:
         self.helo, self.is_extended = parse_host_name(argument), False
-        return SessionStep(f"250 {self._terms.hostname}")
+        return f"250 {self._terms.hostname}"
 
-    def _ehlo(self, argument: str | None) -> SessionStep:
+    def _ehlo(self, argument: str | None) -> str:
         self.helo, self.is_extended = parse_host_name(argument), True
         offered = offer(
             self._terms.max_size_bytes,
@@ -374,43 +331,34 @@ class SessionMachine:
             mechanisms=self._terms.mechanisms if self._offers_auth else (),
             dsn=self._terms.has_dsn,
         )
-        return SessionStep(replies.ehlo(self._terms.hostname, offered))
+        return replies.ehlo(self._terms.hostname, offered)
 
-    def _auth(self, argument: str | None) -> SessionStep:
+    def _auth(self, argument: str | None) -> str:
         if argument is None:
             raise Refused(replies.AUTH_SYNTAX)
         name, _, initial = argument.partition(" ")
         name = name.upper()
         if name not in self._terms.mechanisms:
             raise Refused(replies.auth_unknown(self._terms.mechanisms))
-        if initial and name in SERVER_FIRST:
-            raise Refused(replies.AUTH_SERVER_FIRST)
-        exchange = (EXCHANGES | TOKEN_EXCHANGES)[name](self._terms.nonce())
+        exchange = EXCHANGES[name]()
         challenge = next(exchange)
         if initial:
             return self._advance(exchange, initial.encode("utf-8", "surrogateescape"))
         self._exchange = exchange
-        return SessionStep(encode_challenge(challenge), Then.RESPONSE)
+        return encode_challenge(challenge)
 
-    def _advance(self, exchange: SaslExchange, line: bytes) -> SessionStep:
+    def _advance(self, exchange: SaslExchange, line: bytes) -> str:
         self._exchange = None
         try:
             challenge = exchange.send(decode_response(line))
         except StopIteration as end:
-            proof: Proof = end.value
-            self._claimed = proof.name
-            self._explains_refusal = isinstance(proof, BearerToken)
-            return SessionStep("", Then.VERIFY, proof=proof)
-        except MalformedProof:
-            if self._terms.is_strict:
-                raise Refused(replies.AUTH_FAILED) from None
-            raise
+            proof: Credentials = end.value
+            self.proof, self._claimed = proof, proof.name
+            return ""
         self._exchange = exchange
-        return SessionStep(encode_challenge(challenge), Then.RESPONSE)
+        return encode_challenge(challenge)
 
-    def _mail(self, argument: str | None) -> SessionStep:
-        if self._terms.is_strict and argument is not None and argument[5:6] != "<":
-            raise Refused(replies.MAIL_SYNTAX)
+    def _mail(self, argument: str | None) -> str:
         mail = parse_mail(argument, has_dsn=self._takes_dsn)
         if mail.size_bytes > self._terms.max_size_bytes:
             raise Refused(replies.TOO_BIG)
@@ -419,19 +367,17 @@ class SessionMachine:
         self.transaction = MailTransaction(
             mail.reverse_path, mail.smtputf8, mail.eight_bit, ret=mail.ret, envid=mail.envid
         )
-        return _SENDER_OK
+        return replies.SENDER_OK
 
-    def _rcpt(self, argument: str | None) -> SessionStep:
+    def _rcpt(self, argument: str | None) -> str:
         transaction, terms = self.transaction, self._terms
         if transaction is None:
             raise AssertionError("a recipient without a transaction")
-        if terms.is_strict and argument is not None and argument[3:4] != "<":
-            raise Refused(replies.RCPT_SYNTAX)
         rcpt = parse_rcpt(argument, smtputf8=transaction.smtputf8, has_dsn=self._takes_dsn)
         recipient = rcpt.recipient
-        if (before := transaction.named.get(recipient)) is not None and not terms.is_strict:
+        if (before := transaction.named.get(recipient)) is not None:
             transaction.asked[before] = transaction.asked[before].joined(rcpt.asked)
-            return _RECIPIENT_OK
+            return replies.RECIPIENT_OK
         if len(transaction.recipients) >= terms.max_recipients:
             raise Refused(replies.TOO_MANY_RECIPIENTS)
         if (refusal := self._owner.recipient_refusal(recipient)) is not None:
@@ -439,9 +385,9 @@ class SessionMachine:
         transaction.recipients.append(recipient)
         transaction.asked.append(rcpt.asked)
         transaction.named.setdefault(recipient, len(transaction.named))
-        return _RECIPIENT_OK
+        return replies.RECIPIENT_OK
 
-    _ACTIONS: ClassVar[dict[str, Callable[["SessionMachine", str | None], SessionStep]]] = {
+    _ACTIONS: ClassVar[dict[str, Callable[["SessionMachine", str | None], str]]] = {
         SmtpVerb.HELO: _helo,
         SmtpVerb.EHLO: _ehlo,
         SmtpVerb.AUTH: _auth,

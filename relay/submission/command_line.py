@@ -6,19 +6,15 @@ getopt(3) has it, until `--`.  The list is that of Postfix' sendmail(1).
 """
 
 import enum
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from getopt import GetoptError, gnu_getopt
 from pathlib import Path
 
 from relay.mail.dsn import MalformedDsn, Notify, Ret, encode_xtext, parse_envid, parse_notify, parse_ret
 
-_FLAGS = frozenset("imntvGIU")
-_VALUED = frozenset("ABCFLNORVXbefhopr")
-_OPTIONAL = frozenset("q")
-"""Their value is what follows in the same word, if anything."""
-_RECIPIENT = ""
-_LONG = ("policy", "spool")
+_SHORT = "imntvGIUq" + "".join(f"{letter}:" for letter in "ABCFLNORVXbefhopr")
+_LONG = ["policy=", "spool="]
 
 
 class WrongUsage(Exception):  # noqa: N818 - it is what the caller wrote
@@ -56,10 +52,20 @@ class SendmailCall:
 def parse_call(words: Sequence[str]) -> SendmailCall:
     """Raise WrongUsage."""
     call = SendmailCall()
-    for name, value in _options(words):
-        if (effect := _EFFECTS.get(name)) is not None:
+    try:
+        options, call.recipients = gnu_getopt(_without_optional_values(words), _SHORT, _LONG)
+    except GetoptError as error:
+        raise WrongUsage(str(error)) from None
+    for name, value in options:
+        if (effect := _EFFECTS.get(name.lstrip("-"))) is not None:
             effect(call, value)
     return call
+
+
+def _without_optional_values(words: Sequence[str]) -> list[str]:
+    """Drop the value of each `-q`, which is what follows in the same word: getopt knows none such."""
+    end = list(words).index("--") if "--" in words else len(words)
+    return [*("-q" if word.startswith("-q") else word for word in words[:end]), *words[end:]]
 
 
 def _ends_at_dot(call: SendmailCall, value: str) -> None:
@@ -74,7 +80,6 @@ def _dsn(parse: Callable[[str], object], option: str, value: str) -> object:
 
 
 _EFFECTS: dict[str, Callable[[SendmailCall, str], None]] = {
-    _RECIPIENT: lambda call, value: call.recipients.append(value),
     "t": lambda call, _: setattr(call, "takes_header", True),
     "i": lambda call, _: _ends_at_dot(call, "i"),
     "o": _ends_at_dot,
@@ -99,40 +104,3 @@ def _mode(value: str) -> Mode:
         return Mode(value)
     except ValueError:
         raise WrongUsage(f"-b{value} is not known") from None
-
-
-def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each option and its value; a recipient as an option without a name."""
-    left = deque(words)
-    while left:
-        word = left.popleft()
-        if word == "--":
-            yield from ((_RECIPIENT, each) for each in left)
-            return
-        if word.startswith("--"):
-            name, is_given, value = word[2:].partition("=")
-            if name not in _LONG:
-                raise WrongUsage(f"{word} is not known")
-            yield name, value if is_given else _next(left, word)
-        elif len(word) > 1 and word.startswith("-"):
-            yield from _letters(word[1:], left)
-        else:
-            yield _RECIPIENT, word
-
-
-def _letters(letters: str, left: deque[str]) -> Iterator[tuple[str, str]]:
-    while letters:
-        letter, letters = letters[0], letters[1:]
-        if letter in _FLAGS:
-            yield letter, ""
-            continue
-        if letter not in _VALUED | _OPTIONAL:
-            raise WrongUsage(f"-{letter} is not known")
-        yield letter, letters or ("" if letter in _OPTIONAL else _next(left, f"-{letter}"))
-        return
-
-
-def _next(left: deque[str], option: str) -> str:
-    if not left:
-        raise WrongUsage(f"{option} needs a value")
-    return left.popleft()

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import format_datetime, formataddr
-from itertools import chain, pairwise
+from itertools import chain
 
 from relay.mail.dsn import Notify, Ret
-from relay.mail.header import MAILBOX_LINE, header_fields, opened
+from relay.mail.header import MAILBOX_LINE, field_name, header_fields, opened, parted
 from relay.submission.addresses import NotAnAddress, addresses_in
 
 _NEWLINE = re.compile(rb"\r\n|\r|\n")
-_FIELD = re.compile(rb"([!-9;-~]+)[ \t]*:")
 _TO, _RESENT = ("to", "cc", "bcc"), ("resent-to", "resent-cc", "resent-bcc")
 _NEVER_SENT = {b"bcc", b"resent-bcc"}
 _RETURN_PATH, _DELIVERED_TO = b"return-path", b"delivered-to"
@@ -73,7 +72,7 @@ def delivered(head: bytes, author: Author, choice: EnvelopeSource) -> Submission
     The Return-Path and the first Delivered-To on top are the envelope, and go; the same lines further down
     are another's, and stay.  Raises NotAnAddress also for an envelope that neither they nor the caller tell.
     """
-    fields, rest = _parted(head)
+    fields, rest = parted(opened(head))
     on_top, fields = _on_top(fields)
     if author.sender is None:
         if _RETURN_PATH not in on_top:
@@ -93,7 +92,7 @@ def _on_top(fields: Sequence[bytes]) -> tuple[dict[bytes, str], list[bytes]]:
     found: dict[bytes, str] = {}
     kept: list[bytes] = []
     for number, field in enumerate(fields):
-        name = _name(field)
+        name = field_name(field)
         if name not in _ON_TOP:
             return found, [*kept, *fields[number:]]
         if name in {_RETURN_PATH, _DELIVERED_TO} and name not in found:
@@ -122,14 +121,14 @@ def submitted(
     Without `completes` nothing is added.
     """
     crlf = CrlfLines()
-    fields, rest = _parted(crlf.add(text) + crlf.finish())
+    fields, rest = parted(opened(crlf.add(text) + crlf.finish()))
     named = list(header_fields(b"".join(fields)))
     recipients = [addresses_in(each, author.hostname) for each in argv]
     if takes_header:
         recipients += [addresses_in(each, author.hostname) for each in _recipients_of(named)]
     own_address = addresses_in(author.user, author.hostname)[0]
     reverse_path = own_address if author.sender is None else _reverse_path(author.sender, author.hostname)
-    kept = [each for each in fields if _name(each) not in _NEVER_SENT]
+    kept = [each for each in fields if field_name(each) not in _NEVER_SENT]
     added = _missing({name for name, _ in named}, author, reverse_path or own_address) if completes else []
     empty_line = b"\r\n" if completes and not rest.startswith(b"\r\n") else b""
     content = b"".join([*added, *kept, empty_line, rest])
@@ -183,23 +182,3 @@ def _reverse_path(text: str, hostname: str) -> str:
     if len(found) != 1:
         raise NotAnAddress(f"{text}: is not one address")
     return found[0]
-
-
-def _parted(content: bytes) -> tuple[list[bytes], bytes]:
-    """Return the fields of the header, each with its folded lines, and what follows them."""
-    content = opened(content)
-    starts: list[int] = []
-    at = 0
-    while at < len(content):
-        end = content.find(b"\r\n", at) + 2
-        if not (starts and content[at : at + 1] in {b" ", b"\t"}):
-            if not _FIELD.match(content, at, end):
-                break
-            starts.append(at)
-        at = end
-    return [content[start:end] for start, end in pairwise([*starts, at])], content[at:]
-
-
-def _name(field: bytes) -> bytes:
-    found = _FIELD.match(field)
-    return found[1].lower() if found else b""

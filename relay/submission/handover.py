@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from relay.mail.dsn import NO_REQUEST, RecipientRequest
 from relay.policy.model import Listen, Policy, Tls
@@ -113,15 +113,6 @@ def _terms_of(policy: Policy) -> Listen:
     return _reachable(policy) or policy.listen[0]
 
 
-class ContentRest(Protocol):
-    """What follows a head that is in memory: read anew for each call of `pieces`."""
-
-    size_bytes: int
-    eight_bit: bool
-
-    def pieces(self) -> Iterable[bytes]: ...
-
-
 class Handover:
     """One session, for any number of messages."""
 
@@ -134,18 +125,16 @@ class Handover:
         # A relay that runs may be an older one than this.
         self._has_dsn = extensions_of(self._say(f"EHLO {hostname}".encode(), _GREETING)).dsn
 
-    def give(self, submission: Submission, rest: ContentRest | None = None) -> str:
+    def give(self, submission: Submission, rest: Iterable[bytes] | None = None) -> str:
         """Return the last reply, which names the queue id.  Raises Refusal: the session may go on.
 
-        `rest` follows the submission's content, in pieces.  What its pieces raise is raised, before the final
-        dot: the caller closes the connection then, and nothing is queued.
+        `rest` follows the submission's content, in pieces.  What its iterator raises is raised, before the
+        final dot: the caller closes the connection then, and nothing is queued.
         """
-        eight_bit = not submission.content.isascii() or (rest is not None and rest.eight_bit)
-        size_bytes = len(submission.content) + (0 if rest is None else rest.size_bytes)
         mail = mail_line(
             submission.reverse_path,
-            size_bytes=size_bytes,
-            eight_bit=eight_bit,
+            size_bytes=len(submission.content) if rest is None else None,
+            eight_bit=rest is not None or not submission.content.isascii(),
             smtputf8=submission.smtputf8,
             ret=submission.ret if self._has_dsn else None,
             envid=submission.envid if self._has_dsn else "",
@@ -161,7 +150,7 @@ class Handover:
                 self._say(b"RSET", _GREETING)
             raise
         # Killed here: the session ends without its final dot, and nothing is queued.
-        self._send_content(submission.content, () if rest is None else rest.pieces())
+        self._send_content(submission.content, rest or ())
         # Killed here: queued whole, or not at all; the caller has not seen exit 0 and may send it again.
         try:
             return str(self._expect(_CONTENT))

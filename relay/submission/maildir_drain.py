@@ -4,14 +4,13 @@ Guarantees: a message leaves the maildir only once it is durably the relay's, so
 at most a duplicate of one message.  One drain at a time takes from a maildir.  What is refused, and what is
 no message of the maildir's owner (a symbolic link, a FIFO, another user's file), stays and is told of.
 Memory holds a message's header and one piece of the rest.
-Assumes: a file in new/ or cur/ does not change, as maildir(5) has it; one that does is not handed over.
+Assumes: a file in new/ or cur/ does not change, as maildir(5) has it.
 Does not: read tmp/, wait for new messages, or return what is refused to its sender.
 """
 
 import os
 import re
 import stat
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -152,11 +151,10 @@ class MaildirDrain:
         with opened(self._disk, _opened_file(self._disk, whole_path)) as fd:
             _check(self._disk, fd, self._maildir)
             file = _File(self._disk, fd)
-            head = file.read()
-            submission = delivered(head, self._author(), self._choice)
+            submission = delivered(file.head(), self._author(), self._choice)
             if not submission.recipients:
                 raise NotAnAddress("its header names no recipient")
-            handover.give(submission, file)
+            handover.give(submission, file.rest())
             # Killed here: the relay has it, and so has the maildir; the next drain hands it over again.
             self._drained.taken += 1
             self._remove(path, fd)
@@ -183,7 +181,7 @@ class MaildirDrain:
 
 
 class _ReadFailed(Exception):  # noqa: N818 - a state of the disk
-    """A file's bytes do not come now, or are not those that came before."""
+    """A file's bytes do not come now."""
 
 
 def _opened_file(disk: Disk, path: str) -> int:
@@ -212,64 +210,41 @@ def _check(disk: Disk, fd: int, maildir: str) -> None:
 
 
 class _File:
-    """One message: read once for what must be known before it is sent, and again while it is."""
+    """One message, read once."""
 
     def __init__(self, disk: Disk, fd: int) -> None:
-        self._disk = disk
-        self._fd = fd
-        self._head_bytes = 0
-        self._checksum = 0
-        self.size_bytes = 0
-        """Of what follows the head."""
-        self.eight_bit = False
+        self._pieces = self._lines(disk, fd)
+        self._begun = b""
 
-    def read(self) -> bytes:
+    def head(self) -> bytes:
         """Return the header, with the empty line behind it if there is one; all lines end in CRLF."""
-        head, end = b"", None
-        for piece in self._lines():
-            self._checksum = zlib.crc32(piece, self._checksum)
-            if end is not None:
-                self._count(piece)
-                continue
+        head = b""
+        for piece in self._pieces:
             head += piece
             if (end := _end_of_header(head)) is not None:
-                self._count(head[end:])
-                head = head[:end]
-            elif len(head) > MOST_HEAD_BYTES:
+                head, self._begun = head[:end], head[end:]
+                break
+            if len(head) > MOST_HEAD_BYTES:
                 raise _Unfit(f"its header is longer than {MOST_HEAD_BYTES} bytes")
-        self._head_bytes = len(head)
         return head
 
-    def _count(self, piece: bytes) -> None:
-        self.size_bytes += len(piece)
-        self.eight_bit = self.eight_bit or not piece.isascii()
+    def rest(self) -> Iterator[bytes]:
+        yield self._begun
+        yield from self._pieces
 
-    def pieces(self) -> Iterator[bytes]:
-        """Yield what follows the head; raise in place of its last piece where it is not what was read."""
-        checksum, skipped, held = 0, self._head_bytes, b""
-        for piece in self._lines():
-            checksum = zlib.crc32(piece, checksum)
-            rest = piece[skipped:]
-            skipped -= min(skipped, len(piece))
-            if held:
-                yield held
-            held = rest
-        if checksum != self._checksum:
-            raise _ReadFailed("it changed while it was read")
-        yield held
-
-    def _lines(self) -> Iterator[bytes]:
+    @staticmethod
+    def _lines(disk: Disk, fd: int) -> Iterator[bytes]:
         lines, offset = CrlfLines(), 0
-        while piece := self._read(offset):
+        while True:
+            try:
+                piece = disk.pread(fd, _PIECE_BYTES, offset)
+            except OSError as error:
+                raise _ReadFailed(f"it cannot be read: {error.strerror}") from error
+            if not piece:
+                break
             offset += len(piece)
             yield lines.add(piece)
         yield lines.finish()
-
-    def _read(self, offset: int) -> bytes:
-        try:
-            return self._disk.pread(self._fd, _PIECE_BYTES, offset)
-        except OSError as error:
-            raise _ReadFailed(f"it cannot be read: {error.strerror}") from error
 
 
 def _end_of_header(text: bytes) -> int | None:

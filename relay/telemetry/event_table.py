@@ -106,7 +106,6 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
      "upstream {upstream}: it says that this was too much{_named}; our windows held {windows}"),
     ("keys_crowded", _WARNING, "upstream limit",
      "upstream {upstream}: limit {limit}: more keys than are kept apart, its mail waits"),
-    ("boots_unrecorded", _WARNING, "error", "the ages of what is queued are not kept on disk: {error}"),
     ("shortage", _WARNING, "where error", "{where} waits, out of descriptors or memory: {error}"),
     ("descriptors_short", _WARNING, "where descriptors needed connections",
      ("{where}: {descriptors} descriptors where the policy needs {needed}; "
@@ -130,7 +129,6 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
     ("hook_failed", _WARNING, "hook error", "notices to {hook} fail, and are tried again: {error}"),
     ("hook_resumed", _NOTICE, "hook", "notices to {hook} arrive again"),
     ("notices_dropped", _ERROR, "notices hook reason", "notices to {hook} were dropped: {notices}, {reason}"),
-    ("notices_unrecorded", _WARNING, "error", "notices are not kept on disk: {error}"),
     ("recent_unrecorded", _WARNING, "error",
      "what became of messages is not kept for `relay find`: {error}"),
     ("held", _NOTICE, "queue_id", "{queue_id}: held by the operator"),

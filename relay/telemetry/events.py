@@ -374,9 +374,6 @@ class Events:
     def keys_crowded(self, *, upstream: str, limit: str) -> None:
         self._tell("keys_crowded", upstream=upstream, limit=limit)
 
-    def boots_unrecorded(self, *, error: str) -> None:
-        self._tell("boots_unrecorded", error=error)
-
     def history_begun(self, *, upstream: str, path: str) -> None:
         self._tell("history_begun", upstream=upstream, path=path)
 
@@ -448,9 +445,6 @@ class Events:
 
     def notices_dropped(self, *, notices: int, hook: str, reason: str) -> None:
         self._tell("notices_dropped", notices=notices, hook=hook, reason=reason)
-
-    def notices_unrecorded(self, *, error: str) -> None:
-        self._tell("notices_unrecorded", error=error)
 
     def recent_unrecorded(self, *, error: str) -> None:
         self._tell("recent_unrecorded", error=error)

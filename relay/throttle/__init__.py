@@ -7,7 +7,6 @@ admission       what of a message may go now, what it waits for otherwise, and i
 book            all that is known of an account's slots, and the limits that judge them (pure)
 limit_state     one limit: a window, or one for each key (pure)
 window          the rule and its proof: how much of N is occupied, when room opens (pure)
-beforehand      what the sender asks ahead of a decision: thin readings of the same windows
 compaction      old slots in fewer records, so that memory and the history stay bounded (pure)
 
 history         the seam: transactions that exclude all other writers

@@ -29,12 +29,11 @@ from typing import TypeVar
 from relay.clock import Clock
 from relay.throttle.admission import Request, Reservation, TooLarge, Wait
 from relay.throttle.audit import Audit, audit
-from relay.throttle.beforehand import Beforehand
 from relay.throttle.book import Book
 from relay.throttle.events import Ended, Event, Slot
 from relay.throttle.history import History, Transaction
 from relay.throttle.limit import Limit
-from relay.throttle.limit_state import Limited, LimitState, Usage, fullest
+from relay.throttle.limit_state import Limited, Usage, fullest
 
 __all__ = ["TRANSACTION_NS", "Reservation", "Shared", "Throttle", "View"]
 
@@ -57,7 +56,7 @@ class Shared:
     """Slots in flight that this process reserved: those of others may belong to the dead."""
 
 
-class View(Beforehand):
+class View:
     """What can be asked of an account's limits and of its past.
 
     Answers come from memory, so they know other processes as of the last decision; none waits for
@@ -73,14 +72,14 @@ class View(Beforehand):
 
         The fullest key is looked for without the lock: another may have become fuller meanwhile.
         """
-        windows = self.ask(
-            lambda states, _: {state.label: state.windows.copy() for state in states if state.for_each}
+        windows = self._look(
+            lambda book: {state.label: state.windows.copy() for state in book.limits if state.for_each}
         )
         keys = {label: fullest(each) for label, each in windows.items()}
-        usages = self.ask(
-            lambda states, now_ns: [state.usage(now_ns, keys.get(state.label)) for state in states]
+        usages = self._look(
+            lambda book: [state.usage(book.now_ns, keys.get(state.label)) for state in book.limits]
         )
-        return [replace(usage, opens_at_ns=self.boottime_of(usage.opens_at_ns)) for usage in usages]
+        return [replace(usage, opens_at_ns=self._boottime_of(usage.opens_at_ns)) for usage in usages]
 
     def limited(self, transaction_ns: int) -> tuple[Limited, ...]:
         return self._look(lambda book: book.limited(transaction_ns, self.shared.own))
@@ -102,14 +101,7 @@ class View(Beforehand):
         """Count anew what each limit held at most."""
         return audit(*self._look(lambda book: (book.slots(), book.judged)))
 
-    def has_others(self) -> bool:
-        """Whether another process has something in flight, whose end only the history will tell."""
-        return self._look(lambda book: not book.in_flight.keys() <= self.shared.own)
-
-    def ask(self, question: Callable[[Sequence[LimitState], int], Answer]) -> Answer:
-        return self._look(lambda book: question(book.limits, book.now_ns))
-
-    def boottime_of(self, at_ns: int) -> int:
+    def _boottime_of(self, at_ns: int) -> int:
         return at_ns - self.shared.ahead_ns
 
     def _look(self, question: Callable[[Book], Answer]) -> Answer:
@@ -230,7 +222,7 @@ class Throttle(View):
             case Reservation():
                 return answer._replace(ahead_ns=self.shared.ahead_ns)
             case Wait():
-                return replace(answer, until_ns=self.boottime_of(answer.until_ns))
+                return replace(answer, until_ns=self._boottime_of(answer.until_ns))
             case _:
                 return answer
 

@@ -73,14 +73,10 @@ class Pool(Generic[C]):
     def idle(self) -> int:
         return sum(connection.is_usable for connection, _ in self._idle)
 
-    @property
-    def is_opening(self) -> bool:
-        return bool(self._opening)
-
-    def take(self, most: int, *, openings: int | None) -> list[C]:
+    def take(self, most: int) -> list[C]:
         """Return up to `most` connections, those used last first, and have more opened if there are fewer.
 
-        `openings` is how many may be opened, None for any number.  Give each back by release or discard.
+        Give each back by release or discard.
         """
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -88,9 +84,11 @@ class Pool(Generic[C]):
         taken: list[C] = []
         while len(taken) < most and (connection := self._next()) is not None:
             taken.append(connection)
-        for _ in range(self._lacking(most - len(taken), openings)):
+        for _ in range(self._lacking(most - len(taken))):
             opening = asyncio.get_running_loop().create_task(self._open(self._generation))
             self._opening.add(opening)
+            # One that is cancelled before its first step does not come to its end.
+            opening.add_done_callback(self._opening.discard)
         return taken
 
     def release(self, connection: C, *, was_used: bool = True) -> None:
@@ -126,6 +124,8 @@ class Pool(Generic[C]):
         """
         self._connections, self._max_messages = connections, max_messages
         self._max_age_ns, self._idle_ns = max_age_ns, idle_ns
+        # What kept it from opening others may be mended.
+        self._rests_until_ns = 0
         if opener is not None:
             self._opener = opener
             self._generation += 1
@@ -159,14 +159,14 @@ class Pool(Generic[C]):
             self._retire(connection)
         return None
 
-    def _lacking(self, wanted: int, openings: int | None) -> int:
+    def _lacking(self, wanted: int) -> int:
         """Return how many connections to open now."""
         if self._is_stopped or self._clock.boottime_ns() < self._rests_until_ns:
             return 0
         room = self._connections - self._count()
         # By the pool's own count: one that is on its way from a transaction to who waits for it is open.
         most = wanted - len(self._opening) if self.open else min(wanted, 1 - len(self._opening))
-        return max(0, min(most, room) if openings is None else min(most, room, openings))
+        return max(0, min(most, room))
 
     async def _open(self, generation: int) -> None:
         try:
@@ -189,8 +189,15 @@ class Pool(Generic[C]):
             self._failure = failure
             return
         if rest_ns:
-            self._rests_until_ns = max(self._rests_until_ns, self._clock.boottime_ns() + rest_ns)
-            asyncio.get_running_loop().call_later(rest_ns / SECOND_NS, self._on_change)
+            until_ns = max(self._rests_until_ns, self._clock.boottime_ns() + rest_ns)
+            self._rests_until_ns = until_ns
+            asyncio.get_running_loop().call_later(rest_ns / SECOND_NS, self._rested, until_ns)
+
+    def _rested(self, until_ns: int) -> None:
+        # By the timer alone: by the clock it may be a little early, and then nobody would look again.
+        if self._rests_until_ns == until_ns:
+            self._rests_until_ns = 0
+        self._on_change()
 
     def _count(self) -> int:
         """Count every connection that the upstream may see."""

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from relay.clock import SECOND_NS, shift_ns
-from relay.mail.age import Here
 from relay.verdicts.health import ENDLESS, RESTING, TABLE, Happening, Health
 from relay.verdicts.operator_pause import FOREVER_NS, OperatorPause
 from relay.verdicts.outcome import Answer
@@ -211,8 +210,8 @@ class PauseRecord:
     """The wall clock at that instant."""
     state: AccountState
 
-    def moved(self, boot_id: str, now_ns: int, wall_ns: int, here: Here) -> "PauseRecord":
-        """Return it in the time of this boot; past pauses move as ages do, as they are taken from these."""
+    def moved(self, boot_id: str, now_ns: int, wall_ns: int) -> "PauseRecord":
+        """Return it in the time of this boot, by the wall clock, as ages are."""
         if boot_id == self.boot_id:
             return self
         by_ns, state = shift_ns(self.written_at_ns, self.wall_ns, now_ns, wall_ns), self.state
@@ -221,10 +220,6 @@ class PauseRecord:
         def later(at_ns: int) -> int:
             return at_ns if at_ns in (0, FOREVER_NS) else at_ns + by_ns
 
-        def moved(at_ns: int) -> int:
-            here_ns = here(self.boot_id, at_ns)
-            return at_ns + by_ns if here_ns is None else here_ns
-
         state = replace(
             state,
             until_ns=later(state.until_ns),
@@ -232,9 +227,9 @@ class PauseRecord:
             operator=None if pause is None else replace(pause, until_ns=later(pause.until_ns)),
         )
         # The one under way is over if it is so by the wall clock; it was under way until then.
-        end_ns = FOREVER_NS if state.over_ns > now_ns else min(now_ns, moved(self.state.over_ns))
+        end_ns = FOREVER_NS if state.over_ns > now_ns else min(now_ns, later(self.state.over_ns))
         spans = tuple(
-            (moved(begin), max(moved(begin), end_ns) if end == FOREVER_NS else moved(end))
+            (later(begin), max(later(begin), end_ns) if end == FOREVER_NS else later(end))
             for begin, end in state.spans
         )
         return PauseRecord(boot_id, self.written_at_ns + by_ns, self.wall_ns, replace(state, spans=spans))

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import ClassVar, Self
 
-from tests.fakes.smarthost_dialogue import Dialogue, Ended, Recorded, Session
+from tests.fakes.smarthost_dialogue import Dialogue, Ended, Recorded, Session, ShownToken
 from tests.fakes.smarthost_script import (
     CLOSE,
     DEAF,
@@ -81,6 +81,7 @@ class Smarthost:
         is_implicit: bool = False,
         accounts: Mapping[str, str] | None = None,
         mechanisms: Sequence[str] = ("PLAIN", "LOGIN", "CRAM-MD5"),
+        is_token: Callable[[ShownToken], bool] | None = None,
     ) -> None:
         self.script = script or Script()
         self.extensions = self.EXTENSIONS if extensions is None else tuple(extensions)
@@ -90,7 +91,8 @@ class Smarthost:
         self.port = 0
         self.tls = tls
         self.is_implicit = is_implicit
-        self.accounts = accounts
+        self.accounts = {} if is_token and accounts is None else accounts
+        self.is_token = is_token
         self.mechanisms = tuple(mechanisms)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()

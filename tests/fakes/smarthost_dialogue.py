@@ -6,9 +6,9 @@ import hmac
 import socket
 import ssl
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from tests.fakes.smarthost_script import DEFAULT, Act, Drip, Script, Scripted, Step, Until, turn_of
 
@@ -50,6 +50,13 @@ class Session:
     """Every octet that was read."""
 
 
+class ShownToken(NamedTuple):
+    """An access token, and the user it is said to be of."""
+
+    name: str
+    token: str
+
+
 @dataclass
 class _Envelope:
     reverse_path: str = ""
@@ -75,6 +82,8 @@ class Host(Protocol):
     tls: ssl.SSLContext | None
     accounts: Mapping[str, str] | None
     mechanisms: tuple[str, ...]
+    is_token: Callable[[ShownToken], bool] | None
+    """Whether an access token logs in; None: it does that is the password of an account."""
     transactions: list[Recorded]
     faults: list[str]
 
@@ -168,9 +177,11 @@ class Dialogue:
                 is_right = self._is_right(user, password)
             case "XOAUTH2" | "OAUTHBEARER":
                 sent = base64.b64decode(initial) if initial else await self._ask(b"")
-                token = sent.partition(b"auth=Bearer ")[2].rstrip(b"\1")
-                user = next(name for name in self._host.accounts or {}).encode()
-                is_right = self._is_right(user, token)
+                token = _token_of(sent)
+                user, is_right = token.name.encode(), self._is_good(token)
+                if not is_right:
+                    # RFC 7628, 3.2.3: why, and an answer that says nothing.
+                    await self._ask(b'{"status": "invalid_token"}')
             case "LOGIN":
                 user, password = await self._ask(b"Username:"), await self._ask(b"Password:")
                 is_right = self._is_right(user, password)
@@ -191,6 +202,11 @@ class Dialogue:
 
     def _is_right(self, user: bytes, password: bytes) -> bool:
         return (self._host.accounts or {}).get(user.decode()) == password.decode()
+
+    def _is_good(self, token: ShownToken) -> bool:
+        if self._host.is_token is not None:
+            return self._host.is_token(token)
+        return (self._host.accounts or {}).get(token.name) == token.token
 
     async def _ask(self, challenge: bytes) -> bytes:
         encoded = base64.b64encode(challenge).decode()
@@ -336,6 +352,17 @@ class Dialogue:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()
         raise Ended
+
+
+def _token_of(said: bytes) -> ShownToken:
+    """Take a response of XOAUTH2, or of OAUTHBEARER (RFC 7628, 3.1), apart."""
+    head, _, rest = said.decode().partition("\1")
+    name = (
+        head.removeprefix("user=") if head.startswith("user=") else head.partition(",a=")[2].removesuffix(",")
+    )
+    # RFC 5801, 4.
+    name = name.replace("=2C", ",").replace("=3D", "=") if head.startswith("n,") else name
+    return ShownToken(name, rest.partition("auth=Bearer ")[2].rstrip("\1"))
 
 
 def _unstuffed(raw: bytes) -> bytes:

@@ -22,7 +22,6 @@ TESTS = (
     "tests/engines/history",
     "tests/unit/throttle",
     "tests/unit/mail/test_address.py",
-    "tests/unit/mail/test_age_over_boots.py",
     "tests/unit/mail/test_text.py",
     "tests/unit/smtp/test_reply.py",
     "tests/unit/mail/test_report.py",

@@ -153,12 +153,9 @@ def test_connections_have_windows_of_their_own(memory: ModelDisk, clock: FakeClo
     first = account.reserve_connection(5 * SECOND_NS)
 
     assert isinstance(first, Reservation)
-    assert account.room_for_connections() == (
-        0,
-        clock.boottime_ns() + 60 * SECOND_NS,
-        "1 connections per 60s",
+    assert account.reserve_connection(5 * SECOND_NS) == Wait(
+        clock.boottime_ns() + 60 * SECOND_NS, "1 connections per 60s"
     )
-    assert isinstance(account.reserve_connection(5 * SECOND_NS), Wait)
     assert len(granted(account, 1, 1, 1, 1)) == 3
     clock.advance(65 * SECOND_NS)
     assert isinstance(account.reserve_connection(5 * SECOND_NS), Reservation)
@@ -178,7 +175,6 @@ def test_a_limit_for_each_holds_for_all_spellings_and_keeps_back_no_other(
     assert isinstance(wait, Wait)
     assert wait.place is not None
     assert wait.place.for_each == kind
-    assert account.room_at(wait.place)[1] == wait.until_ns
 
 
 def test_clients_users_and_lanes_are_keys_too(memory: ModelDisk, clock: FakeClock) -> None:
@@ -194,8 +190,6 @@ def test_clients_users_and_lanes_are_keys_too(memory: ModelDisk, clock: FakeCloc
     assert isinstance(other, Reservation)
     assert isinstance(waits, Wait)
     assert waits.place == Place("lane", "lists")
-    assert account.room_in("lists")[0] == 0
-    assert account.room_in("mine")[0] is None
 
 
 @pytest.mark.parametrize(
@@ -282,7 +276,7 @@ def test_what_is_asked_while_the_disk_is_waited_for_waits_for_nothing(clock: Fak
 
     def meanwhile() -> None:
         settle(account, clock, first)
-        told.extend((account.opens_at_ns(), account.usage()[0].used))
+        told.extend((account.usage()[0].opens_at_ns, account.usage()[0].used))
 
     disk.meanwhile = meanwhile
     granted(account, 1)
@@ -294,7 +288,7 @@ def _opens_in_s(memory: ModelDisk, clock: FakeClock, sent: int = 2) -> float:
     """Return how many seconds it takes, by what a new process knows, until a slot is free."""
     account = throttle(PATH, memory, clock, [messages(sent, seconds=60)])
     account.flush()
-    return (account.opens_at_ns() - clock.boottime_ns()) / SECOND_NS
+    return (account.usage()[0].opens_at_ns - clock.boottime_ns()) / SECOND_NS
 
 
 @pytest.mark.parametrize(
@@ -334,5 +328,5 @@ def test_an_end_that_could_not_be_written_for_long_still_counts_from_when_it_was
     settle(account, clock, *granted(account, 1))
     clock.advance(TRANSACTION_NS + SECOND_NS)
 
-    assert account.room() == 1
+    assert account.usage()[0].used == 0
     assert len(granted(account, 1)) == 1

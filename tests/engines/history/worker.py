@@ -39,7 +39,7 @@ def main() -> None:
                 end_ns = clock.boottime_ns()
                 account.settle(answer, end_ns)
                 _say("ended" if end_ns < answer.deadline_ns else "late", answer.slot.id, end_ns)
-        until_ns = account.opens_at_ns()
+        until_ns = max(usage.opens_at_ns for usage in account.usage())
         time.sleep(max(0, until_ns - clock.boottime_ns()) / SECOND_NS)
     account.flush()
 

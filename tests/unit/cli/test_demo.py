@@ -7,21 +7,12 @@ import signal
 import smtplib
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from relay.cli.demo import (
-    DemoPlan,
-    judge,
-    verdict_lines,
-)
-from relay.clock import SECOND_NS
-from relay.mail.envelope import Envelope
-from relay.policy.limits import LimitSettings
-from relay.practice.witness import Sighting, Witness, Witnessed
 from tests.unit.cli.control import code_of
 
 HANG_S = 120
@@ -48,7 +39,7 @@ def running(folder: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
                 demo.terminate()
 
 
-def wait_for_frame(demo: "subprocess.Popen[str]", pattern: str = " window ") -> None:
+def wait_for_frame(demo: "subprocess.Popen[str]", pattern: str = "^window ") -> None:
     """Return once the relay runs and a frame shows this."""
     assert demo.stdout is not None
     said = []
@@ -85,14 +76,15 @@ def test_the_upstream_gets_everything_and_refuses_nothing(tmp_path: Path) -> Non
     lines = [words(line) for line in out.splitlines()]
     assert demo.returncode == 0, out
     assert "A practice upstream allows 3 messages per 1s, and cuts off whoever sends more." in lines
-    assert "most in any 1s 3 of 3 allowed ok" in lines
-    assert "refused 0 ok" in lines
-    assert "relayed 5 of 5, each once ok" in lines
+    assert "most in any 1s: 3 of 3 allowed ok" in lines
+    assert "refused: 0 ok" in lines
+    assert "relayed: 5 of 5 ok" in lines
+    assert "relayed twice: 0 ok" in lines
     assert "PASSED" in lines
     assert "make run" in lines[-1]
-    (taken_s,) = re.findall(r"(?m)^  time +([0-9.]+)s from first to last; the ideal is 1\.0s$", out)
+    (taken_s,) = re.findall(r"(?m)^  time: ([0-9.]+)s from first to last; the ideal is 1\.0s$", out)
     assert float(taken_s) >= 1.0
-    assert any(re.search(r" window .* waiting .* relayed 5/5$", line) for line in lines)
+    assert any(re.search(r"^window .* waiting 0 relayed 5/5$", line) for line in lines)
     assert all(len(line) <= COLUMNS for line in out.splitlines() if str(tmp_path) not in line)
     assert list(tmp_path.iterdir()) == []
 
@@ -114,8 +106,8 @@ def test_whoever_else_uses_up_the_account_makes_it_fail(tmp_path: Path) -> None:
         out, _ = demo.communicate(timeout=HANG_S)
 
     assert demo.returncode == 1, out
-    assert re.search(r"(?m)^  most in any 2s +[2-9] of 1 allowed +NOT OK$", out), out
-    assert re.search(r"(?m)^  refused +[1-9] +NOT OK$", out), out
+    assert re.search(r"(?m)^  most in any 2s: [2-9] of 1 allowed +NOT OK$", out), out
+    assert re.search(r"(?m)^  refused: [1-9] +NOT OK$", out), out
     assert "FAILED: the upstream refused a message: 550 5.7.1" in out
     assert list(tmp_path.iterdir()) == []
 
@@ -140,39 +132,3 @@ def test_a_signal_ends_it_and_its_relay(number: signal.Signals, tmp_path: Path) 
 )
 def test_a_wrong_call_is_64(arguments: list[str]) -> None:
     assert code_of("demo", *arguments) == os.EX_USAGE
-
-
-def a_plan(*, messages: int = 3, count: int = 2, per: str = "1s") -> DemoPlan:
-    return DemoPlan(messages, LimitSettings.model_validate({"messages": count, "per": per}), per)
-
-
-def a_ledger(plan: DemoPlan, instants_ns: Sequence[int], numbers: Sequence[int] | None = None) -> Witness:
-    """Return a ledger that saw a message at each instant; `numbers` tells which message it was."""
-    ledger = Witness(plan.limit, plan.limit.per_ns, remember=1000)
-    for number, at_ns in zip(numbers or range(len(instants_ns)), instants_ns, strict=True):
-        envelope = Envelope("a@example.org", (f"{number}@example.com",), 0, "client", "helo", "ESMTPA", None)
-        fate = Witnessed.RELAYED if ledger.admit(at_ns, 1, at_ns) else Witnessed.REFUSED
-        ledger.enter(Sighting(at_ns, envelope, 1, "", "", fate))
-    return ledger
-
-
-@pytest.mark.parametrize(
-    ("instants_ns", "numbers", "right", "shown"),
-    [
-        ([0, 1, SECOND_NS], [0, 1, 2], [True, True, True, None], "3 of 3, each once"),
-        ([0, 1, SECOND_NS - 1], [0, 1, 2], [False, False, False, None], "2 of 3, each once"),
-        ([0, SECOND_NS], [1, 2], [True, True, False, None], "2 of 3, each once"),
-        ([n * SECOND_NS for n in range(4)], [1, 2, 3, 3], [True, True, False, None], "1 of them twice"),
-        ([], [], [True, True, False, None], "0 of 3, each once"),
-    ],
-    ids=["full", "one too many", "one too few", "twice", "nothing"],
-)
-def test_a_ledger_is_good_with_each_message_once_and_no_window_too_full(
-    instants_ns: list[int], numbers: list[int], right: list[bool | None], shown: str
-) -> None:
-    judgement = judge(a_plan(), a_ledger(a_plan(), instants_ns, numbers))
-    lines = verdict_lines(judgement)
-
-    assert judgement.is_good == (False not in right)
-    assert [is_right for _, is_right in lines] == right
-    assert shown in lines[2][0]

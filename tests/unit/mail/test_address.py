@@ -87,18 +87,6 @@ def test_whatever_is_let_in_is_the_octets_between_the_brackets(inside: bytes) ->
     assert path.address == "" or is_valid_address(path.address, smtputf8=True)
 
 
-@given(st.binary(max_size=60), st.booleans())
-def test_no_octets_cause_anything_but_a_refusal(argument: bytes, smtputf8: bool) -> None:
-    for parse in (parse_reverse_path, lambda raw: parse_forward_path(raw, smtputf8=smtputf8)):
-        try:
-            parse(argument)
-            reason = ""
-        except (MalformedAddress, MalformedParameters, NonAsciiAddress) as error:
-            reason = str(error)
-        assert reason.isascii()
-        assert reason.isprintable()
-
-
 @given(st.text(max_size=40), st.booleans())
 def test_validity_on_the_way_out_is_what_the_way_in_allows(text: str, smtputf8: bool) -> None:
     try:
@@ -114,74 +102,17 @@ def test_validity_on_the_way_out_is_what_the_way_in_allows(text: str, smtputf8: 
 @pytest.mark.parametrize(
     "inside",
     [
-        # RFC 2047 is not decoded: another domain, a NUL, a header line.
-        b"a@=?utf-8?q?evil=2ecom?=",
-        b"a@=?utf-8?q?b=00Tv=40x?=",
-        # Controls.
-        b"a\rb@c",
-        b'"a\x0bb"@c',
-        b"a\x00@b",
-        b"a@b\x00",
-        b"a\n@b",
-        b'"\r\n"@b',
-        b'"\\\r"@b',
-        b"a\t@b",
-        b"\x7f@b",
-        b'"\x7f"@b',
-        "\x85@b".encode(),
-        # Source routes that are none, comments, spaces, missing parts.
-        b"@r1@r2:a@b",
-        b"@r:@b",
-        b"@r,a@b",
-        b"(c)a@b(d)",
-        b"a@b(d)",
-        b"a b@c",
-        b"a",
-        b"@b",
-        b"a@",
-        b"root",
-        b"a@b@c",
-        b"a@b,c@d",
-        b"a@b>,<c@d",
-        b"<a@b>",
-        # Dots and hyphens of a domain.
-        b"a@.b",
-        b"a@b..",
-        b"a@b..c",
-        b"a@-b",
-        b"a@b-",
-        b"a@b-.c",
-        b"a@b c",
-        # Quoted strings.
-        b'"a@b',
-        b'a"b@c',
-        b'"a"b@c',
-        b'"a"."b"@c',
-        b'"a"b"@c',
-        b'"a\\"@c',
-        # Literals.
-        b"a@[1.2.3]",
-        b"a@[1.2.3.256]",
-        b"a@[01.2.3.4]",
-        b"a@[::1]",
-        b"a@[IPv6:1.2.3.4]",
-        b"a@[IPv6:::1%eth0]",
-        b"a@[IPv6:]",
-        b"a@[x400:foo]",
-        b"a@[]",
-        b"a@[1.2.3.4",
-        b"a@[1.2.3.4].com",
-        # UTF-8 that is none.
-        b"\xff@b",
-        b"\xc0\x80@b",
-        b"\xed\xa0\x80@b",
-        b"a@\xff",
-        # Lengths.
-        b"l" * 985 + b"@b",
-        b"a@" + b".".join([b"d" * 63] * 16),
-        b"a@" + b"l" * 64 + b".test",
+        b"a@=?utf-8?q?evil=2ecom?=", b"a@=?utf-8?q?b=00Tv=40x?=", b"a\rb@c", b'"a\x0bb"@c', b"a\x00@b",
+        b"a@b\x00", b"a\n@b", b'"\r\n"@b', b'"\\\r"@b', b"a\t@b", b"\x7f@b", b'"\x7f"@b',
+        "\x85@b".encode(), b"@r1@r2:a@b", b"@r:@b", b"@r,a@b", b"(c)a@b(d)", b"a@b(d)", b"a b@c", b"a",
+        b"@b", b"a@", b"root", b"a@b@c", b"a@b,c@d", b"a@b>,<c@d", b"<a@b>", b"a@.b", b"a@b..",
+        b"a@b..c", b"a@-b", b"a@b-", b"a@b-.c", b"a@b c", b'"a@b', b'a"b@c', b'"a"b@c', b'"a"."b"@c',
+        b'"a"b"@c', b'"a\\"@c', b"a@[1.2.3]", b"a@[1.2.3.256]", b"a@[01.2.3.4]", b"a@[::1]",
+        b"a@[IPv6:1.2.3.4]", b"a@[IPv6:::1%eth0]", b"a@[IPv6:]", b"a@[x400:foo]", b"a@[]", b"a@[1.2.3.4",
+        b"a@[1.2.3.4].com", b"\xff@b", b"\xc0\x80@b", b"\xed\xa0\x80@b", b"a@\xff", b"l" * 985 + b"@b",
+        b"a@" + b".".join([b"d" * 63] * 16), b"a@" + b"l" * 64 + b".test",
     ],
-)
+)  # fmt: skip
 def test_attack_or_mistake_is_refused(inside: bytes) -> None:
     with pytest.raises((MalformedAddress, MalformedParameters)):
         parse_reverse_path(b"<" + inside + b"> SMTPUTF8")
@@ -228,29 +159,6 @@ def test_an_address_without_brackets_is_the_one_within_them(address: str, rest: 
 
     assert parse_reverse_path(b" " + bare) == parse_reverse_path(bracketed)
     assert parse_forward_path(bare, smtputf8=False) == parse_forward_path(bracketed, smtputf8=False)
-
-
-@given(_nearly_addresses())
-def test_without_brackets_nothing_is_taken_that_is_not_within_them(octets: bytes) -> None:
-    try:
-        path = parse_forward_path(octets, smtputf8=True)
-    except (MalformedAddress, MalformedParameters, NonAsciiAddress):
-        return
-    raw = path.address.encode()
-
-    assert raw in octets
-    assert parse_forward_path(b"<" + raw + b">", smtputf8=True).address == path.address
-
-
-@pytest.mark.parametrize(
-    "argument",
-    [
-        *(b"a@b>", b"a@b,c@d", b"a@b;", b"a@b\t", b"a@b\x00", b"@r:a@b", b"a b@c", b"a@b c@d", b"a"),
-    ],
-)
-def test_what_is_no_address_in_brackets_is_none_without(argument: bytes) -> None:
-    with pytest.raises((MalformedAddress, MalformedParameters)):
-        parse_forward_path(argument, smtputf8=True)
 
 
 @pytest.mark.parametrize(
@@ -323,8 +231,3 @@ def test_malformed_parameters_are_refused(rest: bytes) -> None:
 @pytest.mark.parametrize("label", ["xn--xn--a-", "xn--a.b-", "xn--\u0080"])
 def test_a_label_that_no_resolver_finds_is_compared_as_written(label: str) -> None:
     assert comparable_domain(f"{label}.example") == f"{label}.example"
-
-
-@pytest.mark.parametrize("domain", ["[::ffff:192.0.2.1", "::ffff:192.0.2.1]"])
-def test_half_a_literal_is_none(domain: str) -> None:
-    assert comparable_domain(domain) == domain

@@ -58,12 +58,6 @@ def test_the_subject_is_read_decoded_and_in_one_line(field: bytes, subject: str)
     assert names_of(OURS + field + b"\r\n\r\nSubject: not this\r\n").subject == subject
 
 
-def test_names_are_the_same_as_lines() -> None:
-    for names in (NO_NAMES, Names("<1@x>", "a subject", "4XYZ"), Names(None, "", "4XYZ")):
-        assert Names.of(names.text().split("\n")) == names
-    assert Names.of(["<1@x>"]) == Names("<1@x>")
-
-
 def test_a_hostile_header_takes_no_time() -> None:
     received = b"Received: " + b"(" * 30_000
     subject = b"Subject: " + b"=?utf-8?q?" * 3_000

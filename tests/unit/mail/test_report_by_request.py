@@ -77,21 +77,6 @@ def test_what_was_asked_for_is_told_in_the_senders_words() -> None:
     assert fields(of_alice)["Original-Recipient"] == "rfc822; Alice+List@example.org"
 
 
-def test_an_original_recipient_outside_ascii_is_told_in_ascii() -> None:
-    late = warning(replace(delay(), orcpt="utf-8;\u00e9@example.org"))
-
-    assert fields(blocks(late)[1])["Original-Recipient"] == r"utf-8; \x{E9}@example.org"
-    assert late.isascii()
-
-
-def test_the_whole_message_returns_if_the_sender_asked_for_it() -> None:
-    report = bounce(failure(), about=asked(FULL))
-
-    assert parts(report)[2].get_content_type() == "message/rfc822"
-    assert b"Content-Type: message/rfc822\r\n\r\n" + WHOLE in report
-    assert "The message is attached" in " ".join(words(report).split())
-
-
 @pytest.mark.parametrize(
     ("about", "endings"),
     [

@@ -2,7 +2,6 @@
 
 import email
 
-import pytest
 from flufl.bounce import all_failures, scan_message
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,24 +32,3 @@ def test_a_list_manager_scores_a_warning_as_temporary() -> None:
 
 
 BEYOND_ASCII = "jürgen@bücher.example"
-FORMS_OF_RFC_6533 = {
-    "utf-8-addr-xtext": "utf-8; j\\x{FC}rgen@b\\x{FC}cher.example",
-    "utf-8-address": f"utf-8; {BEYOND_ASCII}",
-    "of the older type": f"rfc822; {BEYOND_ASCII}",
-}
-
-
-@pytest.mark.parametrize("field", ["Final-Recipient", "Original-Recipient"])
-@pytest.mark.parametrize("form", FORMS_OF_RFC_6533)
-def test_a_list_manager_takes_no_address_beyond_ascii(field: str, form: str) -> None:
-    """So none of ours is better for it: what flufl.bounce returns is ASCII.
-
-    The one form that it would take, `rfc822` with an ASCII spelling, names somebody else.
-    """
-    ours = b"Final-Recipient: utf-8; j\\x{FC}rgen@b\\x{FC}cher.example"
-    content = bounce(failure(BEYOND_ASCII))
-    assert ours in content
-
-    other = content.replace(ours, f"{field}: {FORMS_OF_RFC_6533[form]}".encode())
-
-    assert all_failures(email.message_from_bytes(other)) == (frozenset(), frozenset())

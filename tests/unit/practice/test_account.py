@@ -1,93 +1,49 @@
-"""When an attempt counts, what it is answered, and what is kept of it."""
+"""The practice account against an oracle that tries every window one by one."""
 
-from pathlib import Path
-from random import Random
+from hypothesis import given
+from hypothesis import strategies as st
 
-import pytest
+from relay.policy.limits import LimitSettings
+from relay.practice.account import PracticeAccount
 
-from relay.clock import SECOND_NS
-from relay.practice.account import Counting, PracticeAccount, PracticeBehaviour, PracticeTransaction
-from relay.practice.witness import Witnessed
-from relay.smtp.session_machine import MailTransaction
-from tests.unit.practice.tools import MINUTE_NS, HandClock, limit
-
-CONTENT = b"Subject: x\r\n\r\nHello\r\n"
+PER_NS = 1_000_000
+"""The shortest period that a policy can write, so that small steps make full windows."""
+STEP_NS = PER_NS // 10
+ATTEMPTS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 4)), min_size=1, max_size=40)
 
 
-class Case:
-    """An account with everything that it needs, and a transaction that takes a while."""
-
-    def __init__(
-        self, counting: Counting = Counting.AT_DOT, *, keep: Path | None = None, seed: int = 1
-    ) -> None:
-        self.clock = HandClock()
-        behaviour = PracticeBehaviour(
-            limit("messages", 2), MINUTE_NS, counting, longest_delay_ns=2 * SECOND_NS, keep=keep
-        )
-        self.account = PracticeAccount(behaviour, Random(seed), self.clock)
-        self.ledger = self.account.ledger
-
-    def begin(self) -> PracticeTransaction:
-        return PracticeTransaction(
-            MailTransaction("a@example.org", smtputf8=False, recipients=["b@example.com", "c@example.com"]),
-            mail_at_ns=self.clock.now_ns,
-            client="unknown[127.0.0.1]",
-            helo="client.example",
-            protocol="ESMTPA",
-            user="mjd",
-            dot_at_ns=self.clock.now_ns,
-        )
-
-    def settle_slowly(self) -> str:
-        """Let 10 s pass between MAIL and the dot, and 10 s between the dot and the reply."""
-        transaction = self.begin()
-        self.clock.now_ns += 10 * SECOND_NS
-        transaction.dot_at_ns = self.clock.now_ns
-        self.clock.now_ns += 10 * SECOND_NS
-        return self.account.settle(transaction, CONTENT, None)
+def account(count: int, *, unit: str = "recipients", cut_off_ns: int = 0) -> PracticeAccount:
+    return PracticeAccount(LimitSettings.model_validate({unit: count, "per": "1ms"}), cut_off_ns)
 
 
-@pytest.mark.parametrize(
-    ("counting", "after_seconds"), [(Counting.AT_MAIL, 0), (Counting.AT_DOT, 10), (Counting.AT_REPLY, 20)]
-)
-def test_an_attempt_counts_at_the_instant_of_its_account(counting: Counting, after_seconds: int) -> None:
-    case = Case(counting)
-    start_ns = case.clock.now_ns
-
-    case.settle_slowly()
-
-    assert case.ledger.entries[0].counted_at_ns == start_ns + after_seconds * SECOND_NS
+def held(attempts: list[tuple[int, int]], end_ns: int) -> int:
+    """Return what the window `(end - T, end]` holds, by the words of its definition."""
+    return sum(weight for at_ns, weight in attempts if end_ns - PER_NS < at_ns <= end_ns)
 
 
-def test_attempts_above_the_limit_get_the_reply_of_the_story() -> None:
-    case = Case()
-    replies = [case.settle_slowly() for _ in range(4)]
+@given(steps=ATTEMPTS, count=st.integers(1, 12))
+def test_a_message_is_refused_when_a_window_with_it_is_too_full(
+    steps: list[tuple[int, int]], count: int
+) -> None:
+    judged, so_far, now_ns = account(count), [], PER_NS
+    for step, recipients in steps:
+        now_ns += step * STEP_NS
+        so_far.append((now_ns, recipients))
 
-    assert [reply[:3] for reply in replies] == ["250", "250", "550", "550"]
-    assert replies[2] == "550 5.7.1 You have exceeded your sending limit of 2 messages per 60s"
-    assert (case.ledger.relayed, case.ledger.refused) == (2, 2)
+        assert judged.admit(recipients, now_ns) == (held(so_far, now_ns) <= count)
 
-
-@pytest.mark.parametrize("counting", list(Counting))
-def test_an_abandoned_transaction_counts_if_counted_before_the_dot(counting: Counting) -> None:
-    case = Case(counting)
-
-    case.account.abandon(case.begin())
-
-    counted = counting in {Counting.AT_MAIL, Counting.AT_RANDOM}
-    assert case.ledger.most_in_any_window() == case.ledger.abandoned == counted
-    assert [entry.fate for entry in case.ledger.entries] == [Witnessed.ABANDONED] * counted
+    assert judged.most == max(held(so_far, at_ns) for at_ns, _ in so_far)
+    assert judged.relayed + judged.refused == len(steps)
 
 
-def test_accepted_content_is_kept_byte_for_byte_beside_the_older(tmp_path: Path) -> None:
-    keep = tmp_path / "made" / "on demand"
-    Case(keep=keep).settle_slowly()
-    (keep / "notes.txt").write_text("not ours")
-    second = Case(keep=keep)
+def test_a_cut_off_lasts_so_long_and_no_attempt_lengthens_it() -> None:
+    cut_off_ns = 5 * PER_NS
+    judged = account(1, unit="messages", cut_off_ns=cut_off_ns)
+    began_ns = 1 + PER_NS
+    assert judged.admit(9, PER_NS)
+    assert not judged.admit(1, began_ns)
 
-    replies = [second.settle_slowly() for _ in range(3)]
-
-    assert replies[0] == "250 2.0.0 Ok: practised as 2"
-    names = ["000001.eml", "000002.eml", "000003.eml", "notes.txt"]
-    assert sorted(path.name for path in keep.iterdir()) == names
-    assert all((keep / name).read_bytes() == CONTENT for name in names[:3])
+    assert not judged.admit(1, began_ns + 3 * PER_NS)
+    assert not judged.admit(1, began_ns + cut_off_ns - 1)
+    assert judged.admit(1, began_ns + cut_off_ns)
+    assert (judged.cut_offs, judged.refused, judged.most) == (1, 3, 2)

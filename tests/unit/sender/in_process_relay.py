@@ -19,10 +19,10 @@ from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.queue.queued import Queued
 from relay.queue.upstream_queue import UpstreamQueue
+from relay.sender.account import Account
 from relay.sender.host import THREADS, Host, Workers
 from relay.sender.late_mail import LateMail
 from relay.sender.sender import Sender
-from relay.sender.upstreams import UpstreamInUse
 from relay.spool.disk.durable import Disk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake
@@ -138,7 +138,7 @@ class Relay:
         return self.watch.snapshot()
 
     @property
-    def dispatcher(self) -> UpstreamInUse:
+    def dispatcher(self) -> Account:
         return self.sender.upstreams.in_use["isp"]
 
     @property
@@ -173,6 +173,12 @@ class Relay:
 
     def queued(self, queue_id: QueueId) -> Queued | None:
         return self.sender.queue.get(queue_id)
+
+    @property
+    def free_slots(self) -> int:
+        """Return how many slots the first limit has left."""
+        usage = self.dispatcher.throttle.usage()[0]
+        return usage.count - usage.used
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Wait for something that this loop brings about."""

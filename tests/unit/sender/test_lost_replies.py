@@ -27,7 +27,7 @@ async def test_what_a_stop_cut_off_is_occupied_until_its_deadline(tmp_path: Path
             await host.until(lambda: host.transactions)
         clock.advance(2 * MINUTE_NS)
         async with Relay(policy, clock=clock) as relay:
-            await relay.until(lambda: relay.dispatcher.throttle.room() == 0)
+            await relay.until(lambda: relay.free_slots == 0)
             assert not host.relayed
 
 
@@ -40,7 +40,7 @@ async def test_a_lost_reply_of_which_a_busy_host_hears_late_costs_one_slot(tmp_p
         await host.until(lambda: host.transactions)
         clock.advance(5 * SECOND_NS + SECOND_NS // 10)
         await _settled(relay)
-        assert relay.dispatcher.throttle.room() == 1
+        assert relay.free_slots == 1
 
 
 async def test_what_a_suspended_host_sent_when_it_woke_counts_from_then(tmp_path: Path) -> None:
@@ -53,6 +53,6 @@ async def test_what_a_suspended_host_sent_when_it_woke_counts_from_then(tmp_path
         clock.advance(10 * MINUTE_NS)
         woke_ns = clock.boottime_ns()
         await _settled(relay)
-        assert relay.dispatcher.throttle.room() == 0
+        assert relay.free_slots == 0
         await relay.until(lambda: host.relayed)
         assert clock.boottime_ns() >= woke_ns + MINUTE_NS

@@ -197,6 +197,6 @@ async def test_an_edit_to_another_account_counts_in_its_history(tmp_path: Path) 
             await relay.until(lambda: len(host.relayed) == 2)
         async with Relay(elsewhere) as relay:
             relay.accept()
-            await relay.until(lambda: len(relay.sender.queue) and relay.dispatcher.throttle.room() == 0)
+            await relay.until(lambda: len(relay.sender.queue) and relay.free_slots == 0)
 
             assert len(host.relayed) == 2

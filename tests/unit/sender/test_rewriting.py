@@ -73,7 +73,7 @@ async def test_an_edit_changes_what_is_queued(tmp_path: Path) -> None:
         await relay.until_empty()
 
     assert host.relayed[-1].reverse_path == "a@example.com"
-    assert b"From: a@example.com\r\nX-Original-From: a@here.example" in host.relayed[-1].content
+    assert b"From: <a@example.com>\r\nX-Original-From: a@here.example" in host.relayed[-1].content
 
 
 async def test_each_part_goes_by_its_own_route(tmp_path: Path) -> None:

@@ -6,24 +6,22 @@ The real practice smarthost, a real spool and history; the hours are virtual.
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.mail.envelope import Envelope
 from relay.policy.limits import LimitSettings
 from relay.policy.model import Policy
-from relay.practice.account import PracticeBehaviour
-from relay.practice.smarthost import PracticeSmarthost
-from relay.practice.witness import Sighting, Witnessed
+from relay.policy.units import HostPort
+from relay.practice.account import PracticeAccount
+from relay.practice.smarthost import PracticeSmarthost, Practised
+from relay.smtp.sasl import Credentials
 from tests.fakes.virtual_time import pass_time
-from tests.unit.practice.tools import LOOPBACK, PASSWORD, USER
 from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock
 
 HOUR_NS = 3600 * SECOND_NS
 SUBSCRIBERS = [f"r{number}@list{number % 7}.example" for number in range(500)]
-OTHERS = Envelope(USER, ("friend@else.example",), 0, "phone", "phone", "ESMTP")
+USER, PASSWORD = "mjd", "correct horse"
 
 
 def _allows(recipients: int) -> LimitSettings:
@@ -42,21 +40,21 @@ def _policy(folder: Path, isp: PracticeSmarthost, recipients_an_hour: int) -> Po
 async def _night(folder: Path, *, many: bool = False) -> AsyncIterator[tuple[Relay, PracticeSmarthost]]:
     """Have the list's message under way: one for all, or one for each.  In the end everybody got it, once."""
     clock = virtual_clock()
-    isp = PracticeSmarthost(
-        LOOPBACK, USER, PASSWORD, PracticeBehaviour(_allows(100), HOUR_NS), clock=clock, rng=Random(1)
-    )
+    taken: list[Practised] = []
+    account, address = PracticeAccount(_allows(100), HOUR_NS), HostPort("127.0.0.1", 0)
+    isp = PracticeSmarthost(address, Credentials(USER, PASSWORD), account, clock, observer=taken.append)
     await isp.start()
     async with Relay(_policy(folder, isp, 100)) as relay:
         for recipients in [[each] for each in SUBSCRIBERS] if many else [SUBSCRIBERS]:
             relay.accept(*recipients, sender="list-bounces@here.example")
-        await relay.until(lambda: isp.ledger.most_in_any_window() == 100 and relay.dispatcher.in_flight == 0)
+        await relay.until(lambda: isp.account.most == 100 and relay.dispatcher.in_flight == 0)
         hurry(30)
         yield relay, isp
         await relay.until_empty()
-        relayed = [entry for entry in isp.ledger.entries if entry.fate is Witnessed.RELAYED]
+        relayed = [each for each in taken if each.reply.startswith("250")]
         # A report to the list would have come through here too.
-        assert {entry.envelope.reverse_path for entry in relayed} == {"list-bounces@here.example"}
-        assert sorted(r for entry in relayed for r in entry.envelope.recipients) == sorted(SUBSCRIBERS)
+        assert {each.reverse_path for each in relayed} == {"list-bounces@here.example"}
+        assert sorted(r for each in relayed for r in each.recipients) == sorted(SUBSCRIBERS)
         totals = relay.sender.totals
         assert (totals.bounced, totals.expired) == (0, 0)
     await isp.close()
@@ -74,8 +72,8 @@ async def test_500_subscribers_get_it_in_five_hours_and_the_isp_sees_nothing_odd
     began_ns = virtual_clock().boottime_ns()
     async with _night(tmp_path, many=many) as (relay, isp):
         await relay.until_empty()
-        assert isp.ledger.most_in_any_window() == 100
-        assert isp.ledger.cut_offs == 0
+        assert isp.account.most == 100
+        assert isp.account.cut_offs == 0
         assert virtual_clock().boottime_ns() - began_ns < 4.3 * HOUR_NS
 
 
@@ -86,11 +84,10 @@ async def test_when_a_phone_on_the_same_account_exceeds_the_limit_the_list_waits
         await pass_time(1800)
         # The relay cannot know of it: it does not go through the relay.
         now_ns = virtual_clock().boottime_ns()
-        assert not isp.ledger.admit(now_ns, 1, now_ns)
-        isp.ledger.enter(Sighting(now_ns, OTHERS, 0, "", "550 you have exceeded it", Witnessed.REFUSED))
+        assert not isp.account.admit(1, now_ns)
         await relay.until_empty()
 
-        assert isp.ledger.cut_offs == 1
+        assert isp.account.cut_offs == 1
         assert "upstream isp paused until" in _told(relay)
         assert "exceeded your sending limit" in _told(relay)
 
@@ -99,22 +96,22 @@ async def test_when_the_isp_halves_its_limit_it_cuts_off_once_and_the_owner_foll
     tmp_path: Path,
 ) -> None:
     async with _night(tmp_path) as (relay, isp):
-        isp.ledger.limit = _allows(50)
+        isp.account.limit = _allows(50)
         await relay.until(lambda: relay.dispatcher.pausing.because)
         assert "exceeded your sending limit" in _told(relay)
         await relay.sender.apply(_policy(tmp_path, isp, 50))
         await relay.until_empty()
 
-        assert isp.ledger.cut_offs == 1
+        assert isp.account.cut_offs == 1
 
 
 async def test_when_nobody_is_awake_the_relay_is_never_stuck_and_nobody_is_bounced(tmp_path: Path) -> None:
     began_ns = virtual_clock().boottime_ns()
     async with _night(tmp_path) as (relay, isp):
-        isp.ledger.limit = _allows(50)
+        isp.account.limit = _allows(50)
         await relay.until_empty()
 
         assert virtual_clock().boottime_ns() - began_ns < 30 * HOUR_NS
         # It tries the policy's 100 in each window.  Each costs a cut-off, and some looks.
-        assert isp.ledger.cut_offs <= 20
-        assert isp.ledger.refused <= 5 * isp.ledger.cut_offs
+        assert isp.account.cut_offs <= 20
+        assert isp.account.refused <= 5 * isp.account.cut_offs

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.clock import SECOND_NS
 from relay.policy.model import Policy
 from tests.fakes.smarthost import Script, Smarthost, turns
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
@@ -101,3 +102,16 @@ async def test_mail_that_only_its_first_upstream_can_take_waits_there_and_is_not
             await relay.until_empty()
             assert counted(relay, "one", "one", "unfit") is None
         assert (recipients(one), recipients(two)) == (["large@x.example"], ["small@x.example"])
+
+
+async def test_it_goes_to_the_next_upstream_also_while_the_limit_is_full(tmp_path: Path) -> None:
+    async with Smarthost() as one, Smarthost() as two:
+        ports = {"one": one.port, "two": two.port}
+        async with Relay(_two_upstreams(tmp_path, ports, len(CONTENT), 9000)) as relay:
+            relay.accept("first@x.example")
+            await relay.until(lambda: one.relayed)
+            began_ns = relay.clock.boottime_ns()
+            relay.accept("large@x.example", content=LARGE)
+            await relay.until(lambda: two.relayed)
+            assert relay.clock.boottime_ns() - began_ns < SECOND_NS
+        assert (recipients(one), recipients(two)) == (["first@x.example"], ["large@x.example"])

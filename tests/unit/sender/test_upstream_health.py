@@ -30,7 +30,6 @@ class World:
             keep=self.kept.append,
             leaves_in_ns=lambda _span_ns: None,
             on_refused=lambda _answer: None,
-            here=lambda _boot_id, _at_ns: None,
         )
 
     def do(self, word: str) -> None:

@@ -61,3 +61,26 @@ lanes: {fast: {share: 50, sender: owner@here.example}}
             await relay.until(lambda: _has_no_room(relay.queued(large)))
             await relay.until(lambda: len(one.relayed) == 4)
         assert one.relayed[-1].recipients == ["small@x.example"]
+
+
+async def test_a_message_that_spills_wakes_the_line_that_it_goes_to_and_the_one_that_it_left(
+    tmp_path: Path,
+) -> None:
+    """Both were asleep for an hour: one at its limit, the other without mail."""
+    routes = (
+        "  - {sender: 'owner@here.example', upstreams: [one]}\n  - {upstreams: [one, two], spill_after: 1m}"
+    )
+    async with Smarthost() as one, Smarthost() as two:
+        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
+        async with Relay(
+            policy_with_limit(policy, "one", "{messages: 1, per: 1h, for_each: sender}")
+        ) as relay:
+            relay.accept("first@x.example")
+            await relay.until(lambda: one.relayed)
+            began_ns = relay.clock.boottime_ns()
+            relay.accept("second@x.example")
+            await relay.until(lambda: two.relayed)
+            assert relay.clock.boottime_ns() - began_ns <= 61 * SECOND_NS
+            relay.accept("third@x.example", sender="owner@here.example")
+            await relay.until(lambda: len(one.relayed) == 2)
+            assert relay.clock.boottime_ns() - began_ns <= 62 * SECOND_NS

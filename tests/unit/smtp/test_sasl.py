@@ -1,29 +1,19 @@
-"""SASL: what a client says proves to a server that it knows the password, and nothing else does."""
+"""SASL: a client that knows the password logs in at our own server, and no other one does."""
+
+from base64 import b64decode, b64encode
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.smtp import replies
-from relay.smtp.commands import Refused
-from relay.smtp.sasl import (
-    EXCHANGES,
-    Credentials,
-    Digest,
-    MalformedProof,
-    Proof,
-    decode_response,
-    encode_challenge,
-    responses,
-)
+from relay.smtp.sasl import EXCHANGES, Credentials, decode_response, encode_challenge, responses
 
-MECHANISMS = sorted(EXCHANGES)
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 
 
-def proof_of(mechanism: str, client: Credentials) -> Proof:
+def heard(mechanism: str, client: Credentials) -> Credentials:
     """Let a client log in at a server; return what the server heard."""
-    exchange = EXCHANGES[mechanism]("1@host")
+    exchange = EXCHANGES[mechanism]()
     challenge = next(exchange)
     said = iter(responses(mechanism, client).due)
     while True:
@@ -31,62 +21,33 @@ def proof_of(mechanism: str, client: Credentials) -> Proof:
         try:
             challenge = exchange.send(decode_response(response))
         except StopIteration as end:
-            proof: Proof = end.value
+            proof: Credentials = end.value
             return proof
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", EXCHANGES)
 @given(one=st.tuples(WORDS, WORDS), other=st.tuples(WORDS, WORDS))
 def test_only_the_same_credentials_are_proven(
     mechanism: str, one: tuple[str, str], other: tuple[str, str]
 ) -> None:
     account = Credentials(*one)
 
-    assert account.are_proven_by(proof_of(mechanism, account))
-    assert account.are_proven_by(proof_of(mechanism, Credentials(*other))) == (one == other)
+    assert account.are_proven_by(heard(mechanism, account))
+    assert account.are_proven_by(heard(mechanism, Credentials(*other))) == (one == other)
+    assert other[1] not in repr(Credentials(*other)) or len(other[1]) < 8
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_nothing_shows_a_secret(mechanism: str) -> None:
-    account = Credentials("mjd", "open sesame")
-    proof = proof_of(mechanism, account)
+def test_cram_md5_answers_as_rfc_2195_has_it() -> None:
+    (answer,) = responses("CRAM-MD5", Credentials("tim", "tanstaaftanstaaf")).due
+    challenge = b64encode(b"<1896.697170952@postoffice.reston.mci.net>").decode()
 
-    assert "sesame" not in repr(account) + repr(proof)
-    if isinstance(proof, Digest):
-        assert proof.digest not in repr(proof)
+    assert b64decode(answer(challenge)) == b"tim b913a602c7eda7a495b4e6e7334d3890"
+    with pytest.raises(ValueError, match="challenge is not base64"):
+        answer("x")
 
 
 @pytest.mark.parametrize("credentials", [Credentials("a\0b", "c"), Credentials("a", "b\0c")])
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", [*EXCHANGES, "CRAM-MD5"])
 def test_nul_is_not_carried(mechanism: str, credentials: Credentials) -> None:
     with pytest.raises(ValueError, match="NUL"):
         responses(mechanism, credentials)
-
-
-@pytest.mark.parametrize(
-    ("line", "reply"),
-    [(b"*", replies.AUTH_CANCELLED), (b"?", replies.AUTH_MALFORMED), (b"YQ", replies.AUTH_MALFORMED)],
-)
-def test_a_line_that_is_no_response_is_refused(line: bytes, reply: str) -> None:
-    with pytest.raises(Refused) as refused:
-        decode_response(line)
-
-    assert refused.value.reply == reply
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "message"), [("PLAIN", b"a\0b"), ("PLAIN", b"\0\xff\0b"), ("LOGIN", b"\xff")]
-)
-def test_a_message_of_no_mechanism_is_malformed(mechanism: str, message: bytes) -> None:
-    exchange = EXCHANGES[mechanism]("")
-    next(exchange)
-
-    with pytest.raises(MalformedProof):
-        exchange.send(message)
-
-
-def test_a_challenge_that_is_not_base64_is_no_challenge() -> None:
-    (answer,) = responses("CRAM-MD5", Credentials("a", "b")).due
-
-    with pytest.raises(ValueError, match="challenge is not base64"):
-        answer("x")

@@ -36,9 +36,3 @@ def test_the_end_is_what_openssl_prints(tmp_path: Path, days: int) -> None:
 @given(st.binary(max_size=64))
 def test_bytes_that_are_no_certificate_have_no_end(octets: bytes) -> None:
     assert ends_at_ns(octets) is None
-
-
-def test_half_a_certificate_has_no_end_or_its_own(tmp_path: Path) -> None:
-    whole, _ = _certificate(tmp_path, 1)
-
-    assert {ends_at_ns(whole[:length]) for length in range(len(whole))} <= {None, ends_at_ns(whole)}

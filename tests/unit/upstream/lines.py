@@ -119,11 +119,11 @@ async def settle() -> None:
 
 async def opened(pool: Pool[Line], exchange: Exchange) -> Line:
     """Return a connection that is opened for it."""
-    assert pool.take(1, openings=None) == []
+    assert pool.take(1) == []
     await settle()
     exchange.grant()
     await settle()
-    (line,) = pool.take(1, openings=0)
+    (line,) = pool.take(1)
     return line
 
 

@@ -35,7 +35,7 @@ class Play:
         pending = [each for each in self.exchanges if each.pending]
         match operation:
             case "take":
-                self.held += self.pool.take(pick, openings=None)
+                self.held += self.pool.take(pick)
                 await asyncio.sleep(0)
             case "grant" if pending:
                 pending[pick % len(pending)].grant()
@@ -84,7 +84,7 @@ class Play:
         for line in self.held:
             self.pool.release(line)
         for _ in range(20):
-            if self.pool.take(1, openings=None):
+            if self.pool.take(1):
                 break
             await settle()
             for exchange in self.exchanges:
@@ -124,7 +124,7 @@ async def real_pool(host: Smarthost) -> AsyncIterator[tuple[Pool[Connection], as
 
 
 async def one_of(pool: Pool[Connection], changed: asyncio.Event) -> Connection:
-    while not (taken := pool.take(1, openings=None)):
+    while not (taken := pool.take(1)):
         changed.clear()
         await changed.wait()
     return taken[0]

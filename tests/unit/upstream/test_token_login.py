@@ -1,19 +1,12 @@
 """Logging in with an access token at a strict smarthost: both mechanisms, and a refusal."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SystemClock
-from relay.policy.limits import LimitSettings
 from relay.policy.model import Mechanism, Tls
 from relay.policy.oauth2 import TokenMechanism
-from relay.policy.units import HostPort
-from relay.practice.account import PracticeBehaviour
-from relay.practice.smarthost import PracticeSmarthost
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import (
     BearerToken,
@@ -27,21 +20,11 @@ USER, TOKEN = "news,list=1@example.com", "eyJ0eXAiOiJKV1QiLCJhbGciOi.s3cret-toke
 TOKENS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=60)
 
 
-@asynccontextmanager
-async def smarthost(good: str = TOKEN) -> AsyncIterator[PracticeSmarthost]:
-    behaviour = PracticeBehaviour(LimitSettings.model_validate({"messages": 9, "per": "1m"}), 1)
-    host = PracticeSmarthost(
-        HostPort("127.0.0.1", 0),
-        "u",
-        "p",
-        behaviour,
+def smarthost(good: str = TOKEN) -> Smarthost:
+    return Smarthost(
+        mechanisms=["XOAUTH2", "OAUTHBEARER"],
         is_token=lambda token: (token.name, token.token) == (USER, good),
     )
-    await host.start()
-    try:
-        yield host
-    finally:
-        await host.close()
 
 
 def account(port: int, mechanism: TokenMechanism = TokenMechanism.AUTO, token: str = TOKEN) -> Account:

@@ -308,17 +308,13 @@ STATE = AccountState(Health.PAUSED, "421 4.7.0 no", 800, in_a_row=2, spans=((100
 RECORD = PauseRecord("here", 500, 9_000, STATE)
 
 
-def _unknown(_boot_id: str, _at_ns: int) -> None:
-    return None
-
-
 def test_within_a_boot_a_record_is_as_written_by_any_wall_clock() -> None:
-    assert RECORD.moved("here", 600, 10**18, _unknown) == RECORD
+    assert RECORD.moved("here", 600, 10**18) == RECORD
 
 
 @given(instants, st.integers(-(10**18), 10**18))
 def test_after_a_reboot_the_wall_clock_says_how_much_pause_is_left(now_ns: int, off_ns: int) -> None:
-    moved = RECORD.moved("there", now_ns, RECORD.wall_ns + off_ns, _unknown)
+    moved = RECORD.moved("there", now_ns, RECORD.wall_ns + off_ns)
     state = moved.state
     assert state.until_ns - now_ns == 300 - max(0, off_ns)
     assert [end - begin for begin, end in state.spans[:-1]] == [100]

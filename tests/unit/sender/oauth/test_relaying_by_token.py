@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 
 from relay.control.operations import OK
-from relay.policy.limits import LimitSettings
-from relay.policy.units import HostPort
-from relay.practice.account import PracticeBehaviour
-from relay.practice.smarthost import PracticeSmarthost
-from relay.smtp.sasl import BearerToken
 from relay.verdicts.health import Health
+from tests.fakes.smarthost import Smarthost
+from tests.fakes.smarthost_dialogue import ShownToken
 from tests.fakes.token_server import CLIENT, USER, TokenServer
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
@@ -31,31 +28,24 @@ async def relaying(
     folder: Path,
     more: str = "",
     connections: int = 2,
-    is_token: Callable[[BearerToken], bool] | None = None,
+    is_token: Callable[[ShownToken], bool] | None = None,
 ) -> AsyncIterator[Relay]:
     """Run a relay with a consent of before, towards a smarthost that takes the server's tokens."""
     refresh, secret = folder / "refresh", folder / "secret"
     for path, text in ((refresh, server.refresh_token()), (secret, server.client.secret or "")):
         path.touch(0o600)
         path.write_text(text + "\n")
-    behaviour = PracticeBehaviour(LimitSettings.model_validate({"messages": 1000, "per": "1m"}), 1)
-    host = PracticeSmarthost(
-        HostPort("127.0.0.1", 0), "u", "p", behaviour, is_token=is_token or server.is_good
-    )
-    await host.start()
     oauth2 = (
         f"grant: refresh_token, client_id: {CLIENT}, client_secret_file: secret, "
         f"refresh_token_file: refresh, token_url: '{server.url}/token', scope: smtp"
     )
     upstream = f", idle: 1ms, auth: {{user: {USER}, oauth2: {{{oauth2}}}}}{more}"
-    try:
-        async with Relay(policy_of(folder, host.port, upstream, connections=connections)) as relay:
-            yield relay
-            shown = relay.log.getvalue() + repr(relay.watch.snapshot())
-            for secret_text in _secrets(server, folder):
-                assert secret_text not in shown
-    finally:
-        await host.close()
+    host = Smarthost(mechanisms=["XOAUTH2", "OAUTHBEARER"], is_token=is_token or server.is_good)
+    async with host, Relay(policy_of(folder, host.port, upstream, connections=connections)) as relay:
+        yield relay
+        shown = relay.log.getvalue() + repr(relay.watch.snapshot())
+        for secret_text in _secrets(server, folder):
+            assert secret_text not in shown
 
 
 def _secrets(server: TokenServer, folder: Path) -> Iterator[str]:
