@@ -25,7 +25,7 @@ from relay.throttle.window import Opening
 CONNECTIONS = "connections"
 NEXT = ""
 """It goes now."""
-MOST_STEPS = 2_000
+MOST_STEPS = 500
 
 
 class Load(NamedTuple):
@@ -107,17 +107,17 @@ class _Line:
             self._step()
         if number <= self._begun[-1]:
             return self._begins[bisect_left(self._begun, number)]
-        # Beyond the steps by the rate of the slowest window.
-        slowest = self._slowest(number)
-        return slowest._replace(at_ns=slowest.at_ns + self._behind_ns)
+        # Beyond the steps each window goes on by itself, as far behind as the last step was.
+        begins = [window.slot(number) for window in self._windows]
+        return max(
+            begin._replace(at_ns=begin.at_ns + behind_ns)
+            for begin, behind_ns in zip(begins, self._behind_ns, strict=True)
+        )
 
     @cached_property
-    def _behind_ns(self) -> int:
-        """Return how much later the last step is than the slowest window by itself."""
-        return self._begins[-1].at_ns - self._slowest(self._begun[-1]).at_ns
-
-    def _slowest(self, number: int) -> _Begin:
-        return max(window.slot(number) for window in self._windows)
+    def _behind_ns(self) -> list[int]:
+        begun, begin = self._begun[-1], self._begins[-1]
+        return [begin.at_ns - window.slot(begun).at_ns for window in self._windows]
 
     def _step(self) -> None:
         begin = max(self._begins[-1], *(window.next() for window in self._windows))

@@ -143,7 +143,7 @@ class Watch:
                 mended = old is not None and is_same and is_mended(name, old, new)
                 after = self._pace_of(seen, new, limits=limits, is_mended=mended)
                 if seen.limits is not None:
-                    over += self._over(name, seen.limits.limited_under(limits, new.guard_ns, 0))
+                    over += self._over(name, seen.limits.limited(0, limits, new.guard_ns))
             if load.messages:
                 planned.append(self._planned(name, load, before.at(load), after.at(load)))
         return Plan(
@@ -191,14 +191,9 @@ class Watch:
         """Return the pace by the present limits, or by others; `is_mended`: it rests no more."""
         if seen.limits is None:
             return Pace(self.clock.boottime_ns(), rests="stop: no history", until_ns=None)
-        limited = (
-            seen.limits.limited(seen.transaction_ns)
-            if limits is None
-            else seen.limits.limited_under(limits, upstream.guard_ns, seen.transaction_ns)
-        )
         return Pace(
             self.clock.boottime_ns(),
-            limited,
+            seen.limits.limited(seen.transaction_ns, limits, upstream.guard_ns),
             connections=upstream.connections,
             transaction_ns=seen.transaction_ns,
             rests="" if is_mended and seen.operator is None else rest_words(seen),
