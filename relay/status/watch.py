@@ -231,9 +231,11 @@ class Watch:
             return ""
         if view is None:
             return DOWN if self.condition is Condition.DOWN else ""
+        if held_by := self.pace(name).at(Load(1, 1, 1)).held_by:
+            return held_by
         # What only its own key keeps back says so itself.
-        first = next((each for each in self._sender.queue.line(name) if each.state is State.WAITING), None)
-        return self.pace(name).at(Load(1, 1, 1)).held_by or ("" if first is None else first.reason)
+        waiting_now = (each for each in self._sender.queue.line(name) if each.state is State.WAITING)
+        return next((each.reason for each in waiting_now), "")
 
     def _counts(self) -> dict[QueueState, QueueCounts]:
         sums = {state: total(self._sender.queue.counts(state).values()) for state in State}
