@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from relay.clock import SystemClock
 from relay.daemon.capacity import EACH_CLIENT, fitted, listener_processes
 from relay.daemon.spool_intake import SpoolIntake
-from relay.listener.listener_files import ListenerFiles
+from relay.listener.listener_files import ListenerFiles, read_listener_files
 from relay.listener.quotas import Quotas
 from relay.listener.server import Listener, bind
 from relay.mail.formats import described
@@ -104,10 +105,17 @@ class Listening:
                     await asyncio.sleep(BIND_AGAIN_SECONDS)
 
     async def start(self) -> None:
-        observer = ListenerObserver(self._events, self._counts)
+        observer, clock = ListenerObserver(self._events, self._counts), SystemClock()
         listens = fitted([each.listen for each in self._here], self._limit)
         for each, listen in zip(self._here, listens, strict=True):
-            each.listener = Listener(listen, self._start.hostname, self._intake, observer, files=each.files)
+            each.listener = Listener(
+                listen,
+                self._start.hostname,
+                self._intake,
+                observer,
+                files=each.files or read_listener_files(listen),
+                clock=clock,
+            )
             await each.listener.start(each.bound)
         for each in self._all:
             count = listener_processes(each.listen)

@@ -13,8 +13,6 @@ from typing import Any
 
 PAUSE_S = 1.0
 """After accept failed, as asyncio's own servers wait."""
-MOST_AT_ONCE = 16
-"""In one turn of the loop: open connections have their turn in between."""
 
 Receive = Callable[[socket.socket, Any], Coroutine[None, None, None]]
 """Gives an accepted socket, with its peer's address, to a protocol.  If it raises, the socket is closed."""
@@ -23,55 +21,41 @@ Receive = Callable[[socket.socket, Any], Coroutine[None, None, None]]
 class Door:
     """Takes connections on a listening socket, which it closes in the end."""
 
-    def __init__(
-        self,
-        bound: socket.socket,
-        receive: Receive,
-        on_error: Callable[[OSError], None],
-        *,
-        pause_s: float = PAUSE_S,
-    ) -> None:
+    def __init__(self, bound: socket.socket, receive: Receive, on_error: Callable[[OSError], None]) -> None:
         """Accept from now on.  `on_error` is told why there is a pause."""
         bound.setblocking(False)  # noqa: FBT003 - the socket's own signature
-        self._loop = asyncio.get_running_loop()
-        self._bound, self._receive, self._on_error, self._pause_s = bound, receive, on_error, pause_s
-        self._opening: set[asyncio.Task[None]] = set()
-        self._go_on()
+        self._bound, self._receive, self._on_error = bound, receive, on_error
+        self._tasks = {asyncio.get_running_loop().create_task(self._accept())}
 
     async def close(self) -> None:
         """Accept no more, and drop what no protocol has yet.  Idempotent."""
-        if self._bound.fileno() >= 0:
-            self._loop.remove_reader(self._bound.fileno())
-            self._bound.close()
-        for opening in self._opening:
-            opening.cancel()
-        await asyncio.gather(*self._opening, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._bound.close()
 
-    def _go_on(self) -> None:
-        if self._bound.fileno() >= 0:
-            self._loop.add_reader(self._bound.fileno(), self._accept)
-
-    def _accept(self) -> None:
-        try:
-            for _ in range(MOST_AT_ONCE):
-                accepted, peer = self._bound.accept()
-                accepted.setblocking(False)  # noqa: FBT003 - the socket's own signature
-                opening = self._loop.create_task(self._receive(accepted, peer))
-                self._opening.add(opening)
-                opening.add_done_callback(functools.partial(self._opened, accepted))
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError as error:
-            self._loop.remove_reader(self._bound.fileno())
-            self._loop.call_later(self._pause_s, self._go_on)
-            self._on_error(error)
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, peer = await loop.sock_accept(self._bound)
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                self._on_error(error)
+                await asyncio.sleep(PAUSE_S)
+                continue
+            opening = loop.create_task(self._receive(accepted, peer))
+            self._tasks.add(opening)
+            opening.add_done_callback(functools.partial(self._opened, accepted))
+            # Open connections have their turn in between.
+            await asyncio.sleep(0)
 
     def _opened(self, accepted: socket.socket, opening: "asyncio.Task[None]") -> None:
-        self._opening.discard(opening)
+        self._tasks.discard(opening)
         # Not in the coroutine: cancelled before its first step, it would not close the socket.
-        if opening.cancelled():
+        error = None if opening.cancelled() else opening.exception()
+        if opening.cancelled() or error is not None:
             accepted.close()
-        elif (error := opening.exception()) is not None:
-            accepted.close()
-            if not isinstance(error, OSError):
-                self._loop.call_exception_handler({"message": "accepting", "exception": error})
+        if error is not None and not isinstance(error, OSError):
+            asyncio.get_running_loop().call_exception_handler({"message": "accepting", "exception": error})

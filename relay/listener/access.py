@@ -7,7 +7,7 @@ knows); the tables hold an entry per open connection and none that is left behin
 import functools
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from relay.smtp import replies
@@ -32,11 +32,6 @@ class Client:
         return f"unknown[{self.address}]"
 
     @property
-    def is_loopback(self) -> bool:
-        """Return whether it is on this host, so that plain text crosses no network."""
-        return self.ip.is_loopback
-
-    @property
     def origin(self) -> str:
         """Return what failures are counted by: the address, or for IPv6 the /64 that one host usually has."""
         if isinstance(self.ip, IPv6Address):
@@ -47,18 +42,14 @@ class Client:
         return any(self.ip in network for network in networks)
 
 
-@dataclass(eq=False, slots=True)
 class ClientPlace:
     """What one connection holds at a listener, from its first octet to its last."""
 
-    client: Client
-    may_relay: bool
-    """In `clients`, or logged in since."""
-    counted_as: str = field(init=False)
-    """The address of a host in `clients`; the origin of any other, since one host numbers its whole /64."""
-
-    def __post_init__(self) -> None:
-        self.counted_as = self.client.address if self.may_relay else self.client.origin
+    def __init__(self, client: Client, *, may_relay: bool) -> None:
+        self.client, self.may_relay = client, may_relay
+        """In `clients`, or logged in since."""
+        self.counted_as = client.address if may_relay else client.origin
+        """Of any but a host in `clients` its origin, since one host numbers its whole /64."""
 
 
 class Admission:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relay.policy.model import Listen, Tls
+from relay.policy.model import Listen
 from relay.policy.secrets import KeyPair, SecretError, read_key_pair, read_users, serving
 
 
@@ -51,6 +51,4 @@ def read_listener_files(listen: Listen) -> ListenerFiles:
         raise SecretError("it names no user", listen.users_file)
     if listen.certificate is not None:
         return ListenerFiles(hashes, read_key_pair(listen.certificate, listen.key))
-    if listen.tls is Tls.IMPLICIT:
-        raise ValueError(f"{listen.address}: implicit TLS needs a certificate")
     return ListenerFiles(hashes, None)

@@ -11,15 +11,12 @@ class IntakePort(Protocol):
 
     def draft(self) -> Draft:
         """Do no I/O."""
-        ...
 
     def refusal(self, size_bytes: int) -> str | None:
         """Return the 452 reply if this declared size cannot be stored now.  Cheap; no I/O."""
-        ...
 
     async def spill(self, draft: Draft) -> None:
         """Move what is buffered out of memory.  Raises Refused; the draft is gone then."""
-        ...
 
     async def accept(self, draft: Draft, envelope: Envelope) -> None:
         """Store the message durably and take responsibility: on return, 250 may be sent.
@@ -27,11 +24,9 @@ class IntakePort(Protocol):
         Raises Refused, and then nothing is queued.  If the caller is cancelled, the message is queued whole
         or not at all; both are right (RFC 5321, 4.1.1.4; RFC 1047).
         """
-        ...
 
     async def discard(self, draft: Draft) -> None:
         """Never raise."""
-        ...
 
 
 class Observer(Protocol):
@@ -41,14 +36,12 @@ class Observer(Protocol):
 
     def connection_closed(self, listener: str, client: str, reason: str) -> None:
         """`reason` is quit, lost, timeout, errors, refused, shutdown or fault."""
-        ...
 
     def refused(self, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
         """Tell of 4yz or 5yz; `phase` is connect, eod, unknown, or the command in lower case.
 
         `user` logged in, or tried to; never looked up, as long and as strange as the client likes.
         """
-        ...
 
     def accepted(
         self,
@@ -61,8 +54,6 @@ class Observer(Protocol):
         commit_ns: int,
     ) -> None:
         """`commit_ns` is from the final dot to durable; `message_id` as the client wrote it."""
-        ...
 
     def fault(self, listener: str, client: str, error: BaseException) -> None:
         """Log an error of our own making; the client was told 451 4.3.0."""
-        ...

@@ -13,34 +13,28 @@ from aiosmtpd.proxy_protocol import AF, PROTO, V2_CMD, get_proxy
 
 HEADER_S = 5.0
 """From a balancer's connection to the end of its header, which comes with the first octets."""
-MOST_LINE_BYTES = 107
-"""Of a header of version 1."""
 _KINDS = frozenset({(AF.INET, PROTO.STREAM), (AF.INET6, PROTO.STREAM)})
 
 # aiosmtpd logs each bad header, past our own log.
 proxy_protocol.log.disabled = True
 
 
-class BadProxyHeader(Exception):  # noqa: N818 - it is what the header is
-    """What a connection began with is no such header."""
-
-
 async def client_behind(accepted: socket.socket) -> str | None:
     """Return the client's address; None for a connection of the balancer itself, as a health check.
 
-    Raises BadProxyHeader, OSError.
+    Raises OSError, also for what is no such header.
     """
     try:
         async with asyncio.timeout(HEADER_S):
             header = await get_proxy(_Octets(accepted))
     except TimeoutError:
-        raise BadProxyHeader(f"no PROXY header within {HEADER_S:g} s") from None
+        raise ConnectionError(f"no PROXY header within {HEADER_S:g} s") from None
     if not header.valid:
-        raise BadProxyHeader(header.error or "no PROXY header")
+        raise ConnectionError(header.error or "no PROXY header")
     if header.command == V2_CMD.LOCAL and header.version == 2:
         return None
     if (header.family, header.protocol) not in _KINDS:
-        raise BadProxyHeader(f"family {header.family} and protocol {header.protocol}, not of TCP")
+        raise ConnectionError(f"family {header.family} and protocol {header.protocol}, not of TCP")
     return str(header.src_addr)
 
 
@@ -55,7 +49,7 @@ class _Octets:
         while len(octets) < n:
             more = await asyncio.get_running_loop().sock_recv(self._accepted, n - len(octets))
             if not more:
-                raise BadProxyHeader("it ended within its PROXY header")
+                raise ConnectionError("it ended within its PROXY header")
             octets += more
         return octets
 
@@ -64,7 +58,5 @@ class _Octets:
     async def readuntil(self, separator: bytes = b"\n") -> bytes:
         line = b""
         while not line.endswith(separator):
-            if len(line) > MOST_LINE_BYTES:
-                raise BadProxyHeader("PROXYv1 header too long")
             line += await self.readexactly()
         return line

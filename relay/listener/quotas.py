@@ -28,18 +28,17 @@ class Quotas:
     def __init__(self, listen: Listen) -> None:
         self._listen = listen
         mosts = [rule.max_queued for rule in listen.users.values()] + [listen.max_queued_per_client]
-        self._least = min((most for most in mosts if most is not None), default=None)
-        self.is_any = self._least is not None
+        self.is_any = any(most is not None for most in mosts)
         self._full: Held = {}
 
     def worth_telling(self, held: Iterable[tuple[tuple[str, str], int]]) -> Held:
         """Return those who may have no more."""
-        # Most have little, and are many: they cost a comparison.
-        found = [(Owner(*owner), count) for owner, count in held if count >= (self._least or 0)]
-        return {owner: count for owner, count in found if (most := self._most(owner)) and count >= most}
-
-    def _most(self, owner: Owner) -> int | None:
-        return self._listen.most_queued(owner.user or None)
+        full: dict[Owner, int] = {}
+        for (user, client), count in held:
+            most = self._listen.most_queued(user or None)
+            if most is not None and count >= most:
+                full[Owner(user, client)] = count
+        return full
 
     def told(self, full: Held) -> None:
         """Go by what `worth_telling` returned."""

@@ -5,7 +5,6 @@ something in a header, so that no HELO can end the line, open a comment or forge
 clause.  The user that authenticated is not named: the line travels to every recipient.
 """
 
-import functools
 import re
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -25,13 +24,8 @@ def received_line(
     return (
         f"Received: from {as_name(helo)} (unknown [{literal}])\r\n"
         f"\tby {as_name(hostname)} with {protocol} id {queue_id};\r\n"
-        f"\t{_date(wall_ns // SECOND_NS)}\r\n"
+        f"\t{format_datetime(datetime.fromtimestamp(wall_ns // SECOND_NS, UTC))}\r\n"
     ).encode("ascii")
-
-
-@functools.lru_cache(maxsize=4)
-def _date(wall_s: int) -> str:
-    return format_datetime(datetime.fromtimestamp(wall_s, UTC))
 
 
 def as_name(text: str) -> str:

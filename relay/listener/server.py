@@ -10,7 +10,7 @@ from typing import Any
 
 from relay.listener.accepting import Door
 from relay.listener.access import Client
-from relay.listener.proxied import BadProxyHeader, client_behind
+from relay.listener.proxied import client_behind
 from relay.listener.session import ClientSession
 from relay.listener.shared import Reception
 from relay.policy.model import Listen
@@ -89,11 +89,11 @@ class Listener(Reception):
             return peer
         try:
             told = await client_behind(accepted)
-        except (BadProxyHeader, OSError) as error:
+        except OSError as error:
             # No reply: who speaks something else would not read it, and a balancer has nobody to tell.
             reply = f"{replies.NO_PROXY_HEADER}: {error}"
             self.observer.refused(self.name, str(peer), "connect", reply, None)
             raise ConnectionRefusedError from error
         client = peer if told is None else Client.of_peer(told)
-        # A program on the balancer's host is on no loopback of ours.
-        return peer if client.is_loopback and not peer.is_loopback else client
+        # A program on the balancer's host is on no loopback of ours, unless the balancer is.
+        return peer if client.ip.is_loopback else client

@@ -21,9 +21,6 @@ from relay.smtp.commands import Refused
 from relay.smtp.sasl import Credentials, PasswordCheck
 from relay.smtp.session_machine import SessionMachine, SessionState
 
-MAX_IDLE_COMMANDS = 100
-"""Commands since the last message that was taken, from which on each counts as an error (Postfix:
-smtpd_junk_command_limit).  How many RCPT a message needs is limited elsewhere: max_recipients."""
 SPILL_BYTES = 256 * 1024
 _CHUNK_BYTES = 32 * 1024
 """What a draft is given at once, so that octets that trickle in cost it no object each."""
@@ -42,7 +39,7 @@ class ClientSession(ClientConnection):
         super().__init__(asyncio.get_running_loop())
         self._reception, self.place = reception, place
         self._label = str(place.client)
-        self._errors = self._idle_commands = 0
+        self._errors = 0
         self._login: str | None = None
         """The hash of the password that the client knew."""
 
@@ -53,7 +50,7 @@ class ClientSession(ClientConnection):
             room.terms,
             self,
             is_trusted=place.may_relay,
-            is_private=place.client.is_loopback,
+            is_private=place.client.ip.is_loopback,
             is_tls=self.is_tls,
         )
         self._began_at = self.loop.time()
@@ -65,7 +62,7 @@ class ClientSession(ClientConnection):
 
     def _leave(self, _ended: object) -> None:
         room = self._reception
-        self.drop()
+        self.transport.abort()
         room.sessions.discard(self)
         room.admission.leave(self.place)
         room.observer.connection_closed(room.name, self._label, self.reason)
@@ -115,9 +112,7 @@ class ClientSession(ClientConnection):
                 self._say(reply)
         except Refused as refused:
             self._say(refused.reply)
-        self._idle_commands += self._machine.phase not in {"rcpt", "eod"}
-        too_idle = max(0, self._idle_commands - MAX_IDLE_COMMANDS)
-        if self._errors + too_idle >= self._reception.listen.max_errors:
+        if self._errors >= self._reception.listen.max_errors:
             raise SessionEnd("errors", replies.TOO_MANY_ERRORS)
 
     @property
@@ -159,7 +154,6 @@ class ClientSession(ClientConnection):
         reply = self._machine.judged(check)
         if check is PasswordCheck.RIGHT:
             room.admission.log_in(place)
-            self._idle_commands = 0
             self._login = room.users.hash_of(proof.name)
         return reply
 
@@ -217,7 +211,7 @@ class ClientSession(ClientConnection):
             size_bytes=len(trace) + decoder.size_bytes,
             commit_ns=room.clock.boottime_ns() - ended_at_ns,
         )
-        self._errors = self._idle_commands = 0
+        self._errors = 0
         return replies.queued(draft.queue_id)
 
     async def _receive(self, decoder: ContentDecoder, draft: Draft) -> None:

@@ -1,13 +1,9 @@
-"""What all sessions of one listener share.  Made once, before the first connection.
+"""What all sessions of one listener share.  Made once, before the first connection."""
 
-Reads the certificate and the users file when it is made, unless it is given them, so that a mistake in
-them stops the start and not a session.  `use` takes others later.
-"""
-
-from relay.clock import SECOND_NS, Clock, SystemClock
+from relay.clock import SECOND_NS, Clock
 from relay.listener.access import Admission, Client, ClientPlace
 from relay.listener.content import ContentDecoder
-from relay.listener.listener_files import ListenerFiles, read_listener_files
+from relay.listener.listener_files import ListenerFiles
 from relay.listener.ports import IntakePort, Observer
 from relay.listener.quotas import Quotas
 from relay.listener.received import as_name
@@ -21,27 +17,23 @@ MECHANISMS = ("PLAIN", "LOGIN")
 
 
 class Reception:
-    """Raises SecretError for a certificate, a key or a users file that cannot be used."""
-
     def __init__(
         self,
         listen: Listen,
         hostname: str,
         intake: IntakePort,
         observer: Observer,
-        clock: Clock | None = None,
         *,
-        files: ListenerFiles | None = None,
+        files: ListenerFiles,
+        clock: Clock,
     ) -> None:
-        """`files` None: read them."""
         self.listen, self.name = listen, str(listen.address)
         self.hostname = as_name(hostname)
         self.greeting = f"220 {self.hostname} ESMTP relay"
-        self.intake, self.observer, self.clock = intake, observer, clock or SystemClock()
+        self.intake, self.observer, self.clock = intake, observer, clock
         times = listen.timeouts
         self.command_s, self.session_s = times.command_ns / SECOND_NS, times.session_ns / SECOND_NS
         self.content_s, self.transfer_s = times.content_ns / SECOND_NS, times.transfer_ns / SECOND_NS
-        files = files or read_listener_files(listen)
         self.users = Users(files.hashes)
         self.guesses = Guesses(self.clock)
         can_log_in = bool(files.hashes)
@@ -66,7 +58,7 @@ class Reception:
         self.users.use(files.hashes)
 
     def place_for(self, client: Client) -> ClientPlace:
-        return ClientPlace(client, client.is_in(self.listen.clients))
+        return ClientPlace(client, may_relay=client.is_in(self.listen.clients))
 
     def decoder_for(self, client: Client) -> ContentDecoder:
         listen = self.listen

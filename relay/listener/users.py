@@ -60,36 +60,28 @@ class Users:
 class Guesses:
     """Judges guesses, and has an origin wait that guesses wrong: 2 s after its third failure, then double.
 
-    Across sessions; the guesses of an origin are judged one after the other.  Bounded: an origin without a
-    failure for an hour is forgotten, and of more than `MAX_ORIGINS` the one that failed longest ago.
+    Across sessions; the guesses of an origin are judged one after the other.  Bounded: of more than
+    `MAX_ORIGINS` the one that failed longest ago is forgotten.
     """
 
     FREE_FAILURES = 3
     FIRST_NS = 2 * SECOND_NS
     LONGEST_NS = 15 * 60 * SECOND_NS
-    MEMORY_NS = 3600 * SECOND_NS
     MAX_ORIGINS = 10_000
 
-    def __init__(self, clock: Clock, most_origins: int = MAX_ORIGINS) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._most_origins = most_origins
         self._failures: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """Origin: how many, and the instant of the last; the oldest first."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Held by who waits for it."""
 
-    def __len__(self) -> int:
-        return len(self._failures)
-
     def is_locked_out(self, origin: str) -> bool:
-        now_ns = self._clock.boottime_ns()
-        while self._failures and now_ns - next(iter(self._failures.values()))[1] >= self.MEMORY_NS:
-            self._failures.popitem(last=False)
         count, last_at_ns = self._failures.get(origin, (0, 0))
         if count < self.FREE_FAILURES:
             return False
         doublings = min(count - self.FREE_FAILURES, 30)
-        return now_ns < last_at_ns + min(self.FIRST_NS << doublings, self.LONGEST_NS)
+        return self._clock.boottime_ns() < last_at_ns + min(self.FIRST_NS << doublings, self.LONGEST_NS)
 
     async def judge(self, origin: str, verify: Callable[[], Awaitable[bool]]) -> PasswordCheck:
         """Count nothing where `verify` raises."""
@@ -101,6 +93,6 @@ class Guesses:
                 return PasswordCheck.RIGHT
             count, _ = self._failures.pop(origin, (0, 0))
             self._failures[origin] = (count + 1, self._clock.boottime_ns())
-            if len(self._failures) > self._most_origins:
+            if len(self._failures) > self.MAX_ORIGINS:
                 self._failures.popitem(last=False)
             return PasswordCheck.WRONG

@@ -43,20 +43,19 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.is_tls = self.is_stopping = False
-        self._received, self._position = b"", 0
+        self._received = bytearray()
         self._can_write = True
         self._is_at_end = self._is_lost = False
         self._replies: list[str] = []
         self._sent_at = 0.0
         self._waiter: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
         self.is_tls = transport.get_extra_info("sslcontext") is not None
 
     def data_received(self, data: bytes) -> None:
-        self.unread(self._received[self._position :] + data if self.has_unread else data)
+        self._received += data
         if len(self._received) > READ_AHEAD_BYTES:
             self.transport.pause_reading()
         self._wake()
@@ -83,14 +82,9 @@ class ClientConnection(asyncio.Protocol):
         self.is_stopping = True
         self._wake()
 
-    def drop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self.transport.abort()
-
     @property
     def has_unread(self) -> bool:
-        return self._position < len(self._received)
+        return bool(self._received)
 
     def reply(self, text: str) -> None:
         """Add a reply; it goes out in one write with others, at the next wait."""
@@ -101,10 +95,9 @@ class ClientConnection(asyncio.Protocol):
         if len(self._replies) >= MOST_REPLIES:
             await self._flush(deadline)
             await asyncio.sleep(0)
-        while (end := self._received.find(b"\r\n", self._position)) < 0:
-            if self.has_unread:
-                # A CR at the very end may be half of the CRLF.
-                _check_line(self._received[self._position :].removesuffix(b"\r"))
+        while (end := self._received.find(b"\r\n")) < 0:
+            # A CR at the very end may be half of the CRLF.
+            _check_line(self._received.removesuffix(b"\r"))
             await self._flush(deadline)
             until = self._sent_at + READING_S if self.is_stopping else deadline
             if self.is_stopping and self.loop.time() >= until:
@@ -112,8 +105,8 @@ class ClientConnection(asyncio.Protocol):
             await self._more(until)
         if self._is_lost:
             raise SessionEnd("lost")
-        line = self._received[self._position : end]
-        self._position = end + 2
+        line = bytes(self._received[:end])
+        del self._received[: end + 2]
         _check_line(line)
         return line
 
@@ -122,15 +115,13 @@ class ClientConnection(asyncio.Protocol):
         while not self.has_unread:
             await self._flush(deadline)
             await self._more(deadline)
-        if self.loop.time() >= deadline:
-            raise SessionEnd("timeout", replies.IDLE_TOO_LONG)
-        chunk = self._received[self._position :]
-        self.unread(b"")
+        chunk = bytes(self._received)
+        self._received.clear()
         return chunk
 
     def unread(self, rest: bytes) -> None:
         """Put back what `read_chunk` returned too much; before anything else is awaited."""
-        self._received, self._position = rest, 0
+        self._received[:0] = rest
 
     async def start_tls(self, context: ssl.SSLContext) -> None:
         """Send the replies and go on under TLS.  Raises SessionEnd.
@@ -185,35 +176,27 @@ class ClientConnection(asyncio.Protocol):
         """Wait until more may have come.  Raises SessionEnd."""
         if self._is_at_end or self._is_lost:
             raise SessionEnd("lost")
-        self.unread(self._received[self._position :])
         self.transport.resume_reading()
         await self._wait(deadline)
 
     async def _wait(self, deadline: float) -> None:
-        """Wait for octets, an end, room to write or the deadline; or for less.  Raises SessionEnd behind it.
-
-        One timer serves many waits: it rings at the first deadline, and the wait of that time sets it again.
-        """
+        """Wait for octets, an end, room to write, or less.  Raises SessionEnd once the deadline is over."""
         if self.loop.time() >= deadline:
             # Octets that trickle in may always be quicker than the timer.
             raise SessionEnd("timeout", replies.IDLE_TOO_LONG)
-        if self._timer is None or self._timer.when() > deadline:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self.loop.call_at(deadline, self._ring)
         self._waiter = self.loop.create_future()
-        await self._waiter
-
-    def _ring(self) -> None:
-        self._timer = None
-        self._wake()
+        timer = self.loop.call_at(deadline, self._wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
-def _check_line(line: bytes) -> None:
+def _check_line(line: bytes | bytearray) -> None:
     """Raise SessionEnd for the first fault of a line, so that the network's cuts make no difference."""
     if has_control(line[:MAX_LINE_BYTES]):
         raise SessionEnd("errors", replies.BAD_LINE_END)

@@ -31,20 +31,12 @@ class Turn(NamedTuple):
     back_to: str = ""
     """Where the mail goes again; empty where the diversion has begun."""
 
-    @property
-    def is_over(self) -> bool:
-        return self.back_to != ""
-
 
 class Diversions:
     def __init__(self) -> None:
         self._now: dict[tuple[Route, str], Diversion] = {}
         """By the route, and where its mail is spilled to; empty where all of it is diverted."""
         self._turns: list[Turn] = []
-
-    def __bool__(self) -> bool:
-        """Whether there are turns to tell."""
-        return bool(self._turns)
 
     def turns(self) -> list[Turn]:
         """Return the turns since the last call, in their order."""

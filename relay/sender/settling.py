@@ -298,7 +298,9 @@ class Settling:
         """Mark recipients as an operator asks; a message without one left ends, once its report may go."""
         after = message.after(marks, notes)
         ends = not after.left and (is_silent or after.owed_report is None)
-        what = Settlement(message.queue_id, message.envelope, marks, notes, ends=ends)
+        # A report that an operator gives up is not sent where a loss of power brings the message back.
+        told = after.owed_report.indices if ends and after.owed_report is not None else ()
+        what = Settlement(message.queue_id, message.envelope, marks, notes, told=told, ends=ends)
         await self._spool_thread.change(what)
         self._metrics.became(_words(what))
         self._keep(after)

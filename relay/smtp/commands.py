@@ -85,7 +85,7 @@ class RcptCommand(NamedTuple):
     asked: RecipientRequest = NO_REQUEST
 
 
-def has_control(line: bytes) -> bool:
+def has_control(line: bytes | bytearray) -> bool:
     return _CONTROL.search(line) is not None
 
 

@@ -6,16 +6,17 @@ An engine says where a message lies (`_at`), and adds what it knows apart from t
 import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from relay.clock import Clock
-from relay.mail.envelope import QueueId, is_notice
+from relay.mail.envelope import Envelope, QueueId, is_notice
 from relay.spool.disk.durable import Disk
 from relay.spool.disk.os_errors import is_lack_of_room, is_not_now
 from relay.spool.errors import kernel_errors, of_kernel
 from relay.spool.identity import warning_id
 from relay.spool.interface import (
     Absent,
+    Adopted,
     Corrupt,
     Full,
     Message,
@@ -52,6 +53,9 @@ class BaseSpool(ABC):
         self._reads_again_at_ns = 0
 
     @abstractmethod
+    def settle(self, settlements: Sequence[Settlement]) -> list[Failure | None]: ...
+
+    @abstractmethod
     def _claimed(self, name: str) -> Message | None:
         """Return a message that is ahead; None for what is none, or not yet.  Raises OSError."""
 
@@ -66,6 +70,10 @@ class BaseSpool(ABC):
     @abstractmethod
     def _set_aside(self, queue_id: QueueId, why: str) -> None:
         """Take a damaged message out of the queue, for a human being."""
+
+    @abstractmethod
+    def _take(self, messages: Sequence[tuple[QueueId, Envelope, Iterable[bytes]]]) -> None:
+        """Put those that are not there into the queue, durably.  Raises Full, Unavailable, OSError."""
 
     @abstractmethod
     def _unclaimed(self) -> int:
@@ -83,6 +91,14 @@ class BaseSpool(ABC):
             raise
         except OSError as error:
             raise Unavailable(str(error.strerror)) from error
+
+    def adopt(self, adopted: Sequence[Adopted]) -> None:
+        with kernel_errors("adopted messages"):
+            self._take([(each.message.queue_id, each.message.envelope, each.content) for each in adopted])
+        # Crash here: messages without what became of them, which are adopted again.
+        for failure in self.settle([_as_it_is(each.message) for each in adopted]):
+            if failure is not None:
+                raise failure
 
     def look(self) -> SpoolLook:
         with kernel_errors("look"):
@@ -153,6 +169,20 @@ def told_by(message: Message, notices: Collection[QueueId]) -> tuple[Sequence[in
     owed = message.owed_report
     told = owed.indices if owed is not None and owed.report_id in notices else ()
     return told, not message.is_warned and warning_id(message.queue_id) in notices
+
+
+def _as_it_is(message: Message) -> Settlement:
+    """Return what became of a message, to write down where it was just accepted."""
+    return Settlement(
+        message.queue_id,
+        message.envelope,
+        {index: status for index, status in enumerate(message.statuses) if status is not Status.TODO},
+        message.notes,
+        told=sorted(message.told),
+        is_warned=message.is_warned,
+        next_attempt_at_ns=message.next_attempt_at_ns,
+        is_held=message.is_held or None,
+    )
 
 
 class Group:

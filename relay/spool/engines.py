@@ -53,25 +53,22 @@ ENGINES: dict[str, Engine] = {
 }
 
 
-def open_spool(
-    policy: Policy, disk: Disk, clock: Clock, on_corrupt: OnCorrupt, engine: str | None = None
-) -> Spool:
+def open_spool(policy: Policy, disk: Disk, clock: Clock, on_corrupt: OnCorrupt) -> Spool:
     """Own the queue.  Raises SpoolBusy, OSError, and ValueError for one of another engine or version.
 
-    `on_corrupt` is told the name and the fault of each file that is set aside; `engine` is by default the
-    policy's, here and below.
+    `on_corrupt` is told the name and the fault of each file that is set aside.
     """
-    return _engine(policy, disk, engine).spool(str(policy.spool), disk, clock, on_corrupt)
+    return _engine(policy, disk).spool(str(policy.spool), disk, clock, on_corrupt)
 
 
-def prepare_spool(policy: Policy, disk: Disk, engine: str | None = None) -> None:
+def prepare_spool(policy: Policy, disk: Disk) -> None:
     """Make sure of what `open_intake` assumes, while no relay runs.  Raises OSError, ValueError."""
-    _engine(policy, disk, engine).prepare(str(policy.spool), disk)
+    _engine(policy, disk).prepare(str(policy.spool), disk)
 
 
-def open_intake(policy: Policy, disk: Disk, clock: Clock, engine: str | None = None) -> Intake:
+def open_intake(policy: Policy, disk: Disk, clock: Clock) -> Intake:
     """Assume that the queue was owned before, or `prepare_spool`.  Raises OSError and SpoolBusy."""
-    return _named(engine or policy.storage.engine).intake(str(policy.spool), disk, clock)
+    return ENGINES[policy.storage.engine].intake(str(policy.spool), disk, clock)
 
 
 def engine_of(root: str, disk: Disk) -> str | None:
@@ -84,17 +81,11 @@ def engine_of(root: str, disk: Disk) -> str | None:
     return names[0]
 
 
-def _engine(policy: Policy, disk: Disk, engine: str | None) -> Engine:
-    root, wanted = str(policy.spool), engine or policy.storage.engine
+def _engine(policy: Policy, disk: Disk) -> Engine:
+    root, wanted = str(policy.spool), policy.storage.engine
     if (found := engine_of(root, disk)) not in (None, wanted):
         raise ValueError(
             f"{root} is a spool of the engine {found}, and the policy asks for {wanted}: "
             f"run `relay spool convert --to {wanted}`, or let the policy say `engine: {found}`"
         )
-    return _named(wanted)
-
-
-def _named(name: str) -> Engine:
-    if name not in ENGINES:
-        raise ValueError(f"this relay has no engine {name}")
-    return ENGINES[name]
+    return ENGINES[wanted]

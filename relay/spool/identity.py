@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 
 from relay.clock import Clock
-from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId, is_notice
+from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _EPOCH_US = 1_704_067_200_000_000  # 2024-01-01T00:00:00Z; ten characters last until 2059
@@ -60,11 +60,6 @@ def report_id(queue_id: QueueId, first_failed: int | None = None) -> QueueId:
 
 def warning_id(queue_id: QueueId) -> QueueId:
     return QueueId(queue_id[:16] + WARNING_SUFFIX)
-
-
-def subject_of(queue_id: QueueId) -> QueueId | None:
-    """Return which message a report or a warning is about, or None for a message that came in."""
-    return QueueId(queue_id[:16]) if is_notice(queue_id) else None
 
 
 def is_queue_id(name: str) -> bool:

@@ -51,7 +51,9 @@ def own_session(policy: Policy, listen: Listen, hostname: str, tell: Tell) -> It
     theirs.setblocking(False)  # noqa: FBT003 - the socket's own signature
 
     async def serve() -> None:
-        room = Reception(listen, hostname, intake, _OwnObserver(tell), clock, files=_NEITHER_USERS_NOR_TLS)
+        room = Reception(
+            listen, hostname, intake, _OwnObserver(tell), files=_NEITHER_USERS_NOR_TLS, clock=clock
+        )
         place = ClientPlace(Client.of_peer(_LOOPBACK), may_relay=True)
         session = ClientSession(room, place)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: session, theirs)

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from relay.clock import SECOND_NS, Clock
-from relay.spool.disk.durable import Disk, sync_above, write_with_room
+from relay.spool.disk.durable import Disk, write_with_room
 from relay.spool.disk.os_errors import is_lack_of_room
 from relay.spool.disk.replacing import InDoubt, put_in_place
 from relay.throttle.events import Event, moved
@@ -132,7 +132,7 @@ class FileHistory:
         with self._failing_closed("lock"):
             if not self._has_folder:
                 self._disk.make_directory(self._folder)
-                sync_above(self._disk, self._folder)
+                self._disk.sync_all(self._folder)
                 self._has_folder = True
             if (fd := self._disk.lock(self._lock_path, wait=True)) is None:
                 raise HistoryError(f"{self._lock_path}: taken")

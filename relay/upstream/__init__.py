@@ -5,7 +5,6 @@
     login         one mechanism, one attempt
     oauth/        access tokens: asked for, kept, replaced; a person's consent
     transaction   MAIL, RCPT, DATA, content, final dot: one Outcome, whatever the upstream does
-    step          whether each reply answered the command that it was taken for
     protocol      the wire: a command out, exactly one strict reply in
     timeouts      how long each of these may take (RFC 5321, 4.5.3.2)
 

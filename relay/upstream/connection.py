@@ -32,9 +32,8 @@ from relay.smtp.reply import Phase, Reply
 from relay.smtp.sasl import BearerToken, Credentials
 from relay.upstream.login import AnyMechanism, choose, log_in
 from relay.upstream.protocol import Broken, StrictProtocol
-from relay.upstream.step import Hello, StepProof
 from relay.upstream.timeouts import Timeouts
-from relay.upstream.transaction import Channel, Exchange, Transaction, unfit
+from relay.upstream.transaction import Channel, Exchange, Introduction, Transaction, unfit
 from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Judge, Layer, Ruling, Verdict
@@ -153,15 +152,17 @@ class _Opening:
         self._loop = asyncio.get_running_loop()
         self._protocol = StrictProtocol(self._loop)
         self._name = f"{account.host}:{account.port}"
+        self._extensions = Extensions()
+        self._introduction = Introduction(b"EHLO " + account.helo_name.encode("ascii", "replace"))
 
     async def run(self) -> Connection:
         try:
-            extensions, hello = await self._open()
+            await self._open()
         except BaseException:
             self._protocol.abort()
             raise
-        proof = StepProof(self._protocol, hello)
-        channel = Channel(self._protocol, extensions, self._timeouts, self._account.judge, proof)
+        account = self._account
+        channel = Channel(self._protocol, self._extensions, self._timeouts, account.judge, self._introduction)
         return Connection(channel, name=self._name, opened_at_ns=self._clock.boottime_ns())
 
     def _told(self, step: str, words: Callable[[], str]) -> None:
@@ -180,14 +181,14 @@ class _Opening:
         source = self._account.source_address
         return "" if source is None else f" from {source}"
 
-    async def _open(self) -> tuple[Extensions, Hello]:
+    async def _open(self) -> None:
         try:
             context = None
             if self._account.tls is not Tls.NONE:
                 # Reads some hundred certificates: not in the loop.
                 context = await asyncio.to_thread(_trusting, self._account.ca_file, self._account.pair)
-            extensions, hello = await self._introduce(context)
-            await self._log_in(extensions)
+            await self._introduce(context)
+            await self._log_in()
         except Broken as broken:
             if broken.reply is not None:
                 raise self._refused(broken.reply) from broken
@@ -196,9 +197,8 @@ class _Opening:
             raise self._unavailable(f"ca_file: {error}") from error
         except OSError as error:
             raise self._unavailable(_why(error)) from error
-        return extensions, hello
 
-    async def _introduce(self, context: ssl.SSLContext | None) -> tuple[Extensions, Hello]:
+    async def _introduce(self, context: ssl.SSLContext | None) -> None:
         """Change to TLS where that is the policy."""
         account = self._account
         is_implicit = account.tls is Tls.IMPLICIT
@@ -206,16 +206,16 @@ class _Opening:
         greeting = await self._protocol.reply(self._timeouts.greeting_s)
         self._expect(greeting, 220)
         self._told("greeting", lambda: str(greeting))
-        extensions, hello = await self._hello()
+        await self._hello()
         if context is None or is_implicit:
-            return extensions, hello
+            return
         self._protocol.phase = Phase.STARTTLS
-        if not extensions.starttls:
+        if not self._extensions.starttls:
             raise self._unavailable("the upstream does not offer STARTTLS; nothing was sent in the clear")
         self._expect(await self._protocol.secure(context, account.host, self._timeouts.tls_s), 220)
         self._told("tls", self._tls_words)
         # RFC 3207, 4.2: what was said before TLS counts for nothing.
-        return await self._hello()
+        await self._hello()
 
     async def _connect(self, context: ssl.SSLContext | None) -> None:
         last = OSError("the name has no address")
@@ -301,35 +301,34 @@ class _Opening:
                 raise self._unavailable("a password is never sent without TLS, but to this host itself")
         return addresses
 
-    async def _hello(self) -> tuple[Extensions, Hello]:
+    async def _hello(self) -> None:
         """Say EHLO; or HELO, to an upstream that does not know EHLO, if nothing of it is needed."""
-        name = self._account.helo_name.encode("ascii", "replace")
-        line = b"EHLO " + name
+        line = self._introduction.line
         reply = await self._protocol.command(line, Phase.EHLO, self._timeouts.hello_s)
         if reply.code == 250:
             offered = extensions_of(reply)
             may_pipeline = offered.pipelining and self._account.pipelining
             self._told("ehlo", lambda: " ".join(line.strip() for line in reply.lines[1:]) or "no extensions")
-            return replace(offered, pipelining=may_pipeline), Hello(line, reply)
+            self._extensions = replace(offered, pipelining=may_pipeline)
+            self._introduction = Introduction(line, reply.lines[0])
+            return
         needs_ehlo = self._account.tls is Tls.STARTTLS or self._account.user is not None
         is_about_us = self._account.judge.ruling(Phase.EHLO, reply).layer is not Layer.DEFAULT
         if reply.code not in EHLO_NOT_KNOWN or is_about_us or needs_ehlo:
             raise self._refused(reply)
-        line = b"HELO " + name
-        reply = await self._protocol.command(line, Phase.EHLO, self._timeouts.hello_s)
+        reply = await self._protocol.command(b"HELO" + line[4:], Phase.EHLO, self._timeouts.hello_s)
         self._expect(reply, 250)
         self._told("ehlo", lambda: "HELO only: no extensions")
-        return Extensions(), Hello(line, reply)
 
-    async def _log_in(self, extensions: Extensions) -> None:
-        account = self._account
+    async def _log_in(self) -> None:
+        account, offered = self._account, self._extensions.mechanisms
         if account.user is None:
             return
         self._protocol.phase = Phase.AUTH
-        mechanism = choose(extensions.mechanisms, account.mechanism, is_encrypted=account.tls is not Tls.NONE)
+        mechanism = choose(offered, account.mechanism, is_encrypted=account.tls is not Tls.NONE)
         if mechanism is None:
-            offered = " ".join(sorted(extensions.mechanisms)).upper() or "none"
-            raise self._unavailable(f"no usable mechanism to log in with; the upstream offers {offered}")
+            names = " ".join(sorted(offered)).upper() or "none"
+            raise self._unavailable(f"no usable mechanism to log in with; the upstream offers {names}")
         credentials = account.token or Credentials(account.user, account.password or "")
         refusal = await log_in(self._protocol, credentials, mechanism, self._timeouts.auth_s, self._ruling)
         if refusal is not None:

@@ -20,7 +20,7 @@ from relay.policy.model import Mechanism
 from relay.policy.oauth2 import TokenMechanism
 from relay.smtp.reply import Phase, Reply
 from relay.smtp.sasl import BearerToken, Credentials, responses
-from relay.upstream.protocol import Farewell, Garbled, StrictProtocol, Unexpected
+from relay.upstream.protocol import Farewell, Garbled, StrictProtocol
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Ruling
 
@@ -53,15 +53,13 @@ async def log_in(
 ) -> Answer | None:
     """Log in once; return the refusal, or None where there was none.
 
-    `ruling_of` is given the whole reply.  Raises Broken; Unexpected where the exchange is not the
+    `ruling_of` is given the whole reply.  Raises Broken; Garbled where the exchange is not the
     mechanism's.
     """
     try:
         reply = await _exchange(protocol, credentials, mechanism.value, timeout_s)
     except Farewell as farewell:
         reply = farewell.reply
-    except Garbled:
-        raise Garbled("the upstream did not answer AUTH by a reply") from None
     if reply.code == 235:
         return None
     ruling, codes = replace(ruling_of(reply), said=""), _codes(reply)
@@ -83,17 +81,17 @@ async def _exchange(
         reply = await protocol.command(line, Phase.AUTH, timeout_s)
         for respond in due:
             if reply.is_positive:
-                raise Unexpected(f"the upstream said {_codes(reply)} before it was told the password")
+                raise Garbled(f"the upstream said {_codes(reply)} before it was told the password")
             if reply.code != 334:
                 return reply
             reply = await protocol.command(respond(reply.text), Phase.AUTH, timeout_s)
     except ValueError as error:
         # Of `responses`: the password cannot be carried, or the challenge is none.
-        raise Unexpected(str(error)) from None
+        raise Garbled(str(error)) from None
     if reply.code == 334 and to_refusal is not None:
         reply = await protocol.command(to_refusal, Phase.AUTH, timeout_s)
         if reply.is_positive:
-            raise Unexpected(f"the upstream refused the token by a challenge, and then said {_codes(reply)}")
+            raise Garbled(f"the upstream refused the token by a challenge, and then said {_codes(reply)}")
     return reply
 
 

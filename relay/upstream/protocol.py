@@ -64,19 +64,7 @@ class Late(Broken):
 
 
 class Garbled(Broken):
-    """What came is not a reply."""
-
-    status = _PROTOCOL_STATUS
-
-
-class Desynchronised(Broken):
-    """Octets came that no command asked for: which reply belongs to which is unknown."""
-
-    status = _PROTOCOL_STATUS
-
-
-class Unexpected(Broken):
-    """A well-formed reply that has no meaning here, such as 354 to MAIL."""
+    """What came is no reply, was not due, or has no meaning there: no reply can be told to its command."""
 
     status = _PROTOCOL_STATUS
 
@@ -244,7 +232,9 @@ class StrictProtocol(SMTPProtocol):
                 # The noise may be the rest of what was said to AUTH, and is not shown.
                 self._fault = Garbled("the upstream sent more than the replies that were due")
             else:
-                self._fault = Garbled(str(error))
+                # What is said to AUTH may repeat the password.
+                is_shown = self.phase is not Phase.AUTH
+                self._fault = Garbled(str(error) if is_shown else "the upstream did not answer by a reply")
         if self._replies or self._fault is not None:
             self._wake()
 
@@ -274,7 +264,7 @@ class StrictProtocol(SMTPProtocol):
         """Check that nothing waits, and expect a reply to each command."""
         self._raise_fault()
         if not self.is_quiet:
-            raise Desynchronised("a command was begun while another was under way")
+            raise Garbled("a command was begun while another was under way")
         self._due = commands
 
     def _take_transport(self) -> None:
@@ -343,7 +333,7 @@ class StrictProtocol(SMTPProtocol):
             self._fault = Farewell(unasked, is_unasked=True)
         else:
             self._replies.clear()
-            self._fault = Desynchronised("the upstream sent more than the replies that were due")
+            self._fault = Garbled("the upstream sent more than the replies that were due")
 
     def _lose(self, text: str) -> None:
         if self._fault is None:

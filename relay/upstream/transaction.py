@@ -8,10 +8,9 @@ neither content nor a dot is sent.
 
 Where PIPELINING is offered (RFC 2920), MAIL, RCPTs and DATA go out at once, and only the order
 tells which command a reply answers.  So one reply too many or too few, or replies that
-contradict each other, make every refusal before them doubtful, and no recipient bounces.
-A permanent refusal stands only once the replies are proven in step: by 354, which answers DATA
-and nothing else, or by `relay.upstream.step`.  If the upstream hung up before, the refusal is
-*unproven*: a deferral that its repetition confirms (`relay.verdicts.shield`).
+contradict each other, make every refusal before them doubtful, and no recipient bounces; but for
+those before 354, which answers DATA and nothing else.  A refusal for good is believed once a second EHLO, or
+QUIT, is answered as only they are, or the upstream hangs up.
 
 What the sender wants to be told (RFC 3461) goes along where DSN is offered.  A refusal that may be of these
 parameters refuses nobody: its recipients are as if not asked, and the outcome says so.
@@ -22,7 +21,6 @@ Does not: choose the recipients, count, or settle anything durably.
 """
 
 import asyncio
-import enum
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,8 +32,7 @@ from relay.mail.envelope import Shape
 from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.extensions import Extensions
 from relay.smtp.reply import Phase, Reply
-from relay.upstream.protocol import Broken, Desynchronised, Late, Lost, StrictProtocol, Unexpected
-from relay.upstream.step import StepProof
+from relay.upstream.protocol import Broken, Garbled, Late, Lost, StrictProtocol
 from relay.upstream.timeouts import Timeouts
 from relay.verdicts.echo import HEADER_BYTES, ClientWords
 from relay.verdicts.offers import Need, is_about_dsn
@@ -48,6 +45,8 @@ RCPT_ACCEPTED = frozenset({250, 251, 252})
 AHEAD = 10
 """How many RCPTs go out at once.  Behind a refusal of all the upstream refuses the rest of these only:
 Postfix hangs up after 20 errors (`smtpd_hard_error_limit`), and nobody it accepted would be relayed."""
+
+REFUSED = frozenset({Verdict.BOUNCE, Verdict.DEFER})
 
 # RFC 3463, 3.4 and 3.7, and RFC 6531, 3.5: too big, conversion required, non-ASCII addresses.
 _STATUS = {Need.SMTPUTF8: "5.6.7", Need.EIGHT_BIT: "5.6.3", Need.SIZE: "5.3.4"}
@@ -93,13 +92,19 @@ class Channel:
     extensions: Extensions
     timeouts: Timeouts
     judge: Judge
-    proof: StepProof
+    introduction: "Introduction"
 
 
-class Dot(enum.Enum):
-    NOT_SENT = enum.auto()
-    SENT = enum.auto()
-    ANSWERED = enum.auto()
+class Introduction(NamedTuple):
+    """What we said first, and by what its answer is known again."""
+
+    line: bytes
+    welcome: str = ""
+    """The first line of the reply to it; empty where HELO had to do."""
+
+    def is_answered_by(self, reply: Reply) -> bool:
+        """Whether a reply can only be one to this line; never of one line, which any 250 may be."""
+        return reply.code == 250 and len(reply.lines) > 1 and reply.lines[0] == self.welcome
 
 
 class Exchange:
@@ -108,7 +113,7 @@ class Exchange:
         self._extensions = channel.extensions
         self._timeouts = channel.timeouts
         self._judge = channel.judge
-        self._proof = channel.proof
+        self._introduction = channel.introduction
         self._transaction = transaction
         self._dsn = transaction.dsn if channel.extensions.dsn else NOTHING_ASKED
         self._is_dsn_refused = False
@@ -120,8 +125,8 @@ class Exchange:
         self._answers: list[Answer | None] = [None] * len(transaction.recipients)
         self._is_pipelined = channel.extensions.pipelining
         self._ahead = 0  # commands that were sent, whose replies nobody took yet
-        self._proven: frozenset[int] = frozenset()  # whose answers came in step
-        self._dot = Dot.NOT_SENT
+        self._is_in_step = False  # 354 came, which proves all before it, and no refusal behind it
+        self._is_dot_out = False
         self._asked: int | None = None  # the recipient that the next reply is about, where it is about one
         self._beginning: list[bytes] = []  # of the content, as far as it was sent: HEADER_BYTES and a little
         self._noted_bytes = 0
@@ -136,168 +141,73 @@ class Exchange:
         refusal = self._refusal_of_ours()
         if refusal is not None:
             self._settle_rest(refusal)
-        if None in self._answers:
+        named = [index for index, answer in enumerate(self._answers) if answer is None]
+        if named:
             try:
-                await self._speak()
+                await self._walk(named)
             except BaseException as broken:
                 # Crash here: the final dot was not sent, or its reply was not read.
                 self._protocol.abort()
                 if not isinstance(broken, Broken):
                     raise
                 is_over = self._is_over(broken)
-                is_ambiguous = self._dot is not Dot.NOT_SENT and not is_over
-                if self._may_be_out_of_step(broken):
-                    self._take_back_refusals()
+                is_ambiguous = self._is_dot_out and not is_over
+                if not self._is_in_step:
+                    self._doubt_refusals(broken)
                 self._settle_rest(self._answer_to_break(broken))
-            self._leave_unproven()
         answers = tuple([answer for answer in self._answers if answer is not None])
         return Outcome(answers, is_ambiguous, gravest(answers), is_over, self._is_dsn_refused)
 
-    def _may_be_out_of_step(self, broken: Broken) -> bool:
-        """Whether a reply may have answered the neighbour of the command it was taken for.
-
-        A reply too many shows in the end.  So does a reply too few where commands go out at once:
-        the reply to the last command never comes.
-        """
-        is_one_missing = isinstance(broken, Late) and self._protocol.phase is not Phase.RSET
-        return isinstance(broken, Desynchronised | Unexpected) or (self._is_pipelined and is_one_missing)
-
-    def _is_over(self, broken: Broken) -> bool:
-        """Whether the upstream counts nothing more of this transaction, though the connection broke.
-
-        A silent upstream may be slow: it may read our MAIL, or decide about our dot, long after we
-        closed.  An upstream that hung up before the dot counts nothing more.
-        """
-        if broken.reply is not None or (isinstance(broken, Lost) and self._dot is not Dot.SENT):
-            return True
-        phase = self._protocol.phase
-        return phase is Phase.RSET or (phase is Phase.MAIL and broken.is_unasked)
-
-    def _refusal_of_ours(self) -> Answer | None:
-        """Refuse a whole message that must not be sent; refuse each bad recipient alone."""
-        transaction, smtputf8 = self._transaction, self._transaction.shape.smtputf8
-        for index, recipient in enumerate(transaction.recipients):
-            if not is_valid_address(recipient, smtputf8=smtputf8):
-                self._answers[index] = _own_refusal("5.1.3", "the recipient is not an address by RFC 5321")
-        if transaction.reverse_path and not is_valid_address(transaction.reverse_path, smtputf8=smtputf8):
-            return _own_refusal("5.1.7", "the reverse-path is not an address by RFC 5321")
-        return unfit(self._extensions, transaction.shape)
-
-    async def _speak(self) -> None:
-        named = [index for index, answer in enumerate(self._answers) if answer is None]
+    async def _walk(self, named: Sequence[int]) -> None:
+        """Have a reply settle each of these recipients.  Raises Broken, and what the content raises."""
         self._send(Phase.MAIL, [self._mail_line(), *self._ahead_of(named)])
         reply = await self._reply(Phase.MAIL, self._timeouts.mail_s)
-        if reply.code != 250:
-            self._settle_rest(self._refusal(reply))
-            await self._hear_out(min(len(named), AHEAD) if self._ahead else 0)
-            await self._prove_refusals()
-            return
-        accepted = await self._name_recipients(named)
-        if not accepted:
-            if not await self._hear_out(0):
-                return
-        else:
-            if not self._ahead:
-                self._send(Phase.DATA, [b"DATA"])
+        of_mail = None if reply.code == 250 else self._refusal(reply)
+        if of_mail is not None:
+            self._settle_rest(of_mail)
+        accepted = await self._name(named, of_mail)
+        if accepted and not self._ahead:
+            self._send(Phase.DATA, [b"DATA"])
+        if self._ahead:
             reply = await self._reply(Phase.DATA, self._timeouts.data_s)
-            if reply.code == 354:
-                self._know_in_step()
+            if reply.code == 354 and of_mail is None:
+                self._is_in_step = True
+                if not accepted:
+                    # It would take content for no recipient (RFC 2920, 3.1); send none, and no dot.
+                    self._protocol.abort()
+                    return
                 await self._send_content()
                 return
-            self._settle_rest(self._refusal(reply))
-        if not await self._prove_refusals():
-            await self._reset()
+            self._check_refused(reply)
+            if accepted:
+                self._settle_rest(self._refusal(reply))
+        await self._end_refused()
 
-    def _ahead_of(self, left: Sequence[int]) -> list[bytes]:
-        """Return the commands that go out before a reply came: RCPTs, and DATA behind the last."""
-        if not self._is_pipelined:
-            return []
-        lines = [self._rcpt_line(index) for index in left[:AHEAD]]
-        return [*lines, b"DATA"] if len(left) <= AHEAD else lines
-
-    def _send(self, phase: Phase, lines: list[bytes]) -> None:
-        self._protocol.phase = phase
-        self._check_time()
-        self._protocol.send(lines)
-        self._ahead = len(lines)
-
-    async def _hear_out(self, rcpts: int) -> bool:
-        """Take the replies to commands sent ahead, `rcpts` to RCPT and one to DATA; no recipient is accepted.
-
-        Behind a refused MAIL everything must be refused, else the refusal was not of MAIL.
-        Returns whether the connection is still of use.
-        """
-        for _ in range(rcpts):
-            self._check_refused(await self._reply(Phase.RCPT, self._timeouts.rcpt_s))
-        if not self._ahead:
-            return True
-        reply = await self._reply(Phase.DATA, self._timeouts.data_s)
-        if reply.code == 354 and not rcpts:
-            # The upstream would take content for no recipient (RFC 2920, 3.1); send none, and no dot.
-            self._know_in_step()
-            self._protocol.abort()
-            return False
-        self._check_refused(reply)
-        return True
-
-    def _mail_line(self) -> bytes:
-        shape, offered = self._transaction.shape, self._extensions
-        return mail_line(
-            self._transaction.reverse_path,
-            size_bytes=shape.size_bytes if offered.has_size else None,
-            eight_bit=shape.eight_bit,
-            smtputf8=shape.smtputf8,
-            ret=self._dsn.ret,
-            envid=self._dsn.envid,
-        )
-
-    def _rcpt_line(self, index: int) -> bytes:
-        transaction = self._transaction
-        asked = self._dsn.of(index)
-        return rcpt_line(transaction.recipients[index], asked, smtputf8=transaction.shape.smtputf8)
-
-    async def _name_recipients(self, named: Sequence[int]) -> list[int]:
-        """Settle the refused recipients, return the indices of the accepted.
+    async def _name(self, named: Sequence[int], of_mail: Answer | None) -> list[int]:
+        """Settle the refused recipients, return the accepted.
 
         A refusal because of their number, or about the message or us, holds for all recipients behind
         it too, unless the upstream accepts one all the same.  The accepted go on to DATA: else a message
         with more recipients than the upstream's quota would never get any of them relayed.
         """
         accepted: list[int] = []
-        of_all: Answer | None = None
+        of_all = of_mail
         for place, index in enumerate(named):
             if not self._ahead:
                 if of_all is not None:
-                    self._settle_rest(of_all, but=accepted)
                     break
                 self._send(Phase.RCPT, self._ahead_of(named[place:]) or [self._rcpt_line(index)])
             self._asked = index
             reply = await self._reply(Phase.RCPT, self._timeouts.rcpt_s)
-            if reply.code in RCPT_ACCEPTED:
+            if of_mail is not None:
+                self._check_refused(reply)  # else it was not MAIL that was refused
+            elif reply.code in RCPT_ACCEPTED:
                 accepted.append(index)
-                continue
-            answer = self._refusal_of_one(reply, of_all, is_first=not accepted)
-            self._answers[index] = answer
-            if answer.phase is Phase.MAIL:
-                continue  # of its parameters: the others may have none
-            if answer.verdict is Verdict.LATER or answer.scope is not Scope.RECIPIENT:
-                of_all = answer
+            else:
+                of_all = self._refuse(index, reply, of_all, is_first=not accepted)
+        if of_all is not None:
+            self._settle_rest(of_all, but=accepted)
         return accepted
-
-    def _refusal_of_one(self, reply: Reply, of_all: Answer | None, *, is_first: bool) -> Answer:
-        if of_all is not None and of_all.verdict is not Verdict.BOUNCE:
-            self._check_refused(reply)
-            return of_all
-        answer = self._refusal(reply)
-        if answer.phase is Phase.MAIL:
-            return answer
-        if of_all is not None and answer.verdict is Verdict.BOUNCE:
-            return of_all
-        if answer.verdict is Verdict.LATER and is_first:
-            # Too many, yet none was accepted: no limit of this transaction, and trying
-            # again at once would never end.
-            return answer._replace(verdict=Verdict.DEFER, ruling=None)
-        return answer
 
     async def _send_content(self) -> None:
         content = self._transaction.content()
@@ -315,57 +225,43 @@ class Exchange:
             self._settle_rest(self._refusal(early))
             self._protocol.abort()
             return
-        self._dot = Dot.SENT
+        self._is_dot_out = True
         # Crash here: it may have been relayed; it stays queued and its slot stays charged.
         reply = await self._protocol.end_of_content(min(self._timeouts.eod_s, self._end - self._loop.time()))
-        self._dot = Dot.ANSWERED
         if reply.code == 250:
             self._settle_rest(self._answer(reply))
-        else:
-            self._settle_rest(self._refusal(reply))
-            await self._prove_refusals()
+            return
+        self._settle_rest(self._refusal(reply))
+        self._is_in_step = False
+        await self._end_refused()
 
-    def _know_in_step(self) -> None:
-        """Note that every reply so far answered its own command."""
-        self._proven = frozenset(index for index, answer in enumerate(self._answers) if answer is not None)
+    async def _end_refused(self) -> None:
+        """Reset the connection; where somebody bounces, by a command whose reply no other command gets.
 
-    def _unproven(self) -> list[int]:
-        """Recipients that bounce by a reply that may have answered another command."""
-        return [
-            index
-            for index, answer in enumerate(self._answers)
-            if index not in self._proven
-            and answer is not None
-            and answer.reply is not None
-            and answer.verdict is Verdict.BOUNCE
-        ]
+        A reply that nobody asked for may come just behind a command; then each later reply is taken for the
+        answer to its neighbour, and 250 to RSET shows nothing.  A second EHLO (RFC 5321, 4.1.4: it resets
+        too) is answered in several lines like the first, QUIT by 221.
+        """
+        if not any(answer and answer.reply and answer.verdict is Verdict.BOUNCE for answer in self._answers):
+            await self._finish(b"RSET", 250)
+            return
+        reply = await self._finish(self._introduction.line)
+        if not self._introduction.is_answered_by(reply):
+            await self._finish(b"QUIT", 221)
+            self._protocol.abort()
 
-    async def _prove_refusals(self) -> bool:
-        """Return whether the replies are proven in step; the connection is then as after RSET."""
-        if not self._unproven():
-            return False
+    async def _finish(self, line: bytes, code: int | None = None) -> Reply:
         left_s = max(0.0, self._end - self._loop.time())
-        await self._proof.prove(min(self._timeouts.reset_s, left_s))
-        self._know_in_step()
-        return True
+        reply = await self._protocol.command(line, Phase.RSET, min(self._timeouts.reset_s, left_s))
+        if code is not None and reply.code != code:
+            raise Garbled(f"{line.decode()} was not answered by {code} but by {reply}")
+        return reply
 
-    def _leave_unproven(self) -> None:
-        """Defer recipients that bounce by an unproven reply; the same reply another time confirms it."""
-        for index in self._unproven():
-            if (answer := self._answers[index]) is not None:
-                self._answers[index] = answer._replace(verdict=Verdict.DEFER, is_unproven=True)
-
-    def _note(self, chunk: bytes) -> None:
-        """Keep the beginning of the content, which a refusal may quote."""
-        if self._noted_bytes < HEADER_BYTES:
-            self._beginning.append(chunk)
-            self._noted_bytes += len(chunk)
-
-    async def _reset(self) -> None:
-        left_s = max(0.0, self._end - self._loop.time())
-        reply = await self._protocol.command(b"RSET", Phase.RSET, min(self._timeouts.reset_s, left_s))
-        if reply.code != 250:
-            raise Unexpected(f"RSET was not answered by 250 but by {reply}")
+    def _send(self, phase: Phase, lines: list[bytes]) -> None:
+        self._protocol.phase = phase
+        self._check_time()
+        self._protocol.send(lines)
+        self._ahead = len(lines)
 
     async def _reply(self, phase: Phase, timeout_s: float) -> Reply:
         """Take the reply to a command that was sent."""
@@ -380,13 +276,72 @@ class Exchange:
             raise Late("the transaction took too long")
         return left_s
 
+    def _ahead_of(self, left: Sequence[int]) -> list[bytes]:
+        """Return the commands that go out before a reply came: RCPTs, and DATA behind the last."""
+        if not self._is_pipelined:
+            return []
+        lines = [self._rcpt_line(index) for index in left[:AHEAD]]
+        return [*lines, b"DATA"] if len(left) <= AHEAD else lines
+
+    def _mail_line(self) -> bytes:
+        shape, offered = self._transaction.shape, self._extensions
+        return mail_line(
+            self._transaction.reverse_path,
+            size_bytes=shape.size_bytes if offered.has_size else None,
+            eight_bit=shape.eight_bit,
+            smtputf8=shape.smtputf8,
+            ret=self._dsn.ret,
+            envid=self._dsn.envid,
+        )
+
+    def _rcpt_line(self, index: int) -> bytes:
+        transaction = self._transaction
+        asked = self._dsn.of(index)
+        return rcpt_line(transaction.recipients[index], asked, smtputf8=transaction.shape.smtputf8)
+
+    def _note(self, chunk: bytes) -> None:
+        """Keep the beginning of the content, which a refusal may quote."""
+        if self._noted_bytes < HEADER_BYTES:
+            self._beginning.append(chunk)
+            self._noted_bytes += len(chunk)
+
+    def _refusal_of_ours(self) -> Answer | None:
+        """Refuse a whole message that must not be sent; refuse each bad recipient alone."""
+        transaction, smtputf8 = self._transaction, self._transaction.shape.smtputf8
+        for index, recipient in enumerate(transaction.recipients):
+            if not is_valid_address(recipient, smtputf8=smtputf8):
+                self._answers[index] = _own_refusal("5.1.3", "the recipient is not an address by RFC 5321")
+        if transaction.reverse_path and not is_valid_address(transaction.reverse_path, smtputf8=smtputf8):
+            return _own_refusal("5.1.7", "the reverse-path is not an address by RFC 5321")
+        return unfit(self._extensions, transaction.shape)
+
+    def _refuse(self, index: int, reply: Reply, of_all: Answer | None, *, is_first: bool) -> Answer | None:
+        """Settle a refused recipient; return the refusal that holds for those behind it, if one does."""
+        if of_all is not None and of_all.verdict is not Verdict.BOUNCE:
+            self._check_refused(reply)
+            self._answers[index] = of_all
+            return of_all
+        answer = self._refusal(reply)
+        if answer.phase is Phase.MAIL:
+            self._answers[index] = answer  # of its parameters: the others may have none
+            return of_all
+        if of_all is not None and answer.verdict is Verdict.BOUNCE:
+            answer = of_all
+        elif answer.verdict is Verdict.LATER and is_first:
+            # Too many, yet none was accepted: no limit of this transaction, and trying
+            # again at once would never end.
+            answer = answer._replace(verdict=Verdict.DEFER, ruling=None)
+        self._answers[index] = answer
+        is_of_all = answer.verdict is Verdict.LATER or answer.scope is not Scope.RECIPIENT
+        return answer if is_of_all else of_all
+
     def _refusal(self, reply: Reply) -> Answer:
-        """Raise Unexpected where the reply is no refusal."""
+        """Raise Garbled where the reply is no refusal."""
         self._check_refused(reply)
         answer = self._answer(reply)
         if reply.code == 503 and answer.verdict is Verdict.BOUNCE and self._is_pipelined:
             # A command was lost, or the replies are out of step.
-            raise Unexpected(f"a command was in its order, but: {reply}")
+            raise Garbled(f"a command was in its order, but: {reply}")
         if answer.verdict is Verdict.BOUNCE and self._carried_dsn and is_about_dsn(reply):
             self._is_dsn_refused = True
             # As if refused at MAIL, where nobody was asked yet: the message goes again at once, without them.
@@ -407,7 +362,7 @@ class Exchange:
     @staticmethod
     def _check_refused(reply: Reply) -> None:
         if not reply.is_transient and not reply.is_permanent:
-            raise Unexpected(f"a reply that has no meaning there: {reply}")
+            raise Garbled(f"a reply that has no meaning there: {reply}")
 
     def _answer(self, reply: Reply) -> Answer:
         phase = self._protocol.phase
@@ -435,6 +390,32 @@ class Exchange:
             return envid
         return (*envid, orcpt.partition(";")[2], original_recipient(orcpt)[1])
 
+    def _is_over(self, broken: Broken) -> bool:
+        """Whether the upstream counts nothing more of this transaction, though the connection broke.
+
+        A silent upstream may be slow: it may read our MAIL, or decide about our dot, long after we
+        closed.  An upstream that hung up before the dot counts nothing more.
+        """
+        if broken.reply is not None or (isinstance(broken, Lost) and not self._is_dot_out):
+            return True
+        phase = self._protocol.phase
+        return phase is Phase.RSET or (phase is Phase.MAIL and broken.is_unasked)
+
+    def _doubt_refusals(self, broken: Broken) -> None:
+        """Take back what may have answered another command than the one it was taken for."""
+        # A reply too few shows where commands go out at once: the one to the last never comes.
+        has_more_out = self._is_pipelined or self._protocol.phase is Phase.RSET
+        is_shifted = isinstance(broken, Garbled) or (isinstance(broken, Late) and has_more_out)
+        # An upstream that closes an idle connection may say so just as MAIL goes out.
+        was_idle = isinstance(broken, Lost) and self._is_reused
+        for index, answer in enumerate(self._answers):
+            if answer is None or answer.reply is None or answer.verdict not in REFUSED:
+                continue
+            if is_shifted:
+                self._answers[index] = answer._replace(verdict=Verdict.DEFER, ruling=None)
+            elif was_idle and answer.phase is Phase.MAIL:
+                self._answers[index] = answer._replace(verdict=Verdict.LATER, ruling=None)
+
     def _answer_to_break(self, broken: Broken) -> Answer:
         phase = self._protocol.phase
         if phase is Phase.MAIL and (broken.is_unasked or (self._is_reused and broken.reply is None)):
@@ -445,17 +426,8 @@ class Exchange:
             return self._answer(broken.reply)
         return broken.answer(phase, verdict_of_silence(phase))
 
-    def _take_back_refusals(self) -> None:
-        """Doubt every refusal: a leftover reply may have moved it to its neighbour."""
-        refused = (Verdict.BOUNCE, Verdict.DEFER)
-        for index, answer in enumerate(self._answers):
-            if answer is None or answer.reply is None or index in self._proven:
-                continue
-            if answer.verdict in refused:
-                self._answers[index] = answer._replace(verdict=Verdict.DEFER, ruling=None)
-
-    def _settle_rest(self, answer: Answer, *, but: list[int] | None = None) -> None:
-        kept = frozenset(but or ())
+    def _settle_rest(self, answer: Answer, *, but: Sequence[int] = ()) -> None:
+        kept = frozenset(but)
         for index, settled in enumerate(self._answers):
             if settled is None and index not in kept:
                 self._answers[index] = answer

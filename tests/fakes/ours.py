@@ -12,7 +12,7 @@ class AllOurs(ABC):
     def size(self, fd: int) -> int: ...
 
     def status(self, fd: int) -> FileStatus:
-        return FileStatus(self.size(fd), 0, 0, 0o600)
+        return FileStatus(self.size(fd), 0, 0)
 
     def why_not_ours(self, path: str) -> str | None:  # noqa: ARG002 - all are alike
         return None

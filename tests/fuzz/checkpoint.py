@@ -1,8 +1,7 @@
-"""A checkpoint of any bytes: what was queued when it was written, or Corrupt."""
+"""A checkpoint of any bytes: what was queued when it was written, or ValueError."""
 
 from typing import Any
 
-from relay.spool.interface import Corrupt
 from relay.spool.log import checkpoint
 from relay.spool.log.checkpoint import Checkpoint
 from relay.spool.log.record import Position, unsealed
@@ -28,7 +27,7 @@ def target(raw: bytes) -> None:
     try:
         with bounded(500 + 20 * len(other)):
             checkpoint.decode(other)
-    except Corrupt as fault:
+    except ValueError as fault:
         must_be_shown(fault)
     else:
         assert other == content

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 
 from relay.listener.access import Client
+from relay.listener.listener_files import ListenerFiles
 from relay.listener.session import ClientSession
 from relay.listener.shared import Reception
 from relay.policy.model import Listen
@@ -83,7 +84,9 @@ def _said(choices: Choices) -> list[bytes]:
 
 async def _heard(pieces: list[bytes], pauses: list[int]) -> Heard:
     intake, observer = MemoryIntake(), MemoryObserver()
-    room = Reception(LISTEN, "relay.example", intake, observer, FakeClock())
+    room = Reception(
+        LISTEN, "relay.example", intake, observer, files=ListenerFiles({}, None), clock=FakeClock()
+    )
     place = room.place_for(Client.of_peer("127.0.0.1"))
     assert room.admission.enter(place) is None
     session = ClientSession(room, place)

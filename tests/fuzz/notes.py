@@ -2,11 +2,11 @@
 
 import json
 
-from relay.mail.envelope import Envelope, QueueId
+from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.mail.report import Reason
 from relay.sender.reports import Reporter
 from relay.spool.interface import Message, Note, Status
-from relay.spool.message import message_file, notes
+from relay.spool.message import notes
 from tests.fuzz.choices import Choices
 from tests.fuzz.work import bounded
 
@@ -14,7 +14,7 @@ ENVELOPE = Envelope("s@example.org", ("a@example.com", "b@example.com"), 7, "h[1
 MESSAGE = Message(
     QueueId("0123456789abcdef"),
     ENVELOPE,
-    message_file.shape_of(ENVELOPE, 12, eight_bit=False),
+    Shape(12, eight_bit=False, smtputf8=False),
     (Status.BOUNCED, Status.EXPIRED),
     content=b"Subject: x\r\n",
 )

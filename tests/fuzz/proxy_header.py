@@ -1,4 +1,4 @@
-"""What a load balancer's connection begins with, of any bytes: a client's address, or BadProxyHeader."""
+"""What a load balancer's connection begins with, of any bytes: a client's address, or ConnectionError."""
 
 import asyncio
 import socket
@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 from aiosmtpd.proxy_protocol import V2_SIGNATURE
 
-from relay.listener.proxied import BadProxyHeader, client_behind
+from relay.listener.proxied import client_behind
 from tests.fuzz.choices import Choices
 from tests.fuzz.work import must_be_shown
 
@@ -31,7 +31,7 @@ def target(raw: bytes) -> None:
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
         try:
             told, rest = runner.run(_read(octets))
-        except BadProxyHeader as error:
+        except ConnectionError as error:
             must_be_shown(error)
             return
     assert octets.endswith(rest)

@@ -3,9 +3,8 @@
 import json
 
 from relay.clock import SECOND_NS
-from relay.spool.message.message_file import encode_envelope
 from relay.throttle.history_format import At, group, header
-from tests.fuzz import history, message_file
+from tests.fuzz import history
 
 
 def _note(**changed: object) -> bytes:
@@ -19,16 +18,6 @@ def _note(**changed: object) -> bytes:
         "at_ns": 7,
     }
     return b"\0" + json.dumps(facts | changed).encode() + b"\n"
-
-
-def _message(facts: bytes) -> bytes:
-    """Return a message file with right checksums and this for its facts."""
-    return b"\0" + message_file.sealed(b"x\r\n", facts + b"\nTa@example.com\n", 1)
-
-
-def _with(**changed: object) -> bytes:
-    envelope = encode_envelope(message_file.QUEUE_ID, message_file.ENVELOPE)
-    return json.dumps(json.loads(envelope.split(b"\n")[0]) | changed).encode()
 
 
 def _history(*records: bytes) -> bytes:
@@ -65,10 +54,4 @@ REGRESSIONS: dict[str, dict[str, bytes]] = {
         + b"250 ok, and some more of it\r\n" * 2000,
     },
     "marks": {"recipients without a message": b"\0\0\0xTa@example.com\nTT@example.com\n"},
-    "message_file": {
-        "brackets without end": _message(b"[" * 100_000),
-        "a reverse-path that is no text": _message(_with(reverse_path=7)),
-        "an arrival that is no number": _message(_with(arrival_at_ns="now")),
-        "a flag that is none": _message(_with(smtputf8=None)),
-    },
 }

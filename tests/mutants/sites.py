@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 SYNCS = frozenset(
-    {"sync", "sync_content", "_sync_content", "sync_directory", "sync_each", "sync_above", "_sync_all"}
+    {"sync", "sync_content", "_sync_content", "sync_directory", "sync_each", "sync_all"}
     | {"fsync", "fdatasync", "_sync_new", "_sync_what_others_wrote", "_make_folder", "write_marks_again"}
     | {"_write", "_mark_what_was_reported"}
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from relay.daemon.assembly import Assembly
 from relay.daemon.spool_intake import spool_intake
 from relay.listener.access import Client
+from relay.listener.listener_files import read_listener_files
 from relay.listener.session import ClientSession
 from relay.listener.shared import Reception
 from relay.policy.model import Policy
@@ -124,7 +125,9 @@ class SimulatedRelay:
         self.operator = self._parts.operator
         counts = ListenerCounts([str(listen.address) for listen in policy.listen])
         observer = ListenerObserver(events, counts)
-        self._reception = Reception(policy.listen[0], "relay.test", self.intake, observer, clock)
+        listen = policy.listen[0]
+        files = read_listener_files(listen)
+        self._reception = Reception(listen, "relay.test", self.intake, observer, files=files, clock=clock)
         self._port = port
         self.events = events
         self._tasks: list[asyncio.Task[None]] = []

@@ -23,17 +23,18 @@ import fcntl
 import os
 import stat
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import NamedTuple, Protocol
 
-from relay.spool.disk.batched_sync import BatchedSync
-from relay.spool.disk.os_errors import is_lack_of_room
+from relay.spool.disk.os_errors import error_of, is_lack_of_room
+from relay.spool.disk.threads import started
 
 DIRECTORY_MODE = 0o700
-SECTOR_BYTES = 512
-"""What a disk writes whole or not at all."""
 FILE_MODE = 0o600
 ROOM_BYTES = 64 * 1024
 """How much a file grows at once where small groups are added to it: some hundreds of them."""
+SYNCS_AT_ONCE = 8
+"""In threads; the kernel merges the flushes of what waits together."""
 _PLENTY_BYTES = 64 * ROOM_BYTES
 """With less free, room is left to what needs it now: a full disk empties only while all can go on."""
 
@@ -45,8 +46,6 @@ class FileStatus(NamedTuple):
     modified_at_ns: int
     """A hint, lost in a crash."""
     owner: int
-    mode: int
-    """Permission bits."""
 
 
 class Disk(Protocol):
@@ -112,9 +111,6 @@ class Disk(Protocol):
     def leads_to(self, path: str, fd: int) -> bool:
         """Return whether a name stands for an open file, and for no other that took its place."""
 
-    def length(self, path: str) -> int | None:
-        """Return the length of the regular file behind a name, or None if there is none."""
-
     def status(self, fd: int) -> FileStatus: ...
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None: ...
@@ -146,7 +142,7 @@ class Disk(Protocol):
 
 class RealDisk:
     def __init__(self) -> None:
-        self._together = BatchedSync()
+        self._threads: Executor | None = None
 
     def open_new(self, path: str) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
@@ -200,7 +196,12 @@ class RealDisk:
         os.fdatasync(fd)
 
     def sync_each(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:
-        return self._together.sync(fds, content_only=content_only)
+        if len(fds) > 1 and self._threads is None:
+            with contextlib.suppress(RuntimeError):  # the kernel has none for us now
+                self._threads = started(SYNCS_AT_ONCE, "sync")
+        sync = os.fdatasync if content_only else os.fsync
+        calls = map if len(fds) == 1 or self._threads is None else self._threads.map
+        return list(calls(lambda fd: error_of(sync, fd), fds))
 
     def sync_directory(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -243,15 +244,9 @@ class RealDisk:
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    def length(self, path: str) -> int | None:
-        try:
-            return os.stat(path, follow_symlinks=False).st_size
-        except FileNotFoundError:
-            return None
-
     def status(self, fd: int) -> FileStatus:
         found = os.fstat(fd)
-        return FileStatus(found.st_size, found.st_mtime_ns, found.st_uid, stat.S_IMODE(found.st_mode))
+        return FileStatus(found.st_size, found.st_mtime_ns, found.st_uid)
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None:
         os.utime(fd, ns=(at_ns, at_ns))
@@ -353,25 +348,6 @@ def _has_plenty(disk: Disk, folder: str) -> bool:
         return disk.free(folder)[0] >= _PLENTY_BYTES
     except OSError:
         return False
-
-
-_NEVER_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL})
-
-
-def sync_above(disk: Disk, path: str) -> None:
-    """Make a folder's own name, and those of all folders above it, durable.  Raises OSError.
-
-    The creator may have died before its sync.  A folder that we may not open or sync is passed over:
-    we could make nothing in it.
-    """
-    path = os.path.abspath(path)
-    while (above := os.path.dirname(path)) != path:
-        try:
-            disk.sync_directory(above)
-        except OSError as error:
-            if error.errno not in _NEVER_OURS:
-                raise
-        path = above
 
 
 _UNFIT_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "tmpfs", "ramfs", "fuse.sshfs"})

@@ -5,6 +5,10 @@ an error of the disk itself say anything about a file: the bytes may come the ne
 """
 
 import errno
+from collections.abc import Callable
+from typing import ParamSpec
+
+Arguments = ParamSpec("Arguments")
 
 _NO_MEANS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 """Descriptors of this process, descriptors of the host, memory, memory for sockets."""
@@ -27,6 +31,17 @@ def is_lack_of_means(error: BaseException | None) -> bool:
 def is_lack_of_room(error: BaseException | None) -> bool:
     """Return whether an error says that the disk is full, or our share of it."""
     return isinstance(error, OSError) and error.errno in _NO_ROOM
+
+
+def error_of(
+    call: Callable[Arguments, object], *arguments: Arguments.args, **named: Arguments.kwargs
+) -> OSError | None:
+    """Make a call; return the error that it raised."""
+    try:
+        call(*arguments, **named)
+    except OSError as error:
+        return error
+    return None
 
 
 def is_not_now(error: OSError) -> bool:

@@ -7,7 +7,6 @@ Assumes: one writer of a path at a time.  Does not: make folders, but for `repla
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
 
 from relay.spool.disk.durable import Disk, opened
 
@@ -16,48 +15,35 @@ class InDoubt(OSError):  # noqa: N818 - a state of the disk
     """From the rename on something failed: either file may be in force, now and after a crash."""
 
 
-def put_in_place(
-    disk: Disk,
-    path: str,
-    content: bytes,
-    *,
-    draft: str | None = None,
-    clear_the_way: Callable[[str], None] | None = None,
-) -> int:
+def put_in_place(disk: Disk, path: str, content: bytes, *, draft: str | None = None) -> int:
     """Put a file in the place of another, or where there was none; return its open descriptor.
 
-    `draft` is where it is written, by default PATH.new.  What stands there is given to
-    `clear_the_way`, or removed: one that died before its rename left it.
+    `draft` is where it is written, by default PATH.new.
     Raises OSError: up to the rename the old file is in force, and from there on it is InDoubt.
     No draft is left then, if the disk lets us remove it.
     """
     draft = draft or f"{path}.new"
-    if disk.inode(draft) is not None:
-        (clear_the_way or disk.unlink)(draft)
-    fd = disk.open_new(draft)
+    with contextlib.suppress(FileNotFoundError):
+        # Of one that died before its rename.
+        disk.unlink(draft)
+    fd, is_written = disk.open_new(draft), False
     try:
         disk.write_all(fd, content)
         disk.sync(fd)
+        is_written = True
         # Crash here: the old file is in force.
-        with _in_doubt():
-            disk.rename(draft, path)
-            # Crash here: either may be in force, whatever was seen of the new one.
-            disk.sync_directory(os.path.dirname(path) or ".")
-    except OSError:
+        disk.rename(draft, path)
+        # Crash here: either may be in force, whatever was seen of the new one.
+        disk.sync_directory(os.path.dirname(path) or ".")
+    except OSError as error:
         disk.close(fd)
         with contextlib.suppress(OSError):
             # Where the disk is full, half a file only makes it fuller.
             disk.unlink(draft)
+        if is_written:
+            raise InDoubt(error.errno, error.strerror, error.filename) from error
         raise
     return fd
-
-
-@contextlib.contextmanager
-def _in_doubt() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InDoubt(error.errno, error.strerror, error.filename) from error
 
 
 def replace_file(disk: Disk, path: str, content: bytes) -> None:

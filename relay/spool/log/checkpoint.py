@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import put_in_place
-from relay.spool.interface import Corrupt
 from relay.spool.log.index import Index, Place
 from relay.spool.log.layout import Layout, SegmentName
 from relay.spool.log.record import Position, sealed, unsealed
@@ -40,10 +39,10 @@ def encode(index: Index, positions: Mapping[str, Position]) -> bytes:
 
 
 def decode(raw: bytes) -> Checkpoint:
-    """Raise Corrupt."""
+    """Raise ValueError for one that is damaged."""
     body = unsealed(raw)
     if body is None:
-        raise Corrupt("a checkpoint that does not match its checksum")
+        raise ValueError("a checkpoint that does not match its checksum")
     first, *sections = body.splitlines(keepends=True)
     index, read = Index(), []
     for line in sections:
@@ -81,7 +80,7 @@ def read(disk: Disk, layout: Layout, on_damaged: Callable[[bytes, str], object])
             return decode(raw)
         except FileNotFoundError:
             pass
-        except Corrupt as fault:
+        except (ValueError, TypeError, LookupError) as fault:
             on_damaged(raw, str(fault))
         except OSError as error:
             unread = error

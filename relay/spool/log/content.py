@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Sequence
 
 from relay.spool.disk.durable import Disk
+from relay.spool.disk.os_errors import error_of
 from relay.spool.interface import INLINE_BYTES
 from relay.spool.log.layout import Layout
 from relay.spool.log.record import MESSAGE, Record
@@ -32,16 +33,11 @@ def name_long(disk: Disk, layout: Layout, drafts: Sequence[SpoolDraft]) -> list[
         return results
     synced = disk.sync_each([fd for _, _, fd in written], content_only=False)
     for (i, draft, _), error in zip(written, synced, strict=True):
-        results[i] = error
-        try:
-            disk.rename(layout.part(draft.queue_id), layout.content(draft.queue_id))
-        except OSError as failed:
-            results[i] = error or failed
-    try:
-        disk.sync_directory(layout.long)
-    except OSError as failed:
-        for i, _, _ in written:
-            results[i] = results[i] or failed
+        named = error_of(disk.rename, layout.part(draft.queue_id), layout.content(draft.queue_id))
+        results[i] = error or named
+    failed = error_of(disk.sync_directory, layout.long)
+    for i, _, _ in written:
+        results[i] = results[i] or failed
     return results
 
 

@@ -13,18 +13,18 @@ Assumes: no group before the last one of a stream is torn.
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
 from relay.clock import Clock
-from relay.mail.envelope import QueueId
+from relay.mail.envelope import Envelope, QueueId
 from relay.spool.base import BaseSpool, Failure, Group
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.os_errors import is_lack_of_room
 from relay.spool.errors import kernel_errors
-from relay.spool.interface import INLINE_BYTES, Absent, Adopted, Corrupt, Message, Report, Settlement
+from relay.spool.interface import Absent, Corrupt, Message, Settlement
 from relay.spool.log import checkpoint
 from relay.spool.log import facts as said
 from relay.spool.log.content import discard, name_long, record_of
@@ -35,7 +35,7 @@ from relay.spool.log.record import RECORD_HEAD_BYTES, ReadGroup, Record
 from relay.spool.log.settling import Settling
 from relay.spool.log.streams import Streams
 from relay.spool.log.writer import SEGMENT_BYTES, StreamWriter
-from relay.spool.message import message_file, reading
+from relay.spool.message import reading
 from relay.spool.message.draft import SpoolDraft, abandoned
 from relay.spool.message.reading import Stretch
 from relay.spool.root.quarantine import OnCorrupt
@@ -96,7 +96,7 @@ class LogSpool(BaseSpool):
         group = Group(settlements)
         try:
             log = self._log()
-            settling = Settling(log.queued, self._published)
+            settling = Settling(log.queued, self._record_of)
             for index, each in group.going():
                 try:
                     settling.add(each)
@@ -113,18 +113,6 @@ class LogSpool(BaseSpool):
             for index, _ in group.going():
                 group.fail(index, error)
         return group.results
-
-    def adopt(self, adopted: Sequence[Adopted]) -> None:
-        with kernel_errors("adopted messages"), self._written() as drafts:
-            queued = self._log().queued
-            records: list[Record] = []
-            for each in adopted:
-                if each.message.queue_id not in queued.places:
-                    drafts.append(self._draft(each.message.queue_id))
-                    records += _adopted(drafts[-1], each)
-            self._name_long(drafts)
-            # Crash here: content without a record, which the next start removes.
-            self._write(records)
 
     def tidy(self) -> int:
         with kernel_errors("tidy"):
@@ -290,38 +278,28 @@ class LogSpool(BaseSpool):
         if records:
             self._ahead.extend(self._log().journal.write(records))
 
-    def _published(self, report: Report) -> Record:
-        with self._written() as drafts:
-            drafts.append(self._draft(report.queue_id))
-            drafts[0].append(report.content)
-            record = record_of(drafts[0], *drafts[0].frame(report.envelope, self._clock))
-            self._name_long(drafts)
-            return record
+    def _take(self, messages: Sequence[tuple[QueueId, Envelope, Iterable[bytes]]]) -> None:
+        places = self._log().queued.places
+        self._write([self._record_of(*each) for each in messages if each[0] not in places])
 
-    @contextlib.contextmanager
-    def _written(self) -> Iterator[list[SpoolDraft]]:
-        """Let go of drafts at the end; of what fails before that nothing is left."""
-        drafts: list[SpoolDraft] = []
-        try:
-            yield drafts
-        except BaseException:
-            for draft in drafts:
-                discard(self._disk, self._layout, draft)
-            raise
-        for draft in drafts:
-            draft.close()
-
-    def _draft(self, queue_id: QueueId) -> SpoolDraft:
+    def _record_of(self, queue_id: QueueId, envelope: Envelope, content: Iterable[bytes]) -> Record:
+        """Return the record of a message; long content is durable in its file then.  Raises OSError."""
         path = self._layout.part(queue_id)
         with contextlib.suppress(OSError):
             # What an earlier call left: nobody else writes under an id of ours.
             self._disk.unlink(path)
-        return SpoolDraft(queue_id, self._disk, path, lambda _bytes: None)
-
-    def _name_long(self, drafts: Sequence[SpoolDraft]) -> None:
-        for error in name_long(self._disk, self._layout, drafts):
-            if error is not None:
+        draft = SpoolDraft(queue_id, self._disk, path, lambda _bytes: None)
+        try:
+            draft.fill(content)
+            record = record_of(draft, *draft.frame(envelope, self._clock))
+            for error in filter(None, name_long(self._disk, self._layout, [draft])):
                 raise error
+        except BaseException:
+            discard(self._disk, self._layout, draft)
+            raise
+        # Crash here: content without a record, which the next start removes.
+        draft.close()
+        return record
 
     def _keep_up(self) -> None:
         """Clean a little, and write a checkpoint, where it is time for that; never raises."""
@@ -359,16 +337,3 @@ def _take_in(queued: Index, segment: Segment, group: ReadGroup) -> list[QueueId]
     """Return which messages came."""
     is_whole = group.is_whole
     return [each.queue_id for each in group.records if queued.take_in(segment, each, is_whole=is_whole)]
-
-
-def _adopted(draft: SpoolDraft, adopted: Adopted) -> list[Record]:
-    """Return records of a message with all that is known of it; long content is written into its file."""
-    message = adopted.message
-    for chunk in adopted.content:
-        draft.append(chunk)
-        if draft.content_bytes > INLINE_BYTES:
-            draft.spill()
-    accepted = message_file.encode_envelope(message.queue_id, message.envelope)
-    records = [record_of(draft, draft.header(message.envelope, accepted), accepted)]
-    known = said.of_message(message)
-    return [*records, Record(said.SAID, message.queue_id, said.encode(known))] if known else records

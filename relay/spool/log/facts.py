@@ -79,17 +79,5 @@ def as_json(marks: Mapping[int, Status], notes: Iterable[Note], **more: object) 
     return {key: value for key, value in said.items() if value}
 
 
-def of_message(message: Message) -> dict[str, Any]:
-    """Return all that became of a message of another spool."""
-    return as_json(
-        {i: status for i, status in enumerate(message.statuses) if status is not Status.TODO},
-        message.notes,
-        told=sorted(message.told),
-        held=message.is_held,
-        warned=message.is_warned,
-        next=message.next_attempt_at_ns,
-    )
-
-
 def encode(said: Mapping[str, Any]) -> bytes:
     return json.dumps(said, separators=(",", ":")).encode()

@@ -15,6 +15,7 @@ from relay.clock import Clock
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope
 from relay.spool.disk.durable import Disk
+from relay.spool.disk.os_errors import error_of
 from relay.spool.errors import kernel_errors, of_kernel
 from relay.spool.identity import Identities
 from relay.spool.interface import Full, Unavailable
@@ -61,7 +62,8 @@ class LogIntake:
         own = [(ours(draft), envelope) for draft, envelope in drafts]
         results: list[OSError | None] = [None] * len(own)
         records: dict[int, Record] = {}
-        why_no_room = self._why_no_room(sum(draft.buffered_bytes for draft, _ in own))
+        # Asked once for all that come together.
+        why_no_room = error_of(self._leave_room, sum(draft.buffered_bytes for draft, _ in own))
         for i, (draft, envelope) in enumerate(own):
             try:
                 if why_no_room is not None:
@@ -102,14 +104,6 @@ class LogIntake:
             self._writer.close()
             self._disk.close(self._stream_fd)
             self._writer = None
-
-    def _why_no_room(self, size_bytes: int) -> OSError | None:
-        """Asked once for all that come together."""
-        try:
-            self._leave_room(size_bytes)
-        except OSError as error:
-            return error
-        return None
 
     def _leave_room(self, size_bytes: int) -> None:
         leave_headroom(self._disk.free(self._layout.log), size_bytes)

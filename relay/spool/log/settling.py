@@ -4,11 +4,11 @@ A group counts whole or not at all.  So a report and the mark that its recipient
 no crash leaves one without the other.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from relay.mail.envelope import QueueId
-from relay.spool.interface import Absent, Corrupt, Report, Settlement, Status
+from relay.mail.envelope import Envelope, QueueId
+from relay.spool.interface import Absent, Corrupt, Settlement, Status
 from relay.spool.log import facts as said
 from relay.spool.log.facts import Facts
 from relay.spool.log.index import UNKNOWN_CRC, Index, recipients_crc
@@ -18,10 +18,12 @@ _NOTHING = Facts()
 
 
 class Settling:
-    def __init__(self, index: Index, published: Callable[[Report], Record]) -> None:
-        """Take `published`, which returns a report's record."""
+    def __init__(
+        self, index: Index, record_of: Callable[[QueueId, Envelope, Sequence[bytes]], Record]
+    ) -> None:
+        """Take `record_of`, which returns the record of a new message."""
         self._index = index
-        self._published = published
+        self._record_of = record_of
         self._marks: dict[QueueId, dict[int, Status]] = {}
         self._reports: set[QueueId] = set()
         self.records: list[Record] = []
@@ -77,7 +79,7 @@ class Settling:
         # Asked again, after a failure that nobody knew the end of: it may have been relayed, and be gone.
         if (each.told and facts.told.issuperset(each.told)) or (each.is_warned and facts.is_warned):
             return []
-        record = self._published(report)
+        record = self._record_of(report.queue_id, report.envelope, [report.content])
         self._reports.add(report.queue_id)
         return [record]
 

@@ -153,7 +153,9 @@ class Streams:
             stream.is_over = stream.is_dead
         for number in numbers:
             segment = self._index.segment(SegmentName(stream.name, number))
-            segment.end = segment.end or self._disk.length(self._layout.segment(segment.name)) or 0
+            if not segment.end:
+                with opened(self._disk, self._disk.open_read(self._layout.segment(segment.name))) as fd:
+                    segment.end = self._disk.size(fd)
             segment.is_done = stream.is_over or number < stream.read.number
 
     def _groups(self, stream: Stream, numbers: Sequence[int]) -> Iterator[Found]:

@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Sequence
 
 from relay.spool.disk.durable import ROOM_BYTES, Disk, write_with_room
-from relay.spool.disk.os_errors import is_lack_of_room
+from relay.spool.disk.os_errors import error_of, is_lack_of_room
 from relay.spool.log.layout import SENDER, Layout, SegmentName
 from relay.spool.log.record import Position, Record, encode_group, header_of, mark_of
 
@@ -54,7 +54,8 @@ class StreamWriter:
         try:
             self._write(self._fd, group, self._end)
         except OSError as error:
-            if not (is_lack_of_room(error) and self._is_cut(self._fd, size_bytes)):
+            # Where it is as long as before, a part of the group may stay in its room.
+            if not (is_lack_of_room(error) and error_of(self._disk.truncate, self._fd, size_bytes) is None):
                 self._leave(self._fd)
             raise
         try:
@@ -106,14 +107,6 @@ class StreamWriter:
             write_with_room(self._disk, fd, content, offset, folder=self._layout.log, room_bytes=room_bytes)
         else:
             self._disk.write_at(fd, content, offset)
-
-    def _is_cut(self, fd: int, size_bytes: int) -> bool:
-        """Let a file be as long as before a write, of which a part may stay in its room; return if it is."""
-        try:
-            self._disk.truncate(fd, size_bytes)
-        except OSError:
-            return False
-        return True
 
     def _leave(self, fd: int) -> None:
         """Cut off a group that nobody may find, and go on elsewhere."""

@@ -6,22 +6,21 @@ Guarantees: the order of a settlement is notes, status bytes, report, told, end;
 the earlier ones, from which the next start goes on.  Where a crash left a report that its message is not
 marked for, the start marks the message before it claims either.
 Assumes: rename is one operation, also across loss of power.
-Does not: sync an end.  What a loss of power brings back has no recipient left and nothing to tell, but for a
-report that an operator gave up.
+Does not: sync an end.  What a loss of power brings back has no recipient left and nothing to tell.
 """
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from relay.clock import Clock
-from relay.mail.envelope import QueueId, is_notice
+from relay.mail.envelope import Envelope, QueueId, is_notice
 from relay.spool.base import BaseSpool, Failure, Group, told_by
 from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.os_errors import error_of
 from relay.spool.errors import kernel_errors
 from relay.spool.identity import is_queue_id
-from relay.spool.interface import Absent, Adopted, Corrupt, Message, Note, Settlement
-from relay.spool.maildir.adopting import adopt
+from relay.spool.interface import Absent, Corrupt, Message, Note, Settlement
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import FORMAT, Layout, prepare
 from relay.spool.maildir.marks import Marks, tellings
@@ -75,12 +74,6 @@ class MaildirSpool(BaseSpool):
         self._hold(group)
         self._end(group, marks)
         return group.results
-
-    def adopt(self, adopted: Sequence[Adopted]) -> None:
-        with kernel_errors("adopted messages"):
-            for message in adopt(self._disk, self._layout, adopted):
-                self._held.update([message.queue_id] if message.is_held else [])
-                self._noted.update([message.queue_id] if message.notes else [])
 
     def tidy(self) -> int:
         with kernel_errors("tidy"):
@@ -227,12 +220,9 @@ class MaildirSpool(BaseSpool):
         self._sync(group, written)
         for fd in fds:
             self._disk.close(fd)
-        if noted:
-            try:
-                self._disk.sync_directory(self._layout.notes)
-            except OSError as error:
-                for index, _ in noted:
-                    group.fail(index, error)
+        if noted and (failed := error_of(self._disk.sync_directory, self._layout.notes)) is not None:
+            for index, _ in noted:
+                group.fail(index, failed)
 
     def _mark(
         self, group: Group, settlements: Sequence[Settlement], files: contextlib.ExitStack
@@ -273,15 +263,20 @@ class MaildirSpool(BaseSpool):
         asked = [(i, each) for i, each in asked if i in marks and not marks[i][1].are_told(each.told)]
         if not asked:
             return
-        reports = [each.report for _, each in asked if each.report is not None]
+        reports = [
+            (each.report.queue_id, each.report.envelope, [each.report.content])
+            for _, each in asked
+            if each.report is not None
+        ]
         # Also of one that fails: the disk may refuse to take it back.
-        self._untold.update(report.queue_id for report in reports)
+        self._untold.update(queue_id for queue_id, _, _ in reports)
         for (index, _), failure in zip(asked, self._reports.publish(reports), strict=True):
             if failure is not None:
                 group.fail(index, failure)
 
     def _tell(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
-        asked = [(index, each) for index, each in group.going(lambda each: each.report) if index in marks]
+        asked = group.going(lambda each: each.told or each.is_warned)
+        asked = [(index, each) for index, each in asked if index in marks]
         for is_last in (False, True):
             written: dict[int, int] = {}
             for index, each in asked:
@@ -303,6 +298,14 @@ class MaildirSpool(BaseSpool):
         for index, each in asked:
             if group.results[index] is None and each.report is not None:
                 self._untold.discard(each.report.queue_id)
+
+    def _take(self, messages: Sequence[tuple[QueueId, Envelope, Iterable[bytes]]]) -> None:
+        for failure in filter(None, self._reports.publish(messages)):
+            raise failure
+        for queue_id, _, _ in messages:
+            with contextlib.suppress(FileNotFoundError):  # it was here before
+                # Crash here: accepted or queued, the next start finds either.
+                self._disk.rename(f"{self._layout.new}/{queue_id}", self._layout.queued(queue_id))
 
     def _postpone(self, group: Group) -> None:
         for _, each in group.going(lambda each: each.next_attempt_at_ns is not None):
@@ -327,13 +330,11 @@ class MaildirSpool(BaseSpool):
                 continue
             (self._held.add if each.is_held else self._held.discard)(each.queue_id)
             touched |= {path.rpartition("/")[0] for path in (source, target)}
-        try:
-            # Crash here: some are held, some are not; nobody was told yet.
-            for folder in sorted(touched):
-                self._disk.sync_directory(folder)
-        except OSError as error:
-            for index, _ in asked:
-                group.fail(index, error)
+        # Crash here: some are held, some are not; nobody was told yet.
+        for folder in sorted(touched):
+            if (failed := error_of(self._disk.sync_directory, folder)) is not None:
+                for index, _ in asked:
+                    group.fail(index, failed)
 
     def _end(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
         for index, each in group.going(lambda each: each.ends):

@@ -8,15 +8,16 @@ Assumes: the folders exist (`prepare`).  Does not: know SMTP, or when to send.
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from relay.clock import Clock
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.disk.durable import Disk
+from relay.spool.disk.os_errors import error_of
 from relay.spool.errors import kernel_errors, of_kernel
 from relay.spool.identity import Identities
-from relay.spool.interface import Full, Report, Unavailable
+from relay.spool.interface import Full, SpoolError, Unavailable
 from relay.spool.maildir.layout import FORMAT, Layout, is_published
 from relay.spool.message.draft import SpoolDraft, ours
 from relay.spool.root.headroom import leave_headroom, room
@@ -57,10 +58,14 @@ class MaildirIntake:
         fds = [each for each in completed if isinstance(each, int)]
         synced = self._disk.sync_each(fds, content_only=False)
         for i, error in zip(whole, synced, strict=True):
-            results[i] = error or self._publish(drafts[i][0].queue_id)
+            queue_id = drafts[i][0].queue_id
+            # link, not rename: it refuses a name that is taken, so that no message replaces another.
+            results[i] = error or error_of(
+                self._disk.link, f"{self._layout.drafts}/{queue_id}", f"{self._layout.new}/{queue_id}"
+            )
         if published := [i for i in whole if results[i] is None]:
             # Crash here: whole files, names perhaps not durable; no 250 was sent, either is right.
-            error = self._sync_new()
+            error = error_of(self._disk.sync_directory, self._layout.new)
             for i in published if error else ():
                 results[i] = error
                 with contextlib.suppress(OSError):
@@ -70,24 +75,32 @@ class MaildirIntake:
             draft.discard()
         return [None if error is None else of_kernel(error, "message") for error in results]
 
-    def publish(self, reports: Sequence[Report]) -> list[Full | Unavailable | None]:
-        """Publish reports durably, those that are not there yet.  For the owner of the queue alone."""
-        drafts: list[tuple[Draft, Envelope]] = []
+    def publish(
+        self, messages: Sequence[tuple[QueueId, Envelope, Iterable[bytes]]]
+    ) -> list[Full | Unavailable | None]:
+        """Publish messages under their ids durably, those that are not there yet.
+
+        For the owner of the queue alone.  Raises what reading their content raises.
+        """
+        drafts: list[tuple[SpoolDraft, Envelope]] = []
         try:
-            for report in reports:
-                if is_published(self._disk, self._layout, report.queue_id):
+            for queue_id, envelope, content in messages:
+                if is_published(self._disk, self._layout, queue_id):
                     continue
                 with contextlib.suppress(FileNotFoundError):
-                    # Only the owner writes reports, so this is what an earlier attempt left.
-                    self._disk.unlink(f"{self._layout.drafts}/{report.queue_id}")
-                draft = self._draft(report.queue_id)
-                draft.append(report.content)
-                drafts.append((draft, report.envelope))
-        except OSError as error:
-            return [of_kernel(error, "report")] * len(reports)
+                    # Only the owner writes under these ids, so this is what an earlier attempt left.
+                    self._disk.unlink(f"{self._layout.drafts}/{queue_id}")
+                drafts.append((self._draft(queue_id), envelope))
+                drafts[-1][0].fill(content)
+        except (OSError, SpoolError) as error:
+            for draft, _ in drafts:
+                draft.discard()
+            if isinstance(error, SpoolError):
+                raise
+            return [of_kernel(error, "message")] * len(messages)
         failures = zip(drafts, self.accept(drafts), strict=True)
         failed = {draft.queue_id: failure for (draft, _), failure in failures}
-        return [failed.get(report.queue_id) for report in reports]
+        return [failed.get(queue_id) for queue_id, _, _ in messages]
 
     def room(self) -> int:
         with kernel_errors("room"):
@@ -111,18 +124,3 @@ class MaildirIntake:
             return draft.complete(*draft.frame(envelope, self._clock))
         except OSError as error:
             return error
-
-    def _publish(self, queue_id: QueueId) -> OSError | None:
-        try:
-            # link, not rename: it refuses a name that is taken, so that no message replaces another.
-            self._disk.link(f"{self._layout.drafts}/{queue_id}", f"{self._layout.new}/{queue_id}")
-        except OSError as error:
-            return error
-        return None
-
-    def _sync_new(self) -> OSError | None:
-        try:
-            self._disk.sync_directory(self._layout.new)
-        except OSError as error:
-            return error
-        return None

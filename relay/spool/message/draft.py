@@ -8,13 +8,15 @@ Does not: sync a file, or give it its place in the queue (the engine).
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from relay.clock import Clock
 from relay.mail.draft import Draft
-from relay.mail.envelope import Envelope, QueueId
+from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.errors import kernel_errors
+from relay.spool.interface import INLINE_BYTES
 from relay.spool.message import message_file
 from relay.spool.message.message_file import HEADER_BYTES
 
@@ -52,6 +54,13 @@ class SpoolDraft:
         self.eight_bit = self.eight_bit or not chunk.isascii()
         self._buffer.append(chunk)
 
+    def fill(self, chunks: Iterable[bytes]) -> None:
+        """Append all of a content; what is long goes to the disk."""
+        for chunk in chunks:
+            self.append(chunk)
+            if self.content_bytes > INLINE_BYTES:
+                self.spill()
+
     @property
     def buffered_bytes(self) -> int:
         return sum(map(len, self._buffer))
@@ -86,22 +95,21 @@ class SpoolDraft:
             self.fd = None
 
     def frame(self, envelope: Envelope, clock: Clock) -> tuple[bytes, bytes]:
-        """Return header and envelope of a message accepted now.  OSError for what could not be read back."""
+        """Return header and envelope, which says when in which boot it was accepted: unless it does, now.
+
+        Raises OSError for what could not be read back.
+        """
         if self.is_given_up:
             raise OSError(errno.EINVAL, "a draft that was given up")
+        if not envelope.boot_id:
+            envelope = replace(envelope, boot_id=clock.boot_id(), boottime_ns=clock.boottime_ns())
         try:
-            tail = message_file.encode_envelope(
-                self.queue_id, envelope, (clock.boot_id(), clock.boottime_ns())
-            )
+            tail = message_file.encode_envelope(self.queue_id, envelope)
         except ValueError as error:
             raise OSError(errno.EINVAL, f"an envelope that cannot be stored: {error}") from error
-        return self.header(envelope, tail), tail
-
-    def header(self, envelope: Envelope, accepted: bytes) -> bytes:
-        """Return the header in front of an envelope as it was accepted."""
-        shape = message_file.shape_of(envelope, self.content_bytes, eight_bit=self.eight_bit)
+        shape = Shape(self.content_bytes, self.eight_bit, envelope.smtputf8)
         recipients = len(envelope.recipients)
-        return message_file.encode_header(self.content_bytes, accepted, recipients, shape, self.crc)
+        return message_file.encode_header(self.content_bytes, tail, recipients, shape, self.crc), tail
 
     def take_buffer(self) -> bytes:
         """Return what is in memory, which is not kept there."""

@@ -27,14 +27,7 @@ def why_no_room(free: tuple[int, int | None], wanted_bytes: int = 0) -> str | No
     return None
 
 
-class NoHeadroom(OSError):  # noqa: N818 - a state of the disk
-    """New mail would leave too little free: there is room, and it is kept for something else."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(errno.ENOSPC, why)
-
-
 def leave_headroom(free: tuple[int, int | None], wanted_bytes: int) -> None:
-    """Raise NoHeadroom where no new message of so many bytes may be stored, given what is free."""
+    """Raise OSError where no new message of so many bytes may be stored: what is left is kept."""
     if (why := why_no_room(free, wanted_bytes)) is not None:
-        raise NoHeadroom(why)
+        raise OSError(errno.ENOSPC, why)

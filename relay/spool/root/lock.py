@@ -9,20 +9,18 @@ import contextlib
 import os
 from collections.abc import Sequence
 
-from relay.spool.disk.durable import Disk, opened, sync_above
+from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import put_in_place
 from relay.spool.interface import SpoolBusy
 
 
 def format_of(root: str, disk: Disk) -> bytes | None:
     """Return what a spool's `format` says; None where there is no spool yet.  Raises OSError."""
-    path = f"{root}/format"
     try:
-        if disk.length(path) is None:
-            return None
+        fd = disk.open_read(f"{root}/format")
     except FileNotFoundError:
-        return None  # nor is the folder that it lies in
-    with opened(disk, disk.open_read(path)) as fd:
+        return None
+    with opened(disk, fd):
         return disk.pread(fd, 256, 0)
 
 
@@ -37,10 +35,8 @@ def prepare_root(root: str, disk: Disk, form: bytes, folders: Sequence[str]) -> 
         disk.make_directory(folder)
     if (why := disk.why_not_ours(root)) is not None:
         raise ValueError(f"{root} {why}")
-    # Who made them may have been killed before their names were durable.
-    for above in sorted({folder.rpartition("/")[0] for folder in folders}, reverse=True):
-        disk.sync_directory(above)
-    sync_above(disk, root)
+    # Who made them may have been killed before their names, and those of folders above, were durable.
+    disk.sync_all(root)
     if found is None:
         # Several may start at once: each writes its own file, and whose name comes last does not matter.
         # Crash here: folders without a format, or a file more that nobody looks at.
@@ -54,7 +50,20 @@ def take_lock(root: str, disk: Disk, form: bytes) -> int:
 
     Raises OSError, SpoolBusy, which says who has it, and ValueError for a spool of another format.
     """
-    return _still(root, disk, form, _take_named_lock(root, disk))
+    path = f"{root}/lock"
+    fd = disk.lock(path, wait=False)
+    if fd is None:
+        holder = ""
+        # The lock is what counts; who wrote what into the file is for people.
+        with contextlib.suppress(OSError), opened(disk, disk.open_read(path)) as reader:
+            text = disk.pread(reader, 32, 0).decode("ascii", "replace").strip()
+            holder = text if text.isdecimal() else ""
+        raise SpoolBusy(f"{root} is held by process {holder or 'unknown'}")
+    # A full disk must not keep the sender from emptying the spool.
+    with contextlib.suppress(OSError):
+        disk.truncate(fd, 0)
+        disk.write_all(fd, b"%d\n" % os.getpid())
+    return _still(root, disk, form, fd)
 
 
 def as_intake(root: str, disk: Disk, form: bytes) -> int:
@@ -91,20 +100,3 @@ def _own_format(root: str, disk: Disk, form: bytes) -> bytes | None:
     if (found := format_of(root, disk)) not in (None, form):
         raise ValueError(f"{root}/format says {found[:60]!r}, and not {form!r}: this engine does not know it")
     return found
-
-
-def _take_named_lock(root: str, disk: Disk) -> int:
-    path = f"{root}/lock"
-    fd = disk.lock(path, wait=False)
-    if fd is None:
-        holder = ""
-        # The lock is what counts; who wrote what into the file is for people.
-        with contextlib.suppress(OSError), opened(disk, disk.open_read(path)) as reader:
-            text = disk.pread(reader, 32, 0).decode("ascii", "replace").strip()
-            holder = text if text.isdecimal() else ""
-        raise SpoolBusy(f"{root} is held by process {holder or 'unknown'}")
-    # A full disk must not keep the sender from emptying the spool.
-    with contextlib.suppress(OSError):
-        disk.truncate(fd, 0)
-        disk.write_all(fd, b"%d\n" % os.getpid())
-    return fd

@@ -7,7 +7,6 @@ Assumes: who owns the queue.  Does not: judge messages (the engine).
 
 import contextlib
 from collections.abc import Callable
-from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.mail.text import clean
@@ -21,17 +20,13 @@ OnCorrupt = Callable[[str, str], None]
 """Told the name and the fault of each thing that is set aside, or left."""
 
 
-class _Left(NamedTuple):
-    path: str
-    why: str
-
-
 class Quarantine:
     def __init__(self, disk: Disk, root: str, on_corrupt: OnCorrupt) -> None:
         self._disk = disk
         self._folder = corrupt_folder(root)
         self._on_corrupt = on_corrupt
-        self._left: dict[str, _Left] = {}
+        self._left: dict[str, str] = {}
+        """Path, and why."""
 
     def move(self, path: str, why: str) -> None:
         """Set a file aside, or leave it where the disk does not let us."""
@@ -60,7 +55,7 @@ class Quarantine:
     def leave(self, path: str, why: str) -> None:
         """Tell of what stays where it is."""
         if path not in self._left:
-            self._left[path] = _Left(path, why)
+            self._left[path] = why
             self._on_corrupt(describe(path.rpartition("/")[2]), why)
 
     def forget(self, path: str) -> None:
@@ -77,8 +72,8 @@ class Quarantine:
     def list(self, most: int) -> list[SetAside]:
         """Raise OSError where the folder cannot be read."""
         listed = [
-            SetAside(describe(each.path.rpartition("/")[2]), 0, 0, "", 0, f"left where it is: {each.why}")
-            for each in self._left.values()
+            SetAside(describe(path.rpartition("/")[2]), 0, 0, "", 0, f"left where it is: {why}")
+            for path, why in self._left.items()
         ]
         names = sorted(self._disk.names(self._folder))[: max(0, most - len(listed))]
         return listed[:most] + [self._listed(name) for name in names]
@@ -98,7 +93,7 @@ class Quarantine:
         size_bytes = modified_at_ns = 0
         try:
             with opened(self._disk, self._disk.open_read(f"{self._folder}/{name}")) as fd:
-                size_bytes, modified_at_ns, _, _ = self._disk.status(fd)
+                size_bytes, modified_at_ns, _ = self._disk.status(fd)
                 queue_id = name.partition(".")[0]
                 if not is_queue_id(queue_id):
                     raise Corrupt("no message")

@@ -17,15 +17,12 @@ from relay.spool.disk.durable import Disk
 class TriggerPort(Protocol):
     def pull(self) -> None:
         """Wake the sender if there is one.  Never blocks, never raises."""
-        ...
 
     def listen(self) -> int:
         """Return a descriptor that becomes readable when somebody pulls.  Raises OSError."""
-        ...
 
     def clear(self) -> None:
         """Forget all pulls so far; what they announced must be looked for afterwards."""
-        ...
 
     def close(self) -> None: ...
 

@@ -16,13 +16,14 @@ from relay.clock import SECOND_NS, SystemClock
 from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import Engine
-from relay.spool.identity import report_id, subject_of
+from relay.spool.identity import report_id
 from relay.spool.interface import Message, Report, Settlement, Spool, SpoolError, Status
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import HistoryError
 from relay.throttle.throttle import Throttle
 from tests.engines.history.limits import messages, recipients
 from tests.engines.lab.observations import Letter, Observations
+from tests.engines.spool.subjects import subject_of
 from tests.engines.spool.world import Violation
 from tests.fakes.clock import FakeClock
 

@@ -142,9 +142,9 @@ class Conformance:
 
     def test_what_ended_is_gone_for_ever(self, engine: Engine) -> None:
         spool, (queue_id, other) = begun(engine, CONTENT, CONTENT)
-        settle(spool, Settlement(queue_id, ENVELOPE, EVERY, ends=True))
-        # Asked again, as after an error.
-        settle(spool, Settlement(queue_id, ENVELOPE, ends=True))
+        for marks in (EVERY, EVERY, {}):
+            # Asked again, as after an error.
+            settle(spool, Settlement(queue_id, ENVELOPE, marks, ends=True))
         for _ in range(2):
             with pytest.raises(Absent):
                 read(spool, queue_id)
@@ -416,11 +416,6 @@ class Conformance:
             (failure,) = intake.accept([(draft, ENVELOPE)])
             assert isinstance(failure, Unavailable)
         assert (claimed(spool), engine.told) == ([], [])
-
-    def test_what_was_settled_with_its_end_may_be_settled_again(self, engine: Engine) -> None:
-        spool, (queue_id,) = begun(engine, CONTENT)
-        for _ in range(2):
-            settle(spool, Settlement(queue_id, ENVELOPE, EVERY, ends=True))
 
 
 class FailingConformance(Conformance):

@@ -3,13 +3,13 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
+from relay.mail.dsn import DsnRequest, Notify, RecipientRequest
 from relay.spool.interface import Status
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.maildir_engine import MAILDIR
 from tests.engines.spool.oracle import Known, live_on
 from tests.engines.spool.plays import play, prepared
-from tests.engines.spool.scenarios import held_and_released_together, left_held_together
+from tests.engines.spool.scenarios import held_and_released_together
 from tests.engines.spool.world import Letter, Sender, Snapshot, Violation, World
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Model
@@ -50,7 +50,6 @@ def _the_first_report_waits(sender: Sender) -> None:
 
 SCENARIOS: dict[str, tuple[tuple[Letter, ...], Callable[[Sender], None] | None]] = {
     "relayed": ((Letter(({0: RELAYED},)),), None),
-    "deferred, then relayed": ((Letter(({}, {0: RELAYED, 2: RELAYED}, {1: RELAYED}), 3),), None),
     "a batch of two": ((Letter(({0: RELAYED}, {1: BOUNCED}), 2), Letter(({0: RELAYED},))), None),
     "bounced": ((Letter(({0: RELAYED, 1: BOUNCED},), 2),), None),
     "bounced, then expired": ((Letter(({0: BOUNCED}, {1: EXPIRED}), 2),), None),
@@ -67,25 +66,14 @@ SCENARIOS: dict[str, tuple[tuple[Letter, ...], Callable[[Sender], None] | None]]
         (Letter(({2: BOUNCED}, {0: BOUNCED, 1: RELAYED}, {3: EXPIRED}), 4),),
         _the_first_report_waits,
     ),
-    "bounced with nobody to tell": ((Letter(({0: BOUNCED},), 1, ""),), None),
-    "two bounced": ((Letter(({0: BOUNCED},)), Letter(({0: EXPIRED},))), None),
     "deleted": ((Letter(({0: DELETED, 1: RELAYED},), 2),), None),
     "held and released": ((Letter(({0: RELAYED},)), Letter(({0: BOUNCED},))), _held),
     "held and released together": (
         (Letter(({0: RELAYED},)), Letter(({0: BOUNCED},)), Letter(({0: RELAYED},))),
         held_and_released_together,
     ),
-    "left held together": ((Letter(({0: RELAYED},)), Letter(({0: RELAYED},))), left_held_together),
     "bounced while held": ((Letter(({0: BOUNCED},)),), _left_held),
     "warned, then bounced": ((Letter(({}, {0: BOUNCED})),), _warned),
-    "relayed, and its sender is told": (
-        (Letter(({0: TOLD},), dsn=DsnRequest(Ret.FULL, "id", (WANTS_ALL,))),),
-        None,
-    ),
-    "told one by one": (
-        (Letter(({2: TOLD}, {0: TOLD}, {1: BOUNCED}), 3, dsn=DsnRequest(recipients=(WANTS_ALL,) * 3)),),
-        None,
-    ),
     "told of some, no report after a crash": (
         (
             Letter(
@@ -95,10 +83,6 @@ SCENARIOS: dict[str, tuple[tuple[Letter, ...], Callable[[Sender], None] | None]]
             ),
         ),
         _reports_wait_after_a_crash,
-    ),
-    "bounced, and its sender wants to hear nothing": (
-        (Letter(({0: BOUNCED}, {1: EXPIRED}), 2, dsn=DsnRequest(recipients=(WANTS_NONE,) * 2)),),
-        None,
     ),
     "spilled": ((Letter(({0: RELAYED}, {1: BOUNCED}, {2: RELAYED}), 3, content=LONG, spills=2),), None),
 }

@@ -36,8 +36,8 @@ class LogEngine(OneSpool):
     def damage(self, queue_id: QueueId) -> None:
         """Change one octet in the middle of a message, wherever that is."""
         path = self.layout.content(queue_id)
-        if self.disk.length(path) is not None:
-            self.flip(path, (self.disk.length(path) or 0) // 2)
+        if self.disk.inode(path) is not None:
+            self.flip(path, len(self.content_of(path)) // 2)
             return
         for path in [f"{self.root}/log/{name}" for name in self.names("log") if NAMES.match(name)]:
             raw = self.content_of(path)

@@ -31,7 +31,7 @@ class MaildirEngine(OneSpool):
 
     def damage(self, queue_id: QueueId) -> None:
         path = self.layout.queued(queue_id)
-        self.flip(path, HEADER_BYTES + ((self.disk.length(path) or 0) - HEADER_BYTES) // 2)
+        self.flip(path, HEADER_BYTES + (len(self.content_of(path)) - HEADER_BYTES) // 2)
 
     def plant(self, path: str, content: bytes) -> None:
         """Put something there that is no message."""

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 
 from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId
-from relay.spool.identity import subject_of
 from relay.spool.interface import Message, Status
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.maildir_engine import MAILDIR
+from tests.engines.spool.subjects import subject_of
 from tests.engines.spool.world import Letter, Sender, Snapshot, Trace, Violation, World
 from tests.fakes.disk import ModelDisk
 

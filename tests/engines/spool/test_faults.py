@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 
 from relay.spool.identity import report_id
-from relay.spool.interface import Full, SpoolError
+from relay.spool.interface import SpoolError
 from tests.budget import part_of
 from tests.engines.spool.campaign import few_folders
 from tests.engines.spool.cuts import BOUNCED, LONG, RELAYED, SCENARIOS, cuts, killed, prefixes, run_of
@@ -255,15 +255,3 @@ def test_a_report_is_queued_once_though_its_message_cannot_end(engine: OnModel) 
     sender.drain()
     assert set(world.trace.told_of) <= world.trace.finishing
     assert report_id(bounced) in world.trace.finishing
-
-
-def test_a_draft_that_was_given_up_cannot_be_accepted(engine: OnModel) -> None:
-    world = World(prepared(engine=engine), engine=engine)
-    listener = world.listener()
-    draft = listener.intake.draft()
-    draft.append(bytes(1000))
-    world.listener_disk.fail(Fault(1, errno.ENOSPC))
-    with pytest.raises(Full):
-        draft.spill()
-    world.listener_disk.heal()
-    assert engine.drafts(world.listener_disk) == []

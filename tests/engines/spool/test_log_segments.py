@@ -18,6 +18,7 @@ from relay.spool.identity import report_id
 from relay.spool.interface import Full, Message, Report, Settlement, SpoolError, Status, Unavailable
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
+from relay.spool.log.record import sealed
 from tests.engines.spool.conformance import EVERY, REPORT
 from tests.engines.spool.engine import BOUNCED, ENVELOPE, RELAYED, accept, claimed, note, read, settle
 from tests.engines.spool.log_engine import LogEngine
@@ -174,6 +175,9 @@ def test_a_checkpoint_may_be_missing_or_damaged() -> None:
         image = life.disk.after_kill()
         raw = image.peek(path)
         image.poke(path, raw[:40] + bytes([raw[40] ^ 1]) + raw[41:])
+        unreadable = life.disk.after_kill()
+        unreadable.poke(path, sealed(b"what nobody wrote"))
+        life.check(unreadable, told=1)
         life.check(image, told=1)
         # It is written anew, whole, and what was damaged is kept; the copy is not looked at.
         assert image.peek(paths[0]) == image.peek(paths[1])

@@ -141,6 +141,18 @@ def test_an_abandoned_report_is_not_in_the_way_of_the_next_try() -> None:
     assert (report.queue_id, report.content) == (own, b"whole")
 
 
+def test_a_report_that_is_given_up_is_owed_no_more_after_a_loss_of_power() -> None:
+    engine = on_the_model()
+    spool, (queue_id,) = begun(engine, CONTENT)
+    settle(spool, Settlement(queue_id, ENVELOPE, EVERY | {1: BOUNCED}, [note(1)]))
+    settle(spool, Settlement(queue_id, ENVELOPE, told=(1,), ends=True))
+    assert isinstance(engine.disk, ModelDisk)
+    # Nothing that was not synced is there, so the message is.
+    engine.disk = next(engine.disk.prefixes())
+    (message,) = claimed(engine.start())
+    assert (message.queue_id, message.left, message.owed_report) == (queue_id, (), None)
+
+
 def test_no_call_leaves_a_descriptor_open() -> None:
     """But the lock, for as long as the queue is owned."""
     engine = on_the_model()

@@ -32,39 +32,6 @@ def all_left(disk: ModelDisk) -> set[frozenset[tuple[str, bytes]]]:
     return {frozenset(left(image)) for image in disk.subsets(random.Random(0), 1 << 12)}
 
 
-def test_a_name_is_durable_only_after_its_folder_was_synced(model: ModelDisk) -> None:
-    with opened(model, model.open_new("/folder/a")) as fd:
-        model.write_all(fd, b"content")
-        model.sync(fd)
-
-        assert all_left(model) == {frozenset(), frozenset({("a", b"content")})}
-        model.sync_directory("/folder")
-        assert all_left(model) == {frozenset({("a", b"content")})}
-
-
-def test_content_is_durable_only_after_it_was_synced(model: ModelDisk) -> None:
-    with opened(model, model.open_new("/folder/a")) as fd:
-        model.sync_directory("/folder")
-        model.write_all(fd, b"content")
-
-        lengths = {frozenset({("a", found)}) for found in (b"", bytes(7), b"content")}
-        assert all_left(model) == lengths
-        model.sync_content(fd)
-        assert all_left(model) == {frozenset({("a", b"content")})}
-
-
-def test_a_write_is_torn_between_sectors(model: ModelDisk) -> None:
-    with opened(model, model.open_new("/folder/a")) as fd:
-        model.write_all(fd, b"-" * 1024)
-        model.sync(fd)
-        model.sync_directory("/folder")
-        model.write_at(fd, b"x" * 20, 502)
-
-    contents = {next(iter(image))[1][500:524] for image in all_left(model)}
-    old, new = b"-" * 24, b"--" + b"x" * 20 + b"--"
-    assert contents == {old, new, new[:12] + old[12:], old[:12] + new[12:]}
-
-
 def test_a_newer_name_is_not_set_back_by_an_older_change(model: ModelDisk) -> None:
     model.make_directory("/other")
     model.plant("/folder/a", b"a")

@@ -48,17 +48,6 @@ def test_a_batch_has_one_result_for_each_file(
     os.close(pipe)
 
 
-@pytest.mark.parametrize("content_only", [False, True])
-def test_each_file_is_synced_once(
-    files: list[int], monkeypatch: pytest.MonkeyPatch, *, content_only: bool
-) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fdatasync" if content_only else "fsync", synced.append)
-
-    assert RealDisk().sync_each(files, content_only=content_only) == [None] * 20
-    assert sorted(synced) == sorted(files)
-
-
 def test_an_executor_has_all_its_threads_from_the_start_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = started(3, "some")
     assert threads.submit(lambda: "done").result() == "done"

@@ -14,10 +14,11 @@ from relay.clock import SECOND_NS
 from relay.mail.draft import Draft
 from relay.mail.dsn import NOTHING_ASKED, DsnRequest
 from relay.mail.envelope import Envelope, QueueId
-from relay.spool.identity import subject_of, warning_id
+from relay.spool.identity import warning_id
 from relay.spool.interface import Full, Message, Note, Report, Settlement, SpoolError, Status, Unavailable
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.maildir_engine import MAILDIR
+from tests.engines.spool.subjects import subject_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Platter

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+from relay.listener.listener_files import read_listener_files
 from relay.listener.server import Listener
 from relay.listener.session import ClientSession
 from relay.policy.model import Listen
@@ -150,7 +151,9 @@ async def listening(
     observer = MemoryObserver()
     intake = intake or MemoryIntake()
     clock = FakeClock()
-    listener = Listener(listen, "relay.example", intake, observer, clock=clock)
+    listener = Listener(
+        listen, "relay.example", intake, observer, files=read_listener_files(listen), clock=clock
+    )
     await listener.start()
     room = Room(listen, listener, intake, observer, clock, [])
     try:

@@ -5,6 +5,8 @@ import errno
 import os
 import socket
 
+import pytest
+
 from relay.listener.accepting import Door
 
 
@@ -25,12 +27,13 @@ async def greet(accepted: socket.socket, _peer: object) -> None:
     accepted.close()
 
 
-async def test_who_came_meanwhile_is_let_in_after_the_pauses() -> None:
+async def test_who_came_meanwhile_is_let_in_after_the_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relay.listener.accepting.PAUSE_S", 0.001)
     bound = Listening()
     bound.bind(("127.0.0.1", 0))
     bound.listen()
     errors: list[OSError] = []
-    door = Door(bound, greet, errors.append, pause_s=0.001)
+    door = Door(bound, greet, errors.append)
     reader, writer = await asyncio.open_connection(*bound.getsockname())
 
     assert await reader.read() == b"hello"

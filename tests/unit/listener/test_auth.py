@@ -211,17 +211,6 @@ async def test_password_is_not_taken_in_the_clear_from_another_host(
         assert codes(await client.ask(b"MAIL FROM:<a@b>")) == [250]
 
 
-async def test_authentication_does_not_outlive_starttls(users_file: Path, certificates: Certificates) -> None:
-    policy = _policy(users_file, certificate=str(certificates.cert), key=str(certificates.key))
-    async with listening(policy) as room:
-        client = await room.greeted()
-        assert codes(await client.ask(b"AUTH PLAIN " + GOOD)) == [235]
-        await client.ask(b"STARTTLS")
-        await client.start_tls(str(certificates.ca))
-        await client.ask(b"EHLO x")
-        assert codes(await client.ask(b"MAIL FROM:<a@b>")) == [530]
-
-
 async def _try(room: Room, line: bytes) -> list[int]:
     """Try a line of AUTH three times on a connection of its own; return the codes."""
     client = await room.greeted()

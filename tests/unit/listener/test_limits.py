@@ -92,16 +92,6 @@ async def test_line_that_is_no_command_ends_the_session_at_every_cut(line: bytes
             await client.close()
 
 
-async def test_line_without_an_end_is_refused_at_once() -> None:
-    async with listening() as room:
-        client = await room.greeted()
-        await client.send(b"x" * 3000)
-        assert codes(await client.rest()) == [500]
-        await client.close()
-        await room.until_over()
-        assert room.observer.closed == ["errors"]
-
-
 async def test_client_that_reads_no_replies_fills_no_memory() -> None:
     async with listening({"timeouts": {"command": "300ms"}, "max_errors": 10_000_000}) as room:
         client = await room.connect()

@@ -5,13 +5,11 @@ import re
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.listener.received import as_name, received_line
+from relay.listener.received import received_line
 from relay.mail.envelope import QueueId
-from relay.smtp.session_machine import protocol_name
 
 INSTANT_NS = 1_763_688_780_999_999_999
 
@@ -48,26 +46,3 @@ def test_no_helo_breaks_the_line_or_forges_a_clause(helo: str) -> None:
     assert header.keys() == ["Received", "Subject"]
     date = header["Received"].rpartition(";")[2].strip()
     assert parsedate_to_datetime(date) == datetime(2025, 11, 21, 1, 33, tzinfo=UTC)
-
-
-def test_name_without_any_character_is_unknown() -> None:
-    assert as_name("") == "unknown"
-    assert as_name("a b\r\nX: (y)") == "a?b??X:??y?"
-
-
-@pytest.mark.parametrize(
-    ("extended", "tls", "authenticated", "smtputf8", "name"),
-    [
-        (False, False, False, False, "SMTP"),
-        (True, False, False, False, "ESMTP"),
-        (True, True, False, False, "ESMTPS"),
-        (True, False, True, False, "ESMTPA"),
-        (True, True, True, False, "ESMTPSA"),
-        (True, False, False, True, "UTF8SMTP"),
-        (True, True, True, True, "UTF8SMTPSA"),
-    ],
-)
-def test_protocol_is_a_registered_name(
-    extended: bool, tls: bool, authenticated: bool, smtputf8: bool, name: str
-) -> None:
-    assert protocol_name(extended=extended, tls=tls, authenticated=authenticated, smtputf8=smtputf8) == name

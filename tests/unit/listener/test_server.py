@@ -3,7 +3,7 @@
 import asyncio
 
 from relay.smtp import replies
-from tests.unit.listener.conversation import TRANSACTION, codes, listening
+from tests.unit.listener.conversation import TRANSACTION, codes, listening, until
 
 
 async def test_close_tells_idle_sessions_421_and_lets_no_new_ones_in() -> None:
@@ -29,7 +29,7 @@ async def test_content_in_flight_is_taken_before_the_close() -> None:
         await client.send(TRANSACTION + b"one\r\n")
         await client.replies(3)
         closing = asyncio.create_task(room.listener.close(30))
-        await asyncio.sleep(0)
+        await until(lambda: all(session.is_stopping for session in room.listener.sessions))
         await client.send(b"two\r\n.\r\n" + TRANSACTION)
         told = await client.rest()
         await client.close()
@@ -49,7 +49,7 @@ async def test_at_a_close_a_250_comes_alone_and_421_answers_what_follows() -> No
         await client.send(b".\r\n")
         await room.intake.is_accepting.wait()
         closing = asyncio.create_task(room.listener.close(30))
-        await asyncio.sleep(0)
+        await until(lambda: all(session.is_stopping for session in room.listener.sessions))
         room.intake.gate.set()
         taken = await client.reader.read(65536)
         assert codes(taken) == [250]
@@ -65,7 +65,7 @@ async def test_at_a_close_421_answers_mail_and_not_the_hello_before_it() -> None
         for client in clients:
             await client.reply()
         closing = asyncio.create_task(room.listener.close(30))
-        await asyncio.sleep(0)
+        await until(lambda: all(session.is_stopping for session in room.listener.sessions))
         told = [
             await client.ask(hello) + await client.ask(command) + await client.rest()
             for client, hello, command in zip(

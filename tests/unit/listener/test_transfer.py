@@ -166,33 +166,6 @@ async def test_large_message_is_spilled_in_pieces_and_arrives_whole() -> None:
         assert room.intake.drafts[0].most_buffered_bytes <= SPILL_BYTES + 512 * 1024
 
 
-async def test_client_lost_in_content_leaves_nothing() -> None:
-    async with listening() as room:
-        for leave in (Client.half_close, Client.reset):
-            client = await _sending(room)
-            await client.send(b"x" * SPILL_BYTES * 2 + b"\r\n.\r")
-            leave(client)
-            await room.until_over()
-            await client.close()
-
-        assert room.intake.accepted == []
-        assert room.observer.closed == ["lost", "lost"]
-        assert room.observer.faults == []
-
-
-@pytest.mark.parametrize("count", range(1, 8))
-async def test_half_closed_client_gets_the_reply_to_each_command(count: int) -> None:
-    said = [b"NOOP\r\n", b"EHLO x\r\n", *TRANSACTION.splitlines(keepends=True), b"x\r\n.\r\n", b"QUIT\r\n"]
-    async with listening() as room:
-        client = await room.connect()
-        await client.send(b"".join(said[:count]))
-        client.half_close()
-
-        assert codes(await client.rest()) == [220, 250, 250, 250, 250, 354, 250, 221][: count + 1]
-        await room.until_over()
-        assert room.observer.faults == []
-
-
 async def test_client_lost_while_we_store_leaves_a_whole_message() -> None:
     async with listening() as room:
         room.intake.gate.clear()

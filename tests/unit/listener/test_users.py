@@ -5,8 +5,6 @@ from typing import Literal
 
 import pytest
 from argon2 import PasswordHasher
-from hypothesis import given
-from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.listener.users import Guesses, Users
@@ -71,27 +69,16 @@ async def test_wait_doubles_from_the_third_failure_up_to_15_minutes_and_ends_wit
     assert await guesses.judge("192.0.2.2", _right) is PasswordCheck.RIGHT
     clock.advance(900 * SECOND_NS)
     assert await guesses.judge("192.0.2.1", _right) is PasswordCheck.RIGHT
-    assert len(guesses) == 0
+    assert not guesses.is_locked_out("192.0.2.1")
 
 
-@given(st.lists(st.tuples(st.integers(0, 15), st.integers(0, Guesses.MEMORY_NS // 3)), max_size=60))
-def test_table_holds_whoever_failed_within_the_hour_and_no_more(steps: list[tuple[int, int]]) -> None:
-    clock = FakeClock()
-    guesses = Guesses(clock, most_origins=10)
-    last: dict[str, int] = {}
+async def test_only_so_many_origins_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Guesses, "MAX_ORIGINS", 2)
+    guesses = Guesses(FakeClock())
+    for origin in ("a", "b", "a", "b", "a", "b", "c"):
+        await guesses.judge(origin, _wrong)
 
-    async def guess() -> None:
-        now_ns = 0
-        for number, step_ns in steps:
-            now_ns += step_ns
-            clock.advance(step_ns)
-            if await guesses.judge(str(number), _wrong) is PasswordCheck.WRONG:
-                last.pop(str(number), None)
-                last[str(number)] = now_ns
-            recent = [origin for origin, at_ns in last.items() if now_ns - at_ns < Guesses.MEMORY_NS]
-            assert len(guesses) == min(len(recent), 10)
-
-    asyncio.run(guess())
+    assert [guesses.is_locked_out(origin) for origin in "abc"] == [False, True, False]
 
 
 async def test_guesses_of_an_origin_are_judged_in_turn_and_of_another_at_once() -> None:

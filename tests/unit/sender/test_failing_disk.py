@@ -52,6 +52,10 @@ class FailsAt(Unsynced):
         self._count()
         super().sync_directory(path)
 
+    def sync_all(self, path: str) -> None:
+        self._count()
+        super().sync_all(path)
+
     def sync_each(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:
         try:
             for _ in fds:

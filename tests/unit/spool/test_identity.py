@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QUEUE_ID_PATTERN
-from relay.spool.identity import Identities, is_queue_id, report_id, subject_of, warning_id
+from relay.spool.identity import Identities, is_queue_id, report_id, warning_id
 from tests.fakes.clock import START_WALL_NS, FakeClock
 
 
@@ -69,12 +69,9 @@ def test_a_report_has_the_id_of_its_message_and_little_more() -> None:
     assert report_id(queue_id) == queue_id + "r"
     assert report_id(queue_id, 0) == queue_id + "r1"
     assert is_queue_id(report_id(queue_id, 9_999_998))
-    assert subject_of(report_id(queue_id, 11)) == queue_id
     assert warning_id(queue_id) == queue_id + "w"
     assert is_queue_id(report_id(queue_id))
     assert is_queue_id(warning_id(queue_id))
-    assert subject_of(report_id(queue_id)) == subject_of(warning_id(queue_id)) == queue_id
-    assert subject_of(queue_id) is None
     assert warning_id(report_id(queue_id)) == warning_id(queue_id)
     assert report_id(warning_id(queue_id)) == report_id(queue_id)
 

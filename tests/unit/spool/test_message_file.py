@@ -47,7 +47,7 @@ envelopes = st.builds(
 
 def encoded(envelope: Envelope = ENVELOPE, content: bytes = CONTENT, queue_id: QueueId = QUEUE_ID) -> bytes:
     tail = message_file.encode_envelope(queue_id, envelope)
-    shape = message_file.shape_of(envelope, len(content), eight_bit=not content.isascii())
+    shape = Shape(len(content), not content.isascii(), envelope.smtputf8)
     crc = message_file.checksum(content)
     return (
         message_file.encode_header(len(content), tail, len(envelope.recipients), shape, crc) + content + tail
@@ -94,9 +94,6 @@ def test_each_recipient_has_one_byte_and_its_offset_finds_it(envelope: Envelope,
     message = decoded(bytes(raw))
     assert (message.statuses, message.told, message.is_warned) == (tuple(statuses), frozenset(told), True)
     assert (message.envelope, message.content) == (envelope, CONTENT)
-    # As a spool writes it that takes the message from another.
-    accepted = message_file.encode_envelope(QUEUE_ID, envelope)
-    assert raw.endswith(message_file.marked(accepted, message))
 
 
 def test_any_other_byte_anywhere_is_noticed() -> None:
@@ -126,39 +123,6 @@ def test_every_truncation_and_every_octet_behind_is_noticed() -> None:
         for torn in (raw[:length], raw[:length] + bytes(len(raw) - length), raw + raw[:length] + b"\n"):
             with pytest.raises(Corrupt):
                 decoded(torn)
-
-
-WHOLE_FACTS = (
-    b'{"id":"0123456789abcdef","reverse_path":"s@example.org","arrival_at_ns":7,"client":"c","helo":"h",'
-    b'"protocol":"ESMTP","user":null,"smtputf8":false,"dsn":%s}'
-)
-NO_DSN_FACTS = [
-    b"null", b"[]", b'{"x":1}', b'{"ret":"BODY"}', b'{"envid":"a\\r\\nRCPT"}', b'{"notify":[]}',
-    b'{"notify":["ALWAYS"]}', b'{"notify":[7]}', b'{"orcpt":["rfc822;a b"]}',
-    b'{"orcpt":["rfc822;a","rfc822;b"],"notify":[null,null]}',
-]  # fmt: skip
-"""Each with one recipient."""
-
-
-@pytest.mark.parametrize(
-    "facts",
-    [
-        b"[" * 100_000,
-        b"{}",
-        b"{",
-        b'{"id":"0123456789abcdef","x":1}',
-        WHOLE_FACTS.replace(b":7,", b":1.5,").replace(b',"dsn":%s', b""),
-        WHOLE_FACTS.replace(b'"helo":"h"', b'"helo":7').replace(b',"dsn":%s', b""),
-        *(WHOLE_FACTS % dsn for dsn in NO_DSN_FACTS),
-    ],
-)
-def test_an_envelope_of_wrong_facts_is_corrupt(facts: bytes) -> None:
-    tail = facts + b"\nTa@example.com\n"
-    shape = message_file.shape_of(ENVELOPE, 0, eight_bit=False)
-    header = message_file.decode_header(message_file.encode_header(0, tail, 1, shape, 0))
-
-    with pytest.raises(Corrupt):
-        message_file.decode(QUEUE_ID, header, tail)
 
 
 def test_the_file_of_another_message_is_corrupt() -> None:

@@ -9,22 +9,17 @@ import pytest
 
 from relay.smtp.reply import Phase
 from relay.upstream.protocol import (
-    Desynchronised,
-    Farewell,
     Late,
-    Lost,
     StrictProtocol,
 )
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import (
     DEAF,
     DEFAULT,
-    SILENCE,
     During,
     Script,
     Smarthost,
     Until,
-    at,
 )
 from tests.fakes.virtual_time import VirtualTimeLoop
 from tests.unit.upstream.sessions import SOON_S
@@ -70,45 +65,6 @@ def test_a_long_timeout_after_a_short_one_is_not_cut() -> None:
     # By a clock of its own: the first is answered in time however slow this machine is.
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(FakeClock())) as runner:
         assert runner.run(act()) == 250
-
-
-async def test_a_second_command_cannot_be_begun() -> None:
-    async with Smarthost(at("rset", SILENCE)) as host, speaking(host) as protocol:
-        await protocol.reply(LONG_S)
-        first = asyncio.create_task(protocol.command(b"RSET", Phase.RSET, LONG_S))
-        await host.until(lambda: host.commands)
-        with pytest.raises(Desynchronised):
-            await protocol.command(b"RSET", Phase.RSET, LONG_S)
-        protocol.abort()
-
-        with pytest.raises(Lost):
-            await first
-        assert host.commands == ["RSET"]
-
-
-async def test_an_early_reply_is_not_given_to_a_later_command() -> None:
-    async with (
-        Smarthost(at("rset", [DEFAULT, b"550 5.1.1 leftover\r\n"])) as host,
-        speaking(host) as protocol,
-    ):
-        await protocol.reply(LONG_S)
-        with pytest.raises(Desynchronised):
-            await protocol.command(b"RSET", Phase.RSET, LONG_S)
-        with pytest.raises(Desynchronised):
-            await protocol.command(b"MAIL FROM:<>", Phase.MAIL, LONG_S)
-        assert host.commands == ["RSET"]
-
-
-async def test_421_ends_it_wherever_it_is_said() -> None:
-    async with Smarthost(at("rset", "421 4.3.2 bye")) as host, speaking(host) as protocol:
-        await protocol.reply(LONG_S)
-        with pytest.raises(Farewell) as caught:
-            await protocol.command(b"RSET", Phase.RSET, LONG_S)
-
-        assert caught.value.reply is not None
-        assert caught.value.reply.enhanced == "4.3.2"
-        assert not caught.value.is_unasked
-        assert not protocol.is_quiet
 
 
 async def test_content_that_does_not_move_is_given_up_in_time() -> None:

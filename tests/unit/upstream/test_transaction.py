@@ -7,11 +7,10 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Shape
-from relay.smtp.reply import Phase
 from relay.upstream.timeouts import Timeouts
 from relay.upstream.transaction import Transaction
 from relay.verdicts.verdict import Verdict
-from tests.fakes.smarthost import SILENCE, Script, Smarthost, at, turns
+from tests.fakes.smarthost import SILENCE, Smarthost, at
 from tests.unit.upstream.sessions import (
     CONTENT,
     RECIPIENTS,
@@ -110,72 +109,6 @@ async def test_what_is_not_an_address_never_reaches_the_wire(recipient: str) -> 
         assert verdicts(as_sender) == [BOUNCE] * 3
         assert as_sender.answers[0].status == "5.1.7"
         assert len(host.transactions) == 1
-
-
-async def test_each_recipient_is_settled_by_its_own_reply() -> None:
-    script = Script(rcpt=turns("450 4.2.1 busy", "250 ok", "550 5.1.1 who?"))
-    async with Smarthost(script) as host, connected(account(host)) as connection:
-        outcome = await connection.transact(transaction())
-
-        assert verdicts(outcome) == [DEFER, RELAYED, BOUNCE]
-        assert [answer.phase for answer in outcome.answers] == [Phase.RCPT, Phase.EOD, Phase.RCPT]
-        assert [answer.status for answer in outcome.answers] == ["4.2.1", "2.0.0", "5.1.1"]
-        assert host.relayed[0].recipients == ["b@example.net"]
-        assert connection.is_usable
-
-
-@pytest.mark.parametrize("said", ["251 forwarded", "252 will try"])
-async def test_a_recipient_that_will_be_forwarded_or_tried_is_accepted(said: str) -> None:
-    async with Smarthost(Script(rcpt=said)) as host, connected(account(host)) as connection:
-        assert verdicts(await connection.transact(transaction())) == [RELAYED] * 3
-
-
-@pytest.mark.parametrize("said", ["452 4.5.3 too many", "452 too many", "552 5.5.3 too many"])
-async def test_recipients_beyond_the_upstreams_number_come_later(said: str) -> None:
-    script = Script(rcpt=turns("250 ok", said, said))
-    async with Smarthost(script) as host, connected(account(host)) as connection:
-        outcome = await connection.transact(transaction())
-
-        assert verdicts(outcome) == [RELAYED, LATER, LATER]
-        assert host.relayed[0].recipients == ["a@example.net"]
-
-
-async def test_too_many_before_anybody_was_accepted_is_an_attempt() -> None:
-    # Else a host that says so to everybody would be asked again at once, for ever.
-    async with (
-        Smarthost(Script(rcpt="452 too many")) as host,
-        connected(account(host)) as connection,
-    ):
-        assert verdicts(await connection.transact(transaction())) == [DEFER] * 3
-
-
-@pytest.mark.parametrize(
-    ("script", "expected", "phase"),
-    [
-        (Script(mail="451 4.3.0 later"), DEFER, Phase.MAIL),
-        (Script(mail="552 5.3.4 too big"), BOUNCE, Phase.MAIL),
-        (Script(mail="530 5.7.0 log in first"), Verdict.STOP, Phase.MAIL),
-        (Script(data="451 4.3.0 later"), DEFER, Phase.DATA),
-        (Script(data="554 5.5.1 no valid recipients"), BOUNCE, Phase.DATA),
-        (Script(eod="451 4.3.0 later"), DEFER, Phase.EOD),
-        (Script(eod="554 5.6.0 no"), BOUNCE, Phase.EOD),
-        (Script(eod="550 5.4.5 daily limit exceeded"), PAUSE, Phase.EOD),
-    ],
-)
-async def test_a_refused_transaction_leaves_a_usable_connection(
-    script: Script, expected: Verdict, phase: Phase
-) -> None:
-    async with Smarthost(script) as host, connected(account(host)) as connection:
-        outcome = await connection.transact(transaction())
-
-        assert verdicts(outcome) == [expected] * 3
-        assert {answer.phase for answer in outcome.answers} == {phase}
-        assert not outcome.is_ambiguous
-        assert (outcome.pause is not None) == (expected in (PAUSE, Verdict.STOP))
-        assert not host.relayed
-
-        host.script = Script()
-        assert verdicts(await connection.transact(transaction())) == [RELAYED] * 3
 
 
 @pytest.mark.parametrize("phase", ["mail", "rcpt", "data", "eod"])

@@ -1,14 +1,11 @@
 """Each grant at a real token server (authlib), and what goes wrong on the way there."""
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from hypothesis import given
-from hypothesis import strategies as st
 
 from relay.clock import SystemClock
 from relay.policy.oauth2 import OAuth2
@@ -16,7 +13,6 @@ from relay.policy.secrets import AccountSecrets
 from relay.upstream.oauth.answers import Denied, Granted, TokenAnswer, read_token_answer
 from relay.upstream.oauth.login import (
     LoginClient,
-    LoginFailed,
     begin,
     begin_in_browser,
     finish_in_browser,
@@ -110,43 +106,6 @@ async def test_a_code_becomes_a_refresh_token(secret: str) -> None:
 
         assert granted.refresh_token
         assert person.slept == [1, 1, 1]
-
-
-@given(
-    st.binary(max_size=100)
-    | st.dictionaries(
-        st.sampled_from(
-            [
-                "device_code",
-                "user_code",
-                "verification_uri",
-                "verification_url",
-                "expires_in",
-                "interval",
-                "error",
-            ]
-        ),
-        st.none() | st.integers() | st.text(max_size=20),
-    ).map(lambda said: json.dumps(said).encode())
-)
-def test_any_answer_is_a_code_or_a_reason(content: bytes) -> None:
-    async def answer(_request: object) -> tuple[int, bytes, str]:
-        return 200, content, ""
-
-    async def play() -> None:
-        settings = OAuth2.model_validate({
-            "grant": "refresh_token", "client_id": "c", "refresh_token_file": "/r",
-            "token_url": "https://t.example/", "device_url": "https://t.example/d",
-        })  # fmt: skip
-        try:
-            code = await begin(LoginClient(settings, "", answer), SystemClock())
-        except LoginFailed:
-            return
-        assert code.url.startswith(("http://", "https://"))
-        assert code.user_code.isprintable()
-        assert code.interval_seconds >= 1
-
-    asyncio.run(play())
 
 
 def _browser() -> OAuth2:
