@@ -80,16 +80,12 @@ class LimitStatus:
     """The most slots that were occupied at one instant: counted from the history, and followed since."""
     is_crowded: bool = False
     """There are more keys than are kept apart: mail waits until a slot opens."""
-    plain: str = ""
-    """The label as people write it, e.g. `8 messages per 1m`; empty from an older relay."""
+    words: str = ""
+    """The label as people write it, e.g. `8 messages per 1m`."""
 
     def opening_words(self, at_ns: int) -> str:
         """Return when there is room again: `room now`, `next slot in 5s`."""
         return "room now" if self.opens_at_ns is None else f"next slot in {span(self.opens_at_ns - at_ns)}"
-
-    @property
-    def words(self) -> str:
-        return self.plain or self.label
 
     @property
     def remarks(self) -> str:
@@ -480,7 +476,7 @@ def _limit_json(limit: LimitStatus, at_ns: int) -> dict[str, Any]:
     opens_ns = limit.opens_at_ns
     return {
         "limit": limit.label,
-        **as_json(limit, "upstream", "label", "is_crowded", "plain"),
+        **as_json(limit, "upstream", "label", "is_crowded", "words"),
         "crowded": limit.is_crowded,
         "opens_in_seconds": 0.0 if opens_ns is None else max(0, opens_ns - at_ns) / SECOND_NS,
     }
