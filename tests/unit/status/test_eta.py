@@ -109,22 +109,15 @@ def test_of_a_long_line_the_end_follows_the_rates_of_the_limits() -> None:
     assert abs(ends[-1] - 2 * 3601 * SECOND_NS - thousand_ns) < thousand_ns
 
 
-def test_connections_carry_so_many_at_once() -> None:
-    pace = Pace(0, connections=2, transaction_ns=SECOND_NS)
-
-    ends = [pace.at(Load(messages=number)) for number in range(1, 6)]
-
-    assert [end.eta_ns for end in ends] == [seconds * SECOND_NS for seconds in (1, 1, 2, 2, 3)]
-    assert [end.held_by for end in ends] == ["", "", "connections", "connections", "connections"]
-
-
 @pytest.mark.parametrize(
-    ("number", "held_by"), [(2, ""), (3, "limit 2 messages per 10s"), (9, "limit 4 messages per 60s")]
+    ("number", "held_by"),
+    [(2, ""), (3, "connections"), (5, "limit 4 messages per 10s"), (9, "limit 8 messages per 60s")],
 )
-def test_the_limit_that_opens_last_holds_a_message(number: int, held_by: str) -> None:
-    line = Line([limit("messages", 2, 10), limit("messages", 4, 60)], 1, 0)
+def test_what_opens_last_holds_a_message(number: int, held_by: str) -> None:
+    limited = Line([limit("messages", 4, 10), limit("messages", 8, 60)], 2, SECOND_NS).throttle.limited(0)
+    pace = Pace(0, limited, connections=2, transaction_ns=SECOND_NS)
 
-    assert Pace(0, line.throttle.limited(0)).at(Load(number)).held_by == held_by
+    assert pace.at(Load(number)).held_by == held_by
 
 
 def test_nothing_goes_before_a_pause_is_over() -> None:

@@ -13,7 +13,6 @@ from html.parser import HTMLParser
 import aiohttp
 import pytest
 
-from relay.clock import SECOND_NS
 from relay.policy.units import HostPort
 from relay.status import page
 from relay.status.collector import collect
@@ -293,26 +292,6 @@ def test_the_page_draws_the_past_and_shows_who_goes_next() -> None:
     ]
     for shown in (FIRST, "in 20s", "limit 8 messages per 60s", SECOND, "unknown", "hold"):
         assert shown in tags.text
-
-
-@pytest.mark.parametrize(
-    ("state", "until_ns", "words"),
-    [
-        (UpstreamState.OPEN, None, "open"),
-        (UpstreamState.PAUSED, AT_NS + 90 * SECOND_NS, "paused, tried again in 1m 30s, at "),
-        (UpstreamState.PAUSED, None, "paused"),
-        (UpstreamState.STOPPED, None, "stopped until an operator acts"),
-    ],
-)
-def test_the_page_says_an_upstreams_state_in_words(
-    state: UpstreamState, until_ns: int | None, words: str
-) -> None:
-    upstream = an_upstream(state=state, because="454 4.7.0 too many", paused_until_ns=until_ns)
-
-    text = tags_of(page.render(a_snapshot(upstream=upstream))).text
-
-    assert words in text
-    assert "454 4.7.0 too many" in text
 
 
 async def test_what_comes_is_shown_without_addresses(world: World) -> None:
