@@ -14,6 +14,7 @@ Does not: decide what became of whom, whether a report is owed, or who is told.
 """
 
 import base64
+import binascii
 import enum
 import hashlib
 import re
@@ -308,11 +309,21 @@ def _returned_message(content: bytes) -> bytes:
 
 
 def _part(fields: Sequence[str], octets: bytes, *, is_plain: bool) -> bytes:
-    """Return a part of 7 bits: as it is where it is plain lines and may be, else in base64."""
-    if is_plain and _PLAIN_LINES.match(octets):
+    """Return a part of 7 bits that people can read as it stands; not so where it may not be plain."""
+    if not is_plain:
+        encoded = base64.encodebytes(octets).replace(b"\n", b"\r\n")
+        return _crlf([*fields, "Content-Transfer-Encoding: base64", ""]) + encoded
+    if _PLAIN_LINES.match(octets):
         return _crlf([*fields, ""]) + octets
-    encoded = base64.encodebytes(octets).replace(b"\n", b"\r\n")
-    return _crlf([*fields, "Content-Transfer-Encoding: base64", ""]) + encoded
+    return _crlf([*fields, "Content-Transfer-Encoding: quoted-printable", ""]) + _quoted_printable(octets)
+
+
+def _quoted_printable(octets: bytes) -> bytes:
+    """Encode whole CRLF lines; a CR or LF that is not one is an octet like any other (RFC 2045, 6.7)."""
+    lines = octets.removesuffix(b"\r\n").split(b"\r\n")
+    # Without istext every LF left in the output is a soft line break of the encoder's own.
+    encoded = (binascii.b2a_qp(line, istext=False).replace(b"\n", b"\r\n") for line in lines)
+    return b"\r\n".join(encoded) + b"\r\n"
 
 
 def _typed_address(address: str) -> str:
