@@ -71,7 +71,8 @@ def lines_of(planned: Plan, path: Path) -> Iterator[str]:
     if not planned.differences:
         yield "  nothing"
     for over in planned.over:
-        yield f"over at once: {over.upstream}: {over.limit}: {over.used} of {over.count} used"
+        until = f"nothing goes until {utc(over.opens_at_ns)}, in {span(over.opens_at_ns - planned.at_ns)}"
+        yield f"over at once: {over.upstream}: {over.limit}: {over.used} of {over.count} used, and {until}"
     if not planned.upstreams:
         yield "no mail waits"
     for line in planned.upstreams:

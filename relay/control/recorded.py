@@ -6,13 +6,14 @@ would take as nothing counts as nothing here; that it does is told by the start.
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 
 from relay.clock import Clock
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
 from relay.sender.state_file import Record, StateFile, account_file
+from relay.sender.upstreams import UpstreamView
 from relay.spool.disk.durable import Disk
-from relay.status.watch import RecordedUpstream
 from relay.throttle.history import HistoryError
 from relay.throttle.history_check import book_in_file
 from relay.throttle.throttle import Shared, View
@@ -21,12 +22,12 @@ from relay.verdicts.health import Happening
 from relay.verdicts.operator_pause import PauseAsked
 
 
-def recorded_upstreams(policy: Policy, disk: Disk, clock: Clock) -> Mapping[str, RecordedUpstream]:
+def recorded_upstreams(policy: Policy, disk: Disk, clock: Clock) -> Mapping[str, UpstreamView]:
     """Raise PermissionError."""
     return {name: recorded_upstream(policy, name, disk, clock) for name in policy.upstreams}
 
 
-def recorded_upstream(policy: Policy, name: str, disk: Disk, clock: Clock) -> RecordedUpstream:
+def recorded_upstream(policy: Policy, name: str, disk: Disk, clock: Clock) -> UpstreamView:
     upstream = policy.upstreams[name]
     limits = with_ceilings(upstream.limits, policy.lanes)
     record, now_ns = recorded_pause(policy, name, disk, clock), clock.boottime_ns()
@@ -35,12 +36,12 @@ def recorded_upstream(policy: Policy, name: str, disk: Disk, clock: Clock) -> Re
         book = book_in_file(policy.history_path(name), limits, upstream.guard_ns, disk, clock)
     except HistoryError as error:
         return _found(step(state, Event(Happening.FAULT, now_ns, str(error), until_ns=now_ns)))
-    return _found(state)._replace(limits=View(Shared(book), clock))
+    return replace(_found(state), limits=View(Shared(book), clock))
 
 
-def _found(state: AccountState) -> RecordedUpstream:
+def _found(state: AccountState) -> UpstreamView:
     until_ns = state.over_ns or state.until_ns
-    return RecordedUpstream(state.shown, state.why, until_ns, operator=state.operator)
+    return UpstreamView(state.shown, state.why, until_ns, operator=state.operator)
 
 
 def recorded_pause(policy: Policy, name: str, disk: Disk, clock: Clock) -> PauseRecord | None:

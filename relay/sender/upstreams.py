@@ -8,7 +8,7 @@ own (`relay.queue.queues`), which hears here of every change of its state.
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from relay.policy.lane import with_ceilings
@@ -53,38 +53,41 @@ def is_mended(name: str, before: Upstream, after: Upstream) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamView:
-    """What can be seen of an upstream at one instant.  Only `limits` answers as of when it is asked."""
+    """What can be seen of an upstream at one instant.  Only `limits` answers as of when it is asked.
+
+    Of one that is not in use, what a start would know of it.
+    """
+
+    health: Health = Health.USED
+    because: str = ""
+    """Why it rests; empty while it is used."""
+    paused_until_ns: int = 0
+    """Boottime; without meaning while it is used."""
+    operator: OperatorPause | None = None
+    """The operator's pause, while it lasts."""
+    limits: View | None = None
+    """None where the history cannot be judged."""
+    proving_after: str = ""
+    """What it rested for before it has to prove itself."""
+    is_tried: bool = False
+    """A transaction or a refusal has shown since the start whether it works."""
+    connections_open: int = 0
+    connections_idle: int = 0
+    in_flight: int = 0
+    """Transactions, and what of them is not settled."""
+    transaction_ns: int = 0
+    """How long the last ones took, on average; 0 before the first."""
+    counted: Mapping[str, int] = field(default_factory=dict)
+    """By the label of each limit, the most slots that were occupied at one instant, as of the last audit."""
+    certificate_ends_at_ns: int | None = None
+    """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
+    client_certificate_ends_at_ns: int | None = None
+    """Wall clock: when the one that it is shown ends."""
 
     @property
     def is_endless(self) -> bool:
         """Whether no instant is known at which mail goes again."""
-        return self.is_stopped or (self.operator is not None and self.operator.is_lasting)
-
-    name: str
-    because: str
-    """Why it rests; empty while it is used."""
-    proving_after: str
-    """What it rested for before it has to prove itself."""
-    is_stopped: bool
-    paused_until_ns: int
-    """Boottime; without meaning while it is used."""
-    health: Health
-    operator: OperatorPause | None
-    """The operator's pause, while it lasts."""
-    is_tried: bool
-    """A transaction or a refusal has shown since the start whether it works."""
-    connections_open: int
-    connections_idle: int
-    in_flight: int
-    """Transactions, and what of them is not settled."""
-    transaction_ns: int
-    limits: View
-    counted: Mapping[str, int]
-    """By the label of each limit, the most slots that were occupied at one instant, as of the last audit."""
-    certificate_ends_at_ns: int | None
-    """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
-    client_certificate_ends_at_ns: int | None
-    """Wall clock: when the one that it is shown ends."""
+        return self.health in ENDLESS or (self.operator is not None and self.operator.is_lasting)
 
 
 class Upstreams:
@@ -290,19 +293,17 @@ class Upstreams:
             return None
         state = each.pausing.state
         return UpstreamView(
-            name=name,
-            because=state.why,
-            proving_after=state.because if state.is_proving and not state.is_resting else "",
-            is_stopped=state.shown in ENDLESS,
-            paused_until_ns=state.over_ns,
             health=state.shown,
+            because=state.why,
+            paused_until_ns=state.over_ns,
             operator=state.operator,
+            limits=each.throttle,
+            proving_after=state.because if state.is_proving and not state.is_resting else "",
             is_tried=each.pausing.is_tried,
             connections_open=each.pool.open,
             connections_idle=each.pool.idle,
             in_flight=each.in_flight,
             transaction_ns=each.transaction_ns,
-            limits=each.throttle,
             counted=each.throttle.counted,
             certificate_ends_at_ns=self._openings[name].certificate_ends_at_ns,
             client_certificate_ends_at_ns=self._accounts.certificates.ends_at_ns(name),

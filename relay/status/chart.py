@@ -35,16 +35,6 @@ def steps(values: Sequence[int], top: int) -> Curve:
     return Curve(line, area)
 
 
-def drain(leaving: Sequence[tuple[int, int]], waiting: int, now_ns: int) -> Curve:
-    """Draw how many still wait from now until the last instant of `leaving`, each with its rest."""
-    span_ns = max(1, leaving[-1][0] - now_ns)
-    corners = ""
-    for at_ns, rest in leaving:
-        x = WIDTH * max(0, at_ns - now_ns) / span_ns
-        corners += f"H{_short(x)}V{_short(_height(rest, waiting))}"
-    return Curve(f"M0 {_short(_height(waiting, waiting))}{corners}", f"M0 {HEIGHT}V0{corners}V{HEIGHT}Z")
-
-
 def highest(values: Sequence[int], group: int) -> list[int]:
     """Return the highest of each so many values."""
     return [max(values[index : index + group]) for index in range(0, len(values), group)]

@@ -24,7 +24,7 @@ from relay.policy.units import HostPort
 from relay.status import page
 from relay.status.connection_limit import BACKLOG, MOST, ConnectionLimit
 from relay.status.samples import Samples
-from relay.status.snapshot import Coming, Snapshot, public, public_coming, to_json, without_addresses
+from relay.status.snapshot import MessageView, Snapshot, public, to_json, without_addresses
 from relay.telemetry.events import Events
 
 ONE_OF = 5
@@ -53,7 +53,7 @@ class Source(Protocol):
 
     def snapshot(self) -> Snapshot: ...
 
-    def coming(self) -> Coming: ...
+    def coming(self) -> list[MessageView]: ...
 
     def why_not_ready(self) -> str:
         """Return nothing while mail is accepted."""
@@ -174,9 +174,7 @@ class StatusServer:
         return True
 
     async def _page(self, _request: web.Request) -> web.Response:
-        shown = page.render(
-            public(self._source.snapshot()), public_coming(self._source.coming()), self._samples
-        )
+        shown = page.render(public(self._source.snapshot()), self._source.coming(), self._samples)
         return web.Response(text=shown, content_type="text/html")
 
     async def _metrics(self, request: web.Request) -> web.Response:

@@ -1,7 +1,7 @@
 """The listing of the queue: a row a message, each with when it will go by estimate.  Reads memory only."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from relay.clock import Clock
@@ -61,10 +61,16 @@ class Listing:
 
     def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> MessageView | None:
         """Return one message with all its recipients that are left; None if it is gone."""
-        for name in {part.upstream for part in self._queue.parts(queue_id)}:
-            for other in self._queue.line(name):
-                if other.state is State.WAITING and other.queue_id < queue_id:
-                    self._pass(other)
+        for part in self._queue.parts(queue_id):
+            name, lane = part.upstream, self._queue.lane_of(part)
+            ahead = [
+                each
+                for each in self._queue.line(name)
+                if each.state is State.WAITING and each.queue_id < queue_id
+            ]
+            self._ahead[name] = _load_of(ahead)
+            its = [each for each in ahead if self._queue.lane_of(each) == lane]
+            self._ahead_in_lane[name, lane] = _load_of(its)
         found = self.row(queue_id)
         return None if found is None else replace(found.view, recipients=recipients)
 
@@ -175,6 +181,11 @@ def _as_one(one: Listed, other: Listed) -> Listed:
         one.age_ns,
         domains,
     )
+
+
+def _load_of(parts: Collection[Queued]) -> Load:
+    recipients = sum(each.recipients_left for each in parts)
+    return Load(len(parts), recipients, sum(each.size_bytes for each in parts))
 
 
 def distinct(keys: Iterable[QueueId]) -> Iterator[QueueId]:

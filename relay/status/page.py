@@ -8,7 +8,7 @@ what changed in its place, so that nothing flickers.
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,14 +20,14 @@ from relay.queue.routes import Because
 from relay.status import chart
 from relay.status.samples import GAP, MINUTES, QUEUE, Key, Samples
 from relay.status.snapshot import (
-    NOTHING_COMING,
-    Coming,
     LimitStatus,
+    MessageView,
     QueueState,
     RouteStatus,
     Snapshot,
     UpstreamState,
     UpstreamStatus,
+    public_view,
 )
 
 RELOAD_SECONDS = 5
@@ -76,8 +76,8 @@ class _Bar(NamedTuple):
     charts: tuple[_Chart, ...]
 
 
-def render(snapshot: Snapshot, coming: Coming = NOTHING_COMING, samples: Samples | None = None) -> str:
-    """Return the document.  Give it what is public of a snapshot and of what comes."""
+def render(snapshot: Snapshot, coming: Iterable[MessageView] = (), samples: Samples | None = None) -> str:
+    """Return the document.  Give it what is public of a snapshot."""
     samples = samples or Samples()
     return _PAGE.render(
         it=snapshot,
@@ -93,8 +93,8 @@ def render(snapshot: Snapshot, coming: Coming = NOTHING_COMING, samples: Samples
         ],
         counts=[(state.value, snapshot.counts(state)) for state in QueueState],
         waiting=snapshot.counts(QueueState.WAITING).messages,
-        queue_charts=_queue_charts(snapshot, coming, samples),
-        first=coming.first,
+        queue_charts=_charts_of(QUEUE, 0, "waiting", samples),
+        first=[public_view(each) for each in coming],
         has_lanes=bool(snapshot.lanes),
         routes=[(each, _diverted(each, snapshot.at_ns)) for each in snapshot.routes],
     )
@@ -160,18 +160,6 @@ def _past(title: str, values: Sequence[int], full: int, what: str, since: str) -
     top = max(full, most, 1)
     words = "nothing known yet" if most == GAP else f"at most {most} {what}"
     return _Chart(title, words, chart.steps(values, top), str(top), since, "now")
-
-
-def _queue_charts(snapshot: Snapshot, coming: Coming, samples: Samples) -> tuple[_Chart, ...]:
-    past = _charts_of(QUEUE, 0, "waiting", samples)
-    if not coming.leaving:
-        return past
-    last_ns, waiting = coming.leaving[-1][0], snapshot.counts(QueueState.WAITING).messages
-    waiting = max(waiting, coming.leaving[0][1])
-    shape = chart.drain(coming.leaving, waiting, snapshot.at_ns)
-    left_ns = last_ns - snapshot.at_ns
-    words = f"drained in {span(left_ns)}, by estimate"
-    return (_Chart("what is to come", words, shape, str(waiting), "now", f"in {span(left_ns)}"), *past)
 
 
 def _size(size_bytes: int) -> str:

@@ -13,12 +13,14 @@ from relay.status.snapshot import as_json
 
 @dataclass(frozen=True, slots=True)
 class OverLimit:
-    """A limit of all mail that would hold more than its N at once: nothing goes until enough has opened."""
+    """A limit of all mail, or of a lane, that would hold more than its N at once."""
 
     upstream: str
     limit: str
     used: int
     count: int
+    opens_at_ns: int
+    """Wall clock: when there is room again; nothing goes before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     """Keys may be added, never renamed."""
     return {
         **as_json(plan, "differences", "over", "upstreams"),
-        "differences": [
-            {"about": each.about, "was": each.was, "now": each.now, "needs_restart": each.needs_restart}
-            for each in plan.differences
-        ],
+        "differences": [{**as_json(each), "words": each.words} for each in plan.differences],
         "over": [as_json(each) for each in plan.over],
         "upstreams": [as_json(each) for each in plan.upstreams],
     }

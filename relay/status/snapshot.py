@@ -80,16 +80,12 @@ class LimitStatus:
     """The most slots that were occupied at one instant: counted from the history, and followed since."""
     is_crowded: bool = False
     """There are more keys than are kept apart: mail waits until a slot opens."""
-    plain: str = ""
-    """The label as people write it, e.g. `8 messages per 1m`; empty from an older relay."""
+    words: str = ""
+    """The label as people write it, e.g. `8 messages per 1m`."""
 
     def opening_words(self, at_ns: int) -> str:
         """Return when there is room again: `room now`, `next slot in 5s`."""
         return "room now" if self.opens_at_ns is None else f"next slot in {span(self.opens_at_ns - at_ns)}"
-
-    @property
-    def words(self) -> str:
-        return self.plain or self.label
 
     @property
     def remarks(self) -> str:
@@ -378,18 +374,6 @@ class MessageView:
     """The sender that its upstream will see (`rewrite` of its route); empty where that is `reverse_path`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Coming:
-    """What goes next, for the page."""
-
-    first: tuple[MessageView, ...]
-    """A few, the soonest first, without recipients; behind them those of which nobody can tell."""
-    leaving: tuple[tuple[int, int], ...]
-    """Instants (wall clock) by which messages will have left, by estimate, each with how many wait then;
-    none where nobody can tell."""
-
-
-NOTHING_COMING = Coming((), ())
 _NOTHING = QueueCounts()
 
 
@@ -417,23 +401,19 @@ def public(snapshot: Snapshot) -> Snapshot:
     )
 
 
-def public_coming(coming: Coming) -> Coming:
+def public_view(view: MessageView) -> MessageView:
     """Remove mail addresses, also those that a limit or a reply names."""
-    first = tuple(
-        replace(
-            message,
-            reverse_path="",
-            rewritten_as="",
-            recipients=(),
-            message_id=None,
-            subject="",
-            client_queue_id="",
-            reason=without_addresses(message.reason),
-            held_by=without_addresses(message.held_by),
-        )
-        for message in coming.first
+    return replace(
+        view,
+        reverse_path="",
+        rewritten_as="",
+        recipients=(),
+        message_id=None,
+        subject="",
+        client_queue_id="",
+        reason=without_addresses(view.reason),
+        held_by=without_addresses(view.held_by),
     )
-    return replace(coming, first=first)
 
 
 _NULL_WHERE_EMPTY = frozenset({
@@ -496,7 +476,7 @@ def _limit_json(limit: LimitStatus, at_ns: int) -> dict[str, Any]:
     opens_ns = limit.opens_at_ns
     return {
         "limit": limit.label,
-        **as_json(limit, "upstream", "label", "is_crowded", "plain"),
+        **as_json(limit, "upstream", "label", "is_crowded", "words"),
         "crowded": limit.is_crowded,
         "opens_in_seconds": 0.0 if opens_ns is None else max(0, opens_ns - at_ns) / SECOND_NS,
     }

@@ -6,9 +6,8 @@ at most a second or so.
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from relay import __version__
 from relay.clock import Clock
@@ -22,12 +21,11 @@ from relay.queue.routes import Because
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView, is_mended
 from relay.spool.root.headroom import why_no_room
-from relay.status.eta import Expected, Load, Pace
+from relay.status.eta import Expected, Load, Pace, opens_ns
 from relay.status.listing import NOT_IN_POLICY, Listing
 from relay.status.plan import OverLimit, Plan, PlannedUpstream
 from relay.status.snapshot import (
     CertificateStatus,
-    Coming,
     Condition,
     DiskStatus,
     LaneStatus,
@@ -43,36 +41,14 @@ from relay.status.snapshot import (
 )
 from relay.throttle.limit import Limit, plain_words
 from relay.throttle.limit_state import Limited
-from relay.throttle.throttle import View
 from relay.verdicts.health import ENDLESS, Health
-from relay.verdicts.operator_pause import OperatorPause
 
 _STATES = {Health.PAUSED: UpstreamState.PAUSED} | dict.fromkeys(ENDLESS, UpstreamState.STOPPED)
 DOWN = "stop: the relay is down"
 FIRST = 10
-"""Messages of `Coming`."""
+"""Messages that are shown as coming."""
 LOOKED_AT = 200
 """Of the first messages of a line, to find those."""
-STEPS = 60
-"""Parts of `Coming.leaving`: as many as a small picture can show."""
-
-
-class RecordedUpstream(NamedTuple):
-    """What a start would know of an upstream: of a relay that is down."""
-
-    health: Health
-    because: str = ""
-    """Why it rests; empty where it does not."""
-    paused_until_ns: int = 0
-    """Boottime; without meaning where it does not rest."""
-    limits: View | None = None
-    """None where the history cannot be judged."""
-    operator: OperatorPause | None = None
-
-    @property
-    def is_endless(self) -> bool:
-        is_lasting = self.operator is not None and self.operator.is_lasting
-        return is_lasting or self.health in ENDLESS
 
 
 class Watch:
@@ -88,7 +64,7 @@ class Watch:
         self.certificates: tuple[CertificateStatus, ...] = ()
         self.started_ns: int | None = None
         """Boottime; the wall clock may be set meanwhile."""
-        self.recorded: Mapping[str, RecordedUpstream] = {}
+        self.recorded: Mapping[str, UpstreamView] = {}
         self._sender = sender
         self._hostname = hostname
         self.clock = clock
@@ -134,28 +110,18 @@ class Watch:
         paces = {name: self.pace(name) for name in names}
         return Listing(self._sender.queue, paces, self._paused(), self.clock)
 
-    def coming(self) -> Coming:
-        """Return what goes next, and how the queue will drain."""
+    def coming(self) -> list[MessageView]:
+        """Return what goes next, the soonest first, without recipients; of what nobody can tell is last."""
         listing, queue = self.listing(), self._sender.queue
         near = [each for name in queue.names for each in islice(queue.line(name), LOOKED_AT)]
         views = [listing.part(each) for each in near if each.state in (State.WAITING, State.DEFERRED)]
-        first = heapq.nsmallest(FIRST, views, key=_soonest)
-        leaving: list[tuple[int, int]] = []
-        for name in queue.names:
-            load, pace = self._load(name), self.pace(name)
-            gone = 0
-            for step in range(1, STEPS + 1):
-                part = load.part(step, STEPS)
-                if part.messages > gone and (eta_ns := pace.at(part).eta_ns) is not None:
-                    leaving.append((self._wall(eta_ns), part.messages - gone))
-                    gone = part.messages
-        return Coming(tuple(first), tuple(_curve(sorted(leaving))))
+        return heapq.nsmallest(FIRST, views, key=_soonest)
 
     def plan(
         self,
         edited: Policy,
-        recorded: Mapping[str, RecordedUpstream],
-        recorded_edited: Mapping[str, RecordedUpstream],
+        recorded: Mapping[str, UpstreamView],
+        recorded_edited: Mapping[str, UpstreamView],
     ) -> Plan:
         """Compare when the queue will have gone under the policy in force and under an edited one.
 
@@ -177,7 +143,7 @@ class Watch:
                 mended = old is not None and is_same and is_mended(name, old, new)
                 after = self._pace_of(seen, new, limits=limits, is_mended=mended)
                 if seen.limits is not None:
-                    over += _over(name, seen.limits.limited_under(limits, new.guard_ns, 0))
+                    over += self._over(name, seen.limits.limited(0, limits, new.guard_ns))
             if load.messages:
                 planned.append(self._planned(name, load, before.at(load), after.at(load)))
         return Plan(
@@ -187,6 +153,14 @@ class Watch:
             tuple(over),
             tuple(planned),
         )
+
+    def _over(self, upstream: str, limits: Iterable[Limited]) -> Iterator[OverLimit]:
+        now_ns = self.clock.boottime_ns()
+        for each in limits:
+            used = sum(weight for _, weight in each.taken)
+            if used > each.count:
+                opens_at_ns = self._wall(opens_ns(each, now_ns))
+                yield OverLimit(upstream, each.label, used, each.count, opens_at_ns)
 
     def _planned(self, name: str, load: Load, before: Expected, after: Expected) -> PlannedUpstream:
         old_ns, new_ns = (
@@ -208,26 +182,20 @@ class Watch:
 
     def _pace_of(
         self,
-        seen: UpstreamView | RecordedUpstream,
+        seen: UpstreamView,
         upstream: Upstream,
         *,
         limits: Sequence[Limit] | None = None,
         is_mended: bool = False,
     ) -> Pace:
         """Return the pace by the present limits, or by others; `is_mended`: it rests no more."""
-        transaction_ns = seen.transaction_ns if isinstance(seen, UpstreamView) else 0
         if seen.limits is None:
             return Pace(self.clock.boottime_ns(), rests="stop: no history", until_ns=None)
-        limited = (
-            seen.limits.limited(transaction_ns)
-            if limits is None
-            else seen.limits.limited_under(limits, upstream.guard_ns, transaction_ns)
-        )
         return Pace(
             self.clock.boottime_ns(),
-            limited,
+            seen.limits.limited(seen.transaction_ns, limits, upstream.guard_ns),
             connections=upstream.connections,
-            transaction_ns=transaction_ns,
+            transaction_ns=seen.transaction_ns,
             rests="" if is_mended and seen.operator is None else rest_words(seen),
             until_ns=None if seen.is_endless else seen.paused_until_ns,
         )
@@ -238,34 +206,36 @@ class Watch:
 
     def _paused(self) -> dict[str, str]:
         """Return by the upstream why nothing that stands in its line is sent."""
-        views = [self._sender.upstreams.view(name) for name in self.policy.upstreams]
+        views = {name: self._sender.upstreams.view(name) for name in self.policy.upstreams}
         return {
-            view.name: f"{view.name} is {_state(view).value}: {view.because}"
-            for view in views
+            name: f"{name} is {_state(view).value}: {view.because}"
+            for name, view in views.items()
             if view is not None and view.because
         }
 
-    def _drained_at_ns(self, view: UpstreamView) -> int | None:
+    def _drained_at_ns(self, name: str, view: UpstreamView | None) -> int | None:
         """Return wall clock; None where nobody can tell."""
-        if self._sender.is_reading:
+        if view is None or self._sender.is_reading:
             return None
-        load = self._load(view.name)
+        load = self._load(name)
         if not load.messages:
             return None if view.is_endless else self.clock.wall_ns()
-        eta_ns = self.pace(view.name).at(load).eta_ns
+        eta_ns = self.pace(name).at(load).eta_ns
         return None if eta_ns is None else self._wall(eta_ns)
 
-    def _held_by(self, view: UpstreamView, waiting: int) -> str:
+    def _held_by(self, name: str, view: UpstreamView | None, waiting: int) -> str:
         """Return what holds all messages, or else the next that may go."""
-        if view.because:
+        if view is not None and view.because:
             return rest_words(view)
         if not waiting:
             return ""
+        if view is None:
+            return DOWN if self.condition is Condition.DOWN else ""
+        if held_by := self.pace(name).at(Load(1, 1, 1)).held_by:
+            return held_by
         # What only its own key keeps back says so itself.
-        first = next(
-            (each for each in self._sender.queue.line(view.name) if each.state is State.WAITING), None
-        )
-        return self.pace(view.name).at(Load(1, 1, 1)).held_by or ("" if first is None else first.reason)
+        waiting_now = (each for each in self._sender.queue.line(name) if each.state is State.WAITING)
+        return next((each.reason for each in waiting_now), "")
 
     def _counts(self) -> dict[QueueState, QueueCounts]:
         sums = {state: total(self._sender.queue.counts(state).values()) for state in State}
@@ -332,62 +302,40 @@ class Watch:
         return total(counts.of(State.WAITING).values())._replace(messages=counts.members(State.WAITING))
 
     def _upstream(self, name: str) -> UpstreamStatus:
-        upstream = self.policy.upstreams[name]
+        upstream, waiting = self.policy.upstreams[name], self._waiting(name)
         view = self._sender.upstreams.view(name)
-        if view is None:
-            return self._as_recorded(name, upstream)
-        waiting = self._waiting(name)
+        seen = view or self.recorded.get(name, UpstreamView())
         return UpstreamStatus(
             name,
             upstream.host,
             upstream.port,
-            _state(view),
-            self._paused_until_ns(view),
-            view.because,
-            view.connections_open,
-            view.connections_idle,
-            self._limits(name, view.limits, view.counted),
+            _state(seen),
+            self._paused_until_ns(seen),
+            seen.because,
+            seen.connections_open,
+            seen.connections_idle,
+            self._limits(name, seen),
             waiting.messages,
             waiting.recipients,
-            view.in_flight,
-            self._drained_at_ns(view),
-            self._held_by(view, waiting.recipients),
-            view.health,
-            "" if view.operator is None else view.operator.by,
-            None if view.operator is None else view.operator.since_at_ns,
-            view.proving_after,
-            view.certificate_ends_at_ns,
-            view.client_certificate_ends_at_ns,
-            view.is_tried,
+            seen.in_flight,
+            self._drained_at_ns(name, view),
+            self._held_by(name, view, waiting.recipients),
+            seen.health,
+            "" if seen.operator is None else seen.operator.by,
+            None if seen.operator is None else seen.operator.since_at_ns,
+            seen.proving_after,
+            seen.certificate_ends_at_ns,
+            seen.client_certificate_ends_at_ns,
+            seen.is_tried,
         )
 
-    def _as_recorded(self, name: str, upstream: Upstream) -> UpstreamStatus:
-        found = self.recorded.get(name, RecordedUpstream(Health.USED))
-        waiting = self._waiting(name)
-        return UpstreamStatus(
-            name,
-            upstream.host,
-            upstream.port,
-            _state(found),
-            self._paused_until_ns(found),
-            found.because,
-            limits=() if found.limits is None else self._limits(name, found.limits, {}),
-            waiting_messages=waiting.messages,
-            waiting_recipients=waiting.recipients,
-            held_by=DOWN if waiting.recipients and self.condition is Condition.DOWN else "",
-            health=found.health,
-            paused_by="" if found.operator is None else found.operator.by,
-            paused_since_at_ns=None if found.operator is None else found.operator.since_at_ns,
-            is_tried=False,
-        )
-
-    def _paused_until_ns(self, view: UpstreamView | RecordedUpstream) -> int | None:
+    def _paused_until_ns(self, view: UpstreamView) -> int | None:
         """Return wall clock; None where the upstream is in use, or nobody can tell."""
         if _state(view) is not UpstreamState.PAUSED or view.is_endless:
             return None
         return self._wall(view.paused_until_ns)
 
-    def _limits(self, name: str, throttle: View, counted: Mapping[str, int]) -> tuple[LimitStatus, ...]:
+    def _limits(self, name: str, seen: UpstreamView) -> tuple[LimitStatus, ...]:
         limits = with_ceilings(self.policy.upstreams[name].limits, self.policy.lanes)
         words = {limit.label: plain_words(limit) for limit in limits}
         return tuple(
@@ -401,27 +349,18 @@ class Watch:
                 self._wall(usage.opens_at_ns) if usage.used >= usage.count else None,
                 usage.for_each,
                 usage.key,
-                max(usage.used, counted.get(usage.label, 0)),
+                max(usage.used, seen.counted.get(usage.label, 0)),
                 usage.is_crowded,
                 words.get(usage.label, ""),
             )
-            for usage in throttle.usage()
+            for usage in (() if seen.limits is None else seen.limits.usage())
         )
 
     def _wall(self, boottime_ns: int) -> int:
         return self.clock.wall_ns() + boottime_ns - self.clock.boottime_ns()
 
 
-def _over(upstream: str, limits: Sequence[Limited]) -> list[OverLimit]:
-    used = {each.label: sum(weight for _, weight in each.shared) for each in limits}
-    return [
-        OverLimit(upstream, each.label, used[each.label], each.count)
-        for each in limits
-        if used[each.label] > each.count
-    ]
-
-
-def rest_words(seen: UpstreamView | RecordedUpstream) -> str:
+def rest_words(seen: UpstreamView) -> str:
     """Return what holds all mail for an upstream; nothing where it is used or proving."""
     if not seen.because:
         return ""
@@ -430,25 +369,9 @@ def rest_words(seen: UpstreamView | RecordedUpstream) -> str:
     return f"{'stop' if seen.health in ENDLESS else 'pause'}: {seen.because}"
 
 
-def _curve(leaving: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return at most so many instants as a picture shows, each with how many are left then."""
-    leaving.sort()
-    total = sum(count for _, count in leaving)
-    steps = min(STEPS, total)
-    curve: list[tuple[int, int]] = []
-    gone = 0
-    for at_ns, count in leaving:
-        # The next step that is not drawn yet.
-        due = -(-(len(curve) + 1) * total // steps)
-        gone += count
-        if gone >= due:
-            curve += [(at_ns, total - gone)] * (gone * steps // total - len(curve))
-    return curve
-
-
 def _soonest(view: MessageView) -> float:
     return math.inf if view.eta_at_ns is None else view.eta_at_ns
 
 
-def _state(seen: UpstreamView | RecordedUpstream) -> UpstreamState:
+def _state(seen: UpstreamView) -> UpstreamState:
     return UpstreamState.PAUSED if seen.operator is not None else _STATES.get(seen.health, UpstreamState.OPEN)

@@ -63,8 +63,9 @@ class Limited:
     """The only key that it judges: the lane of a ceiling."""
 
     @property
-    def per_ns(self) -> int:
-        return self.span_ns
+    def taken(self) -> Openings:
+        """What occupies it, where it has one window: without keys, or for one of them only."""
+        return self.shared if self.only is None else (*self.shared, *self.of_key.get(self.only, ()))
 
 
 class LimitState:

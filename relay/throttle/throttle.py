@@ -81,13 +81,10 @@ class View:
         )
         return [replace(usage, opens_at_ns=self._boottime_of(usage.opens_at_ns)) for usage in usages]
 
-    def limited(self, transaction_ns: int) -> tuple[Limited, ...]:
-        return self._look(lambda book: book.limited(transaction_ns, self.shared.own))
-
-    def limited_under(
-        self, limits: Sequence[Limit], guard_ns: int | None, transaction_ns: int
+    def limited(
+        self, transaction_ns: int, limits: Sequence[Limit] | None = None, guard_ns: int | None = None
     ) -> tuple[Limited, ...]:
-        """Return what `limited` would after a `replan`, and change nothing."""
+        """Return what occupies each limit; with `limits`, each of those after a `replan`."""
         return self._look(lambda book: book.limited(transaction_ns, self.shared.own, limits, guard_ns))
 
     def leaves_in_ns(self, span_ns: int) -> int | None:

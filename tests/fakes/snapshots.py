@@ -33,9 +33,8 @@ REPORT = QueueId("0000000000000002r")
 
 def a_limit(*, used: int = 8, count: int = 8, opens_in_s: int | None = 20) -> LimitStatus:
     opens_at_ns = None if opens_in_s is None else AT_NS + opens_in_s * SECOND_NS
-    return LimitStatus(
-        "isp", f"{count} messages per 60s", "messages", used, count, 60 * SECOND_NS, opens_at_ns
-    )
+    label = f"{count} messages per 60s"
+    return LimitStatus("isp", label, "messages", used, count, 60 * SECOND_NS, opens_at_ns, words=label)
 
 
 def an_upstream(
@@ -167,6 +166,6 @@ def a_plan() -> Plan:
             Difference("upstreams.isp.connections", "4", "5"),
             Difference("listen.max_size", "100", "50", needs_restart=True),
         ),
-        over=(OverLimit("isp", "5 messages per 60s", 8, 5),),
+        over=(OverLimit("isp", "5 messages per 60s", 8, 5, AT_NS + 42 * SECOND_NS),),
         upstreams=(PlannedUpstream("isp", 12, 14, AT_NS + 2 * minute_ns, AT_NS + 3 * minute_ns, *words),),
     )

@@ -83,7 +83,7 @@ def test_a_running_relay_is_asked(policy_path: Path, capsys: pytest.CaptureFixtu
     told = capsys.readouterr().out
     for words in (
         "  ~ upstreams.isp.connections: 4 → 5",
-        "over at once: isp: 5 messages per 60s: 8 of 5 used",
+        "over at once: isp: 5 messages per 60s: 8 of 5 used, and nothing goes until 2025-10-09T08:54:02Z",
         "isp: 12 messages, 14 recipients wait",
         "  edited:   all have gone in 3m, at 2025-10-09T08:56:20Z; most of it for limit 5 messages per 60s",
     ):
@@ -139,6 +139,8 @@ def test_of_a_relay_that_is_down_it_tells_what_a_start_would_do(
     assert found["is_running"] is False
     (over,) = found["over"]
     assert (over["limit"], over["used"], over["count"]) == ("1 messages per 3600s", 2, 1)
+    opens_in = datetime.fromisoformat(over["opens_at"]) - datetime.fromisoformat(found["at"])
+    assert 3500 < opens_in.total_seconds() <= 3601
     (line,) = found["upstreams"]
     # One has room now, and the others an hour, two and three after what was sent: half as many as asked.
     assert (line["messages"], line["held_by"]) == (4, "limit 3 messages per 3600s")

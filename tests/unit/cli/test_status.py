@@ -241,7 +241,7 @@ LONG_REPLY = "421 4.7.0 our-system-has-detected-an-unusual-rate of unsolicited m
 
 def test_at_80_columns_no_word_is_broken(policy_path: Path) -> None:
     operations = FakeOperations()
-    limit = replace(a_limit(), label="100 messages per 3600s", plain="100 messages per 1h")
+    limit = replace(a_limit(), label="100 messages per 3600s", words="100 messages per 1h")
     upstream = an_upstream(state=UpstreamState.PAUSED, because=LONG_REPLY, limits=(limit,))
     operations.shown = a_snapshot(upstream=replace(upstream, held_by=HELD))
     with relay_up(policy_path.parent / "spool", operations):

@@ -8,8 +8,8 @@ from relay.clock import SECOND_NS
 from relay.control.recorded import recorded_upstreams
 from relay.policy.model import Policy
 from relay.sender.state_file import PAUSE_FORMAT, pause_path
+from relay.sender.upstreams import UpstreamView
 from relay.spool.disk.durable import RealDisk
-from relay.status.watch import RecordedUpstream
 from relay.verdicts.account import AccountState, PauseRecord
 from relay.verdicts.health import Health
 from tests.fakes.clock import FakeClock
@@ -29,7 +29,7 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def seen(policy: Policy, clock: FakeClock) -> RecordedUpstream:
+def seen(policy: Policy, clock: FakeClock) -> UpstreamView:
     return recorded_upstreams(policy, RealDisk(), clock)["isp"]
 
 

@@ -1,12 +1,15 @@
 """The arithmetic of a line agrees with the throttle itself, and keeps to pauses and connections."""
 
+from collections import deque
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.status.eta import Expected, Load, Pace
+from relay.status.eta import MOST_STEPS, Expected, Load, Pace
 from relay.throttle.admission import Request, Reservation, Wait
-from relay.throttle.limit import PlainLimit
+from relay.throttle.limit import PlainLimit, Unit
 from relay.throttle.throttle import Throttle
 from tests.engines.history.memory_history import Kept, MemoryHistory
 from tests.fakes.clock import FakeClock
@@ -14,52 +17,107 @@ from tests.fakes.clock import FakeClock
 MINUTE_NS = 60 * SECOND_NS
 
 
-LIMIT = st.builds(
-    lambda unit, count, seconds: PlainLimit(unit, count, seconds * SECOND_NS, f"{count} {unit}"),
-    st.sampled_from(("messages", "recipients")),
-    st.integers(1, 9),
-    st.integers(1, 90),
+def limit(unit: Unit, count: int, seconds: int) -> PlainLimit:
+    return PlainLimit(unit, count, seconds * SECOND_NS, f"{count} {unit} per {seconds}s")
+
+
+def limits_of(*units: Unit) -> st.SearchStrategy[PlainLimit]:
+    return st.builds(limit, st.sampled_from(units), st.integers(1, 9), st.integers(1, 90))
+
+
+LIMITS = st.lists(limits_of("messages"), min_size=1, max_size=2) | st.lists(
+    limits_of("messages", "recipients", "bytes"), min_size=1, max_size=1
 )
 
 
-def sent_at(throttle: Throttle, clock: FakeClock) -> int:
-    """Send a message as soon as it may go, in no time; return when that was."""
-    while isinstance(answer := throttle.reserve([Request(1)])[0], Wait):
-        clock.advance(answer.until_ns - clock.boottime_ns())
-    assert isinstance(answer, Reservation)
-    throttle.settle(answer, clock.boottime_ns())
-    return clock.boottime_ns()
+class Line:
+    """Sends one message of one recipient and one byte after another, each as soon as it may go."""
+
+    def __init__(self, limits: list[PlainLimit], connections: int, transaction_ns: int) -> None:
+        self.clock = FakeClock()
+        self.throttle = Throttle(MemoryHistory(Kept(self.clock)), limits, None, self.clock)
+        self._connections, self._transaction_ns = connections, transaction_ns
+        self._under_way = deque[tuple[int, Reservation]]()
+
+    def relayed_at(self) -> int:
+        """Send a message, and return when its transaction will have ended."""
+        if len(self._under_way) == self._connections:
+            self._end_first()
+        while isinstance(answer := self.throttle.reserve([Request(1, size_bytes=1)])[0], Wait):
+            if self._under_way and self._under_way[0][0] <= answer.until_ns:
+                self._end_first()
+            else:
+                self.clock.advance(answer.until_ns - self.clock.boottime_ns())
+        assert isinstance(answer, Reservation)
+        ends_ns = self.clock.boottime_ns() + self._transaction_ns
+        self._under_way.append((ends_ns, answer))
+        return ends_ns
+
+    def rest(self, for_ns: int) -> None:
+        """Await what is under way, and so much longer."""
+        while self._under_way:
+            self._end_first()
+        self.clock.advance(for_ns)
+        self.throttle.flush()
+
+    def _end_first(self) -> None:
+        ends_ns, reservation = self._under_way.popleft()
+        self.clock.advance(ends_ns - self.clock.boottime_ns())
+        self.throttle.settle(reservation, ends_ns)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(LIMIT, min_size=1, max_size=2), st.lists(st.integers(0, 40), max_size=12), st.integers(1, 25))
+@given(
+    LIMITS,
+    st.integers(1, 3),
+    st.integers(0, 20),
+    st.lists(st.integers(0, 40), max_size=12),
+    st.integers(1, 40),
+)
 def test_each_message_of_a_line_goes_when_it_is_expected(
-    limits: list[PlainLimit], pauses: list[int], waiting: int
+    limits: list[PlainLimit], connections: int, took: int, pauses: list[int], waiting: int
 ) -> None:
-    clock = FakeClock()
-    throttle = Throttle(MemoryHistory(Kept(clock)), limits, None, clock)
+    # Without limits of messages, connections are no more than a bound.
+    connections = connections if limits[0].unit == "messages" else waiting
+    transaction_ns = took * SECOND_NS
+    line = Line(limits, connections, transaction_ns)
     for seconds in pauses:
-        sent_at(throttle, clock)
-        clock.advance(seconds * SECOND_NS)
-    throttle.flush()
-    pace = Pace(clock.boottime_ns(), throttle.limited(0))
-    expected = [pace.at(Load(number, number, number)).eta_ns or 0 for number in range(1, waiting + 1)]
+        line.relayed_at()
+        line.rest(seconds * SECOND_NS)
+    pace = Pace(
+        line.clock.boottime_ns(),
+        line.throttle.limited(transaction_ns),
+        connections=connections,
+        transaction_ns=transaction_ns,
+    )
 
-    sent = [sent_at(throttle, clock) for _ in expected]
-    if len(limits) == 1:
-        assert sent == expected
-    else:
-        # What one limit keeps back uses its slot of the other one later: then it is an estimate.
-        assert all(at_ns >= early_ns for at_ns, early_ns in zip(sent, expected, strict=True))
+    expected = [pace.at(Load(number, number, number)).eta_ns for number in range(1, waiting + 1)]
+
+    assert [line.relayed_at() for _ in expected] == expected
 
 
-def test_connections_carry_so_many_at_once() -> None:
-    pace = Pace(0, connections=2, transaction_ns=SECOND_NS)
+def test_of_a_long_line_the_end_follows_the_rates_of_the_limits() -> None:
+    pace = Pace(0, Line([limit("messages", 1, 1), limit("messages", 1000, 3600)], 1, 0).throttle.limited(0))
 
-    ends = [pace.at(Load(messages=number)) for number in range(1, 6)]
+    ends = [pace.at(Load(number)).eta_ns or 0 for number in range(1, 3001)]
 
-    assert [end.eta_ns for end in ends] == [seconds * SECOND_NS for seconds in (1, 1, 2, 2, 3)]
-    assert [end.held_by for end in ends] == ["", "", "connections", "connections", "connections"]
+    assert ends == sorted(ends)
+    # With their guards: one each second up to the last of a thousand, and the next thousand an hour later.
+    thousand_ns = 999 * 1010 * SECOND_NS // 1000
+    assert MOST_STEPS < 1000
+    assert ends[999] == thousand_ns
+    assert abs(ends[-1] - 2 * 3601 * SECOND_NS - thousand_ns) < thousand_ns
+
+
+@pytest.mark.parametrize(
+    ("number", "held_by"),
+    [(2, ""), (3, "connections"), (5, "limit 4 messages per 10s"), (9, "limit 8 messages per 60s")],
+)
+def test_what_opens_last_holds_a_message(number: int, held_by: str) -> None:
+    limited = Line([limit("messages", 4, 10), limit("messages", 8, 60)], 2, SECOND_NS).throttle.limited(0)
+    pace = Pace(0, limited, connections=2, transaction_ns=SECOND_NS)
+
+    assert pace.at(Load(number)).held_by == held_by
 
 
 def test_nothing_goes_before_a_pause_is_over() -> None:

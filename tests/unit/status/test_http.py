@@ -13,15 +13,13 @@ from html.parser import HTMLParser
 import aiohttp
 import pytest
 
-from relay.clock import SECOND_NS
 from relay.policy.units import HostPort
 from relay.status import page
 from relay.status.collector import collect
 from relay.status.http import StatusServer
 from relay.status.samples import Samples
 from relay.status.snapshot import (
-    NOTHING_COMING,
-    Coming,
+    MessageView,
     PolicyStatus,
     QueueState,
     Snapshot,
@@ -42,7 +40,7 @@ EVIL = '<script>alert("x")</script>'
 class World:
     def __init__(self) -> None:
         self.shown: Snapshot | Exception = a_snapshot()
-        self.comes = NOTHING_COMING
+        self.comes: list[MessageView] = []
         self.refuses = ""
         self.log = io.StringIO()
         self.base = ""
@@ -53,7 +51,7 @@ class World:
             raise self.shown
         return self.shown
 
-    def coming(self) -> Coming:
+    def coming(self) -> list[MessageView]:
         return self.comes
 
     def why_not_ready(self) -> str:
@@ -277,18 +275,16 @@ def test_style_and_script_are_what_the_policy_allows(tag: str) -> None:
     assert "unsafe" not in page.POLICY
 
 
-def test_the_page_draws_the_past_what_is_to_come_and_who_goes_next() -> None:
+def test_the_page_draws_the_past_and_shows_who_goes_next() -> None:
     samples = Samples()
     samples.note(a_snapshot(), 7)
     waiting = replace(a_message(), held_by="limit 8 messages per 60s")
     held = replace(a_message(SECOND, state=QueueState.HELD), eta_at_ns=None, held_by="hold")
-    coming = Coming((waiting, held), ((AT_NS + 50 * 60 * SECOND_NS, 0),))
 
-    tags = tags_of(page.render(a_snapshot(), coming, samples))
+    tags = tags_of(page.render(a_snapshot(), (waiting, held), samples))
 
     pictures = [attributes["aria-label"] for _, attributes in tags.seen if attributes.get("role") == "img"]
     assert pictures == [
-        "what is to come: drained in 50m, by estimate",
         "last hour: at most 400 waiting",
         "last day: at most 400 waiting",
         "last hour: at most 8 used",
@@ -298,30 +294,10 @@ def test_the_page_draws_the_past_what_is_to_come_and_who_goes_next() -> None:
         assert shown in tags.text
 
 
-@pytest.mark.parametrize(
-    ("state", "until_ns", "words"),
-    [
-        (UpstreamState.OPEN, None, "open"),
-        (UpstreamState.PAUSED, AT_NS + 90 * SECOND_NS, "paused, tried again in 1m 30s, at "),
-        (UpstreamState.PAUSED, None, "paused"),
-        (UpstreamState.STOPPED, None, "stopped until an operator acts"),
-    ],
-)
-def test_the_page_says_an_upstreams_state_in_words(
-    state: UpstreamState, until_ns: int | None, words: str
-) -> None:
-    upstream = an_upstream(state=state, because="454 4.7.0 too many", paused_until_ns=until_ns)
-
-    text = tags_of(page.render(a_snapshot(upstream=upstream))).text
-
-    assert words in text
-    assert "454 4.7.0 too many" in text
-
-
 async def test_what_comes_is_shown_without_addresses(world: World) -> None:
     deferred = a_message(state=QueueState.DEFERRED, reason="450 bob@example.com is busy")
     parked = replace(deferred, held_by="limit 2 per sender (<ann@example.net>)")
-    world.comes = Coming((replace(deferred, held_by="back-off"), parked), ())
+    world.comes = [replace(deferred, held_by="back-off"), parked]
 
     text = (await world.get("/"))[1]
 

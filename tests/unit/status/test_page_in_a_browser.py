@@ -12,7 +12,7 @@ import pytest
 
 from relay.policy.units import HostPort
 from relay.status.http import StatusServer
-from relay.status.snapshot import Coming, LaneStatus, QueueState, Snapshot, UpstreamState
+from relay.status.snapshot import LaneStatus, MessageView, QueueState, Snapshot, UpstreamState
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
@@ -55,14 +55,14 @@ class World:
         self.shown = a_full_page()
         waiting, deferred = a_message(), a_message(state=QueueState.DEFERRED, reason=LONG)
         waiting = replace(waiting, upstream="ses", upstream_because="failover: isp is down")
-        self.comes: Coming | None = Coming((waiting, deferred), ((AT_NS + 10**9, 1), (AT_NS + 10**10, 0)))
+        self.comes: list[MessageView] | None = [waiting, deferred]
         self.browser: Browser
         self.url = ""
 
     def snapshot(self) -> Snapshot:
         return self.shown
 
-    def coming(self) -> Coming:
+    def coming(self) -> list[MessageView]:
         if self.comes is None:
             raise RuntimeError("the next page fails")
         return self.comes

@@ -5,7 +5,7 @@ from pathlib import Path
 from relay.cli.render import queue_lines
 from relay.status.snapshot import QueueState, message_to_json
 from relay.telemetry.metric_table import Totals
-from tests.fakes.smarthost import Smarthost
+from tests.fakes.smarthost import Script, Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 
@@ -48,7 +48,8 @@ async def test_what_is_accepted_and_not_taken_is_incoming(tmp_path: Path) -> Non
 
 
 async def test_a_start_tells_in_one_line_what_it_found(tmp_path: Path) -> None:
-    async with Smarthost() as host:
+    # What is refused is still queued whenever the last page is read.
+    async with Smarthost(Script(mail=lambda _: "450 4.7.1 not now")) as host:
         policy = policy_of(tmp_path, host.port)
         relay = Relay(policy)
         relay.accept()
