@@ -32,6 +32,11 @@ class Client:
         return f"unknown[{self.address}]"
 
     @property
+    def is_loopback(self) -> bool:
+        """Return whether it is on this host, so that plain text crosses no network."""
+        return self.ip.is_loopback
+
+    @property
     def origin(self) -> str:
         """Return what failures are counted by: the address, or for IPv6 the /64 that one host usually has."""
         if isinstance(self.ip, IPv6Address):

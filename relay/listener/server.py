@@ -95,5 +95,5 @@ class Listener(Reception):
             self.observer.refused(self.name, str(peer), "connect", reply, None)
             raise ConnectionRefusedError from error
         client = peer if told is None else Client.of_peer(told)
-        # A program on the balancer's host is on no loopback of ours, unless the balancer is.
-        return peer if client.ip.is_loopback else client
+        # A program on the balancer's host is on no loopback of ours.
+        return peer if client.is_loopback and not peer.is_loopback else client

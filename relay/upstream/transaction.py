@@ -10,7 +10,8 @@ Where PIPELINING is offered (RFC 2920), MAIL, RCPTs and DATA go out at once, and
 tells which command a reply answers.  So one reply too many or too few, or replies that
 contradict each other, make every refusal before them doubtful, and no recipient bounces; but for
 those before 354, which answers DATA and nothing else.  A refusal for good is believed once a second EHLO, or
-QUIT, is answered as only they are, or the upstream hangs up.
+QUIT, is answered as only they are.  Where the upstream hangs up before, it is left unproven
+(`Answer.is_unproven`).
 
 What the sender wants to be told (RFC 3461) goes along where DSN is offered.  A refusal that may be of these
 parameters refuses nobody: its recipients are as if not asked, and the outcome says so.
@@ -125,7 +126,7 @@ class Exchange:
         self._answers: list[Answer | None] = [None] * len(transaction.recipients)
         self._is_pipelined = channel.extensions.pipelining
         self._ahead = 0  # commands that were sent, whose replies nobody took yet
-        self._is_in_step = False  # 354 came, which proves all before it, and no refusal behind it
+        self._proven: frozenset[int] = frozenset()  # whose answers came to their own commands
         self._is_dot_out = False
         self._asked: int | None = None  # the recipient that the next reply is about, where it is about one
         self._beginning: list[bytes] = []  # of the content, as far as it was sent: HEADER_BYTES and a little
@@ -152,9 +153,9 @@ class Exchange:
                     raise
                 is_over = self._is_over(broken)
                 is_ambiguous = self._is_dot_out and not is_over
-                if not self._is_in_step:
-                    self._doubt_refusals(broken)
+                self._doubt_refusals(broken)
                 self._settle_rest(self._answer_to_break(broken))
+            self._leave_unproven()
         answers = tuple([answer for answer in self._answers if answer is not None])
         return Outcome(answers, is_ambiguous, gravest(answers), is_over, self._is_dsn_refused)
 
@@ -171,7 +172,7 @@ class Exchange:
         if self._ahead:
             reply = await self._reply(Phase.DATA, self._timeouts.data_s)
             if reply.code == 354 and of_mail is None:
-                self._is_in_step = True
+                self._know_in_step()
                 if not accepted:
                     # It would take content for no recipient (RFC 2920, 3.1); send none, and no dot.
                     self._protocol.abort()
@@ -232,7 +233,6 @@ class Exchange:
             self._settle_rest(self._answer(reply))
         else:
             self._settle_rest(self._refusal(reply))
-            self._is_in_step = False
             await self._end_refused()
 
     async def _end_refused(self) -> None:
@@ -249,6 +249,7 @@ class Exchange:
         if not self._introduction.is_answered_by(reply):
             await self._finish(b"QUIT", 221)
             self._protocol.abort()
+        self._know_in_step()
 
     async def _finish(self, line: bytes, code: int | None = None) -> Reply:
         left_s = max(0.0, self._end - self._loop.time())
@@ -401,6 +402,16 @@ class Exchange:
         phase = self._protocol.phase
         return phase is Phase.RSET or (phase is Phase.MAIL and broken.is_unasked)
 
+    def _know_in_step(self) -> None:
+        """Note that every reply so far answered its own command."""
+        self._proven = frozenset(index for index, answer in enumerate(self._answers) if answer is not None)
+
+    def _leave_unproven(self) -> None:
+        """Defer whom a reply refuses that nothing proves; the same words another time confirm it."""
+        for index, answer in enumerate(self._answers):
+            if index not in self._proven and answer and answer.reply and answer.verdict is Verdict.BOUNCE:
+                self._answers[index] = answer._replace(verdict=Verdict.DEFER, is_unproven=True)
+
     def _doubt_refusals(self, broken: Broken) -> None:
         """Take back what may have answered another command than the one it was taken for."""
         # A reply too few shows where commands go out at once: the one to the last never comes.
@@ -409,7 +420,12 @@ class Exchange:
         # An upstream that closes an idle connection may say so just as MAIL goes out.
         was_idle = isinstance(broken, Lost) and self._is_reused
         for index, answer in enumerate(self._answers):
-            if answer is None or answer.reply is None or answer.verdict not in REFUSED:
+            if (
+                index in self._proven
+                or answer is None
+                or answer.reply is None
+                or answer.verdict not in REFUSED
+            ):
                 continue
             if is_shifted:
                 self._answers[index] = answer._replace(verdict=Verdict.DEFER, ruling=None)

@@ -31,6 +31,9 @@ class Answer(NamedTuple):
     is_doubted: bool = False
     """A refusal that is not believed, and cannot be a message's last either: by the shield at its first time;
     or, of a pause, because the shield tripped."""
+    is_unproven: bool = False
+    """A refusal for good, by its ruling, that is deferred since nobody knows whether it answered its own
+    command: the upstream hung up behind it."""
 
     @property
     def is_about_us(self) -> bool:

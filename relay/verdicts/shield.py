@@ -1,4 +1,4 @@
-"""Which refusals are not believed yet: the bounce shield.
+"""Which refusals are not believed yet: the bounce shield, and refusals that may answer another command.
 
 The shield is for one case: an upstream cuts an account off in words that no rule knows, with a permanent
 code.  Believing it bounces a whole list.  So a permanent refusal that the upstream gave and of which only the
@@ -10,6 +10,10 @@ The same words to `in_a_row` recipients, with nothing begun since and relayed: t
 senders they are a STOP, and so is each unknown refusal until something is relayed.  Told to one sender only,
 its mail waits (a PAUSE of the sender, which ages) and all other mail goes on.
 
+An upstream that hangs up right behind a refusal leaves it open whether the refusal answered its own
+command.  Such an *unproven* refusal is deferred, and counts when the same words meet the recipient again,
+also where the shield is off.
+
 Memory is bounded, and lost at a restart but for the stop (`recall`): refusals are asked and doubted again.
 """
 
@@ -17,7 +21,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase
@@ -29,7 +33,7 @@ WINDOW = 100
 SEVERAL = 3
 """So many others who were told the same are no accident."""
 MOST_KEPT = 10_000
-"""Recipients remembered as doubted; then the oldest go."""
+"""Recipients remembered as doubted, and as refused without proof; then the oldest go."""
 
 _STOP = Ruling(Verdict.STOP, Scope.UPSTREAM)
 _SENDER_WAITS = Ruling(Verdict.PAUSE, Scope.SENDER)
@@ -41,6 +45,7 @@ _ID = re.compile(r"(?<!\S)[^\s0-9]*[0-9]\S*")
 
 _Asked = Sequence[tuple[int, str]]
 _Key = tuple[QueueId, int]
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ class Shield:
         self._believed: deque[str] = deque(maxlen=WINDOW)  # words, by the operator
         self._suspects: dict[_Key, Suspect] = {}
         self._relayed_from_ns = -1  # when the latest transaction began that relayed something
+        self._unproven: dict[_Key, str] = {}  # what each was told last
 
     @property
     def suspects(self) -> tuple[Suspect, ...]:
@@ -84,6 +90,8 @@ class Shield:
         transaction, index and address, in the order of the answers; `span_ns` is from when to when it was.
         """
         answers = list(outcome.answers)
+        if self._unproven or any(answer.is_unproven for answer in answers):
+            answers = [self._proven(a, (queue_id, at)) for (at, _), a in zip(asked, answers, strict=True)]
         if is_relayed := is_any_relayed(outcome):
             self._relayed_from_ns, self._is_stopped = max(self._relayed_from_ns, span_ns[0]), False
         # What the same transaction relayed was relayed since.
@@ -117,6 +125,16 @@ class Shield:
         """Take the words of these refusals for true, whichever recipient is told them."""
         self._believed.extend({same_words(suspect.answer) for suspect in suspects})
 
+    def _proven(self, answer: Answer, key: _Key) -> Answer:
+        """Return a refusal for good where it said the same before; any other answer begins anew."""
+        before = self._unproven.pop(key, None)
+        if not answer.is_unproven:
+            return answer
+        if (said := same_words(answer)) == before:
+            return answer._replace(verdict=Verdict.BOUNCE, is_unproven=False)
+        _remember(self._unproven, key, said)
+        return answer
+
     def _doubted(self, answer: Answer, told: _Told, key: _Key, now_ns: int) -> Answer:
         alike = [each for each in self._told if each.said == told.said]
         row = [each for each in alike if each.at_ns > self._relayed_from_ns]
@@ -135,11 +153,15 @@ class Shield:
         if suspect is None and answer.reply is not None:
             # A reply may be long, and this is kept for days.
             short = answer._replace(reply=answer.reply._replace(lines=()))
-            self._suspects[key] = Suspect(*key, short, now_ns)
-            if len(self._suspects) > MOST_KEPT:
-                del self._suspects[next(iter(self._suspects))]
+            _remember(self._suspects, key, Suspect(*key, short, now_ns))
         verdict = Verdict.DEFER if ruling is None else ruling.verdict
         return answer._replace(verdict=verdict, ruling=ruling, is_doubted=suspect is None)
+
+
+def _remember(memory: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    memory[key] = value
+    if len(memory) > MOST_KEPT:
+        del memory[next(iter(memory))]
 
 
 def _is_unknown(answer: Answer) -> bool:

@@ -59,7 +59,7 @@ def test_mail_goes_on_through_kills_and_conversions(tmp_path: Path) -> None:
         assert relay.stop() == 0
 
         use(relay, "log")
-        relay.policy["upstreams"] = {"isp": host.upstream(connections=2)}
+        relay.policy["upstreams"] = {"isp": host.upstream(connections=2, limits=[])}
         relay.write_policy()
         with relay:
             assert relay.command("queue", "release", held).returncode == os.EX_OK

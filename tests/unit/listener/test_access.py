@@ -21,7 +21,7 @@ from relay.listener.access import Client
 def test_client_is_its_address(host: str, label: str, origin: str, is_loopback: bool) -> None:
     client = Client.of_peer(host)
 
-    assert (str(client), client.origin, client.ip.is_loopback) == (label, origin, is_loopback)
+    assert (str(client), client.origin, client.is_loopback) == (label, origin, is_loopback)
 
 
 def test_address_mapped_into_ipv6_is_matched_as_ipv4() -> None:

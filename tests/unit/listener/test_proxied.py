@@ -7,6 +7,7 @@ from ipaddress import ip_address
 import pytest
 from aiosmtpd.proxy_protocol import V2_SIGNATURE
 
+from relay.listener.access import Client
 from tests.fakes.certificates import Certificates
 from tests.unit.listener.conversation import Room, codes, listening
 
@@ -82,7 +83,12 @@ async def test_who_may_relay_is_judged_by_the_client_that_is_told(begin: bytes, 
 
 
 @pytest.mark.parametrize("told", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
-async def test_a_program_on_a_balancers_loopback_is_the_balancer(told: str) -> None:
+async def test_a_program_on_another_hosts_loopback_is_on_none_of_ours(
+    monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    # All of 127/8 is loopback, so that no test can connect from elsewhere: only this answer is changed.
+    elsewhere = property(lambda client: client.ip.is_loopback and client.address != "127.0.0.9")
+    monkeypatch.setattr(Client, "is_loopback", elsewhere)
     async with listening({"proxies": ["127.0.0.9"], "clients": ["127.0.0.1", "::1"]}) as room:
         connection = await room.connect(source="127.0.0.9")
         await connection.send(header(told) + b"EHLO c.example\r\nMAIL FROM:<a@b>\r\n")

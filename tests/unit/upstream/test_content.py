@@ -77,7 +77,7 @@ async def test_an_upstream_that_does_not_take_the_content_is_given_up(turn: Turn
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ("552 5.3.4 too big", BOUNCE),
+        ("552 5.3.4 too big", DEFER),  # it came before the dot: to be said again
         ("451 4.3.0 out of disk", DEFER),
         ("421 4.3.2 going down", PAUSE),
         ("250 2.0.0 taken already", DEFER),

@@ -36,7 +36,7 @@ from tests.unit.upstream.faults import AN_END, GARBAGE, MEANINGLESS, REFUSALS, t
 from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
 
 RELAYED, DEFER, LATER, PAUSE = Verdict.RELAYED, Verdict.DEFER, Verdict.LATER, Verdict.PAUSE
-BY_LETTER = {"R": RELAYED, "D": DEFER, "L": LATER, "B": Verdict.BOUNCE, "P": PAUSE}
+BY_LETTER = {"R": RELAYED, "D": DEFER, "U": DEFER, "L": LATER, "B": Verdict.BOUNCE, "P": PAUSE}
 IN_TRANSACTION = ["mail", "rcpt", "data", "eod"]
 NOBODY, BUSY, OK = "550 5.1.1 who?", "450 4.2.1 busy", "250 2.1.5 ok"
 ENDS: dict[str, Turn] = {"close": CLOSE, "reset": RESET, "421": "421 4.3.2 closing"}
@@ -130,18 +130,18 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "MAIL, then 421": ("PPP", {"mail": [DEFAULT, b"421 4.3.2 going down\r\n"]}),
     "RCPT, then 421": ("PPP", {"rcpt": [DEFAULT, b"421 4.3.2 going down\r\n"]}),
     "DATA, then 421": ("PPP", {"data": [DEFAULT, b"421 4.3.2 going down\r\n"]}),
-    # The last word is believed; at RCPT it is about the first recipient.
-    "MAIL refused, then close": ("BBB", {"mail": ["554 5.6.0 no", CLOSE]}),
-    "RCPT refused, then close": ("BDD", {"rcpt": ["554 5.6.0 no", CLOSE]}),
-    "DATA refused, then close": ("BBB", {"data": ["554 5.6.0 no", CLOSE]}),
-    "dot refused, then close": ("BBB", {"eod": ["554 5.6.0 no", CLOSE]}),
-    "MAIL refused, then 421": ("BBB", {"mail": b"554 5.6.0 no\r\n421 4.7.0 go away\r\n"}),
-    "RCPT refused, then 421": ("BPP", {"rcpt": b"554 5.6.0 no\r\n421 4.7.0 go away\r\n"}),
-    "dot refused, then 421": ("BBB", {"eod": b"554 5.6.0 no\r\n421 4.7.0 go away\r\n"}),
-    # A refused recipient stays refused; but for noise before 354 proved it.
-    **{f"{end} at RCPT": ("BPP" if end == "421" else "BDD", {"rcpt": (NOBODY, OK, turn)})
+    # Whether the last word answered its own command, nothing behind it tells: U.
+    "MAIL refused, then close": ("UUU", {"mail": ["554 5.6.0 no", CLOSE]}),
+    "RCPT refused, then close": ("UDD", {"rcpt": ["554 5.6.0 no", CLOSE]}),
+    "DATA refused, then close": ("UUU", {"data": ["554 5.6.0 no", CLOSE]}),
+    "dot refused, then close": ("UUU", {"eod": ["554 5.6.0 no", CLOSE]}),
+    "MAIL refused, then 421": ("UUU", {"mail": b"554 5.6.0 no\r\n421 4.7.0 go away\r\n"}),
+    "RCPT refused, then 421": ("UPP", {"rcpt": b"554 5.6.0 no\r\n421 4.7.0 go away\r\n"}),
+    "dot refused, then 421": ("UUU", {"eod": b"554 5.6.0 no\r\n421 4.7.0 go away\r\n"}),
+    # A refused recipient stays refused behind 354, which proves it.
+    **{f"{end} at RCPT": ("UPP" if end == "421" else "UDD", {"rcpt": (NOBODY, OK, turn)})
        for end, turn in ENDS.items()},
-    **{f"{end} at DATA": ("BPP" if end == "421" else "BDD", {"rcpt": (NOBODY, OK), "data": turn})
+    **{f"{end} at DATA": ("UPP" if end == "421" else "UDD", {"rcpt": (NOBODY, OK), "data": turn})
        for end, turn in ENDS.items()},
     **{f"{end} at the dot": ("BPP" if end == "421" else "BDD?", {"rcpt": (NOBODY, OK), "eod": turn})
        for end, turn in ENDS.items()},
@@ -167,7 +167,8 @@ async def test_what_becomes_of_the_message(becomes: str, says: dict[str, Any]) -
     async with Smarthost(script) as host, connected(account(host)) as connection:
         outcome = await attempt(connection, host)
 
-        assert verdicts(outcome) == [BY_LETTER[letter] for letter in becomes.rstrip("?")]
+        told = [(answer.verdict, answer.is_unproven) for answer in outcome.answers]
+        assert told == [(BY_LETTER[letter], letter == "U") for letter in becomes.rstrip("?")]
         assert outcome.is_ambiguous == becomes.endswith("?")
 
 
