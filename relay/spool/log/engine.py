@@ -224,7 +224,8 @@ class LogSpool(BaseSpool):
         return message if facts is None else facts.laid_over(message)
 
     def _unclaimed(self) -> int:
-        return len(self._ahead) + (0 if self._found is None else self._found.streams.unread)
+        coming = 0 if self._found is None else self._found.streams.unread
+        return coming + len(self._unread.union(self._ahead))
 
     def _set_aside(self, queue_id: QueueId, why: str) -> None:
         place = self._log().queued.places.get(queue_id)

@@ -119,10 +119,13 @@ class MaildirSpool(BaseSpool):
 
     def _next(self) -> list[str]:
         """Return what listeners accepted, and now and then what could not be read before."""
-        paths = [f"{self._layout.new}/{name}" for name in sorted(self._disk.names(self._layout.new))]
+        paths = sorted(self._accepted())
         if not self._unread:
             self._notices = frozenset()
         return [path for path in paths if path not in self._unread] + self._due_again()
+
+    def _accepted(self) -> list[str]:
+        return [f"{self._layout.new}/{name}" for name in self._disk.names(self._layout.new)]
 
     def _claimed(self, name: str) -> Message | None:
         """Return a message, in its home; its name here is its path."""
@@ -200,7 +203,7 @@ class MaildirSpool(BaseSpool):
         self._aside.move(self._home(queue_id), why)
 
     def _unclaimed(self) -> int:
-        return len(self._ahead) or len(self._disk.names(self._layout.new))
+        return len(self._ahead) or len(self._unread.union(self._accepted()))
 
     def _home(self, queue_id: QueueId) -> str:
         return self._layout.home(queue_id, is_held=queue_id in self._held)

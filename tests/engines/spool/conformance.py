@@ -434,14 +434,14 @@ class FailingConformance(Conformance):
         assert spool.claim(0) == []
         view.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), forever=True))
         assert spool.claim(9) == []
-        assert spool.look().corrupt == 2
+        assert (spool.look().corrupt, spool.look().unclaimed) == (2, 2)
         assert spool.set_aside(9)[0].reason.startswith("left where it is: cannot be read now")
         view.heal()
         assert claimed(spool) == []
         assert sorted(name for name, _ in engine.told) == queue_ids
         engine.clock.advance(READ_AGAIN_NS)
         assert [message.queue_id for message in claimed(spool)] == queue_ids
-        assert spool.look().corrupt == 0
+        assert (spool.look().corrupt, spool.look().unclaimed) == (0, 0)
 
     def test_a_start_that_lacks_descriptors_goes_on_where_it_stopped(self, engine: Engine) -> None:
         view, intake = watched(engine), engine.intake()
