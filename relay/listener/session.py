@@ -21,6 +21,8 @@ from relay.smtp.commands import Refused
 from relay.smtp.sasl import Credentials, PasswordCheck
 from relay.smtp.session_machine import SessionMachine, SessionState
 
+MAX_IDLE_COMMANDS = 100
+"""Since the last message; from then on each counts as an error (Postfix: smtpd_junk_command_limit)."""
 SPILL_BYTES = 256 * 1024
 _CHUNK_BYTES = 32 * 1024
 """What a draft is given at once, so that octets that trickle in cost it no object each."""
@@ -39,7 +41,7 @@ class ClientSession(ClientConnection):
         super().__init__(asyncio.get_running_loop())
         self._reception, self.place = reception, place
         self._label = str(place.client)
-        self._errors = 0
+        self._errors = self._idle_commands = 0
         self._login: str | None = None
         """The hash of the password that the client knew."""
 
@@ -112,7 +114,11 @@ class ClientSession(ClientConnection):
                 self._say(reply)
         except Refused as refused:
             self._say(refused.reply)
-        if self._errors >= self._reception.listen.max_errors:
+        self._idle_commands += self._machine.phase not in {"rcpt", "eod"}
+        if (
+            self._errors + max(0, self._idle_commands - MAX_IDLE_COMMANDS)
+            >= self._reception.listen.max_errors
+        ):
             raise SessionEnd("errors", replies.TOO_MANY_ERRORS)
 
     @property
@@ -211,7 +217,7 @@ class ClientSession(ClientConnection):
             size_bytes=len(trace) + decoder.size_bytes,
             commit_ns=room.clock.boottime_ns() - ended_at_ns,
         )
-        self._errors = 0
+        self._errors = self._idle_commands = 0
         return replies.queued(draft.queue_id)
 
     async def _receive(self, decoder: ContentDecoder, draft: Draft) -> None:

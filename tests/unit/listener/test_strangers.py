@@ -96,3 +96,15 @@ async def test_a_stranger_has_a_minute_to_log_in(users_file: Path) -> None:
         leap(2)
         assert await stranger.rest() == b"421 4.4.2 Timeout, closing the connection\r\n"
         assert codes(await user.ask(b"NOOP")) == [250]
+
+
+@pytest.mark.parametrize(
+    "line", [b"NOOP", b"RSET", b"VRFY x", b"HELP", b"EHLO x", b"HELO x", b"MAIL FROM:<a@b>\r\nRSET"]
+)
+async def test_commands_without_mail_count_as_errors_after_a_hundred(line: bytes) -> None:
+    async with listening({"max_errors": 3}) as room:
+        told = await room.say(b"EHLO x\r\n" + (line + b"\r\n") * 200)
+
+        assert codes(told)[-1] == 421
+        assert len(codes(told)) == 1 + 100 + 3 + 1
+        assert room.observer.closed == ["errors"]
