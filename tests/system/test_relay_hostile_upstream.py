@@ -73,7 +73,7 @@ def test_a_hostile_upstream_makes_the_relay_break_no_promise(
     happened = _live(tmp_path / "relay", 3, letters=60, kills=3)
     tell(f"hostile: {dict(happened)}")
     # What was not tried is not shown; by chance one manner may be missing.
-    assert sum(happened[manner] for manner in ("us", "lost", "unasked", "garbage", "split")) >= 10
+    assert sum(happened[manner] for manner in ("us", "lost", "unasked", "garbage", "split")) >= 5
 
 
 @pytest.mark.crash
