@@ -79,7 +79,7 @@ def parted(content: bytes) -> tuple[list[bytes], bytes]:
 
 
 def field_name(field: bytes) -> bytes:
-    """Return the name of a field in lower case."""
+    """In lower case."""
     return field.partition(b":")[0].rstrip(b" \t").lower()
 
 

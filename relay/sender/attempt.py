@@ -73,10 +73,6 @@ class Attempt:
         queued_ns = self.reservation.reserved_at_ns - self.queued.arrived_at_ns
         return Delays(queued_ns=queued_ns, transmitting_ns=self.took_ns)
 
-    def domains_left(self, gone: Collection[int]) -> tuple[tuple[str, int], ...]:
-        """Return the domains of the recipients left except `gone`, in the order of asking for them."""
-        return recipients_left(self.message, self.queued, gone, self.queued.past.tried).domains
-
 
 def recipients_left(
     message: Message, queued: Queued, gone: Collection[int], tried: Collection[int]
