@@ -21,7 +21,7 @@ from relay.policy.model import Policy
 from relay.telemetry.telemetry import Telemetry
 
 MOST_NOTICES = 500
-"""So many wait for all hooks together; the oldest goes first.  One has 1 KB, 50 kB at most."""
+"""So many wait for all hooks together; the oldest goes first.  A notice has about 1 kB, at most 50 kB."""
 FIRST_BACK_OFF_SECONDS = 5.0
 LONGEST_BACK_OFF_SECONDS = 600.0
 GIVE_UP_NS = 3600 * SECOND_NS
@@ -52,8 +52,8 @@ class Hooks:
 
     def use(self, policy: Policy) -> None:
         """Go by another policy; what waits for a hook that it changes is dropped."""
+        self._failing -= {hook.key for hook in self._hooks if hook not in policy.notify}
         self._hooks = policy.notify
-        self._failing &= {hook.key for hook in self._hooks}
         stale = [telling for telling, hook in self._telling.items() if hook not in self._hooks]
         self._drop(stale, "the policy changed their hook")
 

@@ -13,6 +13,8 @@ from aiosmtpd.proxy_protocol import AF, PROTO, V2_CMD, get_proxy
 
 HEADER_S = 5.0
 """From a balancer's connection to the end of its header, which comes with the first octets."""
+MOST_LINE_BYTES = 107
+"""Of a header of version 1."""
 _KINDS = frozenset({(AF.INET, PROTO.STREAM), (AF.INET6, PROTO.STREAM)})
 
 # aiosmtpd logs each bad header, past our own log.
@@ -57,6 +59,7 @@ class _Octets:
 
     async def readuntil(self, separator: bytes = b"\n") -> bytes:
         line = b""
-        while not line.endswith(separator):
+        # aiosmtpd refuses a longer one, once it has it.
+        while not line.endswith(separator) and len(line) <= MOST_LINE_BYTES:
             line += await self.readexactly()
         return line

@@ -22,7 +22,7 @@ from relay.smtp.sasl import Credentials, PasswordCheck
 from relay.smtp.session_machine import SessionMachine, SessionState
 
 MAX_IDLE_COMMANDS = 100
-"""Since the last message; from then on each counts as an error (Postfix: smtpd_junk_command_limit)."""
+"""Commands since the last message; each one more counts as an error (Postfix: smtpd_junk_command_limit)."""
 SPILL_BYTES = 256 * 1024
 _CHUNK_BYTES = 32 * 1024
 """What a draft is given at once, so that octets that trickle in cost it no object each."""
@@ -52,7 +52,7 @@ class ClientSession(ClientConnection):
             room.terms,
             self,
             is_trusted=place.may_relay,
-            is_private=place.client.ip.is_loopback,
+            is_private=place.client.is_loopback,
             is_tls=self.is_tls,
         )
         self._began_at = self.loop.time()

@@ -60,13 +60,14 @@ class Users:
 class Guesses:
     """Judges guesses, and has an origin wait that guesses wrong: 2 s after its third failure, then double.
 
-    Across sessions; the guesses of an origin are judged one after the other.  Bounded: of more than
-    `MAX_ORIGINS` the one that failed longest ago is forgotten.
+    Across sessions; the guesses of an origin are judged one after the other.  An hour without
+    a failure forgives all.  Bounded: of more than `MAX_ORIGINS` the one that failed longest ago is forgotten.
     """
 
     FREE_FAILURES = 3
     FIRST_NS = 2 * SECOND_NS
     LONGEST_NS = 15 * 60 * SECOND_NS
+    MEMORY_NS = 3600 * SECOND_NS
     MAX_ORIGINS = 10_000
 
     def __init__(self, clock: Clock) -> None:
@@ -91,8 +92,9 @@ class Guesses:
             if await verify():
                 self._failures.pop(origin, None)
                 return PasswordCheck.RIGHT
-            count, _ = self._failures.pop(origin, (0, 0))
-            self._failures[origin] = (count + 1, self._clock.boottime_ns())
+            count, last_at_ns = self._failures.pop(origin, (0, 0))
+            now_ns = self._clock.boottime_ns()
+            self._failures[origin] = (1 if now_ns - last_at_ns >= self.MEMORY_NS else count + 1, now_ns)
             if len(self._failures) > self.MAX_ORIGINS:
                 self._failures.popitem(last=False)
             return PasswordCheck.WRONG

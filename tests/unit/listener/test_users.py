@@ -72,6 +72,18 @@ async def test_wait_doubles_from_the_third_failure_up_to_15_minutes_and_ends_wit
     assert not guesses.is_locked_out("192.0.2.1")
 
 
+async def test_an_hour_without_a_wrong_one_forgives_all() -> None:
+    clock = FakeClock()
+    guesses = Guesses(clock)
+    for _ in range(9):
+        await guesses.judge("192.0.2.1", _wrong)
+        clock.advance(900 * SECOND_NS)
+    clock.advance(2700 * SECOND_NS)
+    assert await guesses.judge("192.0.2.1", _wrong) is PasswordCheck.WRONG
+
+    assert not guesses.is_locked_out("192.0.2.1")
+
+
 async def test_only_so_many_origins_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Guesses, "MAX_ORIGINS", 2)
     guesses = Guesses(FakeClock())
