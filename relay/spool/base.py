@@ -73,7 +73,7 @@ class BaseSpool(ABC):
 
     @abstractmethod
     def _take(self, messages: Sequence[tuple[QueueId, Envelope, Iterable[bytes]]]) -> None:
-        """Put those that are not there into the queue, durably.  Raises Full, Unavailable, OSError."""
+        """Queue messages durably; those that are here already stay as they are.  Raises Full, Unavailable, OSError."""
 
     @abstractmethod
     def _unclaimed(self) -> int:
@@ -180,7 +180,7 @@ def _as_it_is(message: Message) -> Settlement:
         message.notes,
         told=sorted(message.told),
         is_warned=message.is_warned,
-        next_attempt_at_ns=message.next_attempt_at_ns,
+        next_attempt_at_ns=message.next_attempt_at_ns or message.envelope.arrival_at_ns,
         is_held=message.is_held or None,
     )
 

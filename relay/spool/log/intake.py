@@ -62,7 +62,7 @@ class LogIntake:
         own = [(ours(draft), envelope) for draft, envelope in drafts]
         results: list[OSError | None] = [None] * len(own)
         records: dict[int, Record] = {}
-        # Asked once for all that come together.
+        # One look for all that come together: where they do not fit, none is taken.
         why_no_room = error_of(self._leave_room, sum(draft.buffered_bytes for draft, _ in own))
         for i, (draft, envelope) in enumerate(own):
             try:

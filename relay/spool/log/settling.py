@@ -76,7 +76,7 @@ class Settling:
         report = each.report
         if report is None or report.queue_id in self._index.places or report.queue_id in self._reports:
             return []
-        # Asked again, after a failure that nobody knew the end of: it may have been relayed, and be gone.
+        # A repeated settlement: its report may have been relayed already, and be gone.
         if (each.told and facts.told.issuperset(each.told)) or (each.is_warned and facts.is_warned):
             return []
         record = self._record_of(report.queue_id, report.envelope, [report.content])

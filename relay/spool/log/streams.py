@@ -154,7 +154,11 @@ class Streams:
         for number in numbers:
             segment = self._index.segment(SegmentName(stream.name, number))
             if not segment.end:
-                with opened(self._disk, self._disk.open_read(self._layout.segment(segment.name))) as fd:
+                # A listener whose first write failed removes it again.
+                with (
+                    contextlib.suppress(FileNotFoundError),
+                    opened(self._disk, self._disk.open_read(self._layout.segment(segment.name))) as fd,
+                ):
                     segment.end = self._disk.size(fd)
             segment.is_done = stream.is_over or number < stream.read.number
 

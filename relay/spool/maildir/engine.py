@@ -262,7 +262,7 @@ class MaildirSpool(BaseSpool):
 
     def _publish(self, group: Group, marks: dict[int, tuple[int, Marks]]) -> None:
         asked = group.going(lambda each: each.report)
-        # Asked again, after a failure behind this: its report may have been relayed, and be gone.
+        # A repeated settlement: its report may have been relayed already, and be gone.
         asked = [(i, each) for i, each in asked if i in marks and not marks[i][1].are_told(each.told)]
         if not asked:
             return

@@ -55,11 +55,11 @@ class SpoolDraft:
         self._buffer.append(chunk)
 
     def fill(self, chunks: Iterable[bytes]) -> None:
-        """Append all of a content; what is long goes to the disk."""
+        """Append all of a content; what is long goes to the disk.  Raises OSError, and what `chunks` raises."""
         for chunk in chunks:
             self.append(chunk)
             if self.content_bytes > INLINE_BYTES:
-                self.spill()
+                self._spill()
 
     @property
     def buffered_bytes(self) -> int:
@@ -70,10 +70,13 @@ class SpoolDraft:
         return self.fd is not None
 
     def spill(self) -> None:
+        with kernel_errors("draft"):
+            self._spill()
+
+    def _spill(self) -> None:
         try:
-            with kernel_errors("draft"):
-                self._leave_room(self.buffered_bytes)
-                self._write(b"", bytes(HEADER_BYTES))
+            self._leave_room(self.buffered_bytes)
+            self._write(b"", bytes(HEADER_BYTES))
         except BaseException:
             self.discard()
             raise

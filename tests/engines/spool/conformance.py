@@ -18,6 +18,7 @@ from relay.spool.interface import (
     Absent,
     Adopted,
     Corrupt,
+    Full,
     Message,
     Report,
     Settlement,
@@ -400,7 +401,8 @@ class Conformance:
             assert b"".join(spool.content(long)) == bytes(2 * INLINE_BYTES)
             spool, listed = again(engine, spool)
             assert unhinted(listed) == unhinted(found)
-            assert next(each for each in listed if each.queue_id == held).next_attempt_at_ns == at_ns
+            hints = {each.queue_id: each.next_attempt_at_ns or each.envelope.arrival_at_ns for each in listed}
+            assert hints == {each.queue_id: each.envelope.arrival_at_ns for each in found} | {held: at_ns}
         # What is here already stays as it is.
         settle(spool, Settlement(queue_id, ENVELOPE, {2: RELAYED}))
         spool.adopt(adopted())
@@ -443,6 +445,28 @@ class FailingConformance(Conformance):
         assert [message.queue_id for message in claimed(spool)] == queue_ids
         assert (spool.look().corrupt, spool.look().unclaimed) == (0, 0)
 
+    def test_a_long_report_without_room_keeps_the_marks_and_holds_up_no_other_message(
+        self, engine: Engine
+    ) -> None:
+        spool, (queue_id, other) = begun(engine, CONTENT, CONTENT)
+        spool.close()
+        view = watched(engine)
+        spool = engine.start()
+        claimed(spool)
+        long = Report(report_id(queue_id, 1), REPORT, bytes(INLINE_BYTES + 1))
+        view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"write"}), path=long.queue_id, forever=True))
+        failure, done = spool.settle(
+            [
+                Settlement(queue_id, ENVELOPE, {0: RELAYED, 1: BOUNCED}, report=long, told=[1]),
+                Settlement(other, ENVELOPE, EVERY, ends=True),
+            ]
+        )
+        assert isinstance(failure, Full)
+        assert done is None
+        view.heal()
+        spool, (message,) = again(engine, spool)
+        assert (message.queue_id, message.statuses[0]) == (queue_id, RELAYED)
+
     def test_a_start_that_lacks_descriptors_goes_on_where_it_stopped(self, engine: Engine) -> None:
         view, intake = watched(engine), engine.intake()
         queue_ids = [accept(intake) for _ in range(6)]
@@ -470,7 +494,7 @@ class FailingConformance(Conformance):
             has_failed = view.has_failed
             view.heal()
             spool.adopt([Adopted(each, source.content(each.queue_id)) for each in found])
-            assert [read(spool, each.queue_id) for each in found] == found
+            assert unhinted([read(spool, each.queue_id) for each in found]) == unhinted(found)
             settle(spool, *(Settlement(each.queue_id, ENVELOPE, EVERY, ends=True) for each in found))
             spool.close()
             if not has_failed:

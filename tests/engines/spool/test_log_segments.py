@@ -562,3 +562,27 @@ def test_settled_again_after_an_unknown_end_is_settled_once(marks: dict[int, Sta
     assert spool.settle([asked]) == [None]
     spool.close()
     assert [m.left for m in claimed(life.open())] == ([] if marks is EVERY else [(1, 2)])
+
+
+class Outdated(ModelDisk):
+    """A view whose listing of a folder still has what another process removed just now."""
+
+    gone = ""
+
+    def names(self, path: str) -> list[str]:
+        return [*super().names(path), *([self.gone] if self.gone and path == f"{ROOT}/log" else [])]
+
+
+def test_a_segment_that_its_listener_takes_back_is_no_failure() -> None:
+    view = Outdated()
+    engine = LogEngine(ROOT, view)
+    spool = LogSpool(ROOT, view, engine.clock)
+    intake = LogIntake(ROOT, view.another(), engine.clock)
+    accept(intake)
+    assert len(claimed(spool)) == 1
+    (begun_name,) = [name for name in view.names(f"{ROOT}/log") if name.endswith(".0000000001")]
+    view.gone = begun_name.replace(".0000000001", ".0000000002")
+    assert claimed(spool) == []
+    view.gone = ""
+    second = accept(intake)
+    assert [message.queue_id for message in claimed(spool)] == [second]
