@@ -73,7 +73,7 @@ class BaseSpool(ABC):
 
     @abstractmethod
     def _take(self, messages: Sequence[tuple[QueueId, Envelope, Iterable[bytes]]]) -> None:
-        """Queue messages durably; those that are here already stay as they are.  Raises Full, Unavailable, OSError."""
+        """Queue messages durably; those here already stay as they are.  Raises Full, Unavailable, OSError."""
 
     @abstractmethod
     def _unclaimed(self) -> int:

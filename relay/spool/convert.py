@@ -13,8 +13,8 @@ Assumes: nobody owns the queue, and no intake is open; both locks are held meanw
 Does not: convert what is in corrupt/, which stays.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -79,7 +79,11 @@ def _copy(source: Spool, copy: Spool, done: Converted) -> list[QueueId]:
     """Return what is queued."""
     queue_ids = []
     for page in _pages(source):
-        copy.adopt([Adopted(message, _content(source, message)) for message in page])
+        contents = [_content(source, message) for message in page]
+        with ExitStack() as files:
+            for content in contents:
+                files.enter_context(closing(content))
+            copy.adopt([Adopted(*each) for each in zip(page, contents, strict=True)])
         queue_ids += [message.queue_id for message in page]
         done.messages += len(page)
         done.recipients += sum(len(message.left) for message in page)
@@ -127,8 +131,11 @@ def _pages(spool: Spool) -> Iterator[list[Message]]:
     return iter(lambda: spool.claim(AT_ONCE), [])
 
 
-def _content(source: Spool, message: Message) -> Iterator[bytes]:
-    return source.content(message.queue_id) if message.content is None else iter([message.content])
+def _content(source: Spool, message: Message) -> Generator[bytes, None, None]:
+    if message.content is None:
+        yield from source.content(message.queue_id)
+    else:
+        yield message.content
 
 
 def _nothing_is_damaged(name: str, why: str) -> None:

@@ -55,7 +55,7 @@ class SpoolDraft:
         self._buffer.append(chunk)
 
     def fill(self, chunks: Iterable[bytes]) -> None:
-        """Append all of a content; what is long goes to the disk.  Raises OSError, and what `chunks` raises."""
+        """Append a content; what is long goes to the disk.  Raises OSError, and what `chunks` raises."""
         for chunk in chunks:
             self.append(chunk)
             if self.content_bytes > INLINE_BYTES:
