@@ -4,9 +4,9 @@
 (`relay.verdicts.health`), an operator's pause, and a fault of our own history.  They stand beside each
 other; while any of them lasts nothing is sent, and no message grows old.
 
-A pause that the next one follows without a success in between is one with it, the proving transaction
-included.  The first transaction after a refusal for too much goes to one recipient, and each later one to
-no more than were taken since, and one: 1, 2, 4, 8.
+Two pauses without a success between them count as one, with the proving transaction between them.  The
+first transaction after a refusal for too much goes to one recipient, and each later one to no more than were
+taken since, and one: 1, 2, 4, 8.
 
 Losing the record loses no mail: a restart then knocks at once at an upstream that may extend its block
 for that, and ages include pauses.  Instants are boottime of the current boot in nanoseconds;
@@ -150,7 +150,8 @@ def _changed(state: AccountState, event: Event) -> AccountState:
         case Happening.RESUME | Happening.EDIT:
             operator = None if event.happening is Happening.RESUME else state.operator
             # A history that failed is read at once.
-            return replace(state, doubts="", in_a_row=0, operator=operator, fault_until_ns=0)
+            fault_until_ns = min(state.fault_until_ns, event.at_ns)
+            return replace(state, doubts="", in_a_row=0, operator=operator, fault_until_ns=fault_until_ns)
         case Happening.KEEP | Happening.LAPSE:
             return replace(state, operator=event.pause)
         case Happening.FAULT:
@@ -189,10 +190,11 @@ def _refused(state: AccountState, event: Event) -> AccountState:
 
 def lapsed(state: AccountState, now_ns: int) -> AccountState:
     """Return a state without what is over by then; of a fault only a sound history is the end."""
-    if state.operator is not None and now_ns >= state.operator.until_ns:
-        state = step(state, Event(Happening.LAPSE, now_ns))
-    if state.health in RESTING and now_ns >= state.until_ns:
-        state = step(state, Event(Happening.OVER, now_ns))
+    ends = [(state.until_ns, Happening.OVER)] if state.health in RESTING else []
+    ends += [] if state.operator is None else [(state.operator.until_ns, Happening.LAPSE)]
+    # The last one ends the span.
+    for end_ns, happening in sorted(ends):
+        state = step(state, Event(happening, now_ns)) if now_ns >= end_ns else state
     return state
 
 

@@ -341,3 +341,22 @@ def test_a_start_goes_on_with_what_is_not_over(
 ) -> None:
     started = replace(RECORD, state=state).at_a_start(700)
     assert (started.health, started.is_resting) == (health, is_resting)
+
+
+@pytest.mark.parametrize("acted", [Happening.RESUME, Happening.EDIT])
+def test_all_of_a_fault_of_our_history_is_a_pause_whoever_acts_before_its_end(acted: Happening) -> None:
+    state = step(AccountState(), event(Happening.FAULT, 100))
+    state = step(state, event(Happening.FAULT, 360))
+    state = step(state, event(acted, 400))
+    assert step(state, event(Happening.SOUND, 401)).spans == ((100, 400),)
+
+
+@pytest.mark.parametrize(("rests_until", "paused_until"), [(115, 3700), (3700, 115)])
+def test_what_is_over_at_one_look_was_a_pause_until_the_last_of_it(
+    rests_until: int, paused_until: int
+) -> None:
+    asked = OperatorPause(paused_until, "anna", 0)
+    state = replace(step(AccountState(), event(Happening.PAUSE, 100)), until_ns=rests_until)
+    state = step(state, Event(Happening.KEEP, 100, pause=asked))
+    after = lapsed(state, 5000)
+    assert (after.health, after.operator, after.spans) == (Health.PROVING, None, ((100, 3700),))
