@@ -202,7 +202,7 @@ class Account:
 
     @property
     def _must_not_begin(self) -> bool:
-        return self._is_over or bool(self.pausing.because)
+        return self._is_over or self.pausing.state.is_resting
 
     def _request(self, attempt: Attempt) -> Request:
         """Return the request: as many recipients as a transaction may have, of those that have room."""

@@ -69,7 +69,7 @@ class LateMail:
         if not (isinstance(message, Message) and self._is_late(queued, now_ns)):
             return False
         pausing = self._pausing(queued.upstream)
-        status, why = _why(queued, is_paused=pausing is not None and pausing.because != "")
+        status, why = _why(queued, is_paused=pausing is not None and pausing.state.is_resting)
         late = (Note(index, status, "expired", why, None, wall_ns) for index in message.left)
         notes = told_of_delay(message.envelope, late)
         if not notes:

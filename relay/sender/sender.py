@@ -206,14 +206,14 @@ class Sender:
             before_ns, now_ns = now_ns, clock.boottime_ns()
             if now_ns - before_ns > (LOOK_SECONDS + lag_seconds) * SECOND_NS + SUSPEND_NS:
                 # The timers of the loop stood still while this host was suspended.
-                self.upstreams.wake_all()
+                self.upstreams.wake()
                 self.reroute()
                 self.owed.wake()
             if stepped_ns := steps.stepped_ns():
                 metrics.clock_stepped()
                 events.clock_stepped(by_ns=stepped_ns)
                 # A limit's hours may have begun, or its day may be another.
-                self.upstreams.wake_all()
+                self.upstreams.wake()
             await self.look()
             await self.upstreams.look_at_secrets()
             if now_ns - drafts_at_ns > 3600 * SECOND_NS:

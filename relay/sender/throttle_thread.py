@@ -104,5 +104,8 @@ class ThrottleThread(View):
         self._flushing.add_done_callback(self._flushed)
 
     def _flushed(self, call: "asyncio.Future[None]") -> None:
-        if not call.cancelled() and isinstance(error := call.exception(), HistoryError):
+        error = None if call.cancelled() else call.exception()
+        if isinstance(error, HistoryError):
             self._on_error(error)
+        elif error is not None:
+            raise error

@@ -44,11 +44,6 @@ class Pausing:
         self._leaves_in_ns, self._on_refused = leaves_in_ns, on_refused
 
     @property
-    def because(self) -> str:
-        """Why nothing is sent, to show; empty while it is used or proving."""
-        return self.state.why
-
-    @property
     def standing(self) -> Availability:
         """Return what routing sees: one pause lasts until something is relayed, the proving included.
 

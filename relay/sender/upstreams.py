@@ -150,13 +150,6 @@ class Upstreams:
                 await self._add(name, upstream, replaced.get(name))
         for name in self.in_use:
             self._backlog.queue.line(name).ask_anew()
-        self.wake()
-
-    def wake(self) -> None:
-        """Have every upstream that has mail look what may go."""
-        for name, each in self.in_use.items():
-            if len(self._backlog.queue.line(name)):
-                each.wake()
 
     def take_eight_bit(self, names: Iterable[str]) -> bool:
         """Whether each offered 8BITMIME the last time.  May be called from any thread."""
@@ -166,8 +159,8 @@ class Upstreams:
     def pausing(self, name: str) -> Pausing | None:
         return None if (each := self.in_use.get(name)) is None else each.pausing
 
-    def wake_all(self) -> None:
-        """Have every upstream look at the time again."""
+    def wake(self) -> None:
+        """Have every upstream look what may go."""
         for each in self.in_use.values():
             each.wake()
 

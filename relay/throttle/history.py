@@ -44,7 +44,8 @@ class Transaction(Protocol):
     def commit(self, events: Sequence[Event]) -> None:
         """Make events durable, all or none.  Raises HistoryError: then it is unknown whether they are.
 
-        At most one commit or `replace` in a transaction.
+        At most one of `commit` and `replace` takes effect in a transaction: after a `replace` that returned
+        False, `commit` follows.
         """
 
     def replace(self, events: Sequence[Event]) -> bool:

@@ -145,7 +145,7 @@ def test_a_history_that_cannot_be_written_is_not_sound() -> None:
     with pytest.raises(HistoryError):
         ask(account, 1)
 
-    # What the dispatcher asks before it sends again.
+    # What the account asks before it sends again.
     with pytest.raises(HistoryError, match="cannot write"):
         account.flush()
     disk.heal()

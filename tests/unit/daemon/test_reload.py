@@ -85,6 +85,6 @@ async def _relay_until_full(relay: Relay, host: Smarthost, messages: int, most: 
 
     def is_full() -> bool:
         reasons = {message.reason for message in relay.watch.listing().messages()}
-        return NO_ROOM in reasons and not relay.dispatcher.in_flight
+        return NO_ROOM in reasons and not relay.account.in_flight
 
     await relay.until(lambda: is_full() or len(host.relayed) > most)

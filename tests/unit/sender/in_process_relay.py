@@ -138,7 +138,7 @@ class Relay:
         return self.watch.snapshot()
 
     @property
-    def dispatcher(self) -> Account:
+    def account(self) -> Account:
         return self.sender.upstreams.in_use["isp"]
 
     @property
@@ -177,7 +177,7 @@ class Relay:
     @property
     def free_slots(self) -> int:
         """Return how many slots the first limit has left."""
-        usage = self.dispatcher.throttle.usage()[0]
+        usage = self.account.throttle.usage()[0]
         return usage.count - usage.used
 
     async def until(self, condition: Callable[[], Any]) -> None:

@@ -37,7 +37,7 @@ class World:
 
     async def send(self) -> bytes | None:
         """Send a message by a new connection, and return the certificate that it showed."""
-        await self.relay.until(lambda: not self.relay.dispatcher.pool.open)
+        await self.relay.until(lambda: not self.relay.account.pool.open)
         before = len(self.host.relayed)
         self.relay.accept()
         await self.relay.until(lambda: len(self.host.relayed) > before)
@@ -131,9 +131,9 @@ async def test_a_pair_that_cannot_be_read_pauses_and_bounces_nothing(
     await world.relay.sender.apply(gone)
     world.relay.watch.policy = gone
     queue_id = world.relay.accept()
-    await world.relay.until(lambda: world.relay.dispatcher.pausing.because)
+    await world.relay.until(lambda: world.relay.account.pausing.state.why)
 
-    assert "gone.pem" in world.relay.dispatcher.pausing.because
+    assert "gone.pem" in world.relay.account.pausing.state.why
     assert world.relay.queued(queue_id) is not None
     (world.folder / "gone.pem").write_bytes(crt(made.wrong_name).read_bytes())
     world.relay.sender.upstreams.resume("isp")

@@ -31,7 +31,7 @@ async def test_a_refusal_is_told_beside_what_our_windows_held(tmp_path: Path) ->
         relay.accept(*[f"r{number}@there.example" for number in range(19)])
         await relay.until_empty()
         relay.accept("one-more@there.example")
-        await relay.until(lambda: relay.dispatcher.pausing.because and relay.dispatcher.in_flight == 0)
+        await relay.until(lambda: relay.account.pausing.state.why and relay.account.in_flight == 0)
 
         relay.events.flush()
         (line,) = (line for line in relay.log.getvalue().splitlines() if "event=cut_off" in line)

@@ -55,9 +55,9 @@ async def test_a_recipient_whose_name_speaks_of_a_quota_stops_no_other_mail(
         relay.accept(recipient)
         for other in OTHERS:
             relay.accept(other)
-        await relay.until(lambda: relay.dispatcher.pausing.because or len(host.relayed) >= len(OTHERS))
+        await relay.until(lambda: relay.account.pausing.state.why or len(host.relayed) >= len(OTHERS))
 
-        assert relay.dispatcher.pausing.because == ""
+        assert relay.account.pausing.state.why == ""
         await relay.until_empty()
         (report,) = [relayed for relayed in host.relayed if relayed.reverse_path == ""]
         assert b"Status: 5." in report.content
@@ -80,7 +80,7 @@ async def test_a_refusal_about_us_that_prints_such_a_name_bounces_nothing_and_st
         queue_id = relay.accept(recipient)
         await relay.until(lambda: (q := relay.queued(queue_id)) and q.state is State.DEFERRED)
         relay.accept("b@there.example")
-        await relay.until(lambda: relay.dispatcher.pausing.because)
+        await relay.until(lambda: relay.account.pausing.state.why)
 
         totals = relay.sender.totals
         assert totals.bounced == 0

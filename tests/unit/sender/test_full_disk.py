@@ -171,7 +171,7 @@ async def test_what_can_be_seen_says_that_no_mail_is_taken_for_lack_of_room(
 ) -> None:
     async with Relay(policy_of(small.path, host.port)) as relay:
         relay.watch.refusing_because = ""
-        # The dispatcher makes it at its first look, and an inode is counted here.
+        # The account makes it at its first look, and an inode is counted here.
         await relay.until(Path(f"{relay.policy.history_path('isp')}.lock").exists)
         assert await _refusing_at(relay, small, Level()) == ""
         why = await _refusing_at(relay, small, Level(free_bytes=0))

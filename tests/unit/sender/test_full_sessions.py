@@ -38,7 +38,7 @@ async def test_a_full_session_ends_and_the_next_goes_on_at_once(
             await relay.until_empty()
             relay.events.flush()
             log = relay.log.getvalue()
-            used = relay.dispatcher.throttle.usage()[0].used
+            used = relay.account.throttle.usage()[0].used
 
         assert "paused" not in log
         assert "deferred" not in log
@@ -66,7 +66,7 @@ async def test_a_refusal_of_us_is_no_full_session(tmp_path: Path, refusal: str, 
         async with Relay(policy_of(tmp_path, host.port, connections=1)) as relay:
             for number in range(10):
                 relay.accept(f"r{number}@there.example")
-            await relay.until(lambda: relay.dispatcher.pausing.because)
+            await relay.until(lambda: relay.account.pausing.state.why)
             assert len(host.relayed) == each
             assert len(host.sessions) == 1
 

@@ -39,7 +39,7 @@ async def look_again(relay: Relay, clock: FakeClock, after_ns: int = APART_NS) -
     """Let time pass until another connection counts, and a message asks for one."""
     before = deferred(relay)
     clock.advance(after_ns + SECOND_NS)
-    relay.dispatcher.wake()
+    relay.account.wake()
     # The first may have met the connection from before.
     await relay.until(lambda: deferred(relay) >= before + 3 or len(relay.sender.queue) == 0)
 
@@ -53,11 +53,11 @@ async def test_one_odd_connection_bounces_nobody(tmp_path: Path, odd: Turn) -> N
     ):
         for number in range(20):
             relay.accept(f"r{number}@there.example", content=EIGHT_BIT)
-        await relay.until(lambda: deferred(relay) or relay.dispatcher.pausing.because or host.relayed)
+        await relay.until(lambda: deferred(relay) or relay.account.pausing.state.why or host.relayed)
         # Its connection is old by then.
         clock.advance(relay.policy.upstreams["isp"].max_age_ns)
-        relay.dispatcher.pausing.end()
-        relay.dispatcher.wake()
+        relay.account.pausing.end()
+        relay.account.wake()
         await relay.until_empty()
 
         assert await bounced(relay) == 0
@@ -69,9 +69,9 @@ async def test_one_odd_connection_bounces_nobody(tmp_path: Path, odd: Turn) -> N
 async def test_an_ehlo_refused_because_of_us_is_no_reason_for_helo(tmp_path: Path, said: Turn) -> None:
     async with Smarthost(Script(ehlo=said)) as host, Relay(policy_of(tmp_path, host.port)) as relay:
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.because)
+        await relay.until(lambda: relay.account.pausing.state.why)
 
-        assert str(said) in relay.dispatcher.pausing.because
+        assert str(said) in relay.account.pausing.state.why
         assert not [command for command in host.commands if command.startswith(("HELO", "MAIL"))]
 
 
@@ -101,7 +101,7 @@ async def test_what_an_upstream_truly_lacks_bounces_after_three_looks(tmp_path: 
             relay.accept(f"r{number}@there.example", sender="", content=EIGHT_BIT)
         relay.accept()
         await relay.until_empty()
-        assert relay.dispatcher.pausing.because == ""
+        assert relay.account.pausing.state.why == ""
         assert host.relayed[-1].recipients == ["b@there.example"]
 
 

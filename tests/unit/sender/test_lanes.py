@@ -105,7 +105,7 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
         async with Relay(policy) as relay:
             for number in range(5):
                 relay.accept(f"r{number}@x.example", sender="list@here.example")
-            await relay.until(lambda: len(host.relayed) == 3 and relay.dispatcher.in_flight == 0)
+            await relay.until(lambda: len(host.relayed) == 3 and relay.account.in_flight == 0)
             await relay.until(lambda: "lane list" in relay.watch.snapshot().upstreams[0].held_by)
             for number in range(2):
                 relay.accept(f"r{number}@x.example", sender="else@here.example")
@@ -114,7 +114,7 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
             assert _senders(host.relayed[3:]) == "ee"
             reasons = {message.reason for message in relay.watch.listing().messages()}
             assert "no room under the ceiling of lane list" in reasons
-            usage = {each.label: (each.used, each.count) for each in relay.dispatcher.throttle.usage()}
+            usage = {each.label: (each.used, each.count) for each in relay.account.throttle.usage()}
             assert usage == {
                 "6 messages per 3600s": (5, 6),
                 "3 messages per 3600s for lane list": (3, 3),

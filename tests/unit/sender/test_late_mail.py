@@ -30,7 +30,7 @@ async def full_window(relay: Relay, host: Smarthost) -> None:
     """Use up the window, and put one message behind it."""
     relay.accept("first@there.example")
     # Its slot opens a window after its end, which must not come after a leap of the clock.
-    await relay.until(lambda: host.relayed and relay.dispatcher.in_flight == 0)
+    await relay.until(lambda: host.relayed and relay.account.in_flight == 0)
     relay.accept("second@there.example", "third@there.example")
     await relay.until(lambda: any("no room" in queued.reason for queued in relay.sender.queue))
 
@@ -98,8 +98,8 @@ async def test_mail_for_a_stopped_upstream_is_told_of_since_nobody_can_tell(tmp_
         Relay(policy_of(tmp_path, host.port, rule, RETRY)) as relay,
     ):
         relay.accept()
-        pausing = relay.dispatcher.pausing
-        await relay.until(lambda: pausing.state.is_refused and relay.dispatcher.in_flight == 0)
+        pausing = relay.account.pausing
+        await relay.until(lambda: pausing.state.is_refused and relay.account.in_flight == 0)
         assert await relay.late.look() == 0
         clock.advance(4 * HOUR_NS)
 
@@ -112,7 +112,7 @@ async def test_neither_held_mail_nor_mail_from_nobody_is_told_of(tmp_path: Path)
         relay.accept("first@there.example")
         await relay.until(lambda: host.relayed)
         held, _ = relay.accept("held@there.example"), relay.accept("x@there.example", sender="")
-        await relay.until(lambda: len(relay.sender.queue) == 2 and relay.dispatcher.in_flight == 0)
+        await relay.until(lambda: len(relay.sender.queue) == 2 and relay.account.in_flight == 0)
         assert await relay.operator.act("hold", [held]) == {held: OK}
         clock.advance(10 * HOUR_NS)
 

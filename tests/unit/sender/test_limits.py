@@ -42,9 +42,9 @@ async def test_a_connection_that_could_not_be_had_is_counted_too(tmp_path: Path)
     host = Smarthost(Script(connect="554 5.3.2 go away"))
     async with host, Relay(policy_of(tmp_path, host.port, upstream)) as relay:
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.because)
+        await relay.until(lambda: relay.account.pausing.state.why)
 
-        assert relay.dispatcher.throttle.usage()[0].used == 1
+        assert relay.account.throttle.usage()[0].used == 1
 
 
 async def test_a_history_that_fails_opens_no_connection(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ async def test_a_history_that_fails_opens_no_connection(tmp_path: Path) -> None:
             history.parent.mkdir(exist_ok=True)
             history.write_bytes(b"user: password\n")
             relay.accept()
-            await relay.until(lambda: "not a history" in relay.dispatcher.pausing.because)
+            await relay.until(lambda: "not a history" in relay.account.pausing.state.why)
 
         assert host.sessions == []
 
@@ -94,7 +94,7 @@ async def test_what_holds_the_next_message_is_told_also_where_it_is_for_each_key
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, upstream)) as relay:
         for number in range(3):
             relay.accept(f"list{number}@x.example", sender="list@here.example")
-        await relay.until(lambda: len(host.relayed) == 1 and relay.dispatcher.in_flight == 0)
+        await relay.until(lambda: len(host.relayed) == 1 and relay.account.in_flight == 0)
         await relay.until(lambda: NO_ROOM in _reasons(relay))
 
         (isp,) = relay.watch.snapshot().upstreams
@@ -103,6 +103,6 @@ async def test_what_holds_the_next_message_is_told_also_where_it_is_for_each_key
         # Where nobody at all may go, that is what holds the next.
         relay.accept("a@x.example", sender="a@here.example")
         relay.accept("b@x.example", sender="b@here.example")
-        await relay.until(lambda: len(host.relayed) == 3 and relay.dispatcher.in_flight == 0)
+        await relay.until(lambda: len(host.relayed) == 3 and relay.account.in_flight == 0)
         (isp,) = relay.watch.snapshot().upstreams
         assert isp.held_by == "limit 3 messages per 7200s"

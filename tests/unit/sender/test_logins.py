@@ -62,7 +62,7 @@ async def test_of_a_reply_to_auth_only_its_codes_are_seen(
         policy = with_password(tmp_path, host.port, mechanism)
         async with Relay(policy) as relay:
             relay.accept()
-            await relay.until(lambda: relay.dispatcher.pausing.because)
+            await relay.until(lambda: relay.account.pausing.state.why)
             snapshot = relay.watch.snapshot()
             relay.events.flush()
             told = [relay.log.getvalue(), json.dumps(to_json(snapshot)), page.render(snapshot)]

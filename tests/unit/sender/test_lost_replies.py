@@ -14,7 +14,7 @@ MINUTE_NS = 60 * SECOND_NS
 async def _settled(relay: Relay) -> None:
     """Wait until the first transaction is at its end, as far as anybody will know."""
     await relay.until(lambda: (found := next(iter(relay.sender.queue), None)) and found.reason)
-    await relay.until(lambda: relay.dispatcher.in_flight == 0)
+    await relay.until(lambda: relay.account.in_flight == 0)
 
 
 async def test_what_a_stop_cut_off_is_occupied_until_its_deadline(tmp_path: Path) -> None:

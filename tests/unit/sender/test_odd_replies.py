@@ -76,7 +76,7 @@ async def test_a_message_whose_reply_cannot_be_read_is_backed_off_and_expires(
         await relay.until(lambda: (q := relay.queued(queue_id)) and q.state is State.DEFERRED)
         assert len(host.transactions) == 1
         clock.advance(2 * DAY_NS)
-        relay.dispatcher.wake()
+        relay.account.wake()
         await relay.until_empty()
 
         assert [each.reverse_path for each in host.transactions] == ["a@here.example"] * 2 + [""]

@@ -27,11 +27,11 @@ LASTING = PauseAsked("anna")
 
 async def kept_back(relay: Relay) -> None:
     """Let the relay do whatever it would do now."""
-    await relay.until(lambda: relay.dispatcher.in_flight == 0)
+    await relay.until(lambda: relay.account.in_flight == 0)
     for _ in range(3):
-        relay.dispatcher.wake()
+        relay.account.wake()
         await turns_of_the_loop()
-    assert relay.dispatcher.in_flight == 0
+    assert relay.account.in_flight == 0
 
 
 async def test_what_is_in_flight_finishes_and_nothing_new_begins(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ async def test_what_is_in_flight_finishes_and_nothing_new_begins(tmp_path: Path)
     script = Script(eod=turns([Until(may_end), "250 ok"]))
     async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, connections=1)) as relay:
         relay.accept("first@there.example")
-        await relay.until(lambda: relay.dispatcher.in_flight)
+        await relay.until(lambda: relay.account.in_flight)
         second = relay.accept("second@there.example")
         await relay.until(lambda: relay.queued(second))
 
@@ -59,14 +59,14 @@ async def test_it_outlives_a_restart_and_says_who_paused_and_when(tmp_path: Path
         policy = policy_of(tmp_path, host.port)
         async with Relay(policy) as relay:
             assert await relay.operator.pause("isp", LASTING) == OK
-            pause = relay.dispatcher.pausing.state.operator
+            pause = relay.account.pausing.state.operator
             assert PAUSE_FORMAT.parse(pause_path(policy, "isp").read_bytes()).state.operator == pause
         async with Relay(policy) as relay:
             queue_id = relay.accept("b@there.example")
             await relay.until(lambda: relay.queued(queue_id))
             await kept_back(relay)
 
-            assert relay.dispatcher.pausing.state.operator == pause
+            assert relay.account.pausing.state.operator == pause
             (shown,) = (await relay.operator.snapshot()).upstreams
             assert (shown.state, shown.paused_by) == (UpstreamState.PAUSED, "anna")
             assert shown.paused_until_ns is shown.drained_at_ns is None
@@ -92,11 +92,11 @@ async def test_its_time_is_no_age_and_mail_goes_at_its_end(tmp_path: Path) -> No
             assert shown.drained_at_ns is not None
             assert shown.drained_at_ns > shown.paused_until_ns - SECOND_NS
             clock.advance(30 * DAY_NS)
-            relay.dispatcher.wake()
+            relay.account.wake()
 
             # The lifetime of a message is a day: it would have been returned.
             await relay.until(lambda: (q := relay.queued(queue_id)) and q.state is State.DEFERRED)
-            assert relay.dispatcher.pausing.state.operator is None
+            assert relay.account.pausing.state.operator is None
             relay.events.flush()
             assert "the operator's pause has ended: the time of" in relay.log.getvalue()
             await relay.until_empty()
@@ -107,18 +107,18 @@ async def test_its_time_is_no_age_and_mail_goes_at_its_end(tmp_path: Path) -> No
 async def test_an_edit_of_the_account_carries_the_pause_over(tmp_path: Path) -> None:
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
         await relay.operator.pause("isp", LASTING)
-        before = relay.dispatcher
+        before = relay.account
         pause = before.pausing.state.operator
         await relay.sender.apply(policy_of(tmp_path, host.port, ", history: other"))
 
-        assert relay.dispatcher is not before
-        assert relay.dispatcher.pausing.state.operator == pause
+        assert relay.account is not before
+        assert relay.account.pausing.state.operator == pause
         assert await relay.sender.upstreams.recorded("isp") == ""
         edited = policy_of(
             tmp_path, host.port, ", history: other, verdicts: [{text: x, verdict: defer recipient}]"
         )
         await relay.sender.apply(edited)
-        assert relay.dispatcher.pausing.state.operator == pause
+        assert relay.account.pausing.state.operator == pause
 
 
 async def test_a_pause_that_is_not_on_disk_is_said_to_be_so(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ async def test_a_pause_that_is_not_on_disk_is_said_to_be_so(tmp_path: Path) -> N
             path.mkdir(parents=True)
             told = await relay.operator.pause("isp", LASTING)
             assert told.startswith("paused, but not on disk, so a restart would end it: ")
-            assert relay.dispatcher.pausing.state.operator is not None
+            assert relay.account.pausing.state.operator is not None
             told = await relay.operator.resume("isp")
             assert told.startswith("used again, but not on disk, so a restart may rest again: ")
             path.rmdir()
@@ -142,18 +142,18 @@ async def test_a_reboot_goes_on_with_it(tmp_path: Path, length_ns: int | None) -
         policy = policy_of(tmp_path, host.port)
         async with Relay(policy, clock=FakeClock()) as relay:
             assert await relay.operator.pause("isp", PauseAsked("anna", length_ns)) == OK
-            pause = relay.dispatcher.pausing.state.operator
+            pause = relay.account.pausing.state.operator
             assert pause is not None
             left_ns = pause.until_ns - relay.clock.boottime_ns()
         rebooted = FakeClock()
         rebooted.reboot(3595 * SECOND_NS)
         async with Relay(policy, clock=rebooted) as relay:
-            now = relay.dispatcher.pausing.state.operator
+            now = relay.account.pausing.state.operator
             assert now is not None
             if length_ns is not None:
                 assert now.until_ns - rebooted.boottime_ns() == left_ns - 3600 * SECOND_NS
             assert replace(now, until_ns=0) == replace(pause, until_ns=0)
-            assert relay.dispatcher.pausing.state.health is Health.USED
+            assert relay.account.pausing.state.health is Health.USED
 
 
 class SlowToRead(Unsynced):

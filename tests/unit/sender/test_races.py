@@ -84,7 +84,7 @@ async def test_what_a_former_upstream_gives_back_goes_through_the_new_one(tmp_pa
         relay.accept()
         await relay.until(lambda: any(command.startswith("MAIL") for command in old.commands))
         await relay.sender.apply(policy_through(tmp_path, "new", new.port))
-        await turns_of_the_loop()  # the new dispatcher has looked, and sleeps
+        await turns_of_the_loop()  # the new account has looked, and sleeps
         held.set()
         await relay.until(lambda: new.relayed)
 
@@ -169,20 +169,20 @@ async def test_a_failed_history_is_told_of_once_and_looked_into_in_its_time(tmp_
         for number in range(10):
             queue_id = relay.accept(f"r{number}@x.example")
             await relay.until(functools.partial(relay.queued, queue_id))
-        await relay.until(lambda: relay.dispatcher.pausing.state.fault)
+        await relay.until(lambda: relay.account.pausing.state.fault)
         await turns_of_the_loop()
         relay.events.flush()
         log = relay.log.getvalue()
         assert log.count("upstream isp stopped") == log.count("history of isp failed") == 1
-        assert relay.dispatcher.pausing.state.fault
+        assert relay.account.pausing.state.fault
 
         history.unlink()
         clock.advance(3600 * SECOND_NS)
-        relay.dispatcher.wake()
+        relay.account.wake()
         await relay.until_empty()
         relay.events.flush()
         assert relay.log.getvalue().count("upstream isp resumed") == 1
-        assert not relay.dispatcher.pausing.because
+        assert not relay.account.pausing.state.why
 
 
 async def test_an_edit_to_another_account_counts_in_its_history(tmp_path: Path) -> None:

@@ -45,9 +45,9 @@ def recipients(host: Smarthost) -> list[str]:
 
 
 async def leap(relay: Relay, clock: FakeClock, span_ns: int) -> None:
-    """Let time pass, as after a suspend: every dispatcher looks again."""
+    """Let time pass, as after a suspend: every account looks again."""
     clock.advance(span_ns)
-    relay.sender.upstreams.wake_all()
+    relay.sender.upstreams.wake()
     relay.sender.reroute()
     await turns_of_the_loop()
 

@@ -21,13 +21,13 @@ async def test_refused_credentials_stop_also_while_an_older_connection_works(
         Relay(policy_of(tmp_path, host.port, with_password(tmp_path, "right"))) as relay,
     ):
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.in_flight)
+        await relay.until(lambda: relay.account.in_flight)
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.state.is_refused)
+        await relay.until(lambda: relay.account.pausing.state.is_refused)
         release.set()
-        await relay.until(lambda: len(host.relayed) == 1 and relay.dispatcher.in_flight == 0)
+        await relay.until(lambda: len(host.relayed) == 1 and relay.account.in_flight == 0)
 
-        assert relay.dispatcher.pausing.state.is_refused
+        assert relay.account.pausing.state.is_refused
         assert len(relay.sender.queue) == 1
 
 
@@ -40,11 +40,11 @@ async def test_no_more_connections_are_tried_for_as_long_as_the_upstream_asks(tm
         Relay(policy_of(tmp_path, host.port, with_password(tmp_path, "right")), clock=clock) as relay,
     ):
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.in_flight)
+        await relay.until(lambda: relay.account.in_flight)
         relay.accept()
         await host.until(lambda: len(host.sessions) == 2 and not host.sessions[1].is_open)
         clock.advance(5 * 60 * SECOND_NS)
-        relay.dispatcher.wake()
+        relay.account.wake()
         relay.accept()
         await relay.until(lambda: len(relay.sender.queue) == 3)
         release.set()
@@ -62,7 +62,7 @@ async def test_one_connection_too_many_does_not_stop_the_one_that_works(tmp_path
     # It is tried again after a while, which does not pass.
     async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port)) as relay:
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.in_flight)
+        await relay.until(lambda: relay.account.in_flight)
         relay.accept()
         await host.until(lambda: len(host.sessions) == 2 and not host.sessions[1].is_open)
         for _ in range(60):
@@ -82,12 +82,12 @@ async def test_an_edit_of_something_else_ends_no_pause(tmp_path: Path) -> None:
         Relay(policy_of(tmp_path, host.port, rules)) as relay,
     ):
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.because)
-        until_ns = relay.dispatcher.pausing.state.until_ns
+        await relay.until(lambda: relay.account.pausing.state.why)
+        until_ns = relay.account.pausing.state.until_ns
         await relay.sender.apply(policy_of(tmp_path, host.port, rules + ", limits: [{messages: 9, per: 1h}]"))
 
-        assert relay.dispatcher.pausing.because
-        assert relay.dispatcher.pausing.state.until_ns == until_ns
+        assert relay.account.pausing.state.why
+        assert relay.account.pausing.state.until_ns == until_ns
 
 
 async def test_a_sender_is_not_asked_for_again_before_the_time_that_is_said(
@@ -104,7 +104,7 @@ async def test_a_sender_is_not_asked_for_again_before_the_time_that_is_said(
         told, ruled = (relay.accept(sender=f"{name}@here.example") for name in ("told", "ruled"))
         sender_pauses = relay.line.sender_pauses
         await relay.until(lambda: len(sender_pauses.senders()) == 2)
-        await relay.until(lambda: relay.dispatcher.in_flight == 0)
+        await relay.until(lambda: relay.account.in_flight == 0)
         now_ns = clock.boottime_ns()
         until_ns = sender_pauses.senders()
 

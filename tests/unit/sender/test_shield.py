@@ -24,7 +24,7 @@ def _send_all(relay: Relay) -> None:
 
 
 async def _stopped(relay: Relay) -> None:
-    await relay.until(lambda: relay.dispatcher.pausing.state.is_refused and relay.dispatcher.in_flight == 0)
+    await relay.until(lambda: relay.account.pausing.state.is_refused and relay.account.in_flight == 0)
 
 
 async def _sits_out(relay: Relay) -> None:
@@ -32,7 +32,7 @@ async def _sits_out(relay: Relay) -> None:
     await relay.until(
         lambda: (
             relay.line.sender_pauses.senders()
-            and relay.dispatcher.in_flight == 0
+            and relay.account.in_flight == 0
             and all(map(_is_tried, relay.sender.queue))
         )
     )
@@ -79,7 +79,7 @@ async def test_one_sender_refused_in_unknown_words_keeps_nobody_else_waiting(
             lambda: sum(map(_is_good, host.transactions)) == 20 and len(relay.sender.queue) == 12
         )
 
-        assert relay.dispatcher.pausing.because == ""
+        assert relay.account.pausing.state.why == ""
         assert await _bounced(relay) == 0
         # The mail of that sender alone waits: it is not asked about message by message.
         assert list(relay.line.sender_pauses.senders()) == [sender]
@@ -137,9 +137,7 @@ async def test_different_senders_refused_alike_stop_the_upstream_and_bounce_nobo
     ):
         _send_all(relay)
         await _stopped(relay)
-        assert (
-            "recipients in a row were refused alike: 550 Administrative" in relay.dispatcher.pausing.because
-        )
+        assert "recipients in a row were refused alike: 550 Administrative" in relay.account.pausing.state.why
         assert host.relayed == []
         assert await _bounced(relay) == 0
 
@@ -181,7 +179,7 @@ async def test_restarts_do_not_end_a_stop_and_bounce_nobody(tmp_path: Path) -> N
             asked = _asked(host)
             async with Relay(policy, clock=clock) as relay:
                 await _stopped(relay)
-                assert "in a row were refused alike" in relay.dispatcher.pausing.because
+                assert "in a row were refused alike" in relay.account.pausing.state.why
                 assert await _bounced(relay) == 0
             # Once its hour is over, one message asks whether all is well.
             assert _asked(host) - asked == asks

@@ -47,7 +47,7 @@ async def _night(folder: Path, *, many: bool = False) -> AsyncIterator[tuple[Rel
     async with Relay(_policy(folder, isp, 100)) as relay:
         for recipients in [[each] for each in SUBSCRIBERS] if many else [SUBSCRIBERS]:
             relay.accept(*recipients, sender="list-bounces@here.example")
-        await relay.until(lambda: isp.account.most == 100 and relay.dispatcher.in_flight == 0)
+        await relay.until(lambda: isp.account.most == 100 and relay.account.in_flight == 0)
         hurry(30)
         yield relay, isp
         await relay.until_empty()
@@ -97,7 +97,7 @@ async def test_when_the_isp_halves_its_limit_it_cuts_off_once_and_the_owner_foll
 ) -> None:
     async with _night(tmp_path) as (relay, isp):
         isp.account.limit = _allows(50)
-        await relay.until(lambda: relay.dispatcher.pausing.because)
+        await relay.until(lambda: relay.account.pausing.state.why)
         assert "exceeded your sending limit" in _told(relay)
         await relay.sender.apply(_policy(tmp_path, isp, 50))
         await relay.until_empty()

@@ -18,12 +18,12 @@ DAY_NS = 86400 * SECOND_NS
 
 async def _paused(relay: Relay) -> None:
     """Wait until the upstream rests and everything that was in flight is back in the queue."""
-    await relay.until(lambda: relay.dispatcher.pausing.because and relay.dispatcher.in_flight == 0)
+    await relay.until(lambda: relay.account.pausing.state.why and relay.account.in_flight == 0)
 
 
 def _over(relay: Relay) -> None:
-    relay.dispatcher.pausing.end()
-    relay.dispatcher.wake()
+    relay.account.pausing.end()
+    relay.account.wake()
 
 
 def mails(host: Smarthost) -> int:
@@ -75,17 +75,17 @@ async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Pat
         async with Relay(policy) as relay:
             queue_id = relay.accept()
             await _paused(relay)
-            left_ns = relay.dispatcher.pausing.state.until_ns - clock.boottime_ns()
+            left_ns = relay.account.pausing.state.until_ns - clock.boottime_ns()
         before = len(host.sessions)
         if after == "the host":
             clock.reboot()
         async with Relay(policy) as relay:
-            await relay.until(lambda: relay.dispatcher.pausing.because)
+            await relay.until(lambda: relay.account.pausing.state.why)
             queued = relay.queued(queue_id)
             assert queued is not None
             assert queued.state is State.WAITING
-            assert "too much from you" in relay.dispatcher.pausing.because
-            assert 0 < relay.dispatcher.pausing.state.until_ns - clock.boottime_ns() <= left_ns
+            assert "too much from you" in relay.account.pausing.state.why
+            assert 0 < relay.account.pausing.state.until_ns - clock.boottime_ns() <= left_ns
             assert len(host.sessions) == before
 
             _over(relay)
@@ -101,7 +101,7 @@ async def test_a_pause_that_ended_while_nobody_ran_is_over_and_no_age(tmp_path: 
         async with Relay(policy) as relay:
             queue_id = relay.accept()
             await _paused(relay)
-            left_ns = relay.dispatcher.pausing.state.until_ns - clock.boottime_ns()
+            left_ns = relay.account.pausing.state.until_ns - clock.boottime_ns()
         clock.advance(left_ns)
         async with Relay(policy) as relay:
             await relay.until(lambda: (queued := relay.queued(queue_id)) and queued.state is State.DEFERRED)
@@ -131,7 +131,7 @@ async def test_nothing_is_begun_behind_a_refusal_though_it_was_about_to_be(tmp_p
             second = relay.accept("second@x.example")
             await relay.until(is_deciding.is_set)
             refuse.set()
-            await relay.until(lambda: relay.dispatcher.pausing.because)
+            await relay.until(lambda: relay.account.pausing.state.why)
             may_go_on.set()
             await relay.until(lambda: not (q := relay.queued(second)) or q.state is not State.ACTIVE)
 

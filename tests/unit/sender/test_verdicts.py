@@ -30,7 +30,7 @@ async def test_refused_credentials_stop_until_the_password_is_another(tmp_path: 
         Relay(policy_of(tmp_path, host.port, with_password(tmp_path, "wrong"))) as relay,
     ):
         queue_id = relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.because)
+        await relay.until(lambda: relay.account.pausing.state.why)
 
         assert relay.watch.snapshot().upstreams[0].state is UpstreamState.STOPPED
         queued = relay.queued(queue_id)
@@ -52,7 +52,7 @@ async def test_a_wrong_password_is_tried_once_however_much_mail_waits(tmp_path: 
         for number in range(10):
             relay.accept(f"r{number}@x.example")
         async with relay:
-            await relay.until(lambda: relay.dispatcher.pausing.because)
+            await relay.until(lambda: relay.account.pausing.state.why)
 
         assert sum(command.startswith("AUTH") for command in host.commands) == 1
 
@@ -61,7 +61,7 @@ async def test_an_operator_uses_a_stopped_upstream_again(tmp_path: Path) -> None
     script = Script(mail=turns("552 Your account has been suspended. Please contact us to reactivate"))
     async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port)) as relay:
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.state.is_refused)
+        await relay.until(lambda: relay.account.pausing.state.is_refused)
 
         assert await relay.operator.resume("nobody") == ABSENT
         assert await relay.operator.resume("isp") == OK
@@ -76,7 +76,7 @@ async def test_an_edit_of_verdicts_judges_anew_and_ends_a_stop(tmp_path: Path) -
         Relay(policy_of(tmp_path, host.port)) as relay,
     ):
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.state.is_refused)
+        await relay.until(lambda: relay.account.pausing.state.is_refused)
 
         rule = '{phase: rcpt, text: "relay access denied", verdict: bounce recipient}'
         await relay.sender.apply(policy_of(tmp_path, host.port, f", verdicts: [{rule}]"))
@@ -121,11 +121,11 @@ async def test_an_upstream_that_refuses_us_is_asked_again_in_its_time_by_one_mes
 
     async with Smarthost(Script(mail=mail)) as host, Relay(policy_of(tmp_path, host.port)) as relay:
         relay.accept(sender="")
-        await relay.until(lambda: asked_ns and relay.dispatcher.in_flight == 0)
+        await relay.until(lambda: asked_ns and relay.account.in_flight == 0)
         hurry(step_s := max(1, gaps_s[0] // 100))
         for number in range(5):
             relay.accept(sender=f"s{number}@here.example")
-        await relay.until(lambda: len(asked_ns) > len(gaps_s) and relay.dispatcher.in_flight == 0)
+        await relay.until(lambda: len(asked_ns) > len(gaps_s) and relay.account.in_flight == 0)
         gaps_ns = [later - before for before, later in itertools.pairwise(asked_ns)]
         assert all(
             gap_s * SECOND_NS <= gap_ns <= (gap_s + 2 * step_s) * SECOND_NS
@@ -144,7 +144,7 @@ async def test_a_stop_that_allows_no_probe_is_ended_by_somebody_only(tmp_path: P
     script = Script(mail=turns("535 5.7.139 SmtpClientAuthentication is disabled"))
     async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, f", {rule}")) as relay:
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.state.is_refused)
+        await relay.until(lambda: relay.account.pausing.state.is_refused)
         hurry(6 * 3600)
         await pass_time(9 * 86_400)
         assert sum(command.startswith("MAIL") for command in host.commands) == 1

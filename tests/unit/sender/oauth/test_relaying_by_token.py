@@ -100,7 +100,7 @@ async def test_a_token_of_another_user_stops_the_upstream(server: TokenServer, t
         for token in server.granted:
             token.user = "somebody.else@example.com"
         queue_id = relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.state.health is Health.REFUSED)
+        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
 
         assert len(server.requests) == 2  # the one, and the one in its place
         assert "535" in relay.log.getvalue()
@@ -112,7 +112,7 @@ async def test_a_resumed_upstream_begins_with_another_token(server: TokenServer,
     async with relaying(server, tmp_path, connections=1) as relay:
         server.is_taken = False
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.state.health is Health.REFUSED)
+        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
         # Those of before stay refused, as Microsoft's that were made before the permission was given.
         server.revoke_access()
         server.is_taken = True
@@ -124,8 +124,8 @@ async def test_a_revoked_consent_stops_until_a_new_one_is_there(server: TokenSer
     async with relaying(server, tmp_path) as relay:
         server.revoke_consent()
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.state.health is Health.REFUSED)
-        assert "run `relay login isp`" in relay.dispatcher.pausing.because
+        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
+        assert "run `relay login isp`" in relay.account.pausing.state.why
         (tmp_path / "refresh").write_text(server.refresh_token())
         await relay.until_empty()
 
@@ -135,8 +135,8 @@ async def test_without_a_consent_the_operator_is_told_how(server: TokenServer, t
         token = (tmp_path / "refresh").read_text()
         (tmp_path / "refresh").unlink()
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.state.health is Health.REFUSED)
-        assert "run `relay login isp`" in relay.dispatcher.pausing.because
+        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
+        assert "run `relay login isp`" in relay.account.pausing.state.why
         (tmp_path / "refresh").touch(0o600)
         (tmp_path / "refresh").write_text(token)
         await relay.until_empty()
@@ -149,8 +149,8 @@ async def test_a_token_server_in_trouble_pauses(
     server.failures.append(answer)
     async with relaying(server, tmp_path) as relay:
         queue_id = relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.state.health is Health.PAUSED)
-        rest_ns = relay.dispatcher.pausing.state.until_ns - relay.clock.boottime_ns()
+        await relay.until(lambda: relay.account.pausing.state.health is Health.PAUSED)
+        rest_ns = relay.account.pausing.state.until_ns - relay.clock.boottime_ns()
         assert (rest_ns < 7_000_000_000) == (answer[0] == 429)
         assert relay.queued(queue_id) is not None
 
@@ -162,7 +162,7 @@ async def test_a_token_server_that_echoes_shows_nothing(server: TokenServer, tmp
         said = {"error": "invalid_client", "error_description": f"no: {' '.join(sent)} {assertion}"}
         server.failures.append((401, json.dumps(said).encode(), {}))
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.state.health is Health.REFUSED)
+        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
 
         shown = relay.log.getvalue() + repr(relay.watch.snapshot())
         assert "the token server says invalid_client; client_id or client secret is wrong" in shown
@@ -177,7 +177,7 @@ async def test_a_disk_that_keeps_no_new_refresh_token_is_told(server: TokenServe
         assert "no new access token until its new refresh token is on disk" in relay.log.getvalue()
         server.revoke_access()
         relay.accept()
-        await relay.until(lambda: relay.dispatcher.pausing.state.health is Health.PAUSED)
+        await relay.until(lambda: relay.account.pausing.state.health is Health.PAUSED)
         assert len(server.requests) == 1
         (tmp_path / "refresh.lock").rmdir()
         relay.sender.upstreams.resume("isp")

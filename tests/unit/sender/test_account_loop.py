@@ -1,4 +1,4 @@
-"""The dispatcher never sleeps on: whatever it waits for, something wakes it."""
+"""The account never sleeps on: whatever it waits for, something wakes it."""
 
 import errno
 from pathlib import Path
@@ -31,11 +31,11 @@ async def test_what_finds_no_descriptor_is_settled_again(
         policy = policy_of(tmp_path, host.port)
         async with Relay(policy) as relay:
             relay.accept()
-            await relay.until(lambda: relay.dispatcher.pausing.because)
+            await relay.until(lambda: relay.account.pausing.state.why)
         host.script = Script()
         # Opened to be claimed, to be marked, and to be marked again.
         async with Relay(policy, disk) as relay:
-            await relay.until(lambda: relay.dispatcher.pausing.because)
+            await relay.until(lambda: relay.account.pausing.state.why)
             assert relay.sender.upstreams.resume("isp")
             await relay.until_empty()
 
