@@ -242,6 +242,8 @@ class Upstreams:
         )
 
         def keep(record: PauseRecord) -> None:
+            if name in self.in_use and self.in_use[name].pausing is not pausing:
+                return  # of an account that left the policy, and came back meanwhile
             kept.keep(record)
             self._note(name, pausing)
 

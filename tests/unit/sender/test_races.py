@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from relay.clock import SECOND_NS
+from relay.control.operations import OK
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.telemetry.metric_table import Totals
+from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.smarthost import Script, Smarthost, Turn, Until
 from tests.fakes.unsynced import BeforeSync, Unsynced
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of, virtual_clock
@@ -89,6 +91,26 @@ async def test_what_a_former_upstream_gives_back_goes_through_the_new_one(tmp_pa
         await relay.until(lambda: new.relayed)
 
         assert old.relayed == []
+
+
+async def test_an_account_that_left_the_policy_and_came_back_keeps_its_operators_pause(
+    tmp_path: Path,
+) -> None:
+    held = asyncio.Event()
+    async with Smarthost(Script(mail=[Until(held), "535 5.7.8 account suspended"])) as host:
+        policy = policy_through(tmp_path, "isp", host.port)
+        async with Relay(policy) as relay:
+            relay.accept()
+            await relay.until(lambda: any(command.startswith("MAIL") for command in host.commands))
+            former = relay.account
+            await relay.sender.apply(policy_through(tmp_path, "other", host.port))
+            await relay.sender.apply(policy)
+            assert await relay.operator.pause("isp", PauseAsked("anna")) == OK
+            held.set()
+            await relay.until(lambda: former.pausing.state.is_refused)
+            await turns_of_the_loop()
+        async with Relay(policy) as relay:
+            assert relay.account.pausing.state.operator is not None
 
 
 async def test_what_could_not_be_synced_is_settled_again_and_goes_once(tmp_path: Path) -> None:
