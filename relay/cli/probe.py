@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from relay.cli.options import NotPermitted, TryLater, policy_option, printable
-from relay.control.probe import ConsentFailed, Shown, log_in
+from relay.control.login import ConsentFailed, Shown, log_in
 from relay.control.probe import probe as probe_upstream
 from relay.policy.model import Policy
 from relay.policy.source import read_policy

@@ -1,15 +1,13 @@
-"""What `relay probe` and `relay login` are put together of, beside a relay that runs or does not.
+"""What `relay probe` is put together of, beside a relay that runs or does not.
 
 Guarantees: a connection is reserved in the account's own history, under its lock, where a limit in force
 counts connections; no mail is sent.  Does not: take the spool's lock, or talk to the running relay.
 """
 
 import io
-import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import NamedTuple
 
 from relay.clock import SystemClock
@@ -18,12 +16,9 @@ from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
 from relay.policy.secrets import NotLoggedIn, SecretError, read_secrets
 from relay.policy.shipped import rules_of
-from relay.sender.accounts import Accounts
 from relay.sender.connections import NoRoomToConnect, open_with_slot
-from relay.sender.oauth.account_tokens import AccountTokens
-from relay.sender.oauth.consent import Consent, LoginFailed, NoConsentNeeded
+from relay.sender.logins import Logins
 from relay.sender.throttle_thread import ThrottleThread
-from relay.sender.tls.client_certificates import ClientCertificates
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
@@ -61,24 +56,6 @@ class Steps:
         self._since_ns = now_ns
 
 
-class ConsentFailed(Exception):  # noqa: N818 - what became of it
-    """There is no new refresh token; the text may be shown."""
-
-    def __init__(self, words: str, code: int) -> None:
-        """`code`: as sysexits(3) has it."""
-        super().__init__(words)
-        self.code = code
-
-
-class Shown(NamedTuple):
-    """How a person is told where to consent."""
-
-    code: Callable[[str, str], None]
-    """Gets an address and the code to type there."""
-    link: Callable[[str], Awaitable[str]]
-    """Gets a link, and returns the address that the browser shows at the end."""
-
-
 async def probe(policy: Policy, name: str, tell: Callable[[str, int, str, bool], None]) -> ProbeEnd:
     """Resolve, connect, TLS, EHLO, AUTH, QUIT.
 
@@ -94,8 +71,8 @@ async def probe(policy: Policy, name: str, tell: Callable[[str, int, str, bool],
     # What the log would say, the steps say.
     telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
     hostname = policy.hostname or socket.getfqdn()
-    tokens, certificates = AccountTokens(disk, telemetry), ClientCertificates(telemetry.events)
-    accounts, steps = Accounts(hostname, tokens, certificates), Steps(tell, clock)
+    logins = Logins(name, upstream, hostname, disk=disk, telemetry=telemetry)
+    steps, judge = Steps(tell, clock), Judge(rules_of(name, upstream))
     history = policy.history_path(name)
     exact = Throttle(
         FileHistory(history, disk, clock),
@@ -111,9 +88,8 @@ async def probe(policy: Policy, name: str, tell: Callable[[str, int, str, bool],
         # Said once, and so not by the next start.
         lambda: steps.done("history", f"begins empty, at {history}: nothing sent before counts"),
     )
-    logins = accounts.logins(name, upstream, Judge(rules_of(name, upstream)))
     try:
-        connection = await open_with_slot(throttle, logins, clock, lambda _: None, steps.done)
+        connection = await open_with_slot(throttle, logins, judge, clock, on_step=steps.done)
         await connection.close()
     except UpstreamUnavailable as unavailable:
         answer = unavailable.answer
@@ -127,26 +103,6 @@ async def probe(policy: Policy, name: str, tell: Callable[[str, int, str, bool],
         return ProbeEnd(is_good=False)
     finally:
         await throttle.close()
-        await accounts.close()
+        await logins.close()
     steps.done("quit", "closed")
     return ProbeEnd(is_good=True)
-
-
-async def log_in(policy: Policy, name: str, shown: Shown) -> Path:
-    """Return the file in which the refresh token is now, durable.
-
-    Raises ConsentFailed, SecretError and OSError.
-    """
-    try:
-        consent = Consent(policy.upstreams[name], RealDisk(), SystemClock())
-    except NoConsentNeeded as error:
-        raise ConsentFailed(str(error), os.EX_CONFIG) from None
-    try:
-        if consent.has_device_code:
-            await consent.by_code(lambda code: shown.code(code.url, code.user_code))
-        else:
-            await consent.in_browser(shown.link)
-    except LoginFailed as failed:
-        code = os.EX_TEMPFAIL if failed.may_pass else os.EX_NOPERM
-        raise ConsentFailed(str(failed), code) from None
-    return consent.path

@@ -11,7 +11,7 @@ from dataclasses import replace
 from relay.clock import Clock
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
-from relay.sender.state_file import Record, StateFile, account_file
+from relay.sender.state_file import AccountFile, pause_path
 from relay.sender.upstreams import UpstreamView
 from relay.spool.disk.durable import Disk
 from relay.throttle.history import HistoryError
@@ -46,7 +46,9 @@ def _found(state: AccountState) -> UpstreamView:
 
 def recorded_pause(policy: Policy, name: str, disk: Disk, clock: Clock) -> PauseRecord | None:
     """Return what is kept of the last pause, as of this boot."""
-    kept = _read(account_file(policy, name, disk))
+    kept = None
+    with contextlib.suppress(OSError, ValueError):
+        kept = AccountFile(pause_path(policy, name), disk).load()
     if kept is None:
         return None
     now_ns = clock.boottime_ns()
@@ -75,10 +77,4 @@ def record_resume(policy: Policy, name: str, disk: Disk, clock: Clock) -> bool:
 
 def _write(policy: Policy, name: str, record: PauseRecord, disk: Disk) -> None:
     # Crash here: the record of before is in force, and the operator has no answer.
-    account_file(policy, name, disk).save(record)
-
-
-def _read(file: StateFile[Record]) -> Record | None:
-    with contextlib.suppress(OSError, ValueError):
-        return file.load()
-    return None
+    AccountFile(pause_path(policy, name), disk).save(record)

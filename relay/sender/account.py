@@ -1,43 +1,50 @@
-"""The loop of one upstream account: take, have connections, reserve durably, send, judge, settle durably.
+"""The loop of one upstream account: take, have connections, reserve durably, send.
 
 It beats when there is something to do, and otherwise sleeps until the queue, a pause or the pool says.  Only
 the throttle decides what may go, and only by `reserve`.
 
-Guarantees: no byte of MAIL before its slot is on disk; whatever happens, the slot ends, the connection goes
-back to its pool or ends, and the message leaves ACTIVE; nothing about a message is forgotten once the
-upstream replied; a message that was not attempted has lost nothing.  When the history fails, nothing is sent.
-A refusal about us pauses the upstream; it comes back with a single transaction, a small one, and fully when
-that one went well.  If a settlement could not be written, `on_fault` is told, and only a restart may go on.
+Guarantees: no byte of MAIL before its slot is on disk; a message that was not attempted has lost nothing.
+When the history fails, nothing is sent.  A refusal about us pauses the upstream; it comes back with a single
+transaction, a small one, and fully when that one went well.  An edit drops no transaction and forgets no
+history.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId, Shape
+from relay.mail.text import clean
+from relay.policy.lane import with_ceilings
+from relay.policy.model import Policy, Upstream
+from relay.policy.shipped import rules_of
 from relay.queue.queued import WaitReason
 from relay.queue.upstream_queue import Waits
 from relay.sender.attempt import Attempt
-from relay.sender.carrier import Carrier
-from relay.sender.consequences import Consequences
-from relay.sender.known_upstream import KnownUpstream
-from relay.sender.loading import Loading
+from relay.sender.connections import NoRoomToConnect, open_with_slot
+from relay.sender.host import Host
+from relay.sender.known_offers import KnownOffers
+from relay.sender.logins import Logins
+from relay.sender.pausing import Pausing
 from relay.sender.settling import AccountBacklog
 from relay.sender.spool_thread import seconds
+from relay.sender.state_file import AccountFile, pause_path
 from relay.sender.throttle_thread import ThrottleThread
-from relay.sender.upstream_health import Pausing
+from relay.sender.transactions import Transactions
 from relay.smtp.reply import Phase
 from relay.spool.disk.os_errors import is_lack_of_means
-from relay.spool.interface import Absent, Corrupt, Unavailable
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import Request, TooLarge, Wait, request_for
+from relay.throttle.file_history import FileHistory
 from relay.throttle.history import HistoryError
-from relay.throttle.throttle import Reservation
-from relay.upstream.connection import Connection
-from relay.upstream.pool import Pool
+from relay.throttle.throttle import Reservation, Throttle
+from relay.upstream.connection import Connection, UpstreamUnavailable
+from relay.upstream.pool import Caps, Pool
 from relay.verdicts.account import largest
-from relay.verdicts.outcome import Answer, Outcome
-from relay.verdicts.verdict import Verdict
+from relay.verdicts.outcome import Answer
+from relay.verdicts.verdict import Judge, Verdict
 
 MOST_AT_ONCE = 64
 """Messages decided on in one beat."""
@@ -45,6 +52,9 @@ UNSETTLED = 2
 """Messages begun and not settled, for each connection: it need not wait for the disk."""
 HISTORY_RETRY_NS = 60 * SECOND_NS
 MEANS_RETRY_NS = SECOND_NS
+"""How long to wait where this host lacks descriptors or memory."""
+ENOUGH_NS = 30 * SECOND_NS
+"""After a refused connection, while others work: open no more for at least this long."""
 SHORT_WAIT_NS = SECOND_NS
 """A shorter wait for room is not logged."""
 
@@ -52,49 +62,83 @@ SHORT_WAIT_NS = SECOND_NS
 class Account:
     def __init__(
         self,
-        name: str,
+        policy: Policy,
         backlog: AccountBacklog,
-        known: KnownUpstream,
         *,
-        throttle: ThrottleThread,
-        pool: Pool[Connection],
+        logins: Logins,
+        host: Host,
         telemetry: Telemetry,
-        wake: asyncio.Event,
         on_fault: Callable[[BaseException], None],
     ) -> None:
-        """`wake` is set when there may be something to do; `on_fault` is told of what must end the sender."""
-        self.name, self.known, self.throttle, self.pool = name, known, throttle, pool
-        self.connections = self.max_recipients = 1
-        self._line, self._queue = backlog.line, backlog.queue
-        self._loading = Loading(backlog, telemetry.clock)
-        self._carrier = Carrier(backlog.spool_thread, throttle, pool, telemetry.clock)
-        self._consequences = Consequences(name, backlog, known, telemetry)
+        """`on_fault` is told of what must end the sender."""
+        self.name = name = backlog.upstream
+        self.upstream = policy.upstreams[name]
+        self.certificate_ends_at_ns: int | None = None
+        """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
+        self._line, self._queue, self._logins = backlog.line, backlog.queue, logins
         self._events, self._metrics, self._clock = telemetry
-        self._wake, self._on_fault = wake, on_fault
-        self._unsettled: dict[QueueId, asyncio.Task[None]] = {}
-        """By the key of the part, what was begun and is not settled."""
-        self._transacting: set[QueueId] = set()
-        """Of these, those that need their connections yet."""
+        self._on_fault = on_fault
+        self._wake = asyncio.Event()
+        self._line.on_change = self._wake.set
+        self._judge = Judge(())
+        self.offers = KnownOffers()
+        history = policy.history_path(name)
+        exact = Throttle(
+            FileHistory(history, host.disk, host.clock),
+            with_ceilings(self.upstream.limits, policy.lanes),
+            self.upstream.guard_ns,
+            host.clock,
+            transaction_ns=self.upstream.max_transaction_ns,
+        )
+        self.throttle = ThrottleThread(
+            exact,
+            host.clock,
+            self._tell_history,
+            lambda: self._events.history_begun(upstream=name, path=str(history)),
+            host.workers,
+        )
+        kept = AccountFile(
+            pause_path(policy, name),
+            host.disk,
+            lambda error: self._events.pause_unrecorded(upstream=name, error=error),
+        )
+        self.pausing = Pausing(
+            name,
+            telemetry,
+            kept,
+            leaves_in_ns=self.throttle.leaves_in_ns,
+            on_refused=self._tell_cut_off,
+            on_change=partial(self._queue.note, name),
+        )
+        self.pool: Pool[Connection] = Pool(
+            self._opener(),
+            _caps(self.upstream),
+            host.clock,
+            on_change=self._wake.set,
+            on_failed=self._failed_to_open,
+        )
+        self.transactions = Transactions(
+            backlog,
+            throttle=self.throttle,
+            pool=self.pool,
+            pausing=self.pausing,
+            offers=self.offers,
+            telemetry=telemetry,
+            on_end=self._wake.set,
+            on_fault=self._fail,
+        )
+        self._judge_by(self.upstream)
         self._is_over = False
         """Nothing more may begin."""
         self._has_ended = asyncio.Event()
         self._has_history = False
         self._told: dict[str, QueueId] = {}
         """By lane: the message last logged as waiting for room."""
-        self._line.on_change = wake.set
-
-    @property
-    def pausing(self) -> Pausing:
-        return self.known.pausing
 
     @property
     def in_flight(self) -> int:
         """Return how many transactions there are, and what of them is not settled."""
-        return len(self._unsettled)
-
-    @property
-    def transaction_ns(self) -> int:
-        return self._carrier.transaction_ns
+        return self.transactions.unsettled
 
     def wake(self) -> None:
         """Look again: an operator or an edit changed something."""
@@ -128,9 +172,9 @@ class Account:
         for attempt, answer in await self._reserve(await self._load(connections, now_ns)):
             match answer:
                 case Reservation():
-                    self._begin(attempt, answer)
+                    self.transactions.begin(attempt, answer)
                 case TooLarge():
-                    self._refuse(attempt, _too_large(attempt, answer), is_for_ever=True)
+                    self.transactions.refuse(attempt, _too_large(attempt, answer), is_for_ever=True)
                     self.pool.release(attempt.connection, was_used=False)
                 case Wait():
                     waits.append(Waits(attempt.queued, answer.until_ns, answer.place, _no_room(answer)))
@@ -141,17 +185,18 @@ class Account:
 
     def _most_now(self) -> int:
         """Return how many transactions may be begun, by connections and by what is to be proven."""
-        unsettled = UNSETTLED * self.connections - len(self._unsettled)
-        free = self.connections - len(self._transacting)
+        connections, begun = self.upstream.connections, self.transactions
+        free = connections - begun.on_connections
         if self.pausing.state.is_proving:
-            free = min(free, 1 - len(self._unsettled))
+            free = min(free, 1 - begun.unsettled)
+        unsettled = UNSETTLED * connections - begun.unsettled
         return max(0, min(MOST_AT_ONCE, unsettled, free, self._line.ready_count))
 
     async def _load(self, connections: list[Connection], now_ns: int) -> list[Attempt]:
         """Take what goes next, read it, and give each a connection that can carry it; release the others."""
         attempts: list[Attempt] = []
         taken = self._line.take(len(connections), now_ns)
-        for queued, message, rewritten in await self._loading.load(taken):
+        for queued, message, rewritten in await self.transactions.loading.load(taken):
             left = queued.part.left(message.left)
             attempt = Attempt(queued, message, connections[-1], list(left), rewritten=rewritten)
             if (fit := _fitting(connections, attempt.shape)) is not None:
@@ -160,11 +205,12 @@ class Account:
                 # None is asked for twice in a round.
                 attempt.indices = [index for index in left if index not in queued.past.tried] or list(left)
                 # A report that the upstream makes goes to whom it knows as the sender.
-                attempt.passes_dsn = rewritten is None and self.known.offers.takes_dsn(fit)
+                offers_dsn = fit.extensions.dsn and not self.offers.is_dsn_refused
+                attempt.passes_dsn = rewritten is None and offers_dsn
                 attempts.append(attempt)
             elif (unfit := attempt.connection.unfit(attempt.shape)) is not None:
-                answer = self.known.offers.judged(unfit, attempt.shape.size_bytes)
-                self._refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
+                answer = self.offers.judged(unfit, attempt.shape.size_bytes)
+                self.transactions.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
         for connection in connections:
             self.pool.release(connection, was_used=False)
         return attempts
@@ -206,72 +252,11 @@ class Account:
 
     def _request(self, attempt: Attempt) -> Request:
         """Return the request: as many recipients as a transaction may have, of those that have room."""
-        usual = min(self.max_recipients, attempt.connection.max_recipients or self.max_recipients)
-        most = largest(usual, self.pausing.state.taken)
+        allowed, offered = self.upstream.max_recipients, attempt.connection.max_recipients
+        most = largest(min(allowed, offered or allowed), self.pausing.state.taken)
         lane = self._line.lane_of(attempt.queued)
         # Never over by the upstream's count: a limit for each sender is for the one that it sees.
         return request_for(attempt.sent_envelope, attempt.indices, most, lane, attempt.shape.size_bytes)
-
-    def _begin(self, attempt: Attempt, reservation: Reservation) -> None:
-        # The reservation is on disk: a crash from here on wastes a slot, and can exceed no limit.
-        queued = attempt.queued
-        self._line.granted(queued, reservation.recipients)
-        attempt.reservation = reservation
-        attempt.indices = [attempt.indices[position] for position in reservation.chosen]
-        self._metrics.reserved_after(self.name, reservation.reserved_at_ns - queued.since_ns)
-        self._transacting.add(queued.key)
-        self._unsettled[queued.key] = asyncio.create_task(self._send(attempt, reservation))
-
-    def _refuse(self, attempt: Attempt, unfit: Answer, *, is_for_ever: bool) -> None:
-        """Begin to settle what does not go, without asking the upstream or using a slot.
-
-        It is deferred, so that nobody waits for it, its sender is told, and an edit can still help.  What the
-        upstream can never take goes on through the next one of its route instead, if there is one.
-        """
-        now_ns = attempt.ended_ns = self._clock.boottime_ns()
-        if not (is_for_ever and self._queue.pass_on(attempt.queued, WaitReason(unfit.text), now_ns)):
-            outcome = Outcome((unfit,) * len(attempt.indices))
-            self._unsettled[attempt.queued.key] = asyncio.create_task(self._settle(attempt, outcome))
-
-    async def _send(self, attempt: Attempt, reservation: Reservation) -> None:
-        """Run a transaction, and settle what it comes to."""
-        outcome: Outcome | None = None
-        try:
-            outcome = await self._carrier.carry(attempt, reservation)
-        except asyncio.CancelledError:
-            # Its grace is over, and perhaps only its upstream leaves the policy: others may go on with it.
-            self._line.give_back(attempt.queued, WaitReason("its transaction did not end in time"))
-            if attempt.is_content_out:
-                self._queue.stay_unknown(attempt.queued, reservation.deadline_ns)
-            raise
-        except (Corrupt, Absent, Unavailable) as error:
-            self._loading.unreadable(attempt.queued, error)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, what was sent is not settled
-            self._on_fault(error)
-        finally:
-            self._transacting.discard(attempt.queued.key)
-            if outcome is None:
-                self._unsettled.pop(attempt.queued.key, None)
-            self._wake.set()
-        if outcome is not None:
-            await self._settle(attempt, outcome)
-
-    async def _settle(self, attempt: Attempt, outcome: Outcome) -> None:
-        try:
-            await self._consequences.settle(attempt, outcome)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - whatever it is, what was sent is not settled
-            self._on_fault(error)
-        finally:
-            self._unsettled.pop(attempt.queued.key, None)
-            self._wake.set()
-
-    def no_room_to_connect(self, wait: Wait) -> None:
-        """Tell that the first message waits for a connection."""
-        if (first := self._line.first(self._clock.boottime_ns())) is not None:
-            first.why = _no_room(wait)
-            self._tell_waiting([Waits(first, wait.until_ns, None, first.why)])
 
     def _tell_waiting(self, waits: Collection[Waits]) -> None:
         """Log once that a message waits for room."""
@@ -288,6 +273,14 @@ class Account:
                     lane=self._line.lane_of(queued) or None,
                 )
 
+    def _tell_cut_off(self, answer: Answer) -> None:
+        """Tell what our own windows held where the upstream says that it was too much."""
+        if (ruling := answer.ruling) is not None and ruling.is_too_much:
+            self._metrics.cut_off(self.name)
+            windows = ", ".join(f"{each.used}/{each.label}" for each in self.throttle.usage())
+            named = None if ruling.named is None else ruling.named.slots
+            self._events.cut_off(upstream=self.name, windows=windows or "none", named=named)
+
     async def _open_history(self) -> None:
         """Read what the limits hold, unless that was done.  Raises HistoryError."""
         if not self._has_history:
@@ -298,13 +291,19 @@ class Account:
     def _fail_history(self, error: HistoryError) -> int:
         """Send nothing until the history can be trusted again; return when to look."""
         self._has_history = False
-        if is_lack_of_means(error.__cause__):
+        if self._tell_history(error):
             # It says nothing about the history; it is read anew, and until then nothing is sent.
-            self._events.shortage(where=f"upstream {self.name}", error=str(error))
             return self._clock.boottime_ns() + MEANS_RETRY_NS
+        return self.pausing.stop(str(error), HISTORY_RETRY_NS)
+
+    def _tell_history(self, error: HistoryError) -> bool:
+        """Tell that the history failed; return whether only descriptors or memory are lacking."""
+        if is_lack_of_means(error.__cause__):
+            self._events.shortage(where=f"upstream {self.name}", error=str(error))
+            return True
         self._metrics.history_failed(self.name)
         self._events.history_failed(upstream=self.name, error=str(error))
-        return self.pausing.stop(str(error), HISTORY_RETRY_NS)
+        return False
 
     async def _sleep_until(self, at_ns: int | None) -> None:
         left_ns = None if at_ns is None else at_ns - self._clock.boottime_ns()
@@ -319,6 +318,98 @@ class Account:
             finally:
                 timer.cancel()
 
+    # Its connections.
+
+    def _opener(self) -> Callable[[], Coroutine[Any, Any, Connection]]:
+        """Return what opens connections as the policy has it now."""
+        on_open = partial(self._opened, self.upstream)
+        open_one = partial(open_with_slot, self.throttle, self._logins, self._judge, self._clock)
+        return partial(open_one, on_open=on_open)
+
+    def _opened(self, upstream: Upstream, connection: Connection) -> None:
+        if not is_other_server(upstream, self.upstream):
+            self.offers.seen(connection)
+            self.certificate_ends_at_ns = connection.certificate_ends_at_ns
+        self._metrics.connected(self.name)
+        self._events.upstream_connected(upstream=self.name, relay=connection.name, tls=connection.tls)
+
+    def _failed_to_open(self, error: Exception) -> int:
+        """Return for how many nanoseconds no other is tried; raise HistoryError where that is what failed."""
+        match error:
+            case HistoryError():
+                raise error
+            case NoRoomToConnect(wait=wait):
+                if (first := self._line.first(self._clock.boottime_ns())) is not None:
+                    first.why = _no_room(wait)
+                    self._tell_waiting([Waits(first, wait.until_ns, None, first.why)])
+                return max(0, wait.until_ns - self._clock.boottime_ns())
+            case UpstreamUnavailable() if is_lack_of_means(error.__cause__):
+                # The upstream had no part in it.
+                self._events.shortage(where=f"upstream {self.name}", error=str(error))
+                return MEANS_RETRY_NS
+            case UpstreamUnavailable():
+                answer = error.answer
+            case _:
+                # Whatever it is, mail must not silently stop.
+                self._events.fault(where=f"upstream {self.name}", error=error)
+                self._metrics.fault()
+                text = clean(f"no connection could be opened: {error}")
+                answer = Answer(Verdict.PAUSE, Phase.CONNECT, None, text)
+        self._metrics.connect_failed(self.name, answer)
+        if self.pool.open and answer.verdict is not Verdict.STOP:
+            asked_ns = 0 if answer.ruling is None else answer.ruling.wait_ns or 0
+            return max(ENOUGH_NS, asked_ns)
+        # Also where it refused the account while others work: each further try may lock it.
+        self.pausing.rest(answer)
+        return 0
+
+    # Edits and ends.
+
+    async def apply(self, policy: Policy) -> None:
+        """Go by another policy.  Transactions end under the old one."""
+        before, after = self.upstream, policy.upstreams[self.name]
+        self.upstream = after
+        self._judge_by(after)
+        opener = None
+        if is_other_server(before, after):
+            # No transaction begins on a connection opened for another account.
+            opener = self._opener()
+            self.offers.forget()
+            self.certificate_ends_at_ns = None
+        limits = with_ceilings(after.limits, policy.lanes)
+        await self.throttle.replan(limits, after.guard_ns, after.max_transaction_ns)
+        # By the new limits: they may have room for a connection.
+        self.pool.configure(_caps(after), opener)
+        if is_mended(self.name, before, after):
+            self.use_again()
+        self.wake()
+
+    def use_again(self) -> None:
+        """Use the upstream again, carefully: somebody changed what it may have refused."""
+        self.pausing.edited()
+        self.trust_senders()
+
+    def trust_senders(self) -> bool:
+        """Ask again about the senders that the upstream refused; return whether there were any."""
+        senders = self._line.sender_pauses.senders()
+        for sender in senders:
+            self._line.trust_sender(sender, self._clock.boottime_ns())
+        self.wake()
+        return bool(senders)
+
+    def _judge_by(self, upstream: Upstream) -> None:
+        """Judge what is said from now on by the rules of a policy, on the connections that there are."""
+        self._judge.use(rules_of(self.name, upstream))
+        shield = self.pausing.shield
+        shield.is_off = upstream.shield is None
+        if upstream.shield is not None:
+            shield.in_a_row = upstream.shield.in_a_row
+
+    def _fail(self, error: BaseException) -> None:
+        # What is sent from now on could not be settled, and would be sent again.
+        self.halt()
+        self._on_fault(error)
+
     def halt(self) -> None:
         """Begin nothing more; what is in flight goes on."""
         self._is_over = True
@@ -328,30 +419,35 @@ class Account:
     async def stop(self, grace_seconds: float) -> None:
         """Begin nothing more, and give what is in flight so long; transactions that take longer are cut off.
 
-        What they came to is settled however late (`settled`): else it would be sent again.
+        What they came to is settled however late (`Transactions.settled`): else it would be sent again.
         """
         self.halt()
         # A beat that is under way may still begin something, or give it back.
         await self._has_ended.wait()
-        if self._unsettled:
-            await asyncio.wait(self._unsettled.values(), timeout=grace_seconds)
-            late = [self._unsettled[key] for key in self._transacting]
-            for sending in late:
-                sending.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        await self.transactions.stop(grace_seconds)
         await self.pool.close()
         await self.throttle.close()
-        await self.known.kept.close()
+        await self.pausing.kept.written()
 
-    async def settled(self) -> None:
-        """Wait until all are settled.  Cancelled, it gives up."""
-        await asyncio.gather(*self._unsettled.values(), return_exceptions=True)
 
-    async def give_up(self) -> None:
-        """Settle nothing more: only a restart may go on with what is not."""
-        for unsettled in self._unsettled.values():
-            unsettled.cancel()
-        await self.settled()
+def is_other_server(before: Upstream, after: Upstream) -> bool:
+    """Return whether no transaction may begin on the connections of before."""
+    return _opened_with(before) != _opened_with(after)
+
+
+def is_mended(name: str, before: Upstream, after: Upstream) -> bool:
+    """Return whether what made an upstream rest may be what was edited."""
+    return is_other_server(before, after) or rules_of(name, before) != rules_of(name, after)
+
+
+def _opened_with(upstream: Upstream) -> tuple[object, ...]:
+    where = (upstream.host, upstream.port, upstream.source_address)
+    shown = (upstream.tls, upstream.ca_file, upstream.tls_certificate, upstream.tls_key)
+    return (*where, *shown, upstream.auth, upstream.pipelining)
+
+
+def _caps(upstream: Upstream) -> Caps:
+    return Caps(upstream.connections, upstream.max_messages, upstream.max_age_ns, upstream.idle_ns)
 
 
 def _too_large(attempt: Attempt, found: TooLarge) -> Answer:

@@ -4,15 +4,13 @@ import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from relay.clock import SECOND_NS, Clock
+from relay.clock import Clock
 from relay.mail.rewriting import FRONT_BYTES, Rewritten
 from relay.mail.text import clean
 from relay.queue.queued import Queued, WaitReason
 from relay.sender.settling import AccountBacklog
+from relay.sender.spool_thread import UNREADABLE_RETRY_NS
 from relay.spool.interface import Absent, Corrupt, Message, Unavailable
-
-UNREADABLE_RETRY_NS = 60 * SECOND_NS
-"""How long a message waits that the spool does not give."""
 
 
 class Loaded(NamedTuple):
@@ -24,7 +22,7 @@ class Loaded(NamedTuple):
 
 class Loading:
     def __init__(self, backlog: AccountBacklog, clock: Clock) -> None:
-        self._line, self._spool_thread, self._settling, self._queue = backlog
+        _, self._line, self._spool_thread, self._settling, self._queue = backlog
         self._clock = clock
 
     async def load(self, taken: Sequence[Queued]) -> list[Loaded]:
@@ -32,16 +30,20 @@ class Loading:
         loaded: list[Loaded] = []
         messages = await self._settling.load([queued.queue_id for queued in taken])
         for queued, message in zip(taken, messages, strict=True):
-            if isinstance(message, Message) and not message.left:
+            if message is None:
+                continue
+            if isinstance(message, Unavailable):
+                self.unreadable(queued, message)
+            elif not message.left:
                 await self._settling.finish(message, queued)
-            elif isinstance(message, Message) and not queued.part.left(message.left):
+            elif not queued.part.left(message.left):
                 # An edit divided the message just when these were settled.
                 self._queue.end_part(queued)
-            elif isinstance(message, Message):
-                if (each := await self._rewrite(queued, message)) is not None:
-                    loaded.append(each)
-            elif message is not None:
-                self.unreadable(queued, message)
+            else:
+                try:
+                    loaded.append(Loaded(queued, message, await self._rewritten(queued, message)))
+                except (Corrupt, Absent, Unavailable) as error:
+                    self.unreadable(queued, error)
         return loaded
 
     def unreadable(self, queued: Queued, error: Absent | Corrupt | Unavailable) -> None:
@@ -56,17 +58,12 @@ class Loading:
         why = WaitReason(f"cannot be read now: {clean(str(error))}")
         self._line.postpone(queued, due_at_ns, queued.recipients_left, why)
 
-    async def _rewrite(self, queued: Queued, message: Message) -> Loaded | None:
-        """Return a message as its route has it sent; None where its content cannot be read now."""
+    async def _rewritten(self, queued: Queued, message: Message) -> Rewritten | None:
+        """Return what a route has sent in another form.  Raises Corrupt, Absent, Unavailable."""
         if (rewriting := queued.part.rewriting) is None:
-            return Loaded(queued, message, None)
-        front = message.content
-        try:
-            if front is None:
-                async with contextlib.aclosing(self._spool_thread.content(queued.queue_id)) as chunks:
-                    front = await anext(chunks, b"")
-        except (Corrupt, Absent, Unavailable) as error:
-            self.unreadable(queued, error)
             return None
-        rewritten = rewriting.rewritten(message.envelope.reverse_path, front[:FRONT_BYTES])
-        return Loaded(queued, message, rewritten)
+        front = message.content
+        if front is None:
+            async with contextlib.aclosing(self._spool_thread.content(queued.queue_id)) as chunks:
+                front = await anext(chunks, b"")
+        return rewriting.rewritten(message.envelope.reverse_path, front[:FRONT_BYTES])

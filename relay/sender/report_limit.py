@@ -19,10 +19,9 @@ from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.queue.queued import Queued, WaitReason
 from relay.queue.queues import Queues
-from relay.sender.host import THREADS, Workers
-from relay.sender.spool_thread import seconds
+from relay.sender.host import Host
+from relay.sender.spool_thread import UNREADABLE_RETRY_NS, seconds
 from relay.sender.throttle_thread import ThrottleThread
-from relay.spool.disk.durable import Disk
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import Request, Wait
 from relay.throttle.file_history import FileHistory
@@ -33,7 +32,6 @@ from relay.throttle.throttle import Reservation, Throttle
 HOUR_NS = 3600 * SECOND_NS
 PUBLISHING_NS = 60 * SECOND_NS
 """A slot whose process died counts as in use for so long; then it leaves an hour later."""
-UNREADABLE_RETRY_NS = 60 * SECOND_NS
 WARNINGS = "warnings"
 """As the lane of a request, which has a ceiling."""
 REASON = WaitReason("only its report is left, which waits for reports.per_hour")
@@ -42,15 +40,13 @@ REASON = WaitReason("only its report is left, which waits for reports.per_hour")
 class OwedReports:
     """Which reports may go now, and which messages wait for theirs.  Belongs to one event loop."""
 
-    def __init__(
-        self, policy: Policy, queue: Queues, disk: Disk, telemetry: Telemetry, workers: Workers = THREADS
-    ) -> None:
+    def __init__(self, policy: Policy, queue: Queues, host: Host, telemetry: Telemetry) -> None:
         """Touch no disk before the first report."""
         self._events, self._metrics, self._clock = telemetry
         self._queue = queue
-        kept = FileHistory(policy.reports_history, disk, self._clock)
-        throttle = Throttle(kept, _limits(policy), 0, self._clock, transaction_ns=PUBLISHING_NS)
-        self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted, workers=workers)
+        history = FileHistory(policy.reports_history, host.disk, self._clock)
+        throttle = Throttle(history, _limits(policy), 0, self._clock, transaction_ns=PUBLISHING_NS)
+        self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted, workers=host.workers)
         self._waiting: dict[QueueId, None] = {}
         self._wake = asyncio.Event()
         self._opens_at_ns = 0
@@ -62,12 +58,7 @@ class OwedReports:
         return self._first() is None and await self._take_slot(WARNINGS if is_warning else "")
 
     def wait(self, queued: Queued) -> None:
-        """Let a message whose recipients are all done wait for its report's turn."""
-        self.wait_meanwhile(queued)
-        self._queue.owe_report(queued, REASON)
-
-    def wait_meanwhile(self, queued: Queued) -> None:
-        """Let the report wait for its turn, and the message go on with the recipients that it has left."""
+        """Let the report of a message wait for its turn; recipients that are left go on."""
         if queued.queue_id not in self._waiting:
             if self._first() is None:
                 until_ns = self._clock.wall_ns() + self._opens_at_ns - self._clock.boottime_ns()

@@ -12,16 +12,13 @@ from relay.policy.lane import lanes_of, price_of
 from relay.policy.model import Policy
 from relay.queue.lanes import Arrangement
 from relay.queue.queues import Queues
-from relay.sender.accounts import Accounts
 from relay.sender.arrivals import Arrivals
 from relay.sender.attempt import keys_of
 from relay.sender.host import Host
-from relay.sender.oauth.account_tokens import AccountTokens
 from relay.sender.report_limit import OwedReports
 from relay.sender.reports import Reporter
 from relay.sender.settling import Backlog, Settling
 from relay.sender.spool_thread import SpoolThread
-from relay.sender.tls.client_certificates import ClientCertificates
 from relay.sender.upstreams import Upstreams
 from relay.spool.interface import Full, Spool, SpoolLook, Unavailable
 from relay.telemetry.metric_table import Totals
@@ -67,7 +64,7 @@ class Sender:
         self._chores: list[asyncio.Task[None]] = []
         self._finishing = asyncio.Lock()
         self._is_finished = False
-        self.owed = OwedReports(policy, self.queue, host.disk, telemetry, host.workers)
+        self.owed = OwedReports(policy, self.queue, host, telemetry)
         self.settling = Settling(
             self.queue,
             self.spool_thread,
@@ -89,11 +86,7 @@ class Sender:
         )
         self.upstreams = Upstreams(
             policy,
-            Accounts(
-                hostname,
-                AccountTokens(host.disk, telemetry),
-                ClientCertificates(telemetry.events),
-            ),
+            hostname,
             backlog,
             host,
             telemetry,

@@ -20,7 +20,7 @@ from relay.queue.queued import Queued, State, WaitKind, WaitReason
 from relay.queue.queues import Queues
 from relay.queue.upstream_queue import UpstreamQueue
 from relay.sender.attempt import MARKS, Attempt, recipients_left
-from relay.sender.report_limit import OwedReports
+from relay.sender.report_limit import REASON, OwedReports
 from relay.sender.reports import Reporter
 from relay.sender.spool_thread import SpoolThread
 from relay.spool.interface import Absent, Corrupt, Message, Note, Settlement, Status, Unavailable
@@ -234,6 +234,7 @@ class Settling:
     async def _finish(self, message: Message, queued: Queued) -> None:
         if message.owed_report is not None and not await self._owed.may_go():
             self._owed.wait(queued)
+            self._queue.owe_report(queued, REASON)
             self._newest.pop(message.queue_id, None)
         else:
             await self._report(message, ends=True)
@@ -265,7 +266,7 @@ class Settling:
             return message
         if await self._owed.may_go():
             return await self._report(message, ends=False)
-        self._owed.wait_meanwhile(queued)
+        self._owed.wait(queued)
         return message
 
     async def _warn(
@@ -378,8 +379,8 @@ class Settling:
 class AccountBacklog(NamedTuple):
     """The queue as one upstream account has it, and what its messages are settled with."""
 
+    upstream: str
     line: UpstreamQueue
-    """The line of the account."""
     spool_thread: SpoolThread
     settling: Settling
     queue: Queues
@@ -391,7 +392,8 @@ class Backlog(NamedTuple):
     settling: Settling
 
     def of(self, upstream: str) -> AccountBacklog:
-        return AccountBacklog(self.queue.line(upstream), self.spool_thread, self.settling, self.queue)
+        line = self.queue.line(upstream)
+        return AccountBacklog(upstream, line, self.spool_thread, self.settling, self.queue)
 
 
 def told_of_delay(envelope: Envelope, delays: Iterable[Note]) -> tuple[Note, ...]:

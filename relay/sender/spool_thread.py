@@ -26,6 +26,8 @@ from relay.spool.interface import (
 
 Returned = TypeVar("Returned")
 
+UNREADABLE_RETRY_NS = 60 * SECOND_NS
+"""How long a message waits that the spool does not give."""
 AGAIN_SECONDS = 5.0
 """Until a settlement that was not done is asked again."""
 GATHERS_SECONDS = 0.003

@@ -30,7 +30,7 @@ class ThrottleThread(View):
         self,
         throttle: Throttle,
         clock: Clock,
-        on_error: Callable[[HistoryError], None],
+        on_error: Callable[[HistoryError], object],
         on_begun: Callable[[], None] = lambda: None,
         workers: Workers = THREADS,
     ) -> None:
@@ -41,7 +41,7 @@ class ThrottleThread(View):
         self._on_begun = on_begun
         self._thread = workers.one("history")
         self.counted: dict[str, int] = {}
-        """By the label of each limit, the most slots that were occupied at one instant, as of `audit`."""
+        """By the label of each limit, the most slots that were occupied at once, as of the last audit."""
         self._crowded: set[str] = set()
         self._flush: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Future[None] | None = None
@@ -65,15 +65,10 @@ class ThrottleThread(View):
         if self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._start_flush)
 
-    async def count_peaks(self) -> None:
-        """Count anew what each limit held at most: `counted`."""
-        findings = (await asyncio.to_thread(self.audit)).findings
-        self.counted = {finding.label: finding.most for finding in findings}
-
-    def newly_crowded(self) -> list[str]:
-        """Return the labels of limits that got too many keys to keep apart since the last call."""
-        before = self._crowded
-        self._crowded = {usage.label for usage in self.usage() if usage.is_crowded}
+    async def audit_peaks(self) -> list[str]:
+        """Count what each limit held at most; return those that have too many keys since the last call."""
+        self.counted = {each.label: each.most for each in (await asyncio.to_thread(self.audit)).findings}
+        before, self._crowded = self._crowded, {each.label for each in self.usage() if each.is_crowded}
         return sorted(self._crowded - before)
 
     async def replan(

@@ -18,8 +18,9 @@ from relay.queue.counts import Sums, total
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.queued import State
 from relay.queue.routes import Because
+from relay.sender.account import is_mended
 from relay.sender.sender import Sender
-from relay.sender.upstreams import UpstreamView, is_mended
+from relay.sender.upstreams import UpstreamView
 from relay.spool.root.headroom import why_no_room
 from relay.status.eta import Expected, Load, Pace, opens_ns
 from relay.status.listing import NOT_IN_POLICY, Listing

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.policy.source import parse_policy
-from relay.sender.state_file import PAUSE_FORMAT, pause_path
+from relay.sender.state_file import parse, pause_path
 from relay.verdicts.account import PauseRecord
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.operations import FakeOperations
@@ -23,7 +23,7 @@ def _anna(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recorded(policy: Path) -> PauseRecord:
-    return PAUSE_FORMAT.parse(pause_path(parse_policy(policy.read_bytes(), policy), "isp").read_bytes())
+    return parse(pause_path(parse_policy(policy.read_bytes(), policy), "isp").read_bytes())
 
 
 def test_a_running_relay_is_told_for_how_long_and_by_whom(

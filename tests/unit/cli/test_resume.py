@@ -6,7 +6,7 @@ import pytest
 
 from relay.clock import SystemClock
 from relay.policy.source import parse_policy
-from relay.sender.state_file import PAUSE_FORMAT, pause_path
+from relay.sender.state_file import parse, pause_path, render
 from relay.status.snapshot import UpstreamState
 from relay.verdicts.account import AccountState, PauseRecord
 from relay.verdicts.health import Health
@@ -51,11 +51,11 @@ def test_a_relay_that_is_down_ends_its_pause(tmp_path: Path, capsys: pytest.Capt
     now_ns = clock.boottime_ns()
     state = AccountState(Health.PAUSED, "421 no", now_ns + HOUR_NS, spans=((now_ns, FOREVER_NS),))
     record = PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), state)
-    kept.write_bytes(PAUSE_FORMAT.render(record))
+    kept.write_bytes(render(record))
 
     assert code_of("resume", "isp", "--policy", str(policy)) == 0
     assert capsys.readouterr().out == "isp: used again, one message first; the relay is down\n"
-    resumed = PAUSE_FORMAT.parse(kept.read_bytes()).state
+    resumed = parse(kept.read_bytes()).state
     assert resumed.health is Health.PROVING
     # Its time is still no age of what waits.
     assert resumed.spans == ((now_ns, resumed.until_ns),)

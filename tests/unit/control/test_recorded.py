@@ -7,7 +7,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.control.recorded import recorded_upstreams
 from relay.policy.model import Policy
-from relay.sender.state_file import PAUSE_FORMAT, pause_path
+from relay.sender.state_file import pause_path, render
 from relay.sender.upstreams import UpstreamView
 from relay.spool.disk.durable import RealDisk
 from relay.verdicts.account import AccountState, PauseRecord
@@ -37,7 +37,7 @@ def keep(policy: Policy, clock: FakeClock, because: str, left_s: int) -> None:
     now_ns = clock.boottime_ns()
     state = AccountState(Health.PAUSED, because, now_ns + left_s * SECOND_NS)
     record = PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), state)
-    pause_path(policy, "isp").write_bytes(PAUSE_FORMAT.render(record))
+    pause_path(policy, "isp").write_bytes(render(record))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.control.operations import ABSENT, OK, UNCHANGED
 from relay.queue.queued import State
-from relay.sender.state_file import PAUSE_FORMAT, pause_path
+from relay.sender.state_file import parse, pause_path, render
 from relay.status.snapshot import UpstreamState
 from relay.verdicts.account import AccountState, PauseRecord
 from relay.verdicts.health import Health
@@ -60,7 +60,7 @@ async def test_it_outlives_a_restart_and_says_who_paused_and_when(tmp_path: Path
         async with Relay(policy) as relay:
             assert await relay.operator.pause("isp", LASTING) == OK
             pause = relay.account.pausing.state.operator
-            assert PAUSE_FORMAT.parse(pause_path(policy, "isp").read_bytes()).state.operator == pause
+            assert parse(pause_path(policy, "isp").read_bytes()).state.operator == pause
         async with Relay(policy) as relay:
             queue_id = relay.accept("b@there.example")
             await relay.until(lambda: relay.queued(queue_id))
@@ -176,7 +176,7 @@ async def test_an_edit_just_behind_the_start_ends_a_rest_of_before(tmp_path: Pat
         state = AccountState(Health.STOPPED, "535 no", FOREVER_NS, spans=((0, FOREVER_NS),))
         record = PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), state)
         pause_path(policy, "isp").parent.mkdir(parents=True, exist_ok=True)
-        pause_path(policy, "isp").write_bytes(PAUSE_FORMAT.render(record))
+        pause_path(policy, "isp").write_bytes(render(record))
         relay = Relay(policy, disk, is_threaded=True)
         relay.accept()
         rules = ", verdicts: [{text: x, verdict: defer recipient}]"

@@ -9,9 +9,7 @@ import pytest
 from relay.clock import SystemClock
 from relay.policy.model import Auth, Upstream
 from relay.policy.shipped import standard_judge
-from relay.sender.accounts import REST_SECONDS, Accounts
-from relay.sender.oauth.account_tokens import AccountTokens
-from relay.sender.tls.client_certificates import ClientCertificates
+from relay.sender.logins import REST_SECONDS, Logins
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
@@ -27,18 +25,13 @@ class Written:
         self.path = path
         path.touch(0o600)
         path.write_text(OLD)
-        self.upstream = Upstream(host="127.0.0.1", limits=(), auth=Auth(user="u", password_file=path))
+        upstream = Upstream(host="127.0.0.1", limits=(), auth=Auth(user="u", password_file=path))
         clock = SystemClock()
         telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
-        tokens = AccountTokens(RealDisk(), telemetry)
-        self.accounts = Accounts("relay.test", tokens, ClientCertificates(telemetry.events))
+        self.logins = Logins("isp", upstream, "relay.test", disk=RealDisk(), telemetry=telemetry)
 
     async def password(self) -> str | None:
-        return (await self.accounts.account("isp", self.upstream, standard_judge())).password
-
-    async def is_new(self) -> bool:
-        assert self.upstream.auth is not None
-        return await self.accounts.has_new_password("isp", self.upstream.auth)
+        return (await self.logins.account(standard_judge())).password
 
 
 @pytest.fixture
@@ -67,5 +60,5 @@ async def test_a_refused_account_is_tried_with_a_password_at_rest(written: Writt
     await written.password()
     for piece in PIECES:
         written.path.write_text(piece)
-        assert not await written.is_new()
-    assert [await written.is_new() for _ in range(2)] == [True, True]
+        assert not await written.logins.has_new_password()
+    assert [await written.logins.has_new_password() for _ in range(2)] == [True, True]

@@ -6,7 +6,7 @@ from relay.clock import SECOND_NS
 from relay.control.operations import OK
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
-from relay.sender.upstream_health import Pausing
+from relay.sender.pausing import Pausing
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import CLOSE, Script, Smarthost, turns

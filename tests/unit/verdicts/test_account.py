@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.sender.state_file import PAUSE_FORMAT
+from relay.sender.state_file import parse, render
 from relay.smtp.reply import Phase
 from relay.verdicts.account import (
     AccountState,
@@ -291,7 +291,7 @@ records = st.builds(
 
 @given(records)
 def test_a_record_reads_back_as_it_was(record: PauseRecord) -> None:
-    read = PAUSE_FORMAT.parse(PAUSE_FORMAT.render(record))
+    read = parse(render(record))
     assert (read, read.state.taken) == (record, record.state.taken)
 
 
@@ -299,9 +299,9 @@ def test_a_record_reads_back_as_it_was(record: PauseRecord) -> None:
 def test_a_damaged_record_is_a_record_or_a_value_error(
     record: PauseRecord, place: int, octets: bytes
 ) -> None:
-    content = PAUSE_FORMAT.render(record)
+    content = render(record)
     with contextlib.suppress(ValueError):
-        PAUSE_FORMAT.parse(content[:place] + octets + content[place + len(octets) :])
+        parse(content[:place] + octets + content[place + len(octets) :])
 
 
 STATE = AccountState(Health.PAUSED, "421 4.7.0 no", 800, in_a_row=2, spans=((100, 200), (400, FOREVER_NS)))

@@ -1,18 +1,22 @@
-"""Whether an upstream is used just now: holds the state of its account, and tells and keeps its changes.
+"""Whether an upstream is used just now: holds the state of its account, keeps and tells each change.
 
-What changes it says `relay.verdicts.account`.  A refusal of the account is looked into each hour, or as
-seldom as the refusal or its rule asks for.  The time of a rest is no message's age (`paused_ns`).
+What changes the state says `relay.verdicts.account`.  A refusal of the account is looked into each hour, or
+as seldom as the refusal or its rule asks for.  The time of a rest is no message's age (`paused_ns`).
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 
+from relay.mail.text import clean
 from relay.queue.routes import Availability
+from relay.sender.state_file import AccountFile
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.account import AccountState, Event, PauseRecord, lapsed, refused, step
 from relay.verdicts.health import RESTING, Happening, Health
 from relay.verdicts.operator_pause import OperatorPause
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.pauses import Paused, within_ns
+from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Scope, Verdict
 
 
@@ -21,34 +25,31 @@ class Pausing:
         self,
         upstream: str,
         telemetry: Telemetry,
+        kept: AccountFile,
         *,
-        keep: Callable[[PauseRecord], None],
         leaves_in_ns: Callable[[int], int | None],
         on_refused: Callable[[Answer], None],
+        on_change: Callable[[Availability], None],
     ) -> None:
-        """`keep` is given what a restart has to know, each time that it changes.
+        """`leaves_in_ns` tells when the oldest entry that the history has within a span leaves that window.
 
-        `leaves_in_ns` tells in how many nanoseconds the oldest entry that the history has within the last so
-        many leaves that window; None if it has none there.  `on_refused` is told of each pause after a
-        success.
+        `on_refused` is told of each pause after a success; `on_change` what routing sees, at each change.
         """
-        self.state = AccountState()
+        self.state, self.kept, self.shield = AccountState(), kept, Shield()
         self.is_tried = False
         """A transaction or a refusal has shown since the start whether it works."""
+        self.is_former = False
+        """The policy has no such account any more: its record may be another one's by now."""
         self.relayed_from_ns = 0
         """When the latest transaction began that relayed something."""
         self._refused_at_ns = 0
         self._upstream = upstream
         self._events, self._metrics, self._clock = telemetry
-        self._keep = keep
-        self._leaves_in_ns, self._on_refused = leaves_in_ns, on_refused
+        self._leaves_in_ns, self._on_refused, self._on_change = leaves_in_ns, on_refused, on_change
 
     @property
-    def standing(self) -> Availability:
-        """Return what routing sees: one pause lasts until something is relayed, the proving included.
-
-        Each change of it is one that a restart has to know (`keep`).
-        """
+    def availability(self) -> Availability:
+        """Return what routing sees: one pause lasts until something is relayed, the proving included."""
         state = self.state
         if state.is_used:
             return Availability()
@@ -64,10 +65,27 @@ class Pausing:
         """Return for how long, between two instants of this boot, it was paused or a sender rested."""
         return within_ns((*self.state.spans, *rests), since_ns, until_ns)
 
-    def recall(self, record: PauseRecord) -> None:
-        now_ns = self._clock.boottime_ns()
-        record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns())
-        self._become(record.at_a_start(now_ns))
+    async def recall(self, replaced: AccountState | None) -> None:
+        """Go on from what was kept before a restart; call it ahead of all else.
+
+        `replaced` is the state of the account that an edit replaced by this one: what the operator said of it
+        counts, and not what was said when this one was used before.
+        """
+        try:
+            record = await asyncio.to_thread(self.kept.load)
+        except (OSError, ValueError) as error:
+            told = clean(f"{self.kept.path}: {error}")
+            self._events.pause_unrecorded(upstream=self._upstream, error=told)
+            record = None
+        if record is not None:
+            now_ns = self._clock.boottime_ns()
+            record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns())
+            self._become(record.at_a_start(now_ns))
+            self.shield.recall(record.state.doubts)
+        if replaced is not None and replaced.operator is not None:
+            self.keep_back(replaced.operator, since_ns=replaced.spans[-1][0])
+        elif replaced is not None and self.state.operator is not None:
+            self.end()
 
     def until_ns(self, now_ns: int) -> int | None:
         """Return until when it rests (boottime), or None if it is used; ends a rest that is over.
@@ -81,12 +99,13 @@ class Pausing:
         """Rest after a refusal about us."""
         self.is_tried, self._refused_at_ns = True, self._clock.boottime_ns()
         in_a_row = self.state.in_a_row
-        self._hear(refused(answer, self._refused_at_ns, self._leaves_in_ns))
+        self._apply(refused(answer, self._refused_at_ns, self._leaves_in_ns))
         # The next ones in a row are of the same block, and tell nothing new.
         if in_a_row == 0 and self.state.in_a_row == 1 and answer.verdict is Verdict.PAUSE:
             self._on_refused(answer)
 
-    def feel(self, outcome: Outcome, began_ns: int = 0) -> None:
+    def observe(self, outcome: Outcome, began_ns: int = 0) -> None:
+        """Learn from a transaction that began then."""
         if is_any_relayed(outcome):
             self.relayed_from_ns = max(self.relayed_from_ns, began_ns)
         if outcome.pause is not None and outcome.pause.scope is Scope.UPSTREAM:
@@ -94,26 +113,28 @@ class Pausing:
             return
         self.is_tried = True
         if proofs := sum(map(_is_proof, outcome.answers)):
-            self._hear(Event(Happening.PROOF, self._clock.boottime_ns(), recipients=proofs))
+            self._apply(Event(Happening.PROOF, self._clock.boottime_ns(), recipients=proofs))
 
     def stop(self, because: str, length_ns: int) -> int:
         """Send nothing because our own history failed; return until when (boottime)."""
         now_ns = self._clock.boottime_ns()
-        self._hear(Event(Happening.FAULT, now_ns, because, until_ns=now_ns + length_ns))
+        self._apply(Event(Happening.FAULT, now_ns, because, until_ns=now_ns + length_ns))
         return now_ns + length_ns
 
     def trust_history(self) -> None:
         """Go on: the history was read and is sound."""
         if self.state.fault:
-            self._hear(Event(Happening.SOUND, self._clock.boottime_ns()))
+            self._apply(Event(Happening.SOUND, self._clock.boottime_ns()))
 
     def end(self) -> None:
-        """Use the upstream again, carefully, by an operator's word: what the shield asked is answered."""
-        self._hear(Event(Happening.RESUME, self._clock.boottime_ns()))
+        """Use the upstream again, carefully, by an operator's word, which answers what the shield asks."""
+        self._apply(Event(Happening.RESUME, self._clock.boottime_ns()))
+        self.shield.clear()
 
     def edited(self) -> None:
         """Use the upstream again, carefully, as an edit may have mended it; an operator's pause goes on."""
-        self._hear(Event(Happening.EDIT, self._clock.boottime_ns()))
+        self._apply(Event(Happening.EDIT, self._clock.boottime_ns()))
+        self.shield.clear()
 
     def keep_back(self, pause: OperatorPause, since_ns: int | None = None) -> None:
         """Send nothing by an operator's word; what is in flight goes on.
@@ -121,7 +142,7 @@ class Pausing:
         `since_ns`: since when nothing was sent, by the same word; None: from now on.
         """
         at_ns = self._clock.boottime_ns() if since_ns is None else since_ns
-        self._hear(Event(Happening.KEEP, at_ns, pause=pause))
+        self._apply(Event(Happening.KEEP, at_ns, pause=pause))
 
     def tell_sender(self, reverse_path: str, answer: Answer, length_ns: int) -> None:
         """Tell that the mail of one sender waits, and that of all others goes on."""
@@ -133,7 +154,7 @@ class Pausing:
             until_at_ns=self._clock.wall_ns() + length_ns,
         )
 
-    def _hear(self, event: Event) -> None:
+    def _apply(self, event: Event) -> None:
         self._become(step(self.state, event))
 
     def _become(self, after: AccountState) -> None:
@@ -147,7 +168,9 @@ class Pausing:
         elif rested and not rests:
             self._metrics.upstream_resumed(self._upstream)
         clock = self._clock
-        self._keep(PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after))
+        if not self.is_former:
+            self.kept.keep(PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after))
+            self._on_change(self.availability)
         self._tell_word(before.operator, after.operator)
         self._tell_health(before, after)
 

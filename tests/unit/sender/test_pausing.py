@@ -2,16 +2,18 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.sender.upstream_health import Pausing
+from relay.sender.pausing import Pausing
+from relay.sender.state_file import AccountFile
 from relay.smtp.reply import Phase, Reply
+from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
-from relay.verdicts.account import PauseRecord
 from relay.verdicts.operator_pause import FOREVER_NS, OperatorPause
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
@@ -19,17 +21,18 @@ from tests.fakes.clock import FakeClock
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         self.clock, self.log = FakeClock(), io.StringIO()
-        self.kept: list[PauseRecord] = []
+        self.kept = AccountFile(path, RealDisk())
         events = Events(self.log, "json", self.clock)
         self.events = events
         self.pausing = Pausing(
             "isp",
             Telemetry(events, Metrics(self.clock), self.clock),
-            keep=self.kept.append,
+            self.kept,
             leaves_in_ns=lambda _span_ns: None,
             on_refused=lambda _answer: None,
+            on_change=lambda _availability: None,
         )
 
     def do(self, word: str) -> None:
@@ -39,7 +42,9 @@ class World:
                 code = 421 if word == "pause" else 535
                 pausing.rest(Answer(Verdict(word), Phase.MAIL, Reply(code, None, "no"), f"{code} no"))
             case "proof":
-                pausing.feel(Outcome((Answer(Verdict.RELAYED, Phase.EOD, Reply(250, None, "ok"), "250 ok"),)))
+                pausing.observe(
+                    Outcome((Answer(Verdict.RELAYED, Phase.EOD, Reply(250, None, "ok"), "250 ok"),))
+                )
             case "later":
                 self.clock.advance(7200 * SECOND_NS)
                 pausing.until_ns(self.clock.boottime_ns())
@@ -77,12 +82,15 @@ class World:
         ("proof edit later", [[], [], []]),
     ],
 )
-def test_a_change_is_told_and_nothing_else(words: str, told: list[list[str]]) -> None:
-    world, each = World(), []
+async def test_a_change_is_told_and_nothing_else(tmp_path: Path, words: str, told: list[list[str]]) -> None:
+    world, each = World(tmp_path / "pause"), []
     for word in words.split():
         world.do(word)
         each.append(world.told())
 
     assert each == told
     # What a start would go on with is what there is.
-    assert [record.state for record in world.kept[-1:]] == [world.pausing.state][: len(world.kept)]
+    assert await world.kept.written() == ""
+    record = world.kept.load()
+    assert (record is not None) == any(told)
+    assert record is None or record.state == world.pausing.state

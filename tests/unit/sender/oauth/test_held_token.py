@@ -8,8 +8,8 @@ from urllib.parse import parse_qs
 
 from relay.clock import SystemClock
 from relay.policy.model import Upstream
-from relay.policy.secrets import AccountSecrets, read_refresh_token
-from relay.sender.oauth.account_tokens import AccountTokens
+from relay.policy.shipped import standard_judge
+from relay.sender.logins import Logins
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
@@ -31,9 +31,6 @@ async def test_an_edit_waits_for_a_request_that_may_rotate(tmp_path: Path) -> No
         said = {"access_token": f"a{number}", "token_type": "Bearer", "refresh_token": f"r{number}"}
         return 200, json.dumps(said).encode(), ""
 
-    async def read() -> AccountSecrets:
-        return AccountSecrets(refresh_token=read_refresh_token(path))
-
     def upstream(scope: str) -> Upstream:
         oauth2 = {
             "grant": "refresh_token",
@@ -45,13 +42,21 @@ async def test_an_edit_waits_for_a_request_that_may_rotate(tmp_path: Path) -> No
         return Upstream.model_validate({"host": "h", "limits": [], "auth": {"user": "u", "oauth2": oauth2}})
 
     telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
-    tokens = AccountTokens(RealDisk(), telemetry, ask)
-    before = asyncio.create_task(tokens.token("isp", upstream("a"), read))
+    logins = Logins("isp", upstream("a"), "relay.test", disk=RealDisk(), telemetry=telemetry, ask=ask)
+
+    async def token() -> str:
+        token = (await logins.account(standard_judge())).token
+        assert token is not None
+        return token.token
+
+    before = asyncio.create_task(token())
     await is_asked.wait()
-    after = asyncio.create_task(tokens.token("isp", upstream("b"), read))
+    logins.upstream = upstream("b")
+    after = asyncio.create_task(token())
     for _ in range(9):
         await asyncio.to_thread(lambda: None)
     may_answer.set()
-    assert [each.token for each in await asyncio.gather(before, after)] == ["a1", "a2"]
-    await tokens.close()
-    assert (sent, path.read_text()) == (["r0", "r1"], "r2\n")
+    assert list(await asyncio.gather(before, after)) == ["a1", "a2"]
+    await logins.close()
+    assert sent == ["r0", "r1"]
+    assert path.read_text() == "r2\n"

@@ -1,0 +1,110 @@
+"""The access token of one account, shared by all its connections, and what it is got with.
+
+Guarantees: a refresh token is durable before it is sent; what a person has to do is told with the upstream's
+name.
+Does not: decide when a token is fetched (`relay.upstream.oauth.tokens`), or how a refusal ends.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from relay.clock import SECOND_NS
+from relay.mail.text import clean
+from relay.policy.model import Auth, Upstream
+from relay.policy.oauth2 import GrantType, OAuth2
+from relay.policy.secrets import AccountSecrets
+from relay.sender.refresh_token_file import RefreshTokenFile
+from relay.smtp.reply import Phase
+from relay.smtp.sasl import BearerToken
+from relay.spool.disk.durable import Disk
+from relay.telemetry.telemetry import Telemetry
+from relay.upstream.connection import UpstreamUnavailable
+from relay.upstream.oauth.answers import Denied
+from relay.upstream.oauth.requests import TokenRequest
+from relay.upstream.oauth.tokens import Asked, Tokens, TokenUnavailable
+from relay.verdicts.outcome import Answer
+from relay.verdicts.verdict import Ruling, Scope, Verdict
+
+Ask = Callable[[TokenRequest], Awaitable[tuple[int, bytes, str]]]
+ReadSecrets = Callable[[], Awaitable[AccountSecrets]]
+
+
+class HeldToken:
+    """Of one `auth`; it is the owner (`TokenOwner`) of its `tokens`."""
+
+    def __init__(
+        self,
+        name: str,
+        auth: Auth,
+        oauth2: OAuth2,
+        read: ReadSecrets,
+        *,
+        disk: Disk,
+        telemetry: Telemetry,
+        ask: Ask,
+    ) -> None:
+        self.auth = auth
+        self.got_with: frozenset[bytes] = frozenset()
+        """Digests of the secrets of the last request, and of those with the refresh token that it brought."""
+        self._name, self._oauth2, self._read = name, oauth2, read
+        path = oauth2.refresh_token_file
+        self._file = None if path is None else RefreshTokenFile(path, disk)
+        self._events, self._metrics, self._clock = telemetry
+        self._sent = AccountSecrets()
+        self._durable: str | None = None
+        """The refresh token that is known to be on disk: it may be sent."""
+        self.tokens = Tokens(Asked(oauth2, auth.user, ask), self, self._clock)
+
+    async def token(self, upstream: Upstream) -> BearerToken:
+        """Return a token for a login now.  Raises UpstreamUnavailable and SecretError."""
+        if self.got_with and (await self._read()).digest() not in self.got_with:
+            self.tokens.forget()
+        try:
+            text = await self.tokens.token()
+        except TokenUnavailable as unavailable:
+            raise self._unavailable(unavailable.denied) from None
+        return BearerToken(self.auth.user, text, upstream.host, upstream.port)
+
+    def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None:
+        ends_at_ns = self._clock.wall_ns() + life_seconds * SECOND_NS
+        self._metrics.token_granted(self._name, ends_at_ns)
+        self._events.token_granted(upstream=self._name, life_seconds=life_seconds, is_rotated=is_rotated)
+
+    def token_denied(self, denied: Denied, *, is_lasting: bool) -> None:
+        self._metrics.token_denied(self._name)
+        if is_lasting:
+            self._events.token_late(upstream=self._name, reason=self._words(denied))
+
+    def refresh_token_unrecorded(self, error: str) -> None:
+        self._events.refresh_token_unrecorded(upstream=self._name, error=error)
+
+    async def secrets(self) -> AccountSecrets:
+        secrets = await self._read()
+        if self._file is not None and secrets.refresh_token != self._durable:
+            await asyncio.to_thread(self._file.make_durable)
+            self._durable = secrets.refresh_token
+        self._sent, self.got_with = secrets, frozenset({secrets.digest()})
+        return secrets
+
+    async def keep(self, old: str, new: str) -> str:
+        if self._file is None:
+            return "there is no refresh_token_file"
+        self.got_with |= {replace(self._sent, refresh_token=new).digest()}
+        try:
+            if await asyncio.to_thread(self._file.rotate, old, new):
+                self._durable = new
+        except (OSError, ValueError) as error:
+            return clean(str(error))
+        return ""
+
+    def _words(self, denied: Denied) -> str:
+        is_service_account = self._oauth2.grant is GrantType.SERVICE_ACCOUNT
+        return denied.advised(self._name, is_service_account=is_service_account)
+
+    def _unavailable(self, denied: Denied) -> UpstreamUnavailable:
+        verdict = Verdict.STOP if denied.is_final else Verdict.PAUSE
+        asked_ns = denied.retry_after_seconds * SECOND_NS
+        ruling = Ruling(verdict, Scope.UPSTREAM, retry_after_ns=asked_ns) if asked_ns else None
+        text = f"no access token: {self._words(denied)}"
+        return UpstreamUnavailable(Answer(verdict, Phase.AUTH, None, clean(text), ruling=ruling))

@@ -1,4 +1,0 @@
-"""Certificates towards upstreams.
-
-client_certificates    what the relay shows: read live, the last good pair stays
-"""

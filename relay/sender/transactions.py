@@ -1,0 +1,298 @@
+"""The transactions of one account: each on a connection, with its slot, from MAIL to its settlement.
+
+Guarantees: no MAIL and no final dot is sent past the reservation's deadline, by a clock that counts suspend.
+The connection goes back to its pool or ends, and the slot ends with the transaction; or, where the upstream
+may go on with it unheard, at its deadline.  The message leaves ACTIVE, and what the upstream replied is
+settled durably, however late; if it cannot be, `on_fault` is told, and only a restart may go on.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from relay.clock import SECOND_NS
+from relay.mail.dsn import NOTHING_ASKED
+from relay.mail.envelope import QueueId
+from relay.mail.text import clean
+from relay.queue.queued import WaitReason
+from relay.queue.routes import Because
+from relay.sender.attempt import Attempt
+from relay.sender.known_offers import KnownOffers
+from relay.sender.loading import Loading
+from relay.sender.pausing import Pausing
+from relay.sender.settling import AccountBacklog
+from relay.sender.throttle_thread import ThrottleThread
+from relay.smtp.dot_stuffing import UnsendableContent
+from relay.smtp.reply import Phase
+from relay.spool.interface import Absent, Corrupt, Unavailable
+from relay.telemetry.telemetry import Telemetry
+from relay.throttle.throttle import Reservation
+from relay.upstream.connection import Connection
+from relay.upstream.pool import Pool
+from relay.upstream.transaction import Transaction
+from relay.verdicts.decision import Decision, Standing, decide
+from relay.verdicts.outcome import Answer, Outcome, is_any_relayed, of_full_session
+from relay.verdicts.verdict import Verdict
+
+SUSPENDED_NS = SECOND_NS
+"""Of a deadline a host that is awake hears sooner than so long after it."""
+
+
+class Overslept(Exception):  # noqa: N818 - what this host did
+    """A reservation's deadline is past though no timer said so: the host was suspended."""
+
+
+class Transactions:
+    def __init__(
+        self,
+        backlog: AccountBacklog,
+        *,
+        throttle: ThrottleThread,
+        pool: Pool[Connection],
+        pausing: Pausing,
+        offers: KnownOffers,
+        telemetry: Telemetry,
+        on_end: Callable[[], None],
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        """`on_end` is called where a connection, or room for another message, is free again."""
+        self.loading = Loading(backlog, telemetry.clock)
+        self.transaction_ns = 0
+        """How long a transaction takes: an average in which the last ones count most."""
+        self._upstream, self._line, self._spool_thread, self._settling, self._queue = backlog
+        self._throttle, self._pool, self._pausing, self._offers = throttle, pool, pausing, offers
+        _, self._metrics, self._clock = telemetry
+        self._on_end, self._on_fault = on_end, on_fault
+        self._unsettled: dict[QueueId, asyncio.Task[None]] = {}
+        """By the key of the part, what was begun and is not settled."""
+        self._transacting: set[QueueId] = set()
+        """Of these, those that need their connections yet."""
+
+    @property
+    def unsettled(self) -> int:
+        """Return how many transactions there are, and what of them is not settled."""
+        return len(self._unsettled)
+
+    @property
+    def on_connections(self) -> int:
+        return len(self._transacting)
+
+    def begin(self, attempt: Attempt, reservation: Reservation) -> None:
+        # The reservation is on disk: a crash from here on wastes a slot, and can exceed no limit.
+        queued = attempt.queued
+        self._line.granted(queued, reservation.recipients)
+        attempt.reservation = reservation
+        attempt.indices = [attempt.indices[position] for position in reservation.chosen]
+        self._metrics.reserved_after(self._upstream, reservation.reserved_at_ns - queued.since_ns)
+        self._transacting.add(queued.key)
+        self._begin(attempt, self._send(attempt, reservation))
+
+    def refuse(self, attempt: Attempt, unfit: Answer, *, is_for_ever: bool) -> None:
+        """Begin to settle what does not go, without asking the upstream or using a slot.
+
+        It is deferred, so that nobody waits for it, its sender is told, and an edit can still help.  What the
+        upstream can never take goes on through the next one of its route instead, if there is one.
+        """
+        now_ns = attempt.ended_ns = self._clock.boottime_ns()
+        if not (is_for_ever and self._queue.pass_on(attempt.queued, WaitReason(unfit.text), now_ns)):
+            self._begin(attempt, self._settle(attempt, Outcome((unfit,) * len(attempt.indices))))
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Give what is in flight so long; transactions that take longer are cut off."""
+        if self._unsettled:
+            await asyncio.wait(self._unsettled.values(), timeout=grace_seconds)
+            late = [self._unsettled[key] for key in self._transacting]
+            for sending in late:
+                sending.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    async def settled(self) -> None:
+        """Wait until all are settled.  Cancelled, it gives up."""
+        await asyncio.gather(*self._unsettled.values(), return_exceptions=True)
+
+    async def give_up(self) -> None:
+        """Settle nothing more: only a restart may go on with what is not."""
+        for unsettled in self._unsettled.values():
+            unsettled.cancel()
+        await self.settled()
+
+    def _begin(self, attempt: Attempt, run: Coroutine[Any, Any, None]) -> None:
+        self._unsettled[attempt.queued.key] = asyncio.create_task(self._guarded(attempt, run))
+
+    async def _guarded(self, attempt: Attempt, run: Coroutine[Any, Any, None]) -> None:
+        try:
+            await run
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is, what was sent is not settled
+            self._on_fault(error)
+        finally:
+            self._unsettled.pop(attempt.queued.key, None)
+            self._on_end()
+
+    async def _send(self, attempt: Attempt, reservation: Reservation) -> None:
+        """Run a transaction, and settle what it comes to."""
+        try:
+            outcome = await self._carry(attempt, reservation)
+        except asyncio.CancelledError:
+            # Its grace is over, and perhaps only its upstream leaves the policy: others may go on with it.
+            self._line.give_back(attempt.queued, WaitReason("its transaction did not end in time"))
+            if attempt.is_content_out:
+                self._queue.stay_unknown(attempt.queued, reservation.deadline_ns)
+            raise
+        except (Corrupt, Absent, Unavailable) as error:
+            self.loading.unreadable(attempt.queued, error)
+            return
+        finally:
+            self._transacting.discard(attempt.queued.key)
+            self._on_end()
+        await self._settle(attempt, outcome)
+
+    async def _carry(self, attempt: Attempt, reservation: Reservation) -> Outcome:
+        """Run a transaction.  Raises what reading the content raises."""
+        connection, is_over = attempt.connection, True
+        try:
+            outcome = self._by_session(connection, await self._speak(attempt, reservation))
+            is_over = outcome.is_over
+        except BaseException as error:
+            # The connection has ended.  Of a transaction that was cut off the upstream may have the content.
+            is_over = isinstance(error, Exception)
+            raise
+        finally:
+            attempt.ended_ns = self._clock.boottime_ns()
+            # Else the upstream may count it yet: its slot ends by itself, at the deadline.  But what a host
+            # had not sent when it was suspended beyond that, it sends when it wakes, and it is counted then.
+            if is_over or attempt.ended_ns > reservation.deadline_ns + SUSPENDED_NS:
+                self._throttle.ended(reservation)
+            attempt.conn_use = max(1, connection.transactions)
+            if connection.is_usable:
+                self._pool.release(connection)
+            else:
+                self._pool.discard(connection)
+        if is_any_relayed(outcome):
+            known_ns, took_ns = self.transaction_ns, attempt.took_ns
+            self.transaction_ns = known_ns + (took_ns - known_ns) // 8 if known_ns else took_ns
+        return outcome
+
+    def _by_session(self, connection: Connection, outcome: Outcome) -> Outcome:
+        """Return an outcome as it counts where its session is full; learn how many messages one takes."""
+        if is_any_relayed(outcome):
+            connection.relayed += 1
+        elif (untried := of_full_session(outcome)) is not None:
+            if connection.relayed:
+                self._pool.expect_most(connection.transactions - 1)
+                return untried
+            # The first message of a session is refused so too: no session was full.
+            self._pool.expect_most(None)
+        return outcome
+
+    async def _speak(self, attempt: Attempt, reservation: Reservation) -> Outcome:
+        """Speak with the upstream; on an exception the connection has ended too."""
+        connection, envelope = attempt.connection, attempt.sent_envelope
+        # It ends before its slot may be given to another.
+        longest_ns = reservation.deadline_ns - self._clock.boottime_ns()
+        transaction = Transaction(
+            envelope.reverse_path,
+            tuple([envelope.recipients[index] for index in attempt.indices]),
+            attempt.shape,
+            partial(self._content, attempt, reservation),
+            longest_ns=longest_ns,
+            dsn=envelope.dsn.for_some(attempt.indices) if attempt.passes_dsn else NOTHING_ASKED,
+        )
+        try:
+            if longest_ns <= 0:
+                raise Overslept
+            return await connection.transact(transaction)
+        except Overslept:
+            connection.abort()
+            # Nothing was relayed, and it says nothing of the message: no attempt.
+            answer = Answer(Verdict.LATER, Phase.MAIL, None, "this host was suspended in a transaction")
+        except UnsendableContent as error:
+            answer = Answer(Verdict.BOUNCE, Phase.DATA, None, clean(str(error)), own_status="5.6.0")
+        return Outcome((answer,) * len(attempt.indices))
+
+    async def _content(self, attempt: Attempt, reservation: Reservation) -> AsyncIterator[bytes]:
+        """Yield the content; its end, which the final dot follows at once, only in time."""
+        content, rewritten = attempt.message.content, attempt.rewritten
+        if content is not None:
+            yield content if rewritten is None else rewritten.content(content)
+        else:
+            skip_bytes = 0
+            if rewritten is not None:
+                skip_bytes = rewritten.replaced_bytes
+                yield rewritten.front
+            async with contextlib.aclosing(self._spool_thread.content(attempt.queued.queue_id)) as chunks:
+                async for chunk in chunks:
+                    self._check_in_time(reservation)
+                    yield chunk[skip_bytes:] if skip_bytes else chunk
+                    skip_bytes = max(0, skip_bytes - len(chunk))
+        self._check_in_time(reservation)
+        attempt.is_content_out = True
+
+    def _check_in_time(self, reservation: Reservation) -> None:
+        """Raise Overslept where the slot may be given to another by now.
+
+        The timers of the loop stand still while the host is suspended; this clock does not.
+        """
+        if self._clock.boottime_ns() >= reservation.deadline_ns:
+            raise Overslept
+
+    async def _settle(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Decide what an outcome means for the message, its sender and the account; settle it durably."""
+        standing = self._standing(attempt)
+        decision = decide(outcome, standing, self._settling.terms, self._pausing.shield)
+        began_ns = 0
+        if attempt.reservation is not None:
+            began_ns = attempt.reservation.reserved_at_ns
+            self._metrics.attempted(self._upstream, decision.outcome, attempt.took_ns)
+            choice = attempt.queued.choice
+            if choice.instead_of and decision.is_relayed:
+                self._metrics.diverted(self._upstream, choice.instead_of, choice.because)
+            if outcome.is_ambiguous:
+                # Another upstream would relay it twice if this one has it.
+                self._queue.stay_unknown(attempt.queued, attempt.reservation.deadline_ns)
+        if outcome.is_dsn_refused:
+            self._offers.is_dsn_refused = True
+        self._pausing.observe(decision.outcome, began_ns)
+        self._rest_sender(attempt, decision)
+        await self._settling.settle(self._upstream, attempt, decision)
+
+    def _standing(self, attempt: Attempt) -> Standing:
+        queued, pausing, sender = attempt.queued, self._pausing, attempt.queued.sender
+        arrived_ns, ended_ns, rested = queued.arrived_at_ns, attempt.ended_ns, queued.past.rested
+        senders = self._line.sender_pauses
+        return Standing(
+            queue_id=queued.queue_id,
+            recipients=attempt.message.envelope.recipients,
+            left=attempt.left,
+            asked=attempt.indices,
+            tried=queued.past.tried,
+            refusals=queued.past.refusals,
+            in_a_row=pausing.state.in_a_row,
+            sender=sender,
+            span_ns=(attempt.reservation.reserved_at_ns if attempt.reservation else ended_ns, ended_ns),
+            late_ns=ended_ns - arrived_ns,
+            paused_ns=pausing.paused_ns(arrived_ns, ended_ns, rested),
+            resting_ns=pausing.paused_ns(arrived_ns, ended_ns, (*senders.rests_of(sender), *rested)),
+            is_well=pausing.is_well,
+            is_sender_alone=senders.is_alone(sender, pausing.relayed_from_ns),
+            is_probe=queued.choice.because is Because.PROBE,
+        )
+
+    def _rest_sender(self, attempt: Attempt, decision: Decision) -> None:
+        """Pause the mail of a sender that the upstream refuses; go on once it takes some."""
+        queued, refusal = attempt.queued, decision.sender_rests
+        if refusal is not None:
+            until_ns = self._line.sender_pauses.begin(
+                queued.sender,
+                attempt.ended_ns,
+                refusal.text,
+                self._pausing.relayed_from_ns,
+                asked_ns=decision.rest_ns,
+                ages=refusal.is_doubted,
+            )
+            self._pausing.tell_sender(queued.sent_reverse_path, refusal, until_ns - attempt.ended_ns)
+        elif decision.is_relayed:
+            self._line.trust_sender(queued.sender, attempt.ended_ns)
