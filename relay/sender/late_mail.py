@@ -10,7 +10,7 @@ Does not: promise that no sender is told of a message that goes a moment later.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from relay.clock import SECOND_NS, Clock
 from relay.queue.queued import Queued, State
@@ -46,42 +46,46 @@ class LateMail:
 
     async def look(self) -> int:
         """Warn of late messages, in slices between turns of the loop; return how many were warned."""
-        warned, now_ns = 0, self._clock.boottime_ns()
+        warned = 0
         for number, key in enumerate(self._queue.keys()):
             if number % SLICE == 0:
                 await asyncio.sleep(0)
             queued = self._queue.get(queue_id_of(key))
-            if queued is not None and self._is_late(queued, now_ns):
-                if not await self._settling.may_warn():
-                    break
-                warned += await self._warn(queued)
+            if queued is None or not self._is_late(queued):
+                continue
+            (message,) = await self._settling.load([queued.queue_id])
+            if not (isinstance(message, Message) and self._is_late(queued)):
+                continue
+            notes, until_at_ns = self._told(queued, message)
+            if not notes:
+                # Recipients that are done by now were to be told of: it need not be looked at again.
+                self._queue.warned(queued.queue_id)
+            elif await self._settling.warn(message, queued, notes, until_at_ns):
+                warned += 1
+            else:
+                break  # no slot for it, and so for none behind it
         return warned
 
-    def _is_late(self, queued: Queued, now_ns: int) -> bool:
-        warn_after_ns = self._settling.terms.warn_after_ns
+    def _is_late(self, queued: Queued) -> bool:
+        after_ns, age_ns = (
+            self._settling.terms.warn_after_ns,
+            self._clock.boottime_ns() - queued.arrived_at_ns,
+        )
         is_to_be_told = queued.state in (State.WAITING, State.DEFERRED) and not queued.is_warned
-        is_late = warn_after_ns is not None and now_ns - queued.arrived_at_ns >= warn_after_ns
-        return is_late and is_to_be_told and queued.reverse_path != ""
+        return after_ns is not None and age_ns >= after_ns and is_to_be_told and queued.reverse_path != ""
 
-    async def _warn(self, queued: Queued) -> bool:
-        (message,) = await self._settling.load([queued.queue_id])
+    def _told(self, queued: Queued, message: Message) -> tuple[Sequence[Note], int]:
+        """Return what its sender is told, and until when (wall clock) its recipients will be tried."""
         now_ns, wall_ns = self._clock.boottime_ns(), self._clock.wall_ns()
-        if not (isinstance(message, Message) and self._is_late(queued, now_ns)):
-            return False
         pausing = self._pausing(queued.upstream)
         status, why = _why(queued, is_paused=pausing is not None and pausing.state.is_resting)
         late = (Note(index, status, "expired", why, None, wall_ns) for index in message.left)
-        notes = told_of_delay(message.envelope, late)
-        if not notes:
-            # Others of its recipients, that are done by now, were to be told of: nothing to look at again.
-            self._queue.warned(queued.queue_id)
-            return False
         rests = (*self._queue.line_of(queued).sender_pauses.rests_of(queued.sender), *queued.past.rested)
         paused_ns = 0 if pausing is None else pausing.paused_ns(queued.arrived_at_ns, now_ns, rests)
         age_ns = now_ns - queued.arrived_at_ns - paused_ns
         # One that is older has an attempt all the same.
         until_at_ns = wall_ns + max(self._settling.terms.lifetime_ns - age_ns, 0)
-        return await self._settling.warn(message, queued, notes, until_at_ns)
+        return told_of_delay(message.envelope, late), until_at_ns
 
 
 def _why(queued: Queued, *, is_paused: bool) -> tuple[str, str]:

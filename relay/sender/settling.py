@@ -114,7 +114,7 @@ class Settling:
             elif is_there:
                 after = await self._report_so_far(after, queued)
                 late = told_of_delay(message.envelope, delays) if decision.warns else ()
-                if late and not queued.is_warned and await self.may_warn():
+                if late and not queued.is_warned:
                     until_at_ns = now_ns + self.terms.lifetime_ns - decision.age_ns
                     after = await self._warn(after, queued, late, until_at_ns)
                 self._go_on(attempt, decision)
@@ -182,15 +182,8 @@ class Settling:
             )
         self._events.deleted(queue_id=queue_id, message_id=message_id, nrcpt=len(message.left))
 
-    async def may_warn(self) -> bool:
-        """Take a slot for a warning, unless there is too little room."""
-        return await self._owed.may_go(is_warning=True)
-
     async def warn(self, message: Message, queued: Queued, delays: Sequence[Note], until_at_ns: int) -> bool:
-        """Tell the sender, durably and once, that recipients wait; return whether it was not told before.
-
-        Assumes that `may_warn` said yes.
-        """
+        """Tell the sender, durably and once, that recipients wait; return whether it was told now."""
         async with self._lock(message.queue_id):
             message = self._as_settled(message)
             after = await self._warn(message, queued, delays, until_at_ns)
@@ -272,7 +265,7 @@ class Settling:
     async def _warn(
         self, message: Message, queued: Queued, delays: Sequence[Note], until_at_ns: int
     ) -> Message:
-        if message.is_warned or message.envelope.is_null:
+        if message.is_warned or message.envelope.is_null or not await self._owed.may_go(is_warning=True):
             return message
         report = self._reporter.warning(message, delays, until_at_ns)
         if not await self._write(

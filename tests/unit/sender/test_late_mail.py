@@ -2,6 +2,7 @@
 
 import email
 import email.policy
+import errno
 from pathlib import Path
 
 from flufl.bounce import all_failures, scan_message
@@ -9,9 +10,11 @@ from flufl.bounce import all_failures, scan_message
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
 from relay.policy.model import Policy
+from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.smarthost import Script, Smarthost
 from tests.fakes.smarthost_dialogue import Recorded
-from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
+from tests.fakes.unsynced import Unsynced
+from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of, virtual_clock
 
 HOUR_NS = 3600 * SECOND_NS
 RETRY = "retry: {min: 3h, max: 6h, lifetime: 5d, warn_after: 4h}"
@@ -117,3 +120,36 @@ async def test_neither_held_mail_nor_mail_from_nobody_is_told_of(tmp_path: Path)
         clock.advance(10 * HOUR_NS)
 
         assert await relay.late.look() == 0
+
+
+class Unreadable(Unsynced):
+    """A disk that has no descriptor for one file."""
+
+    name = "none"
+
+    def open_update(self, path: str) -> int:
+        if path.endswith(self.name):
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return super().open_update(path)
+
+    def open_read(self, path: str) -> int:
+        if path.endswith(self.name):
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return super().open_read(path)
+
+
+async def test_what_cannot_be_read_now_takes_no_other_message_its_warning(tmp_path: Path) -> None:
+    clock, disk = virtual_clock(), Unreadable()
+    one_an_hour = RETRY + "\nreports: {per_hour: 1}"
+    policy = policy_of(tmp_path, 9, ", shield: null", one_an_hour)
+    async with Relay(policy, disk) as relay:
+        await relay.operator.pause("isp", PauseAsked("anna"))
+        # Long content is not kept in memory.
+        first = relay.accept("first@there.example", content=CONTENT + b"a line of many\r\n" * 40_000)
+        await relay.until(lambda: len(relay.sender.queue) == 1)
+        disk.name = first
+        relay.accept("second@there.example")
+        await relay.until(lambda: len(relay.sender.queue) == 2)
+        clock.advance(5 * HOUR_NS)
+
+        assert await relay.late.look() == 1
