@@ -1,14 +1,12 @@
 """Mail into the queue: the whole spool at a start, then what listeners accept; and into its lines.
 
 A start claims its first page before anything is sent, the others meanwhile, the oldest first.
-A message that only lacks its end gets it before those of the next page go, unless the spool keeps it waiting.
 When the state of an upstream, an edit or time alone has mail stand in another line,
 `route_forever` moves it, some at a time, and sleeps until there is more to move.
 """
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
@@ -31,8 +29,6 @@ from relay.telemetry.telemetry import Telemetry
 
 SWEEP_SECONDS = 3.0
 """The delay that a lost trigger can cost, and for how long a spool that fails is left alone."""
-END_SECONDS = 1.0
-"""How long a page waits for the messages of the one before that only lack their ends."""
 CLAIMED_AT_ONCE = 500
 SORTED_AT_ONCE = 100
 """Messages read between two other calls of the spool, when an edit of the lanes sorts the queue anew."""
@@ -68,8 +64,6 @@ class Arrivals:
         self._sorter = sorter_of(policy.lanes, policy.routes)
         self._numbers = numbers_of(policy.routes)
         self._queue.use(list(policy.upstreams), routes_of(policy.routes))
-        self._found: Counter[str] = Counter()
-        """Of the start."""
         self._began_ns = 0
         self.is_reading = True
         """Whether the start goes on: some of the queue is not known yet."""
@@ -123,12 +117,10 @@ class Arrivals:
         if sorter is not self._sorter:
             # An edit came while they were read, by the rules before it.
             self._begin_sorting()
-        if self._ending:
-            await asyncio.wait(self._ending, timeout=END_SECONDS)
         if not page and self.is_reading:
             self.is_reading = False
             took_ns = self._clock.boottime_ns() - self._began_ns
-            self._events.recovered(counts={"queued": len(self._queue), **self._found}, duration_ns=took_ns)
+            self._events.recovered(counts={"queued": len(self._queue)}, duration_ns=took_ns)
         return bool(page)
 
     async def route_forever(self) -> None:
@@ -185,10 +177,6 @@ class Arrivals:
         envelope, left, owes = message.envelope, message.left, message.owed_report is not None
         if envelope.boot_id == self._clock.boot_id() and envelope.boottime_ns >= self._began_ns:
             self._metrics.accepted(len(envelope.recipients))
-        if self.is_reading:
-            self._found["held"] += message.is_held
-            self._found["resumed"] += 0 < len(left) < len(message.statuses)
-            self._found["finished"] += not left
         if left:
             parts = self._parts(message, place)
             if parts[0].state is State.WAITING:

@@ -144,16 +144,6 @@ class Pausing:
         at_ns = self._clock.boottime_ns() if since_ns is None else since_ns
         self._apply(Event(Happening.KEEP, at_ns, pause=pause))
 
-    def tell_sender(self, reverse_path: str, answer: Answer, length_ns: int) -> None:
-        """Tell that the mail of one sender waits, and that of all others goes on."""
-        self._metrics.sender_paused(self._upstream)
-        self._events.sender_paused(
-            upstream=self._upstream,
-            reverse_path=reverse_path,
-            reason=answer.text,
-            until_at_ns=self._clock.wall_ns() + length_ns,
-        )
-
     def _apply(self, event: Event) -> None:
         self._become(step(self.state, event))
 

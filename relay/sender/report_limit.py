@@ -32,8 +32,6 @@ from relay.throttle.throttle import Reservation, Throttle
 HOUR_NS = 3600 * SECOND_NS
 PUBLISHING_NS = 60 * SECOND_NS
 """A slot whose process died counts as in use for so long; then it leaves an hour later."""
-WARNINGS = "warnings"
-"""As the lane of a request, which has a ceiling."""
 REASON = WaitReason("only its report is left, which waits for reports.per_hour")
 
 
@@ -53,9 +51,9 @@ class OwedReports:
         """Boottime: when there may be a slot, as of the last time that there was none."""
         self._is_asked = self._is_closed = False
 
-    async def may_go(self, *, is_warning: bool = False) -> bool:
-        """Take a slot for a report; False where there is none, or other messages wait for one."""
-        return self._first() is None and await self._take_slot(WARNINGS if is_warning else "")
+    async def may_go(self) -> bool:
+        """Take a slot for a report or warning; False where there is none, or reports wait for one."""
+        return self._first() is None and await self._take_slot()
 
     def wait(self, queued: Queued) -> None:
         """Let the report of a message wait for its turn; recipients that are left go on."""
@@ -111,13 +109,13 @@ class OwedReports:
             del self._waiting[first]
         return first
 
-    async def _take_slot(self, lane: str = "") -> bool:
+    async def _take_slot(self) -> bool:
         self._opens_at_ns = self._clock.boottime_ns() + HOUR_NS
         if self._is_closed:
             return False
         self._is_asked = True
         try:
-            (answer,) = await self._gate.reserve([Request(1, lane=lane)])
+            (answer,) = await self._gate.reserve([Request(1)])
         except HistoryError as error:
             self._tell_uncounted(error)
             return True
@@ -132,10 +130,5 @@ class OwedReports:
 
 
 def _limits(policy: Policy) -> list[PlainLimit]:
-    """Return the limit of all, and that of warnings, which leave half of the slots to reports."""
-    if (most := policy.reports.per_hour) is None:
-        return []
-    half = -(-most // 2)
-    label = f"{most} reports per 3600s"
-    of_warnings = PlainLimit("messages", half, HOUR_NS, f"{half} warnings per 3600s", "lane", WARNINGS)
-    return [PlainLimit("messages", most, HOUR_NS, label), of_warnings]
+    most = policy.reports.per_hour
+    return [] if most is None else [PlainLimit("messages", most, HOUR_NS, f"{most} reports per 3600s")]

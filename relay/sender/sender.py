@@ -31,12 +31,7 @@ AUDIT_SECONDS = 300.0
 """Longest age of the count of what each limit held at most."""
 LOOK_SECONDS = 1.0
 """Longest age of what a snapshot shows of the spool."""
-
-
-def arrangement_of(policy: Policy, name: str) -> Arrangement:
-    """Order the line of an upstream by the policy's lanes, and by what that upstream counts."""
-    upstream = policy.upstreams[name]
-    return Arrangement(lanes_of(policy.lanes), price_of(upstream.limits), upstream.max_recipients)
+TIDY_SECONDS = 3600.0
 
 
 class Sender:
@@ -52,46 +47,36 @@ class Sender:
     ) -> None:
         """`on_fault` is told of what must end the sender: a fault of ours."""
         self.queue = Queues(keys_of)
-        self._reporter = Reporter(
-            hostname, lambda: self.upstreams.take_eight_bit(self._policy.upstreams_of_reports)
-        )
-        self._reporter.sender = policy.reports.sender
         self.spool_thread = SpoolThread(spool, telemetry.spool_trouble, host.workers)
         self.seen = SpoolLook()
-        self._policy = policy
-        self._telemetry = telemetry
-        self._on_fault = on_fault
+        self._policy, self._telemetry, self._on_fault = policy, telemetry, on_fault
         self._chores: list[asyncio.Task[None]] = []
         self._finishing = asyncio.Lock()
         self._is_finished = False
-        self.owed = OwedReports(policy, self.queue, host, telemetry)
+        self._reporter = Reporter(
+            hostname, lambda: self.upstreams.take_eight_bit(self._policy.upstreams_of_reports)
+        )
+        self._owed = OwedReports(policy, self.queue, host, telemetry)
         self.settling = Settling(
             self.queue,
             self.spool_thread,
             telemetry,
             terms=_terms(policy),
-            owed=self.owed,
+            owed=self._owed,
             reporter=self._reporter,
             on_report=lambda: self._arrivals.look(),  # noqa: PLW0108 - they are made later
         )
-        self._arrange()
         backlog = Backlog(self.queue, self.spool_thread, self.settling)
+        self.upstreams = Upstreams(policy, hostname, backlog, host, telemetry, on_fault=self.fail)
         self._arrivals = Arrivals(
             host.trigger(str(policy.spool), host.disk),
             backlog,
             policy,
             telemetry,
-            owed=self.owed,
-            guard=lambda chore: self.upstreams.guard(chore),  # noqa: PLW0108 - they are made later
+            owed=self._owed,
+            guard=self.upstreams.guard,
         )
-        self.upstreams = Upstreams(
-            policy,
-            hostname,
-            backlog,
-            host,
-            telemetry,
-            on_fault=self.fail,
-        )
+        self._go_by(policy)
 
     async def read(self) -> None:
         """Claim the whole queue; relay nothing.  Raises Full, Unavailable."""
@@ -105,8 +90,14 @@ class Sender:
         await self.look()
         await self.upstreams.start()
         self._arrivals.listen()
-        chores = (self._look_forever, self._audit_forever, self._report_forever)
-        for chore in (self._arrivals.run, self._arrivals.route_forever, *chores):
+        for chore in (
+            self._arrivals.run,
+            self._arrivals.route_forever,
+            self._look_forever,
+            self._audit_forever,
+            self._tidy_forever,
+            lambda: self._owed.run(self.settling.report),
+        ):
             self._chores.append(asyncio.create_task(self.upstreams.guard(chore)))
 
     async def stop(self) -> None:
@@ -124,7 +115,7 @@ class Sender:
             await asyncio.gather(*self._chores, return_exceptions=True)
             await self._arrivals.stop()
             await self.upstreams.finish()
-            await self.owed.close()
+            await self._owed.close()
 
     def close(self) -> None:
         """Let go of the spool; another sender may have it from here on."""
@@ -145,10 +136,8 @@ class Sender:
             if self._is_finished:
                 return
             self._policy = policy
-            self.settling.terms = _terms(policy)
-            self._reporter.sender = policy.reports.sender
-            await self.owed.use(policy)
-            self._arrange()
+            await self._owed.use(policy)
+            self._go_by(policy)
             self._arrivals.use(policy)
             await self.upstreams.apply(policy)
 
@@ -182,15 +171,23 @@ class Sender:
     def in_flight(self) -> int:
         return self.upstreams.in_flight
 
-    def _arrange(self) -> None:
-        """Order each line by the policy's lanes, and by what its upstream counts."""
-        for name in self._policy.upstreams:
-            self.queue.line(name).arrange(arrangement_of(self._policy, name))
+    async def look(self) -> None:
+        """Read figures off the spool, for showing; what cannot be read stays as it was."""
+        try:
+            self.seen = await self.spool_thread.call(lambda spool: spool.look())
+        except (Full, Unavailable) as trouble:
+            self.spool_thread.tell(trouble)
+
+    def _go_by(self, policy: Policy) -> None:
+        self.settling.terms = _terms(policy)
+        self._reporter.sender = policy.reports.sender
+        for name in policy.upstreams:
+            self.queue.line(name).arrange(arrangement_of(policy, name))
 
     async def _look_forever(self) -> None:
         events, metrics, clock = self._telemetry
         steps = StepWatch(clock)
-        drafts_at_ns = now_ns = clock.boottime_ns()
+        now_ns = clock.boottime_ns()
         while True:
             due_at = asyncio.get_running_loop().time() + LOOK_SECONDS
             await asyncio.sleep(LOOK_SECONDS)
@@ -199,37 +196,33 @@ class Sender:
             before_ns, now_ns = now_ns, clock.boottime_ns()
             if now_ns - before_ns > (LOOK_SECONDS + lag_seconds) * SECOND_NS + SUSPEND_NS:
                 # The timers of the loop stood still while this host was suspended.
-                self.upstreams.wake()
+                self.wake()
                 self.reroute()
-                self.owed.wake()
+                self._owed.wake()
             if stepped_ns := steps.stepped_ns():
                 metrics.clock_stepped()
                 events.clock_stepped(by_ns=stepped_ns)
-                # A limit's hours may have begun, or its day may be another.
-                self.upstreams.wake()
             await self.look()
             await self.upstreams.look_at_secrets()
-            if now_ns - drafts_at_ns > 3600 * SECOND_NS:
-                drafts_at_ns = now_ns
-                try:
-                    await self.spool_thread.call(lambda spool: spool.tidy())
-                except (Full, Unavailable) as trouble:
-                    self.spool_thread.tell(trouble)
 
     async def _audit_forever(self) -> None:
         while True:
             await self.upstreams.audit()
             await asyncio.sleep(AUDIT_SECONDS)
 
-    async def _report_forever(self) -> None:
-        await self.owed.run(self.settling.report)
+    async def _tidy_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TIDY_SECONDS)
+            try:
+                await self.spool_thread.call(lambda spool: spool.tidy())
+            except (Full, Unavailable) as trouble:
+                self.spool_thread.tell(trouble)
 
-    async def look(self) -> None:
-        """Read figures off the spool, for showing; what cannot be read stays as it was."""
-        try:
-            self.seen = await self.spool_thread.call(lambda spool: spool.look())
-        except (Full, Unavailable) as trouble:
-            self.spool_thread.tell(trouble)
+
+def arrangement_of(policy: Policy, name: str) -> Arrangement:
+    """Order the line of an upstream by the policy's lanes, and by what that upstream counts."""
+    upstream = policy.upstreams[name]
+    return Arrangement(lanes_of(policy.lanes), price_of(upstream.limits), upstream.max_recipients)
 
 
 def _terms(policy: Policy) -> Terms:

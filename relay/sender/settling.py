@@ -265,7 +265,7 @@ class Settling:
     async def _warn(
         self, message: Message, queued: Queued, delays: Sequence[Note], until_at_ns: int
     ) -> Message:
-        if message.is_warned or message.envelope.is_null or not await self._owed.may_go(is_warning=True):
+        if message.is_warned or message.envelope.is_null or not await self._owed.may_go():
             return message
         report = self._reporter.warning(message, delays, until_at_ns)
         if not await self._write(

@@ -63,7 +63,7 @@ class Transactions:
         """How long a transaction takes: an average in which the last ones count most."""
         self._upstream, self._line, self._spool_thread, self._settling, self._queue = backlog
         self._throttle, self._pool, self._pausing, self._offers = throttle, pool, pausing, offers
-        _, self._metrics, self._clock = telemetry
+        self._events, self._metrics, self._clock = telemetry
         self._on_end, self._on_fault = on_end, on_fault
         self._unsettled: dict[QueueId, asyncio.Task[None]] = {}
         """By the key of the part, what was begun and is not settled."""
@@ -293,6 +293,12 @@ class Transactions:
                 asked_ns=decision.rest_ns,
                 ages=refusal.is_doubted,
             )
-            self._pausing.tell_sender(queued.sent_reverse_path, refusal, until_ns - attempt.ended_ns)
+            self._metrics.sender_paused(self._upstream)
+            self._events.sender_paused(
+                upstream=self._upstream,
+                reverse_path=queued.sent_reverse_path,
+                reason=refusal.text,
+                until_at_ns=self._clock.wall_ns() + until_ns - attempt.ended_ns,
+            )
         elif decision.is_relayed:
             self._line.trust_sender(queued.sender, attempt.ended_ns)
