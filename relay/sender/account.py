@@ -10,7 +10,8 @@ history.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,7 @@ ENOUGH_NS = 30 * SECOND_NS
 """After a refused connection, while others work: open no more for at least this long."""
 SHORT_WAIT_NS = SECOND_NS
 """A shorter wait for room is not logged."""
+_Answer = Reservation | Wait | TooLarge
 
 
 class Account:
@@ -180,7 +182,8 @@ class Account:
                     waits.append(Waits(attempt.queued, answer.until_ns, answer.place, _no_room(answer)))
                     self.pool.release(attempt.connection, was_used=False)
         self._line.wait(waits)
-        self._tell_waiting(waits[:1])
+        if waits:
+            self._tell_waiting(waits[0])
         return now_ns
 
     def _most_now(self) -> int:
@@ -215,29 +218,23 @@ class Account:
             self.pool.release(connection, was_used=False)
         return attempts
 
-    async def _reserve(
-        self, attempts: Sequence[Attempt]
-    ) -> Iterable[tuple[Attempt, Reservation | Wait | TooLarge]]:
+    async def _reserve(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, _Answer]]:
         """Have the throttle decide; give all back where a stop, or a refusal of another, overtakes it."""
-        answers: list[Reservation | Wait | TooLarge] = []
-        why = ""
-        try:
-            if attempts and not self._must_not_begin:
-                began_ns = self._clock.boottime_ns()
+        answers: list[_Answer] = []
+        if attempts and not self._must_not_begin:
+            began_ns = self._clock.boottime_ns()
+            try:
                 answers = await self.throttle.reserve([self._request(attempt) for attempt in attempts])
-                self._metrics.decided(self.name, self._clock.boottime_ns() - began_ns)
-        except HistoryError:
-            why = "the history of the limits failed"
-            raise
-        finally:
-            if why or self._must_not_begin:
-                self._give_back(attempts, answers, why)
-                answers = []
-        return zip(attempts, answers, strict=False)
+            except HistoryError:
+                self._give_back(attempts, (), "the history of the limits failed")
+                raise
+            self._metrics.decided(self.name, self._clock.boottime_ns() - began_ns)
+        if self._must_not_begin:
+            self._give_back(attempts, answers, "")
+            return []
+        return list(zip(attempts, answers, strict=True))
 
-    def _give_back(
-        self, attempts: Sequence[Attempt], answers: Iterable[Reservation | Wait | TooLarge], why: str
-    ) -> None:
+    def _give_back(self, attempts: Sequence[Attempt], answers: Iterable[_Answer], why: str) -> None:
         for answer in answers:
             if isinstance(answer, Reservation):
                 # The slot is wasted, and nothing was sent.
@@ -258,20 +255,19 @@ class Account:
         # Never over by the upstream's count: a limit for each sender is for the one that it sees.
         return request_for(attempt.sent_envelope, attempt.indices, most, lane, attempt.shape.size_bytes)
 
-    def _tell_waiting(self, waits: Collection[Waits]) -> None:
+    def _tell_waiting(self, first: Waits) -> None:
         """Log once that a message waits for room."""
-        for queued, until_ns, _, why in waits:
-            wait_ns = until_ns - self._clock.boottime_ns()
-            if queued.queue_id != self._told.get(queued.lane) and wait_ns >= SHORT_WAIT_NS:
-                self._told[queued.lane] = queued.queue_id
-                self._metrics.had_to_wait(self.name)
-                self._events.waiting(
-                    queue_id=queued.queue_id,
-                    upstream=self.name,
-                    reason=why.text,
-                    until_at_ns=self._clock.wall_ns() + wait_ns,
-                    lane=self._line.lane_of(queued) or None,
-                )
+        queued, wait_ns = first.message, first.until_ns - self._clock.boottime_ns()
+        if queued.queue_id != self._told.get(queued.lane) and wait_ns >= SHORT_WAIT_NS:
+            self._told[queued.lane] = queued.queue_id
+            self._metrics.had_to_wait(self.name)
+            self._events.waiting(
+                queue_id=queued.queue_id,
+                upstream=self.name,
+                reason=first.why.text,
+                until_at_ns=self._clock.wall_ns() + wait_ns,
+                lane=self._line.lane_of(queued) or None,
+            )
 
     def _tell_cut_off(self, answer: Answer) -> None:
         """Tell what our own windows held where the upstream says that it was too much."""
@@ -307,16 +303,12 @@ class Account:
 
     async def _sleep_until(self, at_ns: int | None) -> None:
         left_ns = None if at_ns is None else at_ns - self._clock.boottime_ns()
-        if left_ns is None:
-            await self._wake.wait()
-        elif left_ns <= 0:
+        if left_ns is not None and left_ns <= 0:
             await asyncio.sleep(0)
-        else:
-            timer = asyncio.get_running_loop().call_later(seconds(left_ns), self._wake.set)
-            try:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if left_ns is None else seconds(left_ns)):
                 await self._wake.wait()
-            finally:
-                timer.cancel()
 
     # Its connections.
 
@@ -341,7 +333,7 @@ class Account:
             case NoRoomToConnect(wait=wait):
                 if (first := self._line.first(self._clock.boottime_ns())) is not None:
                     first.why = _no_room(wait)
-                    self._tell_waiting([Waits(first, wait.until_ns, None, first.why)])
+                    self._tell_waiting(Waits(first, wait.until_ns, None, first.why))
                 return max(0, wait.until_ns - self._clock.boottime_ns())
             case UpstreamUnavailable() if is_lack_of_means(error.__cause__):
                 # The upstream had no part in it.

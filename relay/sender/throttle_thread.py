@@ -43,8 +43,8 @@ class ThrottleThread(View):
         self.counted: dict[str, int] = {}
         """By the label of each limit, the most slots that were occupied at once, as of the last audit."""
         self._crowded: set[str] = set()
-        self._flush: asyncio.TimerHandle | None = None
-        self._flushing: asyncio.Future[None] | None = None
+        self._flushing: asyncio.Task[None] | None = None
+        """What writes ends soon."""
 
     async def open(self) -> None:
         """Read the history, for `usage` and `opens_at_ns` to know the past.  Raises HistoryError."""
@@ -62,8 +62,8 @@ class ThrottleThread(View):
 
     def ended(self, reservation: Reservation) -> None:
         self._throttle.settle(reservation, self._clock.boottime_ns())
-        if self._flush is None:
-            self._flush = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._start_flush)
+        if self._flushing is None:
+            self._flushing = asyncio.create_task(self._flush_soon())
 
     async def audit_peaks(self) -> list[str]:
         """Count what each limit held at most; return those that have too many keys since the last call."""
@@ -78,12 +78,9 @@ class ThrottleThread(View):
         await self._call(lambda: self._throttle.replan(limits, guard_ns, transaction_ns=transaction_ns))
 
     async def close(self) -> None:
-        if self._flush is not None:
-            self._flush.cancel()
-        try:
-            await self._call(self._throttle.flush)
-        except HistoryError as error:
-            self._on_error(error)
+        if self._flushing is not None:
+            self._flushing.cancel()
+        await self._flush()
         await self._call(self._throttle.close)
         self._thread.close()
 
@@ -93,14 +90,13 @@ class ThrottleThread(View):
             self._on_begun()
         return returned
 
-    def _start_flush(self) -> None:
-        self._flush = None
-        self._flushing = self._thread.call(self._throttle.flush)
-        self._flushing.add_done_callback(self._flushed)
+    async def _flush_soon(self) -> None:
+        await asyncio.sleep(FLUSH_SECONDS)
+        self._flushing = None
+        await self._flush()
 
-    def _flushed(self, call: "asyncio.Future[None]") -> None:
-        error = None if call.cancelled() else call.exception()
-        if isinstance(error, HistoryError):
+    async def _flush(self) -> None:
+        try:
+            await self._call(self._throttle.flush)
+        except HistoryError as error:
             self._on_error(error)
-        elif error is not None:
-            raise error
