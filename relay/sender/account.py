@@ -10,7 +10,6 @@ history.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -25,12 +24,11 @@ from relay.queue.queued import WaitReason
 from relay.queue.upstream_queue import Waits
 from relay.sender.attempt import Attempt
 from relay.sender.connections import NoRoomToConnect, open_with_slot
-from relay.sender.host import Host
+from relay.sender.host import Host, woken
 from relay.sender.known_offers import KnownOffers
 from relay.sender.logins import Logins
 from relay.sender.pausing import Pausing
 from relay.sender.settling import AccountBacklog
-from relay.sender.spool_thread import seconds
 from relay.sender.state_file import AccountFile, pause_path
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.transactions import Transactions
@@ -155,7 +153,7 @@ class Account:
                     looks_again_at_ns = await self._beat()
                 except HistoryError as error:
                     looks_again_at_ns = self._fail_history(error)
-                await self._sleep_until(looks_again_at_ns)
+                await woken(self._wake, looks_again_at_ns, self._clock)
         finally:
             self._has_ended.set()
 
@@ -300,15 +298,6 @@ class Account:
         self._metrics.history_failed(self.name)
         self._events.history_failed(upstream=self.name, error=str(error))
         return False
-
-    async def _sleep_until(self, at_ns: int | None) -> None:
-        left_ns = None if at_ns is None else at_ns - self._clock.boottime_ns()
-        if left_ns is not None and left_ns <= 0:
-            await asyncio.sleep(0)
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if left_ns is None else seconds(left_ns)):
-                await self._wake.wait()
 
     # Its connections.
 

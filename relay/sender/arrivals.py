@@ -6,10 +6,10 @@ When the state of an upstream, an edit or time alone has mail stand in another l
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
+from relay.clock import SECOND_NS
 from relay.mail.dsn import Notify
 from relay.mail.envelope import QueueId
 from relay.mail.header import Names, names_of
@@ -20,14 +20,14 @@ from relay.queue.queues import queue_id_of
 from relay.queue.routes import Because, Part
 from relay.queue.sorting import Sorted, Sorter
 from relay.sender.attempt import which_of
+from relay.sender.host import seconds, woken
 from relay.sender.report_limit import REASON, OwedReports
 from relay.sender.settling import Backlog
-from relay.sender.spool_thread import seconds
 from relay.spool.interface import Full, Message, Unavailable
 from relay.spool.root.trigger import TriggerPort
 from relay.telemetry.telemetry import Telemetry
 
-SWEEP_SECONDS = 3.0
+SWEEP_NS = 3 * SECOND_NS
 """The delay that a lost trigger can cost, and for how long a spool that fails is left alone."""
 CLAIMED_AT_ONCE = 500
 SORTED_AT_ONCE = 100
@@ -96,11 +96,9 @@ class Arrivals:
             except (Full, Unavailable) as trouble:
                 # What is queued already goes on.
                 self._spool_thread.tell(trouble)
-                await asyncio.sleep(SWEEP_SECONDS)
+                await asyncio.sleep(seconds(SWEEP_NS))
                 continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SWEEP_SECONDS):
-                    await self._new_mail.wait()
+            await woken(self._new_mail, self._clock.boottime_ns() + SWEEP_NS, self._clock)
             self._new_mail.clear()
 
     async def take(self) -> None:
@@ -134,11 +132,7 @@ class Arrivals:
             if self._queue.is_behind:
                 await asyncio.sleep(0)
                 continue
-            until_ns = self._queue.next_look_ns()
-            left_ns = None if until_ns is None else until_ns - self._clock.boottime_ns()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if left_ns is None else seconds(left_ns)):
-                    await self._may_stand_elsewhere.wait()
+            await woken(self._may_stand_elsewhere, self._queue.next_look_ns(), self._clock)
 
     def reroute(self) -> None:
         """Have `route_forever` look at once."""

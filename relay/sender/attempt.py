@@ -93,12 +93,8 @@ def which_of(message: Message, in_order: Sequence[int], shown: Sequence[int]) ->
 def keys_of(queued: Queued) -> list[Place]:
     """Return the keys of limits that a message may have to wait for, whichever of its recipients go."""
     sender, sender_domain, client, user = sender_keys_of(queued.sent_reverse_path, queued.client, queued.user)
-    keys = [
-        Place("sender", sender),
-        Place("sender_domain", sender_domain),
-        Place("client", client),
-        Place("user", user),
-    ]
+    keys = [Place("sender", sender), Place("sender_domain", sender_domain)]
+    keys += [Place("client", client), Place("user", user)]
     domains = {domain for domain, _ in queued.domains}
     if len(domains) == 1:
         keys.append(Place("recipient_domain", domains.pop()))

@@ -4,12 +4,14 @@ The network is the running event loop's.  A simulation has a loop and ports of i
 drawn time and run in the loop's own thread, in turn.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
 
-from relay.clock import Clock
+from relay.clock import SECOND_NS, Clock
 from relay.sender.group_commit import CallThread, Worker
 from relay.spool.disk.durable import Disk
 from relay.spool.disk.threads import started
@@ -44,3 +46,19 @@ class Host:
     workers: Workers = THREADS
     trigger: Callable[[str, Disk], TriggerPort] = Trigger
     """Of the spool's folder."""
+
+
+def seconds(span_ns: int) -> float:
+    """Return a span in seconds, never negative, for the event loop's timers."""
+    return max(0, span_ns) / SECOND_NS
+
+
+async def woken(wake: asyncio.Event, until_ns: int | None, clock: Clock) -> None:
+    """Return once the event is set, or at an instant (boottime); None: there is no such instant."""
+    left_ns = None if until_ns is None else until_ns - clock.boottime_ns()
+    if left_ns is not None and left_ns <= 0:
+        await asyncio.sleep(0)
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(None if left_ns is None else seconds(left_ns)):
+            await wake.wait()

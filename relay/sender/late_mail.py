@@ -16,9 +16,9 @@ from relay.clock import SECOND_NS, Clock
 from relay.queue.queued import Queued, State
 from relay.queue.queues import Queues, queue_id_of
 from relay.queue.upstream_queue import SLICE
+from relay.sender.host import seconds
 from relay.sender.pausing import Pausing
 from relay.sender.settling import Settling, told_of_delay
-from relay.sender.spool_thread import seconds
 from relay.spool.interface import Message, Note
 from relay.verdicts.decision import UNKNOWN_STATUS
 

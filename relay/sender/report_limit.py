@@ -11,7 +11,6 @@ A history that cannot be read or written limits nothing: a report is owed, the l
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 
 from relay.clock import SECOND_NS
@@ -19,8 +18,8 @@ from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.queue.queued import Queued, WaitReason
 from relay.queue.queues import Queues
-from relay.sender.host import Host
-from relay.sender.spool_thread import UNREADABLE_RETRY_NS, seconds
+from relay.sender.host import Host, woken
+from relay.sender.spool_thread import UNREADABLE_RETRY_NS
 from relay.sender.throttle_thread import ThrottleThread
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import Request, Wait
@@ -80,13 +79,14 @@ class OwedReports:
             if self._first() is None:
                 await self._wake.wait()
             elif not await self._take_slot():
-                await self._sleep(self._opens_at_ns - self._clock.boottime_ns())
+                await woken(self._wake, self._opens_at_ns, self._clock)
             elif (queue_id := self._first()) is not None:  # still: an operator may have ended the last one
                 del self._waiting[queue_id]
                 if not await report(queue_id):
                     # Others first, and not all slots of the hour for a disk that reads nothing now.
                     self._waiting[queue_id] = None
-                    await self._sleep(UNREADABLE_RETRY_NS)
+                    again_at_ns = self._clock.boottime_ns() + UNREADABLE_RETRY_NS
+                    await woken(self._wake, again_at_ns, self._clock)
 
     async def use(self, policy: Policy) -> None:
         await self._gate.replan(_limits(policy), 0)
@@ -97,11 +97,6 @@ class OwedReports:
         self._is_closed = True
         if self._is_asked:
             await self._gate.close()
-
-    async def _sleep(self, span_ns: int) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds(span_ns)):
-                await self._wake.wait()
 
     def _first(self) -> QueueId | None:
         """Return the message whose report is next, and forget those that have ended."""

@@ -119,8 +119,3 @@ class SpoolThread:
     def close(self) -> None:
         self._thread.close()
         self._spool.close()
-
-
-def seconds(span_ns: int) -> float:
-    """Return a span in seconds, never negative, for the event loop's timers."""
-    return max(0, span_ns) / SECOND_NS
