@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
-from relay.mail.dsn import Notify
 from relay.mail.envelope import QueueId
 from relay.mail.header import Names, names_of
 from relay.policy.lane import numbers_of, routes_of, sorter_of
@@ -211,7 +210,7 @@ class Arrivals:
             state,
             now_ns + wait_ns if is_deferred else 0,
             WaitReason("deferred before the last start") if is_deferred else NO_REASON,
-            is_warned=message.is_warned or not _is_any_told_of_delay(message),
+            is_warned=message.is_warned,
             listed=ListedWords(place.names, envelope.arrival_at_ns, which.shown).text(),
             domains=which.domains,
             part=part,
@@ -259,14 +258,3 @@ def _place(message: Message, sorter: Sorter) -> _Place:
 
 def sort(message: Message, sorter: Sorter) -> Sorted:
     return sorter.sort(message.envelope, lambda: message.head)
-
-
-def _is_any_told_of_delay(message: Message) -> bool:
-    envelope, indices = message.envelope, message.left
-    if not envelope.dsn.recipients:
-        # Asked alike for all: of a long list the first says it.
-        indices = indices[:1]
-    for index in indices:  # noqa: SIM110 - asked of each message that comes: no generator
-        if envelope.tells_of(index, Notify.DELAY):
-            return True
-    return False

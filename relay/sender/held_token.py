@@ -1,7 +1,7 @@
 """The access token of one account, shared by all its connections, and what it is got with.
 
-Guarantees: a refresh token is durable before it is sent; what a person has to do is told with the upstream's
-name.
+Guarantees: a new refresh token is durable before it is sent; what a person has to do is told with the
+upstream's name.
 Does not: decide when a token is fetched (`relay.upstream.oauth.tokens`), or how a refusal ends.
 """
 
@@ -52,8 +52,6 @@ class HeldToken:
         self._file = None if path is None else RefreshTokenFile(path, disk)
         self._events, self._metrics, self._clock = telemetry
         self._sent = AccountSecrets()
-        self._durable: str | None = None
-        """The refresh token that is known to be on disk: it may be sent."""
         self.tokens = Tokens(Asked(oauth2, auth.user, ask), self, self._clock)
 
     async def token(self, upstream: Upstream) -> BearerToken:
@@ -81,9 +79,6 @@ class HeldToken:
 
     async def secrets(self) -> AccountSecrets:
         secrets = await self._read()
-        if self._file is not None and secrets.refresh_token != self._durable:
-            await asyncio.to_thread(self._file.make_durable)
-            self._durable = secrets.refresh_token
         self._sent, self.got_with = secrets, frozenset({secrets.digest()})
         return secrets
 
@@ -92,8 +87,7 @@ class HeldToken:
             return "there is no refresh_token_file"
         self.got_with |= {replace(self._sent, refresh_token=new).digest()}
         try:
-            if await asyncio.to_thread(self._file.rotate, old, new):
-                self._durable = new
+            await asyncio.to_thread(self._file.rotate, old, new)
         except (OSError, ValueError) as error:
             return clean(str(error))
         return ""

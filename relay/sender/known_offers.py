@@ -22,7 +22,6 @@ APART_NS = 5 * 60 * SECOND_NS
 
 class KnownOffers:
     def __init__(self) -> None:
-        self.has_eight_bit = False
         self.is_dsn_refused = False
         """It refused parameters of DSN (RFC 3461) that it had offered: the relay tells senders itself."""
         self._last: deque[tuple[int, dict[Need, float]]] = deque(maxlen=LOOKS)
@@ -30,13 +29,12 @@ class KnownOffers:
 
     def forget(self) -> None:
         """Another server is used from now on."""
-        self.has_eight_bit = self.is_dsn_refused = False
+        self.is_dsn_refused = False
         self._last.clear()
 
     def seen(self, connection: Connection) -> None:
         """Learn from a new connection."""
         at_ns, offered = connection.opened_at_ns, connection.extensions
-        self.has_eight_bit = offered.eight_bit
         carries: dict[Need, float] = {
             Need.SMTPUTF8: math.inf if offered.smtputf8 else 0,
             Need.EIGHT_BIT: math.inf if offered.eight_bit else 0,

@@ -1,12 +1,11 @@
 """A refresh token on disk: replaced whole, durable before it is used, and never in the place of a newer one.
 
-Guarantees: what `make_durable`, `rotate` or `write` returned for is durable; at any instant a crash leaves
+Guarantees: what `rotate` or `write` returned for is durable; at any instant a crash leaves
 the token that was there or the new one, whole, in a file of mode 0600; a token that somebody else put there
 meanwhile (`relay login`, another relay) stays.
 Assumes: whoever writes it takes the lock beside it, PATH.lock, as both ends of this do.
 """
 
-import errno
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -14,13 +13,11 @@ from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import put_in_place
 
 LARGEST_BYTES = 16 * 1024
-_NOT_TO_BE_WRITTEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EINVAL})
 
 
 class RefreshTokenFile:
     def __init__(self, path: Path, disk: Disk) -> None:
-        self._path, self._folder = str(path), str(path.parent)
-        self._disk = disk
+        self._path, self._disk = str(path), disk
 
     def read(self) -> str | None:
         """Return the token, or None where there is no file.  Raises OSError and ValueError."""
@@ -40,19 +37,6 @@ class RefreshTokenFile:
                 return False
             self._put(new)
             return True
-
-    def make_durable(self) -> None:
-        """Make what is there durable: who put it there may have died before its sync.  Raises OSError.
-
-        A file that nobody may write is as durable as it will be.
-        """
-        try:
-            with opened(self._disk, self._disk.open_read(self._path)) as fd:
-                self._disk.sync(fd)
-            self._disk.sync_directory(self._folder)
-        except OSError as error:
-            if error.errno not in _NOT_TO_BE_WRITTEN:
-                raise
 
     def write(self, token: str) -> None:
         """Put a token there, whatever there was.  Raises OSError."""

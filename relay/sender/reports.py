@@ -5,7 +5,7 @@ after a crash is the same message.  A recipient whose note was lost is reported 
 Does not: choose the recipients that it tells of (`relay.spool.interface.owed_report`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from relay.mail.envelope import Envelope
 from relay.mail.report import Action, Failure, Reason, ReportedMessage, delay_warning, final_report
@@ -18,10 +18,8 @@ _UNKNOWN = {Action.FAILED: "5.0.0", Action.RELAYED: "2.0.0"}
 
 
 class Reporter:
-    def __init__(self, hostname: str, takes_eight_bit: Callable[[], bool] = lambda: True) -> None:
-        """`takes_eight_bit` says whether the upstream that reports leave by is known to offer 8BITMIME."""
+    def __init__(self, hostname: str) -> None:
         self._hostname = hostname
-        self._takes_eight_bit = takes_eight_bit
         self.sender: str | None = None
         """The policy's `reports.from`, which may change."""
 
@@ -33,8 +31,8 @@ class Reporter:
             for index, status in zip(owed.indices, owed.statuses, strict=True)
         ]
         at_ns = max(ending.at_ns for ending in endings)
-        # Returned whole, 8 bits may not leave; the header is encoded.
-        may_return = message.content is not None and (content.isascii() or self._takes_eight_bit())
+        # Returned whole, 8 bits might not leave by every upstream; the header is encoded.
+        may_return = message.content is not None and content.isascii()
         reported = ReportedMessage(message.queue_id, message.envelope, content, may_return)
         suffix = owed.report_id.removeprefix(message.queue_id)
         written = final_report(

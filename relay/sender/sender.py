@@ -49,13 +49,11 @@ class Sender:
         self.queue = Queues(keys_of)
         self.spool_thread = SpoolThread(spool, telemetry.spool_trouble, host.workers)
         self.seen = SpoolLook()
-        self._policy, self._telemetry, self._on_fault = policy, telemetry, on_fault
+        self._telemetry, self._on_fault = telemetry, on_fault
         self._chores: list[asyncio.Task[None]] = []
         self._finishing = asyncio.Lock()
         self._is_finished = False
-        self._reporter = Reporter(
-            hostname, lambda: self.upstreams.take_eight_bit(self._policy.upstreams_of_reports)
-        )
+        self._reporter = Reporter(hostname)
         self._owed = OwedReports(policy, self.queue, host, telemetry)
         self.settling = Settling(
             self.queue,
@@ -135,7 +133,6 @@ class Sender:
         async with self._finishing:
             if self._is_finished:
                 return
-            self._policy = policy
             await self._owed.use(policy)
             self._go_by(policy)
             self._arrivals.use(policy)

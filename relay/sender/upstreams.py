@@ -5,7 +5,7 @@ a line of the queue of its own (`relay.queue.queues`), which hears of every chan
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from relay.policy.model import Policy
@@ -122,11 +122,6 @@ class Upstreams:
                 await self._add(name, replaced.get(name))
         for name in self.in_use:
             self._backlog.queue.line(name).ask_anew()
-
-    def take_eight_bit(self, names: Iterable[str]) -> bool:
-        """Whether each offered 8BITMIME the last time.  May be called from any thread."""
-        in_use = [self.in_use.get(name) for name in names]
-        return all(each is not None and each.offers.has_eight_bit for each in in_use)
 
     def pausing(self, name: str) -> Pausing | None:
         return None if (each := self.in_use.get(name)) is None else each.pausing

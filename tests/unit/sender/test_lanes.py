@@ -4,7 +4,7 @@ from pathlib import Path
 
 from relay.clock import SystemClock
 from relay.control.operations import HELD_ALREADY, OK
-from relay.mail.envelope import Envelope, QueueId
+from relay.mail.envelope import Envelope
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
 from relay.spool.disk.durable import RealDisk
@@ -138,52 +138,9 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
     ]
 
 
-async def test_an_edit_of_the_lanes_sorts_the_queue_anew(tmp_path: Path) -> None:
-    upstream = ", limits: [{messages: 1, per: 1h}]"
-    async with (
-        Smarthost() as host,
-        Relay(policy_of(tmp_path, host.port, upstream, RETRY, 1)) as relay,
-    ):
-        relay.accept(sender="filler@here.example")
-        await relay.until(lambda: len(host.relayed) == 1 and len(relay.sender.queue) == 0)
-        for _ in range(20):
-            relay.accept(sender="list@here.example", content=LISTED)
-        reset = relay.accept(sender="noreply@here.example")
-        held = relay.accept(sender="noreply@here.example")
-        await relay.until(lambda: len(relay.sender.queue) == 22)
-        await relay.operator.act("hold", [held])
-        assert relay.watch.snapshot().lanes == ()
-
-        await _edit(relay, policy_of(tmp_path, host.port, upstream, LANES))
-        await relay.until(lambda: _lane(relay, reset) == _lane(relay, held) == "resets")
-        await relay.until(lambda: _waiting(relay) == {"resets": 1, "list": 20, "default": 0})
-        await _edit(
-            relay, policy_of(tmp_path, host.port, upstream.replace("messages: 1", "messages: 2"), LANES)
-        )
-        await relay.until(lambda: len(host.relayed) == 2)
-        assert _senders(host.relayed) == "fn"
-
-        # Without lanes there are none, and first come is first served again.
-        await _edit(
-            relay, policy_of(tmp_path, host.port, upstream.replace("messages: 1", "messages: 3"), RETRY)
-        )
-        await relay.until(lambda: len(host.relayed) == 3)
-        assert relay.watch.snapshot().lanes == ()
-        assert {message.lane for message in relay.watch.listing().messages()} == {""}
-
-
 async def _edit(relay: Relay, policy: Policy) -> None:
     await relay.sender.apply(policy)
     relay.watch.policy = policy
-
-
-def _waiting(relay: Relay) -> dict[str, int]:
-    return {lane.name: lane.waiting_messages for lane in relay.watch.snapshot().lanes}
-
-
-def _lane(relay: Relay, queue_id: QueueId) -> str:
-    queued = relay.queued(queue_id)
-    return queued.lane if queued else ""
 
 
 async def test_a_message_is_in_the_same_lane_after_a_restart_and_is_shown_there(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from relay.spool.disk.durable import RealDisk
 from relay.throttle.audit import audit
 from relay.throttle.history_check import slots_in_file
 from tests.fakes.smarthost import Script, Smarthost
-from tests.fakes.virtual_time import pass_time
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 
 
@@ -45,22 +44,6 @@ async def test_a_connection_that_could_not_be_had_is_counted_too(tmp_path: Path)
         await relay.until(lambda: relay.account.pausing.state.why)
 
         assert relay.account.throttle.usage()[0].used == 1
-
-
-async def test_a_history_that_fails_opens_no_connection(tmp_path: Path) -> None:
-    upstream = ", limits: [{connections: 3, per: 1h}]"
-    async with Smarthost() as host:
-        policy = policy_of(tmp_path, host.port, upstream)
-        async with Relay(policy) as relay:
-            history = policy.history_path("isp")
-            # What is overwritten while it is read for the first time is another fault.
-            await pass_time(1)
-            history.parent.mkdir(exist_ok=True)
-            history.write_bytes(b"user: password\n")
-            relay.accept()
-            await relay.until(lambda: "not a history" in relay.account.pausing.state.why)
-
-        assert host.sessions == []
 
 
 async def test_an_edit_lets_the_parked_go_at_once_where_the_new_limit_has_room(tmp_path: Path) -> None:

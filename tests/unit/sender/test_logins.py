@@ -83,17 +83,5 @@ def _pieces(secret: str) -> Iterator[str]:
     yield from (secret[at : at + PIECE] for at in range(len(secret) - PIECE))
 
 
-@pytest.mark.parametrize("length", [300, 900])
-async def test_a_long_password_waits_for_its_challenge(tmp_path: Path, length: int) -> None:
-    password = "x" * length
-    async with Smarthost(accounts={USER: password}) as host:
-        async with Relay(with_password(tmp_path, host.port, "plain", password)) as relay:
-            relay.accept()
-            await relay.until_empty()
-
-        assert ("AUTH PLAIN" in host.commands) is (length > 300)
-        assert len(host.relayed) == 1
-
-
 def _read(path: Path) -> str:
     return path.read_text()

@@ -1,9 +1,7 @@
 """Orders of events in which mail could stand still, go twice, or go where it must not."""
 
 import asyncio
-import errno
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 
 from relay.clock import SECOND_NS
@@ -13,7 +11,7 @@ from relay.policy.source import parse_policy
 from relay.telemetry.metric_table import Totals
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.smarthost import Script, Smarthost, Turn, Until
-from tests.fakes.unsynced import BeforeSync, Unsynced
+from tests.fakes.unsynced import BeforeSync
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of, virtual_clock
 
 LIMIT = ", limits: [{messages: 100, per: 1h}]"
@@ -45,29 +43,6 @@ class SuspendedClock:
 
     def boot_id(self) -> str:
         return self._clock.boot_id()
-
-
-class FailsOnce(Unsynced):
-    """A disk on which one sync of status bytes fails."""
-
-    has_failed = False
-
-    def sync_each(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:
-        if fds and content_only and not self.has_failed:
-            self.has_failed = True
-            return [OSError(errno.EIO, "Input/output error")] * len(fds)
-        return super().sync_each(fds, content_only=content_only)
-
-
-class NoRoomForNotes(Unsynced):
-    """A disk that is so full that no file of notes can be made."""
-
-    is_full = True
-
-    def open_append(self, path: str) -> int:
-        if "/notes/" in path and self.is_full:
-            raise OSError(errno.ENOSPC, "No space left on device", path)
-        return super().open_append(path)
 
 
 async def turns_of_the_loop(count: int = 50) -> None:
@@ -111,37 +86,6 @@ async def test_an_account_that_left_the_policy_and_came_back_keeps_its_operators
             await turns_of_the_loop()
         async with Relay(policy) as relay:
             assert relay.account.pausing.state.operator is not None
-
-
-async def test_what_could_not_be_synced_is_settled_again_and_goes_once(tmp_path: Path) -> None:
-    async with Smarthost() as host:
-        recipients = [f"r{number}@x.example" for number in range(20)]
-        async with Relay(policy_of(tmp_path, host.port), FailsOnce()) as relay:
-            for recipient in recipients:
-                relay.accept(recipient)
-            await relay.until_empty()
-            relay.events.flush()
-
-            assert relay.log.getvalue().count("spool failed: Input/output error") == 1
-            assert relay.sender.totals == Totals(accepted=20, relayed=20)
-        assert sorted(sent.recipients[0] for sent in host.transactions) == sorted(recipients)
-
-
-async def test_a_full_disk_keeps_nobody_whose_end_needs_no_room(tmp_path: Path) -> None:
-
-    def rcpt(argument: str) -> Turn:
-        return "550 5.1.1 nobody" if "bad@" in argument else "250 ok"
-
-    disk = NoRoomForNotes()
-    async with Smarthost(Script(rcpt=rcpt)) as host, Relay(policy_of(tmp_path, host.port), disk) as relay:
-        good = {relay.accept(f"{number}@x.example") for number in range(10)}
-        bad = relay.accept("bad@x.example")
-        good |= {relay.accept(f"{number}@x.example") for number in range(10, 20)}
-        await relay.until(lambda: len(host.relayed) == 20 and len(relay.sender.queue) == 1)
-
-        assert relay.queued(bad) is not None
-        assert all(relay.queued(queue_id) is None for queue_id in good)
-        disk.is_full = False
 
 
 async def test_no_final_dot_is_sent_after_a_suspend_past_the_deadline(tmp_path: Path) -> None:

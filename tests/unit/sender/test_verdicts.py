@@ -10,7 +10,6 @@ from relay.control.operations import ABSENT, OK
 from relay.queue.queued import State
 from relay.status.snapshot import UpstreamState
 from tests.fakes.smarthost import Script, Smarthost, Turn, turns
-from tests.fakes.virtual_time import pass_time
 from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock
 
 
@@ -43,18 +42,6 @@ async def test_refused_credentials_stop_until_the_password_is_another(tmp_path: 
     log = relay.log.getvalue()
     assert "error: upstream isp stopped: 535" in log
     assert "upstream isp resumed" in log
-
-
-async def test_a_wrong_password_is_tried_once_however_much_mail_waits(tmp_path: Path) -> None:
-    async with Smarthost(accounts={"mjd": "right"}) as host:
-        wrong = with_password(tmp_path, "wrong")
-        relay = Relay(policy_of(tmp_path, host.port, wrong, connections=5))
-        for number in range(10):
-            relay.accept(f"r{number}@x.example")
-        async with relay:
-            await relay.until(lambda: relay.account.pausing.state.why)
-
-        assert sum(command.startswith("AUTH") for command in host.commands) == 1
 
 
 async def test_an_operator_uses_a_stopped_upstream_again(tmp_path: Path) -> None:
@@ -137,16 +124,3 @@ async def test_an_upstream_that_refuses_us_is_asked_again_in_its_time_by_one_mes
         await relay.until(lambda: len(asked_ns) > len(gaps_s) + 2)
         assert asked_ns[-1] - asked_ns[-2] <= (gaps_s[0] + 2 * step_s) * SECOND_NS
         assert len(relay.sender.queue) == 6
-
-
-async def test_a_stop_that_allows_no_probe_is_ended_by_somebody_only(tmp_path: Path) -> None:
-    rule = "verdicts: [{phase: mail, code: 535, verdict: stop, probe: false}]"
-    script = Script(mail=turns("535 5.7.139 SmtpClientAuthentication is disabled"))
-    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, f", {rule}")) as relay:
-        relay.accept()
-        await relay.until(lambda: relay.account.pausing.state.is_refused)
-        hurry(6 * 3600)
-        await pass_time(9 * 86_400)
-        assert sum(command.startswith("MAIL") for command in host.commands) == 1
-        assert await relay.operator.resume("isp") == OK
-        await relay.until_empty()

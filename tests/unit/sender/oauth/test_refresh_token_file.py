@@ -57,21 +57,6 @@ def test_a_kill_at_any_step_leaves_what_the_next_process_can_rotate() -> None:
         assert file.read() == "the next"
 
 
-@pytest.mark.parametrize("model", Model)
-def test_what_a_killed_process_renamed_is_made_durable_before_it_is_sent(model: Model) -> None:
-    disk, images = _disk(model), list[ModelDisk]()
-    disk.after = lambda: images.append(disk.after_kill())
-    RefreshTokenFile(PATH, disk).rotate(OLD, NEW)
-    disk.after = None
-
-    for image in images:
-        file = RefreshTokenFile(PATH, image)
-        read = file.read()
-        file.make_durable()
-        cuts = {RefreshTokenFile(PATH, cut).read() for cut in image.cuts(random.Random(3), 16)}
-        assert cuts <= {read}
-
-
 @pytest.mark.parametrize("kind", ["open_new", "write_all", "sync", "rename", "sync_directory"])
 def test_a_disk_that_fails_is_told_and_tried_again(kind: str) -> None:
     disk = _disk()

@@ -67,22 +67,6 @@ async def test_mail_goes_by_a_token_which_many_connections_share(server: TokenSe
         assert (tmp_path / "refresh").read_text().strip() == server.granted[-1].fields["refresh_token"]
 
 
-@pytest.mark.parametrize("life", [{}, {"expires_in": None}, *({"expires_in": n} for n in ("60", 1.5, 0, -1))])
-async def test_mail_goes_whatever_life_the_server_tells(
-    server: TokenServer, tmp_path: Path, life: dict[str, object]
-) -> None:
-    token = secrets.token_urlsafe(24)
-    said = {"access_token": token, "token_type": "bearer", **life}
-    server.failures.extend([(200, json.dumps(said).encode(), {})] * 3)
-    async with relaying(server, tmp_path, is_token=lambda shown: shown.token == token) as relay:
-        for _ in range(3):
-            relay.accept()
-        await relay.until_empty()
-
-        assert 1 <= len(server.requests) <= 3
-        assert "stopped" not in relay.log.getvalue()
-
-
 async def test_a_token_refused_before_its_end_is_replaced_once(server: TokenServer, tmp_path: Path) -> None:
     async with relaying(server, tmp_path) as relay:
         relay.accept()
