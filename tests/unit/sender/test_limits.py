@@ -36,16 +36,6 @@ async def test_no_window_sees_more_connections_than_its_limit(
         assert (found.findings[0].most, found.findings[0].is_exceeded) == (2, False)
 
 
-async def test_a_connection_that_could_not_be_had_is_counted_too(tmp_path: Path) -> None:
-    upstream = ", limits: [{connections: 3, per: 1h}]"
-    host = Smarthost(Script(connect="554 5.3.2 go away"))
-    async with host, Relay(policy_of(tmp_path, host.port, upstream)) as relay:
-        relay.accept()
-        await relay.until(lambda: relay.account.pausing.state.why)
-
-        assert relay.account.throttle.usage()[0].used == 1
-
-
 async def test_an_edit_lets_the_parked_go_at_once_where_the_new_limit_has_room(tmp_path: Path) -> None:
     upstream = ", limits: [{messages: 1, per: 1h, for_each: sender}]"
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, upstream)) as relay:

@@ -1,23 +1,15 @@
 """An operator's pause of an upstream: what it keeps back, and what it outlives."""
 
 import asyncio
-import threading
-from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from relay.clock import SECOND_NS
 from relay.control.operations import ABSENT, OK, UNCHANGED
 from relay.queue.queued import State
-from relay.sender.state_file import parse, pause_path, render
+from relay.sender.state_file import parse, pause_path
 from relay.status.snapshot import UpstreamState
-from relay.verdicts.account import AccountState, PauseRecord
-from relay.verdicts.health import Health
-from relay.verdicts.operator_pause import FOREVER_NS, PauseAsked
-from tests.fakes.clock import FakeClock
+from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.smarthost import Script, Smarthost, Until, turns
-from tests.fakes.unsynced import Unsynced
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 from tests.unit.sender.test_races import turns_of_the_loop
 
@@ -134,62 +126,3 @@ async def test_a_pause_that_is_not_on_disk_is_said_to_be_so(tmp_path: Path) -> N
             assert told.startswith("used again, but not on disk, so a restart may rest again: ")
             path.rmdir()
             assert await relay.operator.pause("isp", LASTING) == OK
-
-
-@pytest.mark.parametrize("length_ns", [None, DAY_NS])
-async def test_a_reboot_goes_on_with_it(tmp_path: Path, length_ns: int | None) -> None:
-    async with Smarthost() as host:
-        policy = policy_of(tmp_path, host.port)
-        async with Relay(policy, clock=FakeClock()) as relay:
-            assert await relay.operator.pause("isp", PauseAsked("anna", length_ns)) == OK
-            pause = relay.account.pausing.state.operator
-            assert pause is not None
-            left_ns = pause.until_ns - relay.clock.boottime_ns()
-        rebooted = FakeClock()
-        rebooted.reboot(3595 * SECOND_NS)
-        async with Relay(policy, clock=rebooted) as relay:
-            now = relay.account.pausing.state.operator
-            assert now is not None
-            if length_ns is not None:
-                assert now.until_ns - rebooted.boottime_ns() == left_ns - 3600 * SECOND_NS
-            assert replace(now, until_ns=0) == replace(pause, until_ns=0)
-            assert relay.account.pausing.state.health is Health.USED
-
-
-class SlowToRead(Unsynced):
-    """A disk on which what is kept of an account is read when the test says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_read = threading.Event()
-
-    def open_read(self, path: str) -> int:
-        if path.endswith(".pause"):
-            assert self.may_read.wait(20)
-        return super().open_read(path)
-
-
-async def test_an_edit_just_behind_the_start_ends_a_rest_of_before(tmp_path: Path) -> None:
-    clock, disk = virtual_clock(), SlowToRead()
-    async with Smarthost() as host:
-        policy = policy_of(tmp_path, host.port)
-        state = AccountState(Health.STOPPED, "535 no", FOREVER_NS, spans=((0, FOREVER_NS),))
-        record = PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), state)
-        pause_path(policy, "isp").parent.mkdir(parents=True, exist_ok=True)
-        pause_path(policy, "isp").write_bytes(render(record))
-        relay = Relay(policy, disk, is_threaded=True)
-        relay.accept()
-        rules = ", verdicts: [{text: x, verdict: defer recipient}]"
-
-        async def start_and_edit() -> None:
-            await relay.sender.start()
-            await relay.sender.apply(policy_of(tmp_path, host.port, rules))
-
-        editing = asyncio.create_task(start_and_edit())
-        await turns_of_the_loop()
-        disk.may_read.set()
-        await editing
-        await relay.until_empty()
-        await relay.sender.stop()
-        relay.trigger.close()
-        assert len(host.relayed) == 1

@@ -149,20 +149,3 @@ async def test_a_failed_history_is_told_of_once_and_looked_into_in_its_time(tmp_
         relay.events.flush()
         assert relay.log.getvalue().count("upstream isp resumed") == 1
         assert not relay.account.pausing.state.why
-
-
-async def test_an_edit_to_another_account_counts_in_its_history(tmp_path: Path) -> None:
-    async with Smarthost() as host:
-        limit = ", limits: [{messages: 1, per: 1h}]"
-        async with Relay(policy_of(tmp_path, host.port, limit)) as relay:
-            relay.accept()
-            await relay.until_empty()
-            elsewhere = policy_of(tmp_path, host.port, limit + ", history: elsewhere")
-            await relay.sender.apply(elsewhere)
-            relay.accept()
-            await relay.until(lambda: len(host.relayed) == 2)
-        async with Relay(elsewhere) as relay:
-            relay.accept()
-            await relay.until(lambda: len(relay.sender.queue) and relay.free_slots == 0)
-
-            assert len(host.relayed) == 2

@@ -1,6 +1,5 @@
 """A start whose queue the disk does not give at once: what goes on meanwhile, and what is said of it."""
 
-import asyncio
 import threading
 from pathlib import Path
 
@@ -86,42 +85,3 @@ async def test_what_is_not_read_yet_is_not_said_to_be_absent(tmp_path: Path) -> 
         assert relay.watch.snapshot().recovering == 0
         assert await relay.operator.act("hold", ids[-1:]) == {ids[-1]: OK}
         assert await relay.operator.show(QueueId("0" * 16)) == ABSENT
-
-
-async def test_new_mail_goes_beside_the_queue_of_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Takes and batches take turns: whatever is ahead of it, new mail waits for one batch."""
-    monkeypatch.setattr(arrivals, "CLAIMED_AT_ONCE", 1)
-    async with Smarthost() as host:
-        policy = policy_of(tmp_path, host.port)
-        await _with_queue(policy)
-        relay = Relay(policy)
-        # Seen by the start as one of its files: it may be taken by either.
-        relay.accept("early@there.example")
-        async with relay:
-            relay.accept("new@there.example")
-            await relay.until_empty()
-            totals = relay.sender.totals
-        recipients = sorted(recipient for sent in host.transactions for recipient in sent.recipients)
-    everybody = [f"b{number}@there.example" for number in range(QUEUED)]
-    assert recipients == sorted([*everybody, "early@there.example", "new@there.example"])
-    assert totals.relayed == QUEUED + 2
-
-
-async def test_a_stop_in_the_middle_leaves_the_rest_to_the_next_start(tmp_path: Path) -> None:
-    async with Smarthost() as host:
-        policy = policy_of(tmp_path, host.port)
-        await _with_queue(policy)
-        disk = SlowDisk()
-        relay = Relay(policy, disk, is_threaded=True)
-        await relay.sender.start()
-        await host.until(lambda: len(host.transactions) == BATCH)
-        stopping = asyncio.create_task(relay.sender.stop())
-        disk.let_go()
-        await stopping
-        relay.trigger.close()
-        assert not relay.faults
-        async with Relay(policy) as again:
-            await again.until_empty()
-        assert len(host.transactions) == QUEUED

@@ -50,15 +50,6 @@ async def test_long_content_is_streamed_behind_its_rewritten_front(tmp_path: Pat
     assert f"SIZE={len(relayed.content)}" in relayed.parameters
 
 
-async def test_the_size_that_counts_is_of_what_is_sent(tmp_path: Path) -> None:
-    offers = ("PIPELINING", f"SIZE {len(REWRITTEN) - 1}")
-    async with Smarthost(extensions=offers) as host, Relay(policy(tmp_path, host.port, FIXED)) as relay:
-        queue_id = relay.accept()
-        await relay.until(lambda: (queued := relay.queued(queue_id)) and "octets" in queued.reason)
-
-    assert not host.transactions
-
-
 async def test_an_edit_changes_what_is_queued(tmp_path: Path) -> None:
     is_over: list[bool] = []
     script = Script(mail=lambda _: DEFAULT if is_over else "450 4.7.1 not now")

@@ -69,64 +69,6 @@ async def test_recipients_of_one_message_go_in_parts_by_their_routes(tmp_path: P
         assert [mail.recipients for mail in two.relayed] == [["b@x.two", "d@y.two"]]
 
 
-async def test_a_part_waits_alone_for_its_paused_upstream(tmp_path: Path) -> None:
-    async with Smarthost() as one, Smarthost() as two:
-        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, BY_DOMAIN)
-        async with Relay(policy) as relay:
-            assert await relay.operator.pause("one", LASTING) == OK
-            queue_id = relay.accept("a@x.one", "b@x.two")
-            await relay.until(lambda: two.relayed and relay.sender.in_flight == 0)
-
-            assert one.relayed == []
-            (shown,) = await relay.operator.queue()
-            assert (shown.upstream, shown.recipients, shown.recipients_left) == ("one", ("a@x.one",), 1)
-            assert shown.held_by.startswith("operator: ")
-            assert len(relay.sender.queue) == 1
-            assert (await relay.operator.act("hold", [queue_id])) == {queue_id: OK}
-            assert (await relay.operator.act("release", [queue_id])) == {queue_id: OK}
-            assert await relay.operator.resume("one") == OK
-            await relay.until_empty()
-
-        assert recipients(one) == ["a@x.one"]
-        assert recipients(two) == ["b@x.two"]
-
-
-async def test_one_upstream_paused_or_full_delays_no_other(tmp_path: Path) -> None:
-    async with Smarthost() as one, Smarthost() as two, Smarthost() as three:
-        ports = {"one": one.port, "two": two.port, "three": three.port}
-        routes = "".join(f"  - {{sender: '@{name}', upstreams: [{name}]}}\n" for name in ("one", "two"))
-        policy = policy_of(tmp_path, ports, routes + "  - {upstreams: [three]}")
-        async with Relay(policy_with_limit(policy, "two", "{messages: 1, per: 1h}")) as relay:
-            await relay.operator.pause("one", LASTING)
-            for number in range(10):
-                for name in ("one", "two", "three"):
-                    relay.accept(f"r{number}@x.example", sender=f"s@{name}")
-            await relay.until(lambda: len(three.relayed) == 10 and len(two.relayed) == 1)
-            await relay.until(lambda: len(relay.sender.queue) == 19)
-
-            assert one.relayed == []
-            snapshot = await relay.operator.snapshot()
-            assert [each.waiting_messages for each in snapshot.upstreams] == [10, 9, 0]
-
-
-async def test_an_edit_routes_anew_what_is_queued(tmp_path: Path) -> None:
-    async with Smarthost() as one, Smarthost() as two:
-        ports = {"one": one.port, "two": two.port}
-        async with Relay(policy_of(tmp_path, ports, "  - {upstreams: [one]}")) as relay:
-            await relay.operator.pause("one", LASTING)
-            relay.accept("a@x.one", "b@x.two")
-            relay.accept("c@x.one")
-            await relay.until(lambda: len(relay.sender.queue) == 2)
-            await relay.sender.apply(policy_of(tmp_path, ports, BY_DOMAIN))
-            await relay.until(lambda: two.relayed and relay.sender.in_flight == 0)
-            assert recipients(two) == ["b@x.two"]
-            await relay.sender.apply(policy_of(tmp_path, ports, "  - {upstreams: [two]}"))
-            await relay.until_empty()
-
-        assert one.relayed == []
-        assert recipients(two) == ["a@x.one", "b@x.two", "c@x.one"]
-
-
 async def test_mail_fails_over_at_its_instant_and_returns_behind_a_probe(tmp_path: Path) -> None:
     clock = virtual_clock()
     async with Smarthost() as one, Smarthost() as two:

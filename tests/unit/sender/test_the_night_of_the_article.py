@@ -92,19 +92,6 @@ async def test_when_a_phone_on_the_same_account_exceeds_the_limit_the_list_waits
         assert "exceeded your sending limit" in _told(relay)
 
 
-async def test_when_the_isp_halves_its_limit_it_cuts_off_once_and_the_owner_follows(
-    tmp_path: Path,
-) -> None:
-    async with _night(tmp_path) as (relay, isp):
-        isp.account.limit = _allows(50)
-        await relay.until(lambda: relay.account.pausing.state.why)
-        assert "exceeded your sending limit" in _told(relay)
-        await relay.sender.apply(_policy(tmp_path, isp, 50))
-        await relay.until_empty()
-
-        assert isp.account.cut_offs == 1
-
-
 async def test_when_nobody_is_awake_the_relay_is_never_stuck_and_nobody_is_bounced(tmp_path: Path) -> None:
     began_ns = virtual_clock().boottime_ns()
     async with _night(tmp_path) as (relay, isp):

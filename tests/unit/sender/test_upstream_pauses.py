@@ -93,21 +93,6 @@ async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Pat
         assert len(host.relayed) == 1
 
 
-async def test_a_pause_that_ended_while_nobody_ran_is_over_and_no_age(tmp_path: Path) -> None:
-    clock = virtual_clock()  # no time passes but that of the pause, which is longer than the lifetime
-    retry = "retry: {min: 1h, max: 2h, lifetime: 10s, warn_after: null}"
-    async with Smarthost(Script(rcpt=turns(REFUSED, "451 4.2.1 later"))) as host:
-        policy = policy_of(tmp_path, host.port, rest=retry)
-        async with Relay(policy) as relay:
-            queue_id = relay.accept()
-            await _paused(relay)
-            left_ns = relay.account.pausing.state.until_ns - clock.boottime_ns()
-        clock.advance(left_ns)
-        async with Relay(policy) as relay:
-            await relay.until(lambda: (queued := relay.queued(queue_id)) and queued.state is State.DEFERRED)
-        assert host.relayed == []
-
-
 async def test_nothing_is_begun_behind_a_refusal_though_it_was_about_to_be(tmp_path: Path) -> None:
     is_armed, is_deciding, may_go_on = threading.Event(), threading.Event(), threading.Event()
     refuse = asyncio.Event()

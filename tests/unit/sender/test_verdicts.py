@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.control.operations import ABSENT, OK
+from relay.control.operations import OK
 from relay.queue.queued import State
 from relay.status.snapshot import UpstreamState
 from tests.fakes.smarthost import Script, Smarthost, Turn, turns
@@ -42,19 +42,6 @@ async def test_refused_credentials_stop_until_the_password_is_another(tmp_path: 
     log = relay.log.getvalue()
     assert "error: upstream isp stopped: 535" in log
     assert "upstream isp resumed" in log
-
-
-async def test_an_operator_uses_a_stopped_upstream_again(tmp_path: Path) -> None:
-    script = Script(mail=turns("552 Your account has been suspended. Please contact us to reactivate"))
-    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port)) as relay:
-        relay.accept()
-        await relay.until(lambda: relay.account.pausing.state.is_refused)
-
-        assert await relay.operator.resume("nobody") == ABSENT
-        assert await relay.operator.resume("isp") == OK
-        await relay.until_empty()
-
-        assert len(host.relayed) == 1
 
 
 async def test_an_edit_of_verdicts_judges_anew_and_ends_a_stop(tmp_path: Path) -> None:
