@@ -176,10 +176,13 @@ class Sender:
             self.spool_thread.tell(trouble)
 
     def _go_by(self, policy: Policy) -> None:
+        """Order each line by the policy's lanes, and by what its upstream counts; settle by its terms."""
         self.settling.terms = _terms(policy)
         self._reporter.sender = policy.reports.sender
-        for name in policy.upstreams:
-            self.queue.line(name).arrange(arrangement_of(policy, name))
+        lanes = lanes_of(policy.lanes)
+        for name, upstream in policy.upstreams.items():
+            by = Arrangement(lanes, price_of(upstream.limits), upstream.max_recipients)
+            self.queue.line(name).arrange(by)
 
     async def _look_forever(self) -> None:
         events, metrics, clock = self._telemetry
@@ -214,12 +217,6 @@ class Sender:
                 await self.spool_thread.call(lambda spool: spool.tidy())
             except (Full, Unavailable) as trouble:
                 self.spool_thread.tell(trouble)
-
-
-def arrangement_of(policy: Policy, name: str) -> Arrangement:
-    """Order the line of an upstream by the policy's lanes, and by what that upstream counts."""
-    upstream = policy.upstreams[name]
-    return Arrangement(lanes_of(policy.lanes), price_of(upstream.limits), upstream.max_recipients)
 
 
 def _terms(policy: Policy) -> Terms:
