@@ -4,8 +4,7 @@ sender            the holder of the spool's lock, the queue, an account for each
 arrivals          mail into the queue: at a start, then as listeners accept it; and from line to line
 upstreams         an account for each upstream of the policy: made, edited, seen, retired
 account           the loop of one upstream account: take, have connections, reserve durably, send
-loading           taken messages, read from the spool
-transactions      one transaction on its connection, judged and settled; attempt: what it is about
+transactions      messages read, sent on their connections, judged and settled; attempt: what one is about
 pausing           whether the upstream is used; state_file: what of this a restart goes on with
 connections       connections opened with their slots, ready before a message's slot is reserved
 logins            what a connection logs in with and shows; held_token: the access token of OAuth2

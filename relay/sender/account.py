@@ -197,7 +197,7 @@ class Account:
         """Take what goes next, read it, and give each a connection that can carry it; release the others."""
         attempts: list[Attempt] = []
         taken = self._line.take(len(connections), now_ns)
-        for queued, message, rewritten in await self.transactions.loading.load(taken):
+        for queued, message, rewritten in await self.transactions.load(taken):
             left = queued.part.left(message.left)
             attempt = Attempt(queued, message, connections[-1], list(left), rewritten=rewritten)
             if (fit := _fitting(connections, attempt.shape)) is not None:

@@ -8,25 +8,26 @@ settled durably, however late; if it cannot be, `on_fault` is told, and only a r
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.mail.dsn import NOTHING_ASKED
 from relay.mail.envelope import QueueId
+from relay.mail.rewriting import FRONT_BYTES, Rewritten
 from relay.mail.text import clean
-from relay.queue.queued import WaitReason
+from relay.queue.queued import Queued, WaitReason
 from relay.queue.routes import Because
 from relay.sender.attempt import Attempt
 from relay.sender.known_offers import KnownOffers
-from relay.sender.loading import Loading
 from relay.sender.pausing import Pausing
 from relay.sender.settling import AccountBacklog
+from relay.sender.spool_thread import UNREADABLE_RETRY_NS
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase
-from relay.spool.interface import Absent, Corrupt, Unavailable
+from relay.spool.interface import Absent, Corrupt, Message, Unavailable
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
@@ -44,6 +45,13 @@ class Overslept(Exception):  # noqa: N818 - what this host did
     """A reservation's deadline is past though no timer said so: the host was suspended."""
 
 
+class Loaded(NamedTuple):
+    queued: Queued
+    message: Message
+    rewritten: Rewritten | None
+    """What of it is sent in another form, by the route that it goes by now."""
+
+
 class Transactions:
     def __init__(
         self,
@@ -58,7 +66,6 @@ class Transactions:
         on_fault: Callable[[BaseException], None],
     ) -> None:
         """`on_end` is called where a connection, or room for another message, is free again."""
-        self.loading = Loading(backlog, telemetry.clock)
         self.transaction_ns = 0
         """How long a transaction takes: an average in which the last ones count most."""
         self._upstream, self._line, self._spool_thread, self._settling, self._queue = backlog
@@ -78,6 +85,27 @@ class Transactions:
     @property
     def on_connections(self) -> int:
         return len(self._transacting)
+
+    async def load(self, taken: Sequence[Queued]) -> list[Loaded]:
+        """Read messages; what is left of them goes, the others leave ACTIVE here."""
+        loaded: list[Loaded] = []
+        messages = await self._settling.load([queued.queue_id for queued in taken])
+        for queued, message in zip(taken, messages, strict=True):
+            if message is None:
+                continue
+            if isinstance(message, Unavailable):
+                self._unreadable(queued, message)
+            elif not message.left:
+                await self._settling.finish(message, queued)
+            elif not queued.part.left(message.left):
+                # An edit divided the message just when these were settled.
+                self._queue.end_part(queued)
+            else:
+                try:
+                    loaded.append(Loaded(queued, message, await self._rewritten(queued, message)))
+                except (Corrupt, Absent, Unavailable) as error:
+                    self._unreadable(queued, error)
+        return loaded
 
     def begin(self, attempt: Attempt, reservation: Reservation) -> None:
         # The reservation is on disk: a crash from here on wastes a slot, and can exceed no limit.
@@ -143,7 +171,7 @@ class Transactions:
                 self._queue.stay_unknown(attempt.queued, reservation.deadline_ns)
             raise
         except (Corrupt, Absent, Unavailable) as error:
-            self.loading.unreadable(attempt.queued, error)
+            self._unreadable(attempt.queued, error)
             return
         finally:
             self._transacting.discard(attempt.queued.key)
@@ -302,3 +330,25 @@ class Transactions:
             )
         elif decision.is_relayed:
             self._line.trust_sender(queued.sender, attempt.ended_ns)
+
+    def _unreadable(self, queued: Queued, error: Absent | Corrupt | Unavailable) -> None:
+        """Do without a message that cannot be read; nothing of it was relayed."""
+        if not isinstance(error, Unavailable):
+            # It was set aside, and has been told of.
+            self._settling.forget(queued.queue_id)
+            return
+        # As far as is known, it is as good as before.
+        self._spool_thread.tell(error)
+        due_at_ns = self._clock.boottime_ns() + UNREADABLE_RETRY_NS
+        why = WaitReason(f"cannot be read now: {clean(str(error))}")
+        self._line.postpone(queued, due_at_ns, queued.recipients_left, why)
+
+    async def _rewritten(self, queued: Queued, message: Message) -> Rewritten | None:
+        """Return what a route has sent in another form.  Raises Corrupt, Absent, Unavailable."""
+        if (rewriting := queued.part.rewriting) is None:
+            return None
+        front = message.content
+        if front is None:
+            async with contextlib.aclosing(self._spool_thread.content(queued.queue_id)) as chunks:
+                front = await anext(chunks, b"")
+        return rewriting.rewritten(message.envelope.reverse_path, front[:FRONT_BYTES])

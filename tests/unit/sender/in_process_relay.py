@@ -27,7 +27,7 @@ from relay.spool.disk.durable import Disk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.root.trigger import Trigger
-from relay.status.snapshot import PolicyStatus, Snapshot
+from relay.status.snapshot import PolicyStatus
 from relay.status.watch import Watch
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.metrics import Metrics
@@ -45,13 +45,14 @@ CONTENT = b"From: a@here.example\r\nSubject: hello\r\n\r\nhello\r\n.dotted\r\n"
 
 def policy_of(folder: Path, port: int, upstream: str = "", rest: str = "", connections: int = 2) -> Policy:
     """Return a policy whose one upstream is on this port; `upstream` and `rest` are more YAML."""
-    limits = "" if "limits:" in upstream else ", limits: []"
+    upstream += "" if "limits:" in upstream else ", limits: []"
+    upstream += "" if "tls:" in upstream else ", tls: none"
     text = f"""
 spool: ./spool
 hostname: relay.test
 listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
 upstreams:
-  isp: {{host: 127.0.0.1, port: {port}, tls: none, connections: {connections}{upstream}{limits}}}
+  isp: {{host: 127.0.0.1, port: {port}, connections: {connections}{upstream}}}
 {rest or "retry: {min: 50ms, max: 100ms, lifetime: 1d}"}
 """
     return parse_policy(text.encode(), folder / "policy.yaml")
@@ -133,9 +134,6 @@ class Relay:
             self.sender.queue, self.sender.settling, self.clock, self.sender.upstreams.pausing
         )
         self.operator = Operator(self.sender, self.watch, self.events)
-
-    def _snapshot(self) -> Snapshot:
-        return self.watch.snapshot()
 
     @property
     def account(self) -> Account:

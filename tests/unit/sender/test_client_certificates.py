@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from relay.policy.model import Policy
-from relay.policy.source import parse_policy
 from tests.fakes.smarthost import Smarthost
-from tests.unit.sender.in_process_relay import Relay
+from tests.unit.sender.in_process_relay import Relay, policy_of
 from tests.unit.upstream.certificates import Certificates, make_certificates, server_context
 
 
@@ -49,23 +48,9 @@ class World:
 
 
 def policy_with(folder: Path, made: Certificates, host: Smarthost, **keys: str) -> Policy:
-    given = {
-        "ca_file": str(made.ca),
-        "tls_certificate": str(folder / "own.pem"),
-        "tls_key": str(folder / "own.key"),
-        "idle": "1ms",
-        "limits": "[]",
-    } | keys
-    written = ", ".join(f"{key}: {value}" for key, value in given.items())
-    text = f"""
-spool: ./spool
-hostname: relay.test
-listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
-upstreams:
-  isp: {{host: 127.0.0.1, port: {host.port}, {written}}}
-retry: {{min: 50ms, max: 100ms, lifetime: 1d}}
-"""
-    return parse_policy(text.encode(), folder / "policy.yaml")
+    own = {"tls_certificate": str(folder / "own.pem"), "tls_key": str(folder / "own.key")} | keys
+    written = "".join(f", {key}: {value}" for key, value in own.items())
+    return policy_of(folder, host.port, f", tls: starttls, ca_file: {made.ca}, idle: 1ms{written}")
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ import pytest
 
 from relay.cli.render import detail_lines
 from relay.policy.model import Policy
-from relay.policy.source import parse_policy
 from relay.status.snapshot import message_to_json, public_view
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, turns
-from tests.unit.sender.in_process_relay import CONTENT, Relay
+from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
 
 REWRITTEN = (
     b"From: <news@example.com>\r\nX-Original-From: a@here.example\r\nReply-To: a@here.example\r\n"
@@ -18,19 +17,9 @@ REWRITTEN = (
 
 
 def policy(folder: Path, port: int, *routes: str, keys: str = "") -> Policy:
-    lines = "".join(f"  - {route}\n" for route in routes)
-    limits = "" if "limits:" in keys else ", limits: []"
-    text = f"""
-spool: ./spool
-hostname: relay.test
-listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
-upstreams:
-  isp: {{host: 127.0.0.1, port: {port}, tls: none, connections: 2{keys}{limits}}}
-retry: {{min: 50ms, max: 100ms, lifetime: 1d}}
-routes:
-{lines or "  - {upstreams: [isp]}"}
-"""
-    return parse_policy(text.encode(), folder / "policy.yaml")
+    lines = "\n".join(f"  - {route}" for route in routes or ("{upstreams: [isp]}",))
+    retry = "retry: {min: 50ms, max: 100ms, lifetime: 1d}"
+    return policy_of(folder, port, keys, f"{retry}\nroutes:\n{lines}")
 
 
 FIXED = "{upstreams: [isp], rewrite: news@example.com}"
