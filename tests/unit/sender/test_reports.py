@@ -3,8 +3,6 @@
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from relay.clock import SECOND_NS
 from relay.control.operations import OK, ONLY_REPORT_LEFT, VERBS
 from relay.mail.envelope import QueueId
@@ -12,10 +10,10 @@ from relay.policy.model import Policy
 from relay.queue.queued import State
 from relay.status.snapshot import MessageView, QueueState, RecipientView
 from relay.telemetry.metric_table import Totals
-from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Turn, Until, turns
+from tests.fakes.smarthost import Script, Smarthost, Turn, Until
 from tests.fakes.smarthost_dialogue import Recorded
 from tests.fakes.virtual_time import pass_time
-from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock
+from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 
 HOUR_NS = 3600 * SECOND_NS
 SHIELD_OFF = ", shield: null"
@@ -172,36 +170,6 @@ async def test_a_report_that_goes_during_a_transaction_is_not_repeated_after_it(
             await relay.until_empty()
         names = ("gone0", "gone1", "slow")
         assert [failed(report) for report in reports(host)] == [[f"{name}@there.example"] for name in names]
-
-
-SENDER = '"daily sending quota"@here.example'
-SMALL = b"250-fake.example\r\n250 SIZE 300\r\n"
-OURS: list[tuple[str, Turn]] = [
-    ("ehlo", SMALL),
-    ("ehlo", "502 5.7.1 you have exceeded your hourly limit of messages"),
-    ("rcpt", "554 5.7.1 You have exceeded your Outmail quota"),
-    ("rcpt", f"554 5.7.1 <{SENDER}>: Recipient address rejected: Daily sending quota exceeded"),
-    ("eod", "552 5.2.2 You have exceeded your Outmail quota"),
-    ("eod", "554 5.7.1 daily sending quota exceeded"),
-]
-
-
-@pytest.mark.parametrize(("phase", "said"), OURS)
-async def test_what_is_no_refusal_of_a_report_never_ends_it(tmp_path: Path, phase: str, said: Turn) -> None:
-    script = Script(rcpt=nobody)
-    if phase == "rcpt":
-        refusals = turns(said)
-        script.rcpt = lambda argument: "550 5.1.1 who?" if "gone@" in argument else refusals.take()
-    else:
-        setattr(script, phase, turns(DEFAULT, said) if phase == "ehlo" else turns(said))
-    async with Smarthost(script) as host:
-        policy = policy_of(tmp_path, host.port, ", max_messages: 1", connections=1)
-        async with Relay(policy) as relay:
-            hurry(30)
-            relay.accept("gone@there.example", sender=SENDER)
-            await relay.until_empty()
-    (report,) = host.relayed
-    assert (report.reverse_path, report.recipients) == ("", [SENDER])
 
 
 def each_its_own(argument: str) -> str:

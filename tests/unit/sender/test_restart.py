@@ -20,24 +20,18 @@ BATCH = 2
 class SlowDisk(Unsynced):
     """A disk on which no queued file behind the first batch can be opened before `let_go`."""
 
-    def __init__(self, *, most: int = BATCH) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._left = most
+        self._left = BATCH
         self._gate = threading.Event()
-        self.fails_with: int | None = None
-        """What the disk says instead, once it answers."""
 
     def open_update(self, path: str) -> int:
         if "/cur/" in path:
             self._left -= 1
-            if self._left < 0:
-                assert self._gate.wait(PATIENCE_SECONDS)
-                if self.fails_with is not None:
-                    raise OSError(self.fails_with, "as the test says")
+            assert self._left >= 0 or self._gate.wait(PATIENCE_SECONDS)
         return super().open_update(path)
 
-    def let_go(self, fails_with: int | None = None) -> None:
-        self.fails_with = fails_with
+    def let_go(self) -> None:
         self._gate.set()
 
 
