@@ -47,7 +47,9 @@ class OfflineOperations(Rows):
         telemetry = Telemetry(events, Metrics(clock), clock)
         self._outcomes = OutcomeStore(str(policy.spool), policy.recent, disk, telemetry)
         self._sender = Sender(
-            open_spool(policy, disk, clock, lambda name, why: events.corrupt(queue_id=name, reason=why)),
+            open_spool(
+                policy, disk, clock, lambda name, why: events.tell("corrupt", queue_id=name, reason=why)
+            ),
             Host(clock, disk),
             policy=policy,
             hostname=hostname,

@@ -68,6 +68,9 @@ REMOVED = Answer(
 )
 HELD_REASON = WaitReason("held by the operator")
 
+_TOLD = {Deed.HOLD: "held", Deed.RELEASE: "released", Deed.RETRY: "retried", Deed.FIRST: "put_first"}
+"""The events of moves."""
+
 _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
     Status.TODO: "to do",
     Status.RELAYED: "relayed",
@@ -97,8 +100,7 @@ class Operator(Rows):
         self._settling = sender.settling
         self._upstreams = sender.upstreams
         self._watch = watch
-        self._tell = {Deed.HOLD: events.held, Deed.RELEASE: events.released, Deed.RETRY: events.retried}
-        self._tell[Deed.FIRST] = events.put_first
+        self._events = events
 
     async def snapshot(self) -> Snapshot:
         await self._watch.look()
@@ -332,7 +334,7 @@ class Operator(Rows):
             await self._spool_thread.change(
                 Settlement(queued.queue_id, _NOT_READ, next_attempt_at_ns=at_ns, is_held=is_held)
             )
-        self._tell[deed](queue_id=queued.queue_id)
+        self._events.tell(_TOLD[deed], queue_id=queued.queue_id)
         if deed is Deed.HOLD:
             self._queue.hold(queued.queue_id, HELD_REASON)
         elif deed is Deed.FIRST:

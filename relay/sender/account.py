@@ -218,7 +218,9 @@ class Account:
         self._line.granted(queued, reservation.recipients)
         attempt.reservation = reservation
         attempt.indices = [attempt.indices[position] for position in reservation.chosen]
-        self._metrics.reserved_after(self.name, reservation.reserved_at_ns - queued.since_ns)
+        self._metrics.observe(
+            "relay_throttle_wait_seconds", self.name, span_ns=reservation.reserved_at_ns - queued.since_ns
+        )
         self._transacting.add(queued.key)
         self._unsettled[queued.key] = asyncio.create_task(self._send(attempt, reservation))
 
@@ -279,8 +281,9 @@ class Account:
             wait_ns = until_ns - self._clock.boottime_ns()
             if queued.queue_id != self._told.get(queued.lane) and wait_ns >= SHORT_WAIT_NS:
                 self._told[queued.lane] = queued.queue_id
-                self._metrics.had_to_wait(self.name)
-                self._events.waiting(
+                self._metrics.count("relay_throttle_waits_total", self.name)
+                self._events.tell(
+                    "waiting",
                     queue_id=queued.queue_id,
                     upstream=self.name,
                     reason=why.text,
@@ -303,7 +306,7 @@ class Account:
             self._events.shortage(where=f"upstream {self.name}", error=str(error))
             return self._clock.boottime_ns() + MEANS_RETRY_NS
         self._metrics.history_failed(self.name)
-        self._events.history_failed(upstream=self.name, error=str(error))
+        self._events.tell("history_failed", upstream=self.name, error=str(error))
         return self.pausing.stop(str(error), HISTORY_RETRY_NS)
 
     async def _sleep_until(self, at_ns: int | None) -> None:

@@ -133,9 +133,11 @@ class Openings:
         """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
 
     def opened(self, connection: Connection) -> None:
-        self._metrics.connected(self._upstream)
+        self._metrics.count("relay_upstream_connects_total", self._upstream, "ready")
         self.certificate_ends_at_ns = connection.certificate_ends_at_ns
-        self._events.upstream_connected(upstream=self._upstream, relay=connection.name, tls=connection.tls)
+        self._events.tell(
+            "upstream_connected", upstream=self._upstream, relay=connection.name, tls=connection.tls
+        )
 
     def failed(self, error: Exception, *, is_any_open: bool) -> int:
         """Return for how many nanoseconds no other is tried; raise HistoryError where that is what failed."""
@@ -154,7 +156,7 @@ class Openings:
             case _:
                 # Whatever it is, mail must not silently stop.
                 self._events.fault(where=f"upstream {self._upstream}", error=error)
-                self._metrics.fault()
+                self._metrics.count("relay_faults_total")
                 text = clean(f"no connection could be opened: {error}")
                 answer = Answer(Verdict.PAUSE, Phase.CONNECT, None, text)
         self._metrics.connect_failed(self._upstream, answer)

@@ -28,7 +28,9 @@ class Consequences:
             self._metrics.attempted(self._upstream, decision.outcome, attempt.took_ns)
             choice = attempt.queued.choice
             if choice.instead_of and decision.is_relayed:
-                self._metrics.diverted(self._upstream, choice.instead_of, choice.because)
+                self._metrics.count(
+                    "relay_route_diverted_messages_total", self._upstream, choice.instead_of, choice.because
+                )
             if outcome.is_ambiguous:
                 # Another upstream would relay it twice if this one has it.
                 self._queue.stay_unknown(attempt.queued, attempt.reservation.deadline_ns)

@@ -168,7 +168,7 @@ class Upstreams:
         for name, each in list(self.in_use.items()):
             await each.throttle.count_peaks()
             for label in each.throttle.newly_crowded():
-                self._events.keys_crowded(upstream=name, limit=label)
+                self._events.tell("keys_crowded", upstream=name, limit=label)
 
     @property
     def in_flight(self) -> int:
@@ -231,14 +231,14 @@ class Upstreams:
             exact,
             self._clock,
             lambda error: self._fail_history(name, str(error)),
-            lambda: self._events.history_begun(upstream=name, path=str(history)),
+            lambda: self._events.tell("history_begun", upstream=name, path=str(history)),
             self._workers,
         )
 
     def _known(self, name: str, upstream: Upstream, throttle: ThrottleThread) -> KnownUpstream:
         kept = KeptFile(
             account_file(self._policy, name, self._disk),
-            lambda error: self._events.pause_unrecorded(upstream=name, error=error),
+            lambda error: self._events.tell("pause_unrecorded", upstream=name, error=error),
         )
 
         def keep(record: PauseRecord) -> None:
@@ -262,10 +262,10 @@ class Upstreams:
     def _tell_cut_off(self, name: str, throttle: View, answer: Answer) -> None:
         """Tell what our own windows held where the upstream says that it was too much."""
         if (ruling := answer.ruling) is not None and ruling.is_too_much:
-            self._metrics.cut_off(name)
+            self._metrics.count("relay_upstream_cut_offs_total", name)
             windows = ", ".join(f"{each.used}/{each.label}" for each in throttle.usage())
             named = None if ruling.named is None else ruling.named.slots
-            self._events.cut_off(upstream=name, windows=windows or "none", named=named)
+            self._events.tell("cut_off", upstream=name, windows=windows or "none", named_slots=named)
 
     async def _change(self, name: str, before: Upstream, upstream: Upstream) -> None:
         changed, known = self.in_use[name], self.in_use[name].known
@@ -398,7 +398,7 @@ class Upstreams:
 
     def _fail_history(self, name: str, text: str) -> None:
         self._metrics.history_failed(name)
-        self._events.history_failed(upstream=name, error=text)
+        self._events.tell("history_failed", upstream=name, error=text)
 
 
 def _configure(account: Account, upstream: Upstream, opener: Opener | None = None) -> None:

@@ -51,7 +51,7 @@ class ClientCertificates:
                 watched = self._watched[name]
                 match await asyncio.to_thread(watched.look):
                     case FileChange.REFUSED:
-                        self._events.client_certificate_refused(upstream=name, error=watched.error)
+                        self._events.tell("client_certificate_refused", upstream=name, error=watched.error)
                     case FileChange.CHANGED | FileChange.REREAD:
                         self._tell_loaded(name, watched.in_force)
                     case FileChange.NOTHING:
@@ -70,7 +70,7 @@ class ClientCertificates:
         return self._watched[name]
 
     def _tell_loaded(self, name: str, pair: KeyPair) -> None:
-        self._events.client_certificate_loaded(upstream=name, certificate=pair.fingerprint)
+        self._events.tell("client_certificate_loaded", upstream=name, certificate=pair.fingerprint)
 
 
 def _paths(upstream: Upstream) -> tuple[Path, ...]:
