@@ -42,8 +42,8 @@ class Connection(http.client.HTTPConnection):
         self._socket.settimeout(self._answer_seconds)
         self.sock = self._socket
 
-    def ask(self, method: str, path: str, content: bytes | None = None) -> http.client.HTTPResponse:
-        self.request(method, path, content, {"Connection": "close"})
+    def ask(self, path: str, content: bytes) -> http.client.HTTPResponse:
+        self.request("POST", path, content, {"Connection": "close"})
         return self.getresponse()
 
     def break_off(self) -> None:

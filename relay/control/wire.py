@@ -1,17 +1,20 @@
 """What goes over the socket in a spool's folder where a running relay is asked: `control.sock`, mode 0600.
 
-HTTP over a unix socket: `GET /snapshot`, `GET /policy`, `GET /queue/ID`, `GET
-/queue/ID/content`, `POST /queue/VERB` with ids, `POST /listing` (a line of JSON per message) and `POST
-/summary` with what is wanted, `POST /plan?path=PATH` with the text of a policy, `POST /upstreams/NAME/VERB`.
-Values go over the wire as they are in `relay.status`, in nanoseconds, without what has its default; fields
-may be added with a default, so that a command line and a relay of different versions understand each other;
-but a filter that a relay does not know is an error.
+HTTP over a unix socket, with one route: `POST /call/METHOD`, a method of `relay.control.operations.Session`
+or `policy`, with its arguments as a list of JSON.  The answer is lines of JSON: any number of
+`{"part": …}`, messages of a listing or octets of a content, and then `{"result": …}`, or `{"failed": …}`
+with a text; without one of these it is not whole.
+
+Values go as they are in `relay.status`, in nanoseconds, without what has its default, octets as base64.
+Fields may be added with a default, so that a command line and a relay of different versions understand each
+other; but an argument that a relay does not know is an error.
 
 `server` is the relay's end.  `client` is the command line's: it imports no server, so that verbs start fast.
 For the same reason values are written and read by what is below, and not by pydantic: loading that, and
 having it compile these types, takes longer than all else that a verb does.
 """
 
+import base64
 import enum
 import json
 from collections.abc import Callable, Mapping
@@ -19,11 +22,10 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from relay.status.filters import By, Filters
+from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 
-Value = TypeVar("Value")
 _Read = Callable[[Any], Any]
 
 
@@ -35,13 +37,6 @@ class PolicyInForce:
     """As a policy file would say it, with absolute paths."""
 
 
-@dataclass(frozen=True, slots=True)
-class SummaryWanted:
-    filters: Filters
-    by: By
-    limit: int | None = None
-
-
 def encode(value: object) -> bytes:
     """Return dataclasses, and what they are made of, as JSON on one line."""
     return json.dumps(value, default=_plain, separators=(",", ":")).encode("ascii")
@@ -51,6 +46,8 @@ def _plain(value: Any) -> object:
     match value:
         case Path():
             return str(value)
+        case bytes():
+            return base64.b64encode(value).decode("ascii")
         case Mapping():
             return dict(value)
         case _:
@@ -58,44 +55,69 @@ def _plain(value: Any) -> object:
             return {each.name: its for each, its in pairs if its != each.default}
 
 
-def decode(kind: Callable[..., Value], content: str | bytes, *, is_exact: bool = False) -> Value:
-    """Return what `encode` wrote.  Raises ValueError for anything else.
+def decode(kind: Any, value: object) -> Any:
+    """Return what `encode` wrote, of what JSON makes of it.  Raises ValueError for anything else."""
+    return _decoded(kind, value, is_exact=False)
 
-    `is_exact`: a field that the kind does not have is an error, else it is passed over.  A relay has to
-    refuse a filter that it does not know: it would take messages that are not meant.
+
+def decode_arguments(method: Callable[..., object], content: bytes) -> list[Any]:
+    """Return the arguments of a call.  Raises ValueError, also for a field that their kinds do not have.
+
+    A relay has to refuse a filter that it does not know: it would take messages that are not meant.
     """
+    kinds = [kind for name, kind in get_type_hints(method).items() if name not in ("return", "write")]
+    arguments = json.loads(content)
+    if not isinstance(arguments, list) or len(arguments) > len(kinds):
+        raise ValueError("not the arguments of a call")
+    return [_decoded(*each, is_exact=True) for each in zip(kinds, arguments, strict=False)]
+
+
+def _decoded(kind: Any, value: object, *, is_exact: bool) -> Any:
     try:
-        value: Value = _reader(kind, is_exact)(json.loads(content))
+        return _reader(kind, is_exact)(value)
     except (AttributeError, KeyError, RecursionError, TypeError) as error:
         raise ValueError(f"not a {kind}") from error
-    return value
 
 
 @cache
 def _reader(kind: Any, is_exact: bool) -> _Read:  # noqa: FBT001 - a key of the cache
-    """Return what takes a value of JSON for one of a kind, or raises what `decode` expects."""
+    """Return what takes a value of JSON for one of a kind, or raises what `_decoded` expects."""
+    if kind is QueueId and is_exact:
+        return _queue_id  # it becomes part of a path
     kind = getattr(kind, "__supertype__", kind)  # of a NewType
     if (origin := get_origin(kind)) is not None:
         return _reader_of_parts(origin, get_args(kind), is_exact=is_exact)
     if is_dataclass(kind):
         readers = {name: _reader(its, is_exact) for name, its in get_type_hints(kind).items()}
         return partial(_take_fields, kind, readers, is_exact)
-    if issubclass(kind, enum.Enum | Path):
-        return partial(kind)
-    return partial(_take, kind)
+    if kind is bytes:
+        return partial(base64.b64decode, validate=True)
+    if kind is NoneType or not issubclass(kind, enum.Enum | Path):
+        return partial(_take, kind)
+    return partial(kind)
 
 
 def _reader_of_parts(origin: Any, parts: tuple[Any, ...], *, is_exact: bool) -> _Read:
     if origin is Literal:
         return lambda value: parts[parts.index(value)]
-    readers = [_reader(each, is_exact) for each in parts if each not in (Ellipsis, NoneType)]
     if origin in (Union, UnionType):
-        (read,) = readers
-        return lambda value: None if value is None else read(value)
+        plain = tuple(part for part in parts if part in (str, NoneType))
+        others = [_reader(part, is_exact) for part in parts if part not in plain]
+        (read,) = others or [partial(_take, str)]
+        return lambda value: value if isinstance(value, plain) else read(value)
+    readers = [_reader(each, is_exact) for each in parts if each is not Ellipsis]
     if issubclass(origin, Mapping):
         read_key, read_its = readers
         return lambda value: {read_key(key): read_its(its) for key, its in value.items()}
-    return lambda value: origin(map(readers[0], _take(list, value)))
+    # Of a protocol such as Sequence a tuple.
+    made = origin if issubclass(origin, list | tuple) else tuple
+    return lambda value: made(map(readers[0], _take(list, value)))
+
+
+def _queue_id(value: str) -> QueueId:
+    if not QUEUE_ID_PATTERN.match(value):
+        raise ValueError("not a queue id")
+    return QueueId(value)
 
 
 def _take(kind: Any, value: Any) -> Any:
