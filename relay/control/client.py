@@ -14,9 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relay.control.connection import Connection, short_path
 from relay.control.operations import Found, Results, Session, Unreachable, Verb, Write
-from relay.control.wire import PolicyInForce, decode, encode
+from relay.control.wire import PolicyInForce, decode, encode, short_path
 from relay.mail.envelope import QueueId
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
 from relay.status.snapshot import MessageView, QueueState, Snapshot
@@ -25,10 +24,40 @@ if TYPE_CHECKING:
     from relay.status.plan import Plan
     from relay.verdicts.operator_pause import PauseAsked
 
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 120.0
+"""How long the command line waits for the next byte."""
 IDS_AT_ONCE = 256
 """In one request: what becomes of them is known only at its end."""
 _CHUNK_BYTES = 256 * 1024
 _NOT_ALL = "the relay ended its answer in the middle: this is not all; "
+
+
+class _Connection(http.client.HTTPConnection):
+    """To the relay on a spool.  All but `break_off` wait, and raise OSError and HTTPException."""
+
+    def __init__(self, spool: Path) -> None:
+        super().__init__("relay")
+        self._spool, self._socket = spool, socket.socket(socket.AF_UNIX)
+
+    def connect(self) -> None:
+        self._socket.settimeout(CONNECT_SECONDS)
+        with short_path(self._spool) as path:
+            self._socket.connect(path)
+        self._socket.settimeout(ANSWER_SECONDS)
+        self.sock = self._socket
+
+    def ask(self, path: str, content: bytes) -> http.client.HTTPResponse:
+        self.request("POST", path, content, {"Connection": "close"})
+        return self.getresponse()
+
+    def break_off(self) -> None:
+        """Have whoever waits for the relay wait no more."""
+        # Of a socket that is not connected, or not any more.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self.close()
 
 
 class ControlClient(Session):
@@ -36,7 +65,7 @@ class ControlClient(Session):
 
     def __init__(self, spool: Path) -> None:
         self.spool = spool
-        self._open: set[Connection] = set()
+        self._open: set[_Connection] = set()
 
     def is_up(self) -> bool:
         """Whether a relay listens.  Raises PermissionError where we may not ask."""
@@ -126,7 +155,7 @@ class ControlClient(Session):
 
     async def _lines(self, method: str, *arguments: object) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the lines of an answer, the last one with its result."""
-        connection = Connection(self.spool)
+        connection = _Connection(self.spool)
         self._open.add(connection)
         begun, line = b"", dict[str, Any]()
         try:

@@ -10,9 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
-from relay.control.connection import short_path
 from relay.control.operations import CALLS, FAULT, Session
-from relay.control.wire import PolicyInForce, decode_arguments, encode
+from relay.control.wire import PolicyInForce, decode_arguments, encode, short_path
 from relay.policy.document import MAX_BYTES
 from relay.policy.faults import PolicyError
 from relay.status.connection_limit import ConnectionLimit

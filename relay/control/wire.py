@@ -15,9 +15,11 @@ having it compile these types, takes longer than all else that a verb does.
 """
 
 import base64
+import contextlib
 import enum
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -26,6 +28,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 
+SOCKET_NAME = "control.sock"
 _Read = Callable[[Any], Any]
 
 
@@ -35,6 +38,20 @@ class PolicyInForce:
     """Of the file that it is of, absolute; by now the file may hold something else."""
     text: str
     """As a policy file would say it, with absolute paths."""
+
+
+@contextlib.contextmanager
+def short_path(spool: Path) -> Iterator[str]:
+    """Give a path to the socket while the context lasts.  Raises OSError.
+
+    A path to a unix socket has at most 107 bytes (unix(7)), a spool's may be longer: both ends go through
+    `/proc/self/fd/N/`, where N is the opened folder.
+    """
+    folder = os.open(spool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{SOCKET_NAME}"
+    finally:
+        os.close(folder)
 
 
 def encode(value: object) -> bytes:

@@ -16,10 +16,9 @@ import aiohttp
 import pytest
 
 from relay.control.client import IDS_AT_ONCE, ControlClient
-from relay.control.connection import SOCKET_NAME
 from relay.control.operations import ABSENT, BUSY, FAULT, OK, VERBS, Unreachable, Verb
 from relay.control.server import ControlServer
-from relay.control.wire import PolicyInForce
+from relay.control.wire import SOCKET_NAME, PolicyInForce
 from relay.mail.envelope import QueueId
 from relay.status.filters import By, Filters, Wanted
 from relay.status.snapshot import QueueState
