@@ -246,7 +246,7 @@ class Operator(Session):
         return OK
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
     ) -> Results:
         await self._know(queue_ids)
         return await self._each(verb, queue_ids, {}, states)
@@ -282,7 +282,7 @@ class Operator(Session):
         verb: Verb,
         queue_ids: Iterable[QueueId],
         refusals: _Refusals,
-        states: Collection[QueueState] = (),
+        states: Sequence[QueueState] = (),
     ) -> Results:
         """Act on some messages at a time: they share their syncs, and other work goes on in between."""
         at_once = LOADED_AT_ONCE if TABLE[verb].reads_content else MOVED_AT_ONCE
@@ -302,7 +302,7 @@ class Operator(Session):
         verb: Verb,
         queue_id: QueueId,
         refusals: Mapping[int, Answer],
-        states: Collection[QueueState],
+        states: Sequence[QueueState],
     ) -> str:
         """Make the message ACTIVE meanwhile; put it back as it was if that fails."""
         queued, state = self._queue.get(queue_id), self._queue.state_of(queue_id)
