@@ -1,24 +1,22 @@
-"""The command line's end of the control socket: `Operations` of a relay that runs.
+"""The command line's end of the control socket: the `Session` of a relay that runs.
 
 http.client in a thread, a connection for each question: aiohttp takes longer to load than most answers.
 A question that is cancelled breaks off its connection, so that its thread ends too.
 """
 
 import asyncio
+import base64
 import contextlib
 import http.client
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from relay.control.connection import Connection, short_path
-from relay.control.operations import OK, Found, Results, Rows, Unreachable, Verb, Write
-from relay.control.wire import PolicyInForce, SummaryWanted, decode, encode
+from relay.control.operations import Found, Results, Session, Unreachable, Verb, Write
+from relay.control.wire import RESULTS, PolicyInForce, decode, encode_arguments, short_path
 from relay.mail.envelope import QueueId
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
 from relay.status.snapshot import MessageView, QueueState, Snapshot
@@ -27,64 +25,50 @@ if TYPE_CHECKING:
     from relay.status.plan import Plan
     from relay.verdicts.operator_pause import PauseAsked
 
-IDS_AT_ONCE = 1000
-"""In one request."""
-_CHUNK_BYTES = 256 * 1024
-
 Answer = TypeVar("Answer")
 
-
-class _Reply:
-    """What the relay answers.
-
-    All that read it raise TimeoutError, and Unreachable where it ends too early.
-    """
-
-    def __init__(self, response: http.client.HTTPResponse) -> None:
-        self._response = response
-        self.status = response.status
-
-    async def text(self) -> str:
-        return (await self._read(self._response.read)).decode(errors="replace")
-
-    async def content(self) -> bytes:
-        """Raise Unreachable where it is no answer to the question."""
-        await self._check()
-        return await self._read(self._response.read)
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield it as it comes.  Raises Unreachable as `content` does."""
-        await self._check()
-        while chunk := await self._read(lambda: self._response.read1(_CHUNK_BYTES)):
-            yield chunk
-        if self._response.length:
-            # Of an answer that says its length, `read1` does not tell that it is cut.
-            raise _cut_short()
-
-    async def _check(self) -> None:
-        if self.status != 200:
-            raise Unreachable(f"the relay says: {self.status} {await self.text()}")
-
-    @staticmethod
-    async def _read(read: Callable[[], bytes]) -> bytes:
-        try:
-            return await asyncio.to_thread(read)
-        except TimeoutError:
-            raise
-        except (OSError, http.client.HTTPException) as error:
-            raise _cut_short() from error
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 120.0
+"""How long the command line waits for the next byte."""
+IDS_AT_ONCE = 256
+"""In one request: what becomes of them is known only at its end."""
+_CHUNK_BYTES = 256 * 1024
+_NOT_ALL = "the relay ended its answer in the middle: this is not all; "
 
 
-def _cut_short() -> Unreachable:
-    return Unreachable("the relay ended its answer in the middle: this is not all; see its log")
+class _Connection(http.client.HTTPConnection):
+    """To the relay on a spool.  All but `break_off` wait, and raise OSError and HTTPException."""
+
+    def __init__(self, spool: Path) -> None:
+        super().__init__("relay")
+        self._spool, self._socket = spool, socket.socket(socket.AF_UNIX)
+
+    def connect(self) -> None:
+        self._socket.settimeout(CONNECT_SECONDS)
+        with short_path(self._spool) as path:
+            self._socket.connect(path)
+        self._socket.settimeout(ANSWER_SECONDS)
+        self.sock = self._socket
+
+    def ask(self, path: str, content: bytes) -> http.client.HTTPResponse:
+        self.request("POST", path, content, {"Connection": "close"})
+        return self.getresponse()
+
+    def break_off(self) -> None:
+        """Have whoever waits for the relay wait no more."""
+        # Of a socket that is not connected, or not any more.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self.close()
 
 
-class ControlClient(Rows):
-    """The command line's end: `Operations` of a relay that runs.  All methods raise Unreachable."""
+class ControlClient(Session):
+    """All methods raise Unreachable."""
 
     def __init__(self, spool: Path) -> None:
         self.spool = spool
-        self._open: set[Connection] = set()
+        self._open: set[_Connection] = set()
 
     def is_up(self) -> bool:
         """Whether a relay listens.  Raises PermissionError where we may not ask."""
@@ -100,11 +84,12 @@ class ControlClient(Rows):
         for connection in self._open:
             connection.break_off()
 
-    async def snapshot(self) -> Snapshot:
-        return await self._ask(partial(decode, Snapshot), "GET", "/snapshot")
-
     async def policy(self) -> PolicyInForce:
-        return await self._ask(partial(decode, PolicyInForce), "GET", "/policy")
+        told = await self._call(dict[str, str], "policy")
+        return PolicyInForce(Path(told["path"]), told["text"])
+
+    async def snapshot(self) -> Snapshot:
+        return await self._call(Snapshot, "snapshot")
 
     async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
         if wanted.sort and wanted.limit is None:
@@ -112,79 +97,96 @@ class ControlClient(Rows):
             views = [view async for some in self.rows(replace(wanted, sort="")) for view in some]
             yield wanted.arranged(views)
             return
-        async with self._request("POST", "/listing", encode(wanted)) as response:
-            begun = b""
-            async for chunk in response.chunks():
-                *lines, begun = (begun + chunk).split(b"\n")
-                if lines:
-                    yield [decode(MessageView, line) for line in lines]
+        async with contextlib.aclosing(self._lines("rows", wanted)) as lines:
+            async for line in lines:
+                if "part" in line:
+                    yield _decoded(list[MessageView], line["part"])
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[Group]:
-        asked = encode(SummaryWanted(filters, by, limit))
-        return await self._ask(partial(decode, list[Group]), "POST", "/summary", asked)
+        return await self._call(list[Group], "summary", filters, by, limit)
 
     async def plan(self, text: bytes, path: Path) -> "Plan | str":
-        asked = f"/plan?path={quote(str(path), safe='')}"
-        async with self._request("POST", asked, text) as response:
-            if response.status == 409:
-                return await response.text()
-            # With a plan comes the whole sender, and every other verb does without.
-            from relay.status.plan import Plan  # noqa: PLC0415 - see above
+        # With a plan comes the whole sender, and every other verb does without.
+        from relay.status.plan import Plan  # noqa: PLC0415 - see above
 
-            return decode(Plan, await response.content())
+        kind: Any = Plan | str
+        planned: Plan | str = await self._call(kind, "plan", text, str(path))
+        return planned
 
     async def show(self, queue_id: QueueId) -> MessageView | str:
-        async with self._request("GET", f"/queue/{queue_id}") as response:
-            if response.status in (404, 409):
-                return await response.text()
-            return decode(MessageView, await response.content())
+        kind: Any = MessageView | str
+        shown: MessageView | str = await self._call(kind, "show", queue_id)
+        return shown
 
     async def content(self, queue_id: QueueId, write: Write) -> str:
-        async with self._request("GET", f"/queue/{queue_id}/content") as response:
-            if response.status in (404, 409):
-                return await response.text()
-            async for chunk in response.chunks():
-                await write(chunk)
-        return OK
+        async with contextlib.aclosing(self._lines("content", queue_id)) as lines:
+            async for line in lines:
+                if "part" in line:
+                    await write(base64.b64decode(line["part"]))
+        ended: str = line["result"]
+        return ended
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
     ) -> Results:
-        among = "?" + "&".join(f"state={state.value}" for state in states) if states else ""
+        """Where the relay is gone midway, return what it did, and of the others why nothing is known."""
         results: dict[QueueId, str] = {}
         for start in range(0, len(queue_ids), IDS_AT_ONCE):
-            asked = json.dumps(queue_ids[start : start + IDS_AT_ONCE]).encode("ascii")
-            results |= await self._ask(
-                partial(decode, dict[QueueId, str]), "POST", f"/queue/{verb}{among}", asked
-            )
+            some = queue_ids[start : start + IDS_AT_ONCE]
+            try:
+                results |= await self._call(RESULTS, "act", verb, list(some), [*states])
+            except Unreachable as gone:
+                if not results:
+                    raise
+                return results | dict.fromkeys(queue_ids[start:], str(gone))
         return results
 
     async def pause(self, upstream: str, asked: "PauseAsked") -> str:
-        path = f"/upstreams/{quote(upstream, safe='')}/pause"
-        return await self._ask(bytes.decode, "POST", path, encode(asked))
+        return await self._call(str, "pause", upstream, asked)
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
-        verb = "believe" if believes else "resume"
-        return await self._ask(bytes.decode, "POST", f"/upstreams/{quote(upstream, safe='')}/{verb}")
+        return await self._call(str, "resume", upstream, believes)
 
-    async def _ask(
-        self, read: Callable[[bytes], Answer], method: str, path: str, content: bytes | None = None
-    ) -> Answer:
-        async with self._request(method, path, content) as response:
-            return read(await response.content())
+    async def _call(self, kind: Callable[..., Answer], method: str, *arguments: object) -> Answer:
+        async with contextlib.aclosing(self._lines(method, *arguments)) as lines:
+            async for line in lines:
+                if "result" in line:
+                    result: Answer = _decoded(kind, line["result"])
+                    return result
+        raise AssertionError("an answer without a result")
 
-    @contextlib.asynccontextmanager
-    async def _request(self, method: str, path: str, content: bytes | None = None) -> AsyncIterator[_Reply]:
-        connection = Connection(self.spool)
+    async def _lines(self, method: str, *arguments: object) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the lines of an answer, the last one with its result."""
+        connection = _Connection(self.spool)
         self._open.add(connection)
+        begun, line = b"", dict[str, Any]()
         try:
-            yield _Reply(await asyncio.to_thread(connection.ask, method, path, content))
+            with await asyncio.to_thread(
+                connection.ask, f"/call/{method}", encode_arguments(arguments)
+            ) as response:
+                if response.status != 200:
+                    text = (await asyncio.to_thread(response.read)).decode(errors="replace")
+                    raise Unreachable(f"the relay says: {response.status} {text}")
+                while chunk := await asyncio.to_thread(response.read1, _CHUNK_BYTES):
+                    *lines, begun = (begun + chunk).split(b"\n")
+                    for each in lines:
+                        is_begun, line = bool(line), json.loads(each)
+                        if "failed" in line:
+                            raise Unreachable((_NOT_ALL if is_begun else "") + line["failed"])
+                        yield line
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(f"the relay did not answer: {str(error) or type(error).__name__}") from error
-        except ValueError as error:
-            raise Unreachable(
-                "the relay is of another version and its answer cannot be read; restart it"
-            ) from error
         finally:
             self._open.discard(connection)
             connection.break_off()
+        if "result" not in line:
+            raise Unreachable(f"{_NOT_ALL}see its log")
+
+
+def _decoded(kind: Any, value: object) -> Any:
+    try:
+        return decode(kind, value)
+    except ValueError as error:
+        raise Unreachable(
+            "the relay is of another version and its answer cannot be read; restart it"
+        ) from error

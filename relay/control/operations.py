@@ -4,7 +4,7 @@
 """
 
 import enum
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -32,6 +32,7 @@ HELD_ALREADY = "held: release it first"
 CHANGED = "it is in another state by now; nothing changed"
 """Of a message that was listed by its state."""
 IS_DOWN = "the relay is down: what goes first is kept in memory, and can be said only while it runs"
+FAULT = "a fault of the relay; see its log"
 ONLY_REPORT_LEFT = "only its report is left, which waits for reports.per_hour: `delete` ends it without"
 
 Results = Mapping[QueueId, str]
@@ -166,18 +167,21 @@ VERBS = tuple(verb for verb, row in TABLE.items() if not row.needs_upstream)
 """Those that name messages."""
 
 
+CALLS = ("snapshot", "rows", "summary", "plan", "show", "content", "act", "pause", "resume", "policy")
+"""What can be asked of a relay that runs: the methods of `Session`, and the policy in force."""
+
 Write = Callable[[bytes], Awaitable[None]]
+Found = AsyncGenerator[Sequence[MessageView], None]
 
 
 class Unreachable(Exception):  # noqa: N818 - a state, not an error of ours
     """The relay did not answer, or not properly; the text says how."""
 
 
-Found = AsyncGenerator[Sequence[MessageView], None]
+class Session(Protocol):
+    """What can be asked.  Ids passed QUEUE_ID_PATTERN; every result names every id."""
 
-
-class Rows(Protocol):
-    """What lists the queue."""
+    async def snapshot(self) -> Snapshot: ...
 
     def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
         """Yield the queue, or part of it, as it is found; of each message's recipients only the first ones.
@@ -190,12 +194,6 @@ class Rows(Protocol):
     async def queue(self, wanted: Wanted = WHOLE_QUEUE) -> Sequence[MessageView]:
         """Return all that `rows` yields."""
         return [view async for some in self.rows(wanted) for view in some]
-
-
-class Operations(Rows, Protocol):
-    """What can be asked.  Ids passed QUEUE_ID_PATTERN; every result names every id."""
-
-    async def snapshot(self) -> Snapshot: ...
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[Group]:
         """Return the row of all, then those with most messages, `limit` of them."""
@@ -217,9 +215,12 @@ class Operations(Rows, Protocol):
         ...
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
     ) -> Results:
-        """With `states`, leave alone and tell of what is in none of them by now."""
+        """With `states`, leave alone and tell of what is in none of them by now.
+
+        What goes wrong with one message is its result; the others go on.
+        """
         ...
 
     async def pause(self, upstream: str, asked: "PauseAsked") -> str:
@@ -233,6 +234,4 @@ class Operations(Rows, Protocol):
         """
         ...
 
-
-class Session(Operations, Protocol):
     async def close(self) -> None: ...

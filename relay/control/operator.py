@@ -15,6 +15,7 @@ from typing import NamedTuple
 from relay.control.operations import (
     ABSENT,
     CHANGED,
+    FAULT,
     OK,
     TABLE,
     UNCHANGED,
@@ -22,7 +23,7 @@ from relay.control.operations import (
     Deed,
     Found,
     Results,
-    Rows,
+    Session,
     Verb,
     Write,
 )
@@ -68,6 +69,9 @@ REMOVED = Answer(
 )
 HELD_REASON = WaitReason("held by the operator")
 
+_TOLD = {Deed.HOLD: "held", Deed.RELEASE: "released", Deed.RETRY: "retried", Deed.FIRST: "put_first"}
+"""The events of moves."""
+
 _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
     Status.TODO: "to do",
     Status.RELAYED: "relayed",
@@ -89,7 +93,7 @@ _Refusals = Mapping[QueueId, Mapping[int, Answer]]
 """What the shield doubts: of each message, the refusals by the index of the recipient."""
 
 
-class Operator(Rows):
+class Operator(Session):
     def __init__(self, sender: Sender, watch: Watch, events: Events) -> None:
         self._sender = sender
         self._queue = sender.queue
@@ -97,10 +101,16 @@ class Operator(Rows):
         self._settling = sender.settling
         self._upstreams = sender.upstreams
         self._watch = watch
-        self._tell = {Deed.HOLD: events.held, Deed.RELEASE: events.released, Deed.RETRY: events.retried}
-        self._tell[Deed.FIRST] = events.put_first
+        self._events = events
+
+    async def close(self) -> None:
+        """Do nothing: the relay that runs ends by itself."""
+
+    async def _know(self, queue_ids: Collection[QueueId] | None = None) -> None:
+        """Have the queue, or these messages of it, in memory: of a relay that runs they are."""
 
     async def snapshot(self) -> Snapshot:
+        await self._know()
         await self._watch.look()
         return self._watch.snapshot()
 
@@ -134,6 +144,7 @@ class Operator(Rows):
         return adding.rows(limit)
 
     async def plan(self, text: bytes, path: Path) -> Plan | str:
+        await self._know()
         if self._sender.is_reading:
             return "the relay still reads its queue after the start; ask again later"
         policy, watch = parse_policy(text, path), self._watch
@@ -148,6 +159,7 @@ class Operator(Rows):
 
         Read only messages of which nothing in memory tells whether they match.
         """
+        await self._know()
         aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
         listing = self._watch.listing()
         # A million that nearly came in this order take some 50 ms.
@@ -189,6 +201,7 @@ class Operator(Rows):
                     yield each, [message.envelope.recipients[index] for index in message.left]
 
     async def show(self, queue_id: QueueId) -> MessageView | str:
+        await self._know((queue_id,))
         if queue_id not in self._queue:
             return self._not_there()
         message = await self._load(queue_id)
@@ -216,6 +229,7 @@ class Operator(Rows):
         }
 
     async def content(self, queue_id: QueueId, write: Write) -> str:
+        await self._know((queue_id,))
         if queue_id not in self._queue:
             return self._not_there()
         message = await self._load(queue_id)
@@ -232,8 +246,9 @@ class Operator(Rows):
         return OK
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
     ) -> Results:
+        await self._know(queue_ids)
         return await self._each(verb, queue_ids, {}, states)
 
     async def pause(self, upstream: str, asked: PauseAsked) -> str:
@@ -267,7 +282,7 @@ class Operator(Rows):
         verb: Verb,
         queue_ids: Iterable[QueueId],
         refusals: _Refusals,
-        states: Collection[QueueState] = (),
+        states: Sequence[QueueState] = (),
     ) -> Results:
         """Act on some messages at a time: they share their syncs, and other work goes on in between."""
         at_once = LOADED_AT_ONCE if TABLE[verb].reads_content else MOVED_AT_ONCE
@@ -277,11 +292,7 @@ class Operator(Rows):
             for start in range(0, len(each_once), at_once):
                 some = each_once[start : start + at_once]
                 acting = (self._one(verb, queue_id, refusals.get(queue_id, {}), states) for queue_id in some)
-                done = await asyncio.gather(*acting, return_exceptions=True)
-                for queue_id, result in zip(some, done, strict=True):
-                    if isinstance(result, BaseException):
-                        raise result
-                    results[queue_id] = result
+                results |= dict(zip(some, await asyncio.gather(*acting), strict=True))
         finally:
             self._sender.wake()
         return results
@@ -291,7 +302,7 @@ class Operator(Rows):
         verb: Verb,
         queue_id: QueueId,
         refusals: Mapping[int, Answer],
-        states: Collection[QueueState],
+        states: Sequence[QueueState],
     ) -> str:
         """Make the message ACTIVE meanwhile; put it back as it was if that fails."""
         queued, state = self._queue.get(queue_id), self._queue.state_of(queue_id)
@@ -321,6 +332,9 @@ class Operator(Rows):
         except (Full, Unavailable) as trouble:
             self._spool_thread.tell(trouble)
             result = clean(str(trouble)) or "the spool failed"
+        except Exception as error:  # noqa: BLE001 - what became of the others must be told
+            self._events.fault(where="control", error=error)
+            result = FAULT
         finally:
             self._queue.put_back(queue_id, before)
         return result
@@ -332,7 +346,7 @@ class Operator(Rows):
             await self._spool_thread.change(
                 Settlement(queued.queue_id, _NOT_READ, next_attempt_at_ns=at_ns, is_held=is_held)
             )
-        self._tell[deed](queue_id=queued.queue_id)
+        self._events.tell(_TOLD[deed], queue_id=queued.queue_id)
         if deed is Deed.HOLD:
             self._queue.hold(queued.queue_id, HELD_REASON)
         elif deed is Deed.FIRST:

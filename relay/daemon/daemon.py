@@ -44,7 +44,6 @@ from relay.status.http import StatusServer
 from relay.status.snapshot import Condition, PolicyStatus
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events, LogStyle
-from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.outcomes import OutcomeStore
 from relay.telemetry.stderr import drain
@@ -70,7 +69,7 @@ class Daemon:
         self._on_ready = on_ready
         self._host, self._clock = host, host.clock
         self._events = Events(sys.stderr, start.style, self._clock, hostname=start.hostname, level=level)
-        self._metrics = Metrics(self._clock)
+        self._metrics = Metrics(self._clock, self._events)
         self._telemetry = Telemetry(self._events, self._metrics, self._clock)
         self._is_asked, self._is_stopping = asyncio.Event(), asyncio.Event()
         """To look at watched files (SIGHUP), and to end."""
@@ -81,9 +80,9 @@ class Daemon:
         start, policy, host, events = self._start, self._start.policy, self._host, self._events
         root, loop = str(policy.spool), asyncio.get_running_loop()
         tell_unhandled(events)
-        events.started(version=__version__, hostname=start.hostname, path=str(start.path))
+        events.tell("started", version=__version__, hostname=start.hostname, path=str(start.path))
         if "." not in start.hostname:
-            events.hostname_without_domain(hostname=start.hostname)
+            events.tell("hostname_without_domain", hostname=start.hostname)
         self._metrics.know_upstreams(policy.upstreams, policy.stand_ins)
 
         def set_aside(name: str, why: str) -> None:
@@ -92,16 +91,15 @@ class Daemon:
 
         spool = open_spool(policy, host.disk, self._clock, set_aside)
         if (doubt := doubt_about(root)) is not None:
-            events.spool_failed(error=f"messages may not survive a loss of power: {doubt}")
-        counts = ListenerCounts([str(listen.address) for listen in policy.listen])
-        listening = Listening(start, spool_intake(policy, host, events), events, counts, raise_limit())
+            events.tell("spool_failed", error=f"messages may not survive a loss of power: {doubt}")
+        listening = Listening(start, spool_intake(policy, host, events), events, self._metrics, raise_limit())
         try:
             await listening.bind()
             start_threads()
             path = str(start.path.absolute())
             status = PolicyStatus(digest(start.text), self._clock.wall_ns(), path=path)
             relay = Assembly(spool, host, policy, start.hostname, self._telemetry, status, self._fail)
-            collect(self._metrics, relay.watch.snapshot, counts, events, self._clock)
+            collect(self._metrics, relay.watch.snapshot, events, self._clock)
             await self._serve(relay, listening)
         finally:
             events.flush()
@@ -158,7 +156,7 @@ class Daemon:
                 edits = Reload(start.path, policy, sender, watch, hooks, outcomes, self._telemetry)
                 file = PolicyWatch(start.path, start.text, edits, self._clock)
                 await self._run(relay, listening, file, files)
-        self._events.stopped(queued=sender.queued)
+        self._events.tell("stopped", queued=sender.queued)
 
     async def _run(self, relay: Assembly, listening: Listening, *watches: FileWatch) -> None:
         """Take mail and relay; on return nothing is in flight."""
@@ -182,7 +180,7 @@ class Daemon:
         await self._is_stopping.wait()
         watch.condition, watch.refusing_because = Condition.STOPPING, f"stopping: {self._why}"
         notify("STOPPING=1", f"STATUS=stopping: {sender.in_flight} transactions in flight")
-        self._events.stopping(reason=self._why, in_flight=sender.in_flight)
+        self._events.tell("stopping", reason=self._why, in_flight=sender.in_flight)
         for chore in chores:
             chore.cancel()
         await asyncio.gather(*chores, return_exceptions=True)
@@ -211,18 +209,18 @@ class Daemon:
         if self._exit_code != os.EX_OK:
             return
         if isinstance(error, Full | Unavailable | OSError):
-            self._metrics.spool_failed()
-            self._events.spool_failed(error=str(error))
+            self._metrics.count("relay_spool_errors_total")
+            self._events.tell("spool_failed", error=str(error))
             self._exit_code, self._why = os.EX_IOERR, "the spool failed"
         else:
-            self._metrics.fault()
+            self._metrics.count("relay_faults_total")
             self._events.fault(where="sender", error=error)
             self._exit_code, self._why = os.EX_SOFTWARE, "a fault in the sender"
         self._is_stopping.set()
 
     def _tell_damage(self, name: str, why: str) -> None:
-        self._metrics.corrupt_found()
-        self._events.corrupt(queue_id=name, reason=why)
+        self._metrics.count("relay_spool_corrupt_total")
+        self._events.tell("corrupt", queue_id=name, reason=why)
 
     async def _keep_looking(self, watches: Sequence[FileWatch]) -> None:
         while True:

@@ -49,11 +49,11 @@ class ListenerFilesWatch:
         for index, listen, files in self._watched:
             found = await asyncio.to_thread(files.look, is_asked=is_asked)
             if found is FileChange.REFUSED:
-                self._metrics.policy_reloaded(is_ok=False)
-                self._events.listener_files_refused(listener=str(listen.address), error=files.error)
+                self._metrics.count("relay_policy_reloads_total", "refused")
+                self._events.tell("listener_files_refused", listener=str(listen.address), error=files.error)
             elif found is not FileChange.NOTHING:
                 if found is FileChange.CHANGED:
-                    self._metrics.policy_reloaded(is_ok=True)
+                    self._metrics.count("relay_policy_reloads_total", "ok")
                 self._use(index, files.in_force)
                 if listener_processes(listen) == 0:
                     self._tell_loaded(listen, files.in_force)
@@ -70,4 +70,9 @@ class ListenerFilesWatch:
             self._watch.policy_status = replace(self._watch.policy_status, refused_file=refused_file)
 
     def _tell_loaded(self, listen: Listen, files: ListenerFiles) -> None:
-        self._events.listener_files_loaded(str(listen.address), len(files.hashes), files.fingerprint)
+        self._events.tell(
+            "listener_files_loaded",
+            listener=str(listen.address),
+            users=len(files.hashes),
+            certificate=files.fingerprint,
+        )

@@ -26,7 +26,8 @@ from relay.policy.source import parse_policy
 from relay.sender.host import Host
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
-from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
+from relay.telemetry.listeners import ListenerObserver
+from relay.telemetry.metrics import Metrics
 from relay.telemetry.stderr import divert
 
 REPORT_SECONDS = 1.0
@@ -48,16 +49,15 @@ async def take_mail(bound: socket.socket) -> None:
     events = Events(sys.stderr, orders["style"], clock, hostname=orders["hostname"])
     tell_unhandled(events)
     start_threads()
-    counts = ListenerCounts([name])
+    metrics = Metrics(clock, events)
+    observer = ListenerObserver(events, metrics, [name])
     intake = spool_intake(policy, Host(clock, RealDisk()), events)
     files = ListenerFiles.from_order(orders["files"]) if orders["files"] else read_listener_files(listen)
-    listener = Listener(
-        listen, orders["hostname"], intake, ListenerObserver(events, counts), files=files, clock=clock
-    )
+    listener = Listener(listen, orders["hostname"], intake, observer, files=files, clock=clock)
     obeying = asyncio.create_task(_obey(stdin, name, listener, events))
     loop.add_signal_handler(signal.SIGTERM, obeying.cancel)
     await listener.start(bound)
-    chores = [asyncio.create_task(_report(name, counts, events))]
+    chores = [asyncio.create_task(_report(metrics))]
     chores.append(asyncio.create_task(intake.keep_looking_for_room()))
     await asyncio.wait([obeying])
     await listener.close(CLOSE_SECONDS)
@@ -76,17 +76,16 @@ async def _obey(stdin: asyncio.StreamReader, name: str, listener: Listener, even
         else:
             files = ListenerFiles.from_order(order)
             listener.use(files)
-            events.listener_files_loaded(name, len(files.hashes), files.fingerprint)
+            events.tell(
+                "listener_files_loaded", listener=name, users=len(files.hashes), certificate=files.fingerprint
+            )
 
 
-async def _report(name: str, counts: ListenerCounts, events: Events) -> None:
+async def _report(metrics: Metrics) -> None:
     """Send counts to the parent.  A parent that does not read gets them later, and holds up nothing else."""
-    lost_lines = 0
     while True:
         await asyncio.sleep(REPORT_SECONDS)
-        counts.lost_lines(name, events.lines_lost - lost_lines)
-        lost_lines = events.lines_lost
-        report = json.dumps(counts.take_delta()).encode() + b"\n"
+        report = json.dumps(metrics.take_delta()).encode() + b"\n"
         # An error: the parent is gone, and stdin says so too.
         await asyncio.to_thread(os.write, sys.stdout.fileno(), report)
 

@@ -26,7 +26,8 @@ from relay.listener.server import Listener, bind
 from relay.mail.formats import described
 from relay.policy.model import Listen, Policy, Tls
 from relay.telemetry.events import Events, LogStyle
-from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
+from relay.telemetry.listeners import ListenerObserver
+from relay.telemetry.metrics import Metrics
 
 CLOSE_SECONDS = 10.0
 """How long content in flight may take at a stop."""
@@ -68,13 +69,13 @@ class _Listening:
 
 class Listening:
     def __init__(
-        self, start: Start, intake: SpoolIntake, events: Events, counts: ListenerCounts, limit: int
+        self, start: Start, intake: SpoolIntake, events: Events, metrics: Metrics, limit: int
     ) -> None:
         """`limit` of descriptors, of each process; tell where the policy allows more clients than that."""
         self._start = start
         self._intake = intake
         self._events = events
-        self._counts = counts
+        self._metrics = metrics
         self._limit = limit
         self._all = [_Listening(index, listen) for index, listen in enumerate(start.policy.listen)]
         self._here = [each for each in self._all if listener_processes(each.listen) == 0]
@@ -84,8 +85,12 @@ class Listening:
         for where, together in [("relay", self._here), *alone]:
             needed = EACH_CLIENT * sum(each.listen.max_connections for each in together)
             if needed > limit:
-                events.descriptors_short(
-                    where=where, descriptors=limit, needed=needed, connections=limit // EACH_CLIENT
+                events.tell(
+                    "descriptors_short",
+                    where=where,
+                    descriptors=limit,
+                    needed=needed,
+                    connections=limit // EACH_CLIENT,
                 )
 
     async def bind(self) -> None:
@@ -105,7 +110,8 @@ class Listening:
                     await asyncio.sleep(BIND_AGAIN_SECONDS)
 
     async def start(self) -> None:
-        observer, clock = ListenerObserver(self._events, self._counts), SystemClock()
+        names = [str(listen.address) for listen in self._start.policy.listen]
+        observer, clock = ListenerObserver(self._events, self._metrics, names), SystemClock()
         listens = fitted([each.listen for each in self._here], self._limit)
         for each, listen in zip(self._here, listens, strict=True):
             each.listener = Listener(
@@ -121,7 +127,7 @@ class Listening:
             count = listener_processes(each.listen)
             self._keepers += [asyncio.create_task(self._keep(each)) for _ in range(count)]
             protocol = "SMTP with TLS" if each.listen.tls is Tls.IMPLICIT else "SMTP"
-            self._events.listening(listener=each.name, protocol=protocol)
+            self._events.tell("listening", listener=each.name, protocol=protocol)
         self._keepers.append(asyncio.create_task(self._intake.keep_looking_for_room()))
 
     def use(self, index: int, files: ListenerFiles) -> None:
@@ -170,11 +176,11 @@ class Listening:
                 self._events.shortage(where=f"listener {of.name}", error=described(error))
             else:
                 if is_again:
-                    self._events.listener_restarted(listener=of.name, pid=process.pid)
+                    self._events.tell("listener_restarted", listener=of.name, pid=process.pid)
                 is_again = True
                 code = await self._attend(of, process)
                 status = f"signal {-code}" if code < 0 else f"exit status {code}"
-                self._events.listener_died(listener=of.name, pid=process.pid, status=status)
+                self._events.tell("listener_died", listener=of.name, pid=process.pid, status=status)
             await asyncio.sleep(RESTART_SECONDS)
 
     async def _start_process(self, of: _Listening) -> Process:
@@ -204,14 +210,14 @@ class Listening:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-            self._counts.drop_source(str(process.pid))
+            self._metrics.drop_process(str(process.pid))
         return await process.wait()
 
     async def _count(self, pid: int, counted: asyncio.StreamReader) -> None:
         """Return at the end of the lines, or at one that is no counts, as of a process that was killed."""
         with contextlib.suppress(ValueError):
             async for line in counted:
-                self._counts.add_delta(json.loads(line), str(pid))
+                self._metrics.add_delta(json.loads(line), str(pid))
 
 
 def _order(orders: asyncio.StreamWriter, order: dict[str, Any]) -> None:

@@ -47,11 +47,11 @@ class Reload:
             changes.append(f"and {len(found) - MOST_CHANGES} more")
         old, now_ns = self.watch.policy_status, self.telemetry.clock.wall_ns()
         self.watch.policy_status = PolicyStatus(sha256, now_ns, refused_file=old.refused_file, path=old.path)
-        self.telemetry.metrics.policy_reloaded(is_ok=True)
-        self.telemetry.events.policy_loaded(path=str(self.path), sha256=sha256, changes=changes)
+        self.telemetry.metrics.count("relay_policy_reloads_total", "ok")
+        self.telemetry.events.tell("policy_loaded", path=str(self.path), sha256=sha256, changes=changes)
         if keys := changes_needing_restart(self.started_with, policy):
             written = [written_key(Policy, key) for key in keys]
-            self.telemetry.events.policy_needs_restart(path=str(self.path), keys=written)
+            self.telemetry.events.tell("policy_needs_restart", path=str(self.path), keys=written)
 
     async def _go_by(self, policy: Policy) -> None:
         # Keys that need a restart stay, so that paths and addresses remain true.
@@ -72,5 +72,6 @@ class Reload:
         self.watch.policy_status = replace(
             self.watch.policy_status, last_reload_ok=False, last_error=faults[0] if faults else ""
         )
-        self.telemetry.metrics.policy_reloaded(is_ok=False)
-        self.telemetry.events.policy_refused(path=str(self.path), faults=faults)
+        self.telemetry.metrics.count("relay_policy_reloads_total", "refused")
+        for fault in faults:
+            self.telemetry.events.tell("policy_refused", path=str(self.path), fault=fault)

@@ -112,6 +112,6 @@ def spool_intake(policy: Policy, host: Host, events: Events) -> SpoolIntake:
     return SpoolIntake(
         open_intake(policy, host.disk, host.clock),
         host.trigger(str(policy.spool), host.disk),
-        lambda error: events.spool_failed(error=f"accept: {error}"),
+        lambda error: events.tell("spool_failed", error=f"accept: {error}"),
         host.workers,
     )

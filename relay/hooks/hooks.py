@@ -85,7 +85,7 @@ class Hooks:
                     self._telling[telling] = hook
                     telling.add_done_callback(self._forget)
         self._drop(list(self._telling)[:-MOST_NOTICES], "too many wait")
-        self._metrics.notices_wait(len(self._telling))
+        self._metrics.set("relay_notices_waiting", to=len(self._telling))
 
     async def _tell(self, hook: HookSettings, notice: Notice) -> None:
         until_ns = self._clock.boottime_ns() + GIVE_UP_NS
@@ -103,22 +103,22 @@ class Hooks:
                 await tell(hook, notice, self._clock.wall_ns())
         except Exception as error:  # noqa: BLE001 - whatever it is, mail goes on, and the notice waits
             if not isinstance(error, Undelivered):
-                self._metrics.fault()
+                self._metrics.count("relay_faults_total")
                 self._events.fault(where="hooks", error=error)
-            self._metrics.notice_failed()
+            self._metrics.count("relay_notice_failures_total")
             if hook.key not in self._failing:
                 self._failing.add(hook.key)
-                self._events.hook_failed(hook=hook.shown, error=clean(str(error)))
+                self._events.tell("hook_failed", hook=hook.shown, error=clean(str(error)))
             return False
-        self._metrics.notice_sent()
+        self._metrics.count("relay_notices_total", "sent")
         if hook.key in self._failing:
             self._failing.remove(hook.key)
-            self._events.hook_resumed(hook=hook.shown)
+            self._events.tell("hook_resumed", hook=hook.shown)
         return True
 
     def _forget(self, telling: Telling) -> None:
         self._telling.pop(telling, None)
-        self._metrics.notices_wait(len(self._telling))
+        self._metrics.set("relay_notices_waiting", to=len(self._telling))
 
     def _drop(self, stale: Iterable[Telling], reason: str) -> None:
         dropped = Counter[HookSettings]()
@@ -130,5 +130,5 @@ class Hooks:
             self._tell_dropped(count, hook, reason)
 
     def _tell_dropped(self, count: int, hook: HookSettings, reason: str) -> None:
-        self._metrics.notices_dropped(count)
-        self._events.notices_dropped(notices=count, hook=hook.shown, reason=reason)
+        self._metrics.count("relay_notices_total", "dropped", by=count)
+        self._events.tell("notices_dropped", notices=count, hook=hook.shown, reason=reason)

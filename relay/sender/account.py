@@ -29,7 +29,7 @@ from relay.sender.known_offers import KnownOffers
 from relay.sender.logins import Logins
 from relay.sender.pausing import Pausing
 from relay.sender.settling import AccountBacklog
-from relay.sender.state_file import AccountFile, pause_path
+from relay.sender.state_file import account_file
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.transactions import Transactions
 from relay.smtp.reply import Phase
@@ -94,13 +94,14 @@ class Account:
             exact,
             host.clock,
             self._tell_history,
-            lambda: self._events.history_begun(upstream=name, path=str(history)),
+            lambda: self._events.tell("history_begun", upstream=name, path=str(history)),
             host.workers,
         )
-        kept = AccountFile(
-            pause_path(policy, name),
+        kept = account_file(
+            policy,
+            name,
             host.disk,
-            lambda error: self._events.pause_unrecorded(upstream=name, error=error),
+            lambda error: self._events.tell("pause_unrecorded", upstream=name, error=error),
         )
         self.pausing = Pausing(
             name,
@@ -258,8 +259,9 @@ class Account:
         queued, wait_ns = first.message, first.until_ns - self._clock.boottime_ns()
         if queued.queue_id != self._told.get(queued.lane) and wait_ns >= SHORT_WAIT_NS:
             self._told[queued.lane] = queued.queue_id
-            self._metrics.had_to_wait(self.name)
-            self._events.waiting(
+            self._metrics.count("relay_throttle_waits_total", self.name)
+            self._events.tell(
+                "waiting",
                 queue_id=queued.queue_id,
                 upstream=self.name,
                 reason=first.why.text,
@@ -270,10 +272,10 @@ class Account:
     def _tell_cut_off(self, answer: Answer) -> None:
         """Tell what our own windows held where the upstream says that it was too much."""
         if (ruling := answer.ruling) is not None and ruling.is_too_much:
-            self._metrics.cut_off(self.name)
+            self._metrics.count("relay_upstream_cut_offs_total", self.name)
             windows = ", ".join(f"{each.used}/{each.label}" for each in self.throttle.usage())
             named = None if ruling.named is None else ruling.named.slots
-            self._events.cut_off(upstream=self.name, windows=windows or "none", named=named)
+            self._events.tell("cut_off", upstream=self.name, windows=windows or "none", named_slots=named)
 
     async def _open_history(self) -> None:
         """Read what the limits hold, unless that was done.  Raises HistoryError."""
@@ -296,7 +298,7 @@ class Account:
             self._events.shortage(where=f"upstream {self.name}", error=str(error))
             return True
         self._metrics.history_failed(self.name)
-        self._events.history_failed(upstream=self.name, error=str(error))
+        self._events.tell("history_failed", upstream=self.name, error=str(error))
         return False
 
     # Its connections.
@@ -311,8 +313,8 @@ class Account:
         if not is_other_server(upstream, self.upstream):
             self.offers.seen(connection)
             self.certificate_ends_at_ns = connection.certificate_ends_at_ns
-        self._metrics.connected(self.name)
-        self._events.upstream_connected(upstream=self.name, relay=connection.name, tls=connection.tls)
+        self._metrics.count("relay_upstream_connects_total", self.name, "ready")
+        self._events.tell("upstream_connected", upstream=self.name, relay=connection.name, tls=connection.tls)
 
     def _failed_to_open(self, error: Exception) -> int:
         """Return for how many nanoseconds no other is tried; raise HistoryError where that is what failed."""
@@ -333,7 +335,7 @@ class Account:
             case _:
                 # Whatever it is, mail must not silently stop.
                 self._events.fault(where=f"upstream {self.name}", error=error)
-                self._metrics.fault()
+                self._metrics.count("relay_faults_total")
                 text = clean(f"no connection could be opened: {error}")
                 answer = Answer(Verdict.PAUSE, Phase.CONNECT, None, text)
         self._metrics.connect_failed(self.name, answer)

@@ -6,7 +6,7 @@ When the state of an upstream, an edit or time alone has mail stand in another l
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
@@ -105,19 +105,35 @@ class Arrivals:
         while await self._claim():
             pass
 
+    async def take_only(self, queue_ids: Collection[QueueId]) -> bool:
+        """Take in these messages without claiming any; return whether that is all there is to know of them.
+
+        It is not where one is absent (it may be accepted and not claimed yet), or where a report is owed: a
+        crash may have come between its publication and its mark, which only the claim of all finds.
+        """
+        await self._spool_thread.claim(0, lambda _: None)
+        absent = [queue_id for queue_id in queue_ids if queue_id not in self._queue]
+        found = [message for message in await self._spool_thread.read(absent) if isinstance(message, Message)]
+        if len(found) < len(absent) or any(not each.left or each.owed_report is not None for each in found):
+            return False
+        for message in found:
+            self._admit(message, _place(message, self._sorter))
+        return True
+
     async def _claim(self) -> bool:
         """Queue a page; return whether there was any.  Raises Full, Unavailable."""
         sorter = self._sorter
         page = await self._spool_thread.claim(CLAIMED_AT_ONCE, lambda message: _place(message, sorter))
         for message, place in page:
-            self._admit(message, place)
+            if message.queue_id not in self._queue:  # else `take_only` came first
+                self._admit(message, place)
         if sorter is not self._sorter:
             # An edit came while they were read, by the rules before it.
             self._begin_sorting()
         if not page and self.is_reading:
             self.is_reading = False
             took_ns = self._clock.boottime_ns() - self._began_ns
-            self._events.recovered(counts={"queued": len(self._queue)}, duration_ns=took_ns)
+            self._events.tell("recovered", counts={"queued": len(self._queue)}, duration_ns=took_ns)
         return bool(page)
 
     async def route_forever(self) -> None:
@@ -169,7 +185,7 @@ class Arrivals:
     def _admit(self, message: Message, place: _Place) -> None:
         envelope, left, owes = message.envelope, message.left, message.owed_report is not None
         if envelope.boot_id == self._clock.boot_id() and envelope.boottime_ns >= self._began_ns:
-            self._metrics.accepted(len(envelope.recipients))
+            self._metrics.count("relay_ledger_recipients_total", "accepted", by=len(envelope.recipients))
         if left:
             parts = self._parts(message, place)
             if parts[0].state is State.WAITING:
@@ -243,12 +259,18 @@ class Arrivals:
         for route, its, back_to in self._queue.diversions.turns():
             numbers = self._numbers.get(route, ())
             if back_to:
-                self._events.route_restored(routes=numbers, upstream=back_to, because=its.because)
+                self._events.tell(
+                    "route_restored", routes=list(numbers), upstream=back_to, because=its.because
+                )
             elif its.because is Because.ALL_DOWN:
-                self._events.route_down(routes=numbers, upstream=its.upstream)
+                self._events.tell("route_down", routes=list(numbers), upstream=its.upstream)
             else:
-                self._events.route_diverted(
-                    routes=numbers, upstream=its.upstream, instead_of=its.instead_of, because=its.because
+                self._events.tell(
+                    "route_diverted",
+                    routes=list(numbers),
+                    upstream=its.upstream,
+                    instead_of=its.instead_of,
+                    because=its.because,
                 )
 
 

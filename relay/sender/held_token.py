@@ -67,15 +67,17 @@ class HeldToken:
     def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None:
         ends_at_ns = self._clock.wall_ns() + life_seconds * SECOND_NS
         self._metrics.token_granted(self._name, ends_at_ns)
-        self._events.token_granted(upstream=self._name, life_seconds=life_seconds, is_rotated=is_rotated)
+        self._events.tell(
+            "token_granted", upstream=self._name, life_seconds=life_seconds, is_rotated=is_rotated
+        )
 
     def token_denied(self, denied: Denied, *, is_lasting: bool) -> None:
-        self._metrics.token_denied(self._name)
+        self._metrics.count("relay_token_requests_total", self._name, "denied")
         if is_lasting:
-            self._events.token_late(upstream=self._name, reason=self._words(denied))
+            self._events.tell("token_late", upstream=self._name, reason=self._words(denied))
 
     def refresh_token_unrecorded(self, error: str) -> None:
-        self._events.refresh_token_unrecorded(upstream=self._name, error=error)
+        self._events.tell("refresh_token_unrecorded", upstream=self._name, error=error)
 
     async def secrets(self) -> AccountSecrets:
         secrets = await self._read()

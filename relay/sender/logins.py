@@ -133,7 +133,9 @@ class Logins:
                 return  # a connection tells why
             change = FileChange.NOTHING if watched is None else await asyncio.to_thread(watched.look)
         if watched is not None and change is FileChange.REFUSED:
-            self._telemetry.events.client_certificate_refused(upstream=self._name, error=watched.error)
+            self._telemetry.events.tell(
+                "client_certificate_refused", upstream=self._name, error=watched.error
+            )
         elif watched is not None and change is not FileChange.NOTHING:
             self._tell_loaded(watched.in_force)
 
@@ -202,7 +204,9 @@ class Logins:
         return self._pair
 
     def _tell_loaded(self, pair: KeyPair) -> None:
-        self._telemetry.events.client_certificate_loaded(upstream=self._name, certificate=pair.fingerprint)
+        self._telemetry.events.tell(
+            "client_certificate_loaded", upstream=self._name, certificate=pair.fingerprint
+        )
 
 
 def _mechanism(auth: Auth | None) -> Mechanism | TokenMechanism:

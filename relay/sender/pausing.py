@@ -75,7 +75,7 @@ class Pausing:
             record = await asyncio.to_thread(self.kept.load)
         except (OSError, ValueError) as error:
             told = clean(f"{self.kept.path}: {error}")
-            self._events.pause_unrecorded(upstream=self._upstream, error=told)
+            self._events.tell("pause_unrecorded", upstream=self._upstream, error=told)
             record = None
         if record is not None:
             now_ns = self._clock.boottime_ns()
@@ -154,9 +154,9 @@ class Pausing:
             return
         rested, rests = (state.health in RESTING or state.fault != "" for state in (before, after))
         if rests and not rested:
-            self._metrics.upstream_paused(self._upstream)
+            self._metrics.count("relay_upstream_pauses_total", self._upstream)
         elif rested and not rests:
-            self._metrics.upstream_resumed(self._upstream)
+            self._metrics.count("relay_upstream_resumes_total", self._upstream)
         clock = self._clock
         if not self.is_former:
             self.kept.keep(PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after))
@@ -167,30 +167,32 @@ class Pausing:
     def _tell_word(self, before: OperatorPause | None, pause: OperatorPause | None) -> None:
         if pause is not None and pause != before:
             until_at_ns = None if pause.is_lasting else self._wall_ns(pause.until_ns)
-            self._events.operator_paused(upstream=self._upstream, by=pause.by, until_at_ns=until_at_ns)
+            self._events.tell(
+                "operator_paused", upstream=self._upstream, by=pause.by, until_at_ns=until_at_ns
+            )
         elif pause is None and before is not None:
             is_over = before.until_ns <= self._clock.boottime_ns()
             reason = Happening.LAPSE if is_over else Happening.RESUME
-            self._events.operator_pause_ended(upstream=self._upstream, reason=reason)
+            self._events.tell("operator_pause_ended", upstream=self._upstream, reason=reason)
 
     def _tell_health(self, before: AccountState, state: AccountState) -> None:
         name, events = self._upstream, self._events
         if state.fault and not before.fault and state.health not in RESTING:
-            events.upstream_stopped(upstream=name, reason=state.fault)
+            events.tell("upstream_stopped", upstream=name, reason=state.fault)
         if state.health in RESTING:
             if (state.health, state.until_ns) == (before.health, before.until_ns):
                 return
             if state.is_refused:
-                events.upstream_stopped(upstream=name, reason=state.because)
+                events.tell("upstream_stopped", upstream=name, reason=state.because)
             else:
                 until_at_ns = self._wall_ns(state.until_ns)
-                events.upstream_paused(upstream=name, reason=state.because, until_at_ns=until_at_ns)
+                events.tell("upstream_paused", upstream=name, reason=state.because, until_at_ns=until_at_ns)
         elif state.is_proving and not state.fault:
             if not before.is_proving or before.fault:
-                events.upstream_proving(upstream=name)
+                events.tell("upstream_proving", upstream=name)
         elif before.is_proving and state.health is Health.USED:
             # Told only now: what a probe finds refused again was never resumed.
-            events.upstream_resumed(upstream=name)
+            events.tell("upstream_resumed", upstream=name)
 
     def _wall_ns(self, at_ns: int) -> int:
         return self._clock.wall_ns() + at_ns - self._clock.boottime_ns()

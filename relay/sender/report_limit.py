@@ -59,9 +59,9 @@ class OwedReports:
         if queued.queue_id not in self._waiting:
             if self._first() is None:
                 until_ns = self._clock.wall_ns() + self._opens_at_ns - self._clock.boottime_ns()
-                self._events.reports_capped(until_at_ns=until_ns)
-            self._metrics.report_capped()
-            self._events.report_waiting(queue_id=queued.queue_id)
+                self._events.tell("reports_capped", until_at_ns=until_ns)
+            self._metrics.count("relay_reports_capped_total")
+            self._events.tell("report_waiting", queue_id=queued.queue_id)
             self.ask_soon(queued.queue_id)
 
     def ask_soon(self, queue_id: QueueId) -> None:
@@ -121,7 +121,7 @@ class OwedReports:
         return isinstance(answer, Reservation)
 
     def _tell_uncounted(self, error: HistoryError) -> None:
-        self._events.reports_uncounted(error=str(error))
+        self._events.tell("reports_uncounted", error=str(error))
 
 
 def _limits(policy: Policy) -> list[PlainLimit]:

@@ -5,9 +5,10 @@ pull was lost.  Stopping is finishing the transactions in flight, then dying.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from relay.clock import SECOND_NS, StepWatch
+from relay.mail.envelope import QueueId
 from relay.policy.lane import lanes_of, price_of
 from relay.policy.model import Policy
 from relay.queue.lanes import Arrangement
@@ -81,6 +82,10 @@ class Sender:
         await self._arrivals.begin()
         await self._arrivals.take()
         await self.look()
+
+    async def read_only(self, queue_ids: Collection[QueueId]) -> bool:
+        """Have these messages in the queue, without claiming the others; False where that needs all of it."""
+        return await self._arrivals.take_only(queue_ids)
 
     async def start(self) -> None:
         """Relay as soon as the first messages are known.  Raises Full, Unavailable."""
@@ -192,7 +197,7 @@ class Sender:
             due_at = asyncio.get_running_loop().time() + LOOK_SECONDS
             await asyncio.sleep(LOOK_SECONDS)
             lag_seconds = asyncio.get_running_loop().time() - due_at
-            metrics.woke_late(int(lag_seconds * SECOND_NS))
+            metrics.observe("relay_event_loop_lag_seconds", span_ns=int(lag_seconds * SECOND_NS))
             before_ns, now_ns = now_ns, clock.boottime_ns()
             if now_ns - before_ns > (LOOK_SECONDS + lag_seconds) * SECOND_NS + SUSPEND_NS:
                 # The timers of the loop stood still while this host was suspended.
@@ -200,8 +205,8 @@ class Sender:
                 self.reroute()
                 self._owed.wake()
             if stepped_ns := steps.stepped_ns():
-                metrics.clock_stepped()
-                events.clock_stepped(by_ns=stepped_ns)
+                metrics.count("relay_clock_steps_total")
+                events.tell("clock_stepped", by_ns=stepped_ns)
             await self.look()
             await self.upstreams.look_at_secrets()
 

@@ -150,7 +150,7 @@ class Settling:
             message = self._as_settled(message)
             await self._end(message, queued, {}, (), is_silent=True)
         if (owed := message.owed_report) is not None:
-            self._events.report_omitted(queue_id=message.queue_id, nrcpt=len(owed.indices))
+            self._events.tell("report_omitted", queue_id=message.queue_id, nrcpt=len(owed.indices))
 
     async def refuse(
         self, message: Message, queued: Queued, refusals: Mapping[int, Answer], reason: str
@@ -174,13 +174,15 @@ class Settling:
             await self._end(message, queued, dict.fromkeys(message.left, Status.DELETED), ())
         queue_id, message_id, envelope = message.queue_id, subject.names.message_id, message.envelope
         for index in message.left:
-            self._events.recipient_deleted(
+            self._events.tell(
+                "recipient_deleted",
+                subject,
                 queue_id=queue_id,
-                subject=subject,
+                message_id=message_id,
                 reverse_path=envelope.reverse_path,
                 recipient=envelope.recipients[index],
             )
-        self._events.deleted(queue_id=queue_id, message_id=message_id, nrcpt=len(message.left))
+        self._events.tell("deleted", queue_id=queue_id, message_id=message_id, nrcpt=len(message.left))
 
     async def warn(self, message: Message, queued: Queued, delays: Sequence[Note], until_at_ns: int) -> bool:
         """Tell the sender, durably and once, that recipients wait; return whether it was told now."""
@@ -245,9 +247,13 @@ class Settling:
         self._keep(after)
         if report is not None and owed is not None:
             is_failure = any(status.is_failure for status in owed.statuses)
-            tell = self._events.report_published if is_failure else self._events.success_published
-            self._metrics.report_published("report" if is_failure else "success")
-            tell(queue_id=message.queue_id, report_id=report.queue_id, size_bytes=len(report.content))
+            self._metrics.count("relay_reports_total", "report" if is_failure else "success")
+            self._events.tell(
+                "report_published" if is_failure else "success_published",
+                queue_id=message.queue_id,
+                report_id=report.queue_id,
+                size_bytes=len(report.content),
+            )
             self._on_report()
         if ends:
             self._ended(after)
@@ -273,9 +279,12 @@ class Settling:
         ):
             return message
         self._queue.warned(queued.queue_id)
-        self._metrics.report_published("warning")
-        self._events.warning_published(
-            queue_id=message.queue_id, report_id=report.queue_id, size_bytes=len(report.content)
+        self._metrics.count("relay_reports_total", "warning")
+        self._events.tell(
+            "warning_published",
+            queue_id=message.queue_id,
+            report_id=report.queue_id,
+            size_bytes=len(report.content),
         )
         self._on_report()
         return message._replace(is_warned=True)
@@ -339,15 +348,18 @@ class Settling:
             failed = [index for index, status in enumerate(statuses) if status.is_failure]
             untold = [index for index in failed if not tells_of(index, Notify.FAILURE)]
             if is_notice(message.queue_id):
-                self._metrics.report_dropped()
-                self._events.report_dropped(
-                    queue_id=message.queue_id, recipient=message.envelope.recipients[0]
+                self._metrics.count("relay_reports_dropped_total")
+                self._events.tell(
+                    "report_dropped", queue_id=message.queue_id, recipient=message.envelope.recipients[0]
                 )
             elif untold:
-                self._events.report_omitted(queue_id=message.queue_id, nrcpt=len(untold))
+                self._events.tell("report_omitted", queue_id=message.queue_id, nrcpt=len(untold))
         # What is worst for any of its recipients is what became of the message.
-        self._metrics.removed(next((word for status, word in _WORST_FIRST if status in statuses), "relayed"))
-        self._events.removed(queue_id=message.queue_id)
+        self._metrics.count(
+            "relay_queue_removed_total",
+            next((word for status, word in _WORST_FIRST if status in statuses), "relayed"),
+        )
+        self._events.tell("removed", queue_id=message.queue_id)
 
     def _go_on(self, attempt: Attempt, decision: Decision) -> None:
         """Move the message on in the queue; the caller wakes the accounts."""

@@ -28,6 +28,12 @@ def pause_path(policy: Policy, upstream: str) -> Path:
     return history.with_name(f"{history.name}.pause")
 
 
+def account_file(
+    policy: Policy, upstream: str, disk: Disk, on_error: Callable[[str], None] = lambda _: None
+) -> "AccountFile":
+    return AccountFile(pause_path(policy, upstream), disk, on_error)
+
+
 def render(record: PauseRecord) -> bytes:
     return _RECORDS.dump_json(record, indent=1) + b"\n"
 

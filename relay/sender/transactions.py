@@ -113,7 +113,11 @@ class Transactions:
         self._line.granted(queued, reservation.recipients)
         attempt.reservation = reservation
         attempt.indices = [attempt.indices[position] for position in reservation.chosen]
-        self._metrics.reserved_after(self._upstream, reservation.reserved_at_ns - queued.since_ns)
+        self._metrics.observe(
+            "relay_throttle_wait_seconds",
+            self._upstream,
+            span_ns=reservation.reserved_at_ns - queued.since_ns,
+        )
         self._transacting.add(queued.key)
         self._begin(attempt, self._send(attempt, reservation))
 
@@ -277,7 +281,9 @@ class Transactions:
             self._metrics.attempted(self._upstream, decision.outcome, attempt.took_ns)
             choice = attempt.queued.choice
             if choice.instead_of and decision.is_relayed:
-                self._metrics.diverted(self._upstream, choice.instead_of, choice.because)
+                self._metrics.count(
+                    "relay_route_diverted_messages_total", self._upstream, choice.instead_of, choice.because
+                )
             if outcome.is_ambiguous:
                 # Another upstream would relay it twice if this one has it.
                 self._queue.stay_unknown(attempt.queued, attempt.reservation.deadline_ns)
@@ -321,8 +327,9 @@ class Transactions:
                 asked_ns=decision.rest_ns,
                 ages=refusal.is_doubted,
             )
-            self._metrics.sender_paused(self._upstream)
-            self._events.sender_paused(
+            self._metrics.count("relay_sender_pauses_total", self._upstream)
+            self._events.tell(
+                "sender_paused",
                 upstream=self._upstream,
                 reverse_path=queued.sent_reverse_path,
                 reason=refusal.text,

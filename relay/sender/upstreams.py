@@ -134,7 +134,7 @@ class Upstreams:
     async def audit(self) -> None:
         for name, each in list(self.in_use.items()):
             for label in await each.throttle.audit_peaks():
-                self._telemetry.events.keys_crowded(upstream=name, limit=label)
+                self._telemetry.events.tell("keys_crowded", upstream=name, limit=label)
 
     @property
     def in_flight(self) -> int:

@@ -1,4 +1,4 @@
-"""The numbers that are read at each scrape: from a snapshot, and from the listeners' counts.
+"""The numbers that are read at each scrape, from a snapshot.
 
 A scrape never fails because of us: where the snapshot cannot be taken, the fault is
 logged and counted, and the other numbers are still there.
@@ -23,7 +23,6 @@ from relay.status.snapshot import (
     UpstreamStatus,
 )
 from relay.telemetry.events import Events
-from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metrics import Families, Metrics
 from relay.verdicts.health import Health
 
@@ -31,41 +30,10 @@ from relay.verdicts.health import Health
 def collect(
     metrics: Metrics,
     snapshot: Callable[[], Snapshot],
-    listener_counts: ListenerCounts,
     events: Events,
     clock: Clock,
 ) -> None:
     metrics.registry.register(SnapshotCollector(snapshot, events, clock, metrics))
-    metrics.registry.register(ListenerCollector(listener_counts, events))
-
-
-class ListenerCollector(Collector):
-    """What listeners counted, and lost lines of the log, which they write too."""
-
-    def __init__(self, counts: ListenerCounts, events: Events) -> None:
-        self._counts = counts
-        self._events = events
-
-    def collect(self) -> Iterator[Metric]:
-        families = Families("listener")
-        for listener, counts, open_now in self._counts:
-            families.set("relay_smtpd_connections_total", counts.connections, listener)
-            families.set("relay_smtpd_open_connections", open_now, listener)
-            families.set("relay_smtpd_messages_accepted_total", counts.messages, listener)
-            families.set("relay_smtpd_recipients_accepted_total", counts.recipients, listener)
-            families.set("relay_smtpd_received_bytes_total", counts.size_bytes, listener)
-            families.set("relay_smtpd_faults_total", counts.faults, listener)
-            for name, count in counts.rejects.items():
-                families.set("relay_smtpd_rejects_total", count, listener, *name.split(" "))
-            families.set_histogram(
-                "relay_smtpd_commit_duration_seconds",
-                counts.commits,
-                counts.commit_ns / SECOND_NS,
-                listener,
-            )
-        elsewhere = sum(counts.lost_lines for _, counts, _ in self._counts)
-        families.set("relay_log_lost_lines_total", self._events.lines_lost + elsewhere)
-        return iter(families)
 
 
 class SnapshotCollector(Collector):
@@ -87,7 +55,7 @@ class SnapshotCollector(Collector):
         try:
             snapshot = self._snapshot()
         except Exception as error:  # noqa: BLE001 - a scrape without these numbers beats no scrape
-            self._metrics.collector_failed()
+            self._metrics.count("relay_collector_errors_total")
             self._events.fault(where="snapshot", error=error)
         else:
             _fill_queue(families, snapshot)

@@ -1,18 +1,18 @@
 """Every number that the relay exposes to Prometheus: name, type, labels, meaning.  Pure, data only.
 
-A test holds docs/events-and-metrics.md to `METRICS`.  Names and units follow Prometheus' rules (base
-units, `_total` for counters, no label without a bound: never an address).  `process_*` of
-prometheus_client is exposed beside these.
+The table of metrics in docs/events-and-metrics.md is made from `METRICS`.  Names and units follow
+Prometheus' rules (base units, `_total` for counters, no label without a bound: never an address).
+`process_*` of prometheus_client is exposed beside these.
 
-`source` says where the number lives: `live` ones are counted as things happen,
-`snapshot` ones are read at the scrape, `listener` ones come from every listener process.
+`source` says where the number lives: `live` ones are counted as things happen, `snapshot` ones are read at
+the scrape.
 """
 
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 Type = Literal["counter", "gauge", "histogram"]
-Source = Literal["live", "snapshot", "listener"]
+Source = Literal["live", "snapshot"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +75,26 @@ USUAL_REPLIES = (
 )  # fmt: skip
 """Replies of an upstream that are there from the start; others appear when they happen."""
 
+USUAL_REJECTS = (
+    ("connect", "421"), ("connect", "554"), ("auth", "535"), ("mail", "452"), ("mail", "530"),
+    ("mail", "552"), ("rcpt", "452"), ("rcpt", "550"), ("eod", "451"), ("eod", "452"), ("eod", "552"),
+    ("eod", "554"),
+)  # fmt: skip
+"""Replies to clients, likewise."""
+
 _ROWS: tuple[tuple[str, Type, Source, str, str], ...] = (
     ("relay_build_info", "gauge", "snapshot", "version", "Always 1; the version is the label."),
-    ("relay_smtpd_connections_total", "counter", "listener", "listener", "Connections that were let in."),
-    ("relay_smtpd_open_connections", "gauge", "listener", "listener", "Connections that are open."),
-    ("relay_smtpd_rejects_total", "counter", "listener", "listener phase code",
+    ("relay_smtpd_connections_total", "counter", "live", "listener", "Connections that were let in."),
+    ("relay_smtpd_open_connections", "gauge", "live", "listener", "Connections that are open."),
+    ("relay_smtpd_rejects_total", "counter", "live", "listener phase code",
      "4yz and 5yz replies to clients, by what was refused and the reply code."),
-    ("relay_smtpd_messages_accepted_total", "counter", "listener", "listener",
+    ("relay_smtpd_messages_accepted_total", "counter", "live", "listener",
      "Messages that became ours: durable, then 250."),
-    ("relay_smtpd_recipients_accepted_total", "counter", "listener", "listener", "Their recipients."),
-    ("relay_smtpd_received_bytes_total", "counter", "listener", "listener", "Octets of their content."),
-    ("relay_smtpd_commit_duration_seconds", "histogram", "listener", "listener",
+    ("relay_smtpd_recipients_accepted_total", "counter", "live", "listener", "Their recipients."),
+    ("relay_smtpd_received_bytes_total", "counter", "live", "listener", "Octets of their content."),
+    ("relay_smtpd_commit_duration_seconds", "histogram", "live", "listener",
      "From the final dot to durable."),
-    ("relay_smtpd_faults_total", "counter", "listener", "listener",
+    ("relay_smtpd_faults_total", "counter", "live", "listener",
      "Faults of our own in a session; the client got 451."),
     ("relay_smtpd_certificate_end_timestamp_seconds", "gauge", "snapshot", "listener",
      "When the certificate that clients see ends; no series without a certificate."),
@@ -193,7 +200,7 @@ _ROWS: tuple[tuple[str, Type, Source, str, str], ...] = (
     ("relay_policy_reloads_total", "counter", "live", "result",
      "Edits that came into force, or were refused."),
     ("relay_policy_info", "gauge", "snapshot", "sha256", "Always 1; the policy in force is the label."),
-    ("relay_log_lost_lines_total", "counter", "listener", "",
+    ("relay_log_lost_lines_total", "counter", "live", "",
      "Log lines that could not be written, or were dropped because nobody read them."),
     ("relay_faults_total", "counter", "live", "", "Faults of the relay itself, apart from its listeners'."),
     ("relay_event_loop_lag_seconds", "histogram", "live", "", "How late the event loop woke up."),

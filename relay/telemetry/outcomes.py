@@ -1,11 +1,10 @@
 """What became of messages, kept for a while for `relay find` and `relay status --by`: an SQLite database.
 
-Guarantees: nothing here raises into a caller, waits on the event loop, or holds up a stop for longer than one
-write.  What is heard is written within GATHER_SECONDS while the disk keeps up, in a thread, without secrets.
-What cannot be written is dropped; a database that is damaged, of another version, or not to be written is
-removed and begun anew; both are told of once, until something is written again.  The database has at most
-`most_bytes`, its write-ahead log about 1 MiB more; what is older than `keep_ns` by the wall clock goes with
-the next write, or after TIDY_SECONDS.  New mail keeps its headroom.
+Guarantees: nothing here raises into a caller or waits on the event loop.  What is heard is written within
+GATHER_SECONDS while the disk keeps up, in a thread.  What cannot be written is dropped, and a damaged
+database is removed and begun anew; either is told of once, until something is written again.  The database
+has at most `most_bytes`, its write-ahead log about 1 MiB more; what is older than `keep_ns` by the wall clock
+goes with the next write, or after TIDY_SECONDS.  New mail keeps its headroom.
 Assumes: one event loop; one writer, the holder of the spool's lock; any number of readers.  Nothing depends
 on what is kept, and a loss of power may lose what was written last.
 """
@@ -15,7 +14,7 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from relay.mail.formats import Value
@@ -26,6 +25,10 @@ from relay.spool.root.headroom import leave_headroom
 from relay.telemetry.events import Subject
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.decision import Fate
+
+if TYPE_CHECKING:
+    # `relay find` reads a database, and needs nothing that checks a policy.
+    from relay.policy.model import RecentSettings
 
 GATHER_SECONDS = 0.2
 """Between two writes: what is heard meanwhile is written together."""
@@ -40,10 +43,6 @@ _AT_ONCE = 500
 _ROW_BYTES = 1024
 """About the most that a row takes."""
 _BUSY_SECONDS = 10.0
-_ANEW = frozenset(
-    {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-)
-"""Errors that the next write would meet again: damage, another version, a file that is not ours to write."""
 _EVENTS = {
     "delivery": frozenset({Fate.RELAYED.value, Fate.BOUNCED.value, Fate.EXPIRED.value}),
     "recipient_deleted": frozenset({None}),
@@ -112,20 +111,12 @@ _DROP_OLDEST = (
 )
 
 
-class Bounds(Protocol):
-    @property
-    def keep_ns(self) -> int: ...
-
-    @property
-    def most_bytes(self) -> int: ...
-
-
 def outcomes_folder(spool: str) -> str:
     return f"{spool}.recent"
 
 
 class OutcomeStore:
-    def __init__(self, spool: str, bounds: Bounds | None, disk: Disk, telemetry: Telemetry) -> None:
+    def __init__(self, spool: str, bounds: "RecentSettings | None", disk: Disk, telemetry: Telemetry) -> None:
         """Hears of outcomes from now on; None: keeps none, and removes what was kept."""
         self._folder, self._bounds, self._disk = outcomes_folder(spool), bounds, disk
         self._events, self._clock = telemetry.events, telemetry.clock
@@ -142,11 +133,10 @@ class OutcomeStore:
         self._wake.set()
         self._running = asyncio.get_running_loop().create_task(self._run())
 
-    def use(self, bounds: Bounds | None) -> None:
+    def use(self, bounds: "RecentSettings | None") -> None:
         """Go by other bounds."""
-        if bounds != self._bounds:
-            self._bounds = bounds
-            self._wake.set()
+        self._bounds = bounds
+        self._wake.set()
 
     async def close(self) -> None:
         """Write what was heard, and stop."""
@@ -178,25 +168,23 @@ class OutcomeStore:
             await self._write()
             await _set_within(self._closing, GATHER_SECONDS)
         await self._write()
-        with contextlib.suppress(RuntimeError, sqlite3.Error):
+        with contextlib.suppress(RuntimeError):  # no thread is to be had
             await asyncio.to_thread(self._disconnect)
 
     async def _write(self) -> None:
         heard, self._heard = self._heard, []
         dropped, self._dropped = self._dropped, 0
         try:
-            damage = await asyncio.to_thread(self._keep, heard, self._bounds)
-        except Exception as error:  # noqa: BLE001 - whatever it is, mail and the next outcome go on
-            self._tell(f"{clean(str(error))}; outcomes dropped: {len(heard) + dropped}")
-            return
-        if damage:
-            self._tell(f"{clean(damage)}; the database is begun anew, and what it had is lost")
-        if dropped:
-            self._tell(f"the disk is too slow; outcomes dropped: {dropped}")
-        elif heard:
-            self._is_unrecorded = False
+            error = await asyncio.to_thread(self._keep, heard, self._bounds)
+        except Exception as failed:  # noqa: BLE001 - whatever it is, mail and the next outcome go on
+            error = f"{clean(str(failed))}; outcomes dropped: {len(heard) + dropped}"
+        if dropped and not error:
+            error = f"the disk is too slow; outcomes dropped: {dropped}"
+        if error and not self._is_unrecorded:
+            self._events.tell("recent_unrecorded", error=error)
+        self._is_unrecorded = bool(error) or (self._is_unrecorded and not heard)
 
-    def _keep(self, heard: Sequence[Outcome], bounds: Bounds | None) -> str:
+    def _keep(self, heard: Sequence[Outcome], bounds: "RecentSettings | None") -> str:
         """Write, and let go of what is too much; return why the database was begun anew, or nothing."""
         if bounds is None:
             self._remove()
@@ -204,15 +192,15 @@ class OutcomeStore:
         try:
             self._add(heard, bounds)
         except sqlite3.DatabaseError as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _ANEW:
-                self._disconnect()
-                raise
+            self._disconnect()
+            if isinstance(error, sqlite3.OperationalError):
+                raise  # no damage: no room, no answer, or not ours to write
             self._remove()
             self._add(heard, bounds)
-            return str(error)
+            return f"{clean(str(error))}; the database is begun anew, and what it had is lost"
         return ""
 
-    def _add(self, outcomes: Sequence[Outcome], bounds: Bounds) -> None:
+    def _add(self, outcomes: Sequence[Outcome], bounds: "RecentSettings") -> None:
         if self._database is None:
             self._database = self._open()
         database, now_ns = self._database, self._clock.wall_ns()
@@ -233,12 +221,11 @@ class OutcomeStore:
         self._disk.make_directory(self._folder)
         with opened(self._disk, self._disk.open_append(path)):
             pass  # made with mode 0600, which SQLite gives to its other files
-        database = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
-        try:
+        with contextlib.ExitStack() as on_error:
+            database = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
+            on_error.callback(database.close)
             database.executescript(_SCHEMA)
-        except sqlite3.Error:
-            database.close()
-            raise
+            on_error.pop_all()
         return database
 
     def _disconnect(self) -> None:
@@ -253,28 +240,27 @@ class OutcomeStore:
             with contextlib.suppress(FileNotFoundError):
                 self._disk.unlink(f"{self._folder}/{name}")
 
-    def _tell(self, error: str) -> None:
-        if not self._is_unrecorded:
-            self._is_unrecorded = True
-            self._events.recent_unrecorded(error=error)
-
 
 @contextlib.contextmanager
 def past_outcomes(spool: str) -> Iterator[sqlite3.Connection]:
     """Open what is kept, for reading while the relay writes.  Raises OSError and sqlite3.Error."""
     path = Path(outcomes_folder(spool), "outcomes").absolute()
-    with contextlib.ExitStack() as ends:
-        with contextlib.suppress(FileNotFoundError):
-            path.stat()
-            uri = f"file:{quote(str(path))}?mode=ro"
-            database = ends.enter_context(contextlib.closing(sqlite3.connect(uri, _BUSY_SECONDS, uri=True)))
-            if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'outcome'").fetchone():
-                yield database
-                return
+    is_there = not _is_absent(path)
+    uri = f"file:{quote(str(path))}?mode=ro" if is_there else ":memory:"
+    with contextlib.closing(sqlite3.connect(uri, _BUSY_SECONDS, uri=is_there)) as database:
         # There is none, or it is just being made.
-        database = ends.enter_context(contextlib.closing(sqlite3.connect(":memory:")))
-        database.executescript(_SCHEMA)
+        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'outcome'").fetchone():
+            database.execute(f"CREATE TEMP TABLE outcome ({_COLUMNS})")
         yield database
+
+
+def _is_absent(path: Path) -> bool:
+    """Raise OSError where nobody may tell, which `Path.exists` does not."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def oldest_ns(past: sqlite3.Connection) -> int | None:

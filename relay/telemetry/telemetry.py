@@ -14,5 +14,5 @@ class Telemetry(NamedTuple):
 
     def spool_trouble(self, error: Exception) -> None:
         """Tell that the spool is full, or does not answer."""
-        self.metrics.spool_failed()
-        self.events.spool_failed(error=str(error))
+        self.metrics.count("relay_spool_errors_total")
+        self.events.tell("spool_failed", error=str(error))

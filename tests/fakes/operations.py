@@ -1,10 +1,10 @@
-"""`Operations` on a queue that is a dictionary; remembers what it was asked."""
+"""`Session` on a queue that is a dictionary; remembers what it was asked."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, UNREAD, Deed, Found, Rows, Verb, Write
+from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, UNREAD, Deed, Found, Session, Verb, Write
 from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, State, WaitReason, origin_of
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted, domains_of
@@ -21,8 +21,8 @@ AFTERWARDS: dict[Verb, QueueState] = {
 """The state that a verb leaves a message in; the other verbs end it."""
 
 
-class FakeOperations(Rows):
-    """Acts on messages that are not active; is `Session` too."""
+class FakeOperations(Session):
+    """Acts on messages that are not active."""
 
     def __init__(self, messages: Iterable[MessageView] = ()) -> None:
         self.messages = {message.queue_id: message for message in messages}
@@ -43,6 +43,8 @@ class FakeOperations(Rows):
         """What is resumed is refused at once."""
         self.rows_before_fault: int | None = None
         """So many rows of a listing there are before a fault ends it."""
+        self.acts_before_fault: int | None = None
+        """So many verbs are carried out before a fault."""
 
     async def snapshot(self) -> Snapshot:
         if self.raises is not None:
@@ -91,8 +93,10 @@ class FakeOperations(Rows):
         return self.content_ends
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
     ) -> dict[QueueId, str]:
+        if self.acts_before_fault is not None and len(self.asked) >= self.acts_before_fault:
+            raise RuntimeError("odd")
         self.asked.append((verb, tuple(queue_ids)))
         self.among = tuple(states)
         return {queue_id: self._act_on(queue_id, verb) for queue_id in queue_ids}

@@ -19,7 +19,7 @@ from relay.spool.disk.durable import Disk
 from relay.spool.engines import open_spool
 from relay.status.snapshot import PolicyStatus
 from relay.telemetry.events import Events
-from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
+from relay.telemetry.listeners import ListenerObserver
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
 from tests.fakes.disk import ModelDisk
@@ -123,8 +123,7 @@ class SimulatedRelay:
         self._parts = Assembly(spool, host, policy, "relay.test", telemetry, PolicyStatus("", 0), on_fault)
         self.sender, self.watch = self._parts.sender, self._parts.watch
         self.operator = self._parts.operator
-        counts = ListenerCounts([str(listen.address) for listen in policy.listen])
-        observer = ListenerObserver(events, counts)
+        observer = ListenerObserver(events, metrics, [str(listen.address) for listen in policy.listen])
         listen = policy.listen[0]
         files = read_listener_files(listen)
         self._reception = Reception(listen, "relay.test", self.intake, observer, files=files, clock=clock)

@@ -2,11 +2,12 @@
 
 Guarantees: it ends within TIMEOUT_SECONDS; the certificate is verified; no redirect is followed, so that no
 secret goes anywhere else; at most LARGEST_ANSWER_BYTES are read; nothing that is told holds what was sent.
+
+aiohttp is loaded by the first request: verbs on the spool of a relay that is down make none, and loading it
+takes as long as half of what they do.
 """
 
 import asyncio
-
-import aiohttp
 
 from relay import __version__
 from relay.upstream.oauth.answers import LARGEST_ANSWER_BYTES
@@ -26,6 +27,8 @@ class TokenServerUnreachable(Exception):  # noqa: N818 - what the token server i
 
 async def ask(request: TokenRequest) -> tuple[int, bytes, str]:
     """Return the HTTP status, the answer, and `Retry-After`.  Raises Unreachable."""
+    import aiohttp  # noqa: PLC0415 - see above
+
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
             return await _post(request)
@@ -41,6 +44,8 @@ async def ask(request: TokenRequest) -> tuple[int, bytes, str]:
 
 
 async def _post(request: TokenRequest) -> tuple[int, bytes, str]:
+    import aiohttp  # noqa: PLC0415 - see above
+
     # A session each: a token is good for an hour, a connection would not be kept so long.  Some networks need
     # HTTPS_PROXY; what goes in the clear, over loopback, no proxy may see.
     uses_proxy = request.url.startswith("https:")

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from relay.cli.main import main
-from relay.control.operations import Operations
+from relay.control.operations import Session
 from relay.control.server import ControlServer
 from relay.control.wire import PolicyInForce
 from relay.telemetry.events import Events
@@ -39,7 +39,7 @@ def write_policy(folder: Path, text: str = POLICY, engine: str = "maildir") -> P
 
 
 @contextmanager
-def relay_up(spool: Path, operations: Operations, text: str = POLICY) -> Iterator[None]:
+def relay_up(spool: Path, operations: Session, text: str = POLICY) -> Iterator[None]:
     """Serve the control socket of a spool while the context lasts; `text` is the policy beside it."""
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)

@@ -114,4 +114,4 @@ class Telling:
         return self.metrics.registry.get_sample_value("relay_notices_total", {"result": result})
 
     def resume(self, upstream: str = "isp") -> None:
-        self.events.upstream_resumed(upstream=upstream)
+        self.events.tell("upstream_resumed", upstream=upstream)

@@ -160,7 +160,7 @@ async def test_only_the_events_of_a_hook_are_told(tmp_path: Path, receiver: Http
     telling = Telling(policy_with(tmp_path, {"url": receiver.url, "events": ["stopped"]}))
 
     telling.resume()
-    telling.events.upstream_stopped(upstream="isp", reason="535 no")
+    telling.events.tell("upstream_stopped", upstream="isp", reason="535 no")
     await telling.until("sent", 1)
     await telling.hooks.close()
 
@@ -194,7 +194,7 @@ async def test_a_program_gets_the_notice_on_stdin_and_none_of_our_environment(
     command = program(tmp_path, f'cat > {told}; (echo "$*"; env) > {seen}')
     telling = Telling(policy_with(tmp_path, {"command": [command, "$HOME; true", "b"]}))
 
-    telling.events.upstream_paused(upstream="isp", reason="421 too much", until_at_ns=None)
+    telling.events.tell("upstream_paused", upstream="isp", reason="421 too much", until_at_ns=None)
     await telling.until("sent", 1)
     await telling.hooks.close()
 

@@ -27,7 +27,6 @@ from relay.status.snapshot import (
     public,
 )
 from relay.telemetry.events import Events
-from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metric_table import Totals
 from relay.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
@@ -69,7 +68,7 @@ async def running() -> AsyncIterator[World]:
     world, clock = World(), FakeClock()
     events = Events(world.log, "text", clock)
     metrics = Metrics(clock)
-    collect(metrics, world.snapshot, ListenerCounts([]), events, clock)
+    collect(metrics, world.snapshot, events, clock)
     server = StatusServer(
         HostPort("127.0.0.1", 0), world, metrics.registry, events, names=["Relay.Example.Org"]
     )

@@ -1,7 +1,6 @@
 """What Prometheus sees: every row of the table, sound by promtool, and counted right."""
 
 import io
-import json
 import math
 import subprocess
 from dataclasses import replace
@@ -15,8 +14,8 @@ from relay.smtp.reply import Phase, Reply
 from relay.status.collector import collect
 from relay.status.snapshot import LaneStatus, Snapshot
 from relay.telemetry.events import Delays, Events
-from relay.telemetry.listener_counts import ListenerCounts
-from relay.telemetry.metric_table import METRICS
+from relay.telemetry.listeners import ListenerObserver
+from relay.telemetry.metric_table import METRICS, Totals
 from relay.telemetry.metrics import Metrics
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
@@ -33,11 +32,11 @@ class World:
     def __init__(self) -> None:
         self.shown: Snapshot | Exception = replace(a_snapshot(), routes=routes())
         self.log = io.StringIO()
-        self.listeners = ListenerCounts([LISTENER])
         clock = FakeClock()
         self.events = Events(self.log, "text", clock)
-        self.metrics = Metrics(clock)
-        collect(self.metrics, self.snapshot, self.listeners, self.events, clock)
+        self.metrics = Metrics(clock, self.events)
+        ListenerObserver(self.events, self.metrics, [LISTENER])
+        collect(self.metrics, self.snapshot, self.events, clock)
         self.metrics.know_upstreams(["isp"], [("ses", "isp")])
 
     def snapshot(self) -> Snapshot:
@@ -116,38 +115,27 @@ def test_each_recipient_counts_once_and_a_shared_reply_once(world: World) -> Non
 
 def test_each_call_counts_where_it_says(world: World) -> None:
     metrics = world.metrics
-    metrics.connected("isp")
-    metrics.had_to_wait("isp")
-    metrics.reserved_after("isp", 30 * SECOND_NS)
+    metrics.count("relay_throttle_waits_total", "isp")
+    metrics.observe("relay_throttle_wait_seconds", "isp", span_ns=30 * SECOND_NS)
+    metrics.observe("relay_event_loop_lag_seconds", span_ns=-1)
+    metrics.set("relay_notices_waiting", to=3)
     metrics.decided("isp", 1_000_000)
     metrics.history_failed("isp")
-    metrics.upstream_paused("isp")
-    metrics.upstream_resumed("isp")
+    metrics.connect_failed("isp", answer(Verdict.DEFER, Phase.CONNECT, None))
     metrics.relayed_after(Delays(0, 5 * SECOND_NS, 0, SECOND_NS))
-    metrics.removed("expired")
-    metrics.report_published("warning")
-    metrics.corrupt_found()
-    metrics.spool_failed()
-    metrics.policy_reloaded(is_ok=False)
-    metrics.fault()
-    metrics.woke_late(2_000_000)
+    metrics.became(["relayed", "relayed", "expired"])
 
-    assert world.value("relay_upstream_connects_total", upstream="isp", result="ready") == 1
     assert world.value("relay_throttle_waits_total", upstream="isp") == 1
     assert world.value("relay_throttle_wait_seconds_bucket", upstream="isp", le="60.0") == 1
     assert world.value("relay_throttle_wait_seconds_bucket", upstream="isp", le="10.0") == 0
+    assert world.value("relay_event_loop_lag_seconds_sum") == 0
+    assert world.value("relay_notices_waiting") == 3
     assert world.value("relay_history_operations_total", upstream="isp") == 2
     assert world.value("relay_history_errors_total", upstream="isp") == 1
-    assert world.value("relay_upstream_pauses_total", upstream="isp") == 1
-    assert world.value("relay_upstream_resumes_total", upstream="isp") == 1
+    assert world.value("relay_upstream_connects_total", upstream="isp", result="failed") == 1
+    assert world.value("relay_upstream_replies_total", upstream="isp", phase="connect", code="none") == 1
     assert world.value("relay_delay_seconds_sum", part="throttle") == 5
-    assert world.value("relay_queue_removed_total", reason="expired") == 1
-    assert world.value("relay_reports_total", kind="warning") == 1
-    assert world.value("relay_spool_corrupt_total") == 1
-    assert world.value("relay_spool_errors_total") == 1
-    assert world.value("relay_policy_reloads_total", result="refused") == 1
-    assert world.value("relay_faults_total") == 1
-    assert world.value("relay_event_loop_lag_seconds_count") == 1
+    assert metrics.totals == Totals(relayed=2, expired=1)
 
 
 def test_the_snapshot_is_what_a_scrape_shows(world: World) -> None:
@@ -192,27 +180,3 @@ def test_a_scrape_outlives_a_snapshot_that_fails(world: World) -> None:
     assert "relay_collector_duration_seconds 0.0" in second
     assert world.value("relay_collector_errors_total") == 2
     assert "RuntimeError: no snapshot" in world.log.getvalue()
-
-
-def test_a_listener_process_counts_as_if_it_were_here(world: World) -> None:
-    child = ListenerCounts([LISTENER])
-    for counts in (world.listeners, child):
-        counts.opened(LISTENER)
-        counts.rejected(LISTENER, "rcpt", "550")
-        counts.accepted(LISTENER, recipients=3, size_bytes=100, commit_ns=3_000_000)
-        counts.fault(LISTENER)
-
-    world.listeners.add_delta(json.loads(json.dumps(child.take_delta())), "one")
-
-    assert world.value("relay_smtpd_connections_total", listener=LISTENER) == 2
-    assert world.value("relay_smtpd_open_connections", listener=LISTENER) == 2
-    assert world.value("relay_smtpd_rejects_total", listener=LISTENER, phase="rcpt", code="550") == 2
-    assert world.value("relay_smtpd_messages_accepted_total", listener=LISTENER) == 2
-    assert world.value("relay_smtpd_recipients_accepted_total", listener=LISTENER) == 6
-    assert world.value("relay_smtpd_received_bytes_total", listener=LISTENER) == 200
-    assert world.value("relay_smtpd_faults_total", listener=LISTENER) == 2
-    name = "relay_smtpd_commit_duration_seconds"
-    assert world.value(f"{name}_bucket", listener=LISTENER, le="0.0025") == 0
-    assert world.value(f"{name}_bucket", listener=LISTENER, le="0.005") == 2
-    assert world.value(f"{name}_bucket", listener=LISTENER, le="+Inf") == 2
-    assert world.value(f"{name}_sum", listener=LISTENER) == pytest.approx(0.006)

@@ -120,13 +120,15 @@ async def test_what_ended_is_kept_with_its_reply_and_what_did_not_is_not(tmp_pat
     hearing.end("b@x.example")
     hearing.end("later@x.example", Fate.DEFERRED)
     hearing.end("no@x.example", Fate.BOUNCED, "550 5.1.1 no")
-    hearing.events.recipient_deleted(
+    hearing.events.tell(
+        "recipient_deleted",
+        a_subject(2),
         queue_id=QueueId("0000000000000002"),
-        subject=a_subject(2),
+        message_id=None,
         reverse_path="",
         recipient="gone@x.example",
     )
-    hearing.events.removed(queue_id=QueueId("0000000000000001"))
+    hearing.events.tell("removed", queue_id=QueueId("0000000000000001"))
     await hearing.store.close()
 
     kept = hearing.found()

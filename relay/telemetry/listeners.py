@@ -1,0 +1,81 @@
+"""What listeners tell the log and count: in the sender's process, or in one of their own.
+
+A listener process sends `Metrics.take_delta()` through a pipe now and then; the sender's process adds it with
+`add_delta`.  A dying process loses only what it had not sent yet.
+"""
+
+from collections.abc import Iterable
+
+from relay.mail.envelope import Envelope, QueueId
+from relay.mail.formats import described
+from relay.spool.disk.os_errors import is_lack_of_means
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics
+
+PHASES = frozenset({
+    "connect", "helo", "ehlo", "starttls", "auth", "mail", "rcpt", "data", "eod", "rset", "noop", "vrfy",
+    "expn", "help", "quit", "unknown",
+})  # fmt: skip
+"""Values of the label; whatever else a client makes a phase of is `other`."""
+
+
+class ListenerObserver:
+    """The `Observer` of `relay.listener.ports`.  Listeners go by their address as the policy writes it."""
+
+    def __init__(self, events: Events, metrics: Metrics, listeners: Iterable[str]) -> None:
+        self._events, self._metrics = events, metrics
+        metrics.know_listeners(listeners)
+
+    def connection_opened(self, listener: str, client: str) -> None:
+        self._metrics.count("relay_smtpd_connections_total", listener)
+        self._metrics.count("relay_smtpd_open_connections", listener)
+        self._events.tell("connected", listener=listener, client=client)
+
+    def connection_closed(self, listener: str, client: str, reason: str) -> None:
+        self._metrics.count("relay_smtpd_open_connections", listener, by=-1)
+        self._events.tell("disconnected", listener=listener, client=client, reason=reason)
+
+    def refused(self, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
+        """Count a reply under labels of which there is a bounded number."""
+        code = reply[:3]
+        is_code = len(code) == 3 and code[0] in "45" and code.isascii() and code.isdigit()
+        labels = phase if phase in PHASES else "other", code if is_code else "other"
+        self._metrics.count("relay_smtpd_rejects_total", listener, *labels)
+        self._events.refused(listener=listener, client=client, phase=phase, reply=reply, user=user)
+
+    def accepted(
+        self,
+        listener: str,
+        queue_id: QueueId,
+        envelope: Envelope,
+        message_id: str | None,
+        *,
+        size_bytes: int,
+        commit_ns: int,
+    ) -> None:
+        metrics, nrcpt = self._metrics, len(envelope.recipients)
+        metrics.count("relay_smtpd_messages_accepted_total", listener)
+        metrics.count("relay_smtpd_recipients_accepted_total", listener, by=nrcpt)
+        metrics.count("relay_smtpd_received_bytes_total", listener, by=size_bytes)
+        metrics.observe("relay_smtpd_commit_duration_seconds", listener, span_ns=commit_ns)
+        self._events.tell(
+            "accepted",
+            listener=listener,
+            queue_id=queue_id,
+            client=envelope.client,
+            helo=envelope.helo,
+            protocol=envelope.protocol,
+            user=envelope.user,
+            message_id=message_id,
+            reverse_path=envelope.reverse_path,
+            size_bytes=size_bytes,
+            nrcpt=nrcpt,
+            commit_ns=commit_ns,
+        )
+
+    def fault(self, listener: str, client: str, error: BaseException) -> None:
+        if is_lack_of_means(error):
+            self._events.shortage(where=f"listener {listener}", error=described(error))
+            return
+        self._metrics.count("relay_smtpd_faults_total", listener)
+        self._events.fault(where=f"listener {listener}", error=error, client=client)

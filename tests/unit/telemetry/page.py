@@ -1,0 +1,50 @@
+"""Writes the tables of docs/events-and-metrics.md that are made from the code: `make docs`."""
+
+import re
+from pathlib import Path
+
+from relay.telemetry.event_table import KINDS, Kind
+from relay.telemetry.metric_table import METRICS
+
+PAGE = Path(__file__).parents[3] / "docs" / "events-and-metrics.md"
+
+
+def _named(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _line(kind: Kind) -> str:
+    """Return a template with what may be left out in brackets."""
+
+    def shown(found: re.Match[str]) -> str:
+        name, _, around = found[1].partition(":")
+        return f"[{around.replace('%', f'{{{name}}}')}]" if around else f"{{{name.lstrip('_')}}}"
+
+    return re.sub(r"\{([^}]*)\}", shown, kind.template)
+
+
+def _events() -> str:
+    rows = []
+    for kind in KINDS.values():
+        shown = {name for name, _ in kind.shown}
+        only_json = tuple(field for field in kind.fields if field not in shown)
+        rows.append(
+            f"| `{kind.name}` | {kind.level.name.lower()} | `{_line(kind)}` | {_named(only_json)} |\n"
+        )
+    return "| event | level | as text | only in JSON |\n| --- | --- | --- | --- |\n" + "".join(rows)
+
+
+def _metrics() -> str:
+    rows = [f"| `{m.name}` | {m.type} | {_named(m.labels)} | {m.meaning} |\n" for m in METRICS.values()]
+    return "| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n" + "".join(rows)
+
+
+def made(page: str) -> str:
+    """Return the page with its tables of events and of metrics made anew."""
+    for first, table in (("event", _events()), ("metric", _metrics())):
+        page = re.sub(rf"(?m)^\| {first} \|.*\n(?:\|.*\n)+", lambda _, table=table: table, page)  # type: ignore[misc]  # a default binds it
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(made(PAGE.read_text()))
