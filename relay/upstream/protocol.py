@@ -25,7 +25,7 @@ from aiosmtplib.protocol import SMTPProtocol
 from aiosmtplib.response import SMTPResponse
 
 from relay.mail.text import clean
-from relay.smtp.commands import is_one_line
+from relay.smtp.commands import has_control
 from relay.smtp.dot_stuffing import DotStuffing
 from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
 from relay.verdicts.outcome import Answer
@@ -128,8 +128,8 @@ class StrictProtocol(SMTPProtocol):
 
         Raises ValueError, and sends nothing, for a line that would be two.
         """
-        if not is_one_line(b" ".join(lines)):
-            raise ValueError(f"CR, LF or NUL in a command line ({self.phase})")
+        if has_control(b" ".join(lines)):
+            raise ValueError(f"a control character in a command line ({self.phase})")
         self._begin(len(lines))
         self._writer.write(b"\r\n".join([*lines, b""]))
 
