@@ -1,10 +1,8 @@
 """One request to a token server: a form over HTTPS, its answer read and bounded.
 
 Guarantees: it ends within TIMEOUT_SECONDS; the certificate is verified; no redirect is followed, so that no
-secret goes anywhere else; at most LARGEST_ANSWER_BYTES are read; nothing that is told holds what was sent.
+secret goes anywhere else; at most LARGEST_ANSWER_BYTES and a chunk are read; no text holds what was sent.
 """
-
-import asyncio
 
 import aiohttp
 
@@ -25,10 +23,24 @@ class TokenServerUnreachable(Exception):  # noqa: N818 - what the token server i
 
 
 async def ask(request: TokenRequest) -> tuple[int, bytes, str]:
-    """Return the HTTP status, the answer, and `Retry-After`.  Raises Unreachable."""
+    """Return the HTTP status, the answer, and `Retry-After`.  Raises TokenServerUnreachable."""
     try:
-        async with asyncio.timeout(TIMEOUT_SECONDS):
-            return await _post(request)
+        # A session each: a token is good for an hour, a connection would not be kept so long.
+        async with (
+            aiohttp.ClientSession(
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(TIMEOUT_SECONDS),
+                # Some networks need HTTPS_PROXY; what goes in the clear, over loopback, no proxy may see.
+                trust_env=request.url.startswith("https:"),
+            ) as session,
+            session.post(request.url, data=request.form, headers=HEADERS, allow_redirects=False) as response,
+        ):
+            content = bytearray()
+            async for chunk in response.content.iter_any():
+                content += chunk
+                if len(content) > LARGEST_ANSWER_BYTES:
+                    break
+            return response.status, bytes(content), response.headers.get("Retry-After", "")
     except TimeoutError:
         raise TokenServerUnreachable(f"no answer within {TIMEOUT_SECONDS:g} s") from None
     except aiohttp.ClientConnectorCertificateError:
@@ -38,19 +50,3 @@ async def ask(request: TokenRequest) -> tuple[int, bytes, str]:
     except (aiohttp.ClientError, OSError, ValueError) as error:
         # By its type: its text may have what was sent.
         raise TokenServerUnreachable(f"the request failed: {type(error).__name__}") from None
-
-
-async def _post(request: TokenRequest) -> tuple[int, bytes, str]:
-    # A session each: a token is good for an hour, a connection would not be kept so long.  Some networks need
-    # HTTPS_PROXY; what goes in the clear, over loopback, no proxy may see.
-    uses_proxy = request.url.startswith("https:")
-    async with (
-        aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), trust_env=uses_proxy) as session,
-        session.post(request.url, data=request.form, headers=HEADERS, allow_redirects=False) as response,
-    ):
-        content = await response.content.read(LARGEST_ANSWER_BYTES + 1)
-        while len(content) <= LARGEST_ANSWER_BYTES and (
-            more := await response.content.read(LARGEST_ANSWER_BYTES)
-        ):
-            content += more
-        return response.status, content, response.headers.get("Retry-After", "")

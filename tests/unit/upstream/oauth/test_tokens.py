@@ -16,7 +16,7 @@ from relay.policy.secrets import AccountSecrets
 from relay.upstream.oauth.answers import Denied, Granted
 from relay.upstream.oauth.requests import TokenRequest
 from relay.upstream.oauth.token_server import TokenServerUnreachable
-from relay.upstream.oauth.tokens import AccessToken, Asked, Tokens, TokenStep, TokenUnavailable, step
+from relay.upstream.oauth.tokens import AccessToken, Asked, Tokens, TokenUnavailable
 from tests.fakes.clock import FakeClock
 from tests.fakes.virtual_time import VirtualTimeLoop, pass_time
 
@@ -196,31 +196,24 @@ def test_a_newer_refresh_token_is_not_overwritten(world: World) -> None:
     world.run(play())
 
 
-def test_a_refused_token_is_replaced_once(world: World) -> None:
+def test_a_token_that_had_worked_is_worth_another_and_one_that_never_did_is_not(world: World) -> None:
     async def play() -> None:
         first = await world.tokens.token()
+        world.tokens.worked(first)
         assert world.tokens.refused(first)
         second = await world.tokens.token()
         assert second != first
         assert world.tokens.refused(first)  # another connection's, of before
+        assert await world.tokens.token() == second
         assert not world.tokens.refused(second)
+        assert await world.tokens.token() not in {first, second}
 
     world.run(play())
 
 
-@given(
-    life=st.integers(-5, 90_000),
-    ages_ns=st.lists(st.integers(0, 100_000 * SECOND_NS), min_size=1),
-    not_before_ns=st.integers(0, 100_000 * SECOND_NS),
-)
-def test_no_token_is_used_at_or_after_its_end(life: int, ages_ns: list[int], not_before_ns: int) -> None:
-    token = AccessToken.granted(Granted("a", life), 0, is_replacement=False)
+@given(st.integers(-5, 90_000))
+def test_a_token_is_renewed_and_given_up_before_its_end(life: int) -> None:
+    token = AccessToken.granted(Granted("a", life), 0)
 
-    for age_ns in ages_ns:
-        found = step(token, not_before_ns, age_ns)
-        if age_ns >= max(life, 1) * SECOND_NS:
-            assert found is TokenStep.FETCH
-        if found is TokenStep.USE_AND_RENEW:
-            assert age_ns >= not_before_ns
-    assert step(token, 0, 0) is TokenStep.USE
-    assert step(None, not_before_ns, 0) is TokenStep.FETCH
+    assert 0 < token.renew_at_ns <= token.usable_until_ns
+    assert token.usable_until_ns <= max(life, 1) * SECOND_NS
