@@ -1,8 +1,7 @@
 """Access tokens for an account at an upstream: asked for, understood, kept until their end.
 
-    requests       the form that each grant asks a token server with
-    answers        what a token server's answer means: a token, a refusal, trouble.  Pure
-    token_server   one request to it, over HTTPS
+    token_server   what each grant asks a token server, over HTTPS
+    answers        what its answer means: a token, a refusal, trouble.  Pure
     tokens         one token for all connections of an account, fetched ahead of its end
     login          a person's consent: by a code on another device, or by a browser
 

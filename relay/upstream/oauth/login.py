@@ -28,8 +28,7 @@ from relay.upstream.oauth.answers import (
     read_token_answer,
     whole_seconds,
 )
-from relay.upstream.oauth.requests import TokenRequest, form_request
-from relay.upstream.oauth.token_server import TokenServerUnreachable
+from relay.upstream.oauth.token_server import TokenRequest, TokenServerUnreachable, form_request
 
 DEVICE_CODE = "urn:ietf:params:oauth:grant-type:device_code"
 DEFAULT_INTERVAL_SECONDS = 5

@@ -1,15 +1,25 @@
-"""One request to a token server: a form over HTTPS, its answer read and bounded.
+"""What is asked of a token server (RFC 6749, 7523, 8628): a form over HTTPS, its answer read and bounded.
 
-Guarantees: it ends within TIMEOUT_SECONDS; the certificate is verified; no redirect is followed, so that no
-secret goes anywhere else; at most LARGEST_ANSWER_BYTES and a chunk are read; no text holds what was sent.
+Guarantees: a request ends within TIMEOUT_SECONDS; the certificate is verified; no redirect is followed, so
+that no secret goes anywhere else; a secret is in the form alone, never in a URL; at most LARGEST_ANSWER_BYTES
+and a chunk are read; no `repr` and no error shows what was sent.
 """
+
+import json
+from dataclasses import dataclass, field
+from urllib.parse import urlencode
 
 import aiohttp
 
 from relay import __version__
+from relay.policy.oauth2 import GrantType, OAuth2
+from relay.policy.secrets import AccountSecrets
+from relay.policy.units import https_url
 from relay.upstream.oauth.answers import LARGEST_ANSWER_BYTES
-from relay.upstream.oauth.requests import TokenRequest
 
+JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+ASSERTION_SECONDS = 3600
+"""How long a service account's signature is good: the most that Google takes."""
 TIMEOUT_SECONDS = 30.0
 HEADERS = {
     "Content-Type": "application/x-www-form-urlencoded",
@@ -20,6 +30,68 @@ HEADERS = {
 
 class TokenServerUnreachable(Exception):  # noqa: N818 - what the token server is
     """No answer came; the text may be shown."""
+
+
+class Unaskable(ValueError):  # noqa: N818 - said of a request
+    """A secret does not allow the request; the text may be shown, and says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    url: str
+    form: str = field(repr=False)
+    """`application/x-www-form-urlencoded`."""
+
+
+def form_request(url: str | None, oauth2: OAuth2, **parameters: str | None) -> TokenRequest:
+    """Return a request of this client; an empty parameter is left out."""
+    form = {"client_id": oauth2.client_id, **parameters}
+    return TokenRequest(url or "", urlencode({name: value for name, value in form.items() if value}))
+
+
+def token_request(oauth2: OAuth2, secrets: AccountSecrets, user: str, wall_seconds: int) -> TokenRequest:
+    """Return the request for a new access token.  Raises Unaskable."""
+    if oauth2.grant is GrantType.SERVICE_ACCOUNT:
+        return _signed_request(oauth2, secrets.service_account, user, wall_seconds)
+    is_refreshed = oauth2.grant is GrantType.REFRESH_TOKEN
+    return form_request(
+        oauth2.token_url,
+        oauth2,
+        grant_type=str(oauth2.grant),
+        client_secret=secrets.client_secret,
+        scope=oauth2.scope,
+        refresh_token=secrets.refresh_token if is_refreshed else None,
+    )
+
+
+def _signed_request(oauth2: OAuth2, account: str, user: str, wall_seconds: int) -> TokenRequest:
+    """Act as a user by a service account's signature (RFC 7523, 2.1)."""
+    # OpenSSL once more, in memory: only where something is signed.
+    import jwt  # noqa: PLC0415 - see above
+
+    key = json.loads(account)
+    try:
+        url = oauth2.token_url or https_url(
+            key.get("token_uri"), "https://oauth2.googleapis.com/token", "secrets"
+        )
+    except ValueError as error:
+        raise Unaskable(f"token_uri of the service account's key: {error}") from None
+    claims = {
+        "iss": key["client_email"],
+        "sub": user,
+        "scope": oauth2.scope,
+        "aud": url,
+        "iat": wall_seconds,
+        "exp": wall_seconds + ASSERTION_SECONDS,
+    }
+    key_id = key.get("private_key_id")
+    headers = {"kid": key_id} if isinstance(key_id, str) else None
+    try:
+        assertion = jwt.encode(claims, key["private_key"], algorithm="RS256", headers=headers)
+    except (ValueError, TypeError, jwt.PyJWTError):
+        # Without the cause: its text may quote the key.
+        raise Unaskable("the private key of the service account cannot sign: get a new key file") from None
+    return TokenRequest(url, urlencode({"grant_type": JWT_BEARER, "assertion": assertion}))
 
 
 async def ask(request: TokenRequest) -> tuple[int, bytes, str]:

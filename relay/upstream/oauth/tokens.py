@@ -1,11 +1,11 @@
-"""The access token of one account: one for all its connections, fetched ahead of its end.
+"""The access token of one account: one for all its connections, fetched when a login finds none.
 
 Guarantees
 - at most one request is under way, whoever asks; it is finished although who asked has gone, since a
   token server may have rotated the refresh token by then;
-- a rotated refresh token is durable before it is ever sent; until it is, no request is made, and each login
-  after a back-off, and `close`, try again to make it so;
-- a token that is good goes on being used while no other can be had;
+- a rotated refresh token is durable before it is ever sent; until it is, no request is made, and each login,
+  and `close`, tries again to make it so;
+- a token that is good is used, whatever the token server says meanwhile;
 - a token that had worked and is refused before its end is worth another one at once; one that never worked
   is not.  The next login asks for another in any case.
 Does not: wait between attempts for who has no token: that is the upstream's pause (`relay.verdicts.account`).
@@ -14,7 +14,6 @@ Assumes: one event loop.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from relay.clock import SECOND_NS, Clock
@@ -22,36 +21,10 @@ from relay.mail.text import clean
 from relay.policy.oauth2 import GrantType, OAuth2
 from relay.policy.secrets import AccountSecrets
 from relay.upstream.oauth.answers import Denied, Granted, TokenAnswer, read_token_answer
-from relay.upstream.oauth.requests import TokenRequest, Unaskable, token_request
-from relay.upstream.oauth.token_server import TokenServerUnreachable
+from relay.upstream.oauth.token_server import TokenRequest, TokenServerUnreachable, Unaskable, token_request
 
-AHEAD_NS = 300 * SECOND_NS
-"""How long before its end a token is replaced; a third of its life at most."""
 MARGIN_NS = 30 * SECOND_NS
-"""How long before its end it is used no more, as a login takes its time; a tenth of its life at most."""
-SHORTEST_NS = SECOND_NS
-FIRST_BACK_OFF_NS = 10 * SECOND_NS
-LONGEST_BACK_OFF_NS = 300 * SECOND_NS
-
-
-@dataclass(frozen=True, slots=True)
-class AccessToken:
-    """Instants are boottime."""
-
-    text: str = field(repr=False)
-    renew_at_ns: int
-    usable_until_ns: int
-
-    @classmethod
-    def granted(cls, granted: Granted, asked_at_ns: int) -> "AccessToken":
-        """`asked_at_ns`: before the request, so that the server's count began later."""
-        life_ns = max(granted.life_seconds * SECOND_NS, SHORTEST_NS)
-        end_ns = asked_at_ns + life_ns
-        return cls(
-            granted.access_token,
-            end_ns - min(AHEAD_NS, life_ns // 3),
-            end_ns - min(MARGIN_NS, life_ns // 10),
-        )
+"""How long before its end a token is used no more, as a login takes its time; a tenth of its life at most."""
 
 
 class TokenOwner(Protocol):
@@ -65,8 +38,7 @@ class TokenOwner(Protocol):
 
     def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None: ...
 
-    def token_denied(self, denied: Denied, *, is_lasting: bool) -> None:
-        """`is_lasting`: the token in hand goes on being used."""
+    def token_denied(self) -> None: ...
 
     def refresh_token_unrecorded(self, error: str) -> None: ...
 
@@ -91,26 +63,27 @@ class Tokens:
         self._asked = asked
         self._clock = clock
         self._owner = owner
-        self._token: AccessToken | None = None
+        self._token = ""
+        self._usable_until_ns = 0
         self._worked = ""  # the last token that a login succeeded with
         self._fetching: asyncio.Task[TokenAnswer] | None = None
-        self._not_before_ns = 0  # while a token is good, when the next request may go
-        self._failures = 0
         self._unkept: tuple[str, str] | None = None
         """A refresh token, and the one that took its place and is not durable yet."""
 
     async def token(self) -> str:
         """Return a token for a login now.  Raises TokenUnavailable, and what the owner's `secrets` raises."""
-        token = self._usable()
-        if token is None:
-            # Shielded: who asks may be gone, and the answer may have a new refresh token.
-            answer = await asyncio.shield(self._begin())
-            if isinstance(answer, Denied):
-                raise TokenUnavailable(answer)
-            return answer.access_token
-        if self._clock.boottime_ns() >= max(token.renew_at_ns, self._not_before_ns):
-            self._begin()
-        return token.text
+        if self._clock.boottime_ns() < self._usable_until_ns:
+            if self._unkept is not None:
+                # Not only at the token's end: a crash until then would lose the refresh token.
+                await self._keep(*self._unkept)
+            return self._token
+        if self._fetching is None:
+            self._fetching = asyncio.create_task(self._fetch())
+        # Shielded: who asks may be gone, and the answer may have a new refresh token.
+        answer = await asyncio.shield(self._fetching)
+        if isinstance(answer, Denied):
+            raise TokenUnavailable(answer)
+        return answer.access_token
 
     def worked(self, text: str) -> None:
         """Hear that a login with this token succeeded."""
@@ -118,13 +91,13 @@ class Tokens:
 
     def refused(self, text: str) -> bool:
         """Hear that the upstream refused a token; return whether another one is worth a login."""
-        if self._token is not None and self._token.text == text:
-            self._token = None
+        if self._token == text:
+            self.forget()
         return text == self._worked
 
     def forget(self) -> None:
         """Use the token no more: the secrets that it was got with have changed."""
-        self._token, self._not_before_ns, self._failures = None, 0, 0
+        self._usable_until_ns = 0
 
     async def close(self) -> None:
         """Let a request under way end, which may rotate the refresh token; keep one that is not kept yet."""
@@ -133,49 +106,20 @@ class Tokens:
         if self._unkept is not None:
             await self._keep(*self._unkept)
 
-    def _usable(self) -> AccessToken | None:
-        token = self._token
-        return token if token is not None and self._clock.boottime_ns() < token.usable_until_ns else None
-
-    def _begin(self) -> "asyncio.Task[TokenAnswer]":
-        if self._fetching is None:
-            self._fetching = asyncio.create_task(self._fetch())
-            self._fetching.add_done_callback(self._ended)
-        return self._fetching
-
-    def _ended(self, fetching: "asyncio.Task[TokenAnswer]") -> None:
-        self._fetching = None
-        if not fetching.cancelled():
-            fetching.exception()  # whoever waits has it; who renewed ahead asks again
-
     async def _fetch(self) -> TokenAnswer:
+        # The server's count began later.
         asked_at_ns = self._clock.boottime_ns()
         try:
             answer = await self._answer()
-        except BaseException:
-            self._back_off(0)
-            raise
-        match answer:
-            case Granted():
-                self._token = AccessToken.granted(answer, asked_at_ns)
-                self._not_before_ns = self._failures = 0
-                if self._unkept is not None:
-                    # Not only at the token's end: a crash until then would lose the refresh token.
-                    self._token = replace(self._token, renew_at_ns=asked_at_ns)
-                    self._back_off(0)
-            case Denied(is_final=True):
-                # Whoever gave the consent took it back, or never gave it: the token in hand goes with it.
-                self._token = None
-                self._owner.token_denied(answer, is_lasting=False)
-            case Denied():
-                self._back_off(answer.retry_after_seconds)
-                self._owner.token_denied(answer, is_lasting=self._usable() is not None)
+        finally:
+            self._fetching = None
+        if isinstance(answer, Granted):
+            life_ns = max(answer.life_seconds, 1) * SECOND_NS
+            self._token = answer.access_token
+            self._usable_until_ns = asked_at_ns + life_ns - min(MARGIN_NS, life_ns // 10)
+        else:
+            self._owner.token_denied()
         return answer
-
-    def _back_off(self, asked_seconds: int) -> None:
-        wait_ns = min(FIRST_BACK_OFF_NS << min(self._failures, 10), LONGEST_BACK_OFF_NS)
-        self._failures += 1
-        self._not_before_ns = self._clock.boottime_ns() + max(wait_ns, asked_seconds * SECOND_NS)
 
     async def _answer(self) -> TokenAnswer:
         if self._unkept is not None and (error := await self._keep(*self._unkept)):
@@ -207,7 +151,7 @@ class Tokens:
         error = await self._owner.keep(old, new)
         if error:
             self._owner.refresh_token_unrecorded(error)
-        else:
+        elif self._unkept == (old, new):
             self._unkept = None
         return error
 

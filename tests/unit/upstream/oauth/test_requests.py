@@ -18,8 +18,7 @@ from relay.upstream.oauth.login import (
     finish_in_browser,
     wait_for_consent,
 )
-from relay.upstream.oauth.requests import token_request
-from relay.upstream.oauth.token_server import ask
+from relay.upstream.oauth.token_server import ask, token_request
 from tests.fakes.token_server import CLIENT, SECRET, SERVICE_ACCOUNT, USER, TokenServer
 
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
