@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from relay.clock import SystemClock
-from relay.mail.envelope import Shape
 from relay.policy.model import Tls
 from relay.smtp.reply import Phase
 from relay.upstream.connection import Account, UpstreamUnavailable, open_connection
@@ -70,21 +69,6 @@ async def test_one_opening_is_one_connection_by_the_upstreams_count(tls: Tls) ->
 
     assert verdict is Verdict.PAUSE
     assert seen == ["127.0.0.9"]
-
-
-async def test_helo_does_where_nothing_of_ehlo_is_needed() -> None:
-    async with Smarthost(Script(ehlo="502 5.5.1 what?")) as host:
-        async with connected(account(host)) as connection:
-            outcome = await connection.transact(transaction())
-            refusal = connection.unfit(Shape(10, eight_bit=True, smtputf8=False))
-
-        assert host.commands[:3] == [
-            "EHLO client.example",
-            "HELO client.example",
-            "MAIL FROM:<sender@example.com>",
-        ]
-        assert {answer.verdict for answer in outcome.answers} == {Verdict.RELAYED}
-        assert refusal is not None
 
 
 async def test_no_password_leaves_this_host_in_the_clear() -> None:
