@@ -89,16 +89,6 @@ async def test_a_certificate_logs_in_where_that_is_asked_for(
         assert not [command for command in host.sessions[1].commands if command.startswith("AUTH")]
 
 
-async def test_an_upstream_without_external_is_told_of(certificates: Certificates, pair: KeyPair) -> None:
-    async with Smarthost(tls=demanding(certificates), accounts={"u": ""}) as host:
-        opened = replace(
-            showing(host, Tls.STARTTLS, certificates, pair),
-            user="u", password="", mechanism=Mechanism.EXTERNAL,
-        )  # fmt: skip
-        with pytest.raises(UpstreamUnavailable, match=r"no usable mechanism.*CRAM-MD5"):
-            await open_connection(opened, SystemClock())
-
-
 def test_no_key_is_shown(pair: KeyPair) -> None:
     shown = repr(Account("h", 25, Tls.STARTTLS, "me", pair=pair))
 
