@@ -125,23 +125,18 @@ class Connection:
 
 
 OnStep = Callable[[str, str], None]
-"""Is told each step of opening once it is done, and what came of it.
-
-The steps: resolve, connect, tls, greeting, ehlo, login."""
+"""Is told each step once it is done, and what came of it: resolve, connect, tls, greeting, ehlo, login."""
 
 
 async def open_connection(
-    account: Account,
-    clock: Clock,
-    timeouts: Timeouts | None = None,
-    on_step: OnStep = lambda _, __: None,
+    account: Account, clock: Clock, timeouts: Timeouts | None = None, on_step: OnStep = lambda _, __: None
 ) -> Connection:
     """Return a connection that is ready for MAIL.  Raises UpstreamUnavailable."""
-    return await _Opening(account, timeouts or Timeouts(), clock, on_step).run()
+    return await _Opening(account, clock, timeouts or Timeouts(), on_step).run()
 
 
 class _Opening:
-    def __init__(self, account: Account, timeouts: Timeouts, clock: Clock, on_step: OnStep) -> None:
+    def __init__(self, account: Account, clock: Clock, timeouts: Timeouts, on_step: OnStep) -> None:
         self._account = account
         self._clock = clock
         self._on_step = on_step
@@ -302,22 +297,19 @@ class _Opening:
             raise self._refused(reply)
 
     def _refused(self, reply: Reply) -> UpstreamUnavailable:
-        ruling = self._ruling(reply)
-        return UpstreamUnavailable(
-            Answer(ruling.verdict, self._protocol.phase, reply, str(reply), ruling=ruling)
-        )
+        ruling, phase = self._ruling(reply), self._protocol.phase
+        return UpstreamUnavailable(Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling))
 
     def _ruling(self, reply: Reply) -> Ruling:
         words = ClientWords(host=self._account.helo_name)
         return self._account.judge.ruling(self._protocol.phase, reply, words)
 
     def _unavailable(self, text: str) -> UpstreamUnavailable:
-        return UpstreamUnavailable(
-            Answer(Verdict.PAUSE, self._protocol.phase, None, clean(f"{self._name}: {text}"))
-        )
+        text = clean(f"{self._name}: {text}")
+        return UpstreamUnavailable(Answer(Verdict.PAUSE, self._protocol.phase, None, text))
 
 
-def _trusting(ca_file: Path | None, pair: KeyPair | None = None) -> ssl.SSLContext:
+def _trusting(ca_file: Path | None, pair: KeyPair | None) -> ssl.SSLContext:
     """Trust the system's authorities without a file; show a pair.  Raises SecretError, OSError."""
     return _context(ca_file, None if ca_file is None else read_authorities(ca_file), pair)
 

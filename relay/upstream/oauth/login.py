@@ -105,10 +105,7 @@ async def begin(client: LoginClient, clock: Clock) -> DeviceCode:
 
 
 async def wait_for_consent(
-    client: LoginClient,
-    code: DeviceCode,
-    clock: Clock,
-    sleep: Callable[[float], Awaitable[object]],
+    client: LoginClient, code: DeviceCode, clock: Clock, sleep: Callable[[float], Awaitable[object]]
 ) -> Granted:
     """Ask until the person has consented (RFC 8628, 3.4).  Raises LoginFailed."""
     interval_seconds = code.interval_seconds
@@ -186,11 +183,9 @@ async def _ask(client: LoginClient, request: TokenRequest) -> tuple[int, bytes, 
 
 
 def _with_refresh_token(answer: TokenAnswer) -> Granted:
-    none = Denied(
-        "the token server gave no refresh token: the scope has to ask for it (offline_access)", is_final=True
-    )
     if isinstance(answer, Denied) or not answer.refresh_token:
-        raise _failed(answer, none)
+        words = "the token server gave no refresh token: the scope has to ask for it (offline_access)"
+        raise _failed(answer, Denied(words, is_final=True))
     return answer
 
 

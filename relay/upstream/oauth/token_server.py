@@ -53,14 +53,13 @@ def token_request(oauth2: OAuth2, secrets: AccountSecrets, user: str, wall_secon
     """Return the request for a new access token.  Raises Unaskable."""
     if oauth2.grant is GrantType.SERVICE_ACCOUNT:
         return _signed_request(oauth2, secrets.service_account, user, wall_seconds)
-    is_refreshed = oauth2.grant is GrantType.REFRESH_TOKEN
     return form_request(
         oauth2.token_url,
         oauth2,
         grant_type=str(oauth2.grant),
         client_secret=secrets.client_secret,
         scope=oauth2.scope,
-        refresh_token=secrets.refresh_token if is_refreshed else None,
+        refresh_token=secrets.refresh_token,
     )
 
 
