@@ -38,6 +38,7 @@ def test_any_cuts_give_what_the_naive_way_gives(content: bytes, data: st.DataObj
 @example([b"x\r\n.", b"\r\nMAIL FROM:<a@b.example>\r\n"])
 @example([b"x\r", b".\r\n"])
 @example([b"\r\n.\r", b"\n"])
+@example([b"x\r", b"\n.\r\n"])
 @example([b"half an end\r"])
 @example([b"a\r", b"\r\n"])
 @example([b"a\r\n", b"\n"])
