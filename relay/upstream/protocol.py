@@ -8,8 +8,8 @@ Guarantees
 - no command line contains a control character, and no exception contains a command line;
 - the final dot is written only behind content that arrived whole and ended in CRLF, and not behind a reply
   that came before it.
-Takes from the base class: the transport, its flow control, and the change to TLS; not its reading
-of replies, which pairs `250ok` or a leftover line with a command.
+Takes from the base class: the transport and its flow control; not its reading of replies, which pairs
+`250ok` or a leftover line with a command.
 Costs: no asyncio Task and no wait_for per command.
 Assumes: one user at a time.
 """
@@ -20,9 +20,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import cast
 
-from aiosmtplib.errors import SMTPException, SMTPResponseException
 from aiosmtplib.protocol import SMTPProtocol
-from aiosmtplib.response import SMTPResponse
 
 from relay.mail.text import clean
 from relay.smtp.commands import has_control
@@ -92,7 +90,6 @@ class StrictProtocol(SMTPProtocol):
         self._parser = ReplyParser()
         self._due = 1  # replies to come; the greeting comes unasked
         self._replies: deque[Reply] = deque()  # came, and nobody took them yet
-        self._latest = Reply(0, None, "")  # the one taken last
         self._is_closing = False  # 421 came: what follows it is nothing
         self._fault: Broken | None = None
         self._waiter: asyncio.Future[bool] | None = None
@@ -135,20 +132,17 @@ class StrictProtocol(SMTPProtocol):
     async def secure(self, context: ssl.SSLContext, host: str, timeout_s: float) -> Reply:
         """Send STARTTLS and change to TLS (RFC 3207); return the reply, refused or not.
 
-        Octets behind the 220 would be read as if they had come encrypted: they end the
-        connection instead.  Raises ssl.SSLError and OSError too, from the handshake.
+        Raises ssl.SSLError and OSError too, from the handshake.
         """
-        self.phase = Phase.STARTTLS
-        self._begin(1)
-        try:
-            await super().start_tls(context, server_hostname=host, timeout=timeout_s)
-        except SMTPResponseException:
-            return self._latest  # not 220: there is nothing to change to
-        except SMTPException as error:
-            raise Lost(clean(str(error))) from error
-        self._raise_fault()
-        self._take_transport()
-        return self._latest
+        reply = await self.command(b"STARTTLS", Phase.STARTTLS, timeout_s)
+        if reply.code == 220:
+            # Octets behind the 220 would be read as if they had come encrypted.
+            self._raise_fault()
+            self.transport = await self._loop.start_tls(
+                self._writer, self, context, server_hostname=host, ssl_handshake_timeout=timeout_s
+            )
+            self._take_transport()
+        return reply
 
     async def send_content(
         self, chunks: AsyncIterator[bytes], block_s: float, until: float, on_chunk: Callable[[bytes], None]
@@ -200,7 +194,7 @@ class StrictProtocol(SMTPProtocol):
         if self.transport is not None:
             self._writer.abort()
 
-    # Called by the loop, and by the base class.
+    # Called by the loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -245,11 +239,6 @@ class StrictProtocol(SMTPProtocol):
         super().resume_writing()
         self._wake()
 
-    async def read_response(self, timeout: float | None = None) -> SMTPResponse:  # noqa: ASYNC109 - the base class' signature
-        """Hand the reply to STARTTLS to the base class, which sent the command."""
-        reply = await self.reply(timeout or 0.0)
-        return SMTPResponse(reply.code, reply.text)
-
     def _begin(self, commands: int) -> None:
         """Check that nothing waits, and expect a reply to each command."""
         self._raise_fault()
@@ -270,11 +259,11 @@ class StrictProtocol(SMTPProtocol):
 
     def _take_reply(self) -> Reply:
         """Raise Farewell for 421."""
-        self._latest = self._replies.popleft()
-        if self._latest.code == 421:
-            self._fault = Farewell(self._latest)
+        reply = self._replies.popleft()
+        if reply.code == 421:
+            self._fault = Farewell(reply)
             raise self._fault
-        return self._latest
+        return reply
 
     def _take_unasked(self) -> None:
         unasked = self._parser.next_reply()
