@@ -135,19 +135,18 @@ class Exchange:
         Raises only what the content raises (nothing was relayed then), and CancelledError; then the
         connection is closed at once.
         """
-        is_ambiguous, is_over = False, True
+        is_ambiguous, is_over, broken = False, True, None
         try:
             await self._walk(range(len(self._answers)))
-        except BaseException as broken:
+        except BaseException as error:
             # Crash here: the final dot was not sent, or its reply was not read.
             self._protocol.abort()
-            if not isinstance(broken, Broken):
+            if not isinstance(error, Broken):
                 raise
-            is_over = self._is_over(broken)
+            broken, is_over = error, self._is_over(error)
             is_ambiguous = self._is_dot_out and not is_over
-            self._doubt_refusals(broken)
-            self._settle_rest(self._answer_to_break(broken))
-        self._leave_unproven()
+            self._settle_rest(self._answer_to_break(error))
+        self._take_back_unproven(broken)
         answers = tuple([answer for answer in self._answers if answer is not None])
         return Outcome(answers, is_ambiguous, gravest(answers), is_over, self._is_dsn_refused)
 
@@ -371,8 +370,8 @@ class Exchange:
         phase = self._protocol.phase
         return phase is Phase.RSET or (phase is Phase.MAIL and broken.is_unasked)
 
-    def _doubt_refusals(self, broken: Broken) -> None:
-        """Take back what may have answered another command than the one it was taken for."""
+    def _take_back_unproven(self, broken: Broken | None) -> None:
+        """Take back refusals that may have answered another command than the one they were taken for."""
         # A reply too few shows where commands go out at once: the one to the last never comes.
         has_more_out = self._is_pipelined or self._protocol.phase is Phase.RSET
         is_shifted = isinstance(broken, Garbled) or (isinstance(broken, Late) and has_more_out)
@@ -385,6 +384,9 @@ class Exchange:
                 self._answers[index] = answer._replace(verdict=Verdict.DEFER, ruling=None)
             elif was_idle and answer.phase is Phase.MAIL:
                 self._answers[index] = answer._replace(verdict=Verdict.LATER, ruling=None)
+            elif answer.verdict is Verdict.BOUNCE:
+                # The same words another time confirm it.
+                self._answers[index] = answer._replace(verdict=Verdict.DEFER, is_unproven=True)
 
     def _answer_to_break(self, broken: Broken) -> Answer:
         phase = self._protocol.phase
@@ -407,9 +409,3 @@ class Exchange:
     def _know_in_step(self) -> None:
         """Note that every reply so far answered its own command."""
         self._proven = frozenset(index for index, answer in enumerate(self._answers) if answer is not None)
-
-    def _leave_unproven(self) -> None:
-        """Defer whom a reply refuses that nothing proves; the same words another time confirm it."""
-        for index, answer in enumerate(self._answers):
-            if index not in self._proven and answer and answer.verdict is Verdict.BOUNCE:
-                self._answers[index] = answer._replace(verdict=Verdict.DEFER, is_unproven=True)
