@@ -97,8 +97,6 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
     ("history_failed", _ERROR, "upstream error", "history of {upstream} failed, nothing is sent: {error}"),
     ("token_granted", _INFO, "upstream life_seconds is_rotated",
      "upstream {upstream}: a new access token, good for {life_seconds} s{_rotated}"),
-    ("token_late", _WARNING, "upstream reason",
-     "upstream {upstream}: no new access token yet, the one there is goes on being used: {reason}"),
     ("refresh_token_unrecorded", _ERROR, "upstream error",
      "upstream {upstream}: no new access token until its new refresh token is on disk: {error}"),
     ("pause_unrecorded", _WARNING, "upstream error", "pause of {upstream} is not kept on disk: {error}"),

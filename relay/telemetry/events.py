@@ -358,9 +358,6 @@ class Events:
             is_rotated=is_rotated,
         )
 
-    def token_late(self, *, upstream: str, reason: str) -> None:
-        self._tell("token_late", upstream=upstream, reason=reason)
-
     def refresh_token_unrecorded(self, *, upstream: str, error: str) -> None:
         self._tell("refresh_token_unrecorded", upstream=upstream, error=error)
 
