@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId, Shape
-from relay.queue.queued import WaitReason
+from relay.queue.queued import Queued, WaitReason
 from relay.queue.upstream_queue import Waits
 from relay.sender.attempt import Attempt
 from relay.sender.carrier import Carrier
@@ -71,9 +71,9 @@ class Account:
         self._consequences = Consequences(name, backlog, known, telemetry)
         self._events, self._metrics, self._clock = telemetry
         self._wake, self._on_fault = wake, on_fault
-        self._unsettled: dict[QueueId, asyncio.Task[None]] = {}
-        """By the key of the part, what was begun and is not settled."""
-        self._transacting: set[QueueId] = set()
+        self._unsettled: dict[Queued, asyncio.Task[None]] = {}
+        """What was begun and is not settled."""
+        self._transacting: set[Queued] = set()
         """Of these, those that need their connections yet."""
         self._is_over = False
         """Nothing more may begin."""
@@ -219,8 +219,8 @@ class Account:
         attempt.reservation = reservation
         attempt.indices = [attempt.indices[position] for position in reservation.chosen]
         self._metrics.reserved_after(self.name, reservation.reserved_at_ns - queued.since_ns)
-        self._transacting.add(queued.key)
-        self._unsettled[queued.key] = asyncio.create_task(self._send(attempt, reservation))
+        self._transacting.add(queued)
+        self._unsettled[queued] = asyncio.create_task(self._send(attempt, reservation))
 
     def _refuse(self, attempt: Attempt, unfit: Answer, *, is_for_ever: bool) -> None:
         """Begin to settle what does not go, without asking the upstream or using a slot.
@@ -231,7 +231,7 @@ class Account:
         now_ns = attempt.ended_ns = self._clock.boottime_ns()
         if not (is_for_ever and self._queue.pass_on(attempt.queued, WaitReason(unfit.text), now_ns)):
             outcome = Outcome((unfit,) * len(attempt.indices))
-            self._unsettled[attempt.queued.key] = asyncio.create_task(self._settle(attempt, outcome))
+            self._unsettled[attempt.queued] = asyncio.create_task(self._settle(attempt, outcome))
 
     async def _send(self, attempt: Attempt, reservation: Reservation) -> None:
         """Run a transaction, and settle what it comes to."""
@@ -249,9 +249,9 @@ class Account:
         except BaseException as error:  # noqa: BLE001 - whatever it is, what was sent is not settled
             self._on_fault(error)
         finally:
-            self._transacting.discard(attempt.queued.key)
+            self._transacting.discard(attempt.queued)
             if outcome is None:
-                self._unsettled.pop(attempt.queued.key, None)
+                self._unsettled.pop(attempt.queued, None)
             self._wake.set()
         if outcome is not None:
             await self._settle(attempt, outcome)
@@ -264,7 +264,7 @@ class Account:
         except BaseException as error:  # noqa: BLE001 - whatever it is, what was sent is not settled
             self._on_fault(error)
         finally:
-            self._unsettled.pop(attempt.queued.key, None)
+            self._unsettled.pop(attempt.queued, None)
             self._wake.set()
 
     def no_room_to_connect(self, wait: Wait) -> None:
@@ -335,7 +335,7 @@ class Account:
         await self._has_ended.wait()
         if self._unsettled:
             await asyncio.wait(self._unsettled.values(), timeout=grace_seconds)
-            late = [self._unsettled[key] for key in self._transacting]
+            late = [self._unsettled[each] for each in self._transacting]
             for sending in late:
                 sending.cancel()
             await asyncio.gather(*late, return_exceptions=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from relay.clock import SECOND_NS, Clock
 from relay.queue.queued import Queued, State
-from relay.queue.queues import Queues, queue_id_of
+from relay.queue.queues import Queues
 from relay.queue.upstream_queue import SLICE
 from relay.sender.settling import Settling, told_of_delay
 from relay.sender.spool_thread import seconds
@@ -47,10 +47,10 @@ class LateMail:
     async def look(self) -> int:
         """Warn of late messages, in slices between turns of the loop; return how many were warned."""
         warned, now_ns = 0, self._clock.boottime_ns()
-        for number, key in enumerate(self._queue.keys()):
+        for number, queue_id in enumerate(self._queue.ids()):
             if number % SLICE == 0:
                 await asyncio.sleep(0)
-            queued = self._queue.get(queue_id_of(key))
+            queued = self._queue.get(queue_id)
             if queued is not None and self._is_late(queued, now_ns):
                 if not await self._settling.may_warn():
                     break

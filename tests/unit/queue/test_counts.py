@@ -1,6 +1,6 @@
 """The running counts of a line, held against a count of every message."""
 
-from relay.queue.counts import Owners, Sums, total
+from relay.queue.counts import Sums, total
 from relay.queue.queued import Queued, State
 from relay.queue.upstream_queue import UpstreamQueue
 
@@ -22,9 +22,4 @@ def _sums(messages: list[Queued]) -> Sums:
         len(messages),
         sum(queued.recipients_left for queued in messages),
         sum(queued.size_bytes for queued in messages),
-        min((queued.arrived_at_ns for queued in messages), default=None),
     )
-
-
-def test_nobody_owns_nothing() -> None:
-    assert list(Owners().each()) == []

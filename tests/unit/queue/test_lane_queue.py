@@ -136,11 +136,11 @@ def test_a_closed_lane_keeps_back_no_other() -> None:
     queue = a_queue(10, 90)
     fill(queue, DEFAULT_LANE, 30)
     fill(queue, "a", 30)
-    queue.set_closed("a", is_closed=True)
+    queue.close("a", 9)
 
     assert lanes_of(take(queue, 20)) == [DEFAULT_LANE] * 20
-    queue.set_closed("a", is_closed=False)
-    assert lanes_of(take(queue, 20)).count("a") >= 17
+    assert (queue.opens_ns(8), queue.opens_ns(9)) == (9, None)
+    assert lanes_of(take(queue, 20, 9)).count("a") >= 17
 
 
 def test_what_is_put_first_goes_before_all_lanes_until_it_is_granted() -> None:
@@ -149,7 +149,7 @@ def test_what_is_put_first_goes_before_all_lanes_until_it_is_granted() -> None:
     wanted = a_message("wanted", "a")
     fill(queue, "a", 3)
     queue.add(wanted)
-    queue.put_first(wanted)
+    queue.firsts[wanted] = None
     for _ in range(2):
         assert take(queue, 1) == [wanted]
         queue.refund(wanted)
@@ -291,7 +291,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def leaves(self, data: st.DataObject) -> None:
-        ready = sorted((each for model in self.lanes.values() for each in model.all()), key=lambda q: q.key)
+        ready = sorted(
+            (each for model in self.lanes.values() for each in model.all()), key=lambda q: q.queue_id
+        )
         if ready:
             message = data.draw(st.sampled_from(ready))
             self.queue.remove(message)
@@ -300,7 +302,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(lane=st.sampled_from(["a", "b"]), is_closed=st.booleans())
     def closes(self, lane: str, *, is_closed: bool) -> None:
-        self.queue.set_closed(lane, is_closed=is_closed)
+        self.queue.close(lane, 10**9 if is_closed else 0)
         self.lanes[lane].is_closed = is_closed
 
     def _expected(self) -> tuple[Queued, Model, Model] | None:

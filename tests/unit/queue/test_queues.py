@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from relay.mail.envelope import QueueId
 from relay.queue.queued import NO_REASON, Queued, State, origin_of
 from relay.queue.queues import Queues
-from relay.queue.routes import Availability, Because, Part, Route, choose
+from relay.queue.routes import Availability, Because, Choice, Part, Route, choose
 
 NAMES = ("a", "b", "c")
 ROUTES = (
@@ -35,6 +35,7 @@ class AnyQueue(RuleBasedStateMachine):
     def begin(self) -> None:
         self.queue = Queues()
         self.queue.on_change = self.changed
+        self.queue.on_routed = self.is_routed
         self.is_changed = False
         self.queue.use(NAMES, ROUTES)
         self.now_ns = 0
@@ -43,9 +44,8 @@ class AnyQueue(RuleBasedStateMachine):
         self.left: dict[QueueId, int] = {}
         """Parts of each message that are not done."""
         self.told = {route: (route.upstreams[0], Because.PREFERRED) for route in ROUTES}
-        self.spilled: dict[Route, set[str]] = {route: set() for route in ROUTES}
-        self.active: dict[QueueId, tuple[Queued, str]] = {}
-        """By the key, a part in a transaction, and where."""
+        self.active: dict[Queued, str] = {}
+        """Parts in a transaction, and where."""
 
     def changed(self) -> None:
         self.is_changed = True
@@ -77,17 +77,17 @@ class AnyQueue(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES))
     def takes(self, name: str) -> None:
         state = self.states[name]
-        is_busy = any(where == name for _, where in self.active.values())
+        is_busy = name in self.active.values()
         if state.down_since_ns is None or (state.is_proving and not is_busy):
             for part in self.queue.line(name).take(1, self.now_ns):
-                assert part.key not in self.active
-                self.active[part.key] = part, name
+                assert part not in self.active
+                self.active[part] = name
 
     @precondition(lambda self: self.active)
     @rule(which=st.integers(0), fate=st.sampled_from(["done", "back", "deferred", "unknown", "lost"]))
     def ends(self, which: int, fate: str) -> None:
-        key = list(self.active)[which % len(self.active)]
-        part, _ = self.active.pop(key)
+        part = list(self.active)[which % len(self.active)]
+        del self.active[part]
         if part.queue_id not in self.left:
             return  # its message was removed meanwhile
         line = self.queue.line_of(part)
@@ -118,7 +118,7 @@ class AnyQueue(RuleBasedStateMachine):
     def is_held_by_hand(self, which: int, *, is_released: bool) -> None:
         queue_id = list(self.left)[which % len(self.left)]
         if before := self.queue.seize(queue_id):
-            self.queue.put_back(queue_id, before)
+            self.queue.put_back(before)
             self.queue.hold(queue_id, NO_REASON)
             assert self.queue.state_of(queue_id) is State.HELD
             if is_released:
@@ -169,19 +169,21 @@ class AnyQueue(RuleBasedStateMachine):
             self.queue.move_on(self.now_ns)
         self._is_in_place()
 
+    def is_routed(self, route: Route, choice: Choice, before: Because) -> None:
+        if choice.because is Because.SPILL:
+            assert choice.upstream not in self.queue.where().get(route, {}), "told once"
+            return
+        assert self.told[route] != (choice.upstream, choice.because)
+        assert before is self.told[route][1]
+        self.told[route] = choice.upstream, choice.because
+
     def _is_told(self) -> None:
         """Check that what is told of the routes adds up to where their mail goes."""
-        for route, its, back_to in self.queue.diversions.turns():
-            if its.because is Because.SPILL:
-                assert (its.upstream in self.spilled[route]) is bool(back_to), "begun and ended in turns"
-                self.spilled[route] ^= {its.upstream}
-            else:
-                self.told[route] = (back_to, Because.PREFERRED) if back_to else (its.upstream, its.because)
         for route, told in self.told.items():
             choice = self.queue.choice_of(route, self.now_ns)
             assert told == (choice.upstream, choice.because)
-            now = {its.upstream for its in self.queue.diversions.of(route) if its.because is Because.SPILL}
-            assert now == self.spilled[route]
+            is_diverted = self.queue.diverted_since_ns(route) is not None
+            assert is_diverted is (choice.because is not Because.PREFERRED)
 
     def _is(self, name: str, standing: Availability) -> None:
         self.states[name] = standing
@@ -217,18 +219,17 @@ class AnyQueue(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost_or_twice(self) -> None:
-        keys = [part.key for part in self.queue]
-        assert len(keys) == len(set(keys))
+        assert len(list(self.queue)) == len(set(self.queue))
         assert Counter(part.queue_id for part in self.queue) == self.left
         assert len(self.queue) == len(self.left)
         waiting = sum(sums.messages for state in State for sums in self.queue.counts(state).values())
         assert waiting == len(self.left), "each message is counted once, in however many parts"
         users = Counter("ann" if int(queue_id) % 3 else "" for queue_id in self.left)
-        assert dict(self.queue.owners.each()) == {(user, ""): count for user, count in users.items()}
+        assert dict(self.queue.owners) == {(user, ""): count for user, count in users.items()}
 
     @invariant()
     def what_is_under_way_stays(self) -> None:
-        for part, name in self.active.values():
+        for part, name in self.active.items():
             if part.queue_id in self.left:
                 assert part.state is State.ACTIVE
                 assert part.upstream == name
