@@ -322,7 +322,7 @@ class Operator(Rows):
             self._spool_thread.tell(trouble)
             result = clean(str(trouble)) or "the spool failed"
         finally:
-            self._queue.put_back(before)
+            self._queue.put_back(queue_id, before)
         return result
 
     async def _move(self, queued: Queued, deed: Deed, before: Mapping[Queued, State]) -> str:
@@ -336,13 +336,13 @@ class Operator(Rows):
         if deed is Deed.HOLD:
             self._queue.hold(queued.queue_id, HELD_REASON)
         elif deed is Deed.FIRST:
-            self._queue.put_back(before)
+            self._queue.put_back(queued.queue_id, before)
             self._queue.release(queued.queue_id)
             self._queue.put_first(queued.queue_id)
         else:
             state = State.HELD if deed is Deed.RELEASE else State.DEFERRED
             parts = self._queue.parts(queued.queue_id)
-            self._queue.put_back(dict.fromkeys(parts, state))
+            self._queue.put_back(queued.queue_id, dict.fromkeys(parts, state))
             self._queue.release(queued.queue_id)
         return OK
 

@@ -17,6 +17,7 @@ Without lanes there is one, and senders take no turns.  Each call is O(lanes + l
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from math import lcm
 from typing import NamedTuple
@@ -30,15 +31,13 @@ MOST_FIRST = 64
 """Messages that are to go before all others (`put_first`) and are looked at."""
 
 
+@dataclass(slots=True, eq=False)
 class _Flow:
     """A lane, or the overdue messages: gives messages by its weight."""
 
-    __slots__ = ("step", "tag")
-
-    def __init__(self, step: int) -> None:
-        """`step`: how far its tag moves for a cost of 1."""
-        self.step = step
-        self.tag = 0
+    step: int
+    """How far its tag moves for a cost of 1."""
+    tag: int = 0
 
 
 class _SenderLine(MessageLine):
@@ -49,17 +48,18 @@ class _SenderLine(MessageLine):
         self.lane, self.turn = lane, turn
 
 
+@dataclass(slots=True, eq=False)
 class _LaneFlow(_Flow):
-    __slots__ = ("ages", "closed_until_ns", "length", "patience_ns", "senders")
+    patience_ns: int | None = None
+    closed_until_ns: int = 0
+    length: int = 0
+    senders: OrderedDict[str, _SenderLine] = field(default_factory=OrderedDict)
+    """The first sender is next."""
+    ages: Instants[Queued] = field(init=False)
+    """Since when each message is ready; of a lane with patience."""
 
-    def __init__(self, step: int, patience_ns: int | None) -> None:
-        super().__init__(step)
-        self.patience_ns = patience_ns
-        self.closed_until_ns = self.length = 0
-        self.senders: OrderedDict[str, _SenderLine] = OrderedDict()
-        """The first sender is next."""
-        self.ages: Instants[Queued] = Instants(self._is_there)
-        """Since when each message is ready; of a lane with patience."""
+    def __post_init__(self) -> None:
+        self.ages = Instants(self._is_there)
 
     def overdue(self, now_ns: int) -> tuple[int, Queued, _SenderLine] | None:
         """Return when the lane's patience ended first, for which message, and where that stands; or None."""
@@ -95,7 +95,9 @@ class LaneQueue:
         lanes = by.lanes or (Lane(DEFAULT_LANE),)
         weights = sum(lane.weight for lane in lanes)
         unit = lcm(*(lane.weight for lane in lanes), weights)
-        self._lanes = {lane.name: _LaneFlow(unit // lane.weight, lane.patience_ns) for lane in lanes}
+        self._lanes = {
+            lane.name: _LaneFlow(unit // lane.weight, patience_ns=lane.patience_ns) for lane in lanes
+        }
         self._overdue = _Flow(unit // weights)
         self._tag = 0
         """The tag of what went last: no lane and no overdue message is behind it."""

@@ -22,7 +22,11 @@ from relay.queue.routes import WHOLE, Choice, Part
 
 
 class State(enum.StrEnum):
-    """Where a queued message stands, in the operator's words."""
+    """Where a queued message stands, in the operator's words.
+
+    The verbs of `UpstreamQueue` lead by way of ACTIVE: `take` and `seize` to it, all others from it.  Time
+    alone leads from DEFERRED to WAITING.
+    """
 
     WAITING = "waiting"
     """Not attempted yet, or back from its back-off; it goes when there is room for it and its sender."""
@@ -33,25 +37,6 @@ class State(enum.StrEnum):
     HELD = "held"
     REPORTING = "reporting"
     """No recipient is left; only the report about those that failed is owed."""
-
-
-_ALL = frozenset(State)
-
-
-class Move(enum.Enum):
-    """The table of states: from which a move is made, and to which.  From any other it changes nothing."""
-
-    TAKE = frozenset({State.WAITING}), State.ACTIVE
-    RETURN = frozenset({State.ACTIVE}), State.WAITING
-    """Untried, or for the next transaction."""
-    DEFER = frozenset({State.ACTIVE}), State.DEFERRED
-    WAKE = frozenset({State.DEFERRED}), State.WAITING
-    """The back-off is over."""
-    HOLD = _ALL, State.HELD
-    RELEASE = frozenset({State.HELD, State.DEFERRED}), State.WAITING
-    SEIZE = _ALL - {State.ACTIVE}, State.ACTIVE
-    """By an operator's verb; `put_back` ends that."""
-    OWE = _ALL, State.REPORTING
 
 
 class WaitKind(enum.Enum):

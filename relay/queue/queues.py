@@ -21,6 +21,7 @@ oldest that may go there.  One that it refuses goes back to the front of its sen
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from relay.mail.envelope import QueueId
 from relay.queue.counts import Sums, total
@@ -31,6 +32,8 @@ from relay.queue.upstream_queue import SLICE, KeysOf, UpstreamQueue
 
 MOST_RESTED = 16
 """Waits for upstreams that were down, remembered of one part; the latest count."""
+GONE = Availability(down_since_ns=0)
+"""Of an upstream that the policy has no more."""
 _FURTHEST_FIRST = (State.ACTIVE, State.WAITING, State.DEFERRED, State.HELD, State.REPORTING)
 
 
@@ -47,10 +50,8 @@ class Queues:
         """How many messages each owner has: a user, else a client; the other is empty."""
         self._keys_of = keys_of
         self._lines: dict[str, UpstreamQueue] = {}
-        self._messages: dict[QueueId, Queued] = {}
-        """In the order in which they came: the part of each that counts as the message."""
-        self._parts: dict[QueueId, list[Queued]] = {}
-        """All parts of messages that have several."""
+        self._parts: dict[QueueId, tuple[Queued, ...]] = {}
+        """Of each message, in the order in which they came; the first part counts as the message."""
         self._default = Route(("",))
         self._routes: tuple[Route, ...] = ()
         self._standings: dict[str, Availability] = {}
@@ -63,9 +64,7 @@ class Queues:
         self._present: Counter[tuple[str, Route | None]] = Counter()
         """How many parts of each route stand in each line."""
         self._walk: deque[Queued] = deque()
-        """Parts yet to be looked at."""
-        self._late: dict[Queued, None] = {}
-        """Parts to be looked at next: those that were active when they should have moved, and others."""
+        """Parts to be looked at: all where anything changed, and those that just became able to move."""
         self._looks: Instants[Queued] = Instants(lambda _, part: part.upstream != "")
         """When time alone may move a part: it has waited for long, or is known not to be relayed."""
         self._lacking: set[str] = set()
@@ -88,27 +87,25 @@ class Queues:
     # What there is.
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return len(self._parts)
 
     def __iter__(self) -> Iterator[Queued]:
         """Yield every part."""
-        for queue_id, message in self._messages.items():
-            yield from self._parts.get(queue_id, (message,))
+        return chain.from_iterable(self._parts.values())
 
     def __contains__(self, queue_id: QueueId) -> bool:
-        return queue_id in self._messages
+        return queue_id in self._parts
 
     def ids(self) -> list[QueueId]:
         """Return the id of each message; quick, as no message is looked at."""
-        return list(self._messages)
+        return list(self._parts)
 
     def get(self, queue_id: QueueId) -> Queued | None:
         """Return a message, or the part of it that counts as the message."""
-        return self._messages.get(queue_id)
+        return next(iter(self.parts(queue_id)), None)
 
     def parts(self, queue_id: QueueId) -> tuple[Queued, ...]:
-        message = self._messages.get(queue_id)
-        return () if message is None else tuple(self._parts.get(queue_id, (message,)))
+        return self._parts.get(queue_id, ())
 
     @property
     def names(self) -> list[str]:
@@ -157,13 +154,10 @@ class Queues:
 
     def add(self, *parts: Queued, now_ns: int) -> None:
         """Take in a message: one part, or all of them."""
-        first = parts[0]
-        self.owners[_owner(first)] += 1
-        self._messages[first.queue_id] = first
-        if len(parts) > 1:
-            self._parts[first.queue_id] = list(parts)
+        self._parts[parts[0].queue_id] = parts
+        self._own(parts[0], 1)
         for part in parts:
-            part.is_counted = part is first
+            part.is_counted = part is parts[0]
             # Mail that just came in stands there since it came in.
             is_new = part.choice is NOWHERE
             self._enter(part, self._choose(part, now_ns), part.arrived_at_ns if is_new else now_ns)
@@ -178,18 +172,13 @@ class Queues:
         """Forget a part whose recipients are done; the message goes on with its others."""
         if not part.upstream:
             return
-        left = [each for each in self.parts(part.queue_id) if each is not part]
         self._take_out(part)
-        if not left:
-            del self._messages[part.queue_id]
-            self._forget_owner(part)
-            return
-        self._messages[part.queue_id] = left[0]
-        if len(left) > 1:
+        if left := tuple([each for each in self.parts(part.queue_id) if each is not part]):
             self._parts[part.queue_id] = left
+            self.line_of(left[0]).update(left[0], is_counted=True)
         else:
-            self._parts.pop(part.queue_id, None)
-        self.line_of(left[0]).update(left[0], is_counted=True)
+            del self._parts[part.queue_id]
+            self._own(part, -1)
 
     def warned(self, queue_id: QueueId) -> None:
         for part in self.parts(queue_id):
@@ -218,11 +207,11 @@ class Queues:
             self.line_of(part).seize(part)
         return before
 
-    def put_back(self, before: Mapping[Queued, State]) -> None:
+    def put_back(self, queue_id: QueueId, before: Mapping[Queued, State]) -> None:
         """End `seize`: put each part that is still active into its state before."""
-        for part, state in before.items():
-            if part.upstream:
-                self.line_of(part).put_back(part, state)
+        for part in self.parts(queue_id):
+            if part in before:
+                self.line_of(part).put_back(part, before[part])
 
     def hold(self, queue_id: QueueId, why: WaitReason) -> None:
         for part in self.parts(queue_id):
@@ -242,7 +231,6 @@ class Queues:
         """Keep a part with its upstream, which may still relay it until an instant."""
         part.past = part.past.but(unknown_until_ns=max(part.past.unknown_until_ns, until_ns))
         self._wait_unknown(part)
-        self._look_soon(part)
 
     def pass_on(self, part: Queued, why: WaitReason, now_ns: int) -> bool:
         """Have an active part go through another upstream of its route, as it can never go through this one.
@@ -285,14 +273,7 @@ class Queues:
             self.line_of(part).move(part, lane)
         if [part.part for part in before] == [part.part for part in fresh] or not before:
             return
-        is_one = len(before) == len(fresh) == 1 and before[0].part.indices == fresh[0].part.indices
-        # Under another sender nothing is known of it, and another sender's pause does not hold it.
-        if is_one and before[0].sender == fresh[0].sender:
-            self._count(before[0], -1)
-            before[0].part, before[0].origin = fresh[0].part, fresh[0].origin
-            self._count(before[0], 1)
-            self._look_soon(before[0])
-        elif any(part.state is State.ACTIVE for part in before):
+        if any(part.state is State.ACTIVE for part in before):
             # What its transaction comes to is settled for the recipients that it was begun for.
             self._unsorted.add(queue_id)
         else:
@@ -300,9 +281,8 @@ class Queues:
                 _carry_over(part, before)
             for part in before:
                 self._take_out(part)
+            self._own(before[0], -1)
             # The message keeps its place among all.
-            self._parts.pop(queue_id, None)
-            self._forget_owner(before[0])
             self.add(*fresh, now_ns=now_ns)
 
     def sortable(self) -> list[QueueId]:
@@ -327,7 +307,7 @@ class Queues:
         if self._is_stale or (self._choose_anew_at_ns is not None and now_ns >= self._choose_anew_at_ns):
             self._is_stale = False
             self._begin_walk(now_ns)
-        looked_at, self._late = list(self._late), {}
+        looked_at: list[Queued] = []
         while len(looked_at) < SLICE and (due := self._looks.pop_due(now_ns)) is not None:
             looked_at.append(due)
         while len(looked_at) < SLICE and self._walk:
@@ -345,11 +325,10 @@ class Queues:
 
     def choice_of(self, route: Route, now_ns: int) -> Choice:
         """Return where mail of a route stands now, but for what is spilled, probes or is unknown."""
-        choice, before = choose(route, self._standings, now_ns), self._choices.get(route)
-        if before == choice:
-            return before
-        self._choices[route] = choice
-        return choice
+        choice = choose(route, self._standings, now_ns)
+        if choice != self._choices.get(route):
+            self._choices[route] = choice
+        return self._choices[route]
 
     # How it is done.
 
@@ -364,17 +343,12 @@ class Queues:
         self._lacking = self._without_mail()
         for route in self._routes:
             self._tell(route, self.choice_of(route, now_ns), now_ns)
-        routes = {route or self._default for _, route in self._present}
-        choices = {route: self.choice_of(route, now_ns) for route in routes.union(self._routes)}
-        untils = (each.until_ns for each in choices.values())
+        standing = [(name, route or self._default) for name, route in self._present]
+        routes = {*self._routes, *(route for _, route in standing)}
+        untils = [self.choice_of(route, now_ns).until_ns for route in routes]
         self._choose_anew_at_ns = min((each for each in untils if each is not None), default=None)
-        may_move = any(
-            choices[route].upstream != name
-            or route.spill_after_ns is not None
-            or any(is_better(route, each, name, self._standings) for each in self._lacking)
-            for name, route in ((name, route or self._default) for name, route in self._present)
-        )
-        self._walk = deque(self if may_move else ())
+        is_settled = all(route.upstreams == (name,) for name, route in standing)
+        self._walk = deque(() if is_settled else self)
 
     def _tell(self, route: Route, choice: Choice, now_ns: int) -> None:
         before, _ = self._told.get(route, (Choice(route.upstreams[0]), 0))
@@ -388,25 +362,20 @@ class Queues:
 
     def _notice(self, part: Queued) -> None:
         """Hear that a part waits for its turn, or is active no more: it may have to stand elsewhere."""
+        route = self._route(part)
         if part.state is State.ACTIVE:
             return
-        if part.state is State.WAITING:
-            if (after_ns := self._route(part).spill_after_ns) is not None:
-                self._look_later(part, _waits_since_ns(part) + after_ns)
-            if self._lacking:
-                self._late[part] = None
-        elif part.choice.because is Because.PROBE:
-            # It shows nothing now: it is to wait where its route says.
-            self._late[part] = None
+        if part.state is State.WAITING and route.spill_after_ns is not None:
+            self._look_later(part, _waits_since_ns(part) + route.spill_after_ns)
+        if route.upstreams != (part.upstream,):
+            self._walk.append(part)
+            self.on_change()
         self._wake()
 
     def _wake(self) -> None:
-        if self._late or self._unsorted or self._proving:
+        """Call `on_change` where an upstream may need mail to prove itself, or an edit waits for a part."""
+        if self._proving or self._unsorted:
             self.on_change()
-
-    def _look_soon(self, part: Queued) -> None:
-        self._late[part] = None
-        self.on_change()
 
     def _look_later(self, part: Queued, at_ns: int) -> None:
         first = self._looks.first()
@@ -424,9 +393,7 @@ class Queues:
         choice = self._choose(part, now_ns)
         if choice.upstream == part.upstream:
             part.choice = choice
-        elif part.state is State.ACTIVE:
-            self._late[part] = None
-        else:
+        elif part.state is not State.ACTIVE:
             self._move(part, choice, now_ns)
 
     def _move(self, part: Queued, choice: Choice, now_ns: int) -> None:
@@ -444,7 +411,7 @@ class Queues:
         self._enter(part, choice, now_ns, is_in_front=is_back)
         if is_back:
             # Another one probes next.
-            self._messages[part.queue_id] = self._messages.pop(part.queue_id)
+            self._parts[part.queue_id] = self._parts.pop(part.queue_id)
 
     def _enter(self, part: Queued, choice: Choice, since_ns: int, *, is_in_front: bool = False) -> None:
         part.choice, part.stands_since_ns = choice, since_ns
@@ -463,9 +430,9 @@ class Queues:
         self._unfit.pop(part, None)
         self._wake()
 
-    def _forget_owner(self, part: Queued) -> None:
-        owner = _owner(part)
-        self.owners[owner] -= 1
+    def _own(self, part: Queued, by: int) -> None:
+        owner = (part.user, "") if part.user else ("", part.client)
+        self.owners[owner] += by
         if not self.owners[owner]:
             del self.owners[owner]
 
@@ -497,17 +464,15 @@ class Queues:
         """Return where a part stands that has waited for too long where its route says, now or before."""
         if route.spill_after_ns is None or part.upstream not in route.upstreams:
             return None
-        standing = self._standings.get(part.upstream)
-        was_spilled = part.choice.because is Because.SPILL and choice.upstream == part.choice.instead_of
-        is_there = was_spilled and standing is not None and standing.is_usable
-        if not is_there and part.upstream != choice.upstream:
-            return None
+        was_spilled = part.choice.because is Because.SPILL and part.choice.instead_of == choice.upstream
+        is_spilled = was_spilled and self._standings.get(part.upstream, GONE).is_usable
         waits = part.state is State.WAITING and not part.is_sitting_out
-        if waits and now_ns >= _waits_since_ns(part) + route.spill_after_ns:
+        is_late = waits and now_ns >= _waits_since_ns(part) + route.spill_after_ns
+        if is_late and (is_spilled or part.upstream == choice.upstream):
             to = next_listed(route, part.upstream, self._standings)
             if to is not None:
                 return Choice(to, Because.SPILL, choice.upstream)
-        return part.choice if is_there else None
+        return part.choice if is_spilled else None
 
     def _still_probes(self, part: Queued, route: Route, choice: Choice) -> bool:
         """Return whether a probe may still show what it was sent for."""
@@ -521,10 +486,6 @@ class Queues:
         if unfit is None:
             return route
         return replace(route, upstreams=tuple(name for name in route.upstreams if name not in unfit))
-
-
-def _owner(part: Queued) -> tuple[str, str]:
-    return (part.user, "") if part.user else ("", part.client)
 
 
 def _waits_since_ns(part: Queued) -> int:

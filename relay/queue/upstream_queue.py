@@ -10,10 +10,10 @@ A lane at its ceiling is closed until an instant.  Where the limits of the whole
 message that was asked for waits in its place, and all behind it: until the instant, or until another message
 is first.
 
-Only this changes the state of a message, by the table `Move`.  Every change that may let a message go calls
-`on_change`; `next_look_ns` is when time alone does.  A look moves at most `SLICE` messages, however long the
-queue is; where more are to be moved first, nothing goes, and `next_look_ns` says at once.  Only an edit of
-the lanes touches each message that is ready.  Instants are nanoseconds of one boot (`Clock.boottime_ns`).
+Every change that may let a message go calls `on_change`; `next_look_ns` is when time alone does.  A look
+moves at most `SLICE` messages, however long the queue is; where more are to be moved first, nothing goes, and
+`next_look_ns` says at once.  Only an edit of the lanes touches each message that is ready.  Instants are
+nanoseconds of one boot (`Clock.boottime_ns`).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -24,16 +24,7 @@ from relay.queue.instants import Instants
 from relay.queue.lane_queue import LaneQueue, Turn
 from relay.queue.lanes import Arrangement
 from relay.queue.message_line import MessageLine
-from relay.queue.queued import (
-    NO_PAST,
-    NO_REASON,
-    Move,
-    Queued,
-    RecipientsLeft,
-    State,
-    WaitKind,
-    WaitReason,
-)
+from relay.queue.queued import NO_PAST, NO_REASON, Queued, RecipientsLeft, State, WaitKind, WaitReason
 from relay.queue.sender_pauses import SenderPauses
 
 SLICE = 1000
@@ -96,6 +87,13 @@ class UpstreamQueue:
         """Return how many messages and parts of messages stand here."""
         return self.counts.members()
 
+    def __iter__(self) -> Iterator[Queued]:
+        """Yield what is ready, by lanes and senders, what waits for a key, and what is deferred."""
+        yield from self._lanes
+        for key in self._keys.values():
+            yield from key
+        yield from (each for each in self._waiting if isinstance(each, Queued))
+
     @property
     def ready_count(self) -> int:
         """Return how many messages wait for their turn alone, or a few more."""
@@ -109,13 +107,6 @@ class UpstreamQueue:
     def lane_of(self, message: Queued) -> str:
         return self._lanes.home_of(message.lane) if self._lanes.by.lanes else ""
 
-    def __iter__(self) -> Iterator[Queued]:
-        """Yield what is ready, by lanes and senders, what waits for a key, and what is deferred."""
-        yield from self._lanes
-        for key in self._keys.values():
-            yield from key
-        yield from (each for each in self._waiting if isinstance(each, Queued))
-
     # What goes, and what it comes to.
 
     def take(self, most: int, now_ns: int) -> list[Queued]:
@@ -124,7 +115,7 @@ class UpstreamQueue:
         turn = self._look(now_ns)
         while turn is not None and len(taken) < most:
             self._lanes.take(turn)
-            self._becomes(turn.message, Move.TAKE)
+            self.update(turn.message, state=State.ACTIVE)
             taken.append(turn.message)
             turn = self._next()
         return taken
@@ -142,8 +133,9 @@ class UpstreamQueue:
         if self._steps_left <= 0:
             return AT_ONCE_NS
         waiting = self._waiting.first()
-        blocked = None if self._blocked is None else self._blocked[1]
-        dues = [blocked, None if waiting is None else waiting[0], self._lanes.opens_ns(self._now_ns)]
+        dues = [None if waiting is None else waiting[0], self._lanes.opens_ns(self._now_ns)]
+        if self._blocked is not None:
+            dues.append(self._blocked[1])
         return min((each for each in dues if each is not None), default=None)
 
     def granted(self, message: Queued, recipients: int) -> None:
@@ -155,10 +147,10 @@ class UpstreamQueue:
         """Have active messages that were asked for in vain wait, in the order in which they were taken."""
         in_place: list[Waits] = []
         for each in waits:
-            if each.key is None or each.key == self._ceiling(each.message):
+            if each.key is None or each.key == ("lane", self._lanes.home_of(each.message.lane)):
                 in_place.append(each)
             elif self._returns(each.message, each.why):
-                self._join(each.key, each.message, each.why, each.until_ns)
+                self._join(each.message, each.key, each.until_ns, each.why)
                 self._noticed(each.message)
         for each in reversed(in_place):
             if each.key is None:
@@ -176,8 +168,7 @@ class UpstreamQueue:
 
     def again(self, message: Queued, recipients_left: int, why: WaitReason) -> None:
         """Put an active message behind its sender's others: it made progress, or is to go again at once."""
-        if self._returns(message, why):
-            self.update(message, recipients_left=recipients_left)
+        if self._returns(message, why, recipients_left):
             # Or a large one would be overdue for all of its transactions once it is for one.
             message.ready_at_ns = self._now_ns
             self._resolve(message)
@@ -185,11 +176,9 @@ class UpstreamQueue:
 
     def postpone(self, message: Queued, due_at_ns: int, recipients_left: int, why: WaitReason) -> None:
         """Have an active message wait for its back-off."""
-        if self._becomes(message, Move.DEFER):
-            self._lanes.refund(message)
+        if self._returns(message, why, recipients_left, State.DEFERRED):
+            message.due_at_ns = due_at_ns
             self._resolve(message)
-            self.update(message, recipients_left=recipients_left)
-            message.why, message.due_at_ns = why, due_at_ns
             self._place(message)
 
     def attempted(self, message: Queued, tried: frozenset[int], refusals: int, left: RecipientsLeft) -> None:
@@ -219,34 +208,40 @@ class UpstreamQueue:
             message.past = message.past.but(refusals=0)
         self.on_change()
 
-    def hold(self, message: Queued, why: WaitReason) -> None:
-        """Take a message out of the order until `release`."""
-        self._keep_back(message, Move.HOLD, why)
-
-    def owe_report(self, message: Queued, why: WaitReason) -> None:
-        """Keep a message of which only the report is left; it is sent nowhere."""
-        self.update(message, recipients_left=0)
-        self._keep_back(message, Move.OWE, why)
-
     def seize(self, message: Queued) -> None:
-        """Keep a message from being sent until `put_back`; not one that is active."""
+        """Keep a message from being sent until `put_back`; one that is active stays as it is."""
         if message.state is not State.ACTIVE:
-            self._keep_back(message, Move.SEIZE, message.why)
+            self._unplace(message)
+            self.update(message, state=State.ACTIVE)
+            self.on_change()
 
     def put_back(self, message: Queued, state: State, left: tuple[int, RecipientsLeft] | None = None) -> None:
-        """Put a message that was seized into a state; `left`: how many recipients it has, and which."""
-        if message.state is State.ACTIVE and message.upstream:
-            self.update(message, state=state)
+        """Put an active message into a state; `left`: how many recipients it has, and which."""
+        if self._returns(message, message.why, None if left is None else left[0], state):
+            self._unplace(message)
             if left is not None:
-                self.update(message, recipients_left=left[0])
                 message.note_left(left[1])
             self._place(message)
 
+    def hold(self, message: Queued, why: WaitReason) -> None:
+        """Take a message out of the order until `release`."""
+        self.seize(message)
+        message.why = why
+        self.put_back(message, State.HELD)
+
+    def owe_report(self, message: Queued, why: WaitReason) -> None:
+        """Keep a message of which only the report is left; it is sent nowhere."""
+        self.seize(message)
+        message.why = why
+        self.put_back(message, State.REPORTING)
+        self.update(message, recipients_left=0)
+
     def release(self, message: Queued) -> None:
         """Put a held or deferred message into the line, to be attempted at once."""
-        if self._becomes(message, Move.RELEASE):
+        if message.state in (State.HELD, State.DEFERRED):
+            self.seize(message)
             message.why, message.ready_at_ns = NO_REASON, self._now_ns
-            self._place(message)
+            self.put_back(message, State.WAITING)
 
     def put_first(self, message: Queued) -> None:
         """Have a message that waits go before all others, behind those that were put first already.
@@ -309,7 +304,7 @@ class UpstreamQueue:
             if isinstance(due, _ClosedKey):
                 self._let_next_come(due)
             else:
-                self._becomes(due, Move.WAKE)
+                self.update(due, state=State.WAITING)
                 due.ready_at_ns = due.due_at_ns
                 self._place(due)
         turn = self._next()
@@ -322,33 +317,29 @@ class UpstreamQueue:
     def _next(self) -> Turn | None:
         """Return what goes next; a message whose key is closed joins those that wait for it."""
         while self._steps_left > 0 and (turn := self._lanes.next(self._now_ns)) is not None:
-            if not self._meets_closed(turn.message):
+            if (closed := self._closed_for(turn.message)) is None:
                 return turn
             self._steps_left -= 1
+            self._lanes.remove(turn.message)
+            self._join(turn.message, *closed)
         return None
 
-    def _meets_closed(self, message: Queued) -> bool:
-        key: Hashable = _pause_key(message.sender, message.past.refusals)
-        pause = self.sender_pauses.of(message.sender, self._now_ns)
-        if pause is not None:
-            until_ns, why = pause.until_ns, WaitReason(pause.reason, WaitKind.SENDER_PAUSE)
-        else:
-            if not self._keys:
-                return False  # as nearly always
+    def _closed_for(self, message: Queued) -> tuple[Hashable, int, WaitReason] | None:
+        """Return the key that a message must wait for, until when, and why; None where it may go."""
+        of_pause = _pause_key(message.sender, message.past.refusals)
+        if (pause := self.sender_pauses.of(message.sender, self._now_ns)) is not None:
+            return of_pause, pause.until_ns, WaitReason(pause.reason, WaitKind.SENDER_PAUSE)
+        if self._keys:  # nearly never
             lane = self._lanes.home_of(message.lane)
-            closed = (self._keys.get((each, lane)) for each in (key, *self._keys_of(message)))
-            met = next((each for each in closed if each is not None and each.asks is not message), None)
-            if met is None:
-                return False
-            key, until_ns, why = met.of[0], met.until_ns or AT_ONCE_NS, met.why
-        self._lanes.remove(message)
-        message.why = why
-        self._join(key, message, why, until_ns)
-        return True
+            for key in (of_pause, *self._keys_of(message)):
+                closed = self._keys.get((key, lane))
+                if closed is not None and closed.asks is not message:
+                    return key, closed.until_ns or AT_ONCE_NS, closed.why
+        return None
 
-    def _join(self, key: Hashable, message: Queued, why: WaitReason, until_ns: int) -> None:
+    def _join(self, message: Queued, key: Hashable, until_ns: int, why: WaitReason) -> None:
         """Have a message wait for a key, behind those that do already; one that came back, before them."""
-        of = key, self._lanes.home_of(message.lane)
+        message.why, of = why, (key, self._lanes.home_of(message.lane))
         if (closed := self._keys.get(of)) is None:
             closed = self._keys[of] = _ClosedKey(of, why)
         if closed.asks is message:
@@ -407,33 +398,20 @@ class UpstreamQueue:
                 self._open(key)
         message.spot = None
 
-    def _keep_back(self, message: Queued, move: Move, why: WaitReason) -> None:
-        self._unplace(message)
-        self._becomes(message, move)
-        message.why = why
-        self._changed(message)
-
-    def _returns(self, message: Queued, why: WaitReason) -> bool:
-        if not self._becomes(message, Move.RETURN):
+    def _returns(
+        self, message: Queued, why: WaitReason, left: int | None = None, state: State = State.WAITING
+    ) -> bool:
+        """End that a message is active; False where it is not, or is gone."""
+        if message.state is not State.ACTIVE or not message.upstream:
             return False
         self._lanes.refund(message)
+        self.update(message, state=state, recipients_left=message.recipients_left if left is None else left)
         message.why = why
-        return True
-
-    def _becomes(self, message: Queued, move: Move) -> bool:
-        """Make a move by the table; False where the message's state does not allow it, or it is gone."""
-        before, state = move.value
-        if message.state not in before or not message.upstream:
-            return False
-        self.update(message, state=state)
         return True
 
     def _changed(self, message: Queued) -> None:
         self._noticed(message)
         self.on_change()
-
-    def _ceiling(self, message: Queued) -> Hashable:
-        return ("lane", self._lanes.home_of(message.lane))
 
     def _waits(self, at_ns: int, item: Queued | _ClosedKey) -> bool:
         """Whether an entry of the heap is current; moves leave old ones behind."""

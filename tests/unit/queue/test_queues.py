@@ -118,7 +118,7 @@ class AnyQueue(RuleBasedStateMachine):
     def is_held_by_hand(self, which: int, *, is_released: bool) -> None:
         queue_id = list(self.left)[which % len(self.left)]
         if before := self.queue.seize(queue_id):
-            self.queue.put_back(before)
+            self.queue.put_back(queue_id, before)
             self.queue.hold(queue_id, NO_REASON)
             assert self.queue.state_of(queue_id) is State.HELD
             if is_released:
