@@ -1,14 +1,14 @@
-"""The line of one account: against a plain list, and against limits that let so many go at a time."""
+"""The line of one account: what each verb does, and all against limits that let so many go at a time."""
 
 from collections import Counter, deque
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from relay.mail.envelope import QueueId
+from relay.queue.counts import Sums
 from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane, Price
 from relay.queue.queued import (
     NO_REASON,
@@ -22,7 +22,6 @@ from relay.queue.queued import (
 from relay.queue.routes import Choice
 from relay.queue.sender_pauses import FIRST_REST_NS
 from relay.queue.upstream_queue import UpstreamQueue, Waits
-from tests.unit.queue.test_counts import assert_counted
 
 LANES = Arrangement((Lane("fast", 60), Lane("list", 20, has_ceiling=True), Lane(DEFAULT_LANE, 20)))
 W, A, D, H, R = State.WAITING, State.ACTIVE, State.DEFERRED, State.HELD, State.REPORTING
@@ -52,6 +51,19 @@ def names(messages: list[Queued]) -> str:
 
 def waits(message: Queued, until_ns: int, key: Hashable = None) -> Waits:
     return Waits(message, until_ns, key, WaitReason("no room"))
+
+
+def assert_counted(line: UpstreamQueue, messages: Collection[Queued]) -> None:
+    """Check that the counts of a line are what a pass over its messages finds."""
+    for state in State:
+        found: dict[str, Sums] = {}
+        for each in messages:
+            if each.state is state:
+                so_far = found.get(each.lane, Sums())
+                more = (1, each.recipients_left, each.size_bytes)
+                found[each.lane] = Sums(*map(sum, zip(so_far[:3], more, strict=True)))
+        assert line.counts.of(state) == found
+    assert len(line) == len(messages)
 
 
 # By verb: what becomes of WAITING, ACTIVE, DEFERRED, HELD, REPORTING.
@@ -115,6 +127,26 @@ def test_a_message_that_is_gone_comes_back_by_nothing() -> None:
         if verb not in ("hold", "seize"):
             do(line, verb, message)
     assert (line.take(9, 10**9), len(line), line.next_look_ns()) == ([], 0, None)
+
+
+def test_what_comes_back_goes_before_or_behind_the_others_or_when_its_back_off_is_over() -> None:
+    a, b, c, _ = messages = [a_message(name) for name in "abcd"]
+    line = a_line(*messages)
+    assert names(line.take(3, 0)) == "abc"
+    line.again(a, 1, NO_REASON)
+    line.postpone(c, 50, 1, NO_REASON)
+    line.give_back(b, NO_REASON)
+    assert names(line.take(9, 49)) == "bda"
+    assert line.next_look_ns() == 50
+    assert line.take(9, 50) == [c]
+
+
+def test_what_leaves_out_of_its_turn_keeps_the_others_in_order() -> None:
+    messages = [a_message(f"{number:03d}") for number in range(500)]
+    line = a_line(*messages)
+    for message in messages[1::3] + messages[2::3]:
+        line.leave(message)
+    assert line.take(500, 0) == messages[::3]
 
 
 def test_where_the_account_has_no_room_the_first_waits_and_another_that_is_first_is_asked_for() -> None:
@@ -265,7 +297,22 @@ def test_an_edit_of_lanes_keeps_the_order_of_arrival() -> None:
     assert [each for each in went if each != "z"] == sorted(each for each in went if each != "z")
 
 
-def test_what_is_first_is_first_of_its_key_too() -> None:
+def test_what_is_put_first_goes_before_all_lanes_until_it_is_granted() -> None:
+    wanted = a_message("w", lane="list")
+    line = a_line(
+        *[a_message(name, lane="fast") for name in "abc"], a_message("l", lane="list"), wanted, by=LANES
+    )
+    line.put_first(wanted)
+    for _ in range(2):
+        assert line.take(1, 0) == [wanted]
+        line.again(wanted, 1, NO_REASON)
+    assert line.take(1, 0) == [wanted]
+    line.granted(wanted, 1)
+    line.again(wanted, 1, NO_REASON)
+    assert line.take(1, 0) != [wanted]
+
+
+def test_what_is_put_first_is_first_of_its_key_too() -> None:
     a, b, c = [a_message(name, "k") for name in "abc"]
     line = a_line(a, b, c, a_message("x"))
     line.wait([waits(line.take(1, 0)[0], 100, "k")])
@@ -274,95 +321,6 @@ def test_what_is_first_is_first_of_its_key_too() -> None:
     assert names(line.take(1, 1)) == "x"
     assert names(line.take(1, 100)) == "c"
 
-
-class AnyLine(RuleBasedStateMachine):
-    """The line against a plain list of names in the order in which they may go."""
-
-    active = Bundle("active")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.line_of = UpstreamQueue()
-        self.messages: dict[str, Queued] = {}
-        self.line: list[str] = []
-        self.deferred: dict[str, int] = {}
-        self.held: set[str] = set()
-        self.now_ns = self.count = 0
-
-    def _wake(self) -> None:
-        for _, name in sorted((at, name) for name, at in self.deferred.items() if at <= self.now_ns):
-            del self.deferred[name]
-            self.line.append(name)
-
-    @rule()
-    def arrives(self) -> None:
-        self.count += 1
-        name = f"{self.count:04d}"
-        self.messages[name] = a_message(name)
-        self.line_of.enter(self.messages[name])
-        self.line.append(name)
-
-    @rule(span_ns=st.integers(1, 100))
-    def passes(self, span_ns: int) -> None:
-        self.now_ns += span_ns
-        self.line_of.first(self.now_ns)
-        self._wake()
-
-    @rule(target=active)
-    def takes(self) -> str | None:
-        self._wake()
-        taken = self.line_of.take(1, self.now_ns)
-        expected = self.line.pop(0) if self.line else None
-        assert [each.queue_id for each in taken] == ([] if expected is None else [expected])
-        return expected
-
-    @rule(name=consumes(active))
-    def is_given_back(self, name: str | None) -> None:
-        if name is not None:
-            self.line_of.give_back(self.messages[name], NO_REASON)
-            self.line.insert(0, name)
-
-    @rule(name=consumes(active), wait_ns=st.integers(1, 100))
-    def is_postponed(self, name: str | None, wait_ns: int) -> None:
-        if name is not None:
-            self.line_of.postpone(self.messages[name], self.now_ns + wait_ns, 1, NO_REASON)
-            self.deferred[name] = self.now_ns + wait_ns
-
-    @rule(name=consumes(active))
-    def comes_again(self, name: str | None) -> None:
-        if name is not None:
-            self.line_of.again(self.messages[name], 1, NO_REASON)
-            self.line.append(name)
-
-    @rule(name=consumes(active))
-    def ends(self, name: str | None) -> None:
-        if name is not None:
-            self.line_of.leave(self.messages.pop(name))
-
-    @rule(name=consumes(active))
-    def is_held(self, name: str | None) -> None:
-        if name is not None:
-            self.line_of.hold(self.messages[name], NO_REASON)
-            self.held.add(name)
-
-    @rule(data=st.data())
-    def is_released(self, data: st.DataObject) -> None:
-        if self.held:
-            name = data.draw(st.sampled_from(sorted(self.held)))
-            self.held.discard(name)
-            self.line_of.release(self.messages[name])
-            self.line.append(name)
-
-    @invariant()
-    def all_are_counted(self) -> None:
-        assert_counted(self.line_of, list(self.messages.values()))
-
-    @invariant()
-    def the_next_look_is_at_the_earliest_end(self) -> None:
-        assert self.line_of.next_look_ns() == min(self.deferred.values(), default=None)
-
-
-TestAnyLine = AnyLine.TestCase
 
 ACTS = "ask ask ask ask hold release seize remove again postpone move arrange anew rest trust"
 STEPS = st.tuples(
@@ -479,7 +437,7 @@ def test_whatever_happens_nobody_is_forgotten_and_nobody_goes_twice(
     for act, number, lane, by_ns in steps:
         story.room.now_ns += by_ns // 3
         story.step(act, number, lane, by_ns)
-        assert_counted(story.line, list(story.there))
+        assert_counted(story.line, story.there)
         assert len(story.active) == len(set(story.active))
 
     assert story.end() == Counter(story.there)
