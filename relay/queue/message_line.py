@@ -46,5 +46,8 @@ class MessageLine:
         if message.spot is self:
             message.spot = None
             self._length -= 1
-            if len(self._entries) > 2 * self._length + SPARE:
+            if self._entries[0] is message:
+                # Or it would be first again once it comes back.
+                self._entries.popleft()
+            elif len(self._entries) > 2 * self._length + SPARE:
                 self._entries = deque(self)

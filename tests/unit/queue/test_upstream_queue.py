@@ -93,7 +93,7 @@ def do(line: UpstreamQueue, verb: str, message: Queued) -> None:
         case "postpone":
             line.postpone(message, 100, 1, NO_REASON)
         case "hold":
-            line.hold(message, NO_REASON)
+            line.keep(message, H, NO_REASON)
         case "release":
             line.release(message)
         case "seize":
@@ -141,6 +141,13 @@ def test_what_comes_back_goes_before_or_behind_the_others_or_when_its_back_off_i
     assert line.take(9, 50) == [c]
 
 
+def test_what_goes_again_goes_behind_its_senders_others() -> None:
+    line = a_line(*[a_message(name, sender) for name, sender in ("ax", "bx", "cy")], by=LANES)
+    (a,) = line.take(1, 0)
+    line.again(a, 1, NO_REASON)
+    assert names(line.take(9, 0)) == "cba"
+
+
 def test_what_leaves_out_of_its_turn_keeps_the_others_in_order() -> None:
     messages = [a_message(f"{number:03d}") for number in range(500)]
     line = a_line(*messages)
@@ -160,7 +167,7 @@ def test_where_the_account_has_no_room_the_first_waits_and_another_that_is_first
     assert line.first(60) is None
     changes = []
     line.on_change = lambda: changes.append(1)
-    line.hold(a, NO_REASON)
+    line.keep(a, H, NO_REASON)
     assert changes
     assert names(line.take(2, 60)) == "b"
     line.wait([waits(b, 90)])
@@ -201,11 +208,11 @@ def test_one_that_leaves_its_place_lets_the_next_one_come() -> None:
     a, b, c = [a_message(name, "k") for name in "abc"]
     line = a_line(a, b, c)
     line.wait([waits(each, 100, "k") for each in line.take(3, 0)])
-    line.hold(a, NO_REASON)
+    line.keep(a, H, NO_REASON)
     # What is first by then may need less room.
     assert names(line.take(9, 1)) == "b"
-    line.seize(b)
-    line.postpone(b, 1000, 1, NO_REASON)
+    line.give_back(b, NO_REASON)
+    line.leave(b)
     assert names(line.take(9, 2)) == "c"
     line.wait([waits(c, 100, "other")])
     assert line.take(9, 99) == []
@@ -399,7 +406,7 @@ class Story:
     def _do(self, act: str, message: Queued, lane: str) -> None:
         match act:
             case "hold":
-                self.line.hold(message, NO_REASON)
+                self.line.keep(message, H, NO_REASON)
             case "release":
                 self.line.release(message)
             case "move":
