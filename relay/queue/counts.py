@@ -23,7 +23,6 @@ class Counts:
         """Parts of messages, messages, recipients, octets."""
 
     def add(self, message: Queued, by: int = 1) -> None:
-        """Count a message; no more where `by` is -1."""
         sums = self._of[message.state, message.lane]
         sums[0] += by
         sums[2] += by * message.recipients_left

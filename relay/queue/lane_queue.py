@@ -37,23 +37,11 @@ class _Flow:
 
     step: int
     """How far its tag moves for a cost of 1."""
-    tag: int = 0
-
-
-class _SenderLine(MessageLine):
-    __slots__ = ("lane", "turn")
-
-    def __init__(self, lane: "_LaneFlow", turn: str) -> None:
-        super().__init__()
-        self.lane, self.turn = lane, turn
-
-
-@dataclass(slots=True, eq=False)
-class _LaneFlow(_Flow):
     patience_ns: int | None = None
+    tag: int = 0
     closed_until_ns: int = 0
     length: int = 0
-    senders: OrderedDict[str, _SenderLine] = field(default_factory=OrderedDict)
+    senders: OrderedDict[str, "_SenderLine"] = field(default_factory=OrderedDict)
     """The first sender is next."""
     ages: Instants[Queued] = field(init=False)
     """Since when each message is ready; of a lane with patience."""
@@ -61,7 +49,7 @@ class _LaneFlow(_Flow):
     def __post_init__(self) -> None:
         self.ages = Instants(self._is_there)
 
-    def overdue(self, now_ns: int) -> tuple[int, Queued, _SenderLine] | None:
+    def overdue(self, now_ns: int) -> "tuple[int, Queued, _SenderLine] | None":
         """Return when the lane's patience ended first, for which message, and where that stands; or None."""
         if self.patience_ns is None or (oldest := self.ages.first()) is None:
             return None
@@ -71,6 +59,14 @@ class _LaneFlow(_Flow):
     def _is_there(self, since_ns: int, message: Queued) -> bool:
         spot = message.spot
         return isinstance(spot, _SenderLine) and spot.lane is self and message.since_ns == since_ns
+
+
+class _SenderLine(MessageLine):
+    __slots__ = ("lane", "turn")
+
+    def __init__(self, lane: _Flow, turn: str) -> None:
+        super().__init__()
+        self.lane, self.turn = lane, turn
 
 
 class Turn(NamedTuple):
@@ -95,9 +91,7 @@ class LaneQueue:
         lanes = by.lanes or (Lane(DEFAULT_LANE),)
         weights = sum(lane.weight for lane in lanes)
         unit = lcm(*(lane.weight for lane in lanes), weights)
-        self._lanes = {
-            lane.name: _LaneFlow(unit // lane.weight, patience_ns=lane.patience_ns) for lane in lanes
-        }
+        self._lanes = {lane.name: _Flow(unit // lane.weight, lane.patience_ns) for lane in lanes}
         self._overdue = _Flow(unit // weights)
         self._tag = 0
         """The tag of what went last: no lane and no overdue message is behind it."""

@@ -90,7 +90,6 @@ class Queues:
         return len(self._parts)
 
     def __iter__(self) -> Iterator[Queued]:
-        """Yield every part."""
         return chain.from_iterable(self._parts.values())
 
     def __contains__(self, queue_id: QueueId) -> bool:
@@ -153,7 +152,6 @@ class Queues:
     # What comes, goes and is done to a message.
 
     def add(self, *parts: Queued, now_ns: int) -> None:
-        """Take in a message: one part, or all of them."""
         self._parts[parts[0].queue_id] = parts
         self._own(parts[0], 1)
         for part in parts:
@@ -192,7 +190,8 @@ class Queues:
         if not part.upstream:
             part.state = State.REPORTING
             self.add(part, now_ns=0)
-        self.line_of(part).owe_report(part, why)
+        self.line_of(part).keep(part, State.REPORTING, why)
+        self.line_of(part).update(part, recipients_left=0)
 
     def seize(self, queue_id: QueueId) -> dict[Queued, State]:
         """Keep a message from being sent until `put_back`; return the state of each part before.
@@ -215,7 +214,7 @@ class Queues:
 
     def hold(self, queue_id: QueueId, why: WaitReason) -> None:
         for part in self.parts(queue_id):
-            self.line_of(part).hold(part, why)
+            self.line_of(part).keep(part, State.HELD, why)
 
     def release(self, queue_id: QueueId) -> None:
         """Put a held or deferred message into its lines, to be attempted at once."""
@@ -223,7 +222,6 @@ class Queues:
             self.line_of(part).release(part)
 
     def put_first(self, queue_id: QueueId) -> None:
-        """Have a message that waits go before all others of the lines where it stands."""
         for part in self.parts(queue_id):
             self.line_of(part).put_first(part)
 
@@ -257,7 +255,6 @@ class Queues:
         self._change()
 
     def note(self, upstream: str, standing: Availability) -> None:
-        """Hear of an upstream's state."""
         if self._standings.get(upstream, standing) != standing:
             self._standings[upstream] = standing
             self._change()

@@ -12,8 +12,8 @@ is first.
 
 Every change that may let a message go calls `on_change`; `next_look_ns` is when time alone does.  A look
 moves at most `SLICE` messages, however long the queue is; where more are to be moved first, nothing goes, and
-`next_look_ns` says at once.  Only an edit of the lanes touches each message that is ready.  Instants are
-nanoseconds of one boot (`Clock.boottime_ns`).
+`next_look_ns` says at once.  Only an edit of the lanes touches each message that is ready: 0.5 s of 200,000.
+Instants are nanoseconds of one boot (`Clock.boottime_ns`).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -223,18 +223,11 @@ class UpstreamQueue:
                 message.note_left(left[1])
             self._place(message)
 
-    def hold(self, message: Queued, why: WaitReason) -> None:
-        """Take a message out of the order until `release`."""
+    def keep(self, message: Queued, state: State, why: WaitReason) -> None:
+        """Take a message out of the order: HELD until `release`, or REPORTING."""
         self.seize(message)
         message.why = why
-        self.put_back(message, State.HELD)
-
-    def owe_report(self, message: Queued, why: WaitReason) -> None:
-        """Keep a message of which only the report is left; it is sent nowhere."""
-        self.seize(message)
-        message.why = why
-        self.put_back(message, State.REPORTING)
-        self.update(message, recipients_left=0)
+        self.put_back(message, state)
 
     def release(self, message: Queued) -> None:
         """Put a held or deferred message into the line, to be attempted at once."""
@@ -290,7 +283,7 @@ class UpstreamQueue:
     # How it is done.
 
     def update(self, message: Queued, **changes: Any) -> None:
-        """Change what a message is counted by."""
+        """Change what a message is counted by; nothing else changes that."""
         self.counts.add(message, -1)
         for name, value in changes.items():
             setattr(message, name, value)
@@ -376,7 +369,6 @@ class UpstreamQueue:
             self._let_next_come(key)
 
     def _place(self, message: Queued, *, is_in_front: bool = False) -> None:
-        """Put a message where its state has it wait."""
         if message.state is State.WAITING:
             self._lanes.add(message, is_in_front=is_in_front)
         elif message.state is State.DEFERRED:
