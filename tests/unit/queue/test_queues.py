@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from relay.mail.envelope import QueueId
 from relay.queue.queued import NO_REASON, Queued, State, origin_of
 from relay.queue.queues import Queues
-from relay.queue.routes import Availability, Because, Choice, Part, Route, choose
+from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, next_listed
 
 NAMES = ("a", "b", "c")
 ROUTES = (
@@ -212,7 +212,7 @@ class AnyQueue(RuleBasedStateMachine):
             else:
                 assert part.upstream == choose(route, self.states, self.now_ns).upstream
                 waits = part.state is State.WAITING and route.spill_after_ns is not None
-                if waits and all(self.states[name].is_usable for name in route.upstreams):
+                if waits and next_listed(route, part.upstream, self.states) is not None:
                     since_ns = max(part.ready_at_ns, part.stands_since_ns)
                     assert self.now_ns < since_ns + (route.spill_after_ns or 0)
         assert all(count == 1 for count in probes.values())
