@@ -359,11 +359,11 @@ class Queues:
 
     def _notice(self, part: Queued) -> None:
         """Hear that a part waits for its turn, or is active no more: it may have to stand elsewhere."""
-        route = self._route(part)
         if part.state is State.ACTIVE:
             return
-        if part.state is State.WAITING and route.spill_after_ns is not None:
-            self._look_later(part, _waits_since_ns(part) + route.spill_after_ns)
+        route = self._route(part)
+        if (spills_ns := _spills_ns(part, route)) is not None:
+            self._look_later(part, spills_ns)
         if route.upstreams != (part.upstream,):
             self._walk.append(part)
             self.on_change()
@@ -444,10 +444,14 @@ class Queues:
             return Choice(part.upstream, Because.UNKNOWN, part.choice.instead_of, part.past.unknown_until_ns)
         route = self._route(part)
         choice = self.choice_of(route, now_ns)
-        if part.choice.because is Because.PROBE and self._still_probes(part, route, choice):
+        stays = self._stays(part, route, choice)
+        is_late = (spills_ns := _spills_ns(part, route)) is not None and now_ns >= spills_ns
+        if is_late and (stays or part.upstream == choice.upstream):
+            to = next_listed(route, part.upstream, self._standings)
+            if to is not None:
+                return Choice(to, Because.SPILL, choice.upstream)
+        if stays:
             return part.choice
-        if (spilled := self._spilled(part, route, choice, now_ns)) is not None:
-            return spilled
         for name in self._lacking if part.state is State.WAITING else ():
             is_wanted = is_better(route, name, choice.upstream, self._standings)
             if is_wanted and not self.line(name).has_candidate:
@@ -457,25 +461,14 @@ class Queues:
             return choice._replace(because=Because.UNFIT, instead_of=preferred)
         return choice
 
-    def _spilled(self, part: Queued, route: Route, choice: Choice, now_ns: int) -> Choice | None:
-        """Return where a part stands that has waited for too long where its route says, now or before."""
-        if route.spill_after_ns is None or part.upstream not in route.upstreams:
-            return None
+    def _stays(self, part: Queued, route: Route, choice: Choice) -> bool:
+        """Return whether a part stands elsewhere than its route says, and still has its reason to."""
+        if part.choice.because is Because.PROBE and part.upstream in self._proving:
+            is_to_go = part.state in (State.WAITING, State.ACTIVE)
+            return is_to_go and is_better(route, part.upstream, choice.upstream, self._standings)
         was_spilled = part.choice.because is Because.SPILL and part.choice.instead_of == choice.upstream
-        is_spilled = was_spilled and self._standings.get(part.upstream, GONE).is_usable
-        waits = part.state is State.WAITING and not part.is_sitting_out
-        is_late = waits and now_ns >= _waits_since_ns(part) + route.spill_after_ns
-        if is_late and (is_spilled or part.upstream == choice.upstream):
-            to = next_listed(route, part.upstream, self._standings)
-            if to is not None:
-                return Choice(to, Because.SPILL, choice.upstream)
-        return part.choice if is_spilled else None
-
-    def _still_probes(self, part: Queued, route: Route, choice: Choice) -> bool:
-        """Return whether a probe may still show what it was sent for."""
-        is_to_go = part.state in (State.WAITING, State.ACTIVE)
-        is_asked = part.upstream in self._proving
-        return is_to_go and is_asked and is_better(route, part.upstream, choice.upstream, self._standings)
+        may_spill = route.spill_after_ns is not None and part.upstream in route.upstreams
+        return was_spilled and may_spill and self._standings.get(part.upstream, GONE).is_usable
 
     def _route(self, part: Queued) -> Route:
         """Return the route of a part, without the upstreams that can never take it."""
@@ -485,8 +478,11 @@ class Queues:
         return replace(route, upstreams=tuple(name for name in route.upstreams if name not in unfit))
 
 
-def _waits_since_ns(part: Queued) -> int:
-    return max(part.ready_at_ns, part.stands_since_ns)
+def _spills_ns(part: Queued, route: Route) -> int | None:
+    """Return when a part has waited in its line for too long; None where it does not wait there, or may."""
+    if route.spill_after_ns is None or part.state is not State.WAITING or part.is_sitting_out:
+        return None
+    return max(part.ready_at_ns, part.stands_since_ns) + route.spill_after_ns
 
 
 def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
