@@ -28,6 +28,13 @@ def message(number: int, *parts: Part, at_ns: int = 0) -> list[Queued]:
     return [Queued(queue_id, origin, 10, at_ns, 2, part=part) for part in parts]
 
 
+def parts_of(routes: list[Route]) -> list[Part]:
+    """Return the parts of a message of which a recipient goes by each of these routes."""
+    if len(routes) == 1:
+        return [Part(routes[0])]
+    return [Part(route, frozenset([index])) for index, route in enumerate(routes)]
+
+
 class AnyQueue(RuleBasedStateMachine):
     """Upstreams go down, prove themselves and are well; mail comes, goes and is refused; time passes."""
 
@@ -43,6 +50,8 @@ class AnyQueue(RuleBasedStateMachine):
         self.states = dict.fromkeys(NAMES, Availability())
         self.left: dict[QueueId, int] = {}
         """Parts of each message that are not done."""
+        self.routes: dict[QueueId, list[Route]] = {}
+        """Those that an edit gave each message last."""
         self.told = {route: (route.upstreams[0], Because.PREFERRED) for route in ROUTES}
         self.active: dict[Queued, str] = {}
         """Parts in a transaction, and where."""
@@ -50,36 +59,31 @@ class AnyQueue(RuleBasedStateMachine):
     def changed(self) -> None:
         self.is_changed = True
 
-    @rule(routes=st.lists(st.sampled_from(ROUTES), min_size=1, max_size=3, unique=True))
-    def comes(self, routes: list[Route]) -> None:
-        self.number += 1
-        parts = [Part(route, frozenset([index])) for index, route in enumerate(routes)]
-        if len(parts) == 1:
-            parts = [Part(routes[0])]
-        its = message(self.number, *parts, at_ns=self.now_ns)
-        self.left[its[0].queue_id] = len(its)
-        self.queue.add(*its, now_ns=self.now_ns)
+    @rule(
+        count=st.integers(1, 4),
+        routes=st.lists(st.sampled_from(ROUTES), min_size=1, max_size=3, unique=True),
+    )
+    def comes(self, count: int, routes: list[Route]) -> None:
+        for _ in range(count):
+            self.number += 1
+            its = message(self.number, *parts_of(routes), at_ns=self.now_ns)
+            self.left[its[0].queue_id], self.routes[its[0].queue_id] = len(its), routes
+            self.queue.add(*its, now_ns=self.now_ns)
 
-    @rule(name=st.sampled_from(NAMES))
-    def goes_down(self, name: str) -> None:
+    @rule(name=st.sampled_from(NAMES), is_well=st.booleans(), is_proving=st.booleans())
+    def is_seen(self, name: str, *, is_well: bool, is_proving: bool) -> None:
         since_ns = self.states[name].down_since_ns
-        self._is(name, Availability(self.now_ns if since_ns is None else since_ns))
+        since_ns = None if is_well else self.now_ns if since_ns is None else since_ns
+        self.states[name] = Availability(since_ns, is_proving=is_proving and not is_well)
+        self.queue.note(name, self.states[name])
+        self.look()
 
-    @rule(name=st.sampled_from(NAMES))
-    def proves_itself(self, name: str) -> None:
-        if self.states[name].down_since_ns is not None:
-            self._is(name, Availability(self.states[name].down_since_ns, is_proving=True))
-
-    @rule(name=st.sampled_from(NAMES))
-    def is_well(self, name: str) -> None:
-        self._is(name, Availability())
-
-    @rule(name=st.sampled_from(NAMES))
-    def takes(self, name: str) -> None:
-        state = self.states[name]
-        is_busy = name in self.active.values()
-        if state.down_since_ns is None or (state.is_proving and not is_busy):
-            for part in self.queue.line(name).take(1, self.now_ns):
+    @rule(most=st.integers(1, 3))
+    def takes(self, most: int) -> None:
+        for name, state in self.states.items():
+            if state.is_proving:
+                most = 0 if name in self.active.values() else 1
+            for part in self.queue.line(name).take(most if state.is_usable else 0, self.now_ns):
                 assert part not in self.active
                 self.active[part] = name
 
@@ -128,22 +132,25 @@ class AnyQueue(RuleBasedStateMachine):
     @rule(which=st.integers(0), routes=st.lists(st.sampled_from(ROUTES), min_size=1, max_size=2, unique=True))
     def is_routed_anew(self, which: int, routes: list[Route]) -> None:
         queue_id = list(self.left)[which % len(self.left)]
-        number = int(queue_id)
-        parts = [Part(route, frozenset([index])) for index, route in enumerate(routes)]
-        fresh = message(number, *(parts if len(parts) > 1 else [Part(routes[0])]))
-        before = self.queue.parts(queue_id)
-        is_active = self.queue.state_of(queue_id) is State.ACTIVE
-        asked = [part.part.indices for part in before]
-        self.queue.sort_anew(fresh, self.now_ns)
-        if is_active:
-            assert [part.part.indices for part in self.queue.parts(queue_id)] == asked
-        else:
-            self.left[queue_id] = len(fresh)
+        self.routes[queue_id] = routes
+        self._sort(queue_id)
+        self._settle()
 
-    @rule()
-    def what_was_put_off_is_sorted(self) -> None:
-        for queue_id in self.queue.sortable():
-            assert self.queue.state_of(queue_id) is not State.ACTIVE
+    def _sort(self, queue_id: QueueId) -> None:
+        before = self.queue.parts(queue_id)
+        states = {part.state for part in before}
+        fresh = message(int(queue_id), *parts_of(self.routes[queue_id]))
+        self.queue.sort_anew(fresh, self.now_ns)
+        after = self.queue.parts(queue_id)
+        if State.ACTIVE in states:
+            assert after == before, "put off"
+            return
+        self.left[queue_id] = len(after)
+        if State.HELD in states or states == {State.DEFERRED}:
+            assert {part.state for part in after} == (states & {State.HELD} or states)
+        if len(after) == 1:
+            unknown_ns = max(part.past.unknown_until_ns for part in before)
+            assert after[0].past.unknown_until_ns == unknown_ns
 
     @rule(by_ns=st.integers(1, 20))
     def time_passes(self, by_ns: int) -> None:
@@ -167,6 +174,8 @@ class AnyQueue(RuleBasedStateMachine):
         while self.is_changed or self.queue.is_behind:
             self.is_changed = False
             self.queue.move_on(self.now_ns)
+            for queue_id in self.queue.sortable():
+                self._sort(queue_id)
         self._is_in_place()
 
     def is_routed(self, route: Route, choice: Choice, before: Because) -> None:
@@ -185,11 +194,6 @@ class AnyQueue(RuleBasedStateMachine):
             is_diverted = self.queue.diverted_since_ns(route) is not None
             assert is_diverted is (choice.because is not Because.PREFERRED)
 
-    def _is(self, name: str, standing: Availability) -> None:
-        self.states[name] = standing
-        self.queue.note(name, standing)
-        self.look()
-
     def _is_in_place(self) -> None:
         """Check that every part stands where its route says, unless it may not move or is a probe."""
         probes = Counter[str]()
@@ -198,6 +202,8 @@ class AnyQueue(RuleBasedStateMachine):
             assert route is not None
             if part.state is State.ACTIVE:
                 continue
+            is_active = self.queue.state_of(part.queue_id) is State.ACTIVE
+            assert is_active or route in self.routes[part.queue_id]
             choice = self.queue.choice(part, self.now_ns)
             assert choice.upstream == part.upstream
             if part.past.unknown_until_ns > self.now_ns:
@@ -257,6 +263,25 @@ def test_a_long_queue_moves_in_slices_and_in_order() -> None:
     settle(queue, 15)
     order = [each.queue_id for each in queue.line("b").take(3000, 15)]
     assert (len(order), order) == (2500, sorted(order))
+
+
+def test_a_part_that_moves_takes_along_when_it_waited_for_an_upstream_that_was_down() -> None:
+    queue, (part, other) = (
+        Queues(),
+        message(1, Part(ROUTES[0], frozenset([0])), Part(ROUTES[2], frozenset([1]))),
+    )
+    queue.use(NAMES, ROUTES)
+    queue.add(part, other, now_ns=0)
+    queue.note("a", Availability(5))
+    settle(queue, 20)
+    assert (part.upstream, part.past.rested) == ("b", ((5, 20),))
+    (later,) = message(2, Part(ROUTES[2]), at_ns=7)
+    queue.add(later, now_ns=20)
+    assert queue.line("c").take(1, 20) == [other]
+    queue.remove(part.queue_id)
+    assert {lane: its.oldest_arrived_at_ns for lane, its in queue.counts(State.WAITING).items()} == {
+        "default": 7
+    }
 
 
 def test_a_probe_that_was_refused_goes_back_before_what_came_later_and_another_one_is_next() -> None:
