@@ -163,7 +163,7 @@ class Daemon:
     async def _run(self, relay: Assembly, listening: Listening, *watches: FileWatch) -> None:
         """Take mail and relay; on return nothing is in flight."""
         start, sender, watch = self._start, relay.sender, relay.watch
-        guard, owners = sender.upstreams.guard, sender.queue.owners.each
+        guard, owners = sender.upstreams.guard, sender.queue.owners.items
         control = ControlServer(
             start.policy.spool,
             relay.operator,
