@@ -1,7 +1,7 @@
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.mail.formats import rfc3339, rfc3339_or_none, span
+from relay.mail.formats import rfc3339, span
 
 
 @pytest.mark.parametrize(
@@ -15,11 +15,6 @@ from relay.mail.formats import rfc3339, rfc3339_or_none, span
 )
 def test_an_instant_is_rfc_3339_whatever_the_number(at_ns: int, shown: str) -> None:
     assert rfc3339(at_ns) == shown
-    assert rfc3339_or_none(at_ns) == shown
-
-
-def test_no_instant_stays_none() -> None:
-    assert rfc3339_or_none(None) is None
 
 
 @pytest.mark.parametrize(
