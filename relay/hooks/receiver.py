@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import os
 import signal
+from subprocess import DEVNULL, PIPE
 
 import aiohttp
 
@@ -70,16 +71,10 @@ async def _post(hook: HookSettings, url: str, notice: Notice, sent_at: str) -> N
 
 
 async def _run(command: tuple[str, ...], content: bytes) -> None:
-    pipe, nowhere = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    streams = {"stdin": PIPE, "stdout": DEVNULL, "stderr": DEVNULL}
     try:
         program = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=pipe,
-            stdout=nowhere,
-            stderr=nowhere,
-            cwd="/",
-            env=ENVIRONMENT,
-            start_new_session=True,
+            *command, **streams, cwd="/", env=ENVIRONMENT, start_new_session=True
         )
     except OSError as error:
         raise Undelivered(f"cannot be run: {error.strerror}") from None
