@@ -1,8 +1,8 @@
 """Tells the hooks of the policy: hears of events, keeps notices in memory until they are told.
 
-Guarantees: a notice is tried until its receiver takes it or GIVE_UP_NS are over; what is dropped is counted and
-logged.  One attempt at a time for each hook.  Nothing here raises into a caller or holds up mail; a stop waits
-at most LAST_SECONDS.
+Guarantees: a notice is tried until its receiver takes it or GIVE_UP_NS are over; what is dropped is counted
+and logged.  One attempt at a time for each hook.  Nothing here raises into a caller or holds up mail; a stop
+waits at most LAST_SECONDS.
 Assumes: one event loop.  Does not: keep notices over a restart (the log has their events), or in order.
 """
 
@@ -108,6 +108,7 @@ class Hooks:
             if self._clock.boottime_ns() >= until_ns:
                 waiting.popleft()
                 self._dropped(hook, 1, "told in vain for an hour")
+                continue
             # Another goes next: one that is never taken keeps no others from being told.
             waiting.rotate(-1)
             await self._sleep(back_off_seconds)

@@ -71,10 +71,15 @@ async def _post(hook: HookSettings, url: str, notice: Notice, sent_at: str) -> N
 
 
 async def _run(command: tuple[str, ...], content: bytes) -> None:
-    streams = {"stdin": PIPE, "stdout": DEVNULL, "stderr": DEVNULL}
     try:
         program = await asyncio.create_subprocess_exec(
-            *command, **streams, cwd="/", env=ENVIRONMENT, start_new_session=True
+            *command,
+            stdin=PIPE,
+            stdout=DEVNULL,
+            stderr=DEVNULL,
+            cwd="/",
+            env=ENVIRONMENT,
+            start_new_session=True,
         )
     except OSError as error:
         raise Undelivered(f"cannot be run: {error.strerror}") from None

@@ -95,7 +95,7 @@ class Telling:
         """Wait until so many notices were sent or dropped."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while self.count(result) != count:  # noqa: ASYNC110 - the receiver is outside
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0)
 
     async def sent(self) -> None:
         await self.until("sent", 1)
