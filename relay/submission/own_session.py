@@ -19,7 +19,6 @@ from relay.listener.access import Client, ClientPlace
 from relay.listener.listener_files import ListenerFiles
 from relay.listener.session import ClientSession
 from relay.listener.shared import Reception
-from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Listen, Policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_intake, prepare_spool
@@ -78,31 +77,15 @@ def own_session(policy: Policy, listen: Listen, hostname: str, tell: Tell) -> It
 
 
 class _OwnObserver:
-    """An observer that passes on faults only: replies reach the caller by themselves."""
+    """Passes on faults only: replies reach the caller by themselves."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
 
-    def connection_opened(self, listener: str, client: str) -> None:
+    def _ignore(self, *_: object, **__: object) -> None:
         pass
 
-    def connection_closed(self, listener: str, client: str, reason: str) -> None:
-        pass
-
-    def refused(self, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
-        pass
-
-    def accepted(
-        self,
-        listener: str,
-        queue_id: QueueId,
-        envelope: Envelope,
-        message_id: str | None,
-        *,
-        size_bytes: int,
-        commit_ns: int,
-    ) -> None:
-        pass
+    connection_opened = connection_closed = refused = accepted = _ignore
 
     def fault(self, listener: str, client: str, error: BaseException) -> None:  # noqa: ARG002 - there is but one
         self._tell(f"fault: {error!r}")
