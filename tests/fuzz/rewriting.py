@@ -1,5 +1,6 @@
 """The header of any bytes, sent by another sender: other fields, and what stands behind, stay as they are."""
 
+from relay.mail.envelope import Shape
 from relay.mail.rewriting import FRONT_BYTES, Rewriting
 from tests.fuzz.choices import Choices
 from tests.fuzz.work import bounded
@@ -24,6 +25,7 @@ def target(raw: bytes) -> None:
     whole = made.content(content)
 
     assert made.reverse_path == ("" if not sender else rule.reverse_path(sender))
+    assert made.shape(Shape(len(content), True, True)).size_bytes == len(whole)
     assert whole.endswith(content[made.replaced_bytes :])
     assert whole.count(b"\n") == whole.count(b"\r") == whole.count(b"\r\n")
     assert whole.isascii() or not content.isascii()
