@@ -1,9 +1,9 @@
 r"""Reports: what a sender is told when mail failed, is late, or was relayed (RFC 3464 in RFC 6522).  Pure.
 
 Guarantees: the same input gives the same bytes, so that a report published again after a crash is one
-report; lines end in CRLF and have at most 998 octets; no foreign text can begin a header field or end a
-part; the cost is linear in the recipients.  All is ASCII, but for the address in To: and for a message that
-is returned whole.  Recipients outside ASCII stand as `utf-8; …\x{HEX}…` (RFC 6533, 3).
+report; lines end in CRLF and have at most 998 octets, but for a message that is returned whole; no foreign
+text can begin a header field or end a part; the cost is linear in the recipients.  All is ASCII, but for the
+address in To:.  Recipients outside ASCII stand as `utf-8; …\x{HEX}…` (RFC 6533, 3).
 Assumes: addresses passed `relay.mail.address`; host names, ids and status codes are ours or were checked;
 nobody is told where the sender is `<>`.
 """
@@ -101,7 +101,8 @@ def report(
         "failed" in actions  # RFC 3461, 4.3: RET is about failures
         and message.envelope.dsn.ret is Ret.FULL
         and message.is_whole
-        and b"\0" not in message.content  # few servers take it
+        and message.content.isascii()  # other content might not leave by each upstream
+        and b"\0" not in message.content
     )
     subject, opening = _opening(actions, _date(message.envelope.arrival_at_ns), until_ns)
     opening += f"  The {'message' if returns_all else 'header of the message'}\nis attached."
@@ -120,8 +121,6 @@ def report(
         f"Message-ID: <{message.queue_id}{suffix}@{hostname}>",
         "Auto-Submitted: auto-replied",
         "MIME-Version: 1.0",
-        # RFC 2045, 6.4: a part of 8 bits makes the whole one.
-        *([] if all(map(bytes.isascii, parts)) else ["Content-Transfer-Encoding: 8bit"]),
         f'Content-Type: multipart/report; report-type=delivery-status;\r\n boundary="{boundary}"',
         "\r\nThis is a MIME-encapsulated message.\r\n",
     ]
@@ -217,8 +216,7 @@ def _returned_header(content: bytes) -> bytes:
 def _returned_message(content: bytes) -> bytes:
     """Return the part with the original message, which knows no encoding (RFC 2046, 5.2.1)."""
     kind = ["Content-Description: Undelivered Message", "Content-Type: message/rfc822"]
-    encoding = [] if content.isascii() else ["Content-Transfer-Encoding: 8bit"]
-    return _lines([*kind, *encoding, ""]) + content
+    return _lines([*kind, ""]) + content
 
 
 def _part(kind: list[str], octets: bytes) -> bytes:

@@ -5,7 +5,7 @@ after a crash is the same message.  A recipient whose note was lost is reported 
 Does not: choose the recipients that it tells of (`relay.spool.interface.owed_report`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from relay.mail.envelope import Envelope
 from relay.mail.report import Reason, ReportedMessage, ReportedRecipient, report
@@ -17,10 +17,8 @@ _REASONS = {Status.EXPIRED: Reason.EXPIRED, Status.SUCCESS: Reason.RELAYED}
 
 
 class Reporter:
-    def __init__(self, hostname: str, takes_eight_bit: Callable[[], bool] = lambda: True) -> None:
-        """`takes_eight_bit` says whether the upstream that reports leave by is known to offer 8BITMIME."""
+    def __init__(self, hostname: str) -> None:
         self._hostname = hostname
-        self._takes_eight_bit = takes_eight_bit
         self.sender: str | None = None
         """The policy's `reports.from`, which may change; None for MAILER-DAEMON at the host."""
 
@@ -32,9 +30,8 @@ class Reporter:
             for index, status in zip(owed.indices, owed.statuses, strict=True)
         ]
         at_ns = max(ending.at_ns for ending in endings)
-        # Returned whole, 8 bits may not leave; the header is encoded.
-        may_return = message.content is not None and (content.isascii() or self._takes_eight_bit())
-        reported = ReportedMessage(message.queue_id, message.envelope, content, may_return)
+        is_whole = message.content is not None
+        reported = ReportedMessage(message.queue_id, message.envelope, content, is_whole)
         suffix = owed.report_id.removeprefix(message.queue_id)
         written = self._written(reported, endings, at_ns, suffix)
         return Report(owed.report_id, self._envelope(message, at_ns), written)

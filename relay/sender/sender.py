@@ -55,9 +55,7 @@ class Sender:
     ) -> None:
         """`on_fault` is told of what must end the sender: a fault of ours."""
         self.queue = Queues(keys_of)
-        self._reporter = Reporter(
-            hostname, lambda: self.upstreams.take_eight_bit(self._policy.upstreams_of_reports)
-        )
+        self._reporter = Reporter(hostname)
         self._reporter.sender = policy.reports.sender
         self.spool_thread = SpoolThread(spool, telemetry.spool_trouble, host.workers)
         self.seen = SpoolLook()

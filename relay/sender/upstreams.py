@@ -7,7 +7,7 @@ own (`relay.queue.queues`), which hears here of every change of its state.
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,11 +150,6 @@ class Upstreams:
                 await self._add(name, upstream, replaced.get(name))
         for name in self.in_use:
             self._backlog.queue.line(name).ask_anew()
-
-    def take_eight_bit(self, names: Iterable[str]) -> bool:
-        """Whether each offered 8BITMIME the last time.  May be called from any thread."""
-        in_use = [self.in_use.get(name) for name in names]
-        return all(each is not None and each.known.offers.has_eight_bit for each in in_use)
 
     def pausing(self, name: str) -> Pausing | None:
         return None if (each := self.in_use.get(name)) is None else each.pausing

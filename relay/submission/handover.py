@@ -11,9 +11,9 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from relay.mail.dsn import NO_REQUEST, RecipientRequest
 from relay.policy.model import Listen, Policy, Tls
@@ -22,9 +22,6 @@ from relay.smtp.dot_stuffing import DotStuffing
 from relay.smtp.extensions import extensions_of
 from relay.smtp.reply import MalformedReply, Reply, ReplyParser
 from relay.submission.composing import Submission
-
-if TYPE_CHECKING:
-    from relay.submission.own_session import Tell
 
 _CHUNK_BYTES = 64 * 1024
 _ANSWER_WITHIN_S = 300.0
@@ -67,7 +64,7 @@ _CONTENT = _Phase("the message", os.EX_DATAERR)
 
 
 @contextmanager
-def taker(policy: Policy, hostname: str, tell: "Tell") -> Iterator[socket.socket]:
+def taker(policy: Policy, hostname: str, tell: Callable[[str], None]) -> Iterator[socket.socket]:
     """Raise Refusal where nobody takes mail now, OSError, and ValueError for a spool of another format."""
     if _is_own(policy):
         # Imported only here: most programs may not write into the spool, and need no listener of ours.
