@@ -160,7 +160,7 @@ def _for_people(opening: str, recipients: Sequence[ReportedRecipient]) -> bytes:
             lines += ["", f"  <{each.recipient}>"]
             text = clean(each.diagnostic or "")[:MAX_TEXT]
             lines += [f"    {line}" for line in textwrap.wrap(text, 72, break_long_words=False)]
-            lines += [f"    (upstream: {each.remote})"] if each.remote is not None else []
+            lines += [f"    (upstream: {clean(each.remote)})"] if each.remote is not None else []
     if len(recipients) > len(shown):
         lines += ["", f"And {len(recipients) - len(shown)} more, all named in the next part."]
     kind = ["Content-Description: Notification", "Content-Type: text/plain; charset=utf-8"]
@@ -195,9 +195,10 @@ def _recipient_fields(each: ReportedRecipient) -> Iterator[str]:
         yield f"Original-Recipient: {_typed(address, kind)}"
     yield f"Final-Recipient: {_typed(each.recipient)}"
     yield f"Action: {each.reason.action}"
-    yield f"Status: {each.status}"
+    # Damage on the disk may have reached these two.
+    yield f"Status: {clean(each.status)}"
     if each.remote is not None:
-        yield f"Remote-MTA: dns; {each.remote}"
+        yield f"Remote-MTA: dns; {clean(each.remote)}"
     if diagnostic := clean(each.diagnostic or "")[:MAX_TEXT]:
         # RFC 3464, 2.3.6: `smtp` promises a reply as the server sent it; ours are not that.
         yield f"Diagnostic-Code: {'smtp' if _SMTP_REPLY.match(diagnostic) else 'X-relay'}; {diagnostic}"

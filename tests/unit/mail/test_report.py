@@ -259,9 +259,9 @@ ADDRESSES = st.sampled_from(
         st.builds(
             ReportedRecipient,
             recipient=ADDRESSES,
-            status=st.just("5.0.0"),
+            status=st.just("5.0.0") | HOSTILE.map(lambda text: text[:300]),
             diagnostic=st.none() | HOSTILE,
-            remote=st.none() | st.just("smtp.example.net"),
+            remote=st.none() | HOSTILE.map(lambda text: text[:300]),
             at_ns=st.integers(),
             reason=st.sampled_from(Reason),
             orcpt=st.sampled_from(["", "rfc822;a+40b", "utf-8;é@b", r"utf-8;\x{E9}", "x;" + "y" * 900]),
