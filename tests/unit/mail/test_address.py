@@ -17,34 +17,13 @@ ATEXT = "ABCXYZabcxyz0189!#$%&'*+-/=?^_`{|}~"
 LETTERS = "abcXYZ019"
 
 
-def _labels() -> st.SearchStrategy[str]:
-    inner, edge = st.text(LETTERS + "-_", max_size=10), st.sampled_from(LETTERS + "_")
-    return st.builds(lambda a, b, c: a + b + c, edge, inner, edge)
-
-
-def _domains() -> st.SearchStrategy[str]:
-    names = st.lists(_labels(), min_size=1, max_size=5).map(".".join)
-    return st.builds(str.__add__, names, st.sampled_from(["", "."]))
-
-
-def _quoted() -> st.SearchStrategy[str]:
-    printable = st.sampled_from([chr(c) for c in range(32, 127)])
-    part = st.one_of(printable.filter(lambda c: c not in '"\\'), printable.map(lambda c: "\\" + c))
-    return st.lists(part, max_size=20).map(lambda parts: '"' + "".join(parts) + '"')
-
-
-def _locals() -> st.SearchStrategy[str]:
-    return st.one_of(st.text(ATEXT + ".", min_size=1, max_size=32), _quoted())
-
-
-def _literals() -> st.SearchStrategy[str]:
-    v4 = st.ip_addresses(v=4).map(lambda ip: f"[{ip}]")
-    v6 = st.ip_addresses(v=6).map(lambda ip: f"[IPv6:{ip}]")
-    return st.one_of(v4, v6)
-
-
 def _addresses() -> st.SearchStrategy[str]:
-    return st.builds("{}@{}".format, _locals(), st.one_of(_domains(), _literals()))
+    label = st.from_regex(rf"[{LETTERS}_]([{LETTERS}_-]{{0,10}}[{LETTERS}_])?", fullmatch=True)
+    domain = st.lists(label, min_size=1, max_size=5).map(".".join)
+    literal = st.ip_addresses(v=4).map("[{}]".format) | st.ip_addresses(v=6).map("[IPv6:{}]".format)
+    quoted = st.from_regex(r'"([ !#-\[\]-~]|\\[ -~]){0,20}"', fullmatch=True)
+    local = st.text(ATEXT + ".", min_size=1, max_size=32) | quoted
+    return st.builds("{}@{}".format, local, domain | domain.map("{}.".format) | literal)
 
 
 @given(_addresses())
