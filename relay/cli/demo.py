@@ -22,12 +22,12 @@ import click
 from relay.cli.options import printable
 from relay.clock import SECOND_NS, SystemClock
 from relay.policy.limits import LimitSettings
-from relay.policy.units import HostPort, duration_ns
+from relay.policy.units import HostPort
 from relay.practice.smarthost import PracticeAccount, PracticeSmarthost, Practised
 from relay.smtp.sasl import Credentials
 from relay.throttle.limit import plain_words
 
-CUT_OFF = "30s"
+CUT_OFF_SECONDS = 30
 PATIENCE_NS = 30 * SECOND_NS
 """How much longer than the ideal the demo may take before it gives up."""
 STOP_SECONDS = 4.0
@@ -49,18 +49,10 @@ upstreams:
 _NUMBER = click.IntRange(1, 1000)
 
 
-def _duration(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
-    try:
-        duration_ns(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return text
-
-
 @click.command()
 @click.option("--messages", type=_NUMBER, default=60, show_default=True, help="Messages to relay.")
 @click.option("--limit", "count", type=_NUMBER, default=10, show_default=True, help="Most in any window.")
-@click.option("--per", callback=_duration, default="5s", show_default=True, help="Window, e.g. 2s, 1m.")
+@click.option("--per", default="5s", show_default=True, help="Window, e.g. 2s, 1m.")
 def demo(messages: int, count: int, per: str) -> int:
     """Watch a relay pace mail through an upstream that cuts off whoever is too fast.
 
@@ -69,7 +61,11 @@ def demo(messages: int, count: int, per: str) -> int:
     """
     told: list[int] = []
     try:
-        return asyncio.run(_until_told(Demo(messages, count, per), told))
+        limit = LimitSettings.model_validate({"messages": count, "per": per})
+    except ValueError as error:
+        raise click.BadParameter("expected a time such as 2s or 1m", param_hint="--per") from error
+    try:
+        return asyncio.run(_until_told(Demo(messages, limit, per), told))
     except asyncio.CancelledError:
         click.echo("\ninterrupted; everything was removed", err=True)
         return 128 + told[0]
@@ -93,12 +89,12 @@ async def _until_told(demo: "Demo", told: list[int]) -> int:
 
 
 class Demo:
-    def __init__(self, messages: int, count: int, per: str) -> None:
+    def __init__(self, messages: int, limit: LimitSettings, per: str) -> None:
         self._messages = messages
+        self._limit = limit
         self._per = per
-        self._limit = LimitSettings.model_validate({"messages": count, "per": per})
-        self._ideal_ns = (-(-messages // count) - 1) * self._limit.per_ns
-        self._account = PracticeAccount(self._limit, duration_ns(CUT_OFF))
+        self._ideal_ns = (-(-messages // limit.count) - 1) * limit.per_ns
+        self._account = PracticeAccount(limit, CUT_OFF_SECONDS * SECOND_NS)
         self._arrived: list[Practised] = []
         self._handed_in = 0
         self._clock = SystemClock()
@@ -212,7 +208,7 @@ class Demo:
         click.echo(
             f"PASSED\nThe relay stored {self._messages} messages durably and passed them on as fast as its\n"
             "upstream allows and never faster.  That upstream would have refused everything\n"
-            f"for {CUT_OFF} after one too many in any window.\n\n"
+            f"for {CUT_OFF_SECONDS}s after one too many in any window.\n\n"
             "Next: `make run` starts a relay that waits for your mail, and says what to type."
         )
         return os.EX_OK

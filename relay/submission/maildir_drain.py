@@ -43,15 +43,6 @@ class NotRemoved(Exception):  # noqa: N818 - a state of the maildir
     """The relay has a message that the maildir keeps: it would go again.  The text says which and why."""
 
 
-class _Left(Exception):  # noqa: N818 - what becomes of a file
-    """A message that is not handed over; the text says why."""
-
-    def __init__(self, why: str, *, is_passing: bool) -> None:
-        super().__init__(why)
-        self.is_passing = is_passing
-        """It may go another time."""
-
-
 @dataclass(slots=True)
 class Drained:
     taken: int = 0
@@ -137,8 +128,6 @@ class MaildirDrain:
                 self._left(path, refusal, is_passing=refusal.exit_code == os.EX_TEMPFAIL)
             except NotAnAddress as fault:
                 self._left(path, fault, is_passing=False)
-            except _Left as left:
-                self._left(path, left, is_passing=left.is_passing)
 
     def _left(self, path: str, why: Exception, *, is_passing: bool) -> None:
         if is_passing:
@@ -163,7 +152,7 @@ class MaildirDrain:
             raise NotRemoved(f"{path}: the relay has it, but it cannot be removed: {why}") from error
 
     def _read(self, path: str) -> bytes:
-        """Raise _Left, and OSError for what is no fault of the file."""
+        """Raise Refusal, and OSError for what is no fault of the file."""
         try:
             with opened(self._disk, self._disk.open_read(path)) as fd:
                 self._check(fd)
@@ -175,18 +164,18 @@ class MaildirDrain:
             if isinstance(error, FileNotFoundError) or is_our_own_lack(error):
                 raise
             if not stat.S_ISREG(Path(path).lstat().st_mode):
-                raise _Left("it is no regular file", is_passing=False) from None
-            raise _Left(f"it cannot be read: {error.strerror}", is_passing=True) from error
+                raise Refusal("it is no regular file", os.EX_DATAERR) from None
+            raise Refusal(f"it cannot be read: {error.strerror}", os.EX_TEMPFAIL) from error
 
     def _check(self, fd: int) -> None:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise _Left("it is no regular file", is_passing=False)
+            raise Refusal("it is no regular file", os.EX_DATAERR)
         ours = {Path(self._maildir).stat().st_uid}
         if os.geteuid() != 0:
             # Not root's: whoever owns the maildir can make new/ lead elsewhere, or link to any file into it.
             ours.add(os.geteuid())
         if found.st_uid not in ours:
-            raise _Left(f"it belongs to user {found.st_uid}, and the maildir does not", is_passing=False)
+            raise Refusal(f"it belongs to user {found.st_uid}, and the maildir does not", os.EX_DATAERR)
         if found.st_size > MOST_BYTES:
-            raise _Left(f"it is longer than {MOST_BYTES} bytes", is_passing=False)
+            raise Refusal(f"it is longer than {MOST_BYTES} bytes", os.EX_DATAERR)

@@ -25,8 +25,6 @@ from relay.spool.engines import open_intake, prepare_spool
 from relay.spool.root.trigger import Trigger
 
 Tell = Callable[[str], None]
-_LOOPBACK = "127.0.0.1"
-_NEITHER_USERS_NOR_TLS = ListenerFiles({}, None)
 
 
 @contextmanager
@@ -51,9 +49,9 @@ def own_session(policy: Policy, listen: Listen, hostname: str, tell: Tell) -> It
 
     async def serve() -> None:
         room = Reception(
-            listen, hostname, intake, _OwnObserver(tell), files=_NEITHER_USERS_NOR_TLS, clock=clock
+            listen, hostname, intake, _OwnObserver(tell), files=ListenerFiles({}, None), clock=clock
         )
-        place = ClientPlace(Client.of_peer(_LOOPBACK), may_relay=True)
+        place = ClientPlace(Client.of_peer("127.0.0.1"), may_relay=True)
         session = ClientSession(room, place)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: session, theirs)
         await session.task
