@@ -32,8 +32,7 @@ from relay.policy.differences import policy_text
 from relay.policy.model import Policy
 from relay.policy.secrets import read_password_file
 from relay.policy.source import inspected_policy, policy_bytes
-from relay.practice.account import PracticeAccount
-from relay.practice.smarthost import PracticeSmarthost
+from relay.practice.smarthost import PracticeAccount, PracticeSmarthost
 from relay.sender.host import Host
 from relay.smtp.sasl import Credentials
 from relay.spool.disk.durable import RealDisk, doubt_about
