@@ -41,7 +41,7 @@ from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Absent, Corrupt, Full, Message, Note, Settlement, Status, Unavailable
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted, domains_of
-from relay.status.listing import Listing, distinct
+from relay.status.listing import Listing
 from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
 from relay.status.watch import Watch
@@ -163,7 +163,7 @@ class Operator(Session):
         aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
         listing = self._watch.listing()
         # A million that nearly came in this order take some 50 ms.
-        in_order = distinct(sorted(self._queue.keys()))
+        in_order = iter(sorted(self._queue.ids()))
         while queue_ids := list(islice(in_order, ROWS_AT_ONCE)):
             rows = [self._row(listing, filters, queue_id) for queue_id in queue_ids]
             if fitting := await self._fitting(filters, [each for each in rows if each is not None]):
@@ -339,7 +339,7 @@ class Operator(Session):
             self._queue.put_back(queue_id, before)
         return result
 
-    async def _move(self, queued: Queued, deed: Deed, before: Mapping[QueueId, State]) -> str:
+    async def _move(self, queued: Queued, deed: Deed, before: Mapping[Queued, State]) -> str:
         if deed is not Deed.FIRST:
             # For RETRY too: while the relay is down, the hint has the next start try it at once.
             at_ns, is_held = (None, True) if deed is Deed.HOLD else (0, None if deed is Deed.RETRY else False)
@@ -356,12 +356,12 @@ class Operator(Session):
         else:
             state = State.HELD if deed is Deed.RELEASE else State.DEFERRED
             parts = self._queue.parts(queued.queue_id)
-            self._queue.put_back(queued.queue_id, {part.key: state for part in parts})
+            self._queue.put_back(queued.queue_id, dict.fromkeys(parts, state))
             self._queue.release(queued.queue_id)
         return OK
 
     async def _end(
-        self, queued: Queued, before: Mapping[QueueId, State], deed: Deed, refusals: Mapping[int, Answer]
+        self, queued: Queued, before: Mapping[Queued, State], deed: Deed, refusals: Mapping[int, Answer]
     ) -> str:
         message = await self._load(queued.queue_id)
         if isinstance(message, str):
@@ -380,12 +380,12 @@ class Operator(Session):
                     self._put_back(message, before, doubted)
         return OK
 
-    def _put_back(self, message: Message, before: Mapping[QueueId, State], gone: Collection[int]) -> None:
+    def _put_back(self, message: Message, before: Mapping[Queued, State], gone: Collection[int]) -> None:
         """Put back each part without recipients that are done by now."""
         for part in self._queue.parts(message.queue_id):
             if left := len(set(part.part.left(message.left)).difference(gone)):
                 which = recipients_left(message, part, gone, part.past.tried)
-                self._queue.line_of(part).put_back(part, before[part.key], (left, which))
+                self._queue.line_of(part).put_back(part, before[part], (left, which))
             else:
                 self._queue.end_part(part)
 

@@ -32,8 +32,7 @@ from relay.policy.differences import policy_text
 from relay.policy.model import Policy
 from relay.policy.secrets import read_password_file
 from relay.policy.source import inspected_policy, policy_bytes
-from relay.practice.account import PracticeAccount
-from relay.practice.smarthost import PracticeSmarthost
+from relay.practice.smarthost import PracticeAccount, PracticeSmarthost
 from relay.sender.host import Host
 from relay.smtp.sasl import Credentials
 from relay.spool.disk.durable import RealDisk, doubt_about
@@ -161,7 +160,7 @@ class Daemon:
     async def _run(self, relay: Assembly, listening: Listening, *watches: FileWatch) -> None:
         """Take mail and relay; on return nothing is in flight."""
         start, sender, watch = self._start, relay.sender, relay.watch
-        guard, owners = sender.upstreams.guard, sender.queue.owners.each
+        guard, owners = sender.upstreams.guard, sender.queue.owners.items
         control = ControlServer(
             start.policy.spool,
             relay.operator,

@@ -4,7 +4,7 @@ The keys are an interface: they stay, each is always there, and null is "none".
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -52,18 +52,22 @@ def event_of(name: str, fields: Mapping[str, Value]) -> HookEvent | None:
     return _FATES.get(str(fields["status"])) if name == "delivery" else _EVENTS.get(name)
 
 
-def told_together(heard: Iterable[EventHeard]) -> Iterator[list[EventHeard]]:
-    """Yield the events of each notice: the failed recipients of one settlement share one."""
+def notices_of(heard: Iterable[EventHeard], host: str, new_id: Callable[[], str]) -> Iterator[Notice]:
+    """Yield the notices of events, each with an id; the failed recipients of one settlement share one."""
     for (event, *_), group in groupby(heard, key=_subject):
         events = list(group)
         step = MOST_RECIPIENTS if event in _FATES.values() else 1
-        yield from (events[index : index + step] for index in range(0, len(events), step))
+        for start in range(0, len(events), step):
+            yield _notice(events[start : start + step], host, new_id())
 
 
-def notice_of(told: list[EventHeard], notice_id: str, host: str) -> Notice:
-    """Return the notice of events that are told together; `host` is our own name."""
+def _subject(heard: EventHeard) -> tuple[HookEvent, Value, Value]:
+    return heard.event, heard.fields.get("queue_id"), heard.fields.get("upstream")
+
+
+def _notice(told: Sequence[EventHeard], host: str, notice_id: str) -> Notice:
     event, fields, at = told[0]
-    reason = fields.get("reason", fields.get("because"))
+    by = fields.get("by")
     value = {
         "event": event.value,
         "id": notice_id,
@@ -74,7 +78,7 @@ def notice_of(told: list[EventHeard], notice_id: str, host: str) -> Notice:
         "message_id": fields.get("message_id"),
         "sender": fields.get("reverse_path"),
         "recipients": [_recipient(each.fields) for each in told] if event in _FATES.values() else [],
-        "reason": _cut(f"relay pause, by {fields['by']}" if "by" in fields else reason),
+        "reason": _cut(f"relay pause, by {by}" if by else fields.get("reason", fields.get("because"))),
         "until_at": fields.get("until_at"),
         "routes": fields.get("routes"),
         "instead_of": fields.get("instead_of"),
@@ -82,17 +86,9 @@ def notice_of(told: list[EventHeard], notice_id: str, host: str) -> Notice:
     return Notice(notice_id, event, json.dumps(value).encode())
 
 
-def _subject(heard: EventHeard) -> tuple[HookEvent, Value, Value]:
-    return heard.event, heard.fields.get("queue_id"), heard.fields.get("upstream")
-
-
 def _recipient(fields: Mapping[str, Value]) -> dict[str, Value]:
-    return {
-        "recipient": fields["recipient"],
-        "status": fields["dsn"],
-        "code": fields["code"],
-        "reply": _cut(fields["text"]),
-    }
+    reply = _cut(fields["text"])
+    return {"recipient": fields["recipient"], "status": fields["dsn"], "code": fields["code"], "reply": reply}
 
 
 def _cut(value: Value) -> Value:

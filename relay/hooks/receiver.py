@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import os
 import signal
+from subprocess import DEVNULL, PIPE
 
 import aiohttp
 
@@ -70,13 +71,12 @@ async def _post(hook: HookSettings, url: str, notice: Notice, sent_at: str) -> N
 
 
 async def _run(command: tuple[str, ...], content: bytes) -> None:
-    pipe, nowhere = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     try:
         program = await asyncio.create_subprocess_exec(
             *command,
-            stdin=pipe,
-            stdout=nowhere,
-            stderr=nowhere,
+            stdin=PIPE,
+            stdout=DEVNULL,
+            stderr=DEVNULL,
             cwd="/",
             env=ENVIRONMENT,
             start_new_session=True,

@@ -1,20 +1,13 @@
 """The grammar of addresses, and of the path and parameters of MAIL and RCPT.  Pure.
 
-Bytes in, the same bytes out: an address is what the client sent within its angle brackets, less blanks
-at its edges and a source route (RFC 5321, C and F.2), or it is refused; nothing is decoded, folded, unquoted
-or repaired.  Its second form, `comparable`, is never sent.
+Bytes in, the same bytes out: an address is what the client sent within its angle brackets, less blanks at
+its edges and a source route (RFC 5321, C and F.2), or it is refused; nothing is decoded, folded, unquoted or
+repaired.  `comparable` is for comparing alone and is never sent.
 
-The grammar takes what mail in use has, as Postfix does without `strict_rfc821_envelopes`: it is that of
-RFC 5321, 4.1.2 and 4.1.3, with UTF-8 where RFC 6531, 3.3 puts it, but
-
-- dots stand anywhere in a local part, a final dot behind a domain, and `_` in a label;
-- nothing is too long before MAX_ADDRESS_BYTES (RFC 5321, 4.5.3.1: impose no limits on length), but for
-  a label that no DNS has;
-- blanks may stand around the path and a display name in front of it; an address may stand without its
-  brackets, where it ends the line or a space follows; several blanks may stand before a parameter.
-
-A name without a domain is refused, since nobody could complete it but this host, for which no mail is;
-only the recipient `Postmaster` has none (RFC 5321, 4.1.1.3).  Address literals are of IPv4 or IPv6.
+The grammar is that of RFC 5321, 4.1.2 and 4.1.3, with UTF-8 where RFC 6531, 3.3 puts it, and takes what mail
+in use has, as Postfix does without `strict_rfc821_envelopes`: dots anywhere in a local part, a final dot
+behind a domain, `_` in a label, any length up to MAX_ADDRESS_BYTES; around the address blanks, a display
+name, or no brackets.  A name without a domain is refused, but for the recipient `Postmaster` (4.1.1.3).
 What is taken holds no control character, and `<`, `>` and blanks only in a quoted string.
 """
 
@@ -47,12 +40,9 @@ _BRACKETED = re.compile(
     rb"(?:" + _DISPLAY_NAME + rb")?< *(?:" + _SOURCE_ROUTE + rb")?(?P<address>" + _MAILBOX + rb")? *>"
 )
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
-_NO_DOMAIN = "the address has no domain"
-_QUOTED_PAIR = re.compile(r"\\(.)", re.DOTALL)
-_ACE = "xn--"
-_IDNA_DOT = re.compile("[\u3002\uff0e\uff61]")
 # U+0080 to U+009F: controls too, when a terminal decodes them.
 _UTF8_CONTROL = re.compile("[\x80-\x9f]")
+_QUOTED_PAIR = re.compile(r"\\(.)", re.DOTALL)
 # RFC 5321, 4.1.2: esmtp-param; the value is any printable octet but `=`, and UTF-8 (RFC 6531, 3.3).
 _PARAMETER = re.compile(rb"([A-Za-z0-9][A-Za-z0-9-]*)(?:=([!-<>-~\x80-\xff]+))?\Z")
 
@@ -74,8 +64,7 @@ class Path:
     address: str
     """Without the brackets; `""` for the null reverse-path."""
     parameters: Mapping[str, str | None]
-    """By keyword in upper case, in the order sent; None where no `=` followed.  Values may be UTF-8,
-    whether SMTPUTF8 was asked for or not: each has a grammar of its own."""
+    """By keyword in upper case, in the order sent; None where no `=` followed.  Values may be UTF-8."""
 
 
 def parse_reverse_path(argument: bytes) -> Path:
@@ -86,7 +75,7 @@ def parse_reverse_path(argument: bytes) -> Path:
     """
     raw, rest = _split_path(argument)
     if raw and b"@" not in raw:
-        raise MalformedAddress(_NO_DOMAIN)
+        raise MalformedAddress("the address has no domain")
     parameters = _parse_parameters(rest)
     return Path(_decode(raw, smtputf8="SMTPUTF8" in parameters), parameters)
 
@@ -120,12 +109,11 @@ def is_valid_address(text: str, *, smtputf8: bool) -> bool:
 
 @lru_cache(4096)  # the same senders over and over
 def comparable(address: str) -> str:
-    """Return what all spellings of an address have in common: to be compared, and never to be sent.
+    """Return what all spellings of an address have in common.
 
-    A local part without its quotes and quoted-pairs (RFC 5321, 4.1.2: the quoted form of a name
-    is the same name), without regard to case, in one Unicode normalization; the domain as in
-    `comparable_domain`.  A sub-address (`a+b`) is another address.  What upstreams may tell
-    apart all the same is one here.  Patterns with `*` keep it.
+    The local part is without quotes and quoted-pairs (RFC 5321, 4.1.2: the quoted form of a name is the same
+    name), without regard to case, in one Unicode normalization; the domain as in `comparable_domain`.
+    A sub-address (`a+b`) is another address.  Patterns with `*` keep it.
     """
     local, at, domain = address.rpartition("@")
     if len(local) > 1 and local[0] == local[-1] == '"':
@@ -142,32 +130,16 @@ def folded(text: str) -> str:
 
 @lru_cache(4096)
 def comparable_domain(domain: str) -> str:
-    """Return a domain, literal or pattern without case, final dot and U-labels, to be compared."""
-    domain = folded(domain)
-    if domain.startswith("[") and domain.endswith("]"):
-        return f"[{_comparable_literal(domain[1:-1])}]"
-    return ".".join(map(_comparable_label, _IDNA_DOT.sub(".", domain).rstrip(".").split(".")))
-
-
-def _comparable_literal(inside: str) -> str:
+    """Return a domain, literal or pattern without case and final dot, and with U-labels as A-labels."""
+    domain = folded(domain).rstrip(".")
+    if domain.isascii() and not domain.startswith("[ipv6:"):
+        return domain  # as nearly always; IDNA is slow
     with contextlib.suppress(AddressValueError):
-        found = IPv6Address(inside.removeprefix("ipv6:"))
-        return str(found.ipv4_mapped or f"ipv6:{found}")
-    return inside
-
-
-def _comparable_label(label: str) -> str:
-    """Return a label in ASCII, as IDNA 2003 maps it, an A-label too; as it is where that is none."""
-    written = label
-    with contextlib.suppress(UnicodeError):
-        if label.startswith(_ACE):
-            # Its U-label may be one that is mapped to another: xn--strae-oqa is straße, and so strasse.
-            label = folded(label.removeprefix(_ACE).encode("ascii").decode("punycode"))
-        found = label.encode("idna").decode("ascii")
-        # What decodes to more of the same, or to dots, is no label that a resolver would find.
-        if not label.startswith(_ACE) and "." not in found:
-            return found
-    return written
+        found = IPv6Address(domain.removeprefix("[ipv6:").removesuffix("]"))
+        return f"[{found.ipv4_mapped or f'ipv6:{found}'}]"
+    with contextlib.suppress(UnicodeError):  # no label that a resolver would find
+        return domain.encode("idna").decode("ascii")
+    return domain
 
 
 def _split_path(argument: bytes) -> tuple[bytes, bytes]:
@@ -185,28 +157,21 @@ def _why_malformed(argument: bytes) -> str:
     if _CONTROL.search(argument):
         return "control characters are not allowed in an address"
     if b"@" not in argument:
-        return _NO_DOMAIN
+        return "the address has no domain"
     if b"<" in argument and b">" not in argument:
         return "the address does not end in an angle bracket"
     return "not an address by RFC 5321, 4.1.2"
 
 
 def _check(raw: bytes, literal: bytes | None) -> None:
-    """Check what the pattern does not.  Raises MalformedAddress."""
+    """Check what the pattern does not: length, and a literal (RFC 5321, 4.1.3).  Raises MalformedAddress."""
     if len(raw) > MAX_ADDRESS_BYTES:
         raise MalformedAddress(f"the address is longer than {MAX_ADDRESS_BYTES} octets")
-    if literal is not None:
-        _check_literal(literal)
-
-
-def _check_literal(inside: bytes) -> None:
-    """Check an address literal without its brackets (RFC 5321, 4.1.3)."""
-    text = inside.decode("ascii")
+    if literal is None:
+        return
+    text = literal.decode("ascii")
     try:
-        if text[:5].upper() == "IPV6:":
-            IPv6Address(text[5:])
-        else:
-            IPv4Address(text)
+        IPv6Address(text[5:]) if text[:5].upper() == "IPV6:" else IPv4Address(text)
     except AddressValueError:
         raise MalformedAddress("the address literal is neither IPv4 nor IPv6") from None
 
@@ -227,12 +192,10 @@ def _decode(raw: bytes, *, smtputf8: bool) -> str:
 
 
 def _parse_parameters(rest: bytes) -> Mapping[str, str | None]:
-    """Take the parameters apart: spaces before each, no keyword twice."""
+    """Take the parameters apart: spaces before each, no keyword twice.  Raises MalformedParameters."""
     parameters: dict[str, str | None] = {}
     rest = rest.rstrip(b" ")  # RFC 5321, 4.1.1: tolerate white space before the CRLF
-    if not rest:
-        return parameters
-    if not rest.startswith(b" "):
+    if rest and not rest.startswith(b" "):
         raise MalformedParameters("a space must follow the path")
     for raw in filter(None, rest.split(b" ")):
         match = _PARAMETER.match(raw)

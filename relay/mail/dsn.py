@@ -1,9 +1,8 @@
 """What a sender asks to be told of, and how: the DSN parameters of MAIL and RCPT (RFC 3461, 4).  Pure.
 
-Guarantees: what is read here was checked to the last character, holds no space, no control and no line
-end, and is written again as it was read: RFC 3461, 5.2.1 has a relay pass on identical values.
-An ORCPT of type `utf-8` (RFC 6533, 3) may hold UTF-8 where SMTPUTF8 was asked for; `ascii_orcpt` writes
-it for a next hop that does not take SMTPUTF8.
+Guarantees: what is read here holds no space, no control and no line end, and is written again as it was read:
+RFC 3461, 5.2.1 has a relay pass on identical values.  An ORCPT of type `utf-8` (RFC 6533, 3) may hold UTF-8
+where SMTPUTF8 was asked for; `ascii_orcpt` writes it for a next hop that does not take SMTPUTF8.
 Does not: know commands and replies (`relay.smtp.commands`), or decide who is told.
 """
 
@@ -16,21 +15,18 @@ from typing import NamedTuple
 MAX_ENVID = 100
 """Characters of ENVID as sent (RFC 3461, 4.4)."""
 
-# RFC 3461, 4: xtext; only capital letters are hexadecimal digits.
-_XTEXT = re.compile(r"(?:[!-*,-<>-~]|\+[0-9A-F]{2})+\Z")
+# RFC 3461, 4: xtext of printable ASCII; only capital letters are hexadecimal digits.
+_XTEXT = re.compile(r"(?:[!-*,-<>-~]|\+[2-6][0-9A-F]|\+7[0-9A-E])+\Z")
+# Postfix writes an address beyond ASCII as octets of UTF-8, as type `rfc822`.
+_XTEXT_ADDRESS = re.compile(r"(?:[!-*,-<>-~]|\+[2-6][0-9A-F]|\+7[0-9A-E]|\+[89A-F][0-9A-F])+\Z")
+# RFC 6533, 3: QCHAR, EmbeddedUnicodeChar and, in utf-8-addr-unitext, UTF-8; no controls.
+_UTF8_ADDRESS = re.compile(r"(?:[!-*,-<>-\[\]-~\xa0-\ud7ff\ue000-\U0010ffff]|\\x\{[0-9A-F]{2,6}\})+\Z")
 _HEXCHAR = re.compile(r"\+([0-9A-F]{2})")
-_XCHAR = re.compile(r"[!-*,-<>-~]")
+_NO_XCHAR = re.compile(r"[^!-*,-<>-~]")
+_NO_QCHAR = re.compile(r"[^!-*,-<>-\[\]-~]")
 # RFC 3461, 4.2 with RFC 5322, 3.2.3: the type of an address is an atom.
 _ADDRESS_TYPE = re.compile(r"[A-Za-z0-9!#$%&'*/?^_`{|}~-]{1,40}\Z")
-_PRINTABLE = re.compile(r"[ -~]+\Z")
-# RFC 6533, 3: QCHAR, EmbeddedUnicodeChar and, in utf-8-addr-unitext, UTF-8.
-_UTF8_ADDRESS = re.compile(r"(?:[^\x00-\x20+=\\\x7f]|\\x\{[0-9A-F]{2,6}\})+\Z")
-_EMBEDDED = re.compile(r"\\x\{([0-9A-F]{2,6})\}")
-_NO_QCHAR = re.compile(r"[+=\\ ]")
 _UTF8_TYPE = "utf-8"
-# Controls, also those of C1, which a terminal obeys, marks that turn the direction of a line, surrogates,
-# and the separators that end a line.
-_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class MalformedDsn(ValueError):  # noqa: N818 - it is what the client sent, and reads as such
@@ -52,7 +48,6 @@ class Notify(enum.Flag):
 
 _UNASKED = Notify.FAILURE | Notify.DELAY
 """Of what a sender is told that says nothing (RFC 3461, 4.1 leaves DELAY to us)."""
-_LISTED = {each.name: each for each in Notify}
 
 
 class Ret(enum.StrEnum):
@@ -111,35 +106,13 @@ def asked_of(requests: Sequence[RecipientRequest]) -> tuple[RecipientRequest, ..
 
 def encode_xtext(text: str) -> str:
     """Write printable ASCII as xtext (RFC 3461, 4)."""
-    return "".join(c if _XCHAR.match(c) else f"+{ord(c):02X}" for c in text)
+    return _NO_XCHAR.sub(lambda found: f"+{ord(found[0]):02X}", text)
 
 
 def decode_xtext(text: str) -> str:
-    """Raise MalformedDsn for what is no xtext, or holds what is no printable ASCII."""
-    decoded = _octets_of_xtext(text).decode("latin-1")
-    if not _PRINTABLE.match(decoded):
-        raise MalformedDsn("not printable ASCII")
-    return decoded
-
-
-def decode_address(text: str) -> str:
-    """As `decode_xtext`, for the address of an ORCPT: its octets may be UTF-8.
-
-    Postfix 3.7 writes an address beyond ASCII so, as type `rfc822`; RFC 6533 would have type `utf-8`.
-    """
-    try:
-        decoded = _octets_of_xtext(text).decode()
-    except UnicodeDecodeError:
-        raise MalformedDsn("neither ASCII nor UTF-8") from None
-    if _UNSEEN.search(decoded):
-        raise MalformedDsn("what holds controls")
-    return decoded
-
-
-def _octets_of_xtext(text: str) -> bytes:
-    if not _XTEXT.match(text):
-        raise MalformedDsn("not xtext by RFC 3461, 4")
-    return _HEXCHAR.sub(lambda match: chr(int(match[1], 16)), text).encode("latin-1")
+    """Return what xtext stands for; octets beyond ASCII as UTF-8."""
+    octets = _HEXCHAR.sub(lambda found: chr(int(found[1], 16)), text).encode("latin-1")
+    return octets.decode("utf-8", "replace")
 
 
 def parse_notify(value: str) -> Notify:
@@ -149,9 +122,9 @@ def parse_notify(value: str) -> Notify:
         return Notify.NEVER
     notify = Notify.NEVER
     for word in words:
-        if word not in _LISTED:
+        if word not in {each.name for each in Notify}:
             raise MalformedDsn("NOTIFY is NEVER alone, or a list of SUCCESS, FAILURE and DELAY")
-        notify |= _LISTED[word]
+        notify |= Notify[word]
     return notify
 
 
@@ -167,10 +140,8 @@ def parse_envid(value: str) -> str:
     """Return it as it is.  Raises MalformedDsn."""
     if len(value) > MAX_ENVID:
         raise MalformedDsn(f"ENVID is longer than {MAX_ENVID} characters")
-    try:
-        decode_xtext(value)
-    except MalformedDsn as error:
-        raise MalformedDsn(f"ENVID is {error}") from None
+    if not _XTEXT.match(value):
+        raise MalformedDsn("ENVID is not xtext of printable ASCII by RFC 3461, 4")
     return value
 
 
@@ -179,26 +150,11 @@ def parse_orcpt(value: str, *, smtputf8: bool) -> str:
     kind, separator, address = value.partition(";")
     if not separator or not _ADDRESS_TYPE.match(kind):
         raise MalformedDsn("ORCPT does not begin with an address type and a semicolon")
-    if kind.lower() == _UTF8_TYPE:
-        _check_utf8(address, smtputf8=smtputf8)
-        return value
-    try:
-        decode_address(address)
-    except MalformedDsn as error:
-        raise MalformedDsn(f"the address of ORCPT is {error}") from None
-    return value
-
-
-def _check_utf8(address: str, *, smtputf8: bool) -> None:
-    if not _UTF8_ADDRESS.match(address):
-        raise MalformedDsn("the address of ORCPT is no utf-8-addr-xtext by RFC 6533, 3")
+    if not (_UTF8_ADDRESS if kind.lower() == _UTF8_TYPE else _XTEXT_ADDRESS).match(address):
+        raise MalformedDsn("the address of ORCPT is not one by RFC 3461, 4.2 or RFC 6533, 3")
     if not address.isascii() and not smtputf8:
         raise MalformedDsn("an ORCPT outside ASCII needs SMTPUTF8")
-    points = [int(digits, 16) for digits in _EMBEDDED.findall(address)]
-    if any(point > 0x10FFFF for point in points) or _UNSEEN.search(
-        address + "".join(chr(point) for point in points if point <= 0x10FFFF)
-    ):
-        raise MalformedDsn("the address of ORCPT holds what is no character to be seen")
+    return value
 
 
 def ascii_orcpt(orcpt: str) -> str:
@@ -206,12 +162,15 @@ def ascii_orcpt(orcpt: str) -> str:
     return "".join(c if c.isascii() else f"\\x{{{ord(c):02X}}}" for c in orcpt)
 
 
+def utf8_address(address: str) -> str:
+    """Return an address beyond ASCII as utf-8-addr-xtext (RFC 6533, 3)."""
+    return _NO_QCHAR.sub(lambda found: f"\\x{{{ord(found[0]):02X}}}", address)
+
+
 def original_recipient(orcpt: str) -> tuple[str, str]:
     """Return type and address of an ORCPT, as Original-Recipient has them (RFC 3464, 2.3.1), in ASCII."""
     kind, _, address = orcpt.partition(";")
-    if kind.lower() != _UTF8_TYPE:
-        address = decode_address(address)
-        if address.isascii():
-            return kind, address
-        kind, address = _UTF8_TYPE, _NO_QCHAR.sub(lambda match: f"\\x{{{ord(match[0]):02X}}}", address)
-    return kind, ascii_orcpt(address)
+    if kind.lower() == _UTF8_TYPE:
+        return kind, ascii_orcpt(address)
+    address = decode_xtext(address)
+    return (kind, address) if address.isascii() else (_UTF8_TYPE, utf8_address(address))

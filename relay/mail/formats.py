@@ -26,7 +26,6 @@ def rfc3339(at_ns: int) -> str:
 def utc(at_ns: int) -> str:
     """Return an instant (wall clock) for people, to the second: `2026-01-02T03:04:05Z`."""
     second = at_ns // SECOND_NS
-    # An estimate may lie beyond the calendar.
     return f"{_whole_second(second)}Z" if 0 <= second <= LAST_SECOND else "never"
 
 
@@ -42,12 +41,12 @@ def _whole_second(second: int) -> str:
 def span(span_ns: int) -> str:
     """Return a span in its two largest units, rounded up to seconds: `0s`, `42s`, `3m 20s`, `2d 4h`."""
     seconds = max(0, -(-span_ns // SECOND_NS))
-    for (unit, length), smaller in zip(_UNITS, (*_UNITS[1:], None), strict=True):
-        if seconds >= length:
-            count, rest = divmod(seconds, length)
-            few = rest // smaller[1] if smaller else 0
-            return f"{count}{unit} {few}{smaller[0]}" if smaller and few else f"{count}{unit}"
-    return "0s"
+    counts: list[tuple[int, str]] = []
+    for unit, length in _UNITS:
+        count, seconds = divmod(seconds, length)
+        counts.append((count, unit))
+    first = next((n for n, (count, _) in enumerate(counts) if count), len(counts) - 1)
+    return " ".join(f"{count}{unit}" for count, unit in counts[first : first + 2] if count) or "0s"
 
 
 def period(per_ns: int) -> str:

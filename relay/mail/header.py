@@ -15,16 +15,15 @@ LONGEST_MESSAGE_ID = 998
 """Characters that are kept of one: as many as a line may have (RFC 5322, 2.1.1)."""
 LONGEST_SUBJECT = 200
 LONGEST_CLIENT_QUEUE_ID = 100
-_MESSAGE_ID, _SUBJECT, _RECEIVED = b"\r\nmessage-id:", b"\r\nsubject:", b"\r\nreceived:"
+MAILBOX_LINE = b"X-Mailbox-Line"
+_FROM_LINES = (b"From ", b">From ")
+"""How the line begins that an mbox has in front of a message."""
 _FIELD = re.compile(rb"[!-9;-~]+[ \t]*:")
 _VALUE = re.compile(rb"((?:[^\r]|\r\n[ \t])*)\r\n")
 _COMMENT = re.compile(r"\([^()]*\)")
 _ID = re.compile(r"(?:^|\s)id\s+([^\s;]+)", re.IGNORECASE)
 # No other is asked for: Python remembers, for good, each name that it does not know.
 _CHARSETS = frozenset({*aliases, *aliases.values(), "koi8_u"})
-MAILBOX_LINE = b"X-Mailbox-Line"
-_FROM_LINES = (b"From ", b">From ")
-"""How the line begins that an mbox has in front of a message."""
 
 
 class Names(NamedTuple):
@@ -94,7 +93,7 @@ def header_fields(head: bytes) -> Iterator[tuple[str, str]]:
 def message_id_of(content: bytes) -> str | None:
     """Return the first Message-ID in the first HEAD_BYTES, unfolded, and cut; anything may be in it."""
     head = _head(content)
-    return _value(head, head.lower(), _MESSAGE_ID)[:LONGEST_MESSAGE_ID] or None
+    return _value(head, head.lower(), b"message-id")[:LONGEST_MESSAGE_ID] or None
 
 
 def names_of(content: bytes) -> Names:
@@ -102,13 +101,13 @@ def names_of(content: bytes) -> Names:
     head = _head(content)
     # A search without regard to case takes far longer than this.
     lowered = head.lower()
-    theirs = lowered.find(_RECEIVED, lowered.find(_RECEIVED) + 1)
-    trace = _value(head, lowered, _RECEIVED, theirs) if theirs > 0 else ""
+    ours = lowered.find(b"\r\nreceived:")
     # Comments may be nested: two deep is what is in use.
-    ids = _ID.findall(_COMMENT.sub(" ", _COMMENT.sub(" ", trace)))
+    theirs = _COMMENT.sub(" ", _COMMENT.sub(" ", _value(head, lowered, b"received", ours + 1)))
+    ids = _ID.findall(theirs)
     return Names(
-        _value(head, lowered, _MESSAGE_ID)[:LONGEST_MESSAGE_ID] or None,
-        decoded(_value(head, lowered, _SUBJECT)[: 10 * LONGEST_SUBJECT])[:LONGEST_SUBJECT],
+        _value(head, lowered, b"message-id")[:LONGEST_MESSAGE_ID] or None,
+        decoded(_value(head, lowered, b"subject")[: 10 * LONGEST_SUBJECT])[:LONGEST_SUBJECT],
         ids[-1][:LONGEST_CLIENT_QUEUE_ID] if ids else "",
     )
 
@@ -122,26 +121,24 @@ def _head(content: bytes) -> bytes:
 
 def _value(head: bytes, lowered: bytes, name: bytes, start: int = 0) -> str:
     """Return the value of the first field of a name, with single blanks; empty where there is none."""
-    at = lowered.find(name, start)
-    found = _VALUE.match(head, at + len(name)) if at >= 0 else None
+    at = lowered.find(b"\r\n%b:" % name, start)
+    found = _VALUE.match(head, at + len(name) + 3) if at >= 0 else None
     return " ".join(found[1].decode("utf-8", "replace").split()) if found else ""
 
 
 def decoded(value: str) -> str:
     """Return a field's value without its encoded words (RFC 2047); one that cannot be decoded as it is."""
     # Behind the last one no word ends: Python would look for its end from each beginning there.
-    end = value.rfind("?=") + len("?=")
-    if end < len("?="):
-        return value
+    words, end, rest = value.rpartition("?=")
     try:
         text = "".join(
             part if isinstance(part, str) else part.decode(_codec(charset or "ascii"), "replace")
-            for part, charset in decode_header(value[:end])
+            for part, charset in decode_header(words + end)
         )
     except (MessageError, LookupError, ValueError):
         return value
     # A charset may give half of a pair of surrogates, or an end of line.
-    return " ".join((text + value[end:]).encode("utf-8", "replace").decode().split())
+    return " ".join((text + rest).encode("utf-8", "replace").decode().split())
 
 
 def _codec(charset: str) -> str:

@@ -4,16 +4,12 @@ The rule is one address, or `@` and a domain, which takes the place of every oth
 reverse-path, and of the header the fields From and Sender; their values of before are kept, as they were, in
 X-Original-From and X-Original-Sender, and the authors in Reply-To where the message has none.
 
-Guarantees:
-- the null reverse-path stays null; a message that is as the rule wants it stays as it is, octet for octet;
-- whatever stands behind the header stays as it is, and so does every other field;
-- only ASCII is added; line ends are CRLF; no line that is made is longer than LONGEST_LINE, unless the
-  field had one as long;
-- any header is dealt with, in time linear in it.  A From or Sender that is changed is written anew, with the
-  names as they were written and without comments and groups.
-
+Guarantees: the null reverse-path stays null; a message that is as the rule wants it stays as it is, octet
+for octet; so does whatever stands behind the header, and every other field; only ASCII is added; any header
+is dealt with, in time linear in it.  A From or Sender that is changed is written anew, with the names as they
+were written and without comments and groups.
 Reads only the first FRONT_BYTES of the content: what stands behind them is left.
-Does not: touch signatures, which no longer hold then, Resent- fields, or Return-Path.
+Does not: touch signatures, which no longer hold then, Resent- fields, or Return-Path, or fold long lines.
 """
 
 from collections.abc import Sequence
@@ -26,8 +22,6 @@ from relay.mail.mailboxes import Mailbox, mailboxes
 
 FRONT_BYTES = 128 * 1024
 """How much of a content is looked at; a header rarely has 16 KiB."""
-LONGEST_LINE = 998
-"""RFC 5322, 2.1.1."""
 _ORIGINAL = {b"from": b"X-Original-From", b"sender": b"X-Original-Sender"}
 _TRACE = {b"received", b"return-path"}
 
@@ -46,7 +40,7 @@ class Rewritten:
         return replace(of_stored, size_bytes=of_stored.size_bytes + len(self.front) - self.replaced_bytes)
 
     def content(self, stored: bytes) -> bytes:
-        return self.front + stored[self.replaced_bytes :] if self.replaced_bytes or self.front else stored
+        return self.front + stored[self.replaced_bytes :] if self.front else stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +69,7 @@ class Rewriting:
         is_cut = not rest and len(front) >= FRONT_BYTES
         if is_cut:
             fields.pop()  # its next line may go on with it
-        # Who stands where no address stood; for a report nobody, unless the rule names somebody.
+        # What stands where no address stood; for a report none, unless the rule names one.
         instead = sender if self.rule.startswith("@") else self.rule
         written = self._written(fields, instead, is_cut=is_cut)
         if written == fields:
@@ -83,29 +77,23 @@ class Rewriting:
         return Rewritten(sender, b"".join(written), sum(map(len, fields)))
 
     def _written(self, fields: Sequence[bytes], instead: str, *, is_cut: bool) -> list[bytes]:
+        names = list(map(field_name, fields))
+        tells_authors = not is_cut and b"reply-to" not in names
         written: list[bytes] = []
-        authors: list[bytes] = []
-        behind_from = -1
-        for field in fields:
-            name, (written_name, _, value) = field_name(field), field.partition(b":")
-            value = value.removesuffix(b"\r\n")
-            if name == b"from":
-                authors.append(value)
+        for name, field in zip(names, fields, strict=True):
+            written_name, _, value = field.removesuffix(b"\r\n").partition(b":")
             new = self._value(value, instead) if name in _ORIGINAL else None
             if new is None:
                 written.append(field)
-            else:
-                written += [_field(written_name, new), _field(_ORIGINAL[name], value)]
-                behind_from = len(written) if name == b"from" else behind_from
-        names = set(map(field_name, fields))
-        if behind_from >= 0 and not is_cut and b"reply-to" not in names:
-            known = [value.strip() for value in authors if any(_address(each) for each in _read(value))]
-            if known:
-                written.insert(behind_from, _field(b"Reply-To", b" " + b",\r\n ".join(known)))
-        if not authors and fields and instead and not is_cut:
+                continue
+            written += [b"%b:%b\r\n" % (written_name, new), b"%b:%b\r\n" % (_ORIGINAL[name], value)]
+            if name == b"from" and tells_authors and any(map(_address, _read(value))):
+                written.append(b"Reply-To: %b\r\n" % value.strip())
+                tells_authors = False
+        if b"from" not in names and names and instead and not is_cut:
             # Not above the lines of the hosts that it came by.
-            at = next((n for n, field in enumerate(fields) if field_name(field) not in _TRACE), len(fields))
-            written.insert(at, _field(b"From", f" <{instead}>".encode()))
+            at = next((n for n, name in enumerate(names) if name not in _TRACE), len(names))
+            written.insert(at, b"From: <%b>\r\n" % instead.encode())
         return written
 
     def _value(self, value: bytes, instead: str) -> bytes | None:
@@ -133,19 +121,5 @@ def _address(mailbox: Mailbox) -> str:
 
 
 def _mailbox(phrase: str, address: str) -> bytes:
-    """Write a mailbox, with a new line where the last of its name leaves no room."""
     name = f" {phrase}".encode("utf-8", "surrogateescape") if phrase else b""
-    in_angle = f" <{address}>".encode()
-    fits = len(name) - name.rfind(b"\n") + len(in_angle) < LONGEST_LINE - len(b"X-Original-Sender:,")
-    return name + (b"" if fits else b"\r\n") + in_angle
-
-
-def _field(name: bytes, value: bytes) -> bytes:
-    """Write a field, with a new line behind the colon where the first one would be too long."""
-    first = value.split(b"\r\n", 1)[0]
-    if len(name) + 1 + len(first) > LONGEST_LINE:
-        if not first.strip():
-            value = value[len(first) :]
-        else:
-            value = b"\r\n" + (value if value[:1] in {b" ", b"\t"} else b" " + value)
-    return name + b":" + value + b"\r\n"
+    return name + f" <{address}>".encode()

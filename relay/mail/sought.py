@@ -10,9 +10,6 @@ from functools import lru_cache
 
 from relay.mail.address import comparable, folded
 
-_SPELT_OTHERWISE = ('"', "\\", "xn--", "@[")
-"""An address without any of these is compared as it is written."""
-
 
 @dataclass(frozen=True, slots=True)
 class Sought:
@@ -31,14 +28,8 @@ class Sought:
 
 def words_of(names: Iterable[str | None], addresses: Iterable[str]) -> str:
     """Return what a message is found by: its ids and Subject, and its addresses."""
-    known, addresses = [name for name in names if name], list(addresses)
-    text = "\n".join([*known, *addresses])
-    if text.isascii() and not any(mark in (lowered := text.lower()) for mark in _SPELT_OTHERWISE):
-        return lowered  # as nearly always: 100,000 of them are asked for by one question
-    found = list(map(folded, known))
-    for address in addresses:
-        found += (folded(address), comparable(address))
-    return "\n".join(found)
+    addresses = list(addresses)
+    return "\n".join([*map(folded, [*filter(None, names), *addresses]), *map(comparable, addresses)])
 
 
 @lru_cache(16)

@@ -21,13 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from relay.clock import SECOND_NS
 from relay.policy.document import Steps
 from relay.policy.model import Auth
 from relay.policy.named_file import SecretError as SecretError  # noqa: PLC0414 - all of this raises it
 from relay.policy.named_file import read_regular
 from relay.policy.oauth2 import SECRETS, OAuth2
 from relay.policy.units import Section, written_key
-from relay.smtp.validity import ends_at_ns
 
 PASSWORDS = ("password_file", "password_env", "password_credential")
 MAX_PASSWORD_BYTES = 4096
@@ -313,7 +313,16 @@ class KeyPair:
     def ends_at_ns(self) -> int | None:
         """Wall clock: when the certificate that is shown ends; None where nobody can tell."""
         shown = self._shown()
-        return None if shown is None else ends_at_ns(shown)
+        if shown is None:
+            return None
+        # Another OpenSSL in memory, so only where the relay shows a certificate.
+        from cryptography import x509  # noqa: PLC0415 - see above
+
+        try:
+            end = x509.load_der_x509_certificate(shown).not_valid_after_utc
+        except ValueError:
+            return None
+        return int(end.timestamp()) * SECOND_NS
 
     def _shown(self) -> bytes | None:
         found = _FIRST_CERTIFICATE.search(self.chain)

@@ -1,7 +1,1 @@
-"""The practice upstream: it counts, refuses and cuts off, and delivers nothing.
-
-An owner without an account practises on it, and the demo shows it.
-
-    smarthost  the address that it listens on, and its connections
-    account    what it counts, and whether that is within its limit.  Pure
-"""
+"""The practice upstream: an owner without an account practises on it, and the demo shows it."""

@@ -1,21 +1,24 @@
-"""The practice smarthost: the address, and its connections.
+"""The practice smarthost: one account with one limit, which it counts by its own clock.
 
-Guarantees: one account, one limit, by its own clock; what it takes goes nowhere but into the folder `keep`.
-Mail needs AUTH; lines end in CRLF, and content at CRLF.CRLF only.
-Assumes: one event loop.
-Memory: at most MOST_CONNECTIONS, each with MAX_CONTENT_BYTES.
+A message counts when its final dot arrives.  The window is half-open: `(t - T, t]` for any t, so two messages
+exactly T apart never share one.  Whoever exceeds the limit is cut off for a while: everything is refused
+then, and nothing is counted.  What it takes goes nowhere but into the folder `keep`.
+Guarantees: mail needs AUTH; lines end in CRLF, and content at CRLF.CRLF only; memory holds at most
+MOST_CONNECTIONS, each with MAX_CONTENT_BYTES, and an instant for each message of one window.
+Assumes: one event loop.  Does not: share code with `relay.throttle`, whose errors it is to show.
 """
 
 import asyncio
 import contextlib
 import re
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from relay.clock import Clock
+from relay.policy.limits import LimitSettings
 from relay.policy.units import HostPort
-from relay.practice.account import PracticeAccount
 from relay.smtp import replies
 from relay.smtp.sasl import Credentials, PasswordCheck
 from relay.smtp.session_machine import MailTransaction, ServerTerms, SessionMachine, SessionState
@@ -24,11 +27,43 @@ HOSTNAME = "practice.invalid"
 """RFC 6761, 6.4: a name that exists nowhere, since this host needs none."""
 MAX_LINE_BYTES = 1024 * 1024
 MAX_CONTENT_BYTES = 64 * 1024 * 1024
-MAX_RECIPIENTS = 1000
 MOST_CONNECTIONS = 50
-_TERMS = ServerTerms(
-    HOSTNAME, MAX_CONTENT_BYTES, MAX_RECIPIENTS, mechanisms=("PLAIN", "LOGIN"), has_dsn=False
-)
+_TERMS = ServerTerms(HOSTNAME, MAX_CONTENT_BYTES, 1000, mechanisms=("PLAIN", "LOGIN"), has_dsn=False)
+
+
+class PracticeAccount:
+    """Pure."""
+
+    def __init__(self, limit: LimitSettings, cut_off_ns: int) -> None:
+        self.limit = limit
+        self.relayed = 0
+        self.refused = 0
+        self.cut_offs = 0
+        self.most = 0
+        """What the fullest window so far held."""
+        self._cut_off_ns = cut_off_ns
+        self._cut_off_until_ns = 0
+        self._window: deque[tuple[int, int]] = deque()
+        """Instants and what each counts."""
+        self._held = 0
+
+    def admit(self, recipients: int, now_ns: int) -> bool:
+        if now_ns >= self._cut_off_until_ns and self._count(recipients, now_ns) <= self.limit.count:
+            self.relayed += 1
+            return True
+        if now_ns >= self._cut_off_until_ns:
+            self._cut_off_until_ns = now_ns + self._cut_off_ns
+            self.cut_offs += 1
+        self.refused += 1
+        return False
+
+    def _count(self, recipients: int, now_ns: int) -> int:
+        while self._window and self._window[0][0] <= now_ns - self.limit.per_ns:
+            self._held -= self._window.popleft()[1]
+        self._window.append((now_ns, recipients if self.limit.unit == "recipients" else 1))
+        self._held += self._window[-1][1]
+        self.most = max(self.most, self._held)
+        return self._held
 
 
 class Practised(NamedTuple):
@@ -62,38 +97,34 @@ class PracticeSmarthost:
         self._keep = keep
         self._kept = 0 if keep is None else _last_kept(keep)
         self._observer = observer
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: set[asyncio.Task[None] | None] = set()
         self._server: asyncio.Server | None = None
-
-    @property
-    def port(self) -> int:
-        """The kernel's choice where the address said 0."""
-        if self._server is None:
-            raise RuntimeError("the practice smarthost was not started")
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+        self.port = address.port
+        """The kernel's choice, once started, where the address said 0."""
 
     async def start(self) -> None:
         """Raise OSError if the address is taken."""
         self._server = await asyncio.start_server(
             self._serve, self._address.host, self._address.port, limit=MAX_LINE_BYTES
         )
+        self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         if self._server is None:
             return
         self._server.close()
-        for conversation in self._open:
+        talking = [each for each in self._open if each is not None]
+        for conversation in talking:
             conversation.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        await asyncio.gather(*talking, return_exceptions=True)
         await self._server.wait_closed()
         self._server = None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        conversation = asyncio.current_task()
-        if conversation is None or len(self._open) >= MOST_CONNECTIONS:
+        if len(self._open) >= MOST_CONNECTIONS:
             writer.transport.abort()
             return
+        conversation = asyncio.current_task()
         self._open.add(conversation)
         try:
             # A client that is gone, sends lines without end, or is cut off by `close` gets no reply.

@@ -1,7 +1,7 @@
 """What waits until an instant, the earliest first.  Pure.
 
-An item whose wait has ended otherwise stays in the heap until it is first, or until such items are half of
-it: `is_true` tells.  Cost: O(log n) a call, amortized.
+An item whose wait ended otherwise stays in the heap until it is first, or until such items are half of it.
+Cost: O(log n) a call, amortized.
 """
 
 import heapq
@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 SPARE = 1024
-"""So many entries are never swept."""
+"""Entries that are never swept."""
 
 
 class Instants(Generic[Item]):
@@ -47,10 +47,7 @@ class Instants(Generic[Item]):
 
     def pop_due(self, now_ns: int) -> Item | None:
         """Take out the first item, if its instant has come."""
-        if not self._heap or self._heap[0][0] > now_ns:
-            return None
-        first = self.first()
-        if first is None or first[0] > now_ns:
+        if (first := self.first()) is None or first[0] > now_ns:
             return None
         heapq.heappop(self._heap)
         return first[1]

@@ -28,7 +28,6 @@ class Price:
     of_recipient_ns: int = 0
 
     def of(self, recipients: int) -> int:
-        """Return the cost of so many recipients, at least 1."""
         return max(1, self.of_message_ns, recipients * self.of_recipient_ns)
 
 

@@ -1,17 +1,17 @@
 """A message as the queue in memory has it, or the part of it that goes by one route.  Pure.
 
-Only `UpstreamQueue` changes the state of a `Queued`, and `Queues` the line where it stands.  All instants but
-the arrival are nanoseconds of one boot (`Clock.boottime_ns`).
+Only `UpstreamQueue` changes what a `Queued` is counted by, and only `Queues` the line where it stands.
+Instants are nanoseconds of one boot (`Clock.boottime_ns`).
 
-Hundreds of thousands of them are in memory: what many have alike is one value for all (`Origin`), and so is
-what few have at all (`Past`); what only listings show is one text.
+Hundreds of thousands of them are in memory.  So messages share what many have alike (`Origin`, `Choice`) and
+what few have at all (`Past`), and what only listings show is one text.
 """
 
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from relay.mail.address import comparable
 from relay.mail.envelope import QueueId
@@ -20,12 +20,13 @@ from relay.mail.rewriting import Rewriting
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.routes import WHOLE, Choice, Part
 
-if TYPE_CHECKING:
-    from relay.queue.counts import Counted
-
 
 class State(enum.StrEnum):
-    """Where a queued message stands, in the operator's words."""
+    """Where a queued message stands, in the operator's words.
+
+    The verbs of `UpstreamQueue` lead by way of ACTIVE: `take` and `seize` to it, all others from it.  Time
+    alone leads from DEFERRED to WAITING.
+    """
 
     WAITING = "waiting"
     """Not attempted yet, or back from its back-off; it goes when there is room for it and its sender."""
@@ -36,32 +37,6 @@ class State(enum.StrEnum):
     HELD = "held"
     REPORTING = "reporting"
     """No recipient is left; only the report about those that failed is owed."""
-
-
-class Move(enum.Enum):
-    TAKE = enum.auto()
-    RETURN = enum.auto()
-    """Back to the queue, untried or for its next transaction."""
-    DEFER = enum.auto()
-    WAKE = enum.auto()
-    """Its back-off is over."""
-    HOLD = enum.auto()
-    RELEASE = enum.auto()
-    SEIZE = enum.auto()
-    """An operator's verb, or the wait for a report, has it; `put_back` ends that."""
-
-
-_ALL = frozenset(State)
-AFTER: dict[Move, tuple[frozenset[State], State]] = {
-    Move.TAKE: (frozenset({State.WAITING}), State.ACTIVE),
-    Move.RETURN: (frozenset({State.ACTIVE}), State.WAITING),
-    Move.DEFER: (frozenset({State.ACTIVE}), State.DEFERRED),
-    Move.WAKE: (frozenset({State.DEFERRED}), State.WAITING),
-    Move.HOLD: (_ALL, State.HELD),
-    Move.RELEASE: (frozenset({State.HELD, State.DEFERRED}), State.WAITING),
-    Move.SEIZE: (_ALL - {State.ACTIVE}, State.ACTIVE),
-}
-"""For each move, the states it is made from and the state it leads to; else it changes nothing."""
 
 
 class WaitKind(enum.Enum):
@@ -83,7 +58,7 @@ class WaitReason:
 
 NO_REASON = WaitReason("")
 NOWHERE = Choice("")
-"""Of a message that stands in no line yet."""
+"""Of a message that stands in no line."""
 
 
 class Origin(NamedTuple):
@@ -93,13 +68,12 @@ class Origin(NamedTuple):
     client: str
     """The client that handed it over, as the envelope has it."""
     user: str
-    """Who had logged in to hand it over, or nobody."""
+    """The login of the client; empty for none."""
     lane: str
     sent_reverse_path: str
     """The reverse-path that the upstream sees: limits for each sender count by it."""
     sender: str
-    """Made of `sent_reverse_path`, as all spellings of the address share it: whom the upstream may refuse.
-    Never to be sent or shown."""
+    """`sent_reverse_path` in the form that all its spellings share.  Never to be sent or shown."""
 
 
 @lru_cache(maxsize=65_536)
@@ -136,7 +110,6 @@ class Past(NamedTuple):
 
 NO_PAST = Past()
 
-
 RECIPIENTS_SHOWN = 3
 MOST_RUNS = 64
 
@@ -151,7 +124,7 @@ class RecipientsLeft(NamedTuple):
 def runs(addresses: Iterable[str]) -> tuple[tuple[str, int], ...]:
     """Return the domains of addresses as `@` and the domain, and how many of each there are in a row.
 
-    At most MOST_RUNS: what follows counts to the last, since this is for an estimate.
+    At most MOST_RUNS: what follows counts to the last.
     """
     counted: list[tuple[str, int]] = []
     for address in addresses:
@@ -167,7 +140,6 @@ class ListedWords(NamedTuple):
     """What only listings show of a message."""
 
     names: Names = NO_NAMES
-    """Those of its header, for who looks for it."""
     arrival_at_ns: int | None = None
     """Wall clock, as the envelope has it; None of a message that left the queue."""
     recipients: tuple[str, ...] = ()
@@ -208,33 +180,27 @@ class Queued:
     """Runs of recipients of one domain, in order: the key of the domain and the length."""
     part: Part = WHOLE
     """Which of its recipients this is about."""
-    key: QueueId = QueueId("")  # noqa: RUF009 - a new type of text
-    """By which the queue in memory knows it: its id, and for a further part the number of that."""
     choice: Choice = NOWHERE
     """The upstream whose line it stands in, and why."""
     stands_since_ns: int = 0
     """Since when it stands in that line."""
     is_counted: bool = True
     """Of a message's parts one counts as the message, with its octets."""
-    counted: "Counted | None" = field(default=None, init=False, repr=False)
-    """As what `relay.queue.counts` counts it, of the one line where it stands."""
     spot: object = field(default=None, init=False, repr=False)
-    """Where in that line it waits for its turn; for whoever put it there."""
+    """Where in that line it waits; for whoever put it there."""
 
-    def __post_init__(self) -> None:
-        self.key = self.key or self.queue_id
-
-    @property
-    def upstream(self) -> str:
-        return self.choice.upstream
+    def note_left(self, left: RecipientsLeft) -> None:
+        self.domains = left.domains
+        self.listed = self.shown._replace(recipients=left.shown).text()
 
     @property
     def shown(self) -> ListedWords:
         return ListedWords.of(self.listed)
 
-    def note_left(self, left: RecipientsLeft) -> None:
-        self.domains = left.domains
-        self.listed = self.shown._replace(recipients=left.shown).text()
+    @property
+    def upstream(self) -> str:
+        """Return the upstream whose line it stands in; empty where the message left the queue."""
+        return self.choice.upstream
 
     @property
     def reverse_path(self) -> str:

@@ -11,7 +11,7 @@ Guarantees:
 - a part that can never go through an upstream (`pass_on`) is not asked for there again until an edit;
 - a part that has waited in a line for its route's `spill_after` goes to the next upstream that is usable;
 - the parts of a message are counted as one message;
-- no call looks at more than `SLICE` messages, but for a copy of the list of all;
+- no call looks at more than `SLICE` messages, but for a copy of the list of all, and `counts`;
 - `on_change` is called where `move_on` has something to do.
 
 An upstream that proves itself while its mail goes elsewhere gets one message at a time, as the probe: the
@@ -21,19 +21,19 @@ oldest that may go there.  One that it refuses goes back to the front of its sen
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from relay.mail.envelope import QueueId
-from relay.queue.counts import Owners, Sums, total
-from relay.queue.diversions import Diversions
+from relay.queue.counts import Sums, total
 from relay.queue.instants import Instants
 from relay.queue.queued import NO_REASON, NOWHERE, Queued, State, WaitReason
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, is_better, next_listed
 from relay.queue.upstream_queue import SLICE, KeysOf, UpstreamQueue
 
-_NUMBERED = " "
-"""Between a message's id and the number of a part, in the key of every part but the first."""
 MOST_RESTED = 16
 """Waits for upstreams that were down, remembered of one part; the latest count."""
+GONE = Availability(down_since_ns=0)
+"""Of an upstream that the policy has no more."""
 _FURTHEST_FIRST = (State.ACTIVE, State.WAITING, State.DEFERRED, State.HELD, State.REPORTING)
 
 
@@ -41,14 +41,17 @@ class Queues:
     def __init__(self, keys_of: KeysOf = lambda _: ()) -> None:
         """`keys_of`: as `UpstreamQueue` asks for it."""
         self.on_change: Callable[[], None] = lambda: None
-        self.owners = Owners()
-        self.diversions = Diversions()
+        self.on_routed: Callable[[Route, Choice, Because], None] = lambda _route, _choice, _before: None
+        """Told once where mail of a route goes elsewhere than before, and why it went where it went before.
+
+        Of spilled mail only that it begins.
+        """
+        self.owners: Counter[tuple[str, str]] = Counter()
+        """How many messages each owner has: a user, else a client; the other is empty."""
         self._keys_of = keys_of
         self._lines: dict[str, UpstreamQueue] = {}
-        self._parts: dict[QueueId, Queued] = {}
-        """By key, those of all lines."""
-        self._siblings: dict[QueueId, list[Queued]] = {}
-        """The parts of messages that have several."""
+        self._parts: dict[QueueId, tuple[Queued, ...]] = {}
+        """Of each message, in the order in which they came; the first part counts as the message."""
         self._default = Route(("",))
         self._routes: tuple[Route, ...] = ()
         self._standings: dict[str, Availability] = {}
@@ -56,22 +59,20 @@ class Queues:
         """Of these, the upstreams that prove themselves."""
         self._choices: dict[Route, Choice] = {}
         """As of the last time that they were asked: equal ones are one object."""
+        self._told: dict[Route, tuple[Choice, int]] = {}
+        """What `on_routed` was told of each route of the policy last, and when."""
         self._present: Counter[tuple[str, Route | None]] = Counter()
         """How many parts of each route stand in each line."""
         self._walk: deque[Queued] = deque()
-        """Parts yet to be looked at."""
-        self._late: dict[QueueId, Queued] = {}
-        """Parts to be looked at next: those that were active when they should have moved, and others."""
-        self._looks: Instants[Queued] = Instants(lambda _, part: self._parts.get(part.key) is part)
+        """Parts to be looked at: all where anything changed, and those that just became able to move."""
+        self._looks: Instants[Queued] = Instants(lambda _, part: part.upstream != "")
         """When time alone may move a part: it has waited for long, or is known not to be relayed."""
-        self._probes: dict[str, Queued] = {}
-        """Of each upstream that proves itself, the last part that was sent to show it."""
         self._lacking: set[str] = set()
-        """Upstreams that prove themselves, and have nothing to do it with."""
-        self._unsorted: dict[QueueId, None] = {}
+        """Upstreams that prove themselves, and found nothing to do it with."""
+        self._unsorted: set[QueueId] = set()
         """Messages whose parts an edit changes, and which were active then."""
-        self._unfit: dict[QueueId, frozenset[str]] = {}
-        """By part, the upstreams that can never take it, as the policy is."""
+        self._unfit: dict[Queued, frozenset[str]] = {}
+        """The upstreams that can never take a part, as the policy is."""
         self._is_stale = False
         self._choose_anew_at_ns: int | None = None
 
@@ -86,30 +87,24 @@ class Queues:
     # What there is.
 
     def __len__(self) -> int:
-        """Return how many messages there are, in however many parts."""
-        return len(self._parts) - sum(len(its) - 1 for its in self._siblings.values())
+        return len(self._parts)
 
     def __iter__(self) -> Iterator[Queued]:
-        """Yield every part."""
-        return iter(self._parts.values())
+        return chain.from_iterable(self._parts.values())
 
     def __contains__(self, queue_id: QueueId) -> bool:
-        return self.get(queue_id) is not None
+        return queue_id in self._parts
 
-    def keys(self) -> list[QueueId]:
-        """Return the key of each part; quick, as no message is looked at.  `queue_id_of` takes one."""
+    def ids(self) -> list[QueueId]:
+        """Return the id of each message; quick, as no message is looked at."""
         return list(self._parts)
 
     def get(self, queue_id: QueueId) -> Queued | None:
         """Return a message, or the part of it that counts as the message."""
-        its = self._siblings.get(queue_id)
-        return self._parts.get(queue_id) if its is None else its[0]
+        return next(iter(self.parts(queue_id)), None)
 
     def parts(self, queue_id: QueueId) -> tuple[Queued, ...]:
-        if (its := self._siblings.get(queue_id)) is not None:
-            return tuple(its)
-        message = self._parts.get(queue_id)
-        return () if message is None else (message,)
+        return self._parts.get(queue_id, ())
 
     @property
     def names(self) -> list[str]:
@@ -120,17 +115,27 @@ class Queues:
         return self.line_of(part).lane_of(part)
 
     def counts(self, state: State) -> dict[str, Sums]:
-        """Return the sums of a state by lane; lanes without mail are left out."""
+        """Return the sums of a state by lane; lanes without mail are left out.
+
+        The oldest of a lane is the first that came: mostly it is found near the beginning.
+        """
         sums: dict[str, list[Sums]] = {}
         for line in self._lines.values():
             for lane, its in line.counts.of(state).items():
                 sums.setdefault(lane, []).append(its)
-        return {lane: total(its) for lane, its in sums.items()}
+        found = {lane: total(its) for lane, its in sums.items()}
+        sought = set(found)
+        for part in self if sought else ():
+            if part.state is state and part.lane in sought:
+                found[part.lane] = found[part.lane]._replace(oldest_arrived_at_ns=part.arrived_at_ns)
+                sought.discard(part.lane)
+                if not sought:
+                    break
+        return found
 
     def state_of(self, queue_id: QueueId) -> State | None:
         """Return the state of a message: that of the part which is furthest on its way."""
-        states = {part.state for part in self.parts(queue_id)}
-        return next((state for state in _FURTHEST_FIRST if state in states), None)
+        return min((part.state for part in self.parts(queue_id)), key=_FURTHEST_FIRST.index, default=None)
 
     def where(self) -> dict[Route, dict[str, int]]:
         """Return how many messages of each route stand in each line; one in parts counts for each part."""
@@ -139,17 +144,18 @@ class Queues:
             found.setdefault(route or self._default, {})[name] = count
         return found
 
+    def diverted_since_ns(self, route: Route) -> int | None:
+        """Return since when mail of a route goes elsewhere than it prefers; None where it does not."""
+        choice, since_ns = self._told.get(route, (NOWHERE, 0))
+        return None if choice.because is Because.PREFERRED else since_ns
+
     # What comes, goes and is done to a message.
 
     def add(self, *parts: Queued, now_ns: int) -> None:
-        """Take in a message: one part, or all of them."""
-        self.owners.add(parts[0])
-        if len(parts) > 1:
-            self._siblings[parts[0].queue_id] = list(parts)
-        for number, part in enumerate(parts):
-            if number:
-                part.key, part.is_counted = QueueId(f"{part.queue_id}{_NUMBERED}{number}"), False
-            self._parts[part.key] = part
+        self._parts[parts[0].queue_id] = parts
+        self._own(parts[0], 1)
+        for part in parts:
+            part.is_counted = part is parts[0]
             # Mail that just came in stands there since it came in.
             is_new = part.choice is NOWHERE
             self._enter(part, self._choose(part, now_ns), part.arrived_at_ns if is_new else now_ns)
@@ -162,20 +168,15 @@ class Queues:
 
     def end_part(self, part: Queued) -> None:
         """Forget a part whose recipients are done; the message goes on with its others."""
-        if self._parts.get(part.key) is not part:
+        if not part.upstream:
             return
-        del self._parts[part.key]
-        self._unfit.pop(part.key, None)
-        self._leave(part)
-        self._wake()
-        its = self._siblings.get(part.queue_id, [part])
-        its.remove(part)
-        if not its:
-            self._siblings.pop(part.queue_id, None)
-            self.owners.remove(part)
-        elif not its[0].is_counted:
-            its[0].is_counted = True
-            self.line_of(its[0]).counts.note(its[0])
+        self._take_out(part)
+        if left := tuple([each for each in self.parts(part.queue_id) if each is not part]):
+            self._parts[part.queue_id] = left
+            self.line_of(left[0]).update(left[0], is_counted=True)
+        else:
+            del self._parts[part.queue_id]
+            self._own(part, -1)
 
     def warned(self, queue_id: QueueId) -> None:
         for part in self.parts(queue_id):
@@ -186,12 +187,13 @@ class Queues:
         for other in self.parts(part.queue_id):
             if other is not part:
                 self.end_part(other)
-        if self._parts.get(part.key) is not part:
+        if not part.upstream:
             part.state = State.REPORTING
             self.add(part, now_ns=0)
-        self.line_of(part).owe_report(part, why)
+        self.line_of(part).keep(part, State.REPORTING, why)
+        self.line_of(part).update(part, recipients_left=0)
 
-    def seize(self, queue_id: QueueId) -> dict[QueueId, State]:
+    def seize(self, queue_id: QueueId) -> dict[Queued, State]:
         """Keep a message from being sent until `put_back`; return the state of each part before.
 
         Nothing where a part is active.
@@ -199,23 +201,20 @@ class Queues:
         parts = self.parts(queue_id)
         if any(part.state is State.ACTIVE for part in parts):
             return {}
-        before = {part.key: part.state for part in parts}
+        before = {part: part.state for part in parts}
         for part in parts:
             self.line_of(part).seize(part)
         return before
 
-    def put_back(self, queue_id: QueueId, before: Mapping[QueueId, State]) -> None:
+    def put_back(self, queue_id: QueueId, before: Mapping[Queued, State]) -> None:
         """End `seize`: put each part that is still active into its state before."""
         for part in self.parts(queue_id):
-            if part.key in before:
-                self.line_of(part).put_back(part, before[part.key])
+            if part in before:
+                self.line_of(part).put_back(part, before[part])
 
     def hold(self, queue_id: QueueId, why: WaitReason) -> None:
         for part in self.parts(queue_id):
-            if part.choice.because is Because.PROBE:
-                # It shows nothing now: it is to wait where its route says.
-                self._late[part.key] = part
-            self.line_of(part).hold(part, why)
+            self.line_of(part).keep(part, State.HELD, why)
 
     def release(self, queue_id: QueueId) -> None:
         """Put a held or deferred message into its lines, to be attempted at once."""
@@ -223,7 +222,6 @@ class Queues:
             self.line_of(part).release(part)
 
     def put_first(self, queue_id: QueueId) -> None:
-        """Have a message that waits go before all others of the lines where it stands."""
         for part in self.parts(queue_id):
             self.line_of(part).put_first(part)
 
@@ -231,8 +229,6 @@ class Queues:
         """Keep a part with its upstream, which may still relay it until an instant."""
         part.past = part.past.but(unknown_until_ns=max(part.past.unknown_until_ns, until_ns))
         self._wait_unknown(part)
-        self._late[part.key] = part
-        self.on_change()
 
     def pass_on(self, part: Queued, why: WaitReason, now_ns: int) -> bool:
         """Have an active part go through another upstream of its route, as it can never go through this one.
@@ -242,7 +238,7 @@ class Queues:
         others = set(self._route(part).upstreams).intersection(self._standings) - {part.upstream}
         if not others or part.past.unknown_until_ns > now_ns:
             return False
-        self._unfit[part.key] = self._unfit.get(part.key, frozenset()) | {part.upstream}
+        self._unfit[part] = self._unfit.get(part, frozenset()) | {part.upstream}
         self.line_of(part).give_back(part, why)
         self._look_at(part, now_ns)
         return True
@@ -251,18 +247,16 @@ class Queues:
 
     def use(self, upstreams: Sequence[str], routes: Iterable[Route]) -> None:
         """Go by another policy's upstreams, the first the default, and routes."""
-        self._default, self._routes = Route((upstreams[0],)), tuple(routes)
+        self._default, self._routes = Route((upstreams[0],)), tuple(dict.fromkeys(routes))
         self._standings = {name: self._standings.get(name, Availability()) for name in upstreams}
-        self.diversions.use(self._routes)
+        self._choices.clear()
+        self._told = {route: told for route, told in self._told.items() if route in self._routes}
         self._unfit.clear()
         self._change()
 
     def note(self, upstream: str, standing: Availability) -> None:
-        """Hear of an upstream's state."""
         if self._standings.get(upstream, standing) != standing:
             self._standings[upstream] = standing
-            if not standing.is_proving:
-                self._probes.pop(upstream, None)
             self._change()
 
     def sort_anew(self, fresh: Sequence[Queued], now_ns: int) -> None:
@@ -276,27 +270,22 @@ class Queues:
             self.line_of(part).move(part, lane)
         if [part.part for part in before] == [part.part for part in fresh] or not before:
             return
-        is_one = len(before) == len(fresh) == 1 and before[0].part.indices == fresh[0].part.indices
-        # Under another sender nothing is known of it, and another sender's pause does not hold it.
-        if is_one and before[0].sender == fresh[0].sender:
-            self._count(before[0], -1)
-            before[0].part, before[0].origin = fresh[0].part, fresh[0].origin
-            self._count(before[0], 1)
-            self._late[before[0].key] = before[0]
-        elif any(part.state is State.ACTIVE for part in before):
+        if any(part.state is State.ACTIVE for part in before):
             # What its transaction comes to is settled for the recipients that it was begun for.
-            self._unsorted[queue_id] = None
+            self._unsorted.add(queue_id)
         else:
             for part in fresh:
                 _carry_over(part, before)
-            self.remove(queue_id)
+            for part in before:
+                self._take_out(part)
+            self._own(before[0], -1)
+            # The message keeps its place among all.
             self.add(*fresh, now_ns=now_ns)
 
     def sortable(self) -> list[QueueId]:
         """Return the messages that `sort_anew` put off and that are active no more, to be read anew."""
         ready = [queue_id for queue_id in self._unsorted if self.state_of(queue_id) is not State.ACTIVE]
-        for queue_id in ready:
-            del self._unsorted[queue_id]
+        self._unsorted.difference_update(ready)
         return ready
 
     @property
@@ -315,16 +304,16 @@ class Queues:
         if self._is_stale or (self._choose_anew_at_ns is not None and now_ns >= self._choose_anew_at_ns):
             self._is_stale = False
             self._begin_walk(now_ns)
-        late, self._late = list(self._late.values()), {}
-        while len(late) < SLICE and (due := self._looks.pop_due(now_ns)) is not None:
-            late.append(due)
-        late += [self._walk.popleft() for _ in range(min(SLICE - len(late), len(self._walk)))]
-        for part in late:
+        looked_at: list[Queued] = []
+        while len(looked_at) < SLICE and (due := self._looks.pop_due(now_ns)) is not None:
+            looked_at.append(due)
+        while len(looked_at) < SLICE and self._walk:
+            looked_at.append(self._walk.popleft())
+        for part in looked_at:
             self._look_at(part, now_ns)
-        if not self._find_lacking() <= self._lacking:
+        if not self._without_mail() <= self._lacking:
             # Of what waits elsewhere the oldest that may go there is the probe.
             self._is_stale = True
-        self.diversions.looked(lambda route, name: self._present[name, route] > 0)
 
     def choice(self, part: Queued, now_ns: int) -> Choice:
         """Return why a part stands where it does, for showing."""
@@ -333,11 +322,10 @@ class Queues:
 
     def choice_of(self, route: Route, now_ns: int) -> Choice:
         """Return where mail of a route stands now, but for what is spilled, probes or is unknown."""
-        choice, before = choose(route, self._standings, now_ns), self._choices.get(route)
-        if before == choice:
-            return before
-        self._choices[route] = choice
-        return choice
+        choice = choose(route, self._standings, now_ns)
+        if choice != self._choices.get(route):
+            self._choices[route] = choice
+        return self._choices[route]
 
     # How it is done.
 
@@ -349,42 +337,41 @@ class Queues:
 
     def _begin_walk(self, now_ns: int) -> None:
         """Have everything looked at that may stand elsewhere by now."""
-        self._choices = {}
-        self._lacking = self._find_lacking()
-        choices = {route: self.choice_of(route or self._default, now_ns) for _, route in self._present}
-        untils = [each.until_ns for each in choices.values()]
-        for route in dict.fromkeys(self._routes):
-            choice = self.choice_of(route, now_ns)
-            self.diversions.chose(route, choice, now_ns)
-            untils.append(choice.until_ns)
+        self._lacking = self._without_mail()
+        for route in self._routes:
+            self._tell(route, self.choice_of(route, now_ns), now_ns)
+        standing = [(name, route or self._default) for name, route in self._present]
+        routes = {*self._routes, *(route for _, route in standing)}
+        untils = [self.choice_of(route, now_ns).until_ns for route in routes]
         self._choose_anew_at_ns = min((each for each in untils if each is not None), default=None)
-        moving = {
-            (name, route)
-            for name, route in self._present
-            if choices[route].upstream != name
-            or (route or self._default).spill_after_ns is not None
-            or any(self._is_wanted(route or self._default, each, name) for each in self._lacking)
-        }
-        self._walk = deque(self._parts.values() if moving else ())
+        is_settled = all(route.upstreams == (name,) for name, route in standing)
+        self._walk = deque(() if is_settled else self)
 
-    def _find_lacking(self) -> set[str]:
+    def _tell(self, route: Route, choice: Choice, now_ns: int) -> None:
+        before, _ = self._told.get(route, (Choice(route.upstreams[0]), 0))
+        if (choice.upstream, choice.because) != (before.upstream, before.because):
+            self._told[route] = choice, now_ns
+            self.on_routed(route, choice, before.because)
+
+    def _without_mail(self) -> set[str]:
+        """Return the upstreams that prove themselves, and have nothing to do it with."""
         return {name for name in self._proving if not self.line(name).has_candidate}
-
-    def _is_wanted(self, route: Route, name: str, than: str) -> bool:
-        return is_better(route, name, than, self._standings)
 
     def _notice(self, part: Queued) -> None:
         """Hear that a part waits for its turn, or is active no more: it may have to stand elsewhere."""
-        if part.state is State.WAITING:
-            if (after_ns := self._route(part).spill_after_ns) is not None:
-                self._look_later(part, _waits_since_ns(part) + after_ns)
-            if self._lacking:
-                self._late[part.key] = part
-        if part.state is not State.ACTIVE:
-            self._wake()
+        if part.state is State.ACTIVE:
+            return
+        route = self._route(part)
+        if (spills_ns := _spills_ns(part, route)) is not None:
+            self._look_later(part, spills_ns)
+        if route.upstreams != (part.upstream,):
+            self._walk.append(part)
+            self.on_change()
+        self._wake()
 
     def _wake(self) -> None:
-        if self._late or self._proving or self._unsorted:
+        """Call `on_change` where an upstream may need mail to prove itself, or an edit waits for a part."""
+        if self._proving or self._unsorted:
             self.on_change()
 
     def _look_later(self, part: Queued, at_ns: int) -> None:
@@ -398,14 +385,12 @@ class Queues:
             self._look_later(part, part.past.unknown_until_ns)
 
     def _look_at(self, part: Queued, now_ns: int) -> None:
-        if self._parts.get(part.key) is not part:
+        if not part.upstream:
             return  # it ended
         choice = self._choose(part, now_ns)
         if choice.upstream == part.upstream:
             part.choice = choice
-        elif part.state is State.ACTIVE:
-            self._late[part.key] = part
-        else:
+        elif part.state is not State.ACTIVE:
             self._move(part, choice, now_ns)
 
     def _move(self, part: Queued, choice: Choice, now_ns: int) -> None:
@@ -415,90 +400,89 @@ class Queues:
             part.past = part.past.but(rested=(*part.past.rested[1 - MOST_RESTED :], waited))
         if part.is_sitting_out:
             part.why = NO_REASON
-        is_back = part.choice.because is Because.PROBE and part.choice.instead_of == choice.upstream
+        route, was = part.part.route, part.choice
+        if choice.because is Because.SPILL and not self._present[choice.upstream, route]:
+            self.on_routed(route or self._default, choice, was.because)
+        is_back = was.because is Because.PROBE and was.instead_of == choice.upstream
         self._leave(part)
         self._enter(part, choice, now_ns, is_in_front=is_back)
         if is_back:
             # Another one probes next.
-            self._parts[part.key] = self._parts.pop(part.key)
-        if choice.because is Because.SPILL:
-            self.diversions.spilled(part.part.route or self._default, choice, now_ns)
+            self._parts[part.queue_id] = self._parts.pop(part.queue_id)
 
     def _enter(self, part: Queued, choice: Choice, since_ns: int, *, is_in_front: bool = False) -> None:
         part.choice, part.stands_since_ns = choice, since_ns
-        if choice.because is Because.PROBE:
-            self._probes[choice.upstream] = part
-            self._lacking.discard(choice.upstream)
         self._count(part, 1)
         self.line(choice.upstream).enter(part, is_in_front=is_in_front)
+        if choice.because is Because.PROBE:
+            self._lacking.discard(choice.upstream)
 
     def _leave(self, part: Queued) -> None:
         self._count(part, -1)
         self.line_of(part).leave(part)
         part.choice = NOWHERE
 
+    def _take_out(self, part: Queued) -> None:
+        self._leave(part)
+        self._unfit.pop(part, None)
+        self._wake()
+
+    def _own(self, part: Queued, by: int) -> None:
+        owner = (part.user, "") if part.user else ("", part.client)
+        self.owners[owner] += by
+        if not self.owners[owner]:
+            del self.owners[owner]
+
     def _count(self, part: Queued, by: int) -> None:
         where = part.upstream, part.part.route
         self._present[where] += by
-        if self._present[where] <= 0:
-            # A diversion may be over.
+        if not self._present[where]:
             del self._present[where]
-            self.on_change()
 
     def _choose(self, part: Queued, now_ns: int) -> Choice:
         if now_ns < part.past.unknown_until_ns:
             return Choice(part.upstream, Because.UNKNOWN, part.choice.instead_of, part.past.unknown_until_ns)
         route = self._route(part)
         choice = self.choice_of(route, now_ns)
-        if part.choice.because is Because.PROBE and self._is_probe(part, route, choice):
-            return part.choice
-        if (spilled := self._spilled(part, route, choice, now_ns)) is not None:
-            return spilled
-        if self._lacking and part.state is State.WAITING:
-            for name in self._lacking:
-                if self._is_wanted(route, name, choice.upstream) and not self.line(name).has_candidate:
-                    return Choice(name, Because.PROBE, part.upstream)
-        preferred = (part.part.route or self._default).upstreams[0]
-        is_diverted = choice.because is Because.PREFERRED and choice.upstream != preferred
-        if is_diverted and part.key in self._unfit:
-            return choice._replace(because=Because.UNFIT, instead_of=preferred)
-        return choice
-
-    def _spilled(self, part: Queued, route: Route, choice: Choice, now_ns: int) -> Choice | None:
-        """Return where a part stands that has waited for too long where its route says, now or before."""
-        if route.spill_after_ns is None or part.upstream not in route.upstreams:
-            return None
-        standing = self._standings.get(part.upstream)
-        was_spilled = part.choice.because is Because.SPILL and choice.upstream == part.choice.instead_of
-        is_there = was_spilled and standing is not None and standing.is_usable
-        if not is_there and part.upstream != choice.upstream:
-            return None
-        waits = part.state is State.WAITING and not part.is_sitting_out
-        if waits and now_ns >= _waits_since_ns(part) + route.spill_after_ns:
+        stays = self._stays(part, route, choice)
+        is_late = (spills_ns := _spills_ns(part, route)) is not None and now_ns >= spills_ns
+        if is_late and (stays or part.upstream == choice.upstream):
             to = next_listed(route, part.upstream, self._standings)
             if to is not None:
                 return Choice(to, Because.SPILL, choice.upstream)
-        return part.choice if is_there else None
+        if stays:
+            return part.choice
+        for name in self._lacking if part.state is State.WAITING else ():
+            is_wanted = is_better(route, name, choice.upstream, self._standings)
+            if is_wanted and not self.line(name).has_candidate:
+                return Choice(name, Because.PROBE, part.upstream)
+        preferred = (part.part.route or self._default).upstreams[0]
+        if part in self._unfit and choice.because is Because.PREFERRED and choice.upstream != preferred:
+            return choice._replace(because=Because.UNFIT, instead_of=preferred)
+        return choice
 
-    def _is_probe(self, part: Queued, route: Route, choice: Choice) -> bool:
-        """Return whether a probe may still show what it was sent for."""
-        is_to_go = part.state in (State.WAITING, State.ACTIVE) and self._probes.get(part.upstream) is part
-        return is_to_go and self._is_wanted(route, part.upstream, choice.upstream)
+    def _stays(self, part: Queued, route: Route, choice: Choice) -> bool:
+        """Return whether a part stands elsewhere than its route says, and still has its reason to."""
+        if part.choice.because is Because.PROBE and part.upstream in self._proving:
+            is_to_go = part.state in (State.WAITING, State.ACTIVE)
+            return is_to_go and is_better(route, part.upstream, choice.upstream, self._standings)
+        was_spilled = part.choice.because is Because.SPILL and part.choice.instead_of == choice.upstream
+        may_spill = route.spill_after_ns is not None and part.upstream in route.upstreams
+        return was_spilled and may_spill and self._standings.get(part.upstream, GONE).is_usable
 
     def _route(self, part: Queued) -> Route:
         """Return the route of a part, without the upstreams that can never take it."""
-        route, unfit = part.part.route or self._default, self._unfit.get(part.key)
+        route, unfit = part.part.route or self._default, self._unfit.get(part)
         if unfit is None:
             return route
         return replace(route, upstreams=tuple(name for name in route.upstreams if name not in unfit))
 
 
-def queue_id_of(key: QueueId) -> QueueId:
-    return QueueId(key.partition(_NUMBERED)[0])
-
-
-def _waits_since_ns(part: Queued) -> int:
-    return max(part.ready_at_ns, part.stands_since_ns)
+def _spills_ns(part: Queued, route: Route) -> int | None:
+    """Return when a part has waited in its line for too long; None where it does not wait there, or may."""
+    if route.spill_after_ns is None or part.state is not State.WAITING or part.is_sitting_out:
+        return None
+    return max(part.ready_at_ns, part.stands_since_ns) + route.spill_after_ns
 
 
 def _carry_over(part: Queued, before: Sequence[Queued]) -> None:

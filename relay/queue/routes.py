@@ -1,8 +1,7 @@
-"""Which upstream each recipient goes through now, and why.  Pure: no clock.
+"""Which upstream mail of a route goes through now, and why.  Pure: no clock.
 
-A route lists upstreams in the order of preference.  `choose` is the whole decision: it looks at the
-route and at the state of each upstream, and answers with one upstream, the reason, and the instant
-at which the same question has another answer although nothing happens.
+A route lists upstreams in the order of preference.  `choose` answers with one of them, the reason, and the
+instant at which the answer is another one although nothing happens.
 
 The next upstream is used where the one before has been down for `failover_after`: paused, stopped,
 unreachable, paused by an operator, or proving after any of these.  So a pause counts from its first
@@ -105,9 +104,7 @@ def choose(route: Route, standings: Mapping[str, Availability], now_ns: int) -> 
     for name in listed:
         down_since_ns = standings[name].down_since_ns
         because = Because.FAILOVER if before else Because.PREFERRED
-        if down_since_ns is None:
-            return Choice(name, because, before)
-        if route.failover_after_ns is None:
+        if down_since_ns is None or route.failover_after_ns is None:
             return Choice(name, because, before)
         if now_ns < (until_ns := down_since_ns + route.failover_after_ns):
             return Choice(name, because, before, until_ns if len(listed) > 1 else None)
@@ -131,20 +128,17 @@ def is_better(route: Route, name: str, than: str, standings: Mapping[str, Availa
     return route.upstreams.index(name) < route.upstreams.index(than)
 
 
+_WORDS = {
+    Because.FAILOVER: "failover: {instead_of} is down",
+    Because.SPILL: "spill: it waited too long for {instead_of}",
+    Because.UNFIT: "unfit: it can never go through {instead_of}",
+    Because.PROBE: "probe: it shows whether {upstream} is well again",
+    Because.UNKNOWN: "unknown: {upstream} may have relayed it",
+    Because.ALL_DOWN: "all upstreams of its route are down",
+}
+
+
 def words_of(choice: Choice) -> str:
     """Return why mail goes through an upstream that is not the preferred one; empty where it is."""
-    match choice.because:
-        case Because.FAILOVER:
-            return f"failover: {choice.instead_of} is down"
-        case Because.SPILL:
-            return f"spill: it waited too long for {choice.instead_of}"
-        case Because.UNFIT:
-            return f"unfit: it can never go through {choice.instead_of}"
-        case Because.PROBE:
-            return f"probe: it shows whether {choice.upstream} is well again"
-        case Because.UNKNOWN:
-            return f"unknown: {choice.upstream} may have relayed it"
-        case Because.ALL_DOWN:
-            return "all upstreams of its route are down"
-        case Because.PREFERRED:
-            return ""
+    words = _WORDS.get(choice.because, "")
+    return words.format(upstream=choice.upstream, instead_of=choice.instead_of)

@@ -1,11 +1,11 @@
 """Senders whose mail waits because the upstream refuses them, and for how long.  Pure.
 
-A rest is no part of the age of the sender's mail (`rests_of`), also once it is over; but where the shield
-began it, nothing shows that the sender is refused, and it `ages`.  What comes behind a rest goes as all else:
-if it is refused again the next rest is longer.
+A pause is no part of the age of the sender's mail (`rests_of`), also once it is over; but where the shield
+began it, nothing shows that the sender is refused, and the mail ages.  After a pause the mail goes as all
+else: if it is refused again the next pause is longer.
 
-`sender` is what all spellings of its address share (`Queued.sender`).  All instants are nanoseconds of one
-boot.  Memory is bounded, and lost at a restart.
+`sender` is what all spellings of its address share (`Queued.sender`).  Instants are nanoseconds of one boot.
+Memory is bounded, and lost at a restart.
 """
 
 from dataclasses import dataclass
@@ -16,36 +16,31 @@ from relay.verdicts.pauses import Paused
 FIRST_REST_NS = 15 * 60 * 10**9
 """How long the mail of a refused sender waits, if the refusal asks for no more."""
 LONGEST_REST_NS = 4 * 3600 * 10**9
-"""The longest rest, if the refusal asks for no more."""
+"""The longest pause, if the refusal asks for no more."""
 MOST_RESTING = 10_000
 """Senders that are remembered."""
 MOST_RESTS = 64
-"""Earlier rests of one sender count as age."""
+"""Earlier pauses of one sender that are no age of its mail."""
 
 
 @dataclass(slots=True)
-class Rest:
+class SenderPause:
     since_ns: int
     until_ns: int
     reason: str
+    earlier: tuple[Paused, ...]
+    """Pauses before it, as far as they are no age of the sender's mail."""
+    ages: bool = False
     in_a_row: int = 0
     alone: int = 0
     """Refusals in a row that others' mail was relayed in between."""
-    spans: tuple[Paused, ...] = ()
-    """When the sender's mail did not age, as far as it is over."""
-    ages: bool = False
     is_trusted: bool = False
-    """The upstream took mail of it again, or somebody acted: of the rest only its time still counts."""
-
-    def rests(self) -> tuple[Paused, ...]:
-        if self.ages or self.is_trusted:
-            return self.spans
-        return (*self.spans, (self.since_ns, self.until_ns))
+    """The upstream took mail of the sender again, or somebody acted: only `earlier` still counts."""
 
 
 class SenderPauses:
     def __init__(self) -> None:
-        self._rests: dict[str, Rest] = {}
+        self._of: dict[str, SenderPause] = {}
 
     def begin(
         self,
@@ -62,47 +57,52 @@ class SenderPauses:
         `relayed_from_ns` is when the latest transaction began that relayed something; `asked_ns` is the
         least wait by the refusal.
         """
-        rest = self._unproven(sender)
-        if rest is not None and rest.until_ns > now_ns:
-            # It was in flight together with the one that began this rest.
-            rest.until_ns = max(rest.until_ns, now_ns + asked_ns)
-            return rest.until_ns
-        in_a_row = 0 if rest is None else rest.in_a_row + 1
-        alone = rest.alone + 1 if rest is not None and relayed_from_ns > rest.since_ns else 0
-        until_ns = now_ns + max(asked_ns, min(LONGEST_REST_NS, FIRST_REST_NS << min(in_a_row, 10)))
-        spans = self.rests_of(sender)[-MOST_RESTS:]
-        self._rests.pop(sender, None)
-        if len(self._rests) >= MOST_RESTING:
+        before = self._unproven(sender)
+        if before is not None and before.until_ns > now_ns:
+            # The refused transaction was in flight together with the one that began this pause.
+            before.until_ns = max(before.until_ns, now_ns + asked_ns)
+            return before.until_ns
+        pause = SenderPause(now_ns, now_ns, reason, self.rests_of(sender)[-MOST_RESTS:], ages)
+        if before is not None:
+            pause.in_a_row = before.in_a_row + 1
+            pause.alone = before.alone + 1 if relayed_from_ns > before.since_ns else 0
+        pause.until_ns += max(asked_ns, min(LONGEST_REST_NS, FIRST_REST_NS << min(pause.in_a_row, 10)))
+        self._of.pop(sender, None)
+        if len(self._of) >= MOST_RESTING:
             # The oldest is asked about again: it costs one refusal.
-            del self._rests[next(iter(self._rests))]
-        self._rests[sender] = Rest(now_ns, until_ns, reason, in_a_row, alone, spans, ages)
-        return until_ns
+            del self._of[next(iter(self._of))]
+        self._of[sender] = pause
+        return pause.until_ns
 
     def end(self, sender: str, now_ns: int) -> None:
-        if (rest := self._unproven(sender)) is not None:
-            rest.until_ns = min(rest.until_ns, now_ns)
-            rest.spans, rest.is_trusted = rest.rests(), True
+        if (pause := self._unproven(sender)) is not None:
+            pause.until_ns = min(pause.until_ns, now_ns)
+            pause.earlier, pause.is_trusted = self.rests_of(sender), True
+
+    def of(self, sender: str, now_ns: int) -> SenderPause | None:
+        """Return the pause of a sender whose mail waits now."""
+        pause = self._of.get(sender)
+        return None if pause is None or pause.until_ns <= now_ns else pause
+
+    def rests_of(self, sender: str) -> tuple[Paused, ...]:
+        """Return when a sender's mail waited, and waits, and did not age; ascending."""
+        if (pause := self._of.get(sender)) is None:
+            return ()
+        is_age = pause.ages or pause.is_trusted
+        return pause.earlier if is_age else (*pause.earlier, (pause.since_ns, pause.until_ns))
 
     def is_alone(self, sender: str, relayed_from_ns: int) -> bool:
         """Return whether a refusal now is one of enough in a row that are evidently about the sender alone.
 
         `relayed_from_ns` is when the latest transaction began that others had relayed.
         """
-        rest = self._unproven(sender)
-        return rest is not None and relayed_from_ns > rest.since_ns and rest.alone + 1 >= EVIDENT
-
-    def rests_of(self, sender: str) -> tuple[Paused, ...]:
-        """Return when a sender rested, and rests, and its mail did not age; ascending."""
-        return () if (rest := self._rests.get(sender)) is None else rest.rests()
-
-    def of(self, sender: str, now_ns: int) -> Rest | None:
-        rest = self._rests.get(sender) if self._rests else None
-        return None if rest is None or rest.until_ns <= now_ns else rest
-
-    def _unproven(self, sender: str) -> Rest | None:
-        rest = self._rests.get(sender) if self._rests else None
-        return None if rest is None or rest.is_trusted else rest
+        pause = self._unproven(sender)
+        return pause is not None and relayed_from_ns > pause.since_ns and pause.alone + 1 >= EVIDENT
 
     def senders(self) -> dict[str, int]:
-        """Return the senders that rest or have not proven themselves since, and until when."""
-        return {sender: rest.until_ns for sender, rest in self._rests.items() if not rest.is_trusted}
+        """Return the senders that wait or have not proven themselves since, and until when."""
+        return {sender: pause.until_ns for sender, pause in self._of.items() if not pause.is_trusted}
+
+    def _unproven(self, sender: str) -> SenderPause | None:
+        pause = self._of.get(sender)
+        return None if pause is None or pause.is_trusted else pause

@@ -1,15 +1,13 @@
 """Which lane a message is in and which route each recipient takes, by envelope and header.  Pure.
 
-Lanes and routes ask with the same conditions.  The first rule that matches decides; within a rule every
-key must match, and of a key's patterns any one.  A lane is of the whole message, so every recipient must
-match; a route is asked for each recipient domain by itself, so one message may go by several.  A pattern
-is compared without regard to case, of an address also without regard to its spelling
-(`address.comparable`), and `*` stands for any run of characters; matching is linear, so no message can
-make it slow.
+The first rule that matches decides; within a rule every key must match, and of a key's patterns any one.  A
+lane is of the whole message, so every recipient must match; a route is asked for each recipient domain by
+itself, so one message may go by several.  A pattern is compared without regard to case, of an address also
+without regard to its spelling (`address.comparable`), and `*` stands for any run of characters; matching is
+linear, so no message can make it slow.
 
-Rules read only the accepted envelope and the content, which never change.  So a message is in the same
-lane and on the same routes before and after a restart, however many of its recipients are done.  Of the
-header only what the caller has read is looked at.
+Rules read only the accepted envelope and the content, which never change.  So a message is in the same lane
+and on the same routes after a restart, however many of its recipients are done.
 """
 
 from collections.abc import Callable
@@ -45,20 +43,14 @@ class Conditions:
     recipients_above: int = 0
     """How many recipients the message must exceed."""
 
-    def matches(self, envelope: Envelope, fields: Callable[[], Fields]) -> bool:
-        """Return whether a message and every recipient matches; `fields` gives those of its header."""
-        return self.matches_message(envelope, fields) and all(
-            map(self.matches_domain, {each.rpartition("@")[2] for each in envelope.recipients})
-        )
-
     def matches_message(self, envelope: Envelope, fields: Callable[[], Fields]) -> bool:
-        """Return whether a message matches, whatever the domains of its recipients."""
+        """Return whether a message matches, whatever its recipient domains; `fields` are of its header."""
         return (
             len(envelope.recipients) > self.recipients_above
             and (not self.senders or is_address(self.senders, envelope.reverse_path))
             and (not self.clients or is_client(self.clients, envelope.client))
-            and (not self.users or _is_user(self.users, envelope.user))
-            and (not self.headers or _has_fields(self.headers, fields()))
+            and (not self.users or (envelope.user is not None and _is_any_like(self.users, envelope.user)))
+            and all(_has_field(name, patterns, fields()) for name, patterns in self.headers)
         )
 
     def matches_domain(self, domain: str) -> bool:
@@ -76,12 +68,12 @@ class RoutingRule(Conditions):
 
 
 class Sorted(NamedTuple):
-    lane: str = DEFAULT_LANE
-    parts: tuple[Part, ...] = (WHOLE,)
+    lane: str
+    parts: tuple[Part, ...]
     """Each recipient is in one; with several, each has its indices."""
 
 
-UNSORTED = Sorted()
+UNSORTED = Sorted(DEFAULT_LANE, (WHOLE,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +90,16 @@ class Sorter:
         if not self.rules and not self.routes:
             return UNSORTED
         fields = cache(lambda: tuple(header_fields(head())))
-        lane = next((rule.lane for rule in self.rules if rule.matches(envelope, fields)), DEFAULT_LANE)
-        return Sorted(lane, self._parts(envelope, fields) if self.routes else (WHOLE,))
+        return Sorted(self._lane(envelope, fields), self._parts(envelope, fields))
+
+    def _lane(self, envelope: Envelope, fields: Callable[[], Fields]) -> str:
+        domains = {each.rpartition("@")[2] for each in envelope.recipients}
+        matching = (rule for rule in self.rules if rule.matches_message(envelope, fields))
+        return next((rule.lane for rule in matching if all(map(rule.matches_domain, domains))), DEFAULT_LANE)
 
     def _parts(self, envelope: Envelope, fields: Callable[[], Fields]) -> tuple[Part, ...]:
+        if not self.routes:
+            return (WHOLE,)
         matching = [rule for rule in self.routes if rule.matches_message(envelope, fields)]
         first = matching[0]
         if not first.recipient_domains:
@@ -158,18 +156,12 @@ def is_client(networks: tuple[Network, ...], client: str) -> bool:
     return any(address in network for network in networks)
 
 
-def _is_user(patterns: tuple[str, ...], user: str | None) -> bool:
-    return user is not None and any(is_like(pattern.lower(), user.lower()) for pattern in patterns)
+def _has_field(name: str, patterns: tuple[str, ...], fields: Fields) -> bool:
+    return any(each == name.lower() and _is_any_like(patterns, value) for each, value in fields)
 
 
-def _has_fields(headers: tuple[tuple[str, tuple[str, ...]], ...], fields: Fields) -> bool:
-    return all(
-        any(
-            its_name == name.lower() and any(is_like(pattern.lower(), value.lower()) for pattern in patterns)
-            for its_name, value in fields
-        )
-        for name, patterns in headers
-    )
+def _is_any_like(patterns: tuple[str, ...], text: str) -> bool:
+    return any(is_like(pattern.lower(), text.lower()) for pattern in patterns)
 
 
 def _address_pattern(pattern: str) -> str:

@@ -2,42 +2,29 @@
 
 `LaneQueue` orders the messages that may go.  All others wait in one heap, by when that ends:
 - a *deferred* message until its back-off is over;
-- a key of a limit, a lane's ceiling or a sender's rest until it is to be asked again.  The messages of a key
-  wait in order, those of each lane by themselves; one that comes to the front meanwhile joins them.  When the
-  key is due the first of them comes back, in front of its sender's others, and each that gets a grant, or
-  leaves, lets the next one come.
-Where the limits of the whole account leave no room, the message that was asked for waits in its place, and
-all behind it: until the instant, or until another message is first.
+- a key of a limit, or of a sender's pause, until it is to be asked again.  The messages of a key wait in
+  order, those of each lane by themselves; one that comes to the front meanwhile joins them.  When the key is
+  due the first of them comes back, in front of its sender's others, and each that gets a grant, or leaves,
+  lets the next one come.
+A lane at its ceiling is closed until an instant.  Where the limits of the whole account leave no room, the
+message that was asked for waits in its place, and all behind it: until the instant, or until another message
+is first.
 
-Only this changes the state of a message, by the table `relay.queue.queued.AFTER`.  Every change that may let
-a message go calls `on_change`; `next_look_ns` is when time alone does.
-
-No call takes longer for a long queue, but for an edit of the lanes or prices, which sorts what is ready once:
-0.2 s of 200,000 messages.  A look moves at most `SLICE` messages; where more are to be moved first, nothing
-goes, and `next_look_ns` says at once.  All instants are nanoseconds of one boot (`Clock.boottime_ns`).
+Every change that may let a message go calls `on_change`; `next_look_ns` is when time alone does.  A look
+moves at most `SLICE` messages, however long the queue is; where more are to be moved first, nothing goes, and
+`next_look_ns` says at once.  Only an edit of the lanes touches each message that is ready: 0.5 s of 200,000.
+Instants are nanoseconds of one boot (`Clock.boottime_ns`).
 """
 
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from relay.mail.envelope import QueueId
 from relay.queue.counts import Counts
 from relay.queue.instants import Instants
 from relay.queue.lane_queue import LaneQueue, Turn
 from relay.queue.lanes import Arrangement
-from relay.queue.queued import (
-    AFTER,
-    NO_PAST,
-    NO_REASON,
-    Move,
-    Queued,
-    RecipientsLeft,
-    State,
-    WaitKind,
-    WaitReason,
-)
+from relay.queue.message_line import MessageLine
+from relay.queue.queued import NO_PAST, NO_REASON, Queued, RecipientsLeft, State, WaitKind, WaitReason
 from relay.queue.sender_pauses import SenderPauses
 
 SLICE = 1000
@@ -58,24 +45,19 @@ class Waits(NamedTuple):
     why: WaitReason
 
 
-@dataclass(slots=True, eq=False)
-class _Key:
+class _ClosedKey(MessageLine):
     """The messages of one lane that wait for one key."""
 
-    of: tuple[Hashable, str]
-    """The key and the lane."""
-    why: WaitReason
-    until_ns: int | None = None
-    """None while `asks` is on its way."""
-    messages: deque[Queued] = field(default_factory=deque)
-    """In order; one that left stays until it is first, and counts only while this is its `spot`."""
-    asks: Queued | None = None
-    """The message that came back."""
+    __slots__ = ("asks", "of", "until_ns", "why")
 
-    def first(self) -> Queued | None:
-        while self.messages and self.messages[0].spot is not self:
-            self.messages.popleft()
-        return self.messages[0] if self.messages else None
+    def __init__(self, of: tuple[Hashable, str], why: WaitReason) -> None:
+        """`of`: the key and the lane."""
+        super().__init__()
+        self.of, self.why = of, why
+        self.until_ns: int | None = None
+        """None while `asks` is on its way."""
+        self.asks: Queued | None = None
+        """The message that came back."""
 
 
 class UpstreamQueue:
@@ -92,15 +74,11 @@ class UpstreamQueue:
         """Senders whose mail waits; `trust_sender` ends it."""
         self._keys_of, self._noticed = keys_of, noticed
         self._lanes = LaneQueue()
-        self._unplaced: deque[Queued] = deque()
-        """Ready messages that an edit has not put into their lanes yet; those that come stand behind them."""
-        self._waiting: Instants[Queued | _Key | str] = Instants(self._waits)
-        """Deferred messages, keys, and the names of closed lanes."""
-        self._keys: dict[tuple[Hashable, str], _Key] = {}
-        self._asking: dict[QueueId, _Key] = {}
+        self._waiting: Instants[Queued | _ClosedKey] = Instants(self._waits)
+        """Deferred messages, whose spot this is, and keys."""
+        self._keys: dict[tuple[Hashable, str], _ClosedKey] = {}
+        self._asking: dict[Queued, _ClosedKey] = {}
         """The keys for which a message has come back."""
-        self._closed: dict[str, int] = {}
-        """Lanes at their ceilings, and until when."""
         self._blocked: tuple[Queued, int] | None = None
         """The first message, where the account has no room, and until when."""
         self._now_ns, self._steps_left = 0, SLICE
@@ -109,10 +87,17 @@ class UpstreamQueue:
         """Return how many messages and parts of messages stand here."""
         return self.counts.members()
 
+    def __iter__(self) -> Iterator[Queued]:
+        """Yield what is ready, by lanes and senders, what waits for a key, and what is deferred."""
+        yield from self._lanes
+        for key in self._keys.values():
+            yield from key
+        yield from (each for each in self._waiting if isinstance(each, Queued))
+
     @property
     def ready_count(self) -> int:
         """Return how many messages wait for their turn alone, or a few more."""
-        return len(self._lanes) + len(self._unplaced)
+        return len(self._lanes)
 
     @property
     def has_candidate(self) -> bool:
@@ -128,11 +113,9 @@ class UpstreamQueue:
         """Take the messages that go next, at most so many: they become ACTIVE."""
         taken: list[Queued] = []
         turn = self._look(now_ns)
-        if turn is not None and self._is_blocked(turn):
-            return taken
         while turn is not None and len(taken) < most:
             self._lanes.take(turn)
-            self._become(turn.message, Move.TAKE)
+            self.update(turn.message, state=State.ACTIVE)
             taken.append(turn.message)
             turn = self._next()
         return taken
@@ -140,20 +123,20 @@ class UpstreamQueue:
     def first(self, now_ns: int) -> Queued | None:
         """Return the message that `take` would take first, and leave it."""
         turn = self._look(now_ns)
-        return None if turn is None or self._is_blocked(turn) else turn.message
+        return None if turn is None else turn.message
 
     def next_look_ns(self) -> int | None:
         """Return when time alone may let a message go; None if nothing waits for that.
 
         Without meaning while there is a `first`.
         """
-        if self._is_behind:
+        if self._steps_left <= 0:
             return AT_ONCE_NS
         waiting = self._waiting.first()
-        dues = [] if waiting is None else [waiting[0]]
+        dues = [None if waiting is None else waiting[0], self._lanes.opens_ns(self._now_ns)]
         if self._blocked is not None:
             dues.append(self._blocked[1])
-        return min(dues, default=None)
+        return min((each for each in dues if each is not None), default=None)
 
     def granted(self, message: Queued, recipients: int) -> None:
         """Charge the lane of an active message for the recipients that go."""
@@ -162,20 +145,19 @@ class UpstreamQueue:
 
     def wait(self, waits: Sequence[Waits]) -> None:
         """Have active messages that were asked for in vain wait, in the order in which they were taken."""
-        of_keys = [each for each in waits if each.key is not None and each.key != self._ceiling(each.message)]
-        others = [each for each in waits if each.key is None or each.key == self._ceiling(each.message)]
-        for each in of_keys:
-            if self._returns(each.message, each.why):
-                self._join(each.key, each.message, each.why, each.until_ns)
+        in_place: list[Waits] = []
+        for each in waits:
+            if each.key is None or each.key == ("lane", self._lanes.home_of(each.message.lane)):
+                in_place.append(each)
+            elif self._returns(each.message, each.why):
+                self._join(each.message, each.key, each.until_ns, each.why)
                 self._noticed(each.message)
-        for each in reversed(others):
-            if self._returns(each.message, each.why):
-                self._lanes.add(each.message, is_in_front=True, is_next=True)
-                if each.key is None:
-                    self._blocked = each.message, each.until_ns
-                else:
-                    self._close(self._lanes.home_of(each.message.lane), each.until_ns)
-                self._noticed(each.message)
+        for each in reversed(in_place):
+            if each.key is None:
+                self._blocked = each.message, each.until_ns
+            else:
+                self._lanes.close(each.message.lane, each.until_ns)
+            self.give_back(each.message, each.why)
         self.on_change()
 
     def give_back(self, message: Queued, why: WaitReason) -> None:
@@ -186,22 +168,18 @@ class UpstreamQueue:
 
     def again(self, message: Queued, recipients_left: int, why: WaitReason) -> None:
         """Put an active message behind its sender's others: it made progress, or is to go again at once."""
-        message.recipients_left = recipients_left
-        if self._returns(message, why):
+        if self._returns(message, why, recipients_left):
             # Or a large one would be overdue for all of its transactions once it is for one.
             message.ready_at_ns = self._now_ns
             self._resolve(message)
-            self._line_up(message)
+            self._place(message)
 
     def postpone(self, message: Queued, due_at_ns: int, recipients_left: int, why: WaitReason) -> None:
         """Have an active message wait for its back-off."""
-        message.recipients_left = recipients_left
-        if self._becomes(message, Move.DEFER):
-            self._lanes.refund(message)
+        if self._returns(message, why, recipients_left, State.DEFERRED):
+            message.due_at_ns = due_at_ns
             self._resolve(message)
-            message.why, message.due_at_ns = why, due_at_ns
-            self._waiting.add(due_at_ns, message)
-            self._changed(message)
+            self._place(message)
 
     def attempted(self, message: Queued, tried: frozenset[int], refusals: int, left: RecipientsLeft) -> None:
         """Note what an attempt left of a message."""
@@ -211,38 +189,52 @@ class UpstreamQueue:
     def trust_sender(self, sender: str, now_ns: int) -> None:
         """End a sender's pause: the upstream took mail of it, or an operator acted."""
         self.sender_pauses.end(sender, now_ns)
-        rests = (self._keys.get((_rest(sender, was), lane)) for lane in self._lanes.names for was in (0, 1))
-        for key in list(rests):
-            if key is not None and key.asks is None:
-                self._let_next_come(key)
-                self.on_change()
+        for lane in self._lanes.names:
+            for refusals in (0, 1):
+                self._open(self._keys.get((_pause_key(sender, refusals), lane)))
 
     # What comes and leaves, and what an operator does.
 
     def enter(self, message: Queued, *, is_in_front: bool = False) -> None:
         """Take in a message, in whichever state; `is_in_front`: ahead of its sender's others."""
+        self.counts.add(message)
         self._place(message, is_in_front=is_in_front)
 
     def leave(self, message: Queued) -> None:
         """Let go of a message that ended or goes to another line; what this line alone knows is lost."""
         self._unplace(message)
-        self.counts.forget(message)
+        self.counts.add(message, -1)
         if message.past is not NO_PAST:
             message.past = message.past.but(refusals=0)
         self.on_change()
 
-    def hold(self, message: Queued, why: WaitReason) -> None:
-        """Take a message out of the order until `release`."""
-        self._unplace(message)
-        self._become(message, Move.HOLD)
+    def seize(self, message: Queued) -> None:
+        """Keep a message from being sent until `put_back`; one that is active stays as it is."""
+        if message.state is not State.ACTIVE:
+            self._unplace(message)
+            self.update(message, state=State.ACTIVE)
+            self.on_change()
+
+    def put_back(self, message: Queued, state: State, left: tuple[int, RecipientsLeft] | None = None) -> None:
+        """Put an active message into a state; `left`: how many recipients it has, and which."""
+        if self._returns(message, message.why, None if left is None else left[0], state):
+            self._unplace(message)
+            if left is not None:
+                message.note_left(left[1])
+            self._place(message)
+
+    def keep(self, message: Queued, state: State, why: WaitReason) -> None:
+        """Take a message out of the order: HELD until `release`, or REPORTING."""
+        self.seize(message)
         message.why = why
-        self._changed(message)
+        self.put_back(message, state)
 
     def release(self, message: Queued) -> None:
         """Put a held or deferred message into the line, to be attempted at once."""
-        if self._becomes(message, Move.RELEASE):
+        if message.state in (State.HELD, State.DEFERRED):
+            self.seize(message)
             message.why, message.ready_at_ns = NO_REASON, self._now_ns
-            self._line_up(message)
+            self.put_back(message, State.WAITING)
 
     def put_first(self, message: Queued) -> None:
         """Have a message that waits go before all others, behind those that were put first already.
@@ -250,47 +242,23 @@ class UpstreamQueue:
         It stays first until a transaction of it begins, or it leaves this line; limits still hold.
         """
         if message.state is State.WAITING:
-            if isinstance(key := message.spot, _Key) and key.first() is not message:
-                key.messages.appendleft(message)
-            self._lanes.put_first(message)
+            if isinstance(key := message.spot, _ClosedKey):
+                key.discard(message)
+                key.put(message, is_in_front=True)
+            self._lanes.firsts[message] = None
             self.on_change()
-
-    def seize(self, message: Queued) -> None:
-        """Keep a message from being sent until `put_back`; not one that is active."""
-        if message.state is not State.ACTIVE:
-            self._unplace(message)
-            self._become(message, Move.SEIZE)
-            self.on_change()
-
-    def put_back(self, message: Queued, state: State, left: tuple[int, RecipientsLeft] | None = None) -> None:
-        """Put a message that was seized into a state; `left`: how many recipients it has, and which."""
-        if message.state is State.ACTIVE and message.upstream:
-            message.state = state
-            if left is not None:
-                message.recipients_left = left[0]
-                message.note_left(left[1])
-            self._place(message)
-
-    def owe_report(self, message: Queued, why: WaitReason) -> None:
-        """Keep a message of which only the report is left; it is sent nowhere."""
-        self._unplace(message)
-        message.state, message.recipients_left, message.why = State.REPORTING, 0, why
-        self._place(message)
 
     # What an edit does.
 
     def arrange(self, by: Arrangement) -> None:
         """Go by other lanes and another price."""
-        before, self._lanes.by = self._lanes.by, by
-        if before._replace(most_recipients=0) == by._replace(most_recipients=0):
+        if by.lanes == self._lanes.by.lanes:
+            self._lanes.reprice(by)
             return
-        # Also for another price alone: what was charged so far is in another unit.
         old, self._lanes = self._lanes, LaneQueue(by)
-        ready = sorted(old, key=lambda message: message.since_ns)
-        for message in ready:
-            message.spot = self._unplaced
-        self._unplaced.extendleft(reversed(ready))
         self._lanes.firsts = old.firsts
+        for message in sorted(old, key=lambda each: each.since_ns):
+            self._lanes.add(message)
         self.ask_anew()
 
     def move(self, message: Queued, lane: str) -> None:
@@ -299,206 +267,155 @@ class UpstreamQueue:
             is_ready = message.state is State.WAITING
             if is_ready:
                 self._unplace(message)
-            message.lane = lane
-            self.counts.note(message)
+            self.update(message, lane=lane)
             if is_ready:
-                self._line_up(message)
+                self._place(message)
 
     def ask_anew(self) -> None:
         """Wait for no limit any more: they may have changed."""
         self._blocked = None
-        for lane in list(self._closed):
-            self._open(lane)
+        for lane in self._lanes.names:
+            self._lanes.close(lane, AT_ONCE_NS)
         for key in list(self._keys.values()):
-            if key.asks is None:
-                self._let_next_come(key)
+            self._open(key)
         self.on_change()
-
-    # What is shown.
-
-    def __iter__(self) -> Iterator[Queued]:
-        """Yield what is ready, by lanes and senders, what waits for a key, and what is deferred."""
-        yield from self._lanes
-        spots = [(self._unplaced, self._unplaced), *((key, key.messages) for key in self._keys.values())]
-        for spot, messages in spots:
-            # One that left and came back is there twice.
-            yield from (each for each in dict.fromkeys(messages) if each.spot is spot)
-        yield from (each for each in self._waiting if isinstance(each, Queued))
 
     # How it is done.
 
-    @property
-    def _is_behind(self) -> bool:
-        """Whether messages must be moved before it is known what goes next: look again at once."""
-        return bool(self._unplaced) or self._steps_left <= 0
+    def update(self, message: Queued, **changes: Any) -> None:
+        """Change what a message is counted by; nothing else changes that."""
+        self.counts.add(message, -1)
+        for name, value in changes.items():
+            setattr(message, name, value)
+        self.counts.add(message)
 
     def _look(self, now_ns: int) -> Turn | None:
-        """Bring the line to an instant, and return who goes next."""
+        """Bring the line to an instant, and return what goes next."""
         self._now_ns, self._steps_left = now_ns, SLICE
-        if self._blocked is not None and now_ns >= self._blocked[1]:
-            self._blocked = None
         while self._steps_left > 0 and (due := self._waiting.pop_due(now_ns)) is not None:
             self._steps_left -= 1
-            if isinstance(due, _Key):
+            if isinstance(due, _ClosedKey):
                 self._let_next_come(due)
-            elif isinstance(due, str):
-                self._open(due)
             else:
-                self._become(due, Move.WAKE)
+                self.update(due, state=State.WAITING)
                 due.ready_at_ns = due.due_at_ns
-                self._line_up(due)
-        while self._unplaced and self._steps_left > 0:
-            self._steps_left -= 1
-            if (message := self._unplaced.popleft()).spot is self._unplaced:
-                self._lanes.add(message)
-        return self._next()
+                self._place(due)
+        turn = self._next()
+        if self._blocked is not None and now_ns < self._blocked[1]:
+            # Another message that is first by now may need less room.
+            return None if turn is not None and turn.message is self._blocked[0] else turn
+        self._blocked = None
+        return turn
 
     def _next(self) -> Turn | None:
-        """Return who goes next; a message whose key is closed joins those that wait for it."""
-        while not self._is_behind and (turn := self._lanes.next(self._now_ns)) is not None:
-            if not self._meets_closed(turn.message):
+        """Return what goes next; a message whose key is closed joins those that wait for it."""
+        while self._steps_left > 0 and (turn := self._lanes.next(self._now_ns)) is not None:
+            if (closed := self._closed_for(turn.message)) is None:
                 return turn
             self._steps_left -= 1
+            self._lanes.remove(turn.message)
+            self._join(turn.message, *closed)
         return None
 
-    def _meets_closed(self, message: Queued) -> bool:
-        key: Hashable = _rest(message.sender, message.past.refusals)
-        rest = self.sender_pauses.of(message.sender, self._now_ns)
-        if rest is not None:
-            until_ns, why = rest.until_ns, WaitReason(rest.reason, WaitKind.SENDER_PAUSE)
-        else:
-            if not self._keys:
-                return False  # as nearly always
+    def _closed_for(self, message: Queued) -> tuple[Hashable, int, WaitReason] | None:
+        """Return the key that a message must wait for, until when, and why; None where it may go."""
+        of_pause = _pause_key(message.sender, message.past.refusals)
+        if (pause := self.sender_pauses.of(message.sender, self._now_ns)) is not None:
+            return of_pause, pause.until_ns, WaitReason(pause.reason, WaitKind.SENDER_PAUSE)
+        if self._keys:  # nearly never
             lane = self._lanes.home_of(message.lane)
-            closed = (self._keys.get((each, lane)) for each in (key, *self._keys_of(message)))
-            met = next((each for each in closed if each is not None and each.asks is not message), None)
-            if met is None:
-                return False
-            key, until_ns, why = met.of[0], met.until_ns or AT_ONCE_NS, met.why
-        self._lanes.remove(message)
-        message.why = why
-        self._join(key, message, why, until_ns)
-        return True
+            for key in (of_pause, *self._keys_of(message)):
+                closed = self._keys.get((key, lane))
+                if closed is not None and closed.asks is not message:
+                    return key, closed.until_ns or AT_ONCE_NS, closed.why
+        return None
 
-    def _is_blocked(self, turn: Turn) -> bool:
-        """Whether the account had no room for this very message, and has none yet."""
-        return self._blocked is not None and self._blocked[0] is turn.message
-
-    def _join(self, key: Hashable, message: Queued, why: WaitReason, until_ns: int) -> None:
+    def _join(self, message: Queued, key: Hashable, until_ns: int, why: WaitReason) -> None:
         """Have a message wait for a key, behind those that do already; one that came back, before them."""
-        of = key, self._lanes.home_of(message.lane)
+        message.why, of = why, (key, self._lanes.home_of(message.lane))
         if (closed := self._keys.get(of)) is None:
-            closed = self._keys[of] = _Key(of, why)
-        if closed.asks is message or (message.key in self._lanes.firsts and closed.asks is None):
-            closed.messages.appendleft(message)
-        else:
-            closed.messages.append(message)
-        message.spot = closed
+            closed = self._keys[of] = _ClosedKey(of, why)
         if closed.asks is message:
             closed.asks = None
-            del self._asking[message.key]
+            del self._asking[message]
+            closed.put(message, is_in_front=True)
         else:
+            closed.put(message, is_in_front=message in self._lanes.firsts)
             self._resolve(message)
         if closed.asks is None and closed.until_ns is None:
             closed.until_ns = until_ns
             self._waiting.add(until_ns, closed)
 
-    def _let_next_come(self, key: _Key) -> None:
-        key.until_ns, key.asks = None, key.first()
-        if (message := key.asks) is not None:
-            key.messages.popleft()
-            self._asking[message.key] = key
-            message.why = NO_REASON
-            self._lanes.add(message, is_in_front=True)
-            self._noticed(message)
+    def _let_next_come(self, key: _ClosedKey) -> None:
+        key.until_ns = key.asks = None
+        if not key:
+            del self._keys[key.of]
             return
-        del self._keys[key.of]
+        key.asks = message = key.first()
+        key.discard(message)
+        self._asking[message] = key
+        message.why = NO_REASON
+        self._lanes.add(message, is_in_front=True)
+        self._changed(message)
+
+    def _open(self, key: _ClosedKey | None) -> None:
+        """Ask for a key at once."""
+        if key is not None and key.asks is None:
+            self._let_next_come(key)
 
     def _resolve(self, message: Queued) -> None:
         """Let the next one come where a message had come back: it got its grant, or waits elsewhere."""
-        if (key := self._asking.pop(message.key, None)) is not None:
+        if (key := self._asking.pop(message, None)) is not None:
             self._let_next_come(key)
 
-    def _close(self, lane: str, until_ns: int) -> None:
-        self._closed[lane] = until_ns
-        self._lanes.set_closed(lane, is_closed=True)
-        self._waiting.add(until_ns, lane)
-
-    def _open(self, lane: str) -> None:
-        del self._closed[lane]
-        self._lanes.set_closed(lane, is_closed=False)
-
     def _place(self, message: Queued, *, is_in_front: bool = False) -> None:
-        match message.state:
-            case State.WAITING:
-                self._line_up(message, is_in_front=is_in_front)
-            case State.DEFERRED:
-                self._waiting.add(message.due_at_ns, message)
-                self._changed(message)
-            case State.ACTIVE | State.HELD | State.REPORTING:
-                self._changed(message)
-
-    def _line_up(self, message: Queued, *, is_in_front: bool = False) -> None:
-        if self._unplaced:
-            message.spot = self._unplaced
-            self._unplaced.append(message)
-        else:
+        if message.state is State.WAITING:
             self._lanes.add(message, is_in_front=is_in_front)
+        elif message.state is State.DEFERRED:
+            message.spot = self
+            self._waiting.add(message.due_at_ns, message)
         self._changed(message)
 
     def _unplace(self, message: Queued) -> None:
         """Take a message out of wherever it waits."""
         self._lanes.refund(message)
         self._lanes.remove(message)
-        self._lanes.firsts.pop(message.key, None)
+        self._lanes.firsts.pop(message, None)
         self._resolve(message)
-        key = message.spot
-        is_first = isinstance(key, _Key) and key.asks is None and key.first() is message
+        if isinstance(key := message.spot, _ClosedKey):
+            is_first = key.first() is message
+            key.discard(message)
+            if is_first:
+                # What waits behind it may need less room.
+                self._open(key)
         message.spot = None
-        if isinstance(key, _Key) and is_first:
-            # What waits behind it may need less room.
-            self._let_next_come(key)
 
-    def _returns(self, message: Queued, why: WaitReason) -> bool:
-        if not self._becomes(message, Move.RETURN):
+    def _returns(
+        self, message: Queued, why: WaitReason, left: int | None = None, state: State = State.WAITING
+    ) -> bool:
+        """End that a message is active; False where it is not, or is gone."""
+        if message.state is not State.ACTIVE or not message.upstream:
             return False
         self._lanes.refund(message)
+        self.update(message, state=state, recipients_left=message.recipients_left if left is None else left)
         message.why = why
         return True
 
-    def _becomes(self, message: Queued, move: Move) -> bool:
-        """Make a move by the table; False where the message's state does not allow it, or it is gone."""
-        from_states, state = AFTER[move]
-        if message.state not in from_states or not message.upstream:
-            return False
-        message.state = state
-        self.counts.note(message)
-        return True
-
-    def _become(self, message: Queued, move: Move) -> None:
-        self._becomes(message, move)
-
     def _changed(self, message: Queued) -> None:
-        self.counts.note(message)
         self._noticed(message)
         self.on_change()
 
-    def _ceiling(self, message: Queued) -> Hashable:
-        return ("lane", self._lanes.home_of(message.lane))
-
-    def _waits(self, at_ns: int, item: Queued | _Key | str) -> bool:
+    def _waits(self, at_ns: int, item: Queued | _ClosedKey) -> bool:
         """Whether an entry of the heap is current; moves leave old ones behind."""
-        if isinstance(item, _Key):
+        if isinstance(item, _ClosedKey):
             return item.until_ns == at_ns and self._keys.get(item.of) is item
-        if isinstance(item, str):
-            return self._closed.get(item) == at_ns
-        return item.state is State.DEFERRED and item.due_at_ns == at_ns and self.counts.has(item)
+        return item.spot is self and item.due_at_ns == at_ns
 
 
-def _rest(sender: str, refusals: int) -> Hashable:
+def _pause_key(sender: str, refusals: int) -> Hashable:
     """Return the key for which the mail of a paused sender waits: what was refused waits by itself.
 
     So neither does one message keep all others of its sender, nor what comes keep older mail from being
     asked about, and from being returned at the end of its life.
     """
-    return ("rest", sender, refusals > 0)
+    return ("sender pause", sender, refusals > 0)

@@ -15,8 +15,7 @@ from relay.mail.header import Names, names_of
 from relay.policy.lane import numbers_of, routes_of, sorter_of
 from relay.policy.model import Policy
 from relay.queue.queued import NO_REASON, ListedWords, Queued, State, WaitReason, origin_of
-from relay.queue.queues import queue_id_of
-from relay.queue.routes import Because, Part
+from relay.queue.routes import Because, Choice, Part, Route
 from relay.queue.sorting import Sorted, Sorter
 from relay.sender.attempt import which_of
 from relay.sender.host import seconds, woken
@@ -72,6 +71,7 @@ class Arrivals:
         self._new_mail = asyncio.Event()
         self._may_stand_elsewhere = asyncio.Event()
         self._queue.on_change = self._may_stand_elsewhere.set
+        self._queue.on_routed = self._tell_route
 
     async def begin(self) -> None:
         """Claim the first of the queue: from here on mail may be sent.  Raises Full, Unavailable."""
@@ -141,7 +141,6 @@ class Arrivals:
         while True:
             self._may_stand_elsewhere.clear()
             self._queue.move_on(self._clock.boottime_ns())
-            self._tell_turns()
             if ids := self._queue.sortable():
                 await self._sort(ids)
             if self._queue.is_behind:
@@ -157,8 +156,6 @@ class Arrivals:
         """Go on by another policy; queued messages are sorted by it in the background."""
         self._longest_wait_ns = policy.retry.max_ns
         self._queue.use(list(policy.upstreams), routes_of(policy.routes))
-        # What is over by the edit is told by the numbers of before.
-        self._tell_turns()
         self._numbers = numbers_of(policy.routes)
         self.reroute()
         sorter = sorter_of(policy.lanes, policy.routes)
@@ -240,13 +237,12 @@ class Arrivals:
     async def _sort_anew(self) -> None:
         """Find lane and routes of every message that came in before an edit; mail goes on meanwhile."""
         # No pass over all of them at once: a long queue holds up the loop.
-        await self._sort(self._queue.keys())
+        await self._sort(self._queue.ids())
 
-    async def _sort(self, keys: Sequence[QueueId]) -> None:
+    async def _sort(self, queue_ids: Sequence[QueueId]) -> None:
         sorter = self._sorter
-        for start in range(0, len(keys), SORTED_AT_ONCE):
-            some = dict.fromkeys(map(queue_id_of, keys[start : start + SORTED_AT_ONCE]))
-            found = await self._spool_thread.read(list(some))
+        for start in range(0, len(queue_ids), SORTED_AT_ONCE):
+            found = await self._spool_thread.read(queue_ids[start : start + SORTED_AT_ONCE])
             now_ns = self._clock.boottime_ns()
             for message in found:
                 # What cannot be read is met when its turn comes.
@@ -254,24 +250,22 @@ class Arrivals:
                     self._queue.sort_anew(self._parts(message, _place(message, sorter)), now_ns)
             self._may_stand_elsewhere.set()
 
-    def _tell_turns(self) -> None:
-        """Tell which routes' mail goes elsewhere since the last call, and which goes again as they prefer."""
-        for route, its, back_to in self._queue.diversions.turns():
-            numbers = self._numbers.get(route, ())
-            if back_to:
-                self._events.tell(
-                    "route_restored", routes=list(numbers), upstream=back_to, because=its.because
-                )
-            elif its.because is Because.ALL_DOWN:
-                self._events.tell("route_down", routes=list(numbers), upstream=its.upstream)
-            else:
-                self._events.tell(
-                    "route_diverted",
-                    routes=list(numbers),
-                    upstream=its.upstream,
-                    instead_of=its.instead_of,
-                    because=its.because,
-                )
+    def _tell_route(self, route: Route, choice: Choice, before: Because) -> None:
+        numbers = self._numbers.get(route, ())
+        if choice.because is Because.PREFERRED:
+            self._events.tell(
+                "route_restored", routes=list(numbers), upstream=choice.upstream, because=before
+            )
+        elif choice.because is Because.ALL_DOWN:
+            self._events.tell("route_down", routes=list(numbers), upstream=choice.upstream)
+        else:
+            self._events.tell(
+                "route_diverted",
+                routes=list(numbers),
+                upstream=choice.upstream,
+                instead_of=choice.instead_of,
+                because=choice.because,
+            )
 
 
 def _place(message: Message, sorter: Sorter) -> _Place:

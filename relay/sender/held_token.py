@@ -21,7 +21,7 @@ from relay.spool.disk.durable import Disk
 from relay.telemetry.telemetry import Telemetry
 from relay.upstream.connection import UpstreamUnavailable
 from relay.upstream.oauth.answers import Denied
-from relay.upstream.oauth.requests import TokenRequest
+from relay.upstream.oauth.token_server import TokenRequest
 from relay.upstream.oauth.tokens import Asked, Tokens, TokenUnavailable
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Ruling, Scope, Verdict
@@ -71,10 +71,8 @@ class HeldToken:
             "token_granted", upstream=self._name, life_seconds=life_seconds, is_rotated=is_rotated
         )
 
-    def token_denied(self, denied: Denied, *, is_lasting: bool) -> None:
+    def token_denied(self) -> None:
         self._metrics.count("relay_token_requests_total", self._name, "denied")
-        if is_lasting:
-            self._events.tell("token_late", upstream=self._name, reason=self._words(denied))
 
     def refresh_token_unrecorded(self, error: str) -> None:
         self._events.tell("refresh_token_unrecorded", upstream=self._name, error=error)
@@ -94,13 +92,10 @@ class HeldToken:
             return clean(str(error))
         return ""
 
-    def _words(self, denied: Denied) -> str:
-        is_service_account = self._oauth2.grant is GrantType.SERVICE_ACCOUNT
-        return denied.advised(self._name, is_service_account=is_service_account)
-
     def _unavailable(self, denied: Denied) -> UpstreamUnavailable:
         verdict = Verdict.STOP if denied.is_final else Verdict.PAUSE
         asked_ns = denied.retry_after_seconds * SECOND_NS
         ruling = Ruling(verdict, Scope.UPSTREAM, retry_after_ns=asked_ns) if asked_ns else None
-        text = f"no access token: {self._words(denied)}"
+        is_service_account = self._oauth2.grant is GrantType.SERVICE_ACCOUNT
+        text = f"no access token: {denied.advised(self._name, is_service_account=is_service_account)}"
         return UpstreamUnavailable(Answer(verdict, Phase.AUTH, None, clean(text), ruling=ruling))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from relay.clock import SECOND_NS, Clock
 from relay.queue.queued import Queued, State
-from relay.queue.queues import Queues, queue_id_of
+from relay.queue.queues import Queues
 from relay.queue.upstream_queue import SLICE
 from relay.sender.host import seconds
 from relay.sender.pausing import Pausing
@@ -43,10 +43,10 @@ class LateMail:
     async def look(self) -> int:
         """Warn of late messages, in slices between turns of the loop; return how many were warned."""
         warned = 0
-        for number, key in enumerate(self._queue.keys()):
+        for number, queue_id in enumerate(self._queue.ids()):
             if number % SLICE == 0:
                 await asyncio.sleep(0)
-            queued = self._queue.get(queue_id_of(key))
+            queued = self._queue.get(queue_id)
             if queued is None or not self._is_late(queued):
                 continue
             (message,) = await self._settling.load([queued.queue_id])

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.mail.dsn import NOTHING_ASKED
-from relay.mail.envelope import QueueId
 from relay.mail.rewriting import FRONT_BYTES, Rewritten
 from relay.mail.text import clean
 from relay.queue.queued import Queued, WaitReason
@@ -72,9 +71,9 @@ class Transactions:
         self._throttle, self._pool, self._pausing, self._offers = throttle, pool, pausing, offers
         self._events, self._metrics, self._clock = telemetry
         self._on_end, self._on_fault = on_end, on_fault
-        self._unsettled: dict[QueueId, asyncio.Task[None]] = {}
-        """By the key of the part, what was begun and is not settled."""
-        self._transacting: set[QueueId] = set()
+        self._unsettled: dict[Queued, asyncio.Task[None]] = {}
+        """What was begun and is not settled."""
+        self._transacting: set[Queued] = set()
         """Of these, those that need their connections yet."""
 
     @property
@@ -118,7 +117,7 @@ class Transactions:
             self._upstream,
             span_ns=reservation.reserved_at_ns - queued.since_ns,
         )
-        self._transacting.add(queued.key)
+        self._transacting.add(queued)
         self._begin(attempt, self._send(attempt, reservation))
 
     def refuse(self, attempt: Attempt, unfit: Answer, *, is_for_ever: bool) -> None:
@@ -135,7 +134,7 @@ class Transactions:
         """Give what is in flight so long; transactions that take longer are cut off."""
         if self._unsettled:
             await asyncio.wait(self._unsettled.values(), timeout=grace_seconds)
-            late = [self._unsettled[key] for key in self._transacting]
+            late = [self._unsettled[each] for each in self._transacting]
             for sending in late:
                 sending.cancel()
             await asyncio.gather(*late, return_exceptions=True)
@@ -151,7 +150,7 @@ class Transactions:
         await self.settled()
 
     def _begin(self, attempt: Attempt, run: Coroutine[Any, Any, None]) -> None:
-        self._unsettled[attempt.queued.key] = asyncio.create_task(self._guarded(attempt, run))
+        self._unsettled[attempt.queued] = asyncio.create_task(self._guarded(attempt, run))
 
     async def _guarded(self, attempt: Attempt, run: Coroutine[Any, Any, None]) -> None:
         try:
@@ -161,7 +160,7 @@ class Transactions:
         except BaseException as error:  # noqa: BLE001 - whatever it is, what was sent is not settled
             self._on_fault(error)
         finally:
-            self._unsettled.pop(attempt.queued.key, None)
+            self._unsettled.pop(attempt.queued, None)
             self._on_end()
 
     async def _send(self, attempt: Attempt, reservation: Reservation) -> None:
@@ -178,7 +177,7 @@ class Transactions:
             self._unreadable(attempt.queued, error)
             return
         finally:
-            self._transacting.discard(attempt.queued.key)
+            self._transacting.discard(attempt.queued)
             self._on_end()
         await self._settle(attempt, outcome)
 

@@ -5,24 +5,21 @@ whole reply, in `Refused`.  What is written is one line.
 Strict as RFC 5321, but for what `relay.mail.address` says, and the name in HELO and EHLO.
 """
 
-import enum
+import contextlib
 import re
-from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from relay.mail.address import (
     MalformedAddress,
     MalformedParameters,
     NonAsciiAddress,
-    Path,
     parse_forward_path,
     parse_reverse_path,
 )
 from relay.mail.dsn import (
     NO_REQUEST,
     MalformedDsn,
-    Notify,
     RecipientRequest,
     Ret,
     ascii_orcpt,
@@ -34,31 +31,12 @@ from relay.mail.dsn import (
 from relay.mail.text import clean
 from relay.smtp import replies
 
-_Parsed = TypeVar("_Parsed")
-
 MAX_LINE_BYTES = 2048
 """RFC 5321, 4.5.3.1.4 says 512, and every extension adds room for its parameters."""
 
 # A tab may end a line (it is white space) and is refused by every grammar elsewhere.
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-_LINE_END = re.compile(rb"[\r\n\0]")
 _SIZE = re.compile(r"[0-9]{1,20}\Z")  # RFC 1870, 4
-
-
-class SmtpVerb(enum.StrEnum):
-    HELO = "HELO"
-    EHLO = "EHLO"
-    STARTTLS = "STARTTLS"
-    AUTH = "AUTH"
-    MAIL = "MAIL"
-    RCPT = "RCPT"
-    DATA = "DATA"
-    RSET = "RSET"
-    NOOP = "NOOP"
-    HELP = "HELP"
-    VRFY = "VRFY"
-    EXPN = "EXPN"
-    QUIT = "QUIT"
 
 
 class Refused(Exception):  # noqa: N818 - it is an answer to the client, not a fault of ours
@@ -74,8 +52,6 @@ class MailCommand(NamedTuple):
     size_bytes: int
     """As declared by SIZE=, octets; 0 where it was not."""
     smtputf8: bool
-    eight_bit: bool
-    """BODY=8BITMIME."""
     ret: Ret | None = None
     envid: str = ""
 
@@ -89,15 +65,10 @@ def has_control(line: bytes | bytearray) -> bool:
     return _CONTROL.search(line) is not None
 
 
-def is_one_line(line: bytes) -> bool:
-    """Return whether a command, as it is to be sent, is one line for every server."""
-    return _LINE_END.search(line) is None
-
-
 def split_command(line: bytes) -> tuple[str, str | None]:
     """Return the verb in upper case and the argument, None where there is none.
 
-    Octets outside UTF-8 become lone surrogates, so that `_path` has them back.
+    Octets outside UTF-8 become lone surrogates, so that `_octets` has them back.
     """
     verb, _, argument = line.rstrip(b" \t").decode("utf-8", "surrogateescape").partition(" ")
     return verb.upper(), argument.lstrip(" ") or None
@@ -117,48 +88,45 @@ def parse_mail(argument: str | None, *, has_dsn: bool = True) -> MailCommand:
     """
     if argument is None or argument[:5].upper() != "FROM:":
         raise Refused(replies.MAIL_SYNTAX)
-    path = _path(argument[5:], parse_reverse_path, replies.malformed_sender)
-    size_bytes, eight_bit, ret, envid = 0, False, None, ""
-    for keyword, value in path.parameters.items():
-        is_valid = True
-        match keyword:
-            case "SIZE":
-                is_valid = value is not None and _SIZE.match(value) is not None
-                size_bytes = int(value) if value is not None and is_valid else 0
-            case "BODY":
-                eight_bit = value is not None and value.upper() == "8BITMIME"
-                is_valid = eight_bit or (value is not None and value.upper() == "7BIT")
-            case "SMTPUTF8":
-                is_valid = value is None
-            case "AUTH":
-                pass  # RFC 4954, 5: must be accepted; we trust nobody's word for it, so it is dropped
-            case "RET" if has_dsn:
-                ret = _of_dsn(parse_ret, value)
-            case "ENVID" if has_dsn:
-                envid = _of_dsn(parse_envid, value)
-            case _:
-                raise Refused(replies.UNKNOWN_PARAMETER)
-        if not is_valid:
-            raise Refused(replies.BAD_PARAMETER)
-    return MailCommand(path.address, size_bytes, "SMTPUTF8" in path.parameters, eight_bit, ret, envid)
+    size_bytes, smtputf8, ret, envid = 0, False, None, ""
+    with _refusing(replies.BAD_SENDER):
+        path = parse_reverse_path(_octets(argument[5:]))
+        for keyword, value in path.parameters.items():
+            match keyword, value:
+                case "SIZE", str() if _SIZE.match(value):
+                    size_bytes = int(value)
+                case "BODY", str() if value.upper() in {"7BIT", "8BITMIME"}:
+                    pass  # the content shows which
+                case "SMTPUTF8", None:
+                    smtputf8 = True
+                case "AUTH", _:
+                    pass  # RFC 4954, 5: must be accepted; we trust nobody's word for it, so it is dropped
+                case "RET", _ if has_dsn:
+                    ret = parse_ret(value or "")
+                case "ENVID", str() if has_dsn:
+                    envid = parse_envid(value)
+                case (("SIZE" | "BODY" | "SMTPUTF8"), _):
+                    raise Refused(replies.BAD_PARAMETER)
+                case _:
+                    raise Refused(replies.UNKNOWN_PARAMETER)
+    return MailCommand(path.address, size_bytes, smtputf8, ret, envid)
 
 
 def parse_rcpt(argument: str | None, *, smtputf8: bool, has_dsn: bool = True) -> RcptCommand:
     """Return what the argument of RCPT means (RFC 5321, 4.1.1.3).  Raises Refused as `parse_mail` does."""
     if argument is None or argument[:3].upper() != "TO:":
         raise Refused(replies.RCPT_SYNTAX)
-    parse = partial(parse_forward_path, smtputf8=smtputf8)
-    path = _path(argument[3:], parse, replies.malformed_recipient)
-    notify: Notify | None = None
-    orcpt = ""
-    for keyword, value in path.parameters.items():
-        match keyword:
-            case "NOTIFY" if has_dsn:
-                notify = _of_dsn(parse_notify, value)
-            case "ORCPT" if has_dsn:
-                orcpt = _of_dsn(partial(parse_orcpt, smtputf8=smtputf8), value)
-            case _:
-                raise Refused(replies.UNKNOWN_PARAMETER)
+    notify, orcpt = None, ""
+    with _refusing(replies.BAD_RECIPIENT):
+        path = parse_forward_path(_octets(argument[3:]), smtputf8=smtputf8)
+        for keyword, value in path.parameters.items():
+            match keyword:
+                case "NOTIFY" if has_dsn:
+                    notify = parse_notify(value or "")
+                case "ORCPT" if has_dsn:
+                    orcpt = parse_orcpt(value or "", smtputf8=smtputf8)
+                case _:
+                    raise Refused(replies.UNKNOWN_PARAMETER)
     return RcptCommand(path.address, RecipientRequest(notify, orcpt))
 
 
@@ -172,18 +140,18 @@ def mail_line(
     envid: str = "",
 ) -> bytes:
     """Return MAIL for an address that is valid; no size where SIZE is not offered."""
-    line = f"MAIL FROM:<{reverse_path}>"
+    words = [f"MAIL FROM:<{reverse_path}>"]
     if size_bytes is not None:
-        line += f" SIZE={size_bytes}"
+        words.append(f"SIZE={size_bytes}")
     if eight_bit:
-        line += " BODY=8BITMIME"
+        words.append("BODY=8BITMIME")
     if smtputf8:
-        line += " SMTPUTF8"
+        words.append("SMTPUTF8")
     if ret is not None:
-        line += f" RET={ret}"
+        words.append(f"RET={ret}")
     if envid:
-        line += f" ENVID={envid}"
-    return line.encode("utf-8")
+        words.append(f"ENVID={envid}")
+    return " ".join(words).encode()
 
 
 def rcpt_line(recipient: str, asked: RecipientRequest = NO_REQUEST, *, smtputf8: bool = False) -> bytes:
@@ -196,21 +164,18 @@ def rcpt_line(recipient: str, asked: RecipientRequest = NO_REQUEST, *, smtputf8:
     return line.encode()
 
 
-def _of_dsn(parse: Callable[[str], _Parsed], value: str | None) -> _Parsed:
-    if value is None:
-        raise Refused(replies.BAD_PARAMETER)
-    try:
-        return parse(value)
-    except MalformedDsn as error:
-        raise Refused(replies.malformed_parameters(str(error))) from None
+def _octets(argument: str) -> bytes:
+    return argument.encode("utf-8", "surrogateescape")
 
 
-def _path(argument: str, parse: Callable[[bytes], Path], malformed: Callable[[str], str]) -> Path:
+@contextlib.contextmanager
+def _refusing(bad_address: str) -> Iterator[None]:
+    """Refuse what the grammar of addresses and parameters does not allow."""
     try:
-        return parse(argument.encode("utf-8", "surrogateescape"))
+        yield
     except MalformedAddress as error:
-        raise Refused(malformed(str(error))) from None
-    except MalformedParameters as error:
-        raise Refused(replies.malformed_parameters(str(error))) from None
+        raise Refused(bad_address.format(error)) from None
+    except (MalformedParameters, MalformedDsn) as error:
+        raise Refused(replies.BAD_PARAMETERS.format(error)) from None
     except NonAsciiAddress as error:
-        raise Refused(replies.non_ascii(str(error))) from None
+        raise Refused(replies.NON_ASCII.format(error)) from None

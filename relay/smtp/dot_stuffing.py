@@ -38,31 +38,21 @@ class DotStuffing:
         """Return the next chunk as it is to be sent.  Raises UnsendableContent."""
         if not chunk:
             return b""
-        follows_cr, follows_line = self._last == b"\r", self._last == b"\n"
-        self._check_line_ends(chunk, follows_cr=follows_cr)
-        self._last = chunk[-1:]
+        before, self._last = self._last, chunk[-1:]
+        whole = b"\r" + chunk if before == b"\r" else chunk
+        if not has_only_crlf(whole.removesuffix(b"\r")):
+            raise UnsendableContent("a CR or an LF in the content is not part of a CRLF")
         # Every LF is that of a CRLF by now, so a dot behind one begins a line.  The CRLF is looked for since
         # that is quicker; the chunk's first LF may be the end of one that was cut in two.
         has_dots = b"\r\n." in chunk or chunk.startswith(b"\n.")
         stuffed = chunk.replace(b"\n.", b"\n..") if has_dots else chunk
-        return b"." + stuffed if follows_line and chunk.startswith(b".") else stuffed
+        return b"." + stuffed if before == b"\n" and chunk.startswith(b".") else stuffed
 
     def finish(self) -> bytes:
         """Return the final dot, with its CRLF.  Raises UnsendableContent."""
         if self._last != b"\n":
             raise UnsendableContent("the content does not end in CRLF")
         return b".\r\n"
-
-    @staticmethod
-    def _check_line_ends(chunk: bytes, *, follows_cr: bool) -> None:
-        if follows_cr and not chunk.startswith(b"\n"):
-            raise UnsendableContent("a CR without LF in the content")
-        own_lines = chunk[1:] if follows_cr else chunk
-        if has_only_crlf(own_lines.removesuffix(b"\r")):
-            return
-        if own_lines.count(b"\n") != own_lines.count(b"\r\n"):
-            raise UnsendableContent("an LF without CR in the content")
-        raise UnsendableContent("a CR without LF in the content")
 
 
 class DotUnstuffing:

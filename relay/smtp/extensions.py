@@ -1,11 +1,10 @@
-"""The extensions that a server offers in its reply to EHLO: read, and written.  Pure.
+"""The extensions that a server offers in its reply to EHLO.  Pure.
 
 What is read is valid for the connection that heard it and no other: capabilities differ between the
 hosts behind one name, and before and after TLS (RFC 3207, 4.2).
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relay.smtp.reply import Reply
@@ -27,13 +26,11 @@ class Extensions:
     max_size_bytes: int | None = None
     """The most that it says it takes; None where it names no maximum."""
     eight_bit: bool = False
-    """8BITMIME (RFC 6152)."""
     smtputf8: bool = False
-    """SMTPUTF8 (RFC 6531)."""
     pipelining: bool = False
-    """PIPELINING (RFC 2920): MAIL, RCPT and DATA may be sent at once."""
+    """RFC 2920: MAIL, RCPT and DATA may be sent at once."""
     dsn: bool = False
-    """DSN (RFC 3461): it takes over what the sender wants to be told."""
+    """RFC 3461: it takes over what the sender wants to be told."""
     max_recipients: int | None = None
     """LIMITS RCPTMAX (RFC 9422): recipients in a transaction."""
     max_transactions: int | None = None
@@ -52,36 +49,18 @@ def extensions_of(reply: Reply) -> Extensions:
         if keyword.lower() == "auth":
             mechanisms += parameters.lower().split()
     size = offered.get("size", "").strip()
-    # RFC 1870, 4: zero, or no number, is no fixed maximum.
-    max_size_bytes = int(size) if _NUMBER.match(size) else 0
-    limits = _limits(offered.get("limits", ""))
+    limits = [_LIMIT.match(word.upper()) for word in offered.get("limits", "").split()]
+    most = {match[1]: int(match[2]) for match in limits if match}
     return Extensions(
         starttls="starttls" in offered,
         mechanisms=frozenset(mechanisms),
         has_size="size" in offered,
-        max_size_bytes=max_size_bytes or None,
+        # RFC 1870, 4: zero, or no number, is no fixed maximum.
+        max_size_bytes=(int(size) if _NUMBER.match(size) else 0) or None,
         eight_bit="8bitmime" in offered,
         smtputf8="smtputf8" in offered,
         pipelining="pipelining" in offered,
         dsn="dsn" in offered,
-        max_recipients=limits.get("RCPTMAX"),
-        max_transactions=limits.get("MAILMAX"),
+        max_recipients=most.get("RCPTMAX"),
+        max_transactions=most.get("MAILMAX"),
     )
-
-
-def offer(max_size_bytes: int, *, starttls: bool, mechanisms: Sequence[str], dsn: bool) -> list[str]:
-    return [
-        "PIPELINING",
-        f"SIZE {max_size_bytes}",
-        "8BITMIME",
-        "SMTPUTF8",
-        *(("STARTTLS",) if starttls else ()),
-        *((f"AUTH {' '.join(mechanisms)}",) if mechanisms else ()),
-        "ENHANCEDSTATUSCODES",
-        *(("DSN",) if dsn else ()),
-    ]
-
-
-def _limits(parameters: str) -> dict[str, int]:
-    matches = (_LIMIT.match(word.upper()) for word in parameters.split())
-    return {match[1]: int(match[2]) for match in matches if match}

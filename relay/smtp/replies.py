@@ -5,8 +5,6 @@ Each text is a whole reply without its last CRLF.  RFC 2034, 4: an enhanced code
 No reply repeats what a client sent.
 """
 
-from collections.abc import Sequence
-
 CLOSING = "421 4.3.2 The service is shutting down"
 IDLE_TOO_LONG = "421 4.4.2 Timeout, closing the connection"
 TOO_MANY_CONNECTIONS = "421 4.7.0 Too many connections"
@@ -36,6 +34,7 @@ AUTH_CANCELLED = "501 5.7.0 Authentication cancelled"
 AUTH_LATER = "454 4.7.0 Too many failed attempts, try later"
 AUTH_MALFORMED = "501 5.5.2 The response is not valid"
 AUTH_SYNTAX = "501 5.5.4 Syntax: AUTH mechanism [initial-response]"
+AUTH_UNKNOWN = "504 5.5.4 Only {} are known"
 AUTH_NOT_OFFERED = "502 5.5.1 AUTH is not offered"
 AUTH_TWICE = "503 5.5.1 Already authenticated"
 AUTH_IN_TRANSACTION = "503 5.5.1 AUTH is not permitted during a transaction"
@@ -59,6 +58,11 @@ NEEDS_RECIPIENT = "554 5.5.1 No valid recipients"
 NESTED_MAIL = "503 5.5.1 MAIL was already given"
 MAIL_SYNTAX = "501 5.5.4 Syntax: MAIL FROM:<address>"
 RCPT_SYNTAX = "501 5.5.4 Syntax: RCPT TO:<address>"
+BAD_SENDER = "501 5.1.7 Bad sender address: {}"
+BAD_RECIPIENT = "501 5.1.3 Bad recipient address: {}"
+BAD_PARAMETERS = "501 5.5.4 {}"
+NON_ASCII = "553 5.6.7 {}"
+"""RFC 6531, 3.5: an address that needs SMTPUTF8.  Reasons are ours, and quote nothing."""
 UNKNOWN_PARAMETER = "555 5.5.4 A parameter is not recognized or not implemented"
 BAD_PARAMETER = "501 5.5.4 A parameter has a wrong value"
 TOO_MANY_RECIPIENTS = "452 4.5.3 Too many recipients"
@@ -68,34 +72,6 @@ INTERNAL_FAULT = "451 4.3.0 Internal error, try again later"
 
 BARE_NEWLINE = "550 5.6.0 A line ends in CR or LF alone instead of CRLF (RFC 5321, 2.3.8)"
 LOOPING = "554 5.4.6 Too many Received: lines, the message is looping"
-
-
-def ehlo(hostname: str, extensions: Sequence[str]) -> str:
-    """Return the reply to EHLO, a line for the name and one for each extension (RFC 5321, 4.1.1.1)."""
-    lines = [hostname, *extensions]
-    return "\r\n".join([*(f"250-{line}" for line in lines[:-1]), f"250 {lines[-1]}"])
-
-
-def auth_unknown(mechanisms: Sequence[str]) -> str:
-    return f"504 5.5.4 Only {' and '.join(mechanisms)} are known"
-
-
-def malformed_sender(reason: str) -> str:
-    """Return the refusal of a reverse-path; `reason` is ours and quotes nothing."""
-    return f"501 5.1.7 Bad sender address: {reason}"
-
-
-def malformed_recipient(reason: str) -> str:
-    return f"501 5.1.3 Bad recipient address: {reason}"
-
-
-def malformed_parameters(reason: str) -> str:
-    return f"501 5.5.4 {reason}"
-
-
-def non_ascii(reason: str) -> str:
-    """Return the refusal of an address that needs SMTPUTF8 (RFC 6531, 3.5)."""
-    return f"553 5.6.7 {reason}"
 
 
 def queued(queue_id: str) -> str:

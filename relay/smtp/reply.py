@@ -35,17 +35,13 @@ class Phase(enum.StrEnum):
 
 
 class Reply(NamedTuple):
-    """One whole reply: the code, its enhanced code if it has one, and the text.
-
-    `text` is printable ASCII with `?` for anything else, lines joined by one space,
-    at most 2,000 characters: it may go into a log, a report or JSON as it is.
-    """
-
     code: int
     enhanced: str | None
     text: str
+    """Printable ASCII with `?` for anything else, lines joined by one space, at most 2,000 characters: it may
+    go into a log, a report or JSON as it is."""
     lines: tuple[str, ...] = ()
-    """The lines one by one, as an EHLO reply needs them; same cleaning as `text`."""
+    """One by one, as an EHLO reply needs them; same cleaning as `text`."""
 
     @property
     def is_positive(self) -> bool:
@@ -103,7 +99,7 @@ class ReplyParser:
             if self._take_line(line[:MAX_LINE_BYTES]):
                 lines, self._lines, self._kept_bytes = tuple(self._lines), [], 0
                 # A new object for each reply: `telemetry.metrics` counts one that recipients share once.
-                return Reply(self._code, *_said(self._code, lines))
+                return Reply(self._code, *_cleaned(self._code, lines))
         self._buffer = self._buffer[:MAX_LINE_BYTES]  # the rest of the line is dropped as it comes
         if not _BEGINNING.match(self._buffer):
             # It would be refused at its end; a TLS alert, for one, has none to wait for.
@@ -112,33 +108,23 @@ class ReplyParser:
 
     def _take_line(self, line: bytes) -> bool:
         """Check and keep one line; return whether it is the last of its reply."""
-        code, text, is_last = _read(line)
+        match = _LINE.match(line)
+        if match is None:
+            raise MalformedReply(f"not a reply line: {clean(line)!r}")
+        code = int(match[1])
         if self._lines and code != self._code:
             raise MalformedReply(f"a reply with two codes, {self._code} and {code}")
         self._code = code
-        self._lines.append(text)
+        self._lines.append(match[3] or b"")
         self._kept_bytes += len(line)
         if self._kept_bytes > MAX_REPLY_BYTES:
             # Lines without end would keep the loop busy, and with it all other upstreams, until the timeout.
             raise MalformedReply(f"a reply longer than {MAX_REPLY_BYTES} bytes")
-        return is_last
+        return match[2] != b"-"
 
 
-# An upstream says the same to every MAIL, and to nearly every RCPT.
-_LINES_KNOWN = 64
-
-
-@lru_cache(_LINES_KNOWN)
-def _read(line: bytes) -> tuple[int, bytes, bool]:
-    """Return a line's code and text, and whether it is the last of its reply.  Raises MalformedReply."""
-    match = _LINE.match(line)
-    if match is None:
-        raise MalformedReply(f"not a reply line: {clean(line)!r}")
-    return int(match[1]), match[3] or b"", match[2] != b"-"
-
-
-@lru_cache(_LINES_KNOWN)
-def _said(code: int, raw_lines: tuple[bytes, ...]) -> tuple[str | None, str, tuple[str, ...]]:
+@lru_cache(64)  # an upstream says the same to every MAIL, and to nearly every RCPT
+def _cleaned(code: int, raw_lines: tuple[bytes, ...]) -> tuple[str | None, str, tuple[str, ...]]:
     lines = tuple(clean(line) for line in raw_lines)
     match = _ENHANCED.match(lines[0])
     # RFC 2034, 4: the class of the enhanced code must be that of the reply code.

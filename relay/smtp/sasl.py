@@ -1,13 +1,12 @@
 """SASL in SMTP, from both sides (RFC 4954).  Pure.
 
 Our servers take PLAIN (RFC 4616) and LOGIN (draft-murchison-sasl-login).  To an upstream we also speak
-CRAM-MD5 (RFC 2195), EXTERNAL, and with an access token OAUTHBEARER (RFC 7628) and XOAUTH2
+CRAM-MD5 (RFC 2195), EXTERNAL (RFC 4422, A), and with an access token OAUTHBEARER (RFC 7628) and XOAUTH2
 (developers.google.com, "The SASL XOAUTH2 Mechanism").
 Guarantees: nothing here keeps, logs or quotes what a client said, and no secret is in a
 `repr` or an exception.
 """
 
-import binascii
 import enum
 import hmac
 from base64 import b64decode, b64encode
@@ -28,8 +27,8 @@ class Credentials:
 
     def are_proven_by(self, given: "Credentials") -> bool:
         """Return whether a client knew both, in a time that does not tell which one was wrong."""
-        # Not `and`: it would stop at the first difference.
-        return _same(given.name, self.name) & _same(given.password, self.password)
+        ours, theirs = (f"{each.name}\0{each.password}".encode() for each in (self, given))
+        return hmac.compare_digest(ours, theirs)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -51,16 +50,16 @@ class PasswordCheck(enum.Enum):
 
 # The server's side.
 
-SaslExchange = Generator[bytes, bytes, Credentials]
+SaslExchange = Generator[str, str, Credentials]
 """Yields challenges, is sent responses, returns what the client knows.  Raises Refused."""
 
 
 def _plain() -> SaslExchange:
     """Take `[authzid] NUL authcid NUL passwd` apart (RFC 4616, 2)."""
-    parts = (yield b"").split(b"\0")
+    parts = (yield "").split("\0")
     if len(parts) != 3:
         raise Refused(replies.AUTH_MALFORMED)
-    acting_as, name, password = map(_text, parts)
+    acting_as, name, password = parts
     if acting_as not in {"", name}:
         # Nobody here may act as somebody else.
         raise Refused(replies.AUTH_FAILED)
@@ -68,32 +67,31 @@ def _plain() -> SaslExchange:
 
 
 def _login() -> SaslExchange:
-    name = _text((yield b"Username:"))
-    return Credentials(name, _text((yield b"Password:")))
+    name = yield "Username:"
+    return Credentials(name, (yield "Password:"))
 
 
 EXCHANGES: dict[str, Callable[[], SaslExchange]] = {"PLAIN": _plain, "LOGIN": _login}
 
 
-def encode_challenge(challenge: bytes) -> str:
+def challenge_reply(challenge: str) -> str:
     """Return the reply that asks for the next response (RFC 4954, 4)."""
-    return f"334 {b64encode(challenge).decode('ascii')}"
+    return f"334 {b64encode(challenge.encode()).decode('ascii')}"
 
 
-def decode_response(line: bytes) -> bytes:
-    """Return what a line of the client says.  Raises Refused."""
+def said_in(line: bytes) -> str:
+    """Return what a response of the client says.  Raises Refused."""
     if line == b"*":
         raise Refused(replies.AUTH_CANCELLED)
     if line == b"=":  # RFC 4954, 4: an initial response that is empty
-        return b""
+        return ""
     try:
-        return b64decode(line, validate=True)
-    except binascii.Error:
+        return b64decode(line, validate=True).decode()
+    except ValueError:
         raise Refused(replies.AUTH_MALFORMED) from None
 
 
 # The client's side.
-
 
 Respond = Callable[[str], bytes]
 """From a challenge to its response, both in base64.  Raises ValueError for a challenge that is not."""
@@ -112,44 +110,33 @@ class ClientResponses(NamedTuple):
 
 def responses(mechanism: str, secret: Credentials | BearerToken) -> ClientResponses:
     """Return what a client says.  Raises ValueError where SASL cannot carry the credentials."""
+    name, forbidden = secret.name, "\0"
     if isinstance(secret, BearerToken):
-        return _token_responses(mechanism, secret)
-    name, password = secret.name, secret.password
-    if "\0" in name or "\0" in password:
-        raise ValueError("the user name or the password contains NUL, which SASL cannot carry (RFC 4616, 2)")
-    match mechanism.upper():
-        case "PLAIN":
-            return ClientResponses((lambda _: _encode(f"\0{name}\0{password}"),))
-        case "LOGIN":
+        given, forbidden = secret.token, "\0\1"
+    else:
+        given = secret.password
+    if any(each in name + given for each in forbidden):
+        raise ValueError("the user name or its secret contains NUL or SOH, which SASL cannot carry")
+    match mechanism.upper(), secret:
+        case "PLAIN", Credentials():
+            return ClientResponses((lambda _: _encode(f"\0{name}\0{given}"),))
+        case "LOGIN", Credentials():
             # Two questions, whatever they say.
+            return ClientResponses((lambda _: _encode(name), lambda _: _encode(given)), is_server_first=True)
+        case "CRAM-MD5", Credentials():
             return ClientResponses(
-                (lambda _: _encode(name), lambda _: _encode(password)), is_server_first=True
+                (lambda challenge: _encode(f"{name} {_keyed(given, challenge)}"),), is_server_first=True
             )
-        case "CRAM-MD5":
-            return ClientResponses(
-                (lambda challenge: _encode(f"{name} {_keyed(password, challenge)}"),), is_server_first=True
-            )
-        case "EXTERNAL":
-            # RFC 4422, A: who to act as; who it is the certificate has said.
+        case "EXTERNAL", Credentials():
+            # Who to act as; who it is the certificate has said.
             return ClientResponses((lambda _: _encode(name),))
-        case _:
-            raise ValueError(f"{mechanism} is not known")
-
-
-def _token_responses(mechanism: str, token: BearerToken) -> ClientResponses:
-    if "\1" in token.name or "\0" in token.name:
-        raise ValueError("the user name contains NUL or SOH, which no token's mechanism can carry")
-    if not token.token.isascii() or not token.token.isprintable() or " " in token.token:
-        raise ValueError("the access token is not printable ASCII (RFC 6750, 2.1)")
-    match mechanism.upper():
-        case "XOAUTH2":
-            said = f"user={token.name}\1auth=Bearer {token.token}\1\1"
-            return ClientResponses((lambda _: _encode(said),), to_refusal=b"")
-        case "OAUTHBEARER":
-            name = token.name.replace("=", "=3D").replace(",", "=2C")
-            server = f"host={token.host}\1port={token.port}"
-            said = f"n,a={name},\1{server}\1auth=Bearer {token.token}\1\1"
-            return ClientResponses((lambda _: _encode(said),), to_refusal=_encode("\1"))
+        case "XOAUTH2", BearerToken():
+            xoauth2 = f"user={name}\1auth=Bearer {given}\1\1"
+            return ClientResponses((lambda _: _encode(xoauth2),), to_refusal=b"")
+        case "OAUTHBEARER", BearerToken(host=host, port=port):
+            who = name.replace("=", "=3D").replace(",", "=2C")
+            bearer = f"n,a={who},\1host={host}\1port={port}\1auth=Bearer {given}\1\1"
+            return ClientResponses((lambda _: _encode(bearer),), to_refusal=_encode("\1"))
         case _:
             raise ValueError(f"{mechanism} is not known")
 
@@ -164,14 +151,3 @@ def _keyed(password: str, challenge: str) -> str:
 
 def _encode(text: str) -> bytes:
     return b64encode(text.encode("utf-8", "surrogateescape"))
-
-
-def _same(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode("utf-8"), other.encode("utf-8"))
-
-
-def _text(part: bytes) -> str:
-    try:
-        return part.decode("utf-8")
-    except UnicodeDecodeError:
-        raise Refused(replies.AUTH_MALFORMED) from None

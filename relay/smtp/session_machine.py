@@ -1,16 +1,5 @@
 """The server's side of an SMTP session: a table of states and commands.  Pure, without I/O.
 
-    state        what was said so far
-    GREETED      no HELO or EHLO, or TLS began since
-    READY        HELO or EHLO; no transaction
-    SENDER       MAIL was accepted
-    RECIPIENTS   so was a RCPT
-    EXCHANGE     a challenge of AUTH waits for its response
-    VERIFYING    the owner judges a proof, and tells `judged`
-    SECURING     the owner shakes hands, and tells `secured`
-    CONTENT      the owner takes the content, and tells `go_on`
-    OVER         the last reply was given
-
 `TABLE` says what each command does in the four states that take commands.  Before it come the
 rules that depend on who the client is (`_check`), behind it the grammar of the argument.
 Guarantees: one reply for each line; a refused command changes nothing; nobody
@@ -19,22 +8,13 @@ Assumes: the owner does what the state after a line asks for before it comes aga
 """
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from relay.mail.dsn import DsnRequest, RecipientRequest, Ret, asked_of
 from relay.smtp import replies
-from relay.smtp.commands import Refused, SmtpVerb, parse_host_name, parse_mail, parse_rcpt, split_command
-from relay.smtp.extensions import offer
-from relay.smtp.sasl import (
-    EXCHANGES,
-    Credentials,
-    PasswordCheck,
-    SaslExchange,
-    decode_response,
-    encode_challenge,
-)
+from relay.smtp.commands import Refused, parse_host_name, parse_mail, parse_rcpt, split_command
+from relay.smtp.sasl import EXCHANGES, Credentials, PasswordCheck, SaslExchange, challenge_reply, said_in
 
 MAX_ATTEMPTS = 3
 """Failed authentications in one session before 421."""
@@ -42,21 +22,21 @@ MAX_ATTEMPTS = 3
 # A page in the owner's browser can make it post text to a port on this host, which would
 # be read as commands (Postfix: smtpd_forbidden_commands).
 _WEB_VERBS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
-_NO_ARGUMENT = frozenset({SmtpVerb.RSET, SmtpVerb.QUIT, SmtpVerb.STARTTLS, SmtpVerb.DATA})
+_NO_ARGUMENT = frozenset({"RSET", "QUIT", "STARTTLS", "DATA"})
 
 
 class SessionState(enum.IntEnum):
-    """Where a session stands; the first four take commands."""
+    """What was said so far; the first four take commands."""
 
-    GREETED = 0
-    READY = 1
-    SENDER = 2
-    RECIPIENTS = 3
-    EXCHANGE = 4
-    VERIFYING = 5
-    SECURING = 6
-    CONTENT = 7
-    OVER = 8
+    GREETED = 0  # no HELO or EHLO, or TLS began since
+    READY = 1  # HELO or EHLO; no transaction
+    SENDER = 2  # MAIL was accepted
+    RECIPIENTS = 3  # so was a RCPT
+    EXCHANGE = 4  # a challenge of AUTH waits for its response
+    VERIFYING = 5  # the owner judges a proof, and tells `judged`
+    SECURING = 6  # the owner shakes hands, and tells `secured`
+    CONTENT = 7  # the owner takes the content, and tells `go_on`
+    OVER = 8  # the last reply was given
 
 
 GREETED, READY, SENDER, RECIPIENTS, EXCHANGE, VERIFYING, SECURING, CONTENT, OVER = SessionState
@@ -67,22 +47,22 @@ class MailTransaction:
     reverse_path: str
     smtputf8: bool
     """MAIL carried SMTPUTF8 (RFC 6531, 3.4)."""
-    eight_bit: bool = False
-    recipients: list[str] = field(default_factory=list)
-    named: dict[str, int] = field(default_factory=dict)
-    """The place of each, to be looked up."""
     ret: Ret | None = None
     envid: str = ""
-    asked: list[RecipientRequest] = field(default_factory=list)
-    """For each recipient."""
+    asked: dict[str, RecipientRequest] = field(default_factory=dict)
+    """By recipient, in the order in which they were named."""
+
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        return tuple(self.asked)
 
     @property
     def is_ascii(self) -> bool:
-        return self.reverse_path.isascii() and all(map(str.isascii, self.recipients))
+        return self.reverse_path.isascii() and all(map(str.isascii, self.asked))
 
     @property
     def dsn(self) -> DsnRequest:
-        return DsnRequest(self.ret, self.envid, asked_of(self.asked))
+        return DsnRequest(self.ret, self.envid, asked_of(list(self.asked.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,35 +88,35 @@ class SessionOwner(Protocol):
 _STAYS = (GREETED, READY, SENDER, RECIPIENTS)
 
 TABLE: dict[str, tuple[SessionState | str, ...]] = {
-    SmtpVerb.HELO: (READY, READY, READY, READY),
-    SmtpVerb.EHLO: (READY, READY, READY, READY),
-    SmtpVerb.STARTTLS: (SECURING, SECURING, SECURING, SECURING),
-    SmtpVerb.AUTH: (replies.NEEDS_EHLO, EXCHANGE, *(replies.AUTH_IN_TRANSACTION,) * 2),
-    SmtpVerb.MAIL: (replies.NEEDS_HELO, SENDER, replies.NESTED_MAIL, replies.NESTED_MAIL),
-    SmtpVerb.RCPT: (replies.NEEDS_MAIL, replies.NEEDS_MAIL, RECIPIENTS, RECIPIENTS),
-    SmtpVerb.DATA: (replies.NEEDS_MAIL, replies.NEEDS_MAIL, replies.NEEDS_RECIPIENT, CONTENT),
-    SmtpVerb.RSET: (GREETED, READY, READY, READY),
-    SmtpVerb.NOOP: _STAYS,
-    SmtpVerb.HELP: _STAYS,
-    SmtpVerb.VRFY: _STAYS,
-    SmtpVerb.EXPN: (replies.NOT_IMPLEMENTED,) * 4,
-    SmtpVerb.QUIT: (OVER, OVER, OVER, OVER),
+    "HELO": (READY, READY, READY, READY),
+    "EHLO": (READY, READY, READY, READY),
+    "STARTTLS": (SECURING, SECURING, SECURING, SECURING),
+    "AUTH": (replies.NEEDS_EHLO, EXCHANGE, *(replies.AUTH_IN_TRANSACTION,) * 2),
+    "MAIL": (replies.NEEDS_HELO, SENDER, replies.NESTED_MAIL, replies.NESTED_MAIL),
+    "RCPT": (replies.NEEDS_MAIL, replies.NEEDS_MAIL, RECIPIENTS, RECIPIENTS),
+    "DATA": (replies.NEEDS_MAIL, replies.NEEDS_MAIL, replies.NEEDS_RECIPIENT, CONTENT),
+    "RSET": (GREETED, READY, READY, READY),
+    "NOOP": _STAYS,
+    "HELP": _STAYS,
+    "VRFY": _STAYS,
+    "EXPN": (replies.NOT_IMPLEMENTED,) * 4,
+    "QUIT": (OVER, OVER, OVER, OVER),
 }
 """For each command, in GREETED, READY, SENDER and RECIPIENTS: the state after it, or the refusal."""
 
 FIXED: dict[str, str] = {
-    SmtpVerb.STARTTLS: replies.TLS_READY,
-    SmtpVerb.DATA: replies.GO_AHEAD,
-    SmtpVerb.RSET: replies.OK,
-    SmtpVerb.NOOP: replies.OK,
-    SmtpVerb.HELP: replies.HELP,
+    "STARTTLS": replies.TLS_READY,
+    "DATA": replies.GO_AHEAD,
+    "RSET": replies.OK,
+    "NOOP": replies.OK,
+    "HELP": replies.HELP,
     # RFC 5321, 7.3: the same whatever is asked.
-    SmtpVerb.VRFY: replies.CANNOT_VERIFY,
-    SmtpVerb.QUIT: replies.BYE,
+    "VRFY": replies.CANNOT_VERIFY,
+    "QUIT": replies.BYE,
 }
 """The reply to an accepted command whose argument does not matter."""
 
-ANSWERED_AT_A_STOP = frozenset({SmtpVerb.EHLO, SmtpVerb.HELO, SmtpVerb.QUIT})
+ANSWERED_AT_A_STOP = frozenset({"EHLO", "HELO", "QUIT"})
 """What is obeyed as ever while the server stops.  Some clients take any refusal of EHLO for one of the
 message for good (dma: it bounces, or drops it); the MAIL behind it is the command to refuse."""
 
@@ -152,23 +132,24 @@ class SessionMachine:
         self.phase = "connect"
         """The last command in lower case, or `unknown`."""
         self.helo: str | None = None
+        self.is_extended = False
+        """The client said EHLO."""
         self.user: str | None = None
         """Who logged in."""
         self.is_tls = is_tls
         self.transaction: MailTransaction | None = None
         """In SENDER, RECIPIENTS and CONTENT."""
-        self._terms = terms
-        self._owner = owner
-        self._is_trusted = is_trusted
-        self._is_private = is_private
-        self.is_extended = False
-        self._attempts = 0
-        self._exchange: SaslExchange | None = None
-        self._claimed = ""
         self.proof: Credentials | None = None
         """What the client says that it knows, in VERIFYING."""
         self.reason = ""
         """Of the end, in OVER: quit, refused, errors or shutdown."""
+        self._terms = terms
+        self._owner = owner
+        self._is_trusted = is_trusted
+        self._is_private = is_private
+        self._attempts = 0
+        self._exchange: SaslExchange | None = None
+        self._claimed = ""
 
     @property
     def named_user(self) -> str | None:
@@ -177,13 +158,12 @@ class SessionMachine:
 
     @property
     def protocol(self) -> str:
-        smtputf8 = self.transaction is not None and self.transaction.smtputf8
-        return protocol_name(
-            extended=self.is_extended,
-            tls=self.is_tls,
-            authenticated=self.user is not None,
-            smtputf8=smtputf8,
-        )
+        """The `with` of a Received line, from the registry of RFC 3848 and RFC 6531, 4.3."""
+        if not self.is_extended:
+            return "SMTP"
+        is_utf8 = self.transaction is not None and self.transaction.smtputf8
+        name = "UTF8SMTP" if is_utf8 else "ESMTP"
+        return name + ("S" if self.is_tls else "") + ("A" if self.user is not None else "")
 
     @property
     def takes_commands(self) -> bool:
@@ -197,20 +177,20 @@ class SessionMachine:
         before = self.state
         if before > RECIPIENTS:
             raise _out_of_order("a command", before)
-        name, argument = split_command(line)
+        verb, argument = split_command(line)
         self._claimed = ""
-        row = TABLE.get(name)
-        self.phase = "unknown" if row is None else name.lower()
-        if is_stopping and name not in ANSWERED_AT_A_STOP:
+        row = TABLE.get(verb)
+        self.phase = "unknown" if row is None else verb.lower()
+        if is_stopping and verb not in ANSWERED_AT_A_STOP:
             return self._end(replies.CLOSING, "shutdown")
         if row is None:
-            return self._end(replies.NOT_SMTP, "refused") if name in _WEB_VERBS else replies.UNKNOWN_COMMAND
+            return self._end(replies.NOT_SMTP, "refused") if verb in _WEB_VERBS else replies.UNKNOWN_COMMAND
+        after = row[before]
         try:
-            self._check(name, argument)
-            after = row[before]
+            self._check(verb, argument)
             if isinstance(after, str):
                 return after
-            reply = FIXED.get(name) or self._ACTIONS[name](self, argument)
+            reply = self._obey(verb, argument)
         except Refused as refused:
             return refused.reply
         self.state = VERIFYING if self.proof is not None else after
@@ -265,8 +245,6 @@ class SessionMachine:
         self.state, self.transaction, self.reason = OVER, None, reason
         return reply
 
-    # The rules that depend on who the client is.
-
     @property
     def _offers_auth(self) -> bool:
         """Offer no mechanism where others could read the password."""
@@ -278,85 +256,80 @@ class SessionMachine:
         return self._terms.has_dsn and self.is_extended
 
     def _check(self, verb: str, argument: str | None) -> None:
+        """Ask the rules that depend on who the client is.  Raises Refused."""
         if argument is not None and verb in _NO_ARGUMENT:
             raise Refused(replies.NO_ARGUMENT_ALLOWED)
-        check = self._CHECKS.get(verb)
-        if check is not None:
-            check(self)
+        match verb:
+            case "MAIL" | "RCPT" if not self._is_trusted and self.user is None:
+                if self._offers_auth:
+                    raise Refused(replies.NEEDS_AUTH)
+                needs_tls = self._terms.mechanisms and self._terms.has_starttls
+                raise Refused(replies.NEEDS_TLS_THEN_AUTH if needs_tls else replies.NOT_A_CLIENT)
+            case "AUTH" if not self._terms.mechanisms:
+                raise Refused(replies.AUTH_NOT_OFFERED)
+            case "AUTH" if not self.is_extended:
+                raise Refused(replies.NEEDS_EHLO)
+            case "AUTH" if not self._offers_auth:
+                raise Refused(replies.NEEDS_TLS)
+            case "AUTH" if self.user is not None:
+                raise Refused(replies.AUTH_TWICE)  # RFC 4954, 4
+            case "STARTTLS" if self.is_tls:
+                raise Refused(replies.TLS_ACTIVE)
+            case "STARTTLS" if not self._terms.has_starttls:
+                raise Refused(replies.TLS_NOT_OFFERED)
 
-    def _check_may_relay(self) -> None:
-        if self._is_trusted or self.user is not None:
-            return
-        if self._offers_auth:
-            raise Refused(replies.NEEDS_AUTH)
-        if self._terms.mechanisms and self._terms.has_starttls:
-            raise Refused(replies.NEEDS_TLS_THEN_AUTH)
-        raise Refused(replies.NOT_A_CLIENT)
+    def _obey(self, verb: str, argument: str | None) -> str:
+        """Do what a command asks for that the table allows; return its reply.  Raises Refused."""
+        match verb:
+            case "HELO" | "EHLO":
+                return self._hello(verb, argument)
+            case "AUTH":
+                return self._auth(argument)
+            case "MAIL":
+                return self._mail(argument)
+            case "RCPT":
+                return self._rcpt(argument)
+            case _:
+                return FIXED[verb]
 
-    def _check_may_log_in(self) -> None:
-        """RFC 4954, 4."""
-        if not self._terms.mechanisms:
-            raise Refused(replies.AUTH_NOT_OFFERED)
+    def _hello(self, verb: str, argument: str | None) -> str:
+        terms = self._terms
+        self.helo, self.is_extended = parse_host_name(argument), verb == "EHLO"
         if not self.is_extended:
-            raise Refused(replies.NEEDS_EHLO)
-        if not self._offers_auth:
-            raise Refused(replies.NEEDS_TLS)
-        if self.user is not None:
-            raise Refused(replies.AUTH_TWICE)
-
-    def _check_may_secure(self) -> None:
-        if self.is_tls:
-            raise Refused(replies.TLS_ACTIVE)
-        if not self._terms.has_starttls:
-            raise Refused(replies.TLS_NOT_OFFERED)
-
-    _CHECKS: ClassVar[dict[str, Callable[["SessionMachine"], None]]] = {
-        SmtpVerb.MAIL: _check_may_relay,
-        SmtpVerb.RCPT: _check_may_relay,
-        SmtpVerb.AUTH: _check_may_log_in,
-        SmtpVerb.STARTTLS: _check_may_secure,
-    }
-
-    # What an accepted command does.
-
-    def _helo(self, argument: str | None) -> str:
-        self.helo, self.is_extended = parse_host_name(argument), False
-        return f"250 {self._terms.hostname}"
-
-    def _ehlo(self, argument: str | None) -> str:
-        self.helo, self.is_extended = parse_host_name(argument), True
-        offered = offer(
-            self._terms.max_size_bytes,
-            starttls=self._terms.has_starttls and not self.is_tls,
-            mechanisms=self._terms.mechanisms if self._offers_auth else (),
-            dsn=self._terms.has_dsn,
-        )
-        return replies.ehlo(self._terms.hostname, offered)
+            return f"250 {terms.hostname}"
+        lines = [terms.hostname, "PIPELINING", f"SIZE {terms.max_size_bytes}", "8BITMIME", "SMTPUTF8"]
+        if terms.has_starttls and not self.is_tls:
+            lines.append("STARTTLS")
+        if self._offers_auth:
+            lines.append(f"AUTH {' '.join(terms.mechanisms)}")
+        lines.append("ENHANCEDSTATUSCODES")
+        if terms.has_dsn:
+            lines.append("DSN")
+        return "\r\n".join([*(f"250-{line}" for line in lines[:-1]), f"250 {lines[-1]}"])
 
     def _auth(self, argument: str | None) -> str:
         if argument is None:
             raise Refused(replies.AUTH_SYNTAX)
         name, _, initial = argument.partition(" ")
-        name = name.upper()
-        if name not in self._terms.mechanisms:
-            raise Refused(replies.auth_unknown(self._terms.mechanisms))
-        exchange = EXCHANGES[name]()
+        if name.upper() not in self._terms.mechanisms:
+            raise Refused(replies.AUTH_UNKNOWN.format(" and ".join(self._terms.mechanisms)))
+        exchange = EXCHANGES[name.upper()]()
         challenge = next(exchange)
         if initial:
             return self._advance(exchange, initial.encode("utf-8", "surrogateescape"))
         self._exchange = exchange
-        return encode_challenge(challenge)
+        return challenge_reply(challenge)
 
     def _advance(self, exchange: SaslExchange, line: bytes) -> str:
         self._exchange = None
         try:
-            challenge = exchange.send(decode_response(line))
+            challenge = exchange.send(said_in(line))
         except StopIteration as end:
             proof: Credentials = end.value
             self.proof, self._claimed = proof, proof.name
             return ""
         self._exchange = exchange
-        return encode_challenge(challenge)
+        return challenge_reply(challenge)
 
     def _mail(self, argument: str | None) -> str:
         mail = parse_mail(argument, has_dsn=self._takes_dsn)
@@ -364,45 +337,24 @@ class SessionMachine:
             raise Refused(replies.TOO_BIG)
         if (refusal := self._owner.sender_refusal(mail.reverse_path, mail.size_bytes)) is not None:
             raise Refused(refusal)
-        self.transaction = MailTransaction(
-            mail.reverse_path, mail.smtputf8, mail.eight_bit, ret=mail.ret, envid=mail.envid
-        )
+        self.transaction = MailTransaction(mail.reverse_path, mail.smtputf8, mail.ret, mail.envid)
         return replies.SENDER_OK
 
     def _rcpt(self, argument: str | None) -> str:
-        transaction, terms = self.transaction, self._terms
-        if transaction is None:
+        if self.transaction is None:
             raise AssertionError("a recipient without a transaction")
-        rcpt = parse_rcpt(argument, smtputf8=transaction.smtputf8, has_dsn=self._takes_dsn)
-        recipient = rcpt.recipient
-        if (before := transaction.named.get(recipient)) is not None:
-            transaction.asked[before] = transaction.asked[before].joined(rcpt.asked)
+        asked = self.transaction.asked
+        rcpt = parse_rcpt(argument, smtputf8=self.transaction.smtputf8, has_dsn=self._takes_dsn)
+        if (before := asked.get(rcpt.recipient)) is not None:
+            asked[rcpt.recipient] = before.joined(rcpt.asked)
             return replies.RECIPIENT_OK
-        if len(transaction.recipients) >= terms.max_recipients:
+        if len(asked) >= self._terms.max_recipients:
             raise Refused(replies.TOO_MANY_RECIPIENTS)
-        if (refusal := self._owner.recipient_refusal(recipient)) is not None:
+        if (refusal := self._owner.recipient_refusal(rcpt.recipient)) is not None:
             raise Refused(refusal)
-        transaction.recipients.append(recipient)
-        transaction.asked.append(rcpt.asked)
-        transaction.named.setdefault(recipient, len(transaction.named))
+        asked[rcpt.recipient] = rcpt.asked
         return replies.RECIPIENT_OK
-
-    _ACTIONS: ClassVar[dict[str, Callable[["SessionMachine", str | None], str]]] = {
-        SmtpVerb.HELO: _helo,
-        SmtpVerb.EHLO: _ehlo,
-        SmtpVerb.AUTH: _auth,
-        SmtpVerb.MAIL: _mail,
-        SmtpVerb.RCPT: _rcpt,
-    }
 
 
 def _out_of_order(what: str, state: SessionState) -> AssertionError:
     return AssertionError(f"{what} while the session is {state.name}")
-
-
-def protocol_name(*, extended: bool, tls: bool, authenticated: bool, smtputf8: bool) -> str:
-    """Return the `with` of a Received line, from the registry of RFC 3848 and RFC 6531, 4.3."""
-    if not extended:
-        return "SMTP"
-    name = "UTF8SMTP" if smtputf8 else "ESMTP"
-    return name + ("S" if tls else "") + ("A" if authenticated else "")

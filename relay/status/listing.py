@@ -1,13 +1,13 @@
 """The listing of the queue: a row a message, each with when it will go by estimate.  Reads memory only."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from relay.clock import Clock
 from relay.mail.envelope import QueueId
 from relay.queue.queued import RECIPIENTS_SHOWN, Queued, State
-from relay.queue.queues import Queues, queue_id_of
+from relay.queue.queues import Queues
 from relay.queue.routes import words_of
 from relay.spool.interface import SetAside
 from relay.status.eta import Expected, Load, Pace
@@ -44,7 +44,7 @@ class Listing:
         self._ahead_in_lane: dict[tuple[str, str], Load] = {}
 
     def messages(self) -> list[MessageView]:
-        rows = map(self.row, distinct(sorted(self._queue.keys())))
+        rows = map(self.row, sorted(self._queue.ids()))
         return [each.view for each in rows if each is not None]
 
     def row(self, queue_id: QueueId) -> Listed | None:
@@ -186,12 +186,3 @@ def _as_one(one: Listed, other: Listed) -> Listed:
 def _load_of(parts: Collection[Queued]) -> Load:
     recipients = sum(each.recipients_left for each in parts)
     return Load(len(parts), recipients, sum(each.size_bytes for each in parts))
-
-
-def distinct(keys: Iterable[QueueId]) -> Iterator[QueueId]:
-    """Yield the ids of messages, each once, of the sorted keys of their parts."""
-    last = None
-    for key in keys:
-        if (queue_id := queue_id_of(key)) != last:
-            last = queue_id
-            yield queue_id

@@ -17,7 +17,6 @@ from relay.policy.model import Policy, Upstream
 from relay.queue.counts import Sums, total
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.queued import State
-from relay.queue.routes import Because
 from relay.sender.account import is_mended
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView
@@ -274,13 +273,15 @@ class Watch:
 
     def _routes(self, now_ns: int) -> tuple[RouteStatus, ...]:
         queue, settings = self._sender.queue, self.policy.routes
-        found, stands = [], queue.where()
+        found, standing = [], queue.where()
         # What a start would find of its upstreams nobody knows: the queue was read without them.
         is_known = self.condition is not Condition.DOWN
         for route, numbers in numbers_of(settings).items():
             choice = queue.choice_of(route, now_ns)
-            its = queue.diversions.of(route)
-            since_ns = min((each.since_ns for each in its), default=None)
+            stands, since_ns = standing.get(route, {}), queue.diverted_since_ns(route)
+            # What stands behind the upstream of the route waited too long for that.
+            behind = route.upstreams[route.upstreams.index(choice.upstream) + 1 :]
+            spills_to = tuple(name for name in behind if route.spill_after_ns and stands.get(name))
             found.append(
                 RouteStatus(
                     numbers,
@@ -291,8 +292,8 @@ class Watch:
                     choice.instead_of,
                     None if since_ns is None else self._wall(since_ns),
                     None if choice.until_ns is None else self._wall(choice.until_ns),
-                    tuple(each.upstream for each in its if each.because is Because.SPILL),
-                    stands.get(route, {}),
+                    spills_to,
+                    stands,
                 )
             )
         return tuple(found)

@@ -68,10 +68,6 @@ def _without_optional_values(words: Sequence[str]) -> list[str]:
     return [*("-q" if word.startswith("-q") else word for word in words[:end]), *words[end:]]
 
 
-def _ends_at_dot(call: SendmailCall, value: str) -> None:
-    call.dot_ends = call.dot_ends and value != "i"
-
-
 def _dsn(parse: Callable[[str], object], option: str, value: str) -> object:
     try:
         return parse(value)
@@ -81,8 +77,8 @@ def _dsn(parse: Callable[[str], object], option: str, value: str) -> object:
 
 _EFFECTS: dict[str, Callable[[SendmailCall, str], None]] = {
     "t": lambda call, _: setattr(call, "takes_header", True),
-    "i": lambda call, _: _ends_at_dot(call, "i"),
-    "o": _ends_at_dot,
+    "i": lambda call, _: setattr(call, "dot_ends", False),
+    "o": lambda call, value: setattr(call, "dot_ends", call.dot_ends and value != "i"),
     "f": lambda call, value: setattr(call, "sender", value),
     "r": lambda call, value: setattr(call, "sender", value),
     "F": lambda call, value: setattr(call, "full_name", value),

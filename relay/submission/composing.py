@@ -3,8 +3,8 @@
 Guarantees, as RFC 6409, 8 lets a submission program: lines end in CRLF;
 From, Date and Message-ID are added where they are missing; Bcc is removed, always; a `From ` line of an mbox
 on top becomes a field; a text without a header gets one.  All else stays, octet for octet.
-`delivered` does the same for the head of a file of a maildir, whose envelope is in the lines on top of it;
-it adds nothing to what came from a mail server.
+`delivered` does the same for a file of a maildir, whose envelope is in the lines on top of it; it adds
+nothing to what came from a mail server.
 """
 
 import re
@@ -66,13 +66,13 @@ class EnvelopeSource:
     takes_header: bool = False
 
 
-def delivered(head: bytes, author: Author, choice: EnvelopeSource) -> Submission:
-    """Return the envelope, and the head as it goes; `head` has CRLF, and ends with its empty line, if any.
+def delivered(text: bytes, author: Author, choice: EnvelopeSource) -> Submission:
+    """Return a file of a maildir as it goes.
 
     The Return-Path and the first Delivered-To on top are the envelope, and go; the same lines further down
     are another's, and stay.  Raises NotAnAddress also for an envelope that neither they nor the caller tell.
     """
-    fields, rest = parted(opened(head))
+    fields, rest = parted(opened(_crlf(text)))
     on_top, fields = _on_top(fields)
     if author.sender is None:
         if _RETURN_PATH not in on_top:
@@ -81,9 +81,9 @@ def delivered(head: bytes, author: Author, choice: EnvelopeSource) -> Submission
     recipients = choice.recipients
     if not recipients and not choice.takes_header:
         recipients = (_delivered_to(on_top.get(_DELIVERED_TO), choice.prefix),)
-    text = b"".join([*fields, rest])
     # With `-t` it is a program's own draft; else it came from a mail server, and is whole.
     is_draft = choice.takes_header
+    text = b"".join([*fields, rest])
     return submitted(text, author, recipients, takes_header=is_draft, completes=is_draft)
 
 
@@ -120,8 +120,7 @@ def submitted(
 
     Without `completes` nothing is added.
     """
-    crlf = CrlfLines()
-    fields, rest = parted(opened(crlf.add(text) + crlf.finish()))
+    fields, rest = parted(opened(_crlf(text)))
     named = list(header_fields(b"".join(fields)))
     recipients = [addresses_in(each, author.hostname) for each in argv]
     if takes_header:
@@ -135,27 +134,10 @@ def submitted(
     return Submission(reverse_path, tuple(dict.fromkeys(chain(*recipients))), content)
 
 
-class CrlfLines:
-    """Makes each end of a line CRLF, whatever it was, and ends the last one; of a text in pieces."""
-
-    def __init__(self) -> None:
-        self._cut = b""
-        """A CR at the end of a piece: an LF may follow."""
-        self._tail = b""
-
-    def add(self, piece: bytes) -> bytes:
-        piece = self._cut + piece
-        self._cut = b"\r" if piece.endswith(b"\r") else b""
-        return self._ended(_NEWLINE.sub(b"\r\n", piece.removesuffix(self._cut) if self._cut else piece))
-
-    def finish(self) -> bytes:
-        """Return what is left of it."""
-        left = self._ended(b"\r\n") if self._cut else b""
-        return left or (b"" if self._tail in {b"", b"\r\n"} else b"\r\n")
-
-    def _ended(self, lines: bytes) -> bytes:
-        self._tail = (self._tail + lines[-2:])[-2:]
-        return lines
+def _crlf(text: bytes) -> bytes:
+    """Make each end of a line CRLF, whatever it was, and end the last one."""
+    lines = _NEWLINE.sub(b"\r\n", text)
+    return lines if not lines or lines.endswith(b"\r\n") else lines + b"\r\n"
 
 
 def _recipients_of(named: Iterable[tuple[str, str]]) -> list[str]:

@@ -11,9 +11,9 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from relay.mail.dsn import NO_REQUEST, RecipientRequest
 from relay.policy.model import Listen, Policy, Tls
@@ -22,9 +22,6 @@ from relay.smtp.dot_stuffing import DotStuffing
 from relay.smtp.extensions import extensions_of
 from relay.smtp.reply import MalformedReply, Reply, ReplyParser
 from relay.submission.composing import Submission
-
-if TYPE_CHECKING:
-    from relay.submission.own_session import Tell
 
 _CHUNK_BYTES = 64 * 1024
 _ANSWER_WITHIN_S = 300.0
@@ -67,7 +64,7 @@ _CONTENT = _Phase("the message", os.EX_DATAERR)
 
 
 @contextmanager
-def taker(policy: Policy, hostname: str, tell: "Tell") -> Iterator[socket.socket]:
+def taker(policy: Policy, hostname: str, tell: Callable[[str], None]) -> Iterator[socket.socket]:
     """Raise Refusal where nobody takes mail now, OSError, and ValueError for a spool of another format."""
     if _is_own(policy):
         # Imported only here: most programs may not write into the spool, and need no listener of ours.
@@ -75,7 +72,7 @@ def taker(policy: Policy, hostname: str, tell: "Tell") -> Iterator[socket.socket
         from relay.submission.own_session import own_session  # noqa: PLC0415 - see above
 
         try:
-            with own_session(policy, _terms_of(policy), hostname, tell) as connected:
+            with own_session(policy, _reachable(policy) or policy.listen[0], hostname, tell) as connected:
                 yield connected
         except SpoolBusy as busy:
             raise Refusal(str(busy), os.EX_TEMPFAIL) from busy
@@ -109,10 +106,6 @@ def _reachable(policy: Policy) -> Listen | None:
     return None
 
 
-def _terms_of(policy: Policy) -> Listen:
-    return _reachable(policy) or policy.listen[0]
-
-
 class Handover:
     """One session, for any number of messages."""
 
@@ -125,16 +118,12 @@ class Handover:
         # A relay that runs may be an older one than this.
         self._has_dsn = extensions_of(self._say(f"EHLO {hostname}".encode(), _GREETING)).dsn
 
-    def give(self, submission: Submission, rest: Iterable[bytes] | None = None) -> str:
-        """Return the last reply, which names the queue id.  Raises Refusal: the session may go on.
-
-        `rest` follows the submission's content, in pieces.  What its iterator raises is raised, before the
-        final dot: the caller closes the connection then, and nothing is queued.
-        """
+    def give(self, submission: Submission) -> str:
+        """Return the last reply, which names the queue id.  Raises Refusal: the session may go on."""
         mail = mail_line(
             submission.reverse_path,
-            size_bytes=len(submission.content) if rest is None else None,
-            eight_bit=rest is not None or not submission.content.isascii(),
+            size_bytes=len(submission.content),
+            eight_bit=not submission.content.isascii(),
             smtputf8=submission.smtputf8,
             ret=submission.ret if self._has_dsn else None,
             envid=submission.envid if self._has_dsn else "",
@@ -150,21 +139,16 @@ class Handover:
                 self._say(b"RSET", _GREETING)
             raise
         # Killed here: the session ends without its final dot, and nothing is queued.
-        self._send_content(submission.content, rest or ())
+        stuffing = DotStuffing()
+        for start in range(0, len(submission.content), _CHUNK_BYTES):
+            self._send(stuffing.add(submission.content[start : start + _CHUNK_BYTES]))
+        self._send(stuffing.finish())
         # Killed here: queued whole, or not at all; the caller has not seen exit 0 and may send it again.
         try:
             return str(self._expect(_CONTENT))
         except SessionLost as lost:
             lost.may_be_queued = True
             raise
-
-    def _send_content(self, content: bytes, pieces: Iterable[bytes]) -> None:
-        stuffing = DotStuffing()
-        for start in range(0, len(content), _CHUNK_BYTES):
-            self._send(stuffing.add(content[start : start + _CHUNK_BYTES]))
-        for piece in pieces:
-            self._send(stuffing.add(piece))
-        self._send(stuffing.finish())
 
     def _say(self, line: bytes, phase: _Phase) -> Reply:
         self._send(line + b"\r\n")

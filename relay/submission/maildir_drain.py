@@ -3,8 +3,8 @@
 Guarantees: a message leaves the maildir only once it is durably the relay's, so a kill at any instant costs
 at most a duplicate of one message.  One drain at a time takes from a maildir.  What is refused, and what is
 no message of the maildir's owner (a symbolic link, a FIFO, another user's file), stays and is told of.
-Memory holds a message's header and one piece of the rest.
-Assumes: a file in new/ or cur/ does not change, as maildir(5) has it.
+Memory holds one message.
+Assumes: a file in new/ or cur/ does not change, as maildir(5) has it, and nobody moves it meanwhile.
 Does not: read tmp/, wait for new messages, or return what is refused to its sender.
 """
 
@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +20,15 @@ from pathlib import Path
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.os_errors import is_our_own_lack
 from relay.submission.addresses import NotAnAddress
-from relay.submission.composing import Author, CrlfLines, EnvelopeSource, delivered
+from relay.submission.composing import Author, EnvelopeSource, delivered
 from relay.submission.handover import Handover, Refusal, SessionLost
 
 FOLDERS = ("new", "cur")
 LOCK_NAME = "relay-drain.lock"
 """In the maildir, never removed: a lock that can go away keeps nobody out."""
-MOST_HEAD_BYTES = 1 << 20
-_PIECE_BYTES = 64 * 1024
+MOST_BYTES = 1 << 30
+"""Of what is read before the listener's own limit is asked."""
+_PIECE_BYTES = 1 << 20
 _FLAGS = re.compile(r":2,([A-Za-z]*)\Z")
 _NOT_TO_BE_SENT = {"D": "a draft", "T": "trash"}
 """Flags of maildir(5) that the user's own program set."""
@@ -42,10 +43,6 @@ class NotRemoved(Exception):  # noqa: N818 - a state of the maildir
     """The relay has a message that the maildir keeps: it would go again.  The text says which and why."""
 
 
-class _Unfit(Exception):  # noqa: N818 - what the file is
-    """No message to be handed over; the text says what it is."""
-
-
 @dataclass(slots=True)
 class Drained:
     taken: int = 0
@@ -53,8 +50,6 @@ class Drained:
     """Left, and may go another time."""
     refused: int = 0
     """Left, and stay until somebody acts."""
-    passed_over: int = 0
-    """Drafts and trash."""
 
     @property
     def exit_code(self) -> int:
@@ -109,7 +104,6 @@ class MaildirDrain:
                 flags = _FLAGS.search(name)
                 why = next((w for f, w in _NOT_TO_BE_SENT.items() if flags and f in flags[1]), None)
                 if why is not None:
-                    self._drained.passed_over += 1
                     self._tell(f"{folder}/{name}: left, it is {why}")
                 elif not name.startswith("."):
                     since = name.partition(".")[0]
@@ -128,18 +122,14 @@ class MaildirDrain:
                 if tries > 1 and not lost.may_be_queued:
                     waiting.appendleft((path, tries - 1))
                 else:
-                    self._left(path, str(lost), is_passing=True)
+                    self._left(path, lost, is_passing=True)
                 return
             except Refusal as refusal:
-                self._left(path, str(refusal), is_passing=refusal.exit_code == os.EX_TEMPFAIL)
-            except (NotAnAddress, _Unfit) as fault:
-                self._left(path, str(fault), is_passing=False)
-            except _ReadFailed as failed:
-                # Perhaps amid its content: only the end of the session undoes that.
-                self._left(path, str(failed), is_passing=True)
-                return
+                self._left(path, refusal, is_passing=refusal.exit_code == os.EX_TEMPFAIL)
+            except NotAnAddress as fault:
+                self._left(path, fault, is_passing=False)
 
-    def _left(self, path: str, why: str, *, is_passing: bool) -> None:
+    def _left(self, path: str, why: Exception, *, is_passing: bool) -> None:
         if is_passing:
             self._drained.later += 1
         else:
@@ -147,109 +137,45 @@ class MaildirDrain:
         self._tell(f"{path}: left, {why}")
 
     def _give(self, path: str, handover: Handover) -> None:
-        whole_path = f"{self._maildir}/{path}"
-        with opened(self._disk, _opened_file(self._disk, whole_path)) as fd:
-            _check(self._disk, fd, self._maildir)
-            file = _File(self._disk, fd)
-            submission = delivered(file.head(), self._author(), self._choice)
-            if not submission.recipients:
-                raise NotAnAddress("its header names no recipient")
-            handover.give(submission, file.rest())
-            # Killed here: the relay has it, and so has the maildir; the next drain hands it over again.
-            self._drained.taken += 1
-            self._remove(path, fd)
-
-    def _remove(self, path: str, fd: int) -> None:
-        where = path if self._disk.leads_to(f"{self._maildir}/{path}", fd) else self._moved_to(path, fd)
-        if where is None:
-            return  # another program removed it
+        submission = delivered(self._read(f"{self._maildir}/{path}"), self._author(), self._choice)
+        if not submission.recipients:
+            raise NotAnAddress("its header names no recipient")
+        handover.give(submission)
+        # Killed here: the relay has it, and so has the maildir; the next drain hands it over again.
+        self._drained.taken += 1
         try:
-            self._disk.unlink(f"{self._maildir}/{where}")
+            self._disk.unlink(f"{self._maildir}/{path}")
             # Crash before this: it may be there again, and goes twice.
-            self._disk.sync_directory(f"{self._maildir}/{where.partition('/')[0]}")
+            self._disk.sync_directory(f"{self._maildir}/{path.partition('/')[0]}")
         except OSError as error:
             why = error.strerror or error
-            raise NotRemoved(f"{where}: the relay has it, but it cannot be removed: {why}") from error
+            raise NotRemoved(f"{path}: the relay has it, but it cannot be removed: {why}") from error
 
-    def _moved_to(self, path: str, fd: int) -> str | None:
-        """Return where a mail reader has moved it: into cur/, or to other flags."""
-        unique = path.partition("/")[2].partition(":")[0]
-        for name in self._disk.names(f"{self._maildir}/cur"):
-            if name.startswith(unique) and self._disk.leads_to(f"{self._maildir}/cur/{name}", fd):
-                return f"cur/{name}"
-        return None
+    def _read(self, path: str) -> bytes:
+        """Raise Refusal, and OSError for what is no fault of the file."""
+        try:
+            with opened(self._disk, self._disk.open_read(path)) as fd:
+                self._check(fd)
+                pieces = [b""]
+                while piece := self._disk.pread(fd, _PIECE_BYTES, sum(map(len, pieces))):
+                    pieces.append(piece)
+                return b"".join(pieces)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) or is_our_own_lack(error):
+                raise
+            if not stat.S_ISREG(Path(path).lstat().st_mode):
+                raise Refusal("it is no regular file", os.EX_DATAERR) from None
+            raise Refusal(f"it cannot be read: {error.strerror}", os.EX_TEMPFAIL) from error
 
-
-class _ReadFailed(Exception):  # noqa: N818 - a state of the disk
-    """A file's bytes do not come now."""
-
-
-def _opened_file(disk: Disk, path: str) -> int:
-    try:
-        return disk.open_read(path)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        if is_our_own_lack(error):
-            raise
-        if not stat.S_ISREG(Path(path).lstat().st_mode):
-            raise _Unfit("it is no regular file") from None
-        raise _ReadFailed(f"it cannot be opened: {error.strerror}") from error
-
-
-def _check(disk: Disk, fd: int, maildir: str) -> None:
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise _Unfit("it is no regular file")
-    owner = disk.status(fd).owner
-    ours = {Path(maildir).stat().st_uid}
-    if os.geteuid() != 0:
-        # Not root's: whoever owns the maildir can make new/ lead elsewhere, or link to any file into it.
-        ours.add(os.geteuid())
-    if owner not in ours:
-        raise _Unfit(f"it belongs to user {owner}, and the maildir does not")
-
-
-class _File:
-    """One message, read once."""
-
-    def __init__(self, disk: Disk, fd: int) -> None:
-        self._pieces = self._lines(disk, fd)
-        self._begun = b""
-
-    def head(self) -> bytes:
-        """Return the header, with the empty line behind it if there is one; all lines end in CRLF."""
-        head = b""
-        for piece in self._pieces:
-            head += piece
-            if (end := _end_of_header(head)) is not None:
-                head, self._begun = head[:end], head[end:]
-                break
-            if len(head) > MOST_HEAD_BYTES:
-                raise _Unfit(f"its header is longer than {MOST_HEAD_BYTES} bytes")
-        return head
-
-    def rest(self) -> Iterator[bytes]:
-        yield self._begun
-        yield from self._pieces
-
-    @staticmethod
-    def _lines(disk: Disk, fd: int) -> Iterator[bytes]:
-        lines, offset = CrlfLines(), 0
-        while True:
-            try:
-                piece = disk.pread(fd, _PIECE_BYTES, offset)
-            except OSError as error:
-                raise _ReadFailed(f"it cannot be read: {error.strerror}") from error
-            if not piece:
-                break
-            offset += len(piece)
-            yield lines.add(piece)
-        yield lines.finish()
-
-
-def _end_of_header(text: bytes) -> int | None:
-    """Return where the empty line behind it ends; None where there is none yet."""
-    if text.startswith(b"\r\n"):
-        return 2
-    at = text.find(b"\r\n\r\n")
-    return None if at < 0 else at + 4
+    def _check(self, fd: int) -> None:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise Refusal("it is no regular file", os.EX_DATAERR)
+        ours = {Path(self._maildir).stat().st_uid}
+        if os.geteuid() != 0:
+            # Not root's: whoever owns the maildir can make new/ lead elsewhere, or link to any file into it.
+            ours.add(os.geteuid())
+        if found.st_uid not in ours:
+            raise Refusal(f"it belongs to user {found.st_uid}, and the maildir does not", os.EX_DATAERR)
+        if found.st_size > MOST_BYTES:
+            raise Refusal(f"it is longer than {MOST_BYTES} bytes", os.EX_DATAERR)

@@ -19,15 +19,12 @@ from relay.listener.access import Client, ClientPlace
 from relay.listener.listener_files import ListenerFiles
 from relay.listener.session import ClientSession
 from relay.listener.shared import Reception
-from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Listen, Policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_intake, prepare_spool
 from relay.spool.root.trigger import Trigger
 
 Tell = Callable[[str], None]
-_LOOPBACK = "127.0.0.1"
-_NEITHER_USERS_NOR_TLS = ListenerFiles({}, None)
 
 
 @contextmanager
@@ -52,9 +49,9 @@ def own_session(policy: Policy, listen: Listen, hostname: str, tell: Tell) -> It
 
     async def serve() -> None:
         room = Reception(
-            listen, hostname, intake, _OwnObserver(tell), files=_NEITHER_USERS_NOR_TLS, clock=clock
+            listen, hostname, intake, _OwnObserver(tell), files=ListenerFiles({}, None), clock=clock
         )
-        place = ClientPlace(Client.of_peer(_LOOPBACK), may_relay=True)
+        place = ClientPlace(Client.of_peer("127.0.0.1"), may_relay=True)
         session = ClientSession(room, place)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: session, theirs)
         await session.task
@@ -78,31 +75,15 @@ def own_session(policy: Policy, listen: Listen, hostname: str, tell: Tell) -> It
 
 
 class _OwnObserver:
-    """An observer that passes on faults only: replies reach the caller by themselves."""
+    """Passes on faults only: replies reach the caller by themselves."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
 
-    def connection_opened(self, listener: str, client: str) -> None:
+    def _ignore(self, *_: object, **__: object) -> None:
         pass
 
-    def connection_closed(self, listener: str, client: str, reason: str) -> None:
-        pass
-
-    def refused(self, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
-        pass
-
-    def accepted(
-        self,
-        listener: str,
-        queue_id: QueueId,
-        envelope: Envelope,
-        message_id: str | None,
-        *,
-        size_bytes: int,
-        commit_ns: int,
-    ) -> None:
-        pass
+    connection_opened = connection_closed = refused = accepted = _ignore
 
     def fault(self, listener: str, client: str, error: BaseException) -> None:  # noqa: ARG002 - there is but one
         self._tell(f"fault: {error!r}")

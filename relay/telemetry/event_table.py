@@ -98,8 +98,6 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
     ("token_granted", _INFO,
      ("upstream {upstream}: a new access token, good for {life_seconds} s"
       "{is_rotated:, and a new refresh token}"), ""),
-    ("token_late", _WARNING,
-     "upstream {upstream}: no new access token yet, the one there is goes on being used: {reason}", ""),
     ("refresh_token_unrecorded", _ERROR,
      "upstream {upstream}: no new access token until its new refresh token is on disk: {error}", ""),
     ("pause_unrecorded", _WARNING, "pause of {upstream} is not kept on disk: {error}", ""),

@@ -9,17 +9,15 @@ Does not: keep connections (`pool`), or decide when to send (the service, the th
 """
 
 import asyncio
-import contextlib
-import errno
 import functools
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Shape
@@ -36,10 +34,9 @@ from relay.upstream.timeouts import Timeouts
 from relay.upstream.transaction import Channel, Exchange, Introduction, Transaction, unfit
 from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, Outcome
-from relay.verdicts.verdict import Judge, Layer, Ruling, Verdict
+from relay.verdicts.verdict import Judge, Ruling, Verdict
 
-EHLO_NOT_KNOWN = frozenset({500, 502, 504})
-"""HELO may do after these, unless a rule says that they are about us; 501 is about our name, 550 about us."""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +88,13 @@ class Connection:
         secured = _ssl_of(channel.protocol)
         self.tls = "none" if secured is None else str(secured.version())
         """As the library names it, such as `TLSv1.3`, or `none`."""
-        self.certificate_ends_at_ns = _ends_at_ns(channel.protocol)
+        self.certificate_ends_at_ns = None if secured is None else _ends_at_ns(secured.getpeercert() or {})
         """Wall clock: when the upstream's certificate ends; None without TLS."""
         self.extensions = channel.extensions
         """What the upstream offers, by the word of this connection."""
         self.max_recipients = channel.extensions.max_recipients
         """In a transaction, where the upstream says so (RFC 9422)."""
         self._channel = channel
-
-    def __repr__(self) -> str:
-        return f"<Connection {self.name} {self.tls}, {self.transactions} transactions>"
 
     @property
     def is_usable(self) -> bool:
@@ -113,7 +107,7 @@ class Connection:
         return unfit(self.extensions, shape)
 
     def transact(self, transaction: Transaction) -> Coroutine[Any, Any, Outcome]:
-        """Run a transaction; never raise for what the upstream does.
+        """Run a transaction that is not `unfit`; never raise for what the upstream does.
 
         Raises what the content raises, and `UnsendableContent` if it is not lines that end in CRLF: then
         nothing was relayed.  If cancelled, the connection is closed at once; a caller that cancels after
@@ -131,23 +125,18 @@ class Connection:
 
 
 OnStep = Callable[[str, str], None]
-"""Is told each step of opening once it is done, and what came of it.
-
-The steps: resolve, connect, tls, greeting, ehlo, login."""
+"""Is told each step once it is done, and what came of it: resolve, connect, tls, greeting, ehlo, login."""
 
 
 async def open_connection(
-    account: Account,
-    clock: Clock,
-    timeouts: Timeouts | None = None,
-    on_step: OnStep = lambda _, __: None,
+    account: Account, clock: Clock, timeouts: Timeouts | None = None, on_step: OnStep = lambda _, __: None
 ) -> Connection:
     """Return a connection that is ready for MAIL.  Raises UpstreamUnavailable."""
-    return await _Opening(account, timeouts or Timeouts(), clock, on_step).run()
+    return await _Opening(account, clock, timeouts or Timeouts(), on_step).run()
 
 
 class _Opening:
-    def __init__(self, account: Account, timeouts: Timeouts, clock: Clock, on_step: OnStep) -> None:
+    def __init__(self, account: Account, clock: Clock, timeouts: Timeouts, on_step: OnStep) -> None:
         self._account = account
         self._clock = clock
         self._on_step = on_step
@@ -161,70 +150,56 @@ class _Opening:
     async def run(self) -> Connection:
         try:
             await self._open()
-        except BaseException:
+        except BaseException as error:
             self._protocol.abort()
+            match error:
+                case Broken(reply=None):
+                    answer = error.answer(self._protocol.phase, Verdict.PAUSE)
+                    raise UpstreamUnavailable(answer) from error
+                case Broken(reply=Reply() as reply):
+                    raise self._refused(reply) from error
+                case SecretError():
+                    raise self._unavailable(f"ca_file: {error}") from error
+                case OSError():
+                    raise self._unavailable(_why(error)) from error
             raise
         account = self._account
         channel = Channel(self._protocol, self._extensions, self._timeouts, account.judge, self._introduction)
         return Connection(channel, name=self._name, opened_at_ns=self._clock.boottime_ns())
 
-    def _tls_words(self) -> str:
-        now_ns, pair = self._clock.wall_ns(), self._account.pair
-        words = _tls_words(self._protocol, now_ns)
-        if pair is None:
-            return words
-        days = "" if pair.ends_at_ns is None else f", {_days(pair.ends_at_ns, now_ns)} days left"
-        return f"{words}; shown: ours with SHA-256 {pair.fingerprint}{days}"
-
     async def _open(self) -> None:
-        try:
-            context = None
-            if self._account.tls is not Tls.NONE:
-                # Reads some hundred certificates: not in the loop.
-                context = await asyncio.to_thread(_trusting, self._account.ca_file, self._account.pair)
-            await self._introduce(context)
-            await self._log_in()
-        except Broken as broken:
-            if broken.reply is not None:
-                raise self._refused(broken.reply) from broken
-            raise UpstreamUnavailable(broken.answer(self._protocol.phase, Verdict.PAUSE)) from broken
-        except SecretError as error:
-            raise self._unavailable(f"ca_file: {error}") from error
-        except OSError as error:
-            raise self._unavailable(_why(error)) from error
-
-    async def _introduce(self, context: ssl.SSLContext | None) -> None:
-        """Change to TLS where that is the policy."""
-        account = self._account
-        is_implicit = account.tls is Tls.IMPLICIT
-        await self._connect(context if is_implicit else None)
+        account, context = self._account, None
+        if account.tls is not Tls.NONE:
+            # Reads some hundred certificates: not in the loop.
+            context = await asyncio.to_thread(_trusting, account.ca_file, account.pair)
+        await self._connect(context if account.tls is Tls.IMPLICIT else None)
         greeting = await self._protocol.reply(self._timeouts.greeting_s)
         self._expect(greeting, 220)
         self._on_step("greeting", str(greeting))
         await self._hello()
-        if context is None or is_implicit:
-            return
-        self._protocol.phase = Phase.STARTTLS
-        if not self._extensions.starttls:
-            raise self._unavailable("the upstream does not offer STARTTLS; nothing was sent in the clear")
-        self._expect(await self._protocol.secure(context, account.host, self._timeouts.tls_s), 220)
-        self._on_step("tls", self._tls_words())
-        # RFC 3207, 4.2: what was said before TLS counts for nothing.
-        await self._hello()
+        if account.tls is Tls.STARTTLS and context is not None:
+            self._protocol.phase = Phase.STARTTLS
+            if not self._extensions.starttls:
+                raise self._unavailable("the upstream does not offer STARTTLS; nothing was sent in the clear")
+            self._expect(await self._protocol.secure(context, account.host, self._timeouts.tls_s), 220)
+            self._tell_tls()
+            # RFC 3207, 4.2: what was said before TLS counts for nothing.
+            await self._hello()
+        if account.user is not None:
+            await self._log_in(account.user)
 
     async def _connect(self, context: ssl.SSLContext | None) -> None:
-        last = OSError("the name has no address")
+        """Connect to the first address that answers, and begin implicit TLS."""
+        last, source = OSError("the name has no address"), self._account.source_address
         for address in await self._addresses():
             self._name = f"{self._account.host}[{address}]:{self._account.port}"
             self._protocol = StrictProtocol(self._loop)
-            connected = socket.socket(
-                socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM
-            )
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            connected = socket.socket(family, socket.SOCK_STREAM)
             try:
                 connected.settimeout(0)  # the loop waits, not the call
-                self._bind(connected)
-                async with self._in_time():
-                    await self._loop.sock_connect(connected, (address, self._account.port))
+                self._bind(connected, source)
+                await self._in_time(self._loop.sock_connect(connected, (address, self._account.port)))
             except OSError as error:
                 connected.close()
                 last = error
@@ -232,126 +207,109 @@ class _Opening:
                 connected.close()
                 raise
             else:
-                source = self._account.source_address
                 self._on_step("connect", self._name + ("" if source is None else f" from {source}"))
                 # The upstream has counted this connection; another address would be a second one.
-                await self._begin(connected, context)
+                opening = self._loop.create_connection(
+                    lambda: self._protocol,
+                    sock=connected,
+                    ssl=context,
+                    server_hostname=self._account.host if context else None,
+                )
+                await self._in_time(opening)
                 if context is not None:
-                    self._on_step("tls", self._tls_words())
+                    self._tell_tls()
                 return
         raise last
 
-    def _bind(self, connected: socket.socket) -> None:
+    def _bind(self, connected: socket.socket, source: str | None) -> None:
         """Have a connection come from the policy's address.  Raises UpstreamUnavailable."""
-        source = self._account.source_address
-        if source is None:
-            return
-        try:
-            connected.bind((source, 0))
-        except OSError as error:
-            words = "this host has no such address" if error.errno == errno.EADDRNOTAVAIL else _why(error)
-            raise self._unavailable(f"source_address {source}: {words}") from error
+        if source is not None:
+            try:
+                connected.bind((source, 0))
+            except OSError as error:
+                raise self._unavailable(f"source_address {source}: {_why(error)}") from error
 
-    async def _begin(self, connected: socket.socket, context: ssl.SSLContext | None) -> None:
-        async with self._in_time():
-            await self._loop.create_connection(
-                lambda: self._protocol,
-                sock=connected,
-                ssl=context,
-                server_hostname=self._account.host if context else None,
-            )
-
-    @contextlib.asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
+    async def _in_time(self, waited: Awaitable[_T]) -> _T:
         """Raise TimeoutError, in words, where nobody answers."""
         try:
             async with asyncio.timeout(self._timeouts.connect_s):
-                yield
+                return await waited
         except TimeoutError:
             raise TimeoutError(f"no answer within {self._timeouts.connect_s:g} s") from None
 
     async def _addresses(self) -> list[str]:
         """Keep this host's order of preference (RFC 6724)."""
-        account = self._account
+        account, source = self._account, self._account.source_address
+        family = socket.AF_UNSPEC
+        if source is not None:
+            family = socket.AF_INET6 if ":" in source else socket.AF_INET
+        asked = self._loop.getaddrinfo(account.host, account.port, family=family, type=socket.SOCK_STREAM)
         try:
-            async with asyncio.timeout(self._timeouts.connect_s):
-                found = await self._loop.getaddrinfo(account.host, account.port, type=socket.SOCK_STREAM)
-        except TimeoutError:
-            raise self._unavailable("the name could not be looked up in time") from None
+            found = await self._in_time(asked)
         except OSError as error:
-            raise self._unavailable(f"the name could not be looked up: {_why(error)}") from error
+            of_family = "" if source is None else f", for connections from {source}"
+            raise self._unavailable(f"the name could not be looked up{of_family}: {_why(error)}") from error
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         self._on_step("resolve", " ".join(addresses))
-        if account.source_address is not None:
-            is_v6 = ":" in account.source_address
-            addresses = [address for address in addresses if (":" in address) is is_v6]
-            if not addresses:
-                family = "IPv6" if is_v6 else "IPv4"
-                text = (
-                    f"source_address {account.source_address} is {family}: the name has no {family} address"
-                )
-                raise self._unavailable(text)
         if account.tls is Tls.NONE and account.user is not None:
-            addresses = [address for address in addresses if _is_loopback(address)]
+            addresses = [each for each in addresses if ip_address(each.partition("%")[0]).is_loopback]
             if not addresses:
                 raise self._unavailable("a password is never sent without TLS, but to this host itself")
         return addresses
 
     async def _hello(self) -> None:
-        """Say EHLO; or HELO, to an upstream that does not know EHLO, if nothing of it is needed."""
         line = self._introduction.line
         reply = await self._protocol.command(line, Phase.EHLO, self._timeouts.hello_s)
-        if reply.code == 250:
-            offered = extensions_of(reply)
-            may_pipeline = offered.pipelining and self._account.pipelining
-            self._on_step("ehlo", " ".join(line.strip() for line in reply.lines[1:]) or "no extensions")
-            self._extensions = replace(offered, pipelining=may_pipeline)
-            self._introduction = Introduction(line, reply.lines[0])
-            return
-        needs_ehlo = self._account.tls is Tls.STARTTLS or self._account.user is not None
-        is_about_us = self._account.judge.ruling(Phase.EHLO, reply).layer is not Layer.DEFAULT
-        if reply.code not in EHLO_NOT_KNOWN or is_about_us or needs_ehlo:
-            raise self._refused(reply)
-        reply = await self._protocol.command(b"HELO" + line[4:], Phase.EHLO, self._timeouts.hello_s)
         self._expect(reply, 250)
-        self._on_step("ehlo", "HELO only: no extensions")
+        offered = extensions_of(reply)
+        self._extensions = replace(offered, pipelining=offered.pipelining and self._account.pipelining)
+        self._introduction = Introduction(line, reply.lines[0])
+        self._on_step("ehlo", " ".join(line.strip() for line in reply.lines[1:]) or "no extensions")
 
-    async def _log_in(self) -> None:
+    async def _log_in(self, user: str) -> None:
         account, offered = self._account, self._extensions.mechanisms
-        if account.user is None:
-            return
         self._protocol.phase = Phase.AUTH
         mechanism = choose(offered, account.mechanism, is_encrypted=account.tls is not Tls.NONE)
         if mechanism is None:
             names = " ".join(sorted(offered)).upper() or "none"
             raise self._unavailable(f"no usable mechanism to log in with; the upstream offers {names}")
-        credentials = account.token or Credentials(account.user, account.password or "")
+        credentials = account.token or Credentials(user, account.password or "")
         refusal = await log_in(self._protocol, credentials, mechanism, self._timeouts.auth_s, self._ruling)
         if refusal is not None:
             raise UpstreamUnavailable(refusal)
         self._on_step("login", mechanism.value.upper())
+
+    def _tell_tls(self) -> None:
+        """Tell version, cipher, and whose certificate it is, by whom, for how long yet; and what is shown."""
+        secured, pair, now_ns = _ssl_of(self._protocol), self._account.pair, self._clock.wall_ns()
+        if secured is None:
+            return
+        theirs: Mapping[str, Any] = secured.getpeercert() or {}
+        cipher, days = (secured.cipher() or ("?",))[0], _days_left(_ends_at_ns(theirs), now_ns)
+        names = f"{_name_in(theirs, 'subject')} by {_name_in(theirs, 'issuer')}"
+        words = f"{secured.version()} {cipher}, {names}{days} (until {theirs.get('notAfter')})"
+        if pair is not None:
+            words += f"; shown: ours with SHA-256 {pair.fingerprint}{_days_left(pair.ends_at_ns, now_ns)}"
+        self._on_step("tls", words)
 
     def _expect(self, reply: Reply, code: int) -> None:
         if reply.code != code:
             raise self._refused(reply)
 
     def _refused(self, reply: Reply) -> UpstreamUnavailable:
-        ruling = self._ruling(reply)
-        return UpstreamUnavailable(
-            Answer(ruling.verdict, self._protocol.phase, reply, str(reply), ruling=ruling)
-        )
+        ruling, phase = self._ruling(reply), self._protocol.phase
+        return UpstreamUnavailable(Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling))
 
     def _ruling(self, reply: Reply) -> Ruling:
         words = ClientWords(host=self._account.helo_name)
         return self._account.judge.ruling(self._protocol.phase, reply, words)
 
     def _unavailable(self, text: str) -> UpstreamUnavailable:
-        return UpstreamUnavailable(
-            Answer(Verdict.PAUSE, self._protocol.phase, None, clean(f"{self._name}: {text}"))
-        )
+        text = clean(f"{self._name}: {text}")
+        return UpstreamUnavailable(Answer(Verdict.PAUSE, self._protocol.phase, None, text))
 
 
-def _trusting(ca_file: Path | None, pair: KeyPair | None = None) -> ssl.SSLContext:
+def _trusting(ca_file: Path | None, pair: KeyPair | None) -> ssl.SSLContext:
     """Trust the system's authorities without a file; show a pair.  Raises SecretError, OSError."""
     return _context(ca_file, None if ca_file is None else read_authorities(ca_file), pair)
 
@@ -372,43 +330,26 @@ def _context(ca_file: Path | None, authorities: str | None, pair: KeyPair | None
     return context
 
 
-def _is_loopback(address: str) -> bool:
-    return ip_address(address.partition("%")[0]).is_loopback
-
-
 def _ssl_of(protocol: StrictProtocol) -> ssl.SSLObject | None:
     transport = protocol.transport
     return None if transport is None else transport.get_extra_info("ssl_object")
 
 
-def _tls_words(protocol: StrictProtocol, wall_ns: int) -> str:
-    """Return version, cipher, and whose certificate it is, by whom, for how long yet."""
-    if (secured := _ssl_of(protocol)) is None:
-        return "none"
-    shown: Mapping[str, Any] = secured.getpeercert() or {}
-    cipher = (secured.cipher() or ("?",))[0]
-    names = [_name_in(shown.get(key, ())) for key in ("subject", "issuer")]
-    ends, ends_at_ns = str(shown.get("notAfter")), _ends_at_ns(protocol)
-    days = f"until {ends}" if ends_at_ns is None else f"{_days(ends_at_ns, wall_ns)} days left (until {ends})"
-    return f"{secured.version()} {cipher}, {names[0]} by {names[1]}, {days}"
-
-
-def _ends_at_ns(protocol: StrictProtocol) -> int | None:
-    """Return when the certificate of the other side ends, by the wall clock; None without one."""
-    secured = _ssl_of(protocol)
-    shown: Mapping[str, Any] = (secured and secured.getpeercert()) or {}
+def _ends_at_ns(certificate: Mapping[str, Any]) -> int | None:
+    """Return when a certificate ends, by the wall clock."""
     try:
-        return ssl.cert_time_to_seconds(str(shown.get("notAfter"))) * SECOND_NS
+        return ssl.cert_time_to_seconds(str(certificate.get("notAfter"))) * SECOND_NS
     except ValueError:
         return None
 
 
-def _days(ends_at_ns: int, wall_ns: int) -> int:
-    return (ends_at_ns - wall_ns) // (86_400 * SECOND_NS)
+def _days_left(ends_at_ns: int | None, wall_ns: int) -> str:
+    return "" if ends_at_ns is None else f", {(ends_at_ns - wall_ns) // (86_400 * SECOND_NS)} days left"
 
 
-def _name_in(parts: Iterable[Iterable[tuple[str, str]]]) -> str:
-    """Return the common name, or else the organisation, of a name as `ssl` gives it."""
+def _name_in(certificate: Mapping[str, Any], whose: str) -> str:
+    """Return the common name, or else the organisation, of the subject or the issuer."""
+    parts: Iterable[Iterable[tuple[str, str]]] = certificate.get(whose, ())
     by_key = {key: value for part in parts for key, value in part}
     return clean(by_key.get("commonName") or by_key.get("organizationName") or "?")
 

@@ -2,12 +2,9 @@
 
 A refused login is never followed by another: three tries at a wrong password lock accounts.
 
-Where the owner names no mechanism: under TLS PLAIN, then LOGIN, then CRAM-MD5, since TLS already
-hides the password and CRAM-MD5 is often announced by servers that cannot verify it.  CRAM-MD5 also
-makes the upstream store the password itself.  Without TLS (loopback only) CRAM-MD5 first, since it
-alone does not show the password.
-
-An access token is sent by OAUTHBEARER, else by XOAUTH2.  An upstream that refuses it sends a challenge first.
+Where the owner names no mechanism: under TLS PLAIN, then LOGIN, then CRAM-MD5, since TLS already hides the
+password and CRAM-MD5 is often announced by servers that cannot verify it.  Without TLS (loopback only)
+CRAM-MD5 first, since it alone does not show the password.  A token goes by OAUTHBEARER, else by XOAUTH2.
 
 What a server says to AUTH may repeat the password or the token, whole, cut or in lines.  So of such a reply
 nothing leaves this module but its reply code and its enhanced status code, and what the rules make of it.
@@ -53,41 +50,39 @@ async def log_in(
 ) -> Answer | None:
     """Log in once; return the refusal, or None where there was none.
 
-    `ruling_of` is given the whole reply.  Raises Broken; Garbled where the exchange is not the
-    mechanism's.
+    `ruling_of` is given the whole reply.  Raises Broken; Garbled where the exchange is not the mechanism's.
     """
     try:
         reply = await _exchange(protocol, credentials, mechanism.value, timeout_s)
     except Farewell as farewell:
         reply = farewell.reply
+    except ValueError as error:
+        # Of SASL: the password cannot be carried, or the challenge is none.
+        raise Garbled(str(error)) from None
     if reply.code == 235:
         return None
     ruling, codes = replace(ruling_of(reply), said=""), _codes(reply)
-    return Answer(
-        ruling.verdict, Phase.AUTH, codes, f"{codes} (reply to AUTH; its text is not shown)", ruling=ruling
-    )
+    text = f"{codes} (reply to AUTH; its text is not shown)"
+    return Answer(ruling.verdict, Phase.AUTH, codes, text, ruling=ruling)
 
 
 async def _exchange(
     protocol: StrictProtocol, credentials: Credentials | BearerToken, mechanism: str, timeout_s: float
 ) -> Reply:
+    """Return the last reply.  Raises ValueError too."""
     line = b"AUTH " + mechanism.upper().encode("ascii")
-    try:
-        due, is_server_first, to_refusal = responses(mechanism, credentials)
-        if not is_server_first:
-            with_first = line + b" " + due[0]("")
-            if len(with_first) + len(b"\r\n") <= LONGEST_LINE_BYTES:
-                line, due = with_first, due[1:]
-        reply = await protocol.command(line, Phase.AUTH, timeout_s)
-        for respond in due:
-            if reply.is_positive:
-                raise Garbled(f"the upstream said {_codes(reply)} before it was told the password")
-            if reply.code != 334:
-                return reply
-            reply = await protocol.command(respond(reply.text), Phase.AUTH, timeout_s)
-    except ValueError as error:
-        # Of `responses`: the password cannot be carried, or the challenge is none.
-        raise Garbled(str(error)) from None
+    due, is_server_first, to_refusal = responses(mechanism, credentials)
+    if not is_server_first:
+        with_first = line + b" " + due[0]("")
+        if len(with_first) + len(b"\r\n") <= LONGEST_LINE_BYTES:
+            line, due = with_first, due[1:]
+    reply = await protocol.command(line, Phase.AUTH, timeout_s)
+    for respond in due:
+        if reply.is_positive:
+            raise Garbled(f"the upstream said {_codes(reply)} before it was told the password")
+        if reply.code != 334:
+            return reply
+        reply = await protocol.command(respond(reply.text), Phase.AUTH, timeout_s)
     if reply.code == 334 and to_refusal is not None:
         reply = await protocol.command(to_refusal, Phase.AUTH, timeout_s)
         if reply.is_positive:

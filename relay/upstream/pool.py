@@ -22,11 +22,9 @@ class Poolable(Protocol):
     @property
     def is_usable(self) -> bool:
         """Whether another transaction may be begun on it."""
-        ...
 
     async def close(self) -> None:
         """Be short, and never raise."""
-        ...
 
     def abort(self) -> None: ...
 
@@ -61,9 +59,9 @@ class Pool(Generic[C]):
         self._opener, self._caps, self._clock = opener, caps, clock
         self._on_change, self._on_failed = on_change, on_failed
         self._expected = (1, 0)  # how many messages a session takes, and until when that is known
-        self._idle: dict[C, int] = {}  # since when; used last is last
+        self._idle: dict[C, int] = {}  # since when; the one given back last is last
         self._busy: dict[C, int] = {}  # since when it had been idle
-        self._old: set[C] = set()  # of them, those of an opener of before
+        self._openers: dict[C, Open[C]] = {}  # of all of these
         self._opening: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._rests_until_ns = 0
@@ -87,15 +85,19 @@ class Pool(Generic[C]):
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        self._drop_idle()
+        self._drop_unfit()
         taken = list(reversed(self._idle))[:most]
         for connection in taken:
             self._busy[connection] = self._idle.pop(connection)
-        for _ in range(self._lacking(most - len(taken))):
-            opening = asyncio.get_running_loop().create_task(self._open(self._opener))
-            self._opening.add(opening)
-            # One that is cancelled before its first step does not come to its end.
-            opening.add_done_callback(self._opening.discard)
+        if not self._is_stopped and self._clock.boottime_ns() >= self._rests_until_ns:
+            lacking = most - len(taken)
+            # One on its way from a transaction to who waits for it is open.
+            lacking = (lacking if self.open else min(1, lacking)) - len(self._opening)
+            for _ in range(min(lacking, self._caps.connections - self._count())):
+                opening = asyncio.get_running_loop().create_task(self._open(self._opener))
+                self._opening.add(opening)
+                # One that is cancelled before its first step does not come to its end.
+                opening.add_done_callback(self._opening.discard)
         return taken
 
     def release(self, connection: C, *, was_used: bool = True) -> None:
@@ -104,8 +106,7 @@ class Pool(Generic[C]):
         self._keep(connection, self._clock.boottime_ns() if was_used else since_ns)
 
     def discard(self, connection: C) -> None:
-        del self._busy[connection]
-        self._old.discard(connection)
+        del self._busy[connection], self._openers[connection]
         connection.abort()
 
     def expect_most(self, messages: int | None) -> None:
@@ -127,11 +128,7 @@ class Pool(Generic[C]):
         self._rests_until_ns = 0
         if opener is not None:
             self._opener = opener
-            self._old.update(self._busy)
             self.expect_most(None)
-        too_many = len(self._idle) if opener is not None else max(0, self._count() - caps.connections)
-        for connection in list(self._idle)[:too_many]:
-            self._retire(connection)
         self._look()
 
     def stop(self) -> None:
@@ -143,20 +140,9 @@ class Pool(Generic[C]):
     async def close(self) -> None:
         """Stop, and close idle connections."""
         self.stop()
-        for connection in list(self._idle):
-            self._retire(connection)
         self._look()
         while self._opening or self._closing:
             await asyncio.wait([*self._opening, *self._closing])
-
-    def _lacking(self, wanted: int) -> int:
-        """Return how many connections to open now."""
-        if self._is_stopped or self._clock.boottime_ns() < self._rests_until_ns:
-            return 0
-        room = self._caps.connections - self._count()
-        # By the pool's own count: one that is on its way from a transaction to who waits for it is open.
-        most = wanted - len(self._opening) if self.open else min(wanted, 1 - len(self._opening))
-        return max(0, min(most, room))
 
     async def _open(self, opener: Open[C]) -> None:
         try:
@@ -165,14 +151,19 @@ class Pool(Generic[C]):
             if not self._is_stopped and opener is self._opener:
                 self._fail(error)
         else:
-            if opener is not self._opener:
-                self._old.add(connection)
+            self._opening -= {asyncio.current_task()}
+            self._openers[connection] = opener
             self._keep(connection, self._clock.boottime_ns())
         finally:
-            if (task := asyncio.current_task()) is not None:
-                self._opening.discard(task)
+            self._opening -= {asyncio.current_task()}
         # Told last: who looks again must not count on this one still coming.
         self._on_change()
+
+    def _keep(self, connection: C, since_ns: int) -> None:
+        self._idle[connection] = since_ns
+        self._drop_unfit()
+        if self._timer is None:
+            self._look()
 
     def _fail(self, error: Exception) -> None:
         try:
@@ -193,56 +184,43 @@ class Pool(Generic[C]):
 
     def _count(self) -> int:
         """Count every connection that the upstream may see."""
-        return len(self._idle) + len(self._busy) + len(self._opening) + len(self._closing)
+        return len(self._openers) + len(self._opening) + len(self._closing)
 
-    def _may_stay(self, connection: C, since_ns: int) -> bool:
+    def _may_stay(self, connection: C) -> bool:
         now_ns, caps = self._clock.boottime_ns(), self._caps
         expected, until_ns = self._expected
         most = caps.max_messages if now_ns >= until_ns else min(caps.max_messages, expected)
-        is_young = now_ns - connection.opened_at_ns < caps.max_age_ns and now_ns - since_ns < caps.idle_ns
-        return connection.is_usable and connection.transactions < most and is_young
+        return (
+            not self._is_stopped
+            and self._openers[connection] is self._opener
+            and connection.is_usable
+            and connection.transactions < most
+            and now_ns - connection.opened_at_ns < caps.max_age_ns
+            and now_ns - self._idle[connection] < caps.idle_ns
+        )
 
-    def _keep(self, connection: C, since_ns: int) -> None:
-        """Take a connection in that nobody holds, if it may be used again, and close it otherwise."""
-        has_room = len(self._idle) + len(self._busy) + len(self._closing) < self._caps.connections
-        is_current = connection not in self._old and not self._is_stopped
-        self._idle[connection] = since_ns
-        if is_current and has_room and self._may_stay(connection, since_ns):
-            self._idle = dict(sorted(self._idle.items(), key=lambda each: each[1]))
-            if self._timer is None or next(iter(self._idle)) is connection:
-                self._look()
-        else:
-            self._retire(connection)
+    def _drop_unfit(self) -> None:
+        """Close idle connections that may not stay, and those above the cap; they count until gone."""
+        for connection in list(self._idle):
+            is_above_cap = len(self._openers) + len(self._opening) > self._caps.connections
+            if self._may_stay(connection) and not is_above_cap:
+                continue
+            del self._idle[connection], self._openers[connection]
+            closing = asyncio.get_running_loop().create_task(connection.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._ended)
 
-    def _drop_idle(self) -> None:
-        """Close idle connections that may not be used again."""
-        for connection, since_ns in list(self._idle.items()):
-            if not self._may_stay(connection, since_ns):
-                self._retire(connection)
-
-    def _retire(self, connection: C) -> None:
-        """Close an idle connection; it counts until it is gone."""
-        del self._idle[connection]
-        self._old.discard(connection)
-        closing = asyncio.get_running_loop().create_task(_closed(connection))
-        self._closing.add(closing)
-        closing.add_done_callback(self._retired)
-
-    def _retired(self, closing: asyncio.Task[None]) -> None:
+    def _ended(self, closing: asyncio.Task[None]) -> None:
         self._closing.discard(closing)
         self._on_change()
 
     def _look(self) -> None:
         """Look at the idle ones now, and when the first has been idle for long enough."""
-        self._drop_idle()
+        self._drop_unfit()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._idle:
-            left_ns = next(iter(self._idle.values())) + self._caps.idle_ns - self._clock.boottime_ns()
+            left_ns = min(self._idle.values()) + self._caps.idle_ns - self._clock.boottime_ns()
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(0, left_ns) / SECOND_NS, self._look)
-
-
-async def _closed(connection: Poolable) -> None:
-    await connection.close()

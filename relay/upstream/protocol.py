@@ -5,11 +5,11 @@ Guarantees
   wait before a command, or follow the last reply unasked, end the connection.  Only 421 may
   come unasked (RFC 5321, 3.8); replies in front of it stand;
 - after any `Broken` the connection is of no more use, and says so;
-- no command line contains CR, LF or NUL, and no exception contains a command line;
+- no command line contains a control character, and no exception contains a command line;
 - the final dot is written only behind content that arrived whole and ended in CRLF, and not behind a reply
   that came before it.
-Takes from the base class: the transport, its flow control, and the change to TLS; not its reading
-of replies, which pairs `250ok` or a leftover line with a command.
+Takes from the base class: the transport and its flow control; not its reading of replies, which pairs
+`250ok` or a leftover line with a command.
 Costs: no asyncio Task and no wait_for per command.
 Assumes: one user at a time.
 """
@@ -20,12 +20,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import cast
 
-from aiosmtplib.errors import SMTPException, SMTPResponseException
 from aiosmtplib.protocol import SMTPProtocol
-from aiosmtplib.response import SMTPResponse
 
 from relay.mail.text import clean
-from relay.smtp.commands import is_one_line
+from relay.smtp.commands import has_control
 from relay.smtp.dot_stuffing import DotStuffing
 from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
 from relay.verdicts.outcome import Answer
@@ -35,6 +33,8 @@ _PROTOCOL_STATUS = "4.5.0"
 """RFC 3463, 3.6: something is wrong with the protocol, and nobody knows what."""
 BLOCK_BYTES = 64 * 1024
 """Content is sent in blocks of at least this many octets; less goes with its dot in one write."""
+_UNASKED = "the upstream sent more than the replies that were due"
+_NAMED = {Phase.CONNECT: "the connection", Phase.EOD: "the final dot"}
 
 
 class Broken(Exception):  # noqa: N818 - it is what became of the connection, and reads as such
@@ -51,7 +51,8 @@ class Broken(Exception):  # noqa: N818 - it is what became of the connection, an
     """
 
     def answer(self, phase: Phase, verdict: Verdict) -> Answer:
-        text = str(self.reply) if self.reply else f"waiting for the reply to {_named(phase)}: {self}"
+        waited_for = _NAMED.get(phase, phase.upper())
+        text = str(self.reply) if self.reply else f"waiting for the reply to {waited_for}: {self}"
         return Answer(verdict, phase, self.reply, text, own_status=self.status)
 
 
@@ -74,10 +75,9 @@ class Farewell(Broken):
 
     reply: Reply
 
-    def __init__(self, reply: Reply, *, is_unasked: bool) -> None:
+    def __init__(self, reply: Reply) -> None:
         super().__init__(str(reply))
         self.reply = reply
-        self.is_unasked = is_unasked
 
 
 class StrictProtocol(SMTPProtocol):
@@ -90,7 +90,6 @@ class StrictProtocol(SMTPProtocol):
         self._parser = ReplyParser()
         self._due = 1  # replies to come; the greeting comes unasked
         self._replies: deque[Reply] = deque()  # came, and nobody took them yet
-        self._latest = Reply(0, None, "")  # the one taken last
         self._is_closing = False  # 421 came: what follows it is nothing
         self._fault: Broken | None = None
         self._waiter: asyncio.Future[bool] | None = None
@@ -99,16 +98,13 @@ class StrictProtocol(SMTPProtocol):
     @property
     def is_quiet(self) -> bool:
         """Whether the next command may be sent: connected, and nothing came unasked."""
-        return (
-            self._fault is None
-            and not self._due
-            and not self._replies
-            and self.transport is not None
-            and not self.transport.is_closing()
-        )
+        return self._fault is None and not self._due and not self._replies and self.is_connected
 
     async def reply(self, timeout_s: float) -> Reply:
-        """Return the next reply that is due: the greeting, or one to a command.  Raise Farewell for 421."""
+        """Return the next reply that is due: the greeting, or one to a command.  Raise Farewell for 421.
+
+        Behind the final dot, Broken means: nobody knows.
+        """
         until = self._loop.time() + timeout_s
         while not self._replies:
             if self._fault is not None:
@@ -128,28 +124,25 @@ class StrictProtocol(SMTPProtocol):
 
         Raises ValueError, and sends nothing, for a line that would be two.
         """
-        if not is_one_line(b" ".join(lines)):
-            raise ValueError(f"CR, LF or NUL in a command line ({self.phase})")
+        if has_control(b" ".join(lines)):
+            raise ValueError(f"a control character in a command line ({self.phase})")
         self._begin(len(lines))
         self._writer.write(b"\r\n".join([*lines, b""]))
 
     async def secure(self, context: ssl.SSLContext, host: str, timeout_s: float) -> Reply:
         """Send STARTTLS and change to TLS (RFC 3207); return the reply, refused or not.
 
-        Octets behind the 220 would be read as if they had come encrypted: they end the
-        connection instead.  Raises ssl.SSLError and OSError too, from the handshake.
+        Raises ssl.SSLError and OSError too, from the handshake.
         """
-        self.phase = Phase.STARTTLS
-        self._begin(1)
-        try:
-            await super().start_tls(context, server_hostname=host, timeout=timeout_s)
-        except SMTPResponseException:
-            return self._latest  # not 220: there is nothing to change to
-        except SMTPException as error:
-            raise Lost(clean(str(error))) from error
-        self._raise_fault()
-        self._take_transport()
-        return self._latest
+        reply = await self.command(b"STARTTLS", Phase.STARTTLS, timeout_s)
+        if reply.code == 220:
+            # Octets behind the 220 would be read as if they had come encrypted.
+            self._raise_fault()
+            self.transport = await self._loop.start_tls(
+                self._writer, self, context, server_hostname=host, ssl_handshake_timeout=timeout_s
+            )
+            self._take_transport()
+        return reply
 
     async def send_content(
         self, chunks: AsyncIterator[bytes], block_s: float, until: float, on_chunk: Callable[[bytes], None]
@@ -181,11 +174,6 @@ class StrictProtocol(SMTPProtocol):
         self._writer.write(block)
         return None
 
-    async def end_of_content(self, timeout_s: float) -> Reply:
-        """Broken here means: nobody knows."""
-        self.phase = Phase.EOD
-        return await self.reply(timeout_s)
-
     async def quit(self, timeout_s: float) -> None:
         """Close within about the timeout, whatever happens."""
         try:
@@ -202,11 +190,11 @@ class StrictProtocol(SMTPProtocol):
 
     def abort(self) -> None:
         """Drop what was written and not sent yet."""
-        if self._fault is None:
-            self._fault = Lost("the connection was closed by this side")
-            self._wake()
+        self._break(Lost("the connection was closed by this side"))
         if self.transport is not None:
             self._writer.abort()
+
+    # Called by the loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -215,16 +203,21 @@ class StrictProtocol(SMTPProtocol):
     def data_received(self, data: bytes) -> None:
         if self._fault is not None or self._is_closing:
             return
+        self._parser.feed(data)
         try:
-            self._parser.feed(data)
-            self._take_due()
+            while self._due and (reply := self._parser.next_reply()) is not None:
+                self._replies.append(reply)
+                self._due -= 1
+                if reply.code == 421 and self._due:
+                    # Behind it the upstream obeys no command.
+                    self._due, self._is_closing, self._parser = 0, True, ReplyParser()
             if not self._due and not self._parser.is_empty:
                 self._take_unasked()
         except MalformedReply as error:
             # What is said to AUTH may repeat the password, and is not shown.
             text = "the upstream did not answer by a reply" if self.phase is Phase.AUTH else str(error)
             if not self._due:
-                text = "the upstream sent more than the replies that were due"
+                text = _UNASKED
                 if self.phase is not Phase.EOD:
                     # What the upstream made of the dot is not asked again for noise behind its reply.
                     self._replies.clear()
@@ -246,11 +239,6 @@ class StrictProtocol(SMTPProtocol):
         super().resume_writing()
         self._wake()
 
-    async def read_response(self, timeout: float | None = None) -> SMTPResponse:  # noqa: ASYNC109 - the base class' signature
-        """Hand the reply to STARTTLS to the base class, which sent the command."""
-        reply = await self.reply(timeout or 0.0)
-        return SMTPResponse(reply.code, reply.text)
-
     def _begin(self, commands: int) -> None:
         """Check that nothing waits, and expect a reply to each command."""
         self._raise_fault()
@@ -271,11 +259,20 @@ class StrictProtocol(SMTPProtocol):
 
     def _take_reply(self) -> Reply:
         """Raise Farewell for 421."""
-        self._latest = self._replies.popleft()
-        if self._latest.code == 421:
-            self._fault = Farewell(self._latest, is_unasked=False)
+        reply = self._replies.popleft()
+        if reply.code == 421:
+            self._fault = Farewell(reply)
             raise self._fault
-        return self._latest
+        return reply
+
+    def _take_unasked(self) -> None:
+        unasked = self._parser.next_reply()
+        if unasked is not None and unasked.code == 421 and self._parser.is_empty:
+            self._fault = Farewell(unasked)
+            self._fault.is_unasked = True
+        else:
+            self._replies.clear()
+            self._fault = Garbled(_UNASKED)
 
     async def _send_block(self, block: bytearray, block_s: float, until: float) -> None:
         """Send part of the content and wait for room; return at once when a reply came."""
@@ -297,31 +294,16 @@ class StrictProtocol(SMTPProtocol):
                     self._give_up(f"nothing could be sent for {block_s:g} s")
 
     def _give_up(self, text: str) -> None:
-        """End the connection as Late, unless something came in that moment."""
-        if not self._replies and self._fault is None:
-            self._fault = Late(text)
-
-    def _take_due(self) -> None:
-        """Take the replies that commands wait for; behind 421 the upstream obeys none of them."""
-        while self._due and (reply := self._parser.next_reply()) is not None:
-            self._replies.append(reply)
-            self._due -= 1
-            if reply.code == 421 and self._due:
-                self._due, self._is_closing, self._parser = 0, True, ReplyParser()
-
-    def _take_unasked(self) -> None:
-        unasked = self._parser.next_reply()
-        if unasked is not None and unasked.code == 421 and self._parser.is_empty:
-            self._fault = Farewell(unasked, is_unasked=True)
-        else:
-            self._replies.clear()
-            self._fault = Garbled("the upstream sent more than the replies that were due")
+        """End the connection as Late, unless a reply came in that moment."""
+        if not self._replies:
+            self._break(Late(text))
 
     def _lose(self, text: str) -> None:
-        if self._fault is None:
-            if not self._parser.is_empty:
-                text += ", in the middle of a reply"
-            self._fault = Lost(text)
+        self._break(Lost(text if self._parser.is_empty else f"{text}, in the middle of a reply"))
+
+    def _break(self, fault: Broken) -> None:
+        """End the connection, if it has not ended yet: the first reason is the one told."""
+        self._fault = self._fault or fault
         self._wake()
 
     async def _wait(self, until: float) -> bool:
@@ -346,13 +328,3 @@ class StrictProtocol(SMTPProtocol):
 def _say_late(waiter: "asyncio.Future[bool]") -> None:
     if not waiter.done():
         waiter.set_result(False)
-
-
-def _named(phase: Phase) -> str:
-    match phase:
-        case Phase.CONNECT:
-            return "the connection"
-        case Phase.EOD:
-            return "the final dot"
-        case _:
-            return phase.upper()

@@ -2,9 +2,8 @@
 
 Guarantees: one `Outcome` for whatever the upstream does, with one `Answer` for each
 recipient; a recipient is RELAYED only by 250 to the final dot, BOUNCE only by a
-well-formed refusal that the rules of the `Judge` call so, or by our own refusal of what
-cannot be sent; whatever is unclear ends the connection.  If no recipient was accepted,
-neither content nor a dot is sent.
+well-formed refusal that the rules of the `Judge` call so; whatever is unclear ends the connection.
+If no recipient was accepted, neither content nor a dot is sent.
 
 Where PIPELINING is offered (RFC 2920), MAIL, RCPTs and DATA go out at once, and only the order
 tells which command a reply answers.  So one reply too many or too few, or replies that
@@ -18,6 +17,7 @@ parameters refuses nobody: its recipients are as if not asked, and the outcome s
 
 Crash anywhere before the final dot: nothing was relayed.  From the dot to the end of
 `Exchange.run`: nobody knows, which is what `Outcome.is_ambiguous` says while we live.
+Assumes: the addresses are valid, and `unfit` found nothing.
 Does not: choose the recipients, count, or settle anything durably.
 """
 
@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from relay.clock import SECOND_NS
-from relay.mail.address import is_valid_address
-from relay.mail.dsn import NO_REQUEST, NOTHING_ASKED, DsnRequest, decode_xtext, original_recipient
+from relay.mail.dsn import NOTHING_ASKED, DsnRequest, decode_xtext, original_recipient
 from relay.mail.envelope import Shape
 from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.extensions import Extensions
@@ -75,16 +74,17 @@ def unfit(extensions: Extensions, shape: Shape) -> Answer | None:
     A relay may not make content 7-bit that it did not write (it breaks signatures), and
     sending it as it is would break it elsewhere (RFC 6152, 3; RFC 6531, 3.2; RFC 1870, 6.1).
     """
-    if shape.smtputf8 and not extensions.smtputf8:
-        return _lacking(Need.SMTPUTF8, "the message needs SMTPUTF8, which the upstream does not offer")
-    if shape.eight_bit and not extensions.eight_bit:
-        return _lacking(Need.EIGHT_BIT, "the message needs 8BITMIME, which the upstream does not offer")
     most_bytes = extensions.max_size_bytes
-    if most_bytes is not None and shape.size_bytes > most_bytes:
-        return _lacking(
-            Need.SIZE, f"the message has {shape.size_bytes} octets, the upstream takes at most {most_bytes}"
-        )
-    return None
+    if shape.smtputf8 and not extensions.smtputf8:
+        need, text = Need.SMTPUTF8, "the message needs SMTPUTF8, which the upstream does not offer"
+    elif shape.eight_bit and not extensions.eight_bit:
+        need, text = Need.EIGHT_BIT, "the message needs 8BITMIME, which the upstream does not offer"
+    elif most_bytes is not None and shape.size_bytes > most_bytes:
+        need = Need.SIZE
+        text = f"the message has {shape.size_bytes} octets, the upstream takes at most {most_bytes}"
+    else:
+        return None
+    return Answer(Verdict.DEFER, Phase.MAIL, None, text, own_status=_STATUS[need], lack=need)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Introduction(NamedTuple):
 
     line: bytes
     welcome: str = ""
-    """The first line of the reply to it; empty where HELO had to do."""
+    """The first line of the reply to it."""
 
     def is_answered_by(self, reply: Reply) -> bool:
         """Whether a reply can only be one to this line; never of one line, which any 250 may be."""
@@ -111,26 +111,23 @@ class Introduction(NamedTuple):
 class Exchange:
     def __init__(self, channel: Channel, transaction: Transaction, *, is_reused: bool) -> None:
         self._protocol = channel.protocol
-        self._extensions = channel.extensions
+        self._channel = channel
         self._timeouts = channel.timeouts
-        self._judge = channel.judge
-        self._introduction = channel.introduction
         self._transaction = transaction
         self._dsn = transaction.dsn if channel.extensions.dsn else NOTHING_ASKED
         self._is_dsn_refused = False
         self._is_reused = is_reused
+        self._is_pipelined = channel.extensions.pipelining
         self._loop = asyncio.get_running_loop()
         longest_s = transaction.longest_ns / SECOND_NS
         self._end = self._loop.time() + longest_s
         self._dot_until = self._end - min(self._timeouts.eod_s, longest_s * LAST_REPLY_SHARE)
         self._answers: list[Answer | None] = [None] * len(transaction.recipients)
-        self._is_pipelined = channel.extensions.pipelining
         self._ahead = 0  # commands that were sent, whose replies nobody took yet
         self._proven: frozenset[int] = frozenset()  # whose answers came to their own commands
         self._is_dot_out = False
-        self._asked: int | None = None  # the recipient that the next reply is about, where it is about one
-        self._beginning: list[bytes] = []  # of the content, as far as it was sent: HEADER_BYTES and a little
-        self._noted_bytes = 0
+        self._asked = 0  # the recipient that a reply to RCPT is about
+        self._beginning = b""  # of the content, as far as it was sent: HEADER_BYTES and a little
 
     async def run(self) -> Outcome:
         """Leave the connection usable if `protocol.is_quiet`.
@@ -138,24 +135,18 @@ class Exchange:
         Raises only what the content raises (nothing was relayed then), and CancelledError; then the
         connection is closed at once.
         """
-        is_ambiguous, is_over = False, True
-        refusal = self._refusal_of_ours()
-        if refusal is not None:
-            self._settle_rest(refusal)
-        named = [index for index, answer in enumerate(self._answers) if answer is None]
-        if named:
-            try:
-                await self._walk(named)
-            except BaseException as broken:
-                # Crash here: the final dot was not sent, or its reply was not read.
-                self._protocol.abort()
-                if not isinstance(broken, Broken):
-                    raise
-                is_over = self._is_over(broken)
-                is_ambiguous = self._is_dot_out and not is_over
-                self._doubt_refusals(broken)
-                self._settle_rest(self._answer_to_break(broken))
-            self._leave_unproven()
+        is_ambiguous, is_over, broken = False, True, None
+        try:
+            await self._walk(range(len(self._answers)))
+        except BaseException as error:
+            # Crash here: the final dot was not sent, or its reply was not read.
+            self._protocol.abort()
+            if not isinstance(error, Broken):
+                raise
+            broken, is_over = error, self._is_over(error)
+            is_ambiguous = self._is_dot_out and not is_over
+            self._settle_rest(self._answer_to_break(error))
+        self._take_back_unproven(broken)
         answers = tuple([answer for answer in self._answers if answer is not None])
         return Outcome(answers, is_ambiguous, gravest(answers), is_over, self._is_dsn_refused)
 
@@ -210,6 +201,26 @@ class Exchange:
             self._settle_rest(of_all, but=accepted)
         return accepted
 
+    def _refuse(self, index: int, reply: Reply, of_all: Answer | None, *, is_first: bool) -> Answer | None:
+        """Settle a refused recipient; return the refusal that holds for those behind it, if one does."""
+        if of_all is not None and of_all.verdict is not Verdict.BOUNCE:
+            self._check_refused(reply)
+            self._answers[index] = of_all
+            return of_all
+        answer = self._refusal(reply)
+        if answer.phase is Phase.MAIL:
+            self._answers[index] = answer  # of its parameters: the others may have none
+            return of_all
+        if of_all is not None and answer.verdict is Verdict.BOUNCE:
+            answer = of_all
+        elif answer.verdict is Verdict.LATER and is_first:
+            # Too many, yet none was accepted: no limit of this transaction, and trying
+            # again at once would never end.
+            answer = answer._replace(verdict=Verdict.DEFER, ruling=None)
+        self._answers[index] = answer
+        is_of_all = answer.verdict is Verdict.LATER or answer.scope is not Scope.RECIPIENT
+        return answer if is_of_all else of_all
+
     async def _send_content(self) -> None:
         content = self._transaction.content()
         try:
@@ -228,7 +239,7 @@ class Exchange:
             return
         self._is_dot_out = True
         # Crash here: it may have been relayed; it stays queued and its slot stays charged.
-        reply = await self._protocol.end_of_content(min(self._timeouts.eod_s, self._end - self._loop.time()))
+        reply = await self._protocol.reply(min(self._timeouts.eod_s, self._end - self._loop.time()))
         if reply.code == 250:
             self._settle_rest(self._answer(reply))
         else:
@@ -242,11 +253,11 @@ class Exchange:
         answer to its neighbour, and 250 to RSET shows nothing.  A second EHLO (RFC 5321, 4.1.4: it resets
         too) is answered in several lines like the first, QUIT by 221.
         """
-        if not any(answer and answer.reply and answer.verdict is Verdict.BOUNCE for answer in self._answers):
+        if not any(answer and answer.verdict is Verdict.BOUNCE for answer in self._answers):
             await self._finish(b"RSET", 250)
             return
-        reply = await self._finish(self._introduction.line)
-        if not self._introduction.is_answered_by(reply):
+        introduction = self._channel.introduction
+        if not introduction.is_answered_by(await self._finish(introduction.line)):
             await self._finish(b"QUIT", 221)
             self._protocol.abort()
         self._know_in_step()
@@ -257,6 +268,8 @@ class Exchange:
         if code is not None and reply.code != code:
             raise Garbled(f"{line.decode()} was not answered by {code} but by {reply}")
         return reply
+
+    # What goes out.
 
     def _send(self, phase: Phase, lines: list[bytes]) -> None:
         self._protocol.phase = phase
@@ -285,10 +298,10 @@ class Exchange:
         return [*lines, b"DATA"] if len(left) <= AHEAD else lines
 
     def _mail_line(self) -> bytes:
-        shape, offered = self._transaction.shape, self._extensions
+        shape = self._transaction.shape
         return mail_line(
             self._transaction.reverse_path,
-            size_bytes=shape.size_bytes if offered.has_size else None,
+            size_bytes=shape.size_bytes if self._channel.extensions.has_size else None,
             eight_bit=shape.eight_bit,
             smtputf8=shape.smtputf8,
             ret=self._dsn.ret,
@@ -302,94 +315,49 @@ class Exchange:
 
     def _note(self, chunk: bytes) -> None:
         """Keep the beginning of the content, which a refusal may quote."""
-        if self._noted_bytes < HEADER_BYTES:
-            self._beginning.append(chunk)
-            self._noted_bytes += len(chunk)
+        if len(self._beginning) < HEADER_BYTES:
+            self._beginning += chunk[:HEADER_BYTES]
 
-    def _refusal_of_ours(self) -> Answer | None:
-        """Refuse a whole message that must not be sent; refuse each bad recipient alone."""
-        transaction, smtputf8 = self._transaction, self._transaction.shape.smtputf8
-        for index, recipient in enumerate(transaction.recipients):
-            if not is_valid_address(recipient, smtputf8=smtputf8):
-                self._answers[index] = _own_refusal("5.1.3", "the recipient is not an address by RFC 5321")
-        if transaction.reverse_path and not is_valid_address(transaction.reverse_path, smtputf8=smtputf8):
-            return _own_refusal("5.1.7", "the reverse-path is not an address by RFC 5321")
-        return unfit(self._extensions, transaction.shape)
-
-    def _refuse(self, index: int, reply: Reply, of_all: Answer | None, *, is_first: bool) -> Answer | None:
-        """Settle a refused recipient; return the refusal that holds for those behind it, if one does."""
-        if of_all is not None and of_all.verdict is not Verdict.BOUNCE:
-            self._check_refused(reply)
-            self._answers[index] = of_all
-            return of_all
-        answer = self._refusal(reply)
-        if answer.phase is Phase.MAIL:
-            self._answers[index] = answer  # of its parameters: the others may have none
-            return of_all
-        if of_all is not None and answer.verdict is Verdict.BOUNCE:
-            answer = of_all
-        elif answer.verdict is Verdict.LATER and is_first:
-            # Too many, yet none was accepted: no limit of this transaction, and trying
-            # again at once would never end.
-            answer = answer._replace(verdict=Verdict.DEFER, ruling=None)
-        self._answers[index] = answer
-        is_of_all = answer.verdict is Verdict.LATER or answer.scope is not Scope.RECIPIENT
-        return answer if is_of_all else of_all
-
-    def _refusal(self, reply: Reply) -> Answer:
-        """Raise Garbled where the reply is no refusal."""
-        self._check_refused(reply)
-        answer = self._answer(reply)
-        if reply.code == 503 and answer.verdict is Verdict.BOUNCE and self._is_pipelined:
-            # A command was lost, or the replies are out of step.
-            raise Garbled(f"a command was in its order, but: {reply}")
-        if answer.verdict is Verdict.BOUNCE and self._carried_dsn and is_about_dsn(reply):
-            self._is_dsn_refused = True
-            # As if refused at MAIL, where nobody was asked yet: the message goes again at once, without them.
-            return answer._replace(verdict=Verdict.LATER, phase=Phase.MAIL, ruling=None)
-        return answer
-
-    @property
-    def _carried_dsn(self) -> bool:
-        """Whether the command that is answered had parameters of DSN."""
-        match self._protocol.phase:
-            case Phase.MAIL:
-                return self._dsn.ret is not None or self._dsn.envid != ""
-            case Phase.RCPT:
-                return self._asked is not None and self._dsn.of(self._asked) != NO_REQUEST
-            case _:
-                return False
+    # What a reply means.
 
     @staticmethod
     def _check_refused(reply: Reply) -> None:
         if not reply.is_transient and not reply.is_permanent:
             raise Garbled(f"a reply that has no meaning there: {reply}")
 
+    def _refusal(self, reply: Reply) -> Answer:
+        """Raise Garbled where the reply is no refusal."""
+        self._check_refused(reply)
+        answer = self._answer(reply)
+        if answer.verdict is not Verdict.BOUNCE:
+            return answer
+        if reply.code == 503 and self._is_pipelined:
+            # A command was lost, or the replies are out of step.
+            raise Garbled(f"a command was in its order, but: {reply}")
+        if self._dsn != NOTHING_ASKED and answer.phase in {Phase.MAIL, Phase.RCPT} and is_about_dsn(reply):
+            self._is_dsn_refused = True
+            # As if refused at MAIL, where nobody was asked yet: the message goes again at once, without them.
+            return answer._replace(verdict=Verdict.LATER, phase=Phase.MAIL, ruling=None)
+        return answer
+
     def _answer(self, reply: Reply) -> Answer:
         phase = self._protocol.phase
-        ruling = self._judge.ruling(phase, reply, self._words(phase))
+        ruling = self._channel.judge.ruling(phase, reply, self._words(phase))
         return Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling)
 
     def _words(self, phase: Phase) -> ClientWords:
-        recipients = self._transaction.recipients
-        if phase is Phase.MAIL:
-            recipients = ()
-        elif phase is Phase.RCPT and self._asked is not None:
-            recipients = (recipients[self._asked],)
-        return ClientWords(
-            self._transaction.reverse_path,
-            recipients,
-            b"".join(self._beginning),
-            parameters=self._parameters(phase),
-        )
+        """Return what a reply may say again: the recipients that it is about, the header, DSN's values."""
+        transaction, envid = self._transaction, self._dsn.envid
+        about: Sequence[int] = range(len(transaction.recipients))
+        if phase in {Phase.MAIL, Phase.RCPT}:
+            about = (self._asked,) if phase is Phase.RCPT else ()
+        parameters = [envid, decode_xtext(envid)] if envid else []
+        if len(about) == 1 and (orcpt := self._dsn.of(about[0]).orcpt):
+            parameters += [orcpt.partition(";")[2], original_recipient(orcpt)[1]]
+        recipients = tuple([transaction.recipients[index] for index in about])
+        return ClientWords(transaction.reverse_path, recipients, self._beginning, parameters=parameters)
 
-    def _parameters(self, phase: Phase) -> tuple[str, ...]:
-        """Return the values of DSN parameters that a reply may quote."""
-        envid = (self._dsn.envid, decode_xtext(self._dsn.envid)) if self._dsn.envid else ()
-        index = 0 if len(self._transaction.recipients) == 1 else self._asked
-        if phase is Phase.MAIL or index is None or not (orcpt := self._dsn.of(index).orcpt):
-            return envid
-        return (*envid, orcpt.partition(";")[2], original_recipient(orcpt)[1])
+    # What a broken connection means.
 
     def _is_over(self, broken: Broken) -> bool:
         """Whether the upstream counts nothing more of this transaction, though the connection broke.
@@ -402,35 +370,23 @@ class Exchange:
         phase = self._protocol.phase
         return phase is Phase.RSET or (phase is Phase.MAIL and broken.is_unasked)
 
-    def _know_in_step(self) -> None:
-        """Note that every reply so far answered its own command."""
-        self._proven = frozenset(index for index, answer in enumerate(self._answers) if answer is not None)
-
-    def _leave_unproven(self) -> None:
-        """Defer whom a reply refuses that nothing proves; the same words another time confirm it."""
-        for index, answer in enumerate(self._answers):
-            if index not in self._proven and answer and answer.reply and answer.verdict is Verdict.BOUNCE:
-                self._answers[index] = answer._replace(verdict=Verdict.DEFER, is_unproven=True)
-
-    def _doubt_refusals(self, broken: Broken) -> None:
-        """Take back what may have answered another command than the one it was taken for."""
+    def _take_back_unproven(self, broken: Broken | None) -> None:
+        """Take back refusals that may have answered another command than the one they were taken for."""
         # A reply too few shows where commands go out at once: the one to the last never comes.
         has_more_out = self._is_pipelined or self._protocol.phase is Phase.RSET
         is_shifted = isinstance(broken, Garbled) or (isinstance(broken, Late) and has_more_out)
         # An upstream that closes an idle connection may say so just as MAIL goes out.
         was_idle = isinstance(broken, Lost) and self._is_reused
         for index, answer in enumerate(self._answers):
-            if (
-                index in self._proven
-                or answer is None
-                or answer.reply is None
-                or answer.verdict not in REFUSED
-            ):
+            if answer is None or index in self._proven or answer.verdict not in REFUSED:
                 continue
             if is_shifted:
                 self._answers[index] = answer._replace(verdict=Verdict.DEFER, ruling=None)
             elif was_idle and answer.phase is Phase.MAIL:
                 self._answers[index] = answer._replace(verdict=Verdict.LATER, ruling=None)
+            elif answer.verdict is Verdict.BOUNCE:
+                # The same words another time confirm it.
+                self._answers[index] = answer._replace(verdict=Verdict.DEFER, is_unproven=True)
 
     def _answer_to_break(self, broken: Broken) -> Answer:
         phase = self._protocol.phase
@@ -442,16 +398,14 @@ class Exchange:
             return self._answer(broken.reply)
         return broken.answer(phase, verdict_of_silence(phase))
 
+    # What becomes of the recipients.
+
     def _settle_rest(self, answer: Answer, *, but: Sequence[int] = ()) -> None:
         kept = frozenset(but)
         for index, settled in enumerate(self._answers):
             if settled is None and index not in kept:
                 self._answers[index] = answer
 
-
-def _lacking(need: Need, text: str) -> Answer:
-    return Answer(Verdict.DEFER, Phase.MAIL, None, text, own_status=_STATUS[need], lack=need)
-
-
-def _own_refusal(status: str, text: str) -> Answer:
-    return Answer(Verdict.BOUNCE, Phase.MAIL, None, text, own_status=status)
+    def _know_in_step(self) -> None:
+        """Note that every reply so far answered its own command."""
+        self._proven = frozenset(index for index, answer in enumerate(self._answers) if answer is not None)

@@ -25,7 +25,6 @@ TESTS = (
     "tests/unit/mail/test_text.py",
     "tests/unit/smtp/test_reply.py",
     "tests/unit/mail/test_report.py",
-    "tests/unit/mail/test_report_by_request.py",
     "tests/unit/mail/test_dsn.py",
     "tests/unit/cli/test_fsck.py",
     "tests/unit/cli/test_spool_convert.py",

@@ -1,11 +1,10 @@
 """Access tokens for an account at an upstream: asked for, understood, kept until their end.
 
-    requests       what each grant asks a token server, and a person's browser
-    answers        what a token server's answer means: a token, a refusal, trouble.  Pure
-    token_server   one request to it, over HTTPS
+    token_server   what each grant asks a token server, over HTTPS
+    answers        what its answer means: a token, a refusal, trouble.  Pure
     tokens         one token for all connections of an account, fetched ahead of its end
     login          a person's consent: by a code on another device, or by a browser
 
-OAuth's own grammar is oauthlib's, and signing PyJWT's.  Nothing here reads or writes a file: the sender hands
-in how secrets are read and how a rotated refresh token becomes durable.
+Signing is PyJWT's, HTTP aiohttp's.  Nothing here reads or writes a file: the sender hands in how secrets are
+read and how a rotated refresh token becomes durable.
 """

@@ -1,8 +1,6 @@
-"""What a token server's answer means (RFC 6749, 5): a token, a refusal, or trouble.  Pure.
+"""What a token server's answer means (RFC 6749, 5): a token, a refusal for a person, or trouble.  Pure.
 
-A refusal is for a person to mend.
-
-Guarantees: any octets give one of the two, never an exception; no text that is shown holds a token or a
+Guarantees: any octets give one of these, never an exception; no text that is shown holds a token or a
 secret, since a server's description, which may repeat what was sent, is only searched for the number of an
 error; it says what to do where that is known.  A refusal is final only where the server says so in OAuth's
 words: what a proxy or a broken server says is trouble, and is asked again.
@@ -11,10 +9,7 @@ words: what a proxy or a broken server says is trouble, and is asked again.
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any
-
-from oauthlib.oauth2 import OAuth2Error
-from oauthlib.oauth2.rfc6749.parameters import parse_token_response
+from typing import Any, TypeGuard
 
 LARGEST_ANSWER_BYTES = 64 * 1024
 LONGEST_TOKEN = 8192
@@ -104,16 +99,28 @@ def read_token_answer(status: int, content: bytes, retry_after: str = "") -> Tok
     said = read_object(content)
     error = error_word(said.get("error"))
     if status == 200 and said and not error:
-        return _granted(said, status)
+        return _granted(said)
+    # Of Retry-After the delay in seconds (RFC 9110, 10.2.3); of a date nothing.
+    asked_seconds = whole_seconds(retry_after, 0, LONGEST_RETRY_AFTER_SECONDS)
     if not error:
-        is_redirect = 300 <= status < 400
-        hint = "; is token_url right?" if is_redirect or status in {200, 400, 401, 403, 404, 405} else ""
+        is_of_another = 300 <= status < 400 or status in {200, 400, 401, 403, 404, 405}
+        hint = "; is token_url right?" if is_of_another else ""
         words = f"the token server answered HTTP {status}, and not in OAuth's words{hint}"
-        return Denied(words, is_final=False, retry_after_seconds=_seconds(retry_after))
+        return Denied(words, is_final=False, retry_after_seconds=asked_seconds)
     number = _NUMBER.search(str(said.get("error_description") or ""))
     words = f"the token server says {error}" + (f" ({number[0]})" if number else "")
     is_final = status < 500 and status not in {408, 429} and error not in TRANSIENT
-    return Denied(words, is_final, error, 0 if is_final else _seconds(retry_after))
+    return Denied(words, is_final, error, 0 if is_final else asked_seconds)
+
+
+def _granted(said: dict[str, Any]) -> TokenAnswer:
+    token, refresh = said.get("access_token"), said.get("refresh_token")
+    if str(said.get("token_type", "Bearer")).lower() != "bearer":
+        return Denied("the token server gave a token that is no bearer token", is_final=True)
+    if not is_token(token):
+        return Denied("the token server gave no token that can be sent", is_final=False)
+    life = whole_seconds(said.get("expires_in"), DEFAULT_LIFE_SECONDS, LONGEST_LIFE_SECONDS)
+    return Granted(token, life, refresh if is_token(refresh) else "")
 
 
 def read_object(content: bytes) -> dict[str, Any]:
@@ -127,7 +134,7 @@ def read_object(content: bytes) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def is_token(text: object) -> bool:
+def is_token(text: object) -> TypeGuard[str]:
     return isinstance(text, str) and len(text) <= LONGEST_TOKEN and _TOKEN.match(text) is not None
 
 
@@ -140,34 +147,8 @@ def whole_seconds(value: object, default: int, most: int) -> int:
     return min(max(seconds, 0), most)
 
 
-def _granted(sent: dict[str, Any], status: int) -> TokenAnswer:
-    # Of the times oauthlib would refuse what makes no sense, and the token with it.
-    times = {"expires_in", "expires_at"}
-    try:
-        said = parse_token_response(json.dumps({key: sent[key] for key in sent.keys() - times}))
-    except OAuth2Error as missing:
-        return Denied(f"the token server's answer is not usable: {error_word(missing.error)}", is_final=False)
-    except (ValueError, TypeError, AttributeError, OverflowError):
-        return Denied(
-            f"the token server answered HTTP {status}, and nothing that makes sense", is_final=False
-        )
-    kind = said.get("token_type", "Bearer")
-    if not isinstance(kind, str) or kind.lower() != "bearer":
-        return Denied("the token server gave a token that is no bearer token", is_final=True)
-    if not is_token(said.get("access_token")):
-        return Denied("the token server gave a token that cannot be sent", is_final=False)
-    refresh = str(said.get("refresh_token") or "")
-    life = whole_seconds(sent.get("expires_in"), DEFAULT_LIFE_SECONDS, LONGEST_LIFE_SECONDS)
-    return Granted(said["access_token"], life, refresh if is_token(refresh) else "")
-
-
 def error_word(value: object) -> str:
     """Return an error code as it may be shown: never a token that stands in its place."""
     if isinstance(value, str) and _WORD.match(value):
         return value
     return "an error without a name" if value else ""
-
-
-def _seconds(retry_after: str) -> int:
-    """Take the delay of Retry-After in seconds (RFC 9110, 10.2.3); of a date nothing."""
-    return whole_seconds(retry_after.strip(), 0, LONGEST_RETRY_AFTER_SECONDS) if retry_after else 0

@@ -7,12 +7,12 @@ Does not: write anything, or know whose consent it was: the upstream says that a
 """
 
 import secrets
+from base64 import urlsafe_b64encode
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import NamedTuple
-from urllib.parse import parse_qs, urlsplit
-
-from oauthlib.oauth2 import WebApplicationClient
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.text import clean
@@ -21,22 +21,16 @@ from relay.policy.units import WEB_URL
 from relay.upstream.oauth.answers import (
     Denied,
     Granted,
+    TokenAnswer,
     error_word,
     is_token,
     read_object,
     read_token_answer,
     whole_seconds,
 )
-from relay.upstream.oauth.requests import (
-    TokenRequest,
-    Unaskable,
-    code_request,
-    consent_url,
-    device_request,
-    device_token_request,
-)
-from relay.upstream.oauth.token_server import TokenServerUnreachable
+from relay.upstream.oauth.token_server import TokenRequest, TokenServerUnreachable, form_request
 
+DEVICE_CODE = "urn:ietf:params:oauth:grant-type:device_code"
 DEFAULT_INTERVAL_SECONDS = 5
 SLOWER_SECONDS = 5
 """RFC 8628, 3.5: what `slow_down` adds to the interval."""
@@ -89,14 +83,11 @@ class BrowserLogin:
 
 
 async def begin(client: LoginClient, clock: Clock) -> DeviceCode:
-    """Ask for a code.  Raises LoginFailed."""
-    began_ns = clock.boottime_ns()
-    try:
-        status, content, _ = await client.ask(device_request(client.oauth2))
-    except Unaskable as error:
-        raise LoginFailed(str(error)) from None
-    except TokenServerUnreachable as unreachable:
-        raise LoginFailed(f"the token server cannot be reached: {unreachable}", may_pass=True) from None
+    """Ask for a code (RFC 8628, 3.1).  Raises LoginFailed."""
+    oauth2, began_ns = client.oauth2, clock.boottime_ns()
+    if oauth2.device_url is None:
+        raise LoginFailed("oauth2 has no device_url, which the provider would have to offer for this scope")
+    status, content, _ = await _ask(client, form_request(oauth2.device_url, oauth2, scope=oauth2.scope))
     said = read_object(content)
     # Google calls it verification_url, as a draft of RFC 8628 did.
     url = said.get("verification_uri") or said.get("verification_url")
@@ -106,10 +97,7 @@ async def begin(client: LoginClient, clock: Clock) -> DeviceCode:
     )
     if status != 200 or not is_whole:
         answer = read_token_answer(400 if status == 200 else status, content)
-        denied = (
-            answer if isinstance(answer, Denied) else Denied("the token server gave no code", is_final=True)
-        )
-        raise LoginFailed(denied.advised("UPSTREAM"), may_pass=not denied.is_final)
+        raise _failed(answer, Denied("the token server gave no code", is_final=True))
     life_seconds = whole_seconds(said.get("expires_in"), 900, LONGEST_LOGIN_SECONDS)
     interval = whole_seconds(said.get("interval"), DEFAULT_INTERVAL_SECONDS, LONGEST_INTERVAL_SECONDS)
     ends_at_ns = began_ns + life_seconds * SECOND_NS
@@ -117,48 +105,49 @@ async def begin(client: LoginClient, clock: Clock) -> DeviceCode:
 
 
 async def wait_for_consent(
-    client: LoginClient,
-    code: DeviceCode,
-    clock: Clock,
-    sleep: Callable[[float], Awaitable[object]],
+    client: LoginClient, code: DeviceCode, clock: Clock, sleep: Callable[[float], Awaitable[object]]
 ) -> Granted:
-    """Ask until the person has consented.  Raises LoginFailed."""
+    """Ask until the person has consented (RFC 8628, 3.4).  Raises LoginFailed."""
     interval_seconds = code.interval_seconds
     while clock.boottime_ns() + interval_seconds * SECOND_NS < code.ends_at_ns:
         await sleep(interval_seconds)
         try:
-            request = device_token_request(client.oauth2, client.secret, code.device_code)
-            answer = read_token_answer(*await client.ask(request))
-        except Unaskable as error:
-            raise LoginFailed(str(error)) from None
-        except TokenServerUnreachable:
+            answer = await _token(client, DEVICE_CODE, device_code=code.device_code)
+        except LoginFailed:
             # RFC 8628, 3.5: less often, after a connection that came to nothing.
             interval_seconds = min(2 * interval_seconds, LONGEST_INTERVAL_SECONDS)
             continue
         match answer:
-            case Granted():
+            case Granted() | Denied(is_final=True):
                 return _with_refresh_token(answer)
             case Denied(error="slow_down"):
                 interval_seconds = min(interval_seconds + SLOWER_SECONDS, LONGEST_INTERVAL_SECONDS)
-            case Denied(is_final=True):
-                raise LoginFailed(answer.advised("UPSTREAM"))
-            case Denied():
+            case Denied(retry_after_seconds=asked):
                 # Pending, or trouble of the server's: RFC 8628, 3.5.
-                interval_seconds = max(
-                    interval_seconds, min(answer.retry_after_seconds, LONGEST_INTERVAL_SECONDS)
-                )
+                interval_seconds = max(interval_seconds, min(asked, LONGEST_INTERVAL_SECONDS))
     raise LoginFailed("the code has expired, and nobody had consented: begin again", may_pass=True)
 
 
 def begin_in_browser(oauth2: OAuth2, user: str) -> BrowserLogin:
-    """Make the link that a person opens.  Raises LoginFailed."""
-    client = WebApplicationClient(oauth2.client_id or "")
-    state, verifier = secrets.token_urlsafe(24), client.create_code_verifier(64)
-    challenge = client.create_code_challenge(verifier, "S256")
-    try:
-        return BrowserLogin(consent_url(oauth2, user, REDIRECT, state, challenge), state, verifier)
-    except Unaskable as error:
-        raise LoginFailed(str(error)) from None
+    """Make the link that a person opens (RFC 6749, 4.1.1; RFC 7636).  Raises LoginFailed."""
+    if oauth2.login_url is None:
+        raise LoginFailed("oauth2 has neither a device_url nor a login_url")
+    state, verifier = secrets.token_urlsafe(24), secrets.token_urlsafe(48)
+    asked = {
+        "response_type": "code",
+        "client_id": oauth2.client_id or "",
+        "redirect_uri": REDIRECT,
+        "scope": oauth2.scope or "",
+        "state": state,
+        "code_challenge": urlsafe_b64encode(sha256(verifier.encode()).digest()).decode().rstrip("="),
+        "code_challenge_method": "S256",
+        # Google gives a refresh token only so (developers.google.com/identity/protocols/oauth2/native-app).
+        "access_type": "offline",
+        "prompt": "consent",
+        "login_hint": user,
+    }
+    url = f"{oauth2.login_url}{'&' if '?' in oauth2.login_url else '?'}{urlencode(asked)}"
+    return BrowserLogin(url, state, verifier)
 
 
 async def finish_in_browser(client: LoginClient, login: BrowserLogin, address: str) -> Granted:
@@ -174,21 +163,32 @@ async def finish_in_browser(client: LoginClient, login: BrowserLogin, address: s
         raise LoginFailed("this address has no code: copy all of what the browser's address line shows")
     if said.get("state") != [login.state]:
         raise LoginFailed("this address is of another login: begin again, and use the new link")
-    try:
-        request = code_request(client.oauth2, client.secret, code, REDIRECT, login.verifier)
-        answer = read_token_answer(*await client.ask(request))
-    except Unaskable as error:
-        raise LoginFailed(str(error)) from None
-    except TokenServerUnreachable as unreachable:
-        raise LoginFailed(f"the token server cannot be reached: {unreachable}", may_pass=True) from None
-    if isinstance(answer, Denied):
-        raise LoginFailed(answer.advised("UPSTREAM"), may_pass=not answer.is_final)
+    answer = await _token(
+        client, "authorization_code", code=code, redirect_uri=REDIRECT, code_verifier=login.verifier
+    )
     return _with_refresh_token(answer)
 
 
-def _with_refresh_token(granted: Granted) -> Granted:
-    if not granted.refresh_token:
-        raise LoginFailed(
-            "the token server gave no refresh token: the scope has to ask for it (offline_access)"
-        )
-    return granted
+async def _token(client: LoginClient, grant: str, **parameters: str) -> TokenAnswer:
+    asked = {"grant_type": grant, "client_secret": client.secret, **parameters}
+    request = form_request(client.oauth2.token_url, client.oauth2, **asked)
+    return read_token_answer(*await _ask(client, request))
+
+
+async def _ask(client: LoginClient, request: TokenRequest) -> tuple[int, bytes, str]:
+    try:
+        return await client.ask(request)
+    except TokenServerUnreachable as unreachable:
+        raise LoginFailed(f"the token server cannot be reached: {unreachable}", may_pass=True) from None
+
+
+def _with_refresh_token(answer: TokenAnswer) -> Granted:
+    if isinstance(answer, Denied) or not answer.refresh_token:
+        words = "the token server gave no refresh token: the scope has to ask for it (offline_access)"
+        raise _failed(answer, Denied(words, is_final=True))
+    return answer
+
+
+def _failed(answer: TokenAnswer, otherwise: Denied) -> LoginFailed:
+    denied = answer if isinstance(answer, Denied) else otherwise
+    return LoginFailed(denied.advised("UPSTREAM"), may_pass=not denied.is_final)

@@ -1,21 +1,19 @@
-"""The access token of one account: one for all its connections, fetched ahead of its end.
+"""The access token of one account: one for all its connections, fetched when a login finds none.
 
 Guarantees
 - at most one request is under way, whoever asks; it is finished although who asked has gone, since a
   token server may have rotated the refresh token by then;
-- a rotated refresh token is durable before it is ever sent; until it is, no request is made, and each login
-  after a back-off, and `close`, try again to make it so;
-- a token that is good goes on being used while no other can be had;
-- a token that the upstream refused before its end is replaced once; a replacement that is refused before it
-  ever worked is not, and the next login, perhaps after an operator has mended the account, asks for another.
+- a rotated refresh token is durable before it is ever sent; until it is, no request is made, and each login,
+  and `close`, tries again to make it so;
+- a token that is good is used, whatever the token server says meanwhile;
+- a token that had worked and is refused before its end is worth another one at once; one that never worked
+  is not.  The next login asks for another in any case.
 Does not: wait between attempts for who has no token: that is the upstream's pause (`relay.verdicts.account`).
 Assumes: one event loop.
 """
 
 import asyncio
-import enum
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from relay.clock import SECOND_NS, Clock
@@ -23,56 +21,10 @@ from relay.mail.text import clean
 from relay.policy.oauth2 import GrantType, OAuth2
 from relay.policy.secrets import AccountSecrets
 from relay.upstream.oauth.answers import Denied, Granted, TokenAnswer, read_token_answer
-from relay.upstream.oauth.requests import TokenRequest, Unaskable, token_request
-from relay.upstream.oauth.token_server import TokenServerUnreachable
+from relay.upstream.oauth.token_server import TokenRequest, TokenServerUnreachable, Unaskable, token_request
 
-AHEAD_NS = 300 * SECOND_NS
-"""How long before its end a token is replaced; a third of its life at most."""
 MARGIN_NS = 30 * SECOND_NS
-"""How long before its end it is used no more, as a login takes its time; a tenth of its life at most."""
-SHORTEST_NS = SECOND_NS
-FIRST_BACK_OFF_NS = 10 * SECOND_NS
-LONGEST_BACK_OFF_NS = 300 * SECOND_NS
-
-
-@dataclass(frozen=True, slots=True)
-class AccessToken:
-    """Instants are boottime."""
-
-    text: str = field(repr=False)
-    renew_at_ns: int
-    usable_until_ns: int
-    is_replacement: bool = False
-    """It took the place of one that the upstream refused."""
-    has_worked: bool = False
-
-    @classmethod
-    def granted(cls, granted: Granted, asked_at_ns: int, *, is_replacement: bool) -> "AccessToken":
-        """`asked_at_ns`: before the request, so that the server's count began later."""
-        life_ns = max(granted.life_seconds * SECOND_NS, SHORTEST_NS)
-        end_ns = asked_at_ns + life_ns
-        return cls(
-            granted.access_token,
-            end_ns - min(AHEAD_NS, life_ns // 3),
-            end_ns - min(MARGIN_NS, life_ns // 10),
-            is_replacement,
-        )
-
-
-class TokenStep(enum.Enum):
-    """What who asks for a token does."""
-
-    USE = enum.auto()
-    USE_AND_RENEW = enum.auto()
-    """It is good, and another is asked for meanwhile."""
-    FETCH = enum.auto()
-
-
-def step(token: AccessToken | None, not_before_ns: int, now_ns: int) -> TokenStep:
-    """`not_before_ns`: while a token is good, the next attempt after a failure."""
-    if token is None or now_ns >= token.usable_until_ns:
-        return TokenStep.FETCH
-    return TokenStep.USE_AND_RENEW if now_ns >= max(token.renew_at_ns, not_before_ns) else TokenStep.USE
+"""How long before its end a token is used no more, as a login takes its time; a tenth of its life at most."""
 
 
 class TokenOwner(Protocol):
@@ -86,8 +38,7 @@ class TokenOwner(Protocol):
 
     def token_granted(self, life_seconds: int, *, is_rotated: bool) -> None: ...
 
-    def token_denied(self, denied: Denied, *, is_lasting: bool) -> None:
-        """`is_lasting`: the token in hand goes on being used."""
+    def token_denied(self) -> None: ...
 
     def refresh_token_unrecorded(self, error: str) -> None: ...
 
@@ -104,7 +55,7 @@ class Asked(NamedTuple):
     oauth2: OAuth2
     user: str
     ask: Callable[[TokenRequest], Awaitable[tuple[int, bytes, str]]]
-    """Raises Unreachable."""
+    """Raises TokenServerUnreachable."""
 
 
 class Tokens:
@@ -112,49 +63,41 @@ class Tokens:
         self._asked = asked
         self._clock = clock
         self._owner = owner
-        self._token: AccessToken | None = None
+        self._token = ""
+        self._usable_until_ns = 0
+        self._worked = ""  # the last token that a login succeeded with
         self._fetching: asyncio.Task[TokenAnswer] | None = None
-        self._not_before_ns = 0
-        self._failures = 0
         self._unkept: tuple[str, str] | None = None
         """A refresh token, and the one that took its place and is not durable yet."""
-        self._is_replacing = False
-        self._given_up = ""
-        """The last replacement that was refused."""
 
     async def token(self) -> str:
         """Return a token for a login now.  Raises TokenUnavailable, and what the owner's `secrets` raises."""
-        match step(self._token, self._not_before_ns, self._clock.boottime_ns()):
-            case TokenStep.FETCH:
-                # Shielded: who asks may be gone, and the answer may have a new refresh token.
-                answer = await asyncio.shield(self._begin())
-                if isinstance(answer, Denied):
-                    raise TokenUnavailable(answer)
-                return answer.access_token
-            case TokenStep.USE_AND_RENEW:
-                self._begin()
-        return "" if self._token is None else self._token.text
+        if self._clock.boottime_ns() < self._usable_until_ns:
+            if self._unkept is not None:
+                # Not only at the token's end: a crash until then would lose the refresh token.
+                await self._keep(*self._unkept)
+            return self._token
+        if self._fetching is None:
+            self._fetching = asyncio.create_task(self._fetch())
+        # Shielded: who asks may be gone, and the answer may have a new refresh token.
+        answer = await asyncio.shield(self._fetching)
+        if isinstance(answer, Denied):
+            raise TokenUnavailable(answer)
+        return answer.access_token
 
     def worked(self, text: str) -> None:
         """Hear that a login with this token succeeded."""
-        if self._token is not None and self._token.text == text and not self._token.has_worked:
-            self._token = replace(self._token, has_worked=True)
+        self._worked = text
 
     def refused(self, text: str) -> bool:
         """Hear that the upstream refused a token; return whether another one is worth a login."""
-        token = self._token
-        if token is None or token.text != text:
-            # There is another by now, or will be; but of one given up another login of that time hears too.
-            return text != self._given_up
-        self._token, self._is_replacing = None, True
-        if token.is_replacement and not token.has_worked:
-            self._given_up = text
-            return False
-        return True
+        if self._token == text:
+            self.forget()
+        return text == self._worked
 
     def forget(self) -> None:
         """Use the token no more: the secrets that it was got with have changed."""
-        self._token, self._not_before_ns, self._failures = None, 0, 0
+        self._usable_until_ns = 0
 
     async def close(self) -> None:
         """Let a request under way end, which may rotate the refresh token; keep one that is not kept yet."""
@@ -163,64 +106,36 @@ class Tokens:
         if self._unkept is not None:
             await self._keep(*self._unkept)
 
-    def _begin(self) -> "asyncio.Task[TokenAnswer]":
-        if self._fetching is None:
-            self._fetching = asyncio.create_task(self._fetch())
-            self._fetching.add_done_callback(self._ended)
-        return self._fetching
-
-    def _ended(self, fetching: "asyncio.Task[TokenAnswer]") -> None:
-        self._fetching = None
-        if not fetching.cancelled():
-            fetching.exception()  # whoever waits has it; who renewed ahead asks again
-
     async def _fetch(self) -> TokenAnswer:
+        # The server's count began later.
+        asked_at_ns = self._clock.boottime_ns()
         try:
-            asked_at_ns, answer = await self._answer()
-        except BaseException:
-            self._back_off(0)
-            raise
-        match answer:
-            case Granted():
-                self._token = AccessToken.granted(answer, asked_at_ns, is_replacement=self._is_replacing)
-                self._is_replacing = False
-                self._not_before_ns = self._failures = 0
-                if self._unkept is not None:
-                    # Not only at the token's end: a crash until then would lose the refresh token.
-                    self._token = replace(self._token, renew_at_ns=asked_at_ns)
-                    self._back_off(0)
-            case Denied(is_final=True):
-                # Whoever gave the consent took it back, or never gave it: the token in hand goes with it.
-                self._token = None
-                self._owner.token_denied(answer, is_lasting=False)
-            case Denied():
-                self._back_off(answer.retry_after_seconds)
-                is_good = step(self._token, 0, self._clock.boottime_ns()) is not TokenStep.FETCH
-                self._owner.token_denied(answer, is_lasting=is_good)
+            answer = await self._answer()
+        finally:
+            self._fetching = None
+        if isinstance(answer, Granted):
+            life_ns = max(answer.life_seconds, 1) * SECOND_NS
+            self._token = answer.access_token
+            self._usable_until_ns = asked_at_ns + life_ns - min(MARGIN_NS, life_ns // 10)
+        else:
+            self._owner.token_denied()
         return answer
 
-    def _back_off(self, asked_seconds: int) -> None:
-        wait_ns = min(FIRST_BACK_OFF_NS << min(self._failures, 10), LONGEST_BACK_OFF_NS)
-        self._failures += 1
-        self._not_before_ns = self._clock.boottime_ns() + max(wait_ns, asked_seconds * SECOND_NS)
-
-    async def _answer(self) -> tuple[int, TokenAnswer]:
+    async def _answer(self) -> TokenAnswer:
         if self._unkept is not None and (error := await self._keep(*self._unkept)):
             words = f"the token server gave a new refresh token, which cannot be written: {error}"
-            return 0, Denied(words, is_final=False)
+            return Denied(words, is_final=False)
         try:
             secrets = await self._owner.secrets()
-            asked_at_ns, answer = await self._ask(secrets)
+            answer = await self._ask(secrets)
             if isinstance(answer, Denied) and answer.is_final:
-                now = await self._owner.secrets()
-                if now != secrets:
+                sent, secrets = secrets, await self._owner.secrets()
+                if secrets != sent:
                     # Another process, or a person, has put others in their place meanwhile.  Who asked with
                     # those waits for this answer too, so nobody would try them again.
-                    secrets = now
-                    asked_at_ns, answer = await self._ask(secrets)
+                    answer = await self._ask(secrets)
         except OSError as error:
-            words = f"the refresh token is not safely on disk: {clean(str(error))}"
-            return 0, Denied(words, is_final=False)
+            return Denied(f"the refresh token is not safely on disk: {clean(str(error))}", is_final=False)
         if isinstance(answer, Granted):
             is_rotated = self._asked.oauth2.grant is GrantType.REFRESH_TOKEN and (
                 answer.refresh_token not in {"", secrets.refresh_token}
@@ -229,25 +144,23 @@ class Tokens:
                 # Crash here: the server may not take the old one any more; nobody but a person can mend that.
                 await self._keep(secrets.refresh_token, answer.refresh_token)
             self._owner.token_granted(answer.life_seconds, is_rotated=is_rotated)
-        return asked_at_ns, answer
+        return answer
 
     async def _keep(self, old: str, new: str) -> str:
         self._unkept = old, new
         error = await self._owner.keep(old, new)
         if error:
             self._owner.refresh_token_unrecorded(error)
-        else:
+        elif self._unkept == (old, new):
             self._unkept = None
         return error
 
-    async def _ask(self, secrets: AccountSecrets) -> tuple[int, TokenAnswer]:
-        asked_at_ns = self._clock.boottime_ns()
+    async def _ask(self, secrets: AccountSecrets) -> TokenAnswer:
         wall_seconds = self._clock.wall_ns() // SECOND_NS
         try:
             request = token_request(self._asked.oauth2, secrets, self._asked.user, wall_seconds)
-            status, content, retry_after = await self._asked.ask(request)
+            return read_token_answer(*await self._asked.ask(request))
         except Unaskable as error:
-            return asked_at_ns, Denied(str(error), is_final=True)
+            return Denied(str(error), is_final=True)
         except TokenServerUnreachable as unreachable:
-            return asked_at_ns, Denied(f"the token server cannot be reached: {unreachable}", is_final=False)
-        return asked_at_ns, read_token_answer(status, content, retry_after)
+            return Denied(f"the token server cannot be reached: {unreachable}", is_final=False)

@@ -1,6 +1,4 @@
-"""The address grammar: what it lets in, byte for byte, and what it does not."""
-
-import re
+"""The address grammar: what it lets in, and what it does not; tests/fuzz/addresses sends any bytes."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +8,6 @@ from relay.mail.address import (
     MalformedAddress,
     MalformedParameters,
     NonAsciiAddress,
-    comparable_domain,
     is_valid_address,
     parse_forward_path,
     parse_reverse_path,
@@ -20,34 +17,13 @@ ATEXT = "ABCXYZabcxyz0189!#$%&'*+-/=?^_`{|}~"
 LETTERS = "abcXYZ019"
 
 
-def _labels() -> st.SearchStrategy[str]:
-    inner, edge = st.text(LETTERS + "-_", max_size=10), st.sampled_from(LETTERS + "_")
-    return st.builds(lambda a, b, c: a + b + c, edge, inner, edge)
-
-
-def _domains() -> st.SearchStrategy[str]:
-    names = st.lists(_labels(), min_size=1, max_size=5).map(".".join)
-    return st.builds(str.__add__, names, st.sampled_from(["", "."]))
-
-
-def _quoted() -> st.SearchStrategy[str]:
-    printable = st.sampled_from([chr(c) for c in range(32, 127)])
-    part = st.one_of(printable.filter(lambda c: c not in '"\\'), printable.map(lambda c: "\\" + c))
-    return st.lists(part, max_size=20).map(lambda parts: '"' + "".join(parts) + '"')
-
-
-def _locals() -> st.SearchStrategy[str]:
-    return st.one_of(st.text(ATEXT + ".", min_size=1, max_size=32), _quoted())
-
-
-def _literals() -> st.SearchStrategy[str]:
-    v4 = st.ip_addresses(v=4).map(lambda ip: f"[{ip}]")
-    v6 = st.ip_addresses(v=6).map(lambda ip: f"[IPv6:{ip}]")
-    return st.one_of(v4, v6)
-
-
 def _addresses() -> st.SearchStrategy[str]:
-    return st.builds("{}@{}".format, _locals(), st.one_of(_domains(), _literals()))
+    label = st.from_regex(rf"[{LETTERS}_]([{LETTERS}_-]{{0,10}}[{LETTERS}_])?", fullmatch=True)
+    domain = st.lists(label, min_size=1, max_size=5).map(".".join)
+    literal = st.ip_addresses(v=4).map("[{}]".format) | st.ip_addresses(v=6).map("[IPv6:{}]".format)
+    quoted = st.from_regex(r'"([ !#-\[\]-~]|\\[ -~]){0,20}"', fullmatch=True)
+    local = st.text(ATEXT + ".", min_size=1, max_size=32) | quoted
+    return st.builds("{}@{}".format, local, domain | domain.map("{}.".format) | literal)
 
 
 @given(_addresses())
@@ -57,34 +33,6 @@ def test_address_of_the_grammar_comes_out_as_it_went_in(address: str) -> None:
     assert parse_reverse_path(argument).address == address
     assert parse_forward_path(argument, smtputf8=False).address == address
     assert is_valid_address(address, smtputf8=False)
-
-
-def _nearly_addresses() -> st.SearchStrategy[bytes]:
-    """Generate an address with something put in somewhere: often refused, often just let in."""
-    foreign = st.binary(max_size=3) | st.lists(st.sampled_from(rb'<>@ab."\[]: =-,_'), max_size=3).map(bytes)
-    return st.builds(
-        lambda address, at, octets: address.encode()[:at] + octets + address.encode()[at:],
-        _addresses(),
-        st.integers(0, 40),
-        foreign,
-    )
-
-
-@given(_nearly_addresses())
-def test_whatever_is_let_in_is_the_octets_between_the_brackets(inside: bytes) -> None:
-    argument = b"<" + inside + b"> SMTPUTF8"
-    try:
-        path = parse_reverse_path(argument)
-    except (MalformedAddress, MalformedParameters, NonAsciiAddress):
-        return
-    raw = path.address.encode()
-
-    route = re.escape(raw).join([rb"< *(?:@[^<>@\x00-\x20]+,)*(?:@[^<>@\x00-\x20]+:)?", rb" *>"])
-    assert re.match(route, argument)
-    assert not re.search(rb"[\x00-\x1f\x7f]", raw)
-    # What could end the path stands in a quoted string.
-    assert raw.startswith(b'"') or not re.search(rb"[<> ]", raw)
-    assert path.address == "" or is_valid_address(path.address, smtputf8=True)
 
 
 @given(st.text(max_size=40), st.booleans())
@@ -124,15 +72,13 @@ def test_attack_or_mistake_is_refused(inside: bytes) -> None:
 @pytest.mark.parametrize(
     "inside",
     [
-        *(b"<>", b"a@b", b"=?utf-8?q?a=0d=0aX?=@b", b"-oQ/tmp@b", b"|cat@b", b"a@xn--bcher-kva.example"),
-        *(b"a@1", b'""@b', b'" "@b', b'"@>\\""@b', b"a@[127.0.0.1]", b"a@[ipv6:::1]"),
-        *(b"a@[IPv6:::ffff:1.2.3.4]", b"l" * 984 + b"@b", b"a@" + b".".join([b"d" * 63] * 15), b".a@b"),
-        *(b"a.@b", b"a..b@c", b"a@b.", b"a@b_c", b"a@_dmarc.b"),
+        *(b"a@b", b"=?utf-8?q?a=0d=0aX?=@b", b"-oQ/tmp@b", b"|cat@b", b"a@xn--bcher-kva.example", b"a@1"),
+        *(b'""@b', b'" "@b', b'"@>\\""@b', b"a@[127.0.0.1]", b"a@[ipv6:::1]", b"a@[IPv6:::ffff:1.2.3.4]"),
+        *(b"l" * 984 + b"@b", b"a@" + b".".join([b"d" * 63] * 15), b".a@b", b"a.@b", b"a..b@c", b"a@b."),
+        *(b"a@b_c", b"a@_dmarc.b"),
     ],
 )
 def test_what_mail_in_use_has_is_let_in_undecoded(inside: bytes) -> None:
-    inside = b"" if inside == b"<>" else inside
-
     assert parse_reverse_path(b"<" + inside + b">").address.encode() == inside
 
 
@@ -142,10 +88,8 @@ def test_what_mail_in_use_has_is_let_in_undecoded(inside: bytes) -> None:
         (b"a@b>", "not an address"),
         (b"postmaster", "no domain"),
         (b"<a\t@b>", "control characters"),
-        (b"<postmaster>", "no domain"),
         (b"<" + b"l" * 985 + b"@b>", "longer than 986 octets"),
         (b"<a@b", "does not end in an angle bracket"),
-        (b"<a b@c>", "not an address"),
     ],
 )
 def test_a_refusal_says_what_is_wrong(argument: bytes, why: str) -> None:
@@ -164,10 +108,8 @@ def test_an_address_without_brackets_is_the_one_within_them(address: str, rest: 
 @pytest.mark.parametrize(
     ("argument", "address"),
     [
-        (b"Ann <a@b>", "a@b"),
         (b"J\xf6rg Ann <a@b> SIZE=1", "a@b"),
-        (b'"A, <x@y> \\" B" <a@b>', "a@b"),
-        (b'"A"<a@b>', "a@b"),
+        (b'"A, <x@y> \\" B"<a@b>', "a@b"),
         (b"<@r1,@r2.test:a@b>", "a@b"),
         (b'<@r:"a:b"@c>', '"a:b"@c'),
         (b"Mailer <>", ""),
@@ -177,23 +119,21 @@ def test_a_display_name_and_a_source_route_are_left_out(argument: bytes, address
     assert parse_reverse_path(argument).address == address
 
 
-@pytest.mark.parametrize("name", ["Postmaster", "postmaster", "POSTMASTER"])
-def test_the_postmaster_alone_needs_no_domain_and_is_no_sender(name: str) -> None:
-    path = f"<{name}>".encode()
-
-    assert parse_forward_path(path, smtputf8=False).address == name
-    assert is_valid_address(name, smtputf8=False)
+def test_the_postmaster_alone_needs_no_domain_and_is_no_sender() -> None:
+    assert parse_forward_path(b"<PostMaster>", smtputf8=False).address == "PostMaster"
+    assert is_valid_address("PostMaster", smtputf8=False)
     with pytest.raises(MalformedAddress):
-        parse_reverse_path(path)
+        parse_reverse_path(b"<PostMaster>")
 
 
-def test_recipient_may_not_be_empty() -> None:
+def test_only_a_sender_may_be_empty() -> None:
+    assert parse_reverse_path(b"<>").address == ""
     with pytest.raises(MalformedAddress):
         parse_forward_path(b"<>", smtputf8=True)
     assert not is_valid_address("", smtputf8=True)
 
 
-@pytest.mark.parametrize("address", ["é@b", "a@é.example", '"é"@b', "用户@例え.jp"])
+@pytest.mark.parametrize("address", ["é@b", "a@é.example", '"é"@b'])
 def test_utf8_is_let_in_only_where_smtputf8_was_asked_for(address: str) -> None:
     argument = f"<{address}>".encode()
 
@@ -210,24 +150,16 @@ def test_parameters_keep_their_values_and_order() -> None:
     path = parse_reverse_path(b"<a@b>  size=10   BODY=8BITMIME Auth=<> X-y  ")
 
     assert list(path.parameters.items()) == [
-        ("SIZE", "10"),
-        ("BODY", "8BITMIME"),
-        ("AUTH", "<>"),
-        ("X-Y", None),
+        *(("SIZE", "10"), ("BODY", "8BITMIME"), ("AUTH", "<>"), ("X-Y", None)),
     ]
 
 
 @pytest.mark.parametrize(
     "rest",
-    [b"x", b"SIZE=1", b" SIZE=1 size=2", b" SIZE=1  size=1", b" SIZE=", b" =1", b" -X=1",
-     b" A=b=c", b" A_B", b"\tSIZE=1", b" SIZE=1\t", b" SIZE=\x00", b" SIZE=\xc3", b" >"],
+    [b"x", b"SIZE=1", b" SIZE=1  size=2", b" SIZE=", b" =1", b" -X=1", b" A=b=c", b" A_B", b"\tSIZE=1",
+     b" SIZE=1\t", b" SIZE=\x00", b" SIZE=\xc3", b" >"],
 )  # fmt: skip
 def test_malformed_parameters_are_refused(rest: bytes) -> None:
     for path in (b"<a@b>", b"<>"):
         with pytest.raises(MalformedParameters):
             parse_reverse_path(path + rest)
-
-
-@pytest.mark.parametrize("label", ["xn--xn--a-", "xn--a.b-", "xn--\u0080"])
-def test_a_label_that_no_resolver_finds_is_compared_as_written(label: str) -> None:
-    assert comparable_domain(f"{label}.example") == f"{label}.example"

@@ -1,7 +1,7 @@
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.mail.formats import rfc3339, rfc3339_or_none, span
+from relay.mail.formats import rfc3339, span
 
 
 @pytest.mark.parametrize(
@@ -15,18 +15,13 @@ from relay.mail.formats import rfc3339, rfc3339_or_none, span
 )
 def test_an_instant_is_rfc_3339_whatever_the_number(at_ns: int, shown: str) -> None:
     assert rfc3339(at_ns) == shown
-    assert rfc3339_or_none(at_ns) == shown
-
-
-def test_no_instant_stays_none() -> None:
-    assert rfc3339_or_none(None) is None
 
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [
-        *((-5, "0s"), (0, "0s"), (0.2, "1s"), (59, "59s"), (60, "1m"), (200, "3m 20s"), (3_600, "1h")),
-        *((3_605, "1h"), (3_720, "1h 2m"), (90_000, "1d 1h")),
+        *((-5, "0s"), (0.2, "1s"), (59, "59s"), (60, "1m")),
+        *((200, "3m 20s"), (3_605, "1h"), (90_000, "1d 1h")),
     ],
 )
 def test_a_span_has_its_two_largest_units(seconds: float, shown: str) -> None:

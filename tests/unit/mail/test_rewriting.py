@@ -1,14 +1,8 @@
-"""What a route's `rewrite` makes of a message: of its sender, of From and Sender, and of nothing else."""
-
-import re
+"""What a route's `rewrite` makes of a message; that nothing else is changed, tests/fuzz/rewriting shows."""
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
-from relay.mail.address import is_valid_address
-from relay.mail.envelope import Shape
-from relay.mail.rewriting import FRONT_BYTES, LONGEST_LINE, Rewriting
+from relay.mail.rewriting import Rewriting
 
 FIXED, DOMAIN = Rewriting("news@example.com"), Rewriting("@example.com")
 TRACE = b"Received: from here by there;\r\n  Mon, 23 Nov 2026 10:00:00 +0000\r\n"
@@ -43,23 +37,27 @@ def test_the_reverse_path_follows_the_rule(rule: Rewriting, original: str, now: 
     assert rule.reverse_path(original) == now
 
 
-def test_a_fixed_address_keeps_the_name_and_the_author() -> None:
-    assert header(FIXED, "From: Ann <ann@home.lan>", "Sender: Bob <bob@home.lan>") == [
-        "From: Ann <news@example.com>",
-        "X-Original-From: Ann <ann@home.lan>",
-        "Reply-To: Ann <ann@home.lan>",
-        "Sender: Bob <news@example.com>",
-        "X-Original-Sender: Bob <bob@home.lan>",
-    ]
-
-
-def test_a_domain_takes_the_place_of_every_other() -> None:
-    assert header(DOMAIN, "From: Ann <ann@home.lan> (work), bob@office.lan") == [
-        "From: Ann <ann@example.com>,",
-        " <bob@example.com>",
-        "X-Original-From: Ann <ann@home.lan> (work), bob@office.lan",
-        "Reply-To: Ann <ann@home.lan> (work), bob@office.lan",
-    ]
+@pytest.mark.parametrize(
+    ("rule", "given", "expected"),
+    [
+        (FIXED, ["From: Ann <ann@home.lan>", "Sender: Bob <bob@home.lan>"],
+         ["From: Ann <news@example.com>", "X-Original-From: Ann <ann@home.lan>",
+          "Reply-To: Ann <ann@home.lan>",
+          "Sender: Bob <news@example.com>", "X-Original-Sender: Bob <bob@home.lan>"]),
+        (DOMAIN, ["From: Ann <ann@home.lan> (work), bob@office.lan"],
+         ["From: Ann <ann@example.com>,", " <bob@example.com>",
+          "X-Original-From: Ann <ann@home.lan> (work), bob@office.lan",
+          "Reply-To: Ann <ann@home.lan> (work), bob@office.lan"]),
+        (FIXED, ["Reply-to: list@home.lan", "From: a@home.lan"],
+         ["Reply-to: list@home.lan", "From: <news@example.com>", "X-Original-From: a@home.lan"]),
+        (FIXED, ["To: b@c.example"], ["From: <news@example.com>", "To: b@c.example"]),
+        (DOMAIN, ["To: b@c.example"], ["From: <ann@example.com>", "To: b@c.example"]),
+    ],
+)  # fmt: skip
+def test_the_author_is_the_rules_and_the_fields_of_before_are_kept(
+    rule: Rewriting, given: list[str], expected: list[str]
+) -> None:
+    assert header(rule, *given) == expected
 
 
 @pytest.mark.parametrize(
@@ -98,73 +96,10 @@ def test_what_is_as_the_rule_wants_it_stays_octet_for_octet() -> None:
         assert made.replaced_bytes == 0
 
 
-def test_a_reply_to_that_is_there_stays() -> None:
-    assert header(FIXED, "Reply-to: list@home.lan", "From: a@home.lan") == [
-        "Reply-to: list@home.lan",
-        "From: <news@example.com>",
-        "X-Original-From: a@home.lan",
-    ]
-
-
-def test_a_missing_from_is_added_where_there_is_a_sender() -> None:
-    assert header(FIXED, "To: b@c.example") == ["From: <news@example.com>", "To: b@c.example"]
-    assert header(DOMAIN, "To: b@c.example") == ["From: <ann@example.com>", "To: b@c.example"]
-    assert header(DOMAIN, "To: b@c.example", sender="") == ["To: b@c.example"]
-
-
 def test_a_report_keeps_its_null_sender_and_says_whom_it_is_from() -> None:
     content = TRACE + b"From: MAILER-DAEMON@host.lan\r\n" + REST
     made = DOMAIN.rewritten("", content)
 
     assert made.reverse_path == ""
+    assert header(DOMAIN, "To: b@c.example", sender="") == ["To: b@c.example"]
     assert b"\r\nFrom: <MAILER-DAEMON@example.com>\r\n" in made.content(content)
-
-
-PIECES = st.sampled_from(
-    [b":", b" ", b"\t", b"\r\n ", b"<", b">", b"(", b")", b'"', b"\\", b",", b";", b"@", b"ann@home.lan",
-     b"<b@c.lan>", b"[", b"]", b"=?utf-8?b?w7w=?=", b"\xc3\xbc", b"\xff", b"Ann", b"\r\n", b"x" * 900]
-)  # fmt: skip
-NAMES = st.sampled_from([b"From", b"from ", b"Sender", b"Reply-To", b"To", b"X", b"no field", b" ", b""])
-VALUES = st.lists(PIECES, max_size=12).map(b"".join)
-LINES = st.builds(lambda name, value: name + b":" + value + b"\r\n", NAMES, VALUES)
-ADDRESSES = st.sampled_from(["", "ann@home.lan", "a@example.com", '"x y"@h.lan'])
-RULES = st.sampled_from([FIXED, DOMAIN])
-
-
-@given(RULES, ADDRESSES, st.lists(LINES, min_size=1, max_size=6).map(b"".join))
-@example(DOMAIN, "", b"From:\r\n")
-@example(FIXED, "ann@home.lan", b"From:" + b" " * 995 + b"\r\n x\r\n")
-def test_any_content_is_sent_with_its_text_unchanged(rule: Rewriting, sender: str, content: bytes) -> None:
-    made = rule.rewritten(sender, content[:FRONT_BYTES])
-    whole = made.content(content)
-
-    # Only fields of these names are other ones, and what is added is ASCII.
-    head, before = _fields(whole), _fields(content)
-    assert [each for each in head if not _is_ours(each)] == [each for each in before if not _is_ours(each)]
-    assert whole[len(b"".join(head)) :] == content[len(b"".join(before)) :]
-    assert whole.isascii() or not content.isascii()
-    assert whole.endswith(b"\r\n")
-    assert whole.count(b"\n") == whole.count(b"\r") == whole.count(b"\r\n")
-    assert max(map(len, whole.split(b"\r\n"))) <= max(LONGEST_LINE, *map(len, content.split(b"\r\n")))
-    assert made.shape(Shape(len(content), True, True)).size_bytes == len(whole)
-    assert made.reverse_path == "" or is_valid_address(made.reverse_path, smtputf8=True)
-    # Sent by two relays in a row, it is as sent by one.
-    assert rule.rewritten(made.reverse_path, whole[:FRONT_BYTES]).content(whole) == whole
-
-
-def _fields(content: bytes) -> list[bytes]:
-    """Return the fields of a header, each with its line ends."""
-    fields: list[bytes] = []
-    for line in content.splitlines(keepends=True):
-        if line[:1] in {b" ", b"\t"} and fields:
-            fields[-1] += line
-        elif re.match(rb"[!-9;-~]+[ \t]*:", line):
-            fields.append(line)
-        else:
-            break
-    return fields
-
-
-def _is_ours(field: bytes) -> bool:
-    name = field.partition(b":")[0].strip().lower()
-    return name in {b"from", b"sender", b"reply-to", b"x-original-from", b"x-original-sender"}

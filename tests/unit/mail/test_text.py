@@ -19,14 +19,7 @@ def test_clean_text_is_one_printable_line(text: str | bytes) -> None:
 
 @pytest.mark.parametrize(
     ("foreign", "expected"),
-    [
-        ("plain", "plain"),
-        ("  spaces  ", "spaces"),
-        ("two\r\nlines\tand a tab", "two  lines and a tab"),
-        ("caf\xe9", "caf?"),
-        (b"\xff", "?"),
-        ("x" * 3000, "x" * MAX_TEXT_CHARACTERS),
-    ],
+    [("  two\r\nlines\tand a tab ", "two  lines and a tab"), ("caf\xe9", "caf?"), (b"\xff", "?")],
 )
 def test_clean_replaces_what_could_break_a_line(foreign: str | bytes, expected: str) -> None:
     assert clean(foreign) == expected

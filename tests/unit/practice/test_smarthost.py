@@ -1,4 +1,4 @@
-"""The practice smarthost, through SMTP."""
+"""The practice account against an oracle that tries every window, and the practice smarthost through SMTP."""
 
 import asyncio
 import base64
@@ -7,129 +7,132 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.policy.limits import LimitSettings
 from relay.policy.units import HostPort
-from relay.practice.account import PracticeAccount
-from relay.practice.smarthost import MAX_LINE_BYTES, PracticeSmarthost, Practised
+from relay.practice.smarthost import MAX_LINE_BYTES, PracticeAccount, PracticeSmarthost
 from relay.smtp.sasl import Credentials
 from tests.fakes.clock import FakeClock
 
-MINUTE_NS = 60 * SECOND_NS
+PER_NS = 60 * SECOND_NS
 PLAIN = base64.b64encode(b"\0mjd\0correct horse").decode()
 MESSAGE = b"MAIL FROM:<a@b>\r\nRCPT TO:<c@d>\r\nDATA\r\nSubject: x\r\n\r\nHello\r\n.\r\n"
+ATTEMPTS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 4)), min_size=1, max_size=40)
 
 
-class Practice:
-    """A smarthost that allows so many messages a minute, and clients of it."""
-
-    def __init__(self, count: int = 1000, keep: Path | None = None) -> None:
-        self.clock = FakeClock()
-        self.seen: list[Practised] = []
-        limit = LimitSettings.model_validate({"messages": count, "per": "60s"})
-        account, credentials = PracticeAccount(limit, 10 * MINUTE_NS), Credentials("mjd", "correct horse")
-        self.host = PracticeSmarthost(
-            HostPort("127.0.0.1", 0), credentials, account, self.clock, keep=keep, observer=self.seen.append
-        )
-
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.host.port)
-        assert (await reply(reader)).startswith("220 ")
-        yield reader, writer
-        writer.transport.abort()
-
-    async def replies(self, said: bytes, *, step: int = 0) -> list[str]:
-        """Log in, say this in pieces, and quit; return the replies."""
-        said = f"EHLO client.example\r\nAUTH PLAIN {PLAIN}\r\n".encode() + said + b"QUIT\r\n"
-        async with self.client() as (reader, writer):
-            for start in range(0, len(said), step or len(said)):
-                writer.write(said[start : start + (step or len(said))])
-                await writer.drain()
-            replies: list[str] = []
-            while not reader.at_eof() and not (replies and replies[-1].startswith("221")):
-                replies.append(await reply(reader))
-            return replies[2:]
+def account(count: int, unit: str = "messages", cut_off_ns: int = 10 * PER_NS) -> PracticeAccount:
+    return PracticeAccount(LimitSettings.model_validate({unit: count, "per": "60s"}), cut_off_ns)
 
 
-async def reply(reader: asyncio.StreamReader) -> str:
-    lines: list[str] = []
-    while not lines or lines[-1][3:4] == "-":
-        lines.append((await reader.readuntil(b"\r\n")).decode("ascii").removesuffix("\r\n"))
-    return lines[-1]
+@given(steps=ATTEMPTS, count=st.integers(1, 12))
+def test_a_message_is_refused_when_a_window_with_it_is_too_full(
+    steps: list[tuple[int, int]], count: int
+) -> None:
+    judged, so_far, now_ns, fullest = account(count, "recipients", cut_off_ns=0), [], PER_NS, 0
+    for step, recipients in steps:
+        now_ns += step * PER_NS // 10
+        so_far.append((now_ns, recipients))
+        held = sum(weight for at_ns, weight in so_far if now_ns - PER_NS < at_ns <= now_ns)
+        fullest = max(fullest, held)
+
+        assert judged.admit(recipients, now_ns) == (held <= count)
+
+    assert judged.most == fullest
+    assert judged.relayed + judged.refused == len(steps)
+
+
+def test_a_cut_off_lasts_so_long_and_no_attempt_lengthens_it() -> None:
+    judged, began_ns = account(1), 1 + PER_NS
+    assert judged.admit(9, PER_NS)
+    assert not judged.admit(1, began_ns)
+
+    assert not judged.admit(1, began_ns + 3 * PER_NS)
+    assert not judged.admit(1, began_ns + 10 * PER_NS - 1)
+    assert judged.admit(1, began_ns + 10 * PER_NS)
+    assert (judged.cut_offs, judged.refused, judged.most) == (1, 3, 2)
+
+
+def smarthost(count: int = 1000, keep: Path | None = None, host: str = "127.0.0.1") -> PracticeSmarthost:
+    credentials = Credentials("mjd", "correct horse")
+    return PracticeSmarthost(HostPort(host, 0), credentials, account(count), FakeClock(), keep=keep)
 
 
 @asynccontextmanager
-async def practice(count: int = 1000, keep: Path | None = None) -> AsyncIterator[Practice]:
-    made = Practice(count, keep)
-    await made.host.start()
-    yield made
-    await made.host.close()
+async def client(
+    host: PracticeSmarthost,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Start a smarthost and speak with it."""
+    await host.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
+    assert (await reply(reader)).startswith("220 ")
+    yield reader, writer
+    writer.transport.abort()
+    await host.close()
 
 
-async def test_the_limit_is_enforced_exactly_and_the_cut_off_ends() -> None:
-    async with practice(3) as made:
-        said = [each for each in await made.replies(4 * MESSAGE) if each[:3] in {"250", "550"}]
-        decided = said[2::3]
-        made.clock.advance(10 * MINUTE_NS)
-        decided += (await made.replies(MESSAGE))[3:4]
+async def reply(reader: asyncio.StreamReader) -> str:
+    while (line := (await reader.readuntil(b"\r\n")).decode("ascii"))[3] == "-":
+        pass
+    return line.removesuffix("\r\n")
 
-    assert [each[:9] for each in decided] == [*["250 2.0.0"] * 3, "550 5.7.1", "250 2.0.0"]
+
+async def replies(host: PracticeSmarthost, said: bytes, step: int = 0) -> list[str]:
+    """Log in, say this in pieces, and quit."""
+    said = f"EHLO client.example\r\nAUTH PLAIN {PLAIN}\r\n".encode() + said + b"QUIT\r\n"
+    async with client(host) as (reader, writer):
+        for start in range(0, len(said), step or len(said)):
+            writer.write(said[start : start + (step or len(said))])
+            await writer.drain()
+        found = [await reply(reader)]
+        while not found[-1].startswith("221"):
+            found.append(await reply(reader))
+    return found[2:]
+
+
+async def test_the_limit_is_enforced_and_said() -> None:
+    decided = (await replies(smarthost(3), 4 * MESSAGE))[3::4]
+
+    assert [each[:9] for each in decided[:3]] == ["250 2.0.0"] * 3
     assert decided[3] == "550 5.7.1 You have exceeded your sending limit of 3 messages per 60s"
-
-
-async def test_all_connections_share_the_limit_of_the_account() -> None:
-    async with practice(20) as made:
-        await asyncio.gather(*(made.replies(2 * MESSAGE) for _ in range(20)))
-
-    assert (made.host.account.relayed, made.host.account.refused) == (20, 20)
-
-
-CONVERSATION = (
-    b"MAIL FROM:<a@b>\r\nRCPT TO:<c@d>\r\nDATA\r\n..stuffed\r\n.\n.\r\n\n..\r\n.\r\nNOOP\r\n"
-    b"MAIL FROM:<>\r\nRCPT TO:<c@d>\r\nDATA\r\n.\r\n"
-)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 0])
 async def test_pipelined_commands_are_answered_in_order_at_every_cut(step: int, tmp_path: Path) -> None:
-    async with practice(keep=tmp_path) as made:
-        replies = await made.replies(CONVERSATION, step=step)
+    said = b"MAIL FROM:<a@b>\r\nRCPT TO:<c@d>\r\nDATA\r\n..stuffed\r\n.\n.\r\n\n..\r\n.\r\nNOOP\r\n"
+    found = await replies(smarthost(keep=tmp_path), said + MESSAGE, step)
 
     # Neither LF.CRLF nor a dot with LF ended the content: it went on to CRLF.CRLF, and is one message.
     codes = ["250", "250", "354", "250", "250", "250", "250", "354", "250", "221"]
-    assert [each[:3] for each in replies] == codes
+    assert [each[:3] for each in found] == codes
     assert (tmp_path / "000001.eml").read_bytes() == b".stuffed\r\n\n.\r\n\n..\r\n"
-    assert (tmp_path / "000002.eml").read_bytes() == b""
+    assert (tmp_path / "000002.eml").read_bytes() == b"Subject: x\r\n\r\nHello\r\n"
 
 
 async def test_what_it_keeps_is_numbered_behind_what_was_there(tmp_path: Path) -> None:
     keep = tmp_path / "made" / "on demand"
-    async with practice(keep=keep) as made:
-        await made.replies(MESSAGE)
-    async with practice(keep=keep) as made:
-        assert (await made.replies(MESSAGE))[3] == "250 2.0.0 Ok: practised as 2"
+    await replies(smarthost(keep=keep), MESSAGE)
 
+    assert (await replies(smarthost(keep=keep), MESSAGE))[3] == "250 2.0.0 Ok: practised as 2"
     assert sorted(path.name for path in keep.iterdir()) == ["000001.eml", "000002.eml"]
-    assert (keep / "000002.eml").read_bytes() == b"Subject: x\r\n\r\nHello\r\n"
 
 
 async def test_mail_needs_the_password_of_the_account() -> None:
-    async with practice() as made, made.client() as (reader, writer):
+    async with client(smarthost()) as (reader, writer):
         wrong = base64.b64encode(b"\0mjd\0wrong").decode()
         writer.write(f"EHLO x\r\nAUTH PLAIN {wrong}\r\nMAIL FROM:<a@b>\r\n".encode())
         assert [(await reply(reader))[:3] for _ in range(3)] == ["250", "535", "530"]
 
 
 async def test_a_client_that_sends_a_line_without_end_is_cut_off() -> None:
-    async with practice() as made, made.client() as (reader, writer):
+    async with client(smarthost()) as (reader, writer):
         writer.write(bytes(2 * MAX_LINE_BYTES))
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await reply(reader)
 
 
 def test_passwords_in_clear_are_taken_on_loopback_only() -> None:
-    account = PracticeAccount(LimitSettings.model_validate({"messages": 1, "per": "1m"}), 1)
     with pytest.raises(ValueError, match="loopback only"):
-        PracticeSmarthost(HostPort("0.0.0.0", 0), Credentials("u", "p"), account, FakeClock())
+        smarthost(host="0.0.0.0")

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from relay.mail.envelope import QueueId
 from relay.queue.queued import NO_REASON, Queued, State, origin_of
 from relay.queue.queues import Queues
-from relay.queue.routes import Availability, Because, Part, Route, choose
+from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, next_listed
 
 NAMES = ("a", "b", "c")
 ROUTES = (
@@ -28,6 +28,13 @@ def message(number: int, *parts: Part, at_ns: int = 0) -> list[Queued]:
     return [Queued(queue_id, origin, 10, at_ns, 2, part=part) for part in parts]
 
 
+def parts_of(routes: list[Route]) -> list[Part]:
+    """Return the parts of a message of which a recipient goes by each of these routes."""
+    if len(routes) == 1:
+        return [Part(routes[0])]
+    return [Part(route, frozenset([index])) for index, route in enumerate(routes)]
+
+
 class AnyQueue(RuleBasedStateMachine):
     """Upstreams go down, prove themselves and are well; mail comes, goes and is refused; time passes."""
 
@@ -35,6 +42,7 @@ class AnyQueue(RuleBasedStateMachine):
     def begin(self) -> None:
         self.queue = Queues()
         self.queue.on_change = self.changed
+        self.queue.on_routed = self.is_routed
         self.is_changed = False
         self.queue.use(NAMES, ROUTES)
         self.now_ns = 0
@@ -42,52 +50,48 @@ class AnyQueue(RuleBasedStateMachine):
         self.states = dict.fromkeys(NAMES, Availability())
         self.left: dict[QueueId, int] = {}
         """Parts of each message that are not done."""
+        self.routes: dict[QueueId, list[Route]] = {}
+        """Those that an edit gave each message last."""
         self.told = {route: (route.upstreams[0], Because.PREFERRED) for route in ROUTES}
-        self.spilled: dict[Route, set[str]] = {route: set() for route in ROUTES}
-        self.active: dict[QueueId, tuple[Queued, str]] = {}
-        """By the key, a part in a transaction, and where."""
+        self.active: dict[Queued, str] = {}
+        """Parts in a transaction, and where."""
 
     def changed(self) -> None:
         self.is_changed = True
 
-    @rule(routes=st.lists(st.sampled_from(ROUTES), min_size=1, max_size=3, unique=True))
-    def comes(self, routes: list[Route]) -> None:
-        self.number += 1
-        parts = [Part(route, frozenset([index])) for index, route in enumerate(routes)]
-        if len(parts) == 1:
-            parts = [Part(routes[0])]
-        its = message(self.number, *parts, at_ns=self.now_ns)
-        self.left[its[0].queue_id] = len(its)
-        self.queue.add(*its, now_ns=self.now_ns)
+    @rule(
+        count=st.integers(1, 4),
+        routes=st.lists(st.sampled_from(ROUTES), min_size=1, max_size=3, unique=True),
+    )
+    def comes(self, count: int, routes: list[Route]) -> None:
+        for _ in range(count):
+            self.number += 1
+            its = message(self.number, *parts_of(routes), at_ns=self.now_ns)
+            self.left[its[0].queue_id], self.routes[its[0].queue_id] = len(its), routes
+            self.queue.add(*its, now_ns=self.now_ns)
 
-    @rule(name=st.sampled_from(NAMES))
-    def goes_down(self, name: str) -> None:
+    @rule(name=st.sampled_from(NAMES), is_well=st.booleans(), is_proving=st.booleans())
+    def is_seen(self, name: str, *, is_well: bool, is_proving: bool) -> None:
         since_ns = self.states[name].down_since_ns
-        self._is(name, Availability(self.now_ns if since_ns is None else since_ns))
+        since_ns = None if is_well else self.now_ns if since_ns is None else since_ns
+        self.states[name] = Availability(since_ns, is_proving=is_proving and not is_well)
+        self.queue.note(name, self.states[name])
+        self.look()
 
-    @rule(name=st.sampled_from(NAMES))
-    def proves_itself(self, name: str) -> None:
-        if self.states[name].down_since_ns is not None:
-            self._is(name, Availability(self.states[name].down_since_ns, is_proving=True))
-
-    @rule(name=st.sampled_from(NAMES))
-    def is_well(self, name: str) -> None:
-        self._is(name, Availability())
-
-    @rule(name=st.sampled_from(NAMES))
-    def takes(self, name: str) -> None:
-        state = self.states[name]
-        is_busy = any(where == name for _, where in self.active.values())
-        if state.down_since_ns is None or (state.is_proving and not is_busy):
-            for part in self.queue.line(name).take(1, self.now_ns):
-                assert part.key not in self.active
-                self.active[part.key] = part, name
+    @rule(most=st.integers(1, 3))
+    def takes(self, most: int) -> None:
+        for name, state in self.states.items():
+            if state.is_proving:
+                most = 0 if name in self.active.values() else 1
+            for part in self.queue.line(name).take(most if state.is_usable else 0, self.now_ns):
+                assert part not in self.active
+                self.active[part] = name
 
     @precondition(lambda self: self.active)
     @rule(which=st.integers(0), fate=st.sampled_from(["done", "back", "deferred", "unknown", "lost"]))
     def ends(self, which: int, fate: str) -> None:
-        key = list(self.active)[which % len(self.active)]
-        part, _ = self.active.pop(key)
+        part = list(self.active)[which % len(self.active)]
+        del self.active[part]
         if part.queue_id not in self.left:
             return  # its message was removed meanwhile
         line = self.queue.line_of(part)
@@ -128,22 +132,25 @@ class AnyQueue(RuleBasedStateMachine):
     @rule(which=st.integers(0), routes=st.lists(st.sampled_from(ROUTES), min_size=1, max_size=2, unique=True))
     def is_routed_anew(self, which: int, routes: list[Route]) -> None:
         queue_id = list(self.left)[which % len(self.left)]
-        number = int(queue_id)
-        parts = [Part(route, frozenset([index])) for index, route in enumerate(routes)]
-        fresh = message(number, *(parts if len(parts) > 1 else [Part(routes[0])]))
-        before = self.queue.parts(queue_id)
-        is_active = self.queue.state_of(queue_id) is State.ACTIVE
-        asked = [part.part.indices for part in before]
-        self.queue.sort_anew(fresh, self.now_ns)
-        if is_active:
-            assert [part.part.indices for part in self.queue.parts(queue_id)] == asked
-        else:
-            self.left[queue_id] = len(fresh)
+        self.routes[queue_id] = routes
+        self._sort(queue_id)
+        self._settle()
 
-    @rule()
-    def what_was_put_off_is_sorted(self) -> None:
-        for queue_id in self.queue.sortable():
-            assert self.queue.state_of(queue_id) is not State.ACTIVE
+    def _sort(self, queue_id: QueueId) -> None:
+        before = self.queue.parts(queue_id)
+        states = {part.state for part in before}
+        fresh = message(int(queue_id), *parts_of(self.routes[queue_id]))
+        self.queue.sort_anew(fresh, self.now_ns)
+        after = self.queue.parts(queue_id)
+        if State.ACTIVE in states:
+            assert after == before, "put off"
+            return
+        self.left[queue_id] = len(after)
+        if State.HELD in states or states == {State.DEFERRED}:
+            assert {part.state for part in after} == (states & {State.HELD} or states)
+        if len(after) == 1:
+            unknown_ns = max(part.past.unknown_until_ns for part in before)
+            assert after[0].past.unknown_until_ns == unknown_ns
 
     @rule(by_ns=st.integers(1, 20))
     def time_passes(self, by_ns: int) -> None:
@@ -167,26 +174,25 @@ class AnyQueue(RuleBasedStateMachine):
         while self.is_changed or self.queue.is_behind:
             self.is_changed = False
             self.queue.move_on(self.now_ns)
+            for queue_id in self.queue.sortable():
+                self._sort(queue_id)
         self._is_in_place()
+
+    def is_routed(self, route: Route, choice: Choice, before: Because) -> None:
+        if choice.because is Because.SPILL:
+            assert choice.upstream not in self.queue.where().get(route, {}), "told once"
+            return
+        assert self.told[route] != (choice.upstream, choice.because)
+        assert before is self.told[route][1]
+        self.told[route] = choice.upstream, choice.because
 
     def _is_told(self) -> None:
         """Check that what is told of the routes adds up to where their mail goes."""
-        for route, its, back_to in self.queue.diversions.turns():
-            if its.because is Because.SPILL:
-                assert (its.upstream in self.spilled[route]) is bool(back_to), "begun and ended in turns"
-                self.spilled[route] ^= {its.upstream}
-            else:
-                self.told[route] = (back_to, Because.PREFERRED) if back_to else (its.upstream, its.because)
         for route, told in self.told.items():
             choice = self.queue.choice_of(route, self.now_ns)
             assert told == (choice.upstream, choice.because)
-            now = {its.upstream for its in self.queue.diversions.of(route) if its.because is Because.SPILL}
-            assert now == self.spilled[route]
-
-    def _is(self, name: str, standing: Availability) -> None:
-        self.states[name] = standing
-        self.queue.note(name, standing)
-        self.look()
+            is_diverted = self.queue.diverted_since_ns(route) is not None
+            assert is_diverted is (choice.because is not Because.PREFERRED)
 
     def _is_in_place(self) -> None:
         """Check that every part stands where its route says, unless it may not move or is a probe."""
@@ -196,6 +202,8 @@ class AnyQueue(RuleBasedStateMachine):
             assert route is not None
             if part.state is State.ACTIVE:
                 continue
+            is_active = self.queue.state_of(part.queue_id) is State.ACTIVE
+            assert is_active or route in self.routes[part.queue_id]
             choice = self.queue.choice(part, self.now_ns)
             assert choice.upstream == part.upstream
             if part.past.unknown_until_ns > self.now_ns:
@@ -210,25 +218,24 @@ class AnyQueue(RuleBasedStateMachine):
             else:
                 assert part.upstream == choose(route, self.states, self.now_ns).upstream
                 waits = part.state is State.WAITING and route.spill_after_ns is not None
-                if waits and all(self.states[name].is_usable for name in route.upstreams):
+                if waits and next_listed(route, part.upstream, self.states) is not None:
                     since_ns = max(part.ready_at_ns, part.stands_since_ns)
                     assert self.now_ns < since_ns + (route.spill_after_ns or 0)
         assert all(count == 1 for count in probes.values())
 
     @invariant()
     def nothing_is_lost_or_twice(self) -> None:
-        keys = [part.key for part in self.queue]
-        assert len(keys) == len(set(keys))
+        assert len(list(self.queue)) == len(set(self.queue))
         assert Counter(part.queue_id for part in self.queue) == self.left
         assert len(self.queue) == len(self.left)
         waiting = sum(sums.messages for state in State for sums in self.queue.counts(state).values())
         assert waiting == len(self.left), "each message is counted once, in however many parts"
         users = Counter("ann" if int(queue_id) % 3 else "" for queue_id in self.left)
-        assert dict(self.queue.owners.each()) == {(user, ""): count for user, count in users.items()}
+        assert dict(self.queue.owners) == {(user, ""): count for user, count in users.items()}
 
     @invariant()
     def what_is_under_way_stays(self) -> None:
-        for part, name in self.active.values():
+        for part, name in self.active.items():
             if part.queue_id in self.left:
                 assert part.state is State.ACTIVE
                 assert part.upstream == name
@@ -256,6 +263,25 @@ def test_a_long_queue_moves_in_slices_and_in_order() -> None:
     settle(queue, 15)
     order = [each.queue_id for each in queue.line("b").take(3000, 15)]
     assert (len(order), order) == (2500, sorted(order))
+
+
+def test_a_part_that_moves_takes_along_when_it_waited_for_an_upstream_that_was_down() -> None:
+    queue, (part, other) = (
+        Queues(),
+        message(1, Part(ROUTES[0], frozenset([0])), Part(ROUTES[2], frozenset([1]))),
+    )
+    queue.use(NAMES, ROUTES)
+    queue.add(part, other, now_ns=0)
+    queue.note("a", Availability(5))
+    settle(queue, 20)
+    assert (part.upstream, part.past.rested) == ("b", ((5, 20),))
+    (later,) = message(2, Part(ROUTES[2]), at_ns=7)
+    queue.add(later, now_ns=20)
+    assert queue.line("c").take(1, 20) == [other]
+    queue.remove(part.queue_id)
+    assert {lane: its.oldest_arrived_at_ns for lane, its in queue.counts(State.WAITING).items()} == {
+        "default": 7
+    }
 
 
 def test_a_probe_that_was_refused_goes_back_before_what_came_later_and_another_one_is_next() -> None:

@@ -1,14 +1,14 @@
-"""The line of one account: against a plain list, and against limits that let so many go at a time."""
+"""The line of one account: what each verb does, and all against limits that let so many go at a time."""
 
 from collections import Counter, deque
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from relay.mail.envelope import QueueId
+from relay.queue.counts import Sums
 from relay.queue.lanes import DEFAULT_LANE, Arrangement, Lane, Price
 from relay.queue.queued import (
     NO_REASON,
@@ -22,7 +22,6 @@ from relay.queue.queued import (
 from relay.queue.routes import Choice
 from relay.queue.sender_pauses import FIRST_REST_NS
 from relay.queue.upstream_queue import UpstreamQueue, Waits
-from tests.unit.queue.test_counts import assert_counted
 
 LANES = Arrangement((Lane("fast", 60), Lane("list", 20, has_ceiling=True), Lane(DEFAULT_LANE, 20)))
 W, A, D, H, R = State.WAITING, State.ACTIVE, State.DEFERRED, State.HELD, State.REPORTING
@@ -54,6 +53,19 @@ def waits(message: Queued, until_ns: int, key: Hashable = None) -> Waits:
     return Waits(message, until_ns, key, WaitReason("no room"))
 
 
+def assert_counted(line: UpstreamQueue, messages: Collection[Queued]) -> None:
+    """Check that the counts of a line are what a pass over its messages finds."""
+    for state in State:
+        found: dict[str, Sums] = {}
+        for each in messages:
+            if each.state is state:
+                so_far = found.get(each.lane, Sums())
+                more = (1, each.recipients_left, each.size_bytes)
+                found[each.lane] = Sums(*map(sum, zip(so_far[:3], more, strict=True)))
+        assert line.counts.of(state) == found
+    assert len(line) == len(messages)
+
+
 # By verb: what becomes of WAITING, ACTIVE, DEFERRED, HELD, REPORTING.
 CELLS = {
     "take": (A, A, D, H, R),
@@ -81,7 +93,7 @@ def do(line: UpstreamQueue, verb: str, message: Queued) -> None:
         case "postpone":
             line.postpone(message, 100, 1, NO_REASON)
         case "hold":
-            line.hold(message, NO_REASON)
+            line.keep(message, H, NO_REASON)
         case "release":
             line.release(message)
         case "seize":
@@ -117,6 +129,33 @@ def test_a_message_that_is_gone_comes_back_by_nothing() -> None:
     assert (line.take(9, 10**9), len(line), line.next_look_ns()) == ([], 0, None)
 
 
+def test_what_comes_back_goes_before_or_behind_the_others_or_when_its_back_off_is_over() -> None:
+    a, b, c, _ = messages = [a_message(name) for name in "abcd"]
+    line = a_line(*messages)
+    assert names(line.take(3, 0)) == "abc"
+    line.again(a, 1, NO_REASON)
+    line.postpone(c, 50, 1, NO_REASON)
+    line.give_back(b, NO_REASON)
+    assert names(line.take(9, 49)) == "bda"
+    assert line.next_look_ns() == 50
+    assert line.take(9, 50) == [c]
+
+
+def test_what_goes_again_goes_behind_its_senders_others() -> None:
+    line = a_line(*[a_message(name, sender) for name, sender in ("ax", "bx", "cy")], by=LANES)
+    (a,) = line.take(1, 0)
+    line.again(a, 1, NO_REASON)
+    assert names(line.take(9, 0)) == "cba"
+
+
+def test_what_leaves_out_of_its_turn_keeps_the_others_in_order() -> None:
+    messages = [a_message(f"{number:03d}") for number in range(500)]
+    line = a_line(*messages)
+    for message in messages[1::3] + messages[2::3]:
+        line.leave(message)
+    assert line.take(500, 0) == messages[::3]
+
+
 def test_where_the_account_has_no_room_the_first_waits_and_another_that_is_first_is_asked_for() -> None:
     a, b = a_message("a"), a_message("b")
     line = a_line(a, b)
@@ -128,21 +167,12 @@ def test_where_the_account_has_no_room_the_first_waits_and_another_that_is_first
     assert line.first(60) is None
     changes = []
     line.on_change = lambda: changes.append(1)
-    line.hold(a, NO_REASON)
+    line.keep(a, H, NO_REASON)
     assert changes
     assert names(line.take(2, 60)) == "b"
     line.wait([waits(b, 90)])
     line.ask_anew()
     assert names(line.take(2, 61)) == "b"
-
-
-def test_a_message_that_waits_for_the_account_is_overtaken_by_who_is_first_by_then() -> None:
-    slow, fast = a_message("s"), a_message("f", lane="fast")
-    line = a_line(slow, by=LANES)
-    line.take(1, 0)
-    line.wait([waits(slow, 50)])
-    line.enter(fast)
-    assert names(line.take(1, 1)) == "f"
 
 
 def test_the_messages_of_a_key_wait_in_order_and_keep_back_nobody_else() -> None:
@@ -169,34 +199,15 @@ def test_one_that_leaves_its_place_lets_the_next_one_come() -> None:
     a, b, c = [a_message(name, "k") for name in "abc"]
     line = a_line(a, b, c)
     line.wait([waits(each, 100, "k") for each in line.take(3, 0)])
-    line.hold(a, NO_REASON)
+    line.keep(a, H, NO_REASON)
     # What is first by then may need less room.
     assert names(line.take(9, 1)) == "b"
-    line.seize(b)
-    line.postpone(b, 1000, 1, NO_REASON)
+    line.give_back(b, NO_REASON)
+    line.leave(b)
     assert names(line.take(9, 2)) == "c"
     line.wait([waits(c, 100, "other")])
     assert line.take(9, 99) == []
     assert names(line.take(9, 100)) == "c"
-
-
-def test_a_closed_lane_keeps_back_no_other_also_of_one_key() -> None:
-    line = a_line(
-        *[a_message(name, "k", "list") for name in "abc"], *[a_message(name, "k") for name in "xyz"], by=LANES
-    )
-    taken = line.take(6, 0)
-    line.wait([waits(each, 100, "k") for each in taken])
-    first = line.take(9, 100)
-    assert sorted(names(first)) == ["a", "x"], "each lane comes by itself"
-    line.wait([waits(each, 10**9, ("lane", "list")) for each in first if each.lane == "list"])
-    line.granted(next(each for each in first if each.lane != "list"), 1)
-    went = ""
-    while taken := line.take(9, 101):
-        went += names(taken)
-        line.granted(taken[0], 1)
-    assert went == "yz"
-    assert line.next_look_ns() == 10**9
-    assert names(line.take(9, 10**9)) == "a"
 
 
 def test_a_long_line_behind_one_key_costs_a_grant_no_more_than_a_short_one() -> None:
@@ -212,8 +223,9 @@ def test_a_long_line_behind_one_key_costs_a_grant_no_more_than_a_short_one() -> 
         line.enter(a_message(f"{number:06d}", "k"))
     (first,) = line.take(1, 0)
     line.wait([waits(first, 100, "k")])
-    while line.take(9, 1) or line.next_look_ns() != 100:
-        pass
+    assert (line.take(9, 1), line.next_look_ns()) == ([], 0), "no look takes longer for a long queue"
+    while line.next_look_ns() != 100:
+        assert line.take(9, 1) == []
     asked, went = 0, list[str]()
     for _ in range(100):
         (taken,) = line.take(9, 100)
@@ -242,6 +254,14 @@ def test_mail_of_a_paused_sender_waits_and_what_was_refused_keeps_back_none_of_i
     assert names(line.take(2, until_ns)) == "b2"
 
 
+def test_mail_of_a_sender_that_is_trusted_again_goes_at_once() -> None:
+    line = a_line(a_message("a"))
+    line.sender_pauses.begin("a@b.example", 0, "553 not yours")
+    assert line.take(9, 1) == []
+    line.trust_sender("a@b.example", 2)
+    assert names(line.take(9, 2)) == "a"
+
+
 def test_an_overdue_message_is_overdue_for_one_transaction() -> None:
     lanes = (Lane("a", 99), Lane(DEFAULT_LANE, 1, patience_ns=100))
     large = a_message("large")
@@ -256,21 +276,41 @@ def test_an_overdue_message_is_overdue_for_one_transaction() -> None:
     assert large in line.take(3, 1100)
 
 
-def test_an_edit_of_lanes_keeps_the_order_of_arrival_and_moves_a_long_line_in_slices() -> None:
-    line = a_line(*[a_message(f"{number:04d}", f"s{number}", "list") for number in range(2500)])
-    line.arrange(LANES)
-    line.enter(a_message("z", lane="fast"))
-    looks = 0
-    while line.first(0) is None:
-        looks += 1
-        assert line.next_look_ns() == 0
-    assert looks == 2, "no look takes longer for a long queue"
-    went = [each.queue_id for each in line.take(3000, 0)]
-    assert went[0] == "z" or went[1] == "z"
-    assert [each for each in went if each != "z"] == sorted(each for each in went if each != "z")
+def test_an_edit_of_lanes_keeps_the_order_of_arrival() -> None:
+    messages = [a_message(f"{n:02d}", f"s{n % 3}", ("fast", "list")[n % 2]) for n in range(24)]
+    for number, message in enumerate(messages):
+        message.arrived_at_ns = number
+    line = a_line(*messages, by=LANES)
+    line.arrange(Arrangement())
+    assert line.take(30, 0) == messages
 
 
-def test_what_is_first_is_first_of_its_key_too() -> None:
+def test_an_edit_of_limits_has_all_asked_anew() -> None:
+    keyed, listed = a_message("k", "k"), a_message("l", lane="list")
+    line = a_line(keyed, listed, by=LANES)
+    line.take(2, 0)
+    line.wait([waits(keyed, 100, "k"), waits(listed, 100, ("lane", "list"))])
+    assert line.take(2, 1) == []
+    line.ask_anew()
+    assert {*line.take(2, 1)} == {keyed, listed}
+
+
+def test_what_is_put_first_goes_before_all_lanes_until_it_is_granted() -> None:
+    wanted = a_message("w", lane="list")
+    line = a_line(
+        *[a_message(name, lane="fast") for name in "abc"], a_message("l", lane="list"), wanted, by=LANES
+    )
+    line.put_first(wanted)
+    for _ in range(2):
+        assert line.take(1, 0) == [wanted]
+        line.again(wanted, 1, NO_REASON)
+    assert line.take(1, 0) == [wanted]
+    line.granted(wanted, 1)
+    line.again(wanted, 1, NO_REASON)
+    assert line.take(1, 0) != [wanted]
+
+
+def test_what_is_put_first_is_first_of_its_key_too() -> None:
     a, b, c = [a_message(name, "k") for name in "abc"]
     line = a_line(a, b, c, a_message("x"))
     line.wait([waits(line.take(1, 0)[0], 100, "k")])
@@ -279,95 +319,6 @@ def test_what_is_first_is_first_of_its_key_too() -> None:
     assert names(line.take(1, 1)) == "x"
     assert names(line.take(1, 100)) == "c"
 
-
-class AnyLine(RuleBasedStateMachine):
-    """The line against a plain list of names in the order in which they may go."""
-
-    active = Bundle("active")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.line_of = UpstreamQueue()
-        self.messages: dict[str, Queued] = {}
-        self.line: list[str] = []
-        self.deferred: dict[str, int] = {}
-        self.held: set[str] = set()
-        self.now_ns = self.count = 0
-
-    def _wake(self) -> None:
-        for _, name in sorted((at, name) for name, at in self.deferred.items() if at <= self.now_ns):
-            del self.deferred[name]
-            self.line.append(name)
-
-    @rule()
-    def arrives(self) -> None:
-        self.count += 1
-        name = f"{self.count:04d}"
-        self.messages[name] = a_message(name)
-        self.line_of.enter(self.messages[name])
-        self.line.append(name)
-
-    @rule(span_ns=st.integers(1, 100))
-    def passes(self, span_ns: int) -> None:
-        self.now_ns += span_ns
-        self.line_of.first(self.now_ns)
-        self._wake()
-
-    @rule(target=active)
-    def takes(self) -> str | None:
-        self._wake()
-        taken = self.line_of.take(1, self.now_ns)
-        expected = self.line.pop(0) if self.line else None
-        assert [each.queue_id for each in taken] == ([] if expected is None else [expected])
-        return expected
-
-    @rule(name=consumes(active))
-    def is_given_back(self, name: str | None) -> None:
-        if name is not None:
-            self.line_of.give_back(self.messages[name], NO_REASON)
-            self.line.insert(0, name)
-
-    @rule(name=consumes(active), wait_ns=st.integers(1, 100))
-    def is_postponed(self, name: str | None, wait_ns: int) -> None:
-        if name is not None:
-            self.line_of.postpone(self.messages[name], self.now_ns + wait_ns, 1, NO_REASON)
-            self.deferred[name] = self.now_ns + wait_ns
-
-    @rule(name=consumes(active))
-    def comes_again(self, name: str | None) -> None:
-        if name is not None:
-            self.line_of.again(self.messages[name], 1, NO_REASON)
-            self.line.append(name)
-
-    @rule(name=consumes(active))
-    def ends(self, name: str | None) -> None:
-        if name is not None:
-            self.line_of.leave(self.messages.pop(name))
-
-    @rule(name=consumes(active))
-    def is_held(self, name: str | None) -> None:
-        if name is not None:
-            self.line_of.hold(self.messages[name], NO_REASON)
-            self.held.add(name)
-
-    @rule(data=st.data())
-    def is_released(self, data: st.DataObject) -> None:
-        if self.held:
-            name = data.draw(st.sampled_from(sorted(self.held)))
-            self.held.discard(name)
-            self.line_of.release(self.messages[name])
-            self.line.append(name)
-
-    @invariant()
-    def all_are_counted(self) -> None:
-        assert_counted(self.line_of, list(self.messages.values()))
-
-    @invariant()
-    def the_next_look_is_at_the_earliest_end(self) -> None:
-        assert self.line_of.next_look_ns() == min(self.deferred.values(), default=None)
-
-
-TestAnyLine = AnyLine.TestCase
 
 ACTS = "ask ask ask ask hold release seize remove again postpone move arrange anew rest trust"
 STEPS = st.tuples(
@@ -446,7 +397,7 @@ class Story:
     def _do(self, act: str, message: Queued, lane: str) -> None:
         match act:
             case "hold":
-                self.line.hold(message, NO_REASON)
+                self.line.keep(message, H, NO_REASON)
             case "release":
                 self.line.release(message)
             case "move":
@@ -484,7 +435,7 @@ def test_whatever_happens_nobody_is_forgotten_and_nobody_goes_twice(
     for act, number, lane, by_ns in steps:
         story.room.now_ns += by_ns // 3
         story.step(act, number, lane, by_ns)
-        assert_counted(story.line, list(story.there))
+        assert_counted(story.line, story.there)
         assert len(story.active) == len(set(story.active))
 
     assert story.end() == Counter(story.there)

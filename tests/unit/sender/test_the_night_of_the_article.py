@@ -13,8 +13,7 @@ from relay.clock import SECOND_NS
 from relay.policy.limits import LimitSettings
 from relay.policy.model import Policy
 from relay.policy.units import HostPort
-from relay.practice.account import PracticeAccount
-from relay.practice.smarthost import PracticeSmarthost, Practised
+from relay.practice.smarthost import PracticeAccount, PracticeSmarthost, Practised
 from relay.smtp.sasl import Credentials
 from tests.fakes.virtual_time import pass_time
 from tests.unit.sender.in_process_relay import Relay, hurry, policy_of, virtual_clock

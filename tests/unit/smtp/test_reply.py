@@ -1,25 +1,8 @@
-"""Replies: what is one, what is none, and what may be shown of it."""
-
-import itertools
+"""Replies: what is one, what is none, and what may be shown.  Where they are cut: `tests.fuzz.replies`."""
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
-from relay.smtp.reply import MAX_LINE_BYTES, MAX_REPLY_BYTES, MalformedReply, Reply, ReplyParser
-
-CODES = st.integers(200, 599)
-PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=60)
-ANY_TEXT = st.binary(max_size=60).map(lambda raw: raw.translate(None, b"\r\n\0"))
-
-NEARLY = st.lists(st.sampled_from([b"250", b" ", b"-", b"ok", b"\r\n", b"\r", b"\n", b"5", b"\0"])).map(
-    b"".join
-)
-
-
-def encoded(code: int, texts: list[bytes]) -> bytes:
-    last = len(texts) - 1
-    return b"".join(b"%d%c%s\r\n" % (code, b" -"[index != last], text) for index, text in enumerate(texts))
+from relay.smtp.reply import MAX_LINE_BYTES, MalformedReply, Reply, ReplyParser
 
 
 def only_reply(octets: bytes) -> Reply:
@@ -115,55 +98,3 @@ def test_a_line_may_end_in_lf_and_its_text_may_be_anything(octets: bytes, lines:
     reply = only_reply(octets)
 
     assert (reply.code, reply.lines) == (550, lines)
-
-
-def test_any_number_of_replies_may_follow_each_other() -> None:
-    parser = ReplyParser()
-    line = b"250 " + b"x" * 1000 + b"\r\n"
-    for _ in range(3 * MAX_REPLY_BYTES // len(line)):
-        parser.feed(line)
-        assert parser.next_reply() is not None
-
-    assert parser.is_empty
-
-
-@pytest.mark.parametrize("octets", [b"2", b"250", b"250 ok", b"250 ok\r", b"250-ok\r\n", b"250-a\r\n250 b"])
-def test_half_a_reply_is_no_reply_and_not_nothing(octets: bytes) -> None:
-    parser = ReplyParser()
-    parser.feed(octets)
-
-    assert parser.next_reply() is None
-    assert not parser.is_empty
-
-
-@given(CODES, st.lists(ANY_TEXT, min_size=1, max_size=4), st.data())
-def test_where_the_network_cuts_a_reply_makes_no_difference(
-    code: int, texts: list[bytes], data: st.DataObject
-) -> None:
-    texts[0] += data.draw(st.sampled_from([b"", b"x" * (MAX_LINE_BYTES - 5), b"x" * 2 * MAX_LINE_BYTES]))
-    octets = encoded(code, texts)
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(octets)), max_size=8)))
-    parser, found = ReplyParser(), []
-    for start, end in itertools.pairwise([0, *cuts, len(octets)]):
-        parser.feed(octets[start:end])
-        found += [reply] if (reply := parser.next_reply()) else []
-
-    assert found == [only_reply(octets)]
-    assert parser.is_empty
-    assert found[0].code == code
-    assert found[0].is_positive + found[0].is_transient + found[0].is_permanent == (code // 100 != 3)
-
-
-@given(st.binary(max_size=200) | NEARLY)
-@example(b"250-a\r\n250 b\r\n250 c\r\n")
-def test_any_octets_are_replies_or_malformed_and_nothing_else(octets: bytes) -> None:
-    parser, said = ReplyParser(), []
-    try:
-        parser.feed(octets)
-        while reply := parser.next_reply():
-            assert 200 <= reply.code <= 599
-            said.append(str(reply))
-    except MalformedReply as error:
-        said.append(str(error))
-
-    assert all(text.isascii() and text.isprintable() for text in said)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.smtp.sasl import EXCHANGES, Credentials, decode_response, encode_challenge, responses
+from relay.smtp.sasl import EXCHANGES, Credentials, challenge_reply, responses, said_in
 
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 
@@ -17,9 +17,9 @@ def heard(mechanism: str, client: Credentials) -> Credentials:
     challenge = next(exchange)
     said = iter(responses(mechanism, client).due)
     while True:
-        response = next(said)(encode_challenge(challenge).removeprefix("334 "))
+        response = next(said)(challenge_reply(challenge).removeprefix("334 "))
         try:
-            challenge = exchange.send(decode_response(response))
+            challenge = exchange.send(said_in(response))
         except StopIteration as end:
             proof: Credentials = end.value
             return proof

@@ -69,14 +69,6 @@ def test_a_second_sender_is_refused() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_any_text_ends_in_crlf_and_has_no_other_newline(text: bytes) -> None:
-    content = compose(text, "a@b.test").content
-
-    assert content.endswith(b"\r\n")
-    assert content.replace(b"\r\n", b"").translate(None, b"\r\n") == content.replace(b"\r\n", b"")
-
-
-@given(st.binary(max_size=60))
 def test_the_text_behind_an_empty_line_only_gets_its_crlf(text: bytes) -> None:
     lines = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
     expected = b"\r\n".join(lines)

@@ -9,7 +9,6 @@ import uvloop
 
 from tests.fakes.smarthost import Smarthost
 from tests.unit.upstream.certificates import Certificates, make_certificates
-from tests.unit.upstream.naming import NamingLoop
 
 ON_BOTH_LOOPS = {
     "test_connection",
@@ -27,11 +26,11 @@ def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Return the loops that a test runs on."""
-    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": NamingLoop}
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.SelectorEventLoop}
     if item.path.stem in ON_BOTH_LOOPS:
         loops["uvloop"] = uvloop.new_event_loop
     if item.path.stem in IN_TURN_TOO:
-        loops[IN_TURN] = NamingLoop
+        loops[IN_TURN] = asyncio.SelectorEventLoop
     return loops
 
 

@@ -1,18 +1,18 @@
 """Opening and closing connections: what can go wrong before MAIL, and that no message is blamed for it."""
 
 import asyncio
+import socket
+from typing import Any
 
 import pytest
 
 from relay.clock import SystemClock
-from relay.mail.envelope import Shape
 from relay.policy.model import Tls
 from relay.smtp.reply import Phase
 from relay.upstream.connection import Account, UpstreamUnavailable, open_connection
 from relay.upstream.timeouts import Timeouts
 from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import CLOSE, DEFAULT, SILENCE, Script, Smarthost, Turn
-from tests.unit.upstream.naming import have_two_addresses
 from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
 
 
@@ -46,14 +46,25 @@ async def test_nobody_listening() -> None:
     assert "refused" in text.lower()
 
 
-@pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop's cannot be told what a name means
+@pytest.fixture
+def _two_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every name mean 127.0.0.9, and then 127.0.0.1."""
+
+    def found(_host: Any, port: Any, *_others: Any) -> list[Any]:
+        return [(socket.AF_INET, 1, 6, "", (address, port)) for address in ("127.0.0.9", "127.0.0.1")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop has a resolver of its own
+@pytest.mark.usefixtures("_two_addresses")
 async def test_a_second_address_is_tried_when_the_first_refuses() -> None:
-    have_two_addresses("two.example")
     async with Smarthost() as host, connected(account(host, name="two.example")) as connection:
         assert connection.name == f"two.example[127.0.0.1]:{host.port}"
 
 
-@pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop's cannot be told what a name means
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop has a resolver of its own
+@pytest.mark.usefixtures("_two_addresses")
 @pytest.mark.parametrize("tls", [Tls.IMPLICIT, Tls.STARTTLS])
 async def test_one_opening_is_one_connection_by_the_upstreams_count(tls: Tls) -> None:
     seen = []
@@ -65,26 +76,10 @@ async def test_one_opening_is_one_connection_by_the_upstreams_count(tls: Tls) ->
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as one:
         port = one.sockets[0].getsockname()[1]
         async with await asyncio.start_server(hang_up, "127.0.0.9", port):
-            have_two_addresses("two.example")
             verdict, _, _ = await failure(Account("two.example", port, tls, "me.example"))
 
     assert verdict is Verdict.PAUSE
     assert seen == ["127.0.0.9"]
-
-
-async def test_helo_does_where_nothing_of_ehlo_is_needed() -> None:
-    async with Smarthost(Script(ehlo="502 5.5.1 what?")) as host:
-        async with connected(account(host)) as connection:
-            outcome = await connection.transact(transaction())
-            refusal = connection.unfit(Shape(10, eight_bit=True, smtputf8=False))
-
-        assert host.commands[:3] == [
-            "EHLO client.example",
-            "HELO client.example",
-            "MAIL FROM:<sender@example.com>",
-        ]
-        assert {answer.verdict for answer in outcome.answers} == {Verdict.RELAYED}
-        assert refusal is not None
 
 
 async def test_no_password_leaves_this_host_in_the_clear() -> None:

@@ -111,15 +111,6 @@ async def test_a_login_is_asked_for_in_any_words(prompt: str, welcome: bytes) ->
         assert host.sessions[0].user == USER
 
 
-async def test_a_password_with_nul_is_not_sent() -> None:
-    async with Smarthost(accounts={USER: PASSWORD}) as host:
-        with pytest.raises(UpstreamUnavailable, match="NUL"):
-            async with connected(account(host, user=USER, password="a\0b", mechanism=Mechanism.PLAIN)):
-                pass
-
-        assert host.commands == ["EHLO client.example"]
-
-
 def token_host(good: str = TOKEN) -> Smarthost:
     return Smarthost(
         mechanisms=["XOAUTH2", "OAUTHBEARER"],
@@ -152,15 +143,6 @@ async def test_a_refused_token_stops(mechanism: TokenMechanism, token: str) -> N
 
     answer = caught.value.answer
     assert (answer.verdict, answer.phase, str(answer.reply)) == (Verdict.STOP, Phase.AUTH, "535 5.7.8")
-
-
-@pytest.mark.parametrize("mechanism", ["XOAUTH2", "OAUTHBEARER"])
-async def test_a_long_token_waits_for_its_challenge(mechanism: str) -> None:
-    async with Smarthost(accounts={TOKEN_USER: LONG}, mechanisms=[mechanism]) as host:
-        await (await open_connection(token_account(host.port, token=LONG), SystemClock())).close()
-
-        assert host.sessions[0].user == TOKEN_USER
-        assert host.commands[1] == f"AUTH {mechanism}"
 
 
 @given(token=TOKENS.filter(lambda text: len(text) >= 8))

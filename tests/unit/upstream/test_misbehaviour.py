@@ -19,7 +19,6 @@ from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import (
     CLOSE,
     DEFAULT,
-    GAP,
     HALF_CLOSE,
     PATIENCE_S,
     RESET,
@@ -33,7 +32,7 @@ from tests.fakes.smarthost import (
     turns,
 )
 from tests.unit.upstream.faults import AN_END, GARBAGE, MEANINGLESS, REFUSALS, table
-from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
+from tests.unit.upstream.sessions import SOON_S, account, connected, transaction, verdicts
 
 RELAYED, DEFER, LATER, PAUSE = Verdict.RELAYED, Verdict.DEFER, Verdict.LATER, Verdict.PAUSE
 BY_LETTER = {"R": RELAYED, "D": DEFER, "U": DEFER, "L": LATER, "B": Verdict.BOUNCE, "P": PAUSE}
@@ -59,10 +58,6 @@ async def attempt(connection: Connection, host: Smarthost) -> Outcome:
     if outcome.is_ambiguous:
         assert host.transactions
     return outcome
-
-
-def verdicts(outcome: Outcome) -> list[Verdict]:
-    return [answer.verdict for answer in outcome.answers]
 
 
 async def gone_or_spoken(connection: Connection) -> None:
@@ -152,6 +147,8 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     # recipient answers the third, or DATA.  What EHLO is answered by then goes to QUIT.
     "shifted to the third": ("DDD", {"rcpt": (OK, OK, NOBODY), "data": OK, "quit": OK}),
     "shifted to DATA": ("DDD", {"data": NOBODY, "ehlo": (DEFAULT, "354 go ahead"), "quit": OK}),
+    "shifted to EHLO, by a reply of one line": ("DDD", {"data": NOBODY, "ehlo": (DEFAULT, OK), "quit": OK}),
+    "not the EHLO of before": ("DDD", {"data": NOBODY, "ehlo": (DEFAULT, b"250-b\r\n250 c\r\n"), "quit": OK}),
     "shifted to EHLO": ("DDD", {"rcpt": (OK, NOBODY, NOBODY), "data": NOBODY,
                                 "ehlo": (DEFAULT, "503 5.5.1 DATA?"), "quit": OK}),
 }  # fmt: skip
@@ -203,18 +200,6 @@ async def test_an_upstream_that_hangs_is_left_in_time(phase: str) -> None:
         assert not connection.is_usable
 
 
-@pytest.mark.parametrize("cut", range(1, len(b"250-2.0.0 a\r\n250 2.0.0 b\r\n")))
-async def test_a_reply_counts_only_when_it_is_whole(cut: int) -> None:
-    whole = b"250-2.0.0 a\r\n250 2.0.0 b\r\n"
-    async with Smarthost(Script(eod=[whole[:cut], CLOSE])) as host, connected(account(host)) as connection:
-        outcome = await attempt(connection, host)
-        assert (verdicts(outcome), outcome.is_ambiguous) == ([DEFER] * 3, True)
-
-    script = Script(eod=[whole[:cut], GAP, whole[cut:]])
-    async with Smarthost(script) as host, connected(account(host)) as connection:
-        assert verdicts(await attempt(connection, host)) == [RELAYED] * 3
-
-
 @table({"500": "500 what?", "close": CLOSE, "silence": SILENCE, "rubbish": b"rubbish\r\n", "421": "421 bye"})
 async def test_trouble_with_rset_ends_the_connection_only(turn: Turn) -> None:
     script = Script(rcpt=BUSY, rset=turn)
@@ -224,6 +209,14 @@ async def test_trouble_with_rset_ends_the_connection_only(turn: Turn) -> None:
         assert verdicts(outcome) == [DEFER] * 3
         assert {answer.text for answer in outcome.answers} == {BUSY}
         assert not connection.is_usable
+
+
+async def test_a_refusal_whose_proof_never_comes_is_no_refusal() -> None:
+    script = Script(data=NOBODY, ehlo=turns(DEFAULT, SILENCE))
+    async with Smarthost(script) as host, connected(account(host), Timeouts(reset_s=SOON_S)) as connection:
+        outcome = await attempt(connection, host)
+
+        assert [(answer.verdict, answer.is_unproven) for answer in outcome.answers] == [(DEFER, False)] * 3
 
 
 @pytest.mark.parametrize(

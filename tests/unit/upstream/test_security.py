@@ -1,13 +1,16 @@
-"""TLS: verified, current, complete; never opportunistic."""
+"""TLS: verified, current, complete; never opportunistic; and the certificate that an upstream is shown."""
 
+import hashlib
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from relay.clock import SystemClock
-from relay.policy.model import Tls
+from relay.policy.model import Mechanism, Tls
+from relay.policy.secrets import KeyPair, read_key_pair
 from relay.smtp.reply import Phase
 from relay.upstream.connection import Account, UpstreamUnavailable, open_connection
 from relay.upstream.timeouts import Timeouts
@@ -63,31 +66,23 @@ async def test_mail_goes_over_tls_after_a_login(tls: Tls, name: str, certificate
 
 @BOTH
 @pytest.mark.parametrize(
-    ("which", "why"),
+    ("which", "why", "is_ours"),
     [
-        ("wrong_name", "not valid for"),
-        ("expired", "expired"),
-        ("self_signed", "self-signed"),
+        ("wrong_name", "not valid for", True),
+        ("expired", "expired", True),
+        ("self_signed", "self-signed", True),
+        ("right", "certificate", False),  # of an authority that the system does not know
     ],
 )
 async def test_a_certificate_that_is_not_right_is_refused(
-    tls: Tls, which: str, why: str, certificates: Certificates
+    tls: Tls, which: str, why: str, certificates: Certificates, *, is_ours: bool
 ) -> None:
     context = server_context(getattr(certificates, which))
     async with Smarthost(tls=context, is_implicit=tls is Tls.IMPLICIT, accounts={"u": "p"}) as host:
-        opened = account(host, tls=tls, ca_file=certificates.ca, user="u", password="p")
+        ca_file = certificates.ca if is_ours else None
+        opened = account(host, tls=tls, ca_file=ca_file, user="u", password="p")
 
         assert why in (await failure(opened)).replace("self signed", "self-signed")
-        assert_nothing_was_entrusted(host)
-
-
-@BOTH
-async def test_an_authority_that_the_system_does_not_know_is_refused(
-    tls: Tls, certificates: Certificates
-) -> None:
-    context = server_context(certificates.right)
-    async with Smarthost(tls=context, is_implicit=tls is Tls.IMPLICIT, accounts={"u": "p"}) as host:
-        assert "certificate" in await failure(account(host, tls=tls, user="u", password="p"))
         assert_nothing_was_entrusted(host)
 
 
@@ -154,32 +149,21 @@ async def test_starttls_that_hangs_ends_in_time(turn: Turn, certificates: Certif
         assert_nothing_was_entrusted(host)
 
 
-async def test_what_was_offered_before_tls_counts_for_nothing(certificates: Certificates) -> None:
-    # The one in the middle adds SMTPUTF8; the host itself offers nothing of the kind.
-    def offers(_argument: str) -> Turn:
-        is_first = len(host.commands) == 1
-        return (
-            b"250-fake.example\r\n250-SMTPUTF8\r\n250 STARTTLS\r\n" if is_first else b"250 fake.example\r\n"
-        )
-
-    async with Smarthost(Script(ehlo=offers), tls=server_context(certificates.right)) as host:
-        opened = account(host, tls=Tls.STARTTLS, ca_file=certificates.ca)
-        async with connected(opened) as connection:
-            assert connection.unfit(transaction(smtputf8=True).shape) is not None
-
-
 @pytest.mark.parametrize("under_tls", [b"250-STARTTLS\r\n250 AUTH PLAIN\r\n", b"250 AUTH=PLAIN\r\n"])
 async def test_what_is_offered_under_tls_alone_counts(certificates: Certificates, under_tls: bytes) -> None:
+    # The one in the middle adds SMTPUTF8; the host itself offers nothing of the kind.
+    before = b"250-SMTPUTF8\r\n250-AUTH GSSAPI\r\n250 STARTTLS\r\n"
+
     def offers(_argument: str) -> Turn:
-        is_first = len(host.commands) == 1
-        return b"250-fake.example\r\n" + (b"250-AUTH GSSAPI\r\n250 STARTTLS\r\n" if is_first else under_tls)
+        return b"250-fake.example\r\n" + (before if len(host.commands) == 1 else under_tls)
 
     tls = server_context(certificates.right)
     async with Smarthost(Script(ehlo=offers), tls=tls, accounts={"u": "p"}) as host:
         opened = account(host, tls=Tls.STARTTLS, ca_file=certificates.ca, user="u", password="p")
-        async with connected(opened):
+        async with connected(opened) as connection:
             assert [command.split()[0] for command in host.commands] == ["EHLO", "STARTTLS", "EHLO", "AUTH"]
             assert host.sessions[0].user == "u"
+            assert connection.unfit(transaction(smtputf8=True).shape) is not None
 
 
 async def test_plain_speech_on_the_port_of_implicit_tls_ends_it(certificates: Certificates) -> None:
@@ -208,3 +192,64 @@ async def test_an_authority_without_key_identifiers_is_trusted_by_each_python(
         connected(account(host, tls=tls, name="localhost", ca_file=ca)) as connection,
     ):
         assert connection.is_usable
+
+
+def demanding(certificates: Certificates) -> ssl.SSLContext:
+    """Return the context of a server that wants a certificate of our authority."""
+    context = server_context(certificates.right)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(certificates.ca)
+    return context
+
+
+@pytest.fixture
+def pair(certificates: Certificates) -> KeyPair:
+    certificates.wrong_name.chmod(0o600)
+    return read_key_pair(certificates.wrong_name, None)
+
+
+def showing(host: Smarthost, tls: Tls, certificates: Certificates, pair: KeyPair | None) -> Account:
+    return replace(account(host, tls=tls, ca_file=certificates.ca), pair=pair)
+
+
+@BOTH
+async def test_without_a_certificate_such_an_upstream_is_away(tls: Tls, certificates: Certificates) -> None:
+    async with Smarthost(tls=demanding(certificates), is_implicit=tls is Tls.IMPLICIT) as host:
+        with pytest.raises(UpstreamUnavailable) as caught:
+            await open_connection(showing(host, tls, certificates, None), SystemClock())
+
+    assert caught.value.answer.verdict is Verdict.PAUSE
+
+
+@BOTH
+async def test_an_upstream_is_shown_the_certificate_of_its_account(
+    tls: Tls, certificates: Certificates, pair: KeyPair
+) -> None:
+    assert "PRIVATE" not in repr(pair)
+    certificates.right.chmod(0o600)
+    pairs = [pair, read_key_pair(certificates.right, None), pair]
+    async with Smarthost(tls=demanding(certificates), is_implicit=tls is Tls.IMPLICIT) as host:
+        for each in pairs:
+            async with connected(showing(host, tls, certificates, each)):
+                pass
+        shown = [session.shown for session in host.sessions]
+
+    assert [hashlib.sha256(each or b"").digest().hex(":").upper() for each in shown] == [
+        each.fingerprint for each in pairs
+    ]
+
+
+async def test_a_certificate_logs_in_where_that_is_asked_for(
+    certificates: Certificates, pair: KeyPair
+) -> None:
+    context, accounts = demanding(certificates), {"u": ""}
+    async with Smarthost(tls=context, accounts=accounts, mechanisms=("PLAIN", "EXTERNAL")) as host:
+        opened = showing(host, Tls.STARTTLS, certificates, pair)
+        async with connected(replace(opened, user="u", password="", mechanism=Mechanism.EXTERNAL)):
+            pass
+        assert host.sessions[0].user == "u"
+        assert host.commands[-1] == "AUTH EXTERNAL dQ=="
+        # Not of itself: an upstream that offers it may know the relay by its certificate without it.
+        async with connected(opened):
+            pass
+        assert not [command for command in host.sessions[1].commands if command.startswith("AUTH")]

@@ -1,16 +1,18 @@
 """Transactions that go well, in part, or not at all, with an upstream that keeps to RFC 5321."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 from relay.clock import SECOND_NS
+from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
 from relay.mail.envelope import Shape
+from relay.smtp.reply import Phase
 from relay.upstream.timeouts import Timeouts
 from relay.upstream.transaction import Transaction
+from relay.verdicts.outcome import Outcome
 from relay.verdicts.verdict import Verdict
-from tests.fakes.smarthost import SILENCE, Smarthost, at
+from tests.fakes.smarthost import SILENCE, Script, Smarthost, at, turns
 from tests.unit.upstream.sessions import (
     CONTENT,
     RECIPIENTS,
@@ -75,40 +77,13 @@ async def test_mail_has_the_parameters_that_are_offered_and_needed(
         (Shape(1001, eight_bit=False, smtputf8=False), "4.3.4"),
     ],
 )
-async def test_what_a_connection_cannot_carry_is_never_sent(shape: Shape, status: str) -> None:
+async def test_what_a_connection_cannot_carry_is_known_before(shape: Shape, status: str) -> None:
     async with Smarthost(extensions=("SIZE 1000",)) as host, connected(account(host)) as connection:
         refusal = connection.unfit(shape)
-        outcome = await connection.transact(Transaction(SENDER, RECIPIENTS, shape, unread))
 
         assert refusal is not None
         assert (refusal.verdict, refusal.status, refusal.reply) == (DEFER, status, None)
-        assert outcome.answers == (refusal,) * 3
         assert host.commands == ["EHLO client.example"]
-        assert connection.is_usable
-
-
-def unread() -> AsyncIterator[bytes]:
-    raise AssertionError("the content was asked for")
-
-
-@pytest.mark.parametrize(
-    "recipient",
-    [
-        *("", "a@b\r\nRCPT TO:<c@d>", "a@b\0c", "a@b>", "<a@b", "a b@c.example", "a@b c"),
-        *("\x7f@b.example", "\xe9@b.example", "@r:a@b.example"),
-    ],
-)
-async def test_what_is_not_an_address_never_reaches_the_wire(recipient: str) -> None:
-    async with Smarthost() as host, connected(account(host)) as connection:
-        outcome = await connection.transact(transaction("a@example.net", recipient, "c@example.net"))
-        as_sender = await connection.transact(transaction(reverse_path=recipient or "<>"))
-
-        assert verdicts(outcome) == [RELAYED, BOUNCE, RELAYED]
-        assert outcome.answers[1].status == "5.1.3"
-        assert host.relayed[0].recipients == ["a@example.net", "c@example.net"]
-        assert verdicts(as_sender) == [BOUNCE] * 3
-        assert as_sender.answers[0].status == "5.1.7"
-        assert len(host.transactions) == 1
 
 
 @pytest.mark.parametrize("phase", ["mail", "rcpt", "data", "eod"])
@@ -153,3 +128,84 @@ async def test_a_transaction_without_any_time_sends_nothing() -> None:
 
         assert verdicts(outcome) == [DEFER] * 3
         assert host.commands == ["EHLO client.example"]
+
+
+IN_TURN = tuple(each for each in (*Smarthost.EXTENSIONS, "DSN") if each != "PIPELINING")
+AT_ONCE = (*IN_TURN, "PIPELINING")
+ASKED = DsnRequest(
+    Ret.HDRS,
+    "QQ+2B1",
+    (
+        RecipientRequest(Notify.SUCCESS | Notify.FAILURE, "rfc822;Al+2Bx@example.org"),
+        RecipientRequest(),
+        RecipientRequest(Notify.NEVER),
+    ),
+)
+
+
+async def sent(host: Smarthost, dsn: DsnRequest = ASKED) -> Outcome:
+    async with connected(account(host)) as connection:
+        return await connection.transact(transaction()._replace(dsn=dsn))
+
+
+def named(host: Smarthost) -> list[str]:
+    return [line for line in host.commands if line.startswith(("MAIL", "RCPT"))]
+
+
+@pytest.mark.parametrize("extensions", [IN_TURN, AT_ONCE])
+async def test_it_goes_along_where_dsn_is_offered(extensions: tuple[str, ...]) -> None:
+    async with Smarthost(extensions=extensions) as host:
+        outcome = await sent(host)
+
+    assert verdicts(outcome) == [RELAYED] * 3
+    mail, *rcpt = named(host)
+    assert mail.endswith(" RET=HDRS ENVID=QQ+2B1")
+    assert rcpt == [
+        "RCPT TO:<a@example.net> NOTIFY=SUCCESS,FAILURE ORCPT=rfc822;Al+2Bx@example.org",
+        "RCPT TO:<b@example.net>",
+        "RCPT TO:<c@example.net> NOTIFY=NEVER",
+    ]
+
+
+async def test_nothing_goes_along_elsewhere() -> None:
+    async with Smarthost() as host:
+        outcome = await sent(host)
+
+    assert verdicts(outcome) == [RELAYED] * 3
+    assert not outcome.is_dsn_refused
+    assert not any(word in line for line in named(host) for word in ("RET", "ENVID", "NOTIFY", "ORCPT"))
+
+
+@pytest.mark.parametrize("reply", ["555 5.5.4 what?", "501 syntax", "501 5.5.2 what?", "504 5.5.4 no"])
+@pytest.mark.parametrize("extensions", [IN_TURN, AT_ONCE])
+async def test_a_refused_parameter_of_mail_refuses_nobody(extensions: tuple[str, ...], reply: str) -> None:
+    async with Smarthost(Script(mail=turns(reply)), extensions=extensions) as host:
+        outcome = await sent(host)
+
+    assert outcome.is_dsn_refused
+    assert {(answer.verdict, answer.phase) for answer in outcome.answers} == {(LATER, Phase.MAIL)}
+    assert outcome.pause is None
+
+
+@pytest.mark.parametrize("extensions", [IN_TURN, AT_ONCE])
+async def test_a_refused_parameter_of_rcpt_refuses_nobody(extensions: tuple[str, ...]) -> None:
+    script = Script(rcpt=lambda argument: "555 5.5.4 no" if "SUCCESS" in argument else "250 ok")
+    async with Smarthost(script, extensions=extensions) as host:
+        outcome = await sent(host)
+
+    assert outcome.is_dsn_refused
+    assert verdicts(outcome) == [LATER, RELAYED, RELAYED]
+    assert outcome.answers[0].phase is Phase.MAIL
+    assert tuple(host.transactions[0].recipients) == RECIPIENTS[1:]
+
+
+@pytest.mark.parametrize(
+    "reply", ["550 5.1.1 who?", "501 5.1.3 bad address", "553 5.5.4 no", "555 5.1.3 bad address"]
+)
+async def test_another_refusal_counts_as_ever(reply: str) -> None:
+    script = Script(rcpt=lambda argument: reply if "SUCCESS" in argument else "250 ok")
+    async with Smarthost(script, extensions=AT_ONCE) as host:
+        outcome = await sent(host)
+
+    assert not outcome.is_dsn_refused
+    assert verdicts(outcome) == [BOUNCE, RELAYED, RELAYED]

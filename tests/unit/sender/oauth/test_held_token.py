@@ -14,7 +14,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
-from relay.upstream.oauth.requests import TokenRequest
+from relay.upstream.oauth.token_server import TokenRequest
 
 
 async def test_an_edit_waits_for_a_request_that_may_rotate(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from relay.upstream.oauth.login import (
     finish_in_browser,
     wait_for_consent,
 )
-from relay.upstream.oauth.requests import token_request
-from relay.upstream.oauth.token_server import ask
+from relay.upstream.oauth.token_server import ask, token_request
 from tests.fakes.token_server import CLIENT, SECRET, SERVICE_ACCOUNT, USER, TokenServer
 
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -56,10 +55,11 @@ async def asked(settings: OAuth2, secrets: AccountSecrets, user: str = USER) -> 
 
 async def test_each_grant_gets_a_token() -> None:
     with TokenServer(public_key=PUBLIC) as server:
-        secrets = AccountSecrets(
-            client_secret=SECRET, refresh_token=server.refresh_token(), service_account=account()
-        )
-        for grant in ("refresh_token", "client_credentials", "service_account"):
+        for grant, secrets in {
+            "refresh_token": AccountSecrets(client_secret=SECRET, refresh_token=server.refresh_token()),
+            "client_credentials": AccountSecrets(client_secret=SECRET),
+            "service_account": AccountSecrets(service_account=account()),
+        }.items():
             answer = await asked(oauth2(server, grant), secrets)
             assert isinstance(answer, Granted), answer
             assert bool(answer.refresh_token) == (grant == "refresh_token")
