@@ -15,12 +15,10 @@ from tests.unit.sender.test_routes import recipients
 EIGHT_BIT = CONTENT + b"gr\xc3\xbc\xc3\x9fe\r\n" * 40
 LACKS_EIGHT_BIT = b"250-fake.example\r\n250 SIZE 100000000\r\n"
 SMALL = b"250-fake.example\r\n250-8BITMIME\r\n250 SIZE 300\r\n"
-NO_EHLO = "502 5.5.1 what?"
 NO_MORE = "550 5.7.1 daily sending quota exceeded"
 ODD: dict[str, Turn] = {
     "SIZE 300": SMALL,
     "no 8BITMIME": LACKS_EIGHT_BIT,
-    "HELO": NO_EHLO,
     "a quota": NO_MORE,
     "a quota in 502": "502 5.7.1 you have exceeded your hourly limit of messages",
 }
@@ -63,16 +61,6 @@ async def test_one_odd_connection_bounces_nobody(tmp_path: Path, odd: Turn) -> N
         assert await bounced(relay) == 0
         assert len(host.relayed) == 20
         assert len(host.sessions) <= 3
-
-
-@pytest.mark.parametrize("said", [ODD["a quota"], ODD["a quota in 502"], "501 5.5.4 bad name"])
-async def test_an_ehlo_refused_because_of_us_is_no_reason_for_helo(tmp_path: Path, said: Turn) -> None:
-    async with Smarthost(Script(ehlo=said)) as host, Relay(policy_of(tmp_path, host.port)) as relay:
-        relay.accept()
-        await relay.until(lambda: relay.account.pausing.state.why)
-
-        assert str(said) in relay.account.pausing.state.why
-        assert not [command for command in host.commands if command.startswith(("HELO", "MAIL"))]
 
 
 async def test_what_an_upstream_truly_lacks_bounces_after_three_looks(tmp_path: Path) -> None:

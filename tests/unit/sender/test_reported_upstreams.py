@@ -24,8 +24,6 @@ ODD = {
         ehlo=b"250-fake.example\r\n250-\r\n250-AUTH\r\n250-AUTH=\r\n250-SIZE\r\n250-SIZE=1\r\n250-SIZE 0\r\n"
         b"250-LIMITS\r\n250-250 DSN\r\n250-" + GBK + b"\r\n250 8bitmime\r\n"
     ),
-    "EHLO not known": Script(ehlo="500 5.5.1 what?"),
-    "EHLO not implemented": Script(ehlo="502"),
     "codes alone": Script(mail=b"250\r\n", rcpt=b"250\r\n", data=b"354\r\n", eod=b"250\r\n"),
     "codes and a blank": Script(mail=b"250 \r\n", rcpt=b"250 \r\n", data=b"354 \r\n", eod=b"250 \r\n"),
     "recipients taken by 251 and 252": Script(rcpt=turns("251 will forward", "252 will try")),
