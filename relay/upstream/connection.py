@@ -34,9 +34,12 @@ from relay.upstream.timeouts import Timeouts
 from relay.upstream.transaction import Channel, Exchange, Introduction, Transaction, unfit
 from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, Outcome
-from relay.verdicts.verdict import Judge, Ruling, Verdict
+from relay.verdicts.verdict import Judge, Layer, Ruling, Verdict
 
 _T = TypeVar("_T")
+
+EHLO_NOT_KNOWN = frozenset({500, 502, 504})
+"""HELO may do after these, unless a rule says that they are about us; 501 is about our name, 550 about us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +261,12 @@ class _Opening:
         return addresses
 
     async def _hello(self) -> None:
+        """Say EHLO; or HELO, to an upstream that does not know EHLO, if nothing of it is needed."""
         line = self._introduction.line
         reply = await self._protocol.command(line, Phase.EHLO, self._timeouts.hello_s)
+        needs_ehlo = self._account.tls is Tls.STARTTLS or self._account.user is not None
+        if reply.code in EHLO_NOT_KNOWN and not needs_ehlo and self._ruling(reply).layer is Layer.DEFAULT:
+            reply = await self._protocol.command(b"HELO" + line[4:], Phase.EHLO, self._timeouts.hello_s)
         self._expect(reply, 250)
         offered = extensions_of(reply)
         self._extensions = replace(offered, pipelining=offered.pipelining and self._account.pipelining)

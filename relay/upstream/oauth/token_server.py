@@ -3,9 +3,6 @@
 Guarantees: a request ends within TIMEOUT_SECONDS; the certificate is verified; no redirect is followed, so
 that no secret goes anywhere else; a secret is in the form alone, never in a URL; at most LARGEST_ANSWER_BYTES
 and a chunk are read; no `repr` and no error shows what was sent.
-
-aiohttp is loaded by the first request: verbs on the spool of a relay that is down make none, and loading it
-takes as long as half of what they do.
 """
 
 import json
@@ -96,6 +93,7 @@ def _signed_request(oauth2: OAuth2, account: str, user: str, wall_seconds: int) 
 
 async def ask(request: TokenRequest) -> tuple[int, bytes, str]:
     """Return the HTTP status, the answer, and `Retry-After`.  Raises TokenServerUnreachable."""
+    # Verbs on the spool of a relay that is down ask nothing; loading it takes half as long as what they do.
     import aiohttp  # noqa: PLC0415 - see above
 
     try:

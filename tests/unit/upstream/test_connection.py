@@ -36,16 +36,6 @@ async def test_a_connection_knows_what_it_is() -> None:
         assert host.commands == ["EHLO client.example"]
 
 
-async def test_nobody_listening() -> None:
-    async with Smarthost() as host:
-        pass
-
-    verdict, phase, text = await failure(account(host))
-
-    assert (verdict, phase) == (Verdict.PAUSE, Phase.CONNECT)
-    assert "refused" in text.lower()
-
-
 @pytest.fixture
 def _two_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every name mean 127.0.0.9, and then 127.0.0.1."""
@@ -92,27 +82,18 @@ async def test_no_password_leaves_this_host_in_the_clear() -> None:
     assert "never sent without TLS" in text
 
 
-async def test_close_says_quit() -> None:
-    async with Smarthost() as host:
-        connection = await open_connection(account(host), SystemClock())
-        await connection.close()
-        await host.until(lambda: not host.sessions[0].is_open)
-
-        assert host.commands[-1] == "QUIT"
-        assert not connection.is_usable
-
-
 @pytest.mark.parametrize(
     "turn",
-    [SILENCE, CLOSE, "421 4.3.2 bye", "500 what?", b"rubbish\r\n", [DEFAULT, DEFAULT]],
-    ids=["silence", "close", "421", "500", "rubbish", "twice"],
+    [DEFAULT, SILENCE, CLOSE, "421 4.3.2 bye", "500 what?", b"rubbish\r\n", [DEFAULT, DEFAULT]],
+    ids=["221", "silence", "close", "421", "500", "rubbish", "twice"],
 )
-async def test_close_ends_whatever_the_host_says(turn: Turn) -> None:
+async def test_close_says_quit_and_ends_whatever_the_host_says(turn: Turn) -> None:
     async with Smarthost(Script(quit=turn)) as host:
         connection = await open_connection(account(host), SystemClock(), Timeouts(quit_s=SOON_S))
         await connection.close()
         await host.until(lambda: not host.sessions[0].is_open)
 
+        assert host.commands[-1] == "QUIT"
         assert not connection.is_usable
 
 

@@ -27,7 +27,6 @@ from tests.fakes.smarthost import (
     Script,
     Smarthost,
     Turn,
-    Until,
     at,
     turns,
 )
@@ -239,20 +238,6 @@ async def test_what_comes_unasked_before_mail_is_no_attempt(octets: bytes | None
 
         assert len(host.transactions) == 1
         assert sum(command.startswith("MAIL") for command in host.commands) == 1
-
-
-async def test_a_reply_after_our_timeout_reaches_nobody() -> None:
-    late = asyncio.Event()
-    script = Script(eod=[Until(late), DEFAULT])
-    async with Smarthost(script) as host, connected(account(host), Timeouts(eod_s=SOON_S)) as connection:
-        first = await connection.transact(transaction())
-        late.set()
-        await host.until(lambda: not host.sessions[0].is_open)
-        second = await connection.transact(transaction())
-
-        assert (verdicts(first), first.is_ambiguous) == ([DEFER] * 3, True)
-        assert (verdicts(second), second.is_ambiguous) == ([LATER] * 3, False)
-        assert len(host.transactions) == 1
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])

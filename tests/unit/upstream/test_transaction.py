@@ -42,13 +42,6 @@ async def test_a_message_arrives_unchanged_with_its_envelope() -> None:
         assert connection.is_usable
 
 
-async def test_the_null_reverse_path_goes_out_as_such() -> None:
-    async with Smarthost() as host, connected(account(host)) as connection:
-        assert verdicts(await connection.transact(transaction("a@example.net", reverse_path=""))) == [RELAYED]
-
-        assert host.commands[1].startswith("MAIL FROM:<> ")
-
-
 @pytest.mark.parametrize(
     ("extensions", "eight_bit", "smtputf8", "expected"),
     [

@@ -44,22 +44,21 @@ def test_a_token_that_cannot_be_sent_is_none(token: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("status", "fields", "is_final"),
     [
-        "invalid_grant",
-        "invalid_client",
-        "unauthorized_client",
-        "invalid_scope",
-        "access_denied",
-        "anything_else",
+        *((400, {"error": "invalid_grant"}, True), (401, {"error": "invalid_client"}, True)),
+        *((403, {"error": "anything_else"}, True), (400, {"error": "slow_down"}, False)),
+        *((503, {"error": "server_error"}, False), (429, {"error": "invalid_grant"}, False)),
+        *((404, {}, False), (200, {}, False), (200, {"access_token": "a", "token_type": "mac"}, True)),
     ],
 )
-@pytest.mark.parametrize("status", [400, 401, 403])
-def test_what_the_server_refuses_a_person_has_to_mend(status: int, error: str) -> None:
-    found = answer(status, error=error)
+def test_only_what_the_server_refuses_in_oauths_words_a_person_has_to_mend(
+    status: int, fields: dict[str, str], is_final: bool
+) -> None:
+    found = answer(status, **fields)
 
     assert isinstance(found, Denied)
-    assert (found.is_final, found.error) == (True, error)
+    assert (found.is_final, found.error) == (is_final, fields.get("error", ""))
 
 
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=40))
