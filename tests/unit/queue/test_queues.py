@@ -165,17 +165,18 @@ class AnyQueue(RuleBasedStateMachine):
 
     @rule()
     def look(self) -> None:
-        self.queue.move_on(self.now_ns)
+        self.is_changed = True
         self._settle()
         self._is_told()
 
     def _settle(self) -> None:
         """Look where the queue asks for it, as the sender does: and then all is in its place."""
-        while self.is_changed or self.queue.is_behind:
+        while self.is_changed:
             self.is_changed = False
             self.queue.move_on(self.now_ns)
             for queue_id in self.queue.sortable():
                 self._sort(queue_id)
+            self.is_changed = self.is_changed or self.queue.is_behind
         self._is_in_place()
 
     def is_routed(self, route: Route, choice: Choice, before: Because) -> None:
@@ -241,7 +242,7 @@ class AnyQueue(RuleBasedStateMachine):
                 assert part.upstream == name
 
 
-AnyQueue.TestCase.settings = settings(stateful_step_count=40)
+AnyQueue.TestCase.settings = settings(max_examples=3 * settings().max_examples, stateful_step_count=50)
 TestAnyQueue = AnyQueue.TestCase
 
 
