@@ -7,12 +7,14 @@ Assumes: one event loop.  Does not: keep notices over a restart (the log has the
 """
 
 import asyncio
+import json
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from relay.clock import SECOND_NS
-from relay.hooks.notice import HEARD, EventHeard, Notice, event_of, notices_of
+from relay.hooks.notice import HEARD, Notice, is_joined, told_of
 from relay.hooks.receiver import Undelivered, tell
 from relay.mail.formats import Value, rfc3339
 from relay.mail.text import clean
@@ -40,9 +42,9 @@ class Hooks:
         self._host = host
         self._events, self._metrics, self._clock = telemetry
         self._sleep = sleep
-        self._heard: list[EventHeard] = []
-        self._waiting: dict[HookSettings, deque[tuple[int, Notice]]] = {}
-        """Notices, each with when it is given up."""
+        self._heard: list[dict[str, Any]] = []
+        """In this turn of the loop."""
+        self._waiting: dict[HookSettings, deque[Notice]] = {}
         self._telling: dict[HookSettings, asyncio.Task[None]] = {}
         self._failing: set[HookSettings] = set()
         self.use(policy)
@@ -72,19 +74,22 @@ class Hooks:
             self._dropped(hook, count, reason)
 
     def _hear(self, name: str, fields: Mapping[str, Value], _: object = None) -> None:
-        if (event := event_of(name, fields)) is not None:
-            if not self._heard:
-                # What else is told in this turn of the loop may belong to the same notice.
-                asyncio.get_running_loop().call_soon(self._take)
-            self._heard.append(EventHeard(event, fields, rfc3339(self._clock.wall_ns())))
+        told = told_of(name, fields)
+        if told is None or (self._heard and is_joined(self._heard[-1], told)):
+            return
+        if not self._heard:
+            asyncio.get_running_loop().call_soon(self._take)
+        names = {"id": f"notice_{secrets.token_hex(16)}", "host": self._host}
+        self._heard.append(told | names | {"at": rfc3339(self._clock.wall_ns())})
 
     def _take(self) -> None:
         heard, self._heard = self._heard, []
         until_ns = self._clock.boottime_ns() + GIVE_UP_NS
-        for notice in notices_of(heard, self._host, lambda: f"notice_{secrets.token_hex(16)}"):
+        for told in heard:
+            notice = Notice(told["id"], json.dumps(told).encode(), until_ns)
             for hook, waiting in self._waiting.items():
-                if notice.event in hook.events:
-                    waiting.append((until_ns, notice))
+                if told["event"] in hook.events:
+                    waiting.append(notice)
         for hook, waiting in self._waiting.items():
             if (too_many := len(waiting) - MOST_NOTICES) > 0:
                 for _ in range(too_many):
@@ -93,26 +98,25 @@ class Hooks:
             if waiting and hook not in self._telling:
                 self._telling[hook] = asyncio.get_running_loop().create_task(self._tell(hook, waiting))
 
-    async def _tell(self, hook: HookSettings, waiting: deque[tuple[int, Notice]]) -> None:
+    async def _tell(self, hook: HookSettings, waiting: deque[Notice]) -> None:
         back_off_seconds = FIRST_BACK_OFF_SECONDS
         while waiting:
             self._metrics.set("relay_notices_waiting", to=sum(map(len, self._waiting.values())))
-            until_ns, notice = waiting[0]
+            notice = waiting[0]
             is_taken = await self._is_taken(hook, notice)
-            if waiting[0][1] is not notice:
+            if waiting[0] is not notice:
                 continue  # too many wait, and so it was dropped meanwhile
             if is_taken:
                 waiting.popleft()
                 back_off_seconds = FIRST_BACK_OFF_SECONDS
-                continue
-            if self._clock.boottime_ns() >= until_ns:
+            elif self._clock.boottime_ns() >= notice.until_ns:
                 waiting.popleft()
                 self._dropped(hook, 1, "told in vain for an hour")
-                continue
-            # Another goes next: one that is never taken keeps no others from being told.
-            waiting.rotate(-1)
-            await self._sleep(back_off_seconds)
-            back_off_seconds = min(2 * back_off_seconds, LONGEST_BACK_OFF_SECONDS)
+            else:
+                # Another goes next: one that is never taken keeps no others from being told.
+                waiting.rotate(-1)
+                await self._sleep(back_off_seconds)
+                back_off_seconds = min(2 * back_off_seconds, LONGEST_BACK_OFF_SECONDS)
         del self._telling[hook]
         self._metrics.set("relay_notices_waiting", to=sum(map(len, self._waiting.values())))
 

@@ -147,6 +147,8 @@ class MaildirDrain:
             self._disk.unlink(f"{self._maildir}/{path}")
             # Crash before this: it may be there again, and goes twice.
             self._disk.sync_directory(f"{self._maildir}/{path.partition('/')[0]}")
+        except FileNotFoundError:
+            self._tell(f"{path}: taken, and another program moved or removed it meanwhile")
         except OSError as error:
             why = error.strerror or error
             raise NotRemoved(f"{path}: the relay has it, but it cannot be removed: {why}") from error
