@@ -73,7 +73,7 @@ class OfflineOperations(Operator):
         return await super().snapshot()
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> Results:
         if verb == "first":
             return dict.fromkeys(queue_ids, IS_DOWN)

@@ -240,7 +240,7 @@ class Operator(Session):
         return OK
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> Results:
         await self._know(queue_ids)
         return await self._each(verb, queue_ids, {}, states)
@@ -276,7 +276,7 @@ class Operator(Session):
         verb: Verb,
         queue_ids: Iterable[QueueId],
         refusals: _Refusals,
-        states: Sequence[QueueState] = (),
+        states: Collection[QueueState] = (),
     ) -> Results:
         """Act on some messages at a time: they share their syncs, and other work goes on in between."""
         at_once = LOADED_AT_ONCE if TABLE[verb].reads_content else MOVED_AT_ONCE
@@ -296,7 +296,7 @@ class Operator(Session):
         verb: Verb,
         queue_id: QueueId,
         refusals: Mapping[int, Answer],
-        states: Sequence[QueueState],
+        states: Collection[QueueState],
     ) -> str:
         """Make the message ACTIVE meanwhile; put it back as it was if that fails."""
         queued, state = self._queue.get(queue_id), self._queue.state_of(queue_id)
