@@ -5,18 +5,17 @@ A question that is cancelled breaks off its connection, so that its thread ends 
 """
 
 import asyncio
-import base64
 import contextlib
 import http.client
 import json
 import socket
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from relay.control.operations import Found, Results, Session, Unreachable, Verb, Write
-from relay.control.wire import RESULTS, PolicyInForce, decode, encode_arguments, short_path
+from relay.control.wire import PolicyInForce, decode, encode, short_path
 from relay.mail.envelope import QueueId
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
 from relay.status.snapshot import MessageView, QueueState, Snapshot
@@ -24,8 +23,6 @@ from relay.status.snapshot import MessageView, QueueState, Snapshot
 if TYPE_CHECKING:
     from relay.status.plan import Plan
     from relay.verdicts.operator_pause import PauseAsked
-
-Answer = TypeVar("Answer")
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 120.0
@@ -85,11 +82,12 @@ class ControlClient(Session):
             connection.break_off()
 
     async def policy(self) -> PolicyInForce:
-        told = await self._call(dict[str, str], "policy")
-        return PolicyInForce(Path(told["path"]), told["text"])
+        in_force: PolicyInForce = await self._call(PolicyInForce, "policy")
+        return in_force
 
     async def snapshot(self) -> Snapshot:
-        return await self._call(Snapshot, "snapshot")
+        snapshot: Snapshot = await self._call(Snapshot, "snapshot")
+        return snapshot
 
     async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
         if wanted.sort and wanted.limit is None:
@@ -103,38 +101,37 @@ class ControlClient(Session):
                     yield _decoded(list[MessageView], line["part"])
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[Group]:
-        return await self._call(list[Group], "summary", filters, by, limit)
+        groups: list[Group] = await self._call(list[Group], "summary", filters, by, limit)
+        return groups
 
     async def plan(self, text: bytes, path: Path) -> "Plan | str":
         # With a plan comes the whole sender, and every other verb does without.
         from relay.status.plan import Plan  # noqa: PLC0415 - see above
 
-        kind: Any = Plan | str
-        planned: Plan | str = await self._call(kind, "plan", text, str(path))
+        planned: Plan | str = await self._call(Plan | str, "plan", text, path)
         return planned
 
     async def show(self, queue_id: QueueId) -> MessageView | str:
-        kind: Any = MessageView | str
-        shown: MessageView | str = await self._call(kind, "show", queue_id)
+        shown: MessageView | str = await self._call(MessageView | str, "show", queue_id)
         return shown
 
     async def content(self, queue_id: QueueId, write: Write) -> str:
         async with contextlib.aclosing(self._lines("content", queue_id)) as lines:
             async for line in lines:
                 if "part" in line:
-                    await write(base64.b64decode(line["part"]))
-        ended: str = line["result"]
-        return ended
+                    await write(_decoded(bytes, line["part"]))
+        result: str = _decoded(str, line["result"])
+        return result
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> Results:
         """Where the relay is gone midway, return what it did, and of the others why nothing is known."""
         results: dict[QueueId, str] = {}
         for start in range(0, len(queue_ids), IDS_AT_ONCE):
             some = queue_ids[start : start + IDS_AT_ONCE]
             try:
-                results |= await self._call(RESULTS, "act", verb, list(some), [*states])
+                results |= await self._call(dict[QueueId, str], "act", verb, some, tuple(states))
             except Unreachable as gone:
                 if not results:
                     raise
@@ -142,17 +139,18 @@ class ControlClient(Session):
         return results
 
     async def pause(self, upstream: str, asked: "PauseAsked") -> str:
-        return await self._call(str, "pause", upstream, asked)
+        result: str = await self._call(str, "pause", upstream, asked)
+        return result
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
-        return await self._call(str, "resume", upstream, believes)
+        result: str = await self._call(str, "resume", upstream, believes)
+        return result
 
-    async def _call(self, kind: Callable[..., Answer], method: str, *arguments: object) -> Answer:
+    async def _call(self, kind: Any, method: str, *arguments: object) -> Any:
         async with contextlib.aclosing(self._lines(method, *arguments)) as lines:
             async for line in lines:
                 if "result" in line:
-                    result: Answer = _decoded(kind, line["result"])
-                    return result
+                    return _decoded(kind, line["result"])
         raise AssertionError("an answer without a result")
 
     async def _lines(self, method: str, *arguments: object) -> AsyncGenerator[dict[str, Any], None]:
@@ -161,9 +159,7 @@ class ControlClient(Session):
         self._open.add(connection)
         begun, line = b"", dict[str, Any]()
         try:
-            with await asyncio.to_thread(
-                connection.ask, f"/call/{method}", encode_arguments(arguments)
-            ) as response:
+            with await asyncio.to_thread(connection.ask, f"/call/{method}", encode(arguments)) as response:
                 if response.status != 200:
                     text = (await asyncio.to_thread(response.read)).decode(errors="replace")
                     raise Unreachable(f"the relay says: {response.status} {text}")

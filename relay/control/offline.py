@@ -32,6 +32,9 @@ from relay.telemetry.outcomes import OutcomeStore
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.operator_pause import PauseAsked
 
+MOST_NAMED = 32
+"""Messages that are read alone; for more of them all are claimed, a page at a time."""
+
 
 class OfflineOperations(Operator):
     def __init__(self, policy: Policy) -> None:
@@ -70,7 +73,7 @@ class OfflineOperations(Operator):
         return await super().snapshot()
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> Results:
         if verb == "first":
             return dict.fromkeys(queue_ids, IS_DOWN)
@@ -97,7 +100,8 @@ class OfflineOperations(Operator):
             self._is_begun = True
         if self._is_whole:
             return
-        if queue_ids is None or not await self._sender.read_only(queue_ids):
+        is_of_few = queue_ids is not None and len(queue_ids) <= MOST_NAMED
+        if queue_ids is None or not is_of_few or not await self._sender.read_only(queue_ids):
             await self._sender.read()
             self._is_whole = True
 

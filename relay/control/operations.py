@@ -4,7 +4,7 @@
 """
 
 import enum
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -215,7 +215,7 @@ class Session(Protocol):
         ...
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> Results:
         """With `states`, leave alone and tell of what is in none of them by now.
 

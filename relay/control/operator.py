@@ -202,18 +202,14 @@ class Operator(Session):
 
     async def show(self, queue_id: QueueId) -> MessageView | str:
         await self._know((queue_id,))
-        if queue_id not in self._queue:
-            return self._not_there()
         message = await self._load(queue_id)
         if isinstance(message, str):
             return message
         left = tuple(message.envelope.recipients[index] for index in message.left)
         view = self._watch.listing().message(queue_id, left)
-        return (
-            ABSENT
-            if view is None
-            else _whole(view, message, self._settling.replies.get(queue_id, {}), self._ways(message))
-        )
+        if view is None:
+            return ABSENT
+        return _whole(view, message, self._settling.replies.get(queue_id, {}), self._ways(message))
 
     def _ways(self, message: Message) -> dict[int, _Way]:
         """Return for each recipient left the number of its route, and with which upstream it stands."""
@@ -230,8 +226,6 @@ class Operator(Session):
 
     async def content(self, queue_id: QueueId, write: Write) -> str:
         await self._know((queue_id,))
-        if queue_id not in self._queue:
-            return self._not_there()
         message = await self._load(queue_id)
         if isinstance(message, str):
             return message
@@ -246,7 +240,7 @@ class Operator(Session):
         return OK
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> Results:
         await self._know(queue_ids)
         return await self._each(verb, queue_ids, {}, states)
@@ -282,7 +276,7 @@ class Operator(Session):
         verb: Verb,
         queue_ids: Iterable[QueueId],
         refusals: _Refusals,
-        states: Sequence[QueueState] = (),
+        states: Collection[QueueState] = (),
     ) -> Results:
         """Act on some messages at a time: they share their syncs, and other work goes on in between."""
         at_once = LOADED_AT_ONCE if TABLE[verb].reads_content else MOVED_AT_ONCE
@@ -302,7 +296,7 @@ class Operator(Session):
         verb: Verb,
         queue_id: QueueId,
         refusals: Mapping[int, Answer],
-        states: Sequence[QueueState],
+        states: Collection[QueueState],
     ) -> str:
         """Make the message ACTIVE meanwhile; put it back as it was if that fails."""
         queued, state = self._queue.get(queue_id), self._queue.state_of(queue_id)
@@ -394,6 +388,8 @@ class Operator(Session):
         return UNREAD if self._sender.is_reading else ABSENT
 
     async def _load(self, queue_id: QueueId) -> Message | str:
+        if queue_id not in self._queue:
+            return self._not_there()
         (message,) = await self._spool_thread.read([queue_id])
         if isinstance(message, Absent | Corrupt):
             return ABSENT

@@ -1,14 +1,12 @@
 """The relay's end of the control socket: HTTP over `control.sock`, as `relay.control.wire` tells it."""
 
 import asyncio
-import base64
 import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_type_hints
+from typing import Any
 
 from aiohttp import web
 
@@ -17,7 +15,6 @@ from relay.control.wire import PolicyInForce, decode_arguments, encode, short_pa
 from relay.policy.document import MAX_BYTES
 from relay.policy.faults import PolicyError
 from relay.status.connection_limit import ConnectionLimit
-from relay.status.snapshot import MessageView
 from relay.telemetry.events import Events
 
 LONGEST_QUESTION_BYTES = 2 * MAX_BYTES
@@ -29,7 +26,7 @@ LONGEST_ANSWER_SECONDS = 600.0
 MOST_AT_ONCE = 16
 """Connections."""
 
-Write = Callable[[bytes], Awaitable[None]]
+Write = Callable[[object], Awaitable[None]]
 
 
 def _bind(spool: Path) -> socket.socket:
@@ -84,22 +81,21 @@ class ControlServer:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
 
-        async def write(part: bytes) -> None:
-            await response.write(b'{"part":%b}\n' % part)
+        async def write(part: object) -> None:
+            await response.write(encode({"part": part}) + b"\n")
 
+        last: dict[str, object]
         try:
-            result = await self._result(name, method, arguments, write)
-            kind = NoneType if result is None else get_type_hints(method).get("return", type(result))
-            last = b'{"result":%b}' % encode(kind, result)
+            last = {"result": await self._result(name, method, arguments, write)}
         except ConnectionError:
             raise
         except PolicyError as error:
             # The command line read it before, so this relay is of another version.
-            last = _failed(f"this relay cannot read that policy: {error}")
+            last = {"failed": f"this relay cannot read that policy: {error}"}
         except Exception as error:  # noqa: BLE001 - told to the client and in the log
             self._events.fault(where="control", error=error)
-            last = _failed(FAULT)
-        await response.write(last + b"\n")
+            last = {"failed": FAULT}
+        await response.write(encode(last) + b"\n")
         await response.write_eof()
         return response
 
@@ -110,23 +106,15 @@ class ControlServer:
             case "policy":
                 return method()
             case "content":
-
-                async def write_octets(chunk: bytes) -> None:
-                    await write(b'"%b"' % base64.b64encode(chunk))
-
-                return await method(*arguments, write_octets)
+                return await method(*arguments, write)
             case "rows":
                 async with contextlib.aclosing(method(*arguments)) as rows:
                     async for some in rows:
                         for start in range(0, len(some), LINES_AT_ONCE):
-                            await write(encode(list[MessageView], some[start : start + LINES_AT_ONCE]))
+                            await write(some[start : start + LINES_AT_ONCE])
                             await asyncio.sleep(0)
                 return None
             case "resume":
                 upstream, believes = arguments
                 return await method(upstream, believes=believes)
         return await method(*arguments)
-
-
-def _failed(why: str) -> bytes:
-    return b'{"failed":%b}' % encode(str, why)

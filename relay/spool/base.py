@@ -64,8 +64,8 @@ class BaseSpool(ABC):
         """Return where a message lies.  Raises Absent, Corrupt, OSError."""
 
     @abstractmethod
-    def _known(self, message: Message) -> Message:
-        """Return what was read, with what else the engine knows of it.  Raises Corrupt, OSError."""
+    def _known(self, message: Message, at: Stretch) -> Message:
+        """Return what was read there, with what else the engine knows of it.  Raises Corrupt, OSError."""
 
     @abstractmethod
     def _set_aside(self, queue_id: QueueId, why: str) -> None:
@@ -149,7 +149,7 @@ class BaseSpool(ABC):
     def _read(self, queue_id: QueueId) -> Message | Absent | Corrupt | Unavailable:
         try:
             with self._at(queue_id) as at:
-                return self._known(reading.read(self._disk, at, queue_id))
+                return self._known(reading.read(self._disk, at, queue_id), at)
         except Absent as absent:
             return absent
         except Corrupt as fault:

@@ -201,9 +201,7 @@ class OutcomeStore:
         return ""
 
     def _add(self, outcomes: Sequence[Outcome], bounds: "RecentSettings") -> None:
-        if self._database is None:
-            self._database = self._open()
-        database, now_ns = self._database, self._clock.wall_ns()
+        database, now_ns = self._database or self._open(), self._clock.wall_ns()
         if outcomes:
             leave_headroom(self._disk.free(self._folder), len(outcomes) * _ROW_BYTES)
         for start in range(0, max(1, len(outcomes)), _AT_ONCE):
@@ -221,11 +219,8 @@ class OutcomeStore:
         self._disk.make_directory(self._folder)
         with opened(self._disk, self._disk.open_append(path)):
             pass  # made with mode 0600, which SQLite gives to its other files
-        with contextlib.ExitStack() as on_error:
-            database = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
-            on_error.callback(database.close)
-            database.executescript(_SCHEMA)
-            on_error.pop_all()
+        self._database = database = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
+        database.executescript(_SCHEMA)
         return database
 
     def _disconnect(self) -> None:

@@ -1,6 +1,6 @@
 """`Session` on a queue that is a dictionary; remembers what it was asked."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,7 +93,7 @@ class FakeOperations(Session):
         return self.content_ends
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> dict[QueueId, str]:
         if self.acts_before_fault is not None and len(self.asked) >= self.acts_before_fault:
             raise RuntimeError("odd")

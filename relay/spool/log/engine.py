@@ -194,7 +194,7 @@ class LogSpool(BaseSpool):
             return None
         try:
             with self._at(queue_id) as at:
-                return self._known(reading.read(self._disk, at, queue_id))
+                return self._known(reading.read(self._disk, at, queue_id), at)
         except Corrupt as fault:
             self._set_aside(queue_id, str(fault))
         return None
@@ -217,7 +217,7 @@ class LogSpool(BaseSpool):
             else:
                 yield Stretch(fd, place.length - head_bytes, place.offset + head_bytes)
 
-    def _known(self, message: Message) -> Message:
+    def _known(self, message: Message, at: Stretch) -> Message:  # noqa: ARG002 - the maildir's hint
         queued = self._log().queued
         queued.read_with(message.queue_id, message.envelope.recipients)
         facts = queued.facts.get(message.queue_id)

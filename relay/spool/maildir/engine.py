@@ -140,14 +140,15 @@ class MaildirSpool(BaseSpool):
                 # Its listener holds this lock until it is durable, and pulls the trigger then.
                 if is_new and not self._disk.lock_open(fd):
                     return None
-                message = reading.read(self._disk, Stretch(fd, self._disk.size(fd)), queue_id)
-                message = self._marked_as_told(fd, self._with_hint(fd, message))
+                at = Stretch(fd, self._disk.size(fd))
+                message = self._marked_as_told(fd, reading.read(self._disk, at, queue_id))
+                message = self._known(message, at)
             if is_new:
                 if self._disk.inode(self._layout.queued(queue_id)) is not None:
                     raise Corrupt("a message of this id is queued already")
                 # Crash here, or after the rename: accepted or queued, the next start finds either.
                 self._disk.rename(path, self._layout.queued(queue_id))
-            return self._known(message)
+            return message
         except FileNotFoundError:
             return None
         except Corrupt as fault:
@@ -183,8 +184,8 @@ class MaildirSpool(BaseSpool):
         except FileNotFoundError:
             raise Absent(queue_id) from None
 
-    def _known(self, message: Message) -> Message:
-        queue_id = message.queue_id
+    def _known(self, message: Message, at: Stretch) -> Message:
+        queue_id, message = message.queue_id, self._with_hint(at.fd, message)
         if queue_id in self._noted and message.owed_report is not None:
             message = message.with_notes(self._notes_of(queue_id))
         return message._replace(is_held=True) if queue_id in self._held else message

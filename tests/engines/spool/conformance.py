@@ -267,7 +267,7 @@ class Conformance:
         settle(spool, Settlement(queue_id, ENVELOPE, report=warning, is_warned=True))
         for _ in range(2):
             spool, (message, _) = again(engine, spool)
-            assert message.next_attempt_at_ns == at_ns
+            assert message.next_attempt_at_ns == read(spool, queue_id).next_attempt_at_ns == at_ns
 
     def test_an_unknown_message_is_absent_and_the_others_are_settled(self, engine: Engine) -> None:
         spool, (queue_id,) = begun(engine, CONTENT)

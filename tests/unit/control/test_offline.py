@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from relay.clock import SECOND_NS, SystemClock
 from relay.control.offline import OfflineOperations
-from relay.control.operations import ABSENT, IS_DOWN, OK
-from relay.mail.envelope import QueueId
+from relay.control.operations import ABSENT, IS_DOWN, OK, UNCHANGED
+from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Policy
+from relay.spool.interface import Settlement
 from relay.status.snapshot import MessageView, QueueState
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
@@ -41,6 +43,22 @@ async def test_a_verb_on_one_message_reads_no_other(tmp_path: Path) -> None:
     assert len(listed) == 3
     assert not damaged.exists()
     await session.close()
+
+
+async def test_a_back_off_is_known_of_a_message_that_is_read_alone(tmp_path: Path) -> None:
+    policy = policy_of(tmp_path, 1, rest="retry: {min: 1h, max: 2h, lifetime: 1d}")
+    relay = Relay(policy)
+    first = relay.accept()
+    await relay.sender.read()
+    in_an_hour_ns = SystemClock().wall_ns() + 3600 * SECOND_NS
+    deferred = Settlement(first, Envelope("", (), 0, "", "", ""), next_attempt_at_ns=in_an_hour_ns)
+    await relay.sender.spool_thread.change(deferred)
+    await relay.sender.stop()
+
+    for result in (OK, UNCHANGED):
+        session = OfflineOperations(policy)
+        assert await session.act("retry", [first]) == {first: result}
+        await session.close()
 
 
 @pytest.mark.parametrize("verb", ["release", "delete", "bounce"])

@@ -1,9 +1,11 @@
 """A verb on many messages: as fast as the disk allows, and other work goes on in between."""
 
 import asyncio
+import errno
 from pathlib import Path
+from typing import ClassVar
 
-from relay.control.operations import ABSENT, OK
+from relay.control.operations import ABSENT, FAULT, OK
 from relay.control.operator import MOVED_AT_ONCE
 from relay.mail.envelope import QueueId
 from relay.queue.queued import State
@@ -24,6 +26,34 @@ async def test_one_that_is_gone_keeps_back_no_other(tmp_path: Path) -> None:
     assert [results[queue_id] for queue_id in ids] == [OK] * 7 + [ABSENT] + [OK] * 12
     assert results[QueueId("0123456789abcdef")] == ABSENT
     assert {queued.state for queued in relay.sender.queue} == {State.HELD}
+    await relay.sender.stop()
+
+
+class FailingRename(RealDisk):
+    """Fails as a disk does, and for one message as a fault of ours would."""
+
+    fails: ClassVar[dict[str, Exception]] = {}
+
+    def rename(self, old: str, new: str) -> None:
+        if (error := self.fails.get(old.rpartition("/")[2])) is not None and "/hold/" in new:
+            raise error
+        super().rename(old, new)
+
+
+async def test_what_goes_wrong_with_one_leaves_the_results_of_the_others(tmp_path: Path) -> None:
+    disk = FailingRename()
+    relay = Relay(policy_of(tmp_path, 1), disk)
+    ids = [relay.accept() for _ in range(4)]
+    await relay.sender.read()
+    disk.fails[ids[1]] = OSError(errno.EIO, "Input/output error")
+
+    results = await relay.operator.act("hold", ids)
+    assert [results[queue_id] == OK for queue_id in ids] == [True, False, True, True]
+    assert "Input/output error" in results[ids[1]]
+
+    disk.fails[ids[1]] = ZeroDivisionError("odd")
+    assert await relay.operator.act("hold", [ids[1]]) == {ids[1]: FAULT}
+    assert "fault in control: ZeroDivisionError: odd" in relay.log.getvalue()
     await relay.sender.stop()
 
 
