@@ -1,4 +1,4 @@
-"""Decisions a second: the throttle beside two rate limiters, in memory and durable, at several N.
+"""Decisions a second: the throttle beside pyrate-limiter, in memory and durable, at several N.
 
 Every contender has a limit of N a day and a window that is full: N slots that were used evenly over the
 last day.  That it is full is seen each time: just before the first slot opens, one more is asked for,
@@ -7,22 +7,13 @@ opens, one message asks and is let through.  That is the steady state of a queue
 `EXACT_SLOTS` ours opens slots some at a time, a 1024th of the day late at most: so all are asked a
 thousandth of the day after theirs opened, and 99.9 % of the window is full.
 
-How it is filled: ours by N decisions, durable in batches that share a sync; pyrate-limiter by N puts, its
-SQLite by one INSERT of N rows; `limits` by putting N entries into its storage's list, since its own way
-moves that whole list for each.
-
-A decision of ours is all that one transaction costs: the reservation and its end.  The others know
-no end: their slot starts to age when it is granted.
-
-What is compared is not the same promise.  `pyrate-limiter` (asked at its bucket, without the cost of
-its Limiter) and `limits` (moving window) stamp the start, so a slow upstream can see more than
-N.  Durable is ours alone in the full sense: the slot is on disk (fsync) before it is granted, for
-every process that shares the file.  pyrate's SQLite file is committed once a decision, with
-SQLite's default of synchronous=FULL; `limits` has no durable storage that needs no server.
-Both are optional (`make bench` fetches them); what is missing is left out, and said.
+A decision of ours is all that one transaction costs: the reservation and its end.  pyrate-limiter knows no
+end: its slot starts to age when it is granted, so a slow upstream can see more than N.  It is asked at its
+bucket, without the cost of its Limiter; its SQLite file is committed once a decision, by SQLite's default of
+synchronous=FULL.  Durable is ours alone in the full sense: the slot is on disk (fsync) before it is granted,
+for every process that shares the file.  pyrate-limiter is optional (`make bench` fetches it).
 """
 
-import functools
 import importlib
 import statistics
 import tempfile
@@ -31,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
@@ -129,11 +119,12 @@ def _relay_durable(count: int) -> Iterator[Contender]:
         account.close()
 
 
-def _library(name: str, package: str) -> Any:
+def _pyrate_limiter() -> Any:
     try:
-        return importlib.import_module(name)
+        return importlib.import_module("pyrate_limiter")
     except ImportError:
-        raise Missing(f"{package} is not installed: .venv/bin/python -m pip install {package}") from None
+        advice = ".venv/bin/python -m pip install pyrate-limiter"
+        raise Missing(f"pyrate-limiter is not installed: {advice}") from None
 
 
 def _asking(bucket: Any, pyrate: Any) -> Decide:
@@ -152,13 +143,13 @@ def _asking(bucket: Any, pyrate: Any) -> Decide:
 
 @contextmanager
 def _pyrate(count: int) -> Iterator[Contender]:
-    pyrate = _library("pyrate_limiter", "pyrate-limiter")
+    pyrate = _pyrate_limiter()
     yield _one_by_one(_asking(pyrate.InMemoryBucket([pyrate.Rate(count, DAY_S * 1000)]), pyrate))
 
 
 @contextmanager
 def _pyrate_durable(count: int) -> Iterator[Contender]:
-    pyrate = _library("pyrate_limiter", "pyrate-limiter")
+    pyrate = _pyrate_limiter()
     with tempfile.TemporaryDirectory(prefix="relay-bench-") as folder:
         rates = [pyrate.Rate(count, DAY_S * 1000)]
         bucket = pyrate.SQLiteBucket.init_from_file(rates, db_path=str(Path(folder) / "bucket"))
@@ -172,37 +163,9 @@ def _pyrate_durable(count: int) -> Iterator[Contender]:
         bucket.close()
 
 
-@contextmanager
-def _limits(count: int) -> Iterator[Contender]:
-    limits = _library("limits", "limits")
-    memory = _library("limits.storage.memory", "limits")
-    clock = SimpleNamespace(time=lambda: START_NS / SECOND_NS)
-    theirs, memory.time = memory.time, clock
-    try:
-        storage = limits.storage.MemoryStorage()
-        limiter = limits.strategies.MovingWindowRateLimiter(storage)
-        item = limits.RateLimitItemPerDay(count)
-
-        def decide(now_ns: int) -> bool:
-            clock.time = lambda: now_ns / SECOND_NS
-            return bool(limiter.hit(item, "isp"))
-
-        def fill(instants_ns: Sequence[int]) -> None:
-            entries = []
-            for now_ns in instants_ns:
-                clock.time = functools.partial(float, now_ns / SECOND_NS)
-                entries.append(memory.Entry(DAY_S))
-            storage.events[item.key_for("isp")] = entries[::-1]
-
-        yield Contender(decide, fill)
-    finally:
-        memory.time = theirs
-
-
 CONTENDERS: dict[tuple[str, bool], Any] = {
     ("relay", False): _relay,
     ("pyrate-limiter", False): _pyrate,
-    ("limits", False): _limits,
     ("relay", True): _relay_durable,
     ("pyrate-limiter", True): _pyrate_durable,
 }
@@ -224,7 +187,6 @@ def measure(rounds: int, say: Callable[[str], object]) -> list[Rate]:
             rates += [
                 Rate(name, is_durable, count, statistics.median(each)) for name, each in found.items() if each
             ]
-    say("left out: limits, durable: it has no storage on disk (Redis, Memcached, MongoDB, etcd only)\n")
     return rates
 
 
@@ -247,7 +209,6 @@ def summarise(rates: list[Rate]) -> list[dict[str, Any]]:
 
 
 def _round(contender: Any, count: int, is_durable: bool) -> float:
-    """Return the decisions a second of a fresh contender in its steady state."""
     decisions = DURABLE_DECISIONS if is_durable else MEMORY_DECISIONS
     gap_ns = DAY_NS // count
     # Each round of all slots begins later by so much: then a slot has opened by any of their clocks.

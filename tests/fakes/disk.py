@@ -49,7 +49,6 @@ class ModelDisk(AllOurs):
         self._positions: dict[int, int] = {}
 
     def another(self) -> "ModelDisk":
-        """Return the view of another process."""
         other = ModelDisk(self.platter)
         other.now_ns = self.now_ns
         return other
@@ -60,7 +59,6 @@ class ModelDisk(AllOurs):
             self.close(fd)
 
     def after_kill(self) -> "ModelDisk":
-        """Return the same disk as a new process finds it when all others were killed."""
         return ModelDisk(self.platter.copy())
 
     def prefixes(self) -> "Iterator[ModelDisk]":
@@ -74,7 +72,6 @@ class ModelDisk(AllOurs):
             yield ModelDisk(self.platter.after_cut(kept))
 
     def cuts(self, rng: random.Random, most: int) -> "Iterator[ModelDisk]":
-        """Yield what a power cut now may leave behind by this disk's model."""
         for kept in power.survivors(self.platter.model, self.platter.pending, rng, most):
             yield ModelDisk(self.platter.after_cut(kept))
 
@@ -84,15 +81,12 @@ class ModelDisk(AllOurs):
 
     @property
     def open_paths(self) -> list[str]:
-        """Return what is open in this process."""
         return [path for _, path, _ in self._fds.values()]
 
     def fail(self, fault: Fault) -> None:
-        """Let a call from now on fail."""
         self.fault, self._counted = fault, 0
 
     def heal(self) -> None:
-        """Let no call fail any more."""
         self.fault = None
 
     def plant(self, path: str, content: bytes | None = None, *, kind: str = "file") -> None:
@@ -112,11 +106,9 @@ class ModelDisk(AllOurs):
         self.platter.sync_names(folder)
 
     def peek(self, path: str) -> bytes:
-        """Return what a file holds."""
         return self.platter.contents[self._inode(path)]
 
     def poke(self, path: str, content: bytes) -> None:
-        """Replace what a file holds, durably."""
         inode = self._inode(path)
         self.platter.contents[inode] = self.platter.durable_contents[inode] = content
         self.platter.forget_what_is_dark()
@@ -411,7 +403,6 @@ class ModelDisk(AllOurs):
         return inode
 
     def _place(self, path: str) -> tuple[int, str]:
-        """Return the inode of the folder that a path lies in, and its last name."""
         parent, _, name = path.rpartition("/")
         return self.platter.folder(parent), name
 

@@ -42,7 +42,6 @@ class Tally:
         )
 
     def packed(self) -> "Packed":
-        """Return it as it goes from one process to another."""
         states, second = array("q", self.states).tobytes(), array("q", self.second).tobytes()
         return states, second, self.offered, self.runs
 

@@ -15,11 +15,9 @@ smtp_tools   smtp-source, smtp-sink and swaks
 prometheus   a Prometheus that scrapes, and promtool that judges
 relay        the relay itself, as an operator runs it
 strict_smarthost  an upstream beside the test, with every transaction on record
-loop_thread  the thread that it and the hostile line are in
+loop_thread  the thread that it is in
 witness      what it saw, counted by plain arithmetic
-floods       strangers that flood a relay, and how long others wait meanwhile
 feeder       clients that keep handing mail over, whatever happens to the relay
-hostile      a line to an upstream on which replies are lost, changed or unasked
 warm         relays and verbs, forked from an interpreter that has imported them already
 processes    other people's processes: halted, counted, measured
 container    the image, built from a Debian of our own, and run as its configuration says

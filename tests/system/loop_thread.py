@@ -20,7 +20,6 @@ class LoopThread:
     async def end(self) -> None: ...
 
     def run(self, doing: Coroutine[Any, Any, T]) -> T:
-        """Have it do something, and return what came of it."""
         return asyncio.run_coroutine_threadsafe(doing, self._loop).result()
 
     def __enter__(self) -> Self:

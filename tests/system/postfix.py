@@ -132,7 +132,6 @@ class Postfix:
             os.close(master)
 
     def run(self, program: str, *arguments: str, stdin: bytes = b"") -> bytes:
-        """Run one of Postfix's commands on this instance and return what it printed."""
         flag = "-C" if program == "sendmail" else "-c"
         command = [str(find(program)), flag, str(self.home), *arguments]
         ran = subprocess.run(command, input=stdin, capture_output=True, timeout=HANG_S, check=False)
@@ -141,7 +140,6 @@ class Postfix:
         return ran.stdout
 
     def submit(self, content: bytes, *, sender: str, recipients: Sequence[str]) -> None:
-        """Hand a message over as a local program does, through this instance's sendmail."""
         self.run("sendmail", "-i", "-f", sender, "--", *recipients, stdin=content)
 
     def queue(self) -> list[dict[str, Any]]:
@@ -149,11 +147,9 @@ class Postfix:
         return [json.loads(line) for line in self.run("postqueue", "-j").splitlines()]
 
     def flush(self) -> None:
-        """Try everything that is queued now."""
         self.run("postqueue", "-f")
 
     def log(self) -> str:
-        """Return the whole log."""
         path = self.home / "maillog"
         return path.read_text(errors="replace") if path.exists() else ""
 

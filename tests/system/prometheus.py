@@ -35,7 +35,6 @@ class Prometheus:
         self.port = port
 
     def check_ready(self) -> None:
-        """Raise OSError while it cannot answer questions yet."""
         urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=HANG_S).close()
 
     def query(self, expression: str) -> list[dict[str, Any]]:
@@ -69,7 +68,6 @@ class Prometheus:
             time.sleep(0.1)  # once a second, and it tells nobody
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Return the alerts that are pending or firing."""
         alerts: list[dict[str, Any]] = self._get("alerts")["alerts"]
         return alerts
 
@@ -84,7 +82,6 @@ class Prometheus:
 
 @contextmanager
 def prometheus(target_port: int, *rules: Path, port: int | None = None) -> Iterator[Prometheus]:
-    """Run a Prometheus that scrapes one loopback port every second."""
     port = port or free_port()
     with tempfile.TemporaryDirectory(prefix="relay-prometheus-") as folder:
         configuration = Path(folder, "prometheus.yml")

@@ -50,7 +50,6 @@ class Allowance:
 
     @property
     def limit(self) -> dict[str, Any]:
-        """Return the limit, as a policy writes it."""
         return as_limit(self.count, self.period_s)
 
     @property
@@ -129,7 +128,6 @@ class Ordeal:
     _name: str = NAMES[0]
 
     def prepare(self, isp: dict[str, Any]) -> None:
-        """Have as much mail wait as always will, and then tell where the upstream is."""
         self._feed()
         wait_until(lambda: len(self.feeder.acknowledged) >= self._granted)
         self.relay.policy["upstreams"] = {self._name: isp}
@@ -138,7 +136,6 @@ class Ordeal:
         self.relay.start()
 
     def run(self) -> None:
-        """Have everything happen until the upstream saw so many transactions."""
         each_s = {"edit": self.terms.happens_each_s, "cut": self.terms.cut_each_s}
         each_s |= {"kill": self.terms.happens_each_s} if self.terms.is_killed else {}
         acts = {"kill": self._kill, "edit": self._edit, "cut": self._cut}
@@ -217,12 +214,10 @@ class Ordeal:
 
 
 def as_limit(count: int, period_s: float) -> dict[str, Any]:
-    """Return a limit, as a policy writes it."""
     return {"messages": count, "per": f"{round(period_s * 1000)}ms"}
 
 
 def undergo(folder: Path, terms: Terms) -> Strictness:
-    """Put one relay through it, see that no mail was hurt, and say what came of it."""
     dice = random.Random(terms.seed)
     with StrictSmarthost(folder, terms.limit, seed=terms.seed, latest_reply_s=terms.latest_reply_s) as host:
         isp = host.upstream(

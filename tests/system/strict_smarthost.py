@@ -46,7 +46,6 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def boottime_ns() -> int:
-    """Return what its clock says."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
@@ -59,7 +58,6 @@ class _Transaction:
         self.takes_8bit = "BODY=8BITMIME" in parameters
 
     def fault(self, content: bytes) -> str | None:
-        """Return the reply to content that breaks the protocol."""
         if not content.count(b"\r\n") == content.count(b"\r") == content.count(b"\n"):
             return "550 5.6.0 A CR or LF stands alone (RFC 5321, 2.3.8)"
         if not (content.isascii() or self.takes_8bit):
@@ -282,7 +280,6 @@ class StrictSmarthost(LoopThread):
         return {"host": "127.0.0.1", "port": self.port, "tls": "none", "auth": auth} | more
 
     def seen(self) -> list[Seen]:
-        """Return every transaction, in the order in which they ended."""
         return list(self.ledger.seen)
 
     def cut_off(self) -> None:
@@ -305,7 +302,6 @@ class StrictSmarthost(LoopThread):
         self.run(self._start())
 
     def catch_up(self) -> None:
-        """Read what a client that just died had sent."""
         self.run(self._read_on())
 
     def wait_until(self, condition: Callable[[Witness], object], *, within_s: float = HANG_S) -> None:
@@ -338,7 +334,6 @@ class StrictSmarthost(LoopThread):
         return None
 
     async def decide(self, transaction: _Transaction, content: bytes) -> str:
-        """Return the reply to a final dot, late as it may be."""
         self.unanswered += 1
         try:
             if self._latest_reply_s:

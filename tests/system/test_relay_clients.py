@@ -62,7 +62,6 @@ class WayIn:
     """Of those that it takes."""
 
     def sent(self) -> dict[str, tuple[str, bytes]]:
-        """Return what it is given."""
         longest = b"x" * 998
         return {
             recipient: (sender, content.replace(longest, longest[: self.longest_line]))
@@ -89,7 +88,6 @@ TOGETHER = (
 
 @pytest.fixture(scope="module")
 def programs() -> Iterator[apart.Apart]:
-    """Have a machine with all that conflicts with nothing."""
     demand(apart.why_missing(*TOGETHER))
     with apart.apart(*TOGETHER, is_installed=False) as machine:
         yield machine
@@ -126,8 +124,6 @@ def _through_a_stop(
 
 
 def _over_smtp(front: smtplib.SMTP, relay: WarmRelay) -> None:
-    """Have a mail server take everything."""
-
     def send(recipient: str, message: tuple[str, bytes]) -> bool:
         sender, content = message
         front.sendmail(sender, [recipient], content, mail_options=["BODY=8BITMIME"])
@@ -137,7 +133,6 @@ def _over_smtp(front: smtplib.SMTP, relay: WarmRelay) -> None:
 
 
 def _arrived(relay: WarmRelay, upstream: StrictSmarthost, *, traces: int) -> dict[str, tuple[str, bytes]]:
-    """Return sender and content, less the lines on top, of what the upstream took, for each recipient."""
     relay.wait_until_empty()
     arrived = {
         recipient: (seen.reverse_path, without_traces(seen.content, traces))

@@ -187,7 +187,6 @@ class Ordeal:
     _granted: int = 0
 
     def prepare(self) -> None:
-        """Have as much mail wait as always will."""
         for name in NAMES:
             self._ask("pause", name)
         self.feed()
@@ -215,7 +214,6 @@ class Ordeal:
         self._live(self.terms.happens_each_s)
 
     def end(self) -> None:
-        """Have all three go on."""
         for name in list(self.paused):
             self._resumed(name)
 
@@ -297,7 +295,6 @@ def routes(dice: random.Random) -> list[dict[str, Any]]:
 
 
 def undergo(folder: Path, terms: Terms) -> Found:
-    """Put one relay through it, and say what came of it."""
     dice = random.Random(terms.seed)
     with house(terms, folder) as three:
         relay = WarmRelay(folder, three.sections(terms, folder), routes=routes(dice))

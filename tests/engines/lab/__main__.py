@@ -22,7 +22,6 @@ IMAGES_PER_SECOND = 4
 
 
 def main() -> int:
-    """Run one experiment, alone in a mount namespace."""
     parser = argparse.ArgumentParser(prog="python -m tests.engines.lab", description=__doc__)
     parser.add_argument("file_system", choices=FILE_SYSTEMS)
     parser.add_argument("--seed", type=int, default=0)

@@ -153,7 +153,6 @@ class Laboratory:
 
 
 def _otherwise(observed: Observations) -> list[str]:
-    """Return who got other content than was handed over for them."""
     letters = {recipient: letter for letter in observed.offered.values() for recipient in letter.recipients}
     return [
         f"{recipient} got other content than that of letter {letters[recipient].number}"

@@ -87,7 +87,6 @@ class _Case:
             self.wrong.append(f"claimed twice, or not by age: {ids}")
 
     def look_at_each(self) -> None:
-        """Compare each queued message with what is known of it."""
         acknowledged = set(self._observed.accepted.values())
         letters: Counter[int] = Counter()
         for queue_id, message in self._found.items():
@@ -188,7 +187,6 @@ def is_as_handed_over(content: bytes, letter: Letter, queue_id: str | None = Non
 
 
 def _claimed(spool: Spool) -> list[Message]:
-    """Claim everything, a page at a time."""
     found: list[Message] = []
     while page := spool.claim(PAGE):
         found += page

@@ -82,16 +82,13 @@ class Scribe:
         self._mutex = threading.Lock()
 
     def note(self, what: Callable[Concatenate[Observations, P], None], *args: P.args, **_: P.kwargs) -> None:
-        """Note an observation, by the method that makes it one."""
         with self._mutex:
             self._facts.append((self.place(), what, args))
 
     def place(self) -> int:
-        """Return where the log of blocks ends now."""
         return os.fstat(self._fd).st_size
 
     def known(self, place: int) -> Observations:
-        """Return what was known at a place."""
         known = deepcopy(self._before)
         for at, what, arguments in self._facts:
             if at <= place:

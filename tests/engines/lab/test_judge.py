@@ -30,7 +30,6 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 @pytest.fixture
 def observed(tmp_path: Path, engine: Engine) -> Observations:
-    """Return what is known of one message that is in the spool as it was handed over."""
     root, disk = str(tmp_path / "spool"), RealDisk()
     engine.prepare(root, disk)
     intake = engine.intake(root, disk, FakeClock())

@@ -46,7 +46,6 @@ class RelayAtWork(RelayProcess):
         self._readers: list[threading.Thread] = []
 
     def spawn(self, **environment: str) -> None:
-        """Start it without waiting for anything."""
         program = [sys.executable, "-m", *self._program, "run", "--policy", str(self.policy_path)]
         self._relay = relay = subprocess.Popen(
             kernel.ending_with_us(*program),
@@ -60,7 +59,6 @@ class RelayAtWork(RelayProcess):
         self._readers[-1].start()
 
     def kill(self) -> None:
-        """End it at this instant, and read what it said last."""
         super().kill()
         for reader in self._readers:
             reader.join()

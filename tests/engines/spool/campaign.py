@@ -42,7 +42,6 @@ def few_folders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scenarios(seed: int, smallest: int, largest: int = LARGEST_WHOLE_SIZE) -> Iterator[Scenario]:
-    """Yield scenarios, for ever."""
     for size in range(smallest, largest + 1):
         whole = list(of_size(size))
         random.Random(f"{seed}/{size}").shuffle(whole)

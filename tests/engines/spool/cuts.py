@@ -91,7 +91,6 @@ SCENARIOS: dict[str, tuple[tuple[Letter, ...], Callable[[Sender], None] | None]]
 def run_of(
     name: str, model: Model = Model.ANY_SUBSET, *, from_nothing: bool = False, engine: OnModel = MAILDIR
 ) -> list[Snapshot]:
-    """Play a scenario and return every instant of it."""
     letters, meanwhile = SCENARIOS[name]
     world = World(prepared(model, is_started=not from_nothing, engine=engine), engine=engine)
     world.record()
@@ -135,7 +134,6 @@ class Judge:
 
     @property
     def judged(self) -> int:
-        """Return how many different states were judged."""
         return len(self.tally.states)
 
     def judge(

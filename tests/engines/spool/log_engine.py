@@ -34,7 +34,6 @@ class LogEngine(OneSpool):
         return LogIntake(self.root, view, self.clock, self.chance(), segment_bytes=self.segment_bytes)
 
     def damage(self, queue_id: QueueId) -> None:
-        """Change one octet in the middle of a message, wherever that is."""
         path = self.layout.content(queue_id)
         if self.disk.inode(path) is not None:
             self.flip(path, len(self.content_of(path)) // 2)

@@ -98,7 +98,6 @@ def live_on(
 
 
 def check_start(image: ModelDisk, sender: Sender, claimed: Sequence[QueueId], engine: OnModel) -> None:
-    """Judge what a sender that started just now claimed."""
     if list(claimed) != sorted(claimed):
         raise Violation(f"claimed in another order than that of age: {claimed}")
     if left := engine.drafts(image):
@@ -184,7 +183,6 @@ def _to_tell(envelope: Envelope, statuses: Sequence[Status]) -> list[int]:
 
 
 def _told_of(trace: Trace, queue_id: QueueId, among: set[QueueId]) -> list[int]:
-    """Return the recipients that reports about a message tell of, as often as they do."""
     reports = [own for own in trace.told_of if subject_of(own) == queue_id and own in among]
     return sorted(index for own in reports for index in trace.told_of[own])
 

@@ -54,7 +54,6 @@ STILL_ARRIVING = Letter(({0: Status.RELAYED},), content=b"Subject: slow\r\n\r\na
 
 
 def _clean_up_beside_the_living(world: World, sender: Sender) -> None:
-    """Clean up what a dead listener left while another one is in the middle of a message."""
     dead, living = world.another_listener(101), world.another_listener(102)
     dead.begin(STILL_ARRIVING)
     drafted = living.begin(STILL_ARRIVING)

@@ -41,25 +41,21 @@ FATES: dict[str, tuple[int, Status]] = {
 
 
 def left_held(sender: Sender) -> None:
-    """Hold everything."""
     for queue_id in sorted(sender.queue):
         sender.hold(queue_id)
 
 
 def held_and_released(sender: Sender) -> None:
-    """Hold and release one message after the other."""
     for queue_id in sorted(sender.queue):
         sender.hold(queue_id)
         sender.hold(queue_id, release=True)
 
 
 def left_held_together(sender: Sender) -> None:
-    """Hold everything in one call."""
     sender.hold(*sorted(sender.queue))
 
 
 def held_and_released_together(sender: Sender) -> None:
-    """Hold everything in one call and release it in another."""
     sender.hold(*sorted(sender.queue))
     sender.hold(*sorted(sender.queue), release=True)
 
@@ -159,7 +155,6 @@ def shapes(recipients: int) -> list[Shape]:
 
 
 def of_size(recipients: int) -> Iterator[Scenario]:
-    """Yield every scenario of so many recipients in all its messages together."""
     for count in range(1, MOST_MESSAGES + 1):
         sizes = itertools.combinations_with_replacement(range(1, MOST_RECIPIENTS + 1), count)
         for each in sizes:
@@ -174,7 +169,6 @@ def drawn(rng: random.Random) -> Scenario:
 
 
 def _messages(sizes: Sequence[int]) -> Iterator[Sequence[Shape]]:
-    """Yield every multiset of messages of these sizes, which ascend."""
     groups = [
         list(itertools.combinations_with_replacement(shapes(size), len(list(same))))
         for size, same in itertools.groupby(sizes)

@@ -182,7 +182,6 @@ def test_a_listener_that_is_killed_leaves_whole_messages_or_none(model: Model, e
 
 
 def _story(rng: random.Random, judge: Judge, engine: OnModel) -> None:
-    """Draw one run and cut it several times."""
     name, model = rng.choice(list(SCENARIOS)), rng.choice(list(Model))
     snapshots: list[Snapshot] = run_of(name, model, from_nothing=rng.random() < 0.1, engine=engine)
     story = f"{name} ({model.name})"

@@ -99,7 +99,6 @@ class Life:
             del self.queue[queue_id]
 
     def check(self, image: ModelDisk, *, told: int = 0) -> None:
-        """Start on what a crash left, twice, and compare."""
         life = Life(image, self.engine.segment_bytes, self.checkpoint_bytes)
         for _ in range(2):
             spool = life.open()

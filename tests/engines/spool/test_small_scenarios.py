@@ -34,7 +34,6 @@ def judge_one_recipient(
     models_of: Callable[[int], Sequence[Model]],
     scenarios: Iterable[tuple[int, Scenario]],
 ) -> Tally:
-    """Judge scenarios of one recipient, on these models of a disk by their number."""
     few_folders(monkeypatch)
     # One judge for all models: what two of them allow is one state.
     judge = Judge(engine=engine)
@@ -46,7 +45,6 @@ def judge_one_recipient(
 
 
 def two_in_turn(number: int) -> Sequence[Model]:
-    """Return a mild model of a disk and a worse one."""
     return list(Model)[number % 2 :: 2]
 
 

@@ -13,7 +13,6 @@ from relay.spool.disk.threads import started
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[list[int]]:
-    """Return descriptors of twenty files with something to sync."""
     disk = RealDisk()
     fds = [disk.open_new(str(tmp_path / str(number))) for number in range(20)]
     for fd in fds:

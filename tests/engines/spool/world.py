@@ -151,7 +151,6 @@ class Listener:
         return draft, envelope
 
     def accept(self, drafts: Sequence[tuple[Draft, Envelope]]) -> list[QueueId | None]:
-        """End messages as one batch, and remember what was answered."""
         answers: list[QueueId | None] = []
         for (draft, _), error in zip(drafts, self.intake.accept(drafts), strict=True):
             if error is None:
@@ -177,7 +176,6 @@ class Sender:
         self.spool = engine.spool(disk, clock, no_corruption)
 
     def claim(self) -> list[QueueId]:
-        """Claim all there is."""
         claimed: list[QueueId] = []
         while page := self.spool.claim(MOST):
             for message in page:
@@ -188,7 +186,6 @@ class Sender:
         return claimed
 
     def read(self, queue_id: QueueId) -> Message:
-        """Read a message as it is now."""
         (found,) = self.spool.read([queue_id])
         if isinstance(found, Unavailable) and self.on_full is not None:
             # The service tries again later.
@@ -258,7 +255,6 @@ class Sender:
         self.trace.held.update(dict.fromkeys(queue_ids, not release))
 
     def warn(self, queue_id: QueueId) -> None:
-        """Tell the sender of a message that it is late, and remember that."""
         message = self.read(queue_id)
         own = warning_id(queue_id)
         warning = Envelope("", (message.envelope.reverse_path,), self.clock.wall_ns(), "local", "", "LOCAL")
@@ -334,7 +330,6 @@ class Sender:
         return Note(index, "5.1.1", reason, text, "isp", self.clock.wall_ns())
 
     def _report(self, settlement: Settlement, message: Message) -> None:
-        """Let the settlement publish the report that is owed, if one is."""
         if (owed := message.owed_report) is None:
             return
         queue_id, envelope = message.queue_id, message.envelope
@@ -403,7 +398,6 @@ class World:
         return Listener(self.listener_disk, self.clock, self.trace, seed, self.engine)
 
     def another_listener(self, seed: int) -> Listener:
-        """Return one that can die by itself."""
         disk = self.listener_disk.another()
         if self._is_recording:
             self._watch(disk)
