@@ -80,21 +80,21 @@ class OnModel(Protocol):
 
     root: str
 
-    def spool(self, disk: ModelDisk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> Spool:
+    def spool(self, disk: Disk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> Spool:
         """Own the queue, on a view of the disk; nothing is claimed yet."""
         ...
 
-    def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake: ...
+    def listener(self, disk: Disk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake: ...
 
     def vary(self, rng: random.Random) -> None:
         """Draw what may be chosen of the engine, as how long its files are, for the rest of the process."""
         ...
 
-    def drafts(self, disk: ModelDisk) -> list[str]:
+    def drafts(self, disk: Disk) -> list[str]:
         """Return the names of what was never accepted and is still there."""
         ...
 
-    def remains(self, disk: ModelDisk) -> list[str]: ...
+    def remains(self, disk: Disk) -> list[str]: ...
 
 
 def note(index: int, text: str | None = "550 5.1.1 no such user", reason: str = "bounced") -> Note:
