@@ -13,19 +13,18 @@ import base64
 import binascii
 import random
 import re
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, TypeVar, cast
 
-from tests.system.loop_thread import LoopThread
 from tests.system.waiting import HANG_S, free_port, wait_until
 from tests.system.witness import SECOND_NS, Fate, Seen, Witness
 
+T = TypeVar("T")
 USER, PASSWORD = "mjd", "correct horse"
 REFUSALS = {"bad": "550 5.1.1 nobody of that name", "stay": "450 4.2.0 come again"}
-PULSE_NS = 20_000_000
-"""How late this thread may be woken before it counts as stalled."""
 TURNS_TO_READ = 10
 """Of the loop: data that is in our sockets is read in one, and answered in the next few."""
 LONGEST_COMMAND = 12_288
@@ -234,8 +233,8 @@ class _Session(asyncio.Protocol):
         return "250 2.0.0 Ok"
 
 
-class StrictSmarthost(LoopThread):
-    """A context manager: in it, it listens."""
+class StrictSmarthost:
+    """A context manager: in it, it listens, on a loop in a thread of its own."""
 
     def __init__(
         self,
@@ -251,7 +250,8 @@ class StrictSmarthost(LoopThread):
 
         Whoever is called `bad…` it refuses for good, and `stay…` each time for now.
         """
-        super().__init__()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._password = folder / "upstream-password"
         self._password.write_text(PASSWORD + "\n")
         self._password.chmod(0o600)
@@ -267,8 +267,6 @@ class StrictSmarthost(LoopThread):
         """How a name begins that it does not take, and what it says; tests may change it."""
         self.tried: list[tuple[str, int]] = []
         """Each recipient that it did not take, and when RCPT came, by its clock."""
-        self.stalls_ns: list[int] = []
-        """For how long, each time, this machine did not run even us."""
         self._dice = random.Random(seed)
         self._latest_reply_s = latest_reply_s
         self._sessions: dict[_Session, asyncio.Task[None]] = {}
@@ -312,15 +310,24 @@ class StrictSmarthost(LoopThread):
             counts = f"{self.ledger.relayed} relayed, {self.ledger.refused} refused"
             raise TimeoutError(f"{error}: {counts}") from None
 
-    # Of its sessions, in its thread.
+    def run(self, doing: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(doing, self._loop).result()
 
-    async def begin(self) -> None:
-        await self._start()
-        self._pulse = self._loop.create_task(self._feel_pulse())
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.run(self._start())
+        return self
 
-    async def end(self) -> None:
-        await self._stop()
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.run(self._stop())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
         assert self._broken == []
+
+    # Of its sessions, in its thread.
 
     def began(self, session: _Session, conversation: asyncio.Task[None]) -> None:
         self._sessions[session] = conversation
@@ -383,11 +390,3 @@ class StrictSmarthost(LoopThread):
     async def _read_on(self) -> None:
         for _ in range(TURNS_TO_READ):
             await asyncio.sleep(0)
-
-    async def _feel_pulse(self) -> None:
-        while True:
-            due_ns = time.monotonic_ns() + PULSE_NS
-            await asyncio.sleep(PULSE_NS / SECOND_NS)
-            late_ns = time.monotonic_ns() - due_ns
-            if late_ns > PULSE_NS:
-                self.stalls_ns.append(late_ns)

@@ -241,19 +241,6 @@ def test_a_success_is_told_behind_us_or_by_us_where_nobody_else_does(
     assert _unsubscribed(report) == set()
 
 
-@pytest.mark.parametrize(("ret", "is_whole"), [("full", True), ("hdrs", False)])
-def test_a_failure_returns_as_much_as_was_asked_for(chain: Chain, ret: str, *, is_whole: bool) -> None:
-    chain.submit("-R", ret, "-V", "x", "--", f"nobody@{DEAF}")
-    report = _report(chain.settled(1))
-
-    of_message, of_nobody = _fields(report)
-    assert of_message["Original-Envelope-Id"] == "x"
-    assert (of_nobody["Action"], of_nobody["Original-Recipient"]) == ("failed", f"rfc822; nobody@{DEAF}")
-    assert (b"All agreed." in report.content) is is_whole
-    assert (b"Content-Type: message/rfc822\r\n" in report.content) is is_whole
-    assert _unsubscribed(report) == {f"nobody@{DEAF}".encode()}
-
-
 def test_values_of_dsn_pass_us_unchanged(chain: Chain) -> None:
     """RFC 3461, 5.2.1 (d): not even the case of a letter may change."""
     with smtplib.SMTP("127.0.0.1", chain.relay.port, timeout=60) as session:

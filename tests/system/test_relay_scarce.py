@@ -157,12 +157,3 @@ def test_what_was_dropped_is_counted_and_told_in_its_place(tmp_path: Path, pipe:
     told = [line for line in lines if "log lines were dropped: " in line]
     assert sum(int(line.split("dropped: ")[1].split()[0]) for line in told) >= lost
     assert lines[-2].partition(": ")[2].startswith("stopped")
-
-
-def test_fatal_words_keep_their_exit_code_with_a_stuck_reader(tmp_path: Path, pipe: Pipe) -> None:
-    relay = WarmRelay(tmp_path, {"isp": {"host": "127.0.0.1", "port": 9}}, spool="/proc/nowhere")
-    relay.log_fd = pipe.writing
-    pipe.fill()
-    relay.spawn()
-
-    assert relay.wait(within_s=PATIENCE_S) == os.EX_IOERR
