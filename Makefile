@@ -116,9 +116,7 @@ crash: $(TEST_READY)
 	@RELAY_CRASH_SEED='$(SEED)' RELAY_CRASH_BUDGET='$(BUDGET)' \
 	  $(RUN) $(FILES_AT_ONCE) -m crash --hypothesis-seed='$(SEED)'
 
-# Its rival is fetched on the first run; where that fails, it is left out, and it says so.
 bench: $(TEST_READY)
-	@$(RUN) -c 'import pyrate_limiter' 2>/dev/null || $(PIP) install -q 'pyrate-limiter>=4,<5' || true
 	$(RUN) -m tests.bench $(OPTIONS)
 
 fmt: $(TEST_READY)

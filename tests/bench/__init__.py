@@ -6,7 +6,7 @@ judgements.
 
 contenders     Postfix and the relay, set up alike
 measure        one round, and what the rounds say together
-decisions      the throttle beside other rate limiters: decisions a second
+decisions      of the throttle a second
 cost           processor time a message
 restart        how soon a relay with a long queue takes mail and relays again
 cleaning       how long a settlement waits while a log is cleaned

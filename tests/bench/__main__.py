@@ -137,7 +137,7 @@ def _print_table(title: str, rows: Rows) -> None:
 _MODES: dict[str, tuple[str, Callable[[argparse.Namespace, dict[str, Any]], Rows]]] = {
     "decisions": (
         "decisions per second, median",
-        lambda asked, _: decisions.summarise(decisions.measure(asked.rounds, sys.stderr.write)),
+        lambda asked, _: decisions.rows(asked.rounds),
     ),
     "mail": ("messages per second, median; ratio to the first", _mail),
     "age": ("messages per second through one spool: the first round, the last, and their ratio", _age),
