@@ -51,7 +51,8 @@ async def cancel(call: "asyncio.Task[None]", disk: SlowDisk) -> bool:
     """Cancel a call whose thread is at the disk, as the end of a session does; return if it waits for it."""
     await asyncio.to_thread(disk.is_at_it.wait)
     call.cancel()
-    await asyncio.sleep(0.01)
+    for _ in range(9):
+        await asyncio.sleep(0)
     has_waited = not call.done()
     disk.may_go_on.set()
     await asyncio.gather(call, return_exceptions=True)

@@ -23,13 +23,6 @@ async def test_connections_in_all_are_limited_and_freed_again() -> None:
         assert room.observer.refusals == [("connect", "421 4.7.0 Too many connections")]
 
 
-async def test_connections_per_client_are_limited() -> None:
-    async with listening({"max_connections_per_client": 1}) as room:
-        await room.greeted()
-        refused = await room.connect()
-        assert await refused.rest() == b"421 4.7.0 Too many connections from your address\r\n"
-
-
 async def test_recipients_above_the_limit_are_for_the_next_transaction() -> None:
     """RFC 5321, 4.5.3.1.10; the session must survive it, and 50,000 of them at once."""
     async with listening({"max_recipients": 100, "max_errors": 5}) as room:
