@@ -6,7 +6,14 @@ from relay.listener.session import SPILL_BYTES
 from relay.smtp.commands import Refused
 from tests.fakes.intake import MemoryIntake
 from tests.unit.listener.conversation import TRANSACTION, Client, Room, codes, listening
-from tests.unit.listener.test_content import LOOKALIKES
+
+LOOKALIKES = [
+    before + dot + after
+    for before in (b"\r\n", b"\n", b"\r", b"\n\r", b"\r\n\0", b"\r\r\n", b"\r\n\r", b"\0")
+    for dot in (b".", b"..", b".\0", b". ")
+    for after in (b"\r\n", b"\n", b"\r", b"\n\r", b"\r\r\n", b"\0\r\n", b" \r\n")
+    if b"\r\n.\r\n" not in before + dot + after
+]
 
 
 async def _sending(room: Room) -> Client:
