@@ -21,13 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from relay.spool.disk.durable import FileStatus
 from tests.fakes import power
 from tests.fakes.fault import READS, Fault
-from tests.fakes.ours import AllOurs
 from tests.fakes.platter import ContentChange, Platter, disk_error
 
 __all__ = ["Fault", "ModelDisk"]
 
 
-class ModelDisk(AllOurs):
+class ModelDisk:
     """One process's view of a platter.  Paths are absolute."""
 
     def __init__(self, platter: Platter | None = None) -> None:
@@ -253,9 +252,11 @@ class ModelDisk(AllOurs):
         return None if inode is None else len(self.platter.contents.get(inode, b""))
 
     def status(self, fd: int) -> FileStatus:
-        return (
-            super().status(fd)._replace(modified_at_ns=self.platter.modified_at_ns.get(self._entry(fd)[0], 0))
-        )
+        at_ns = self.platter.modified_at_ns.get(self._entry(fd)[0], 0)
+        return FileStatus(self.size(fd), 0, 0)._replace(modified_at_ns=at_ns)
+
+    def why_not_ours(self, path: str) -> str | None:  # noqa: ARG002 - every file is
+        return None
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None:
         inode, path, _ = self._entry(fd)
