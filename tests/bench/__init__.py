@@ -6,8 +6,8 @@ judgements.
 
 contenders     Postfix and the relay, set up alike
 measure        one round, and what the rounds say together
-decisions      the throttle beside other rate limiters: decisions a second
-cost           processor time a message, beside the floor of the loop
+decisions      of the throttle a second
+cost           processor time a message
 restart        how soon a relay with a long queue takes mail and relays again
 cleaning       how long a settlement waits while a log is cleaned
 disk           an ext4 of their own
@@ -20,6 +20,5 @@ By itself `make bench` measures decisions and mail; each of the others is `--onl
     make bench OPTIONS="--only restart --messages 200000"
     make bench OPTIONS="--only cleaning --messages 60000"
 
-`filling` is of restart and cleaning; tests.system.floods, by `--only floods`, tells how long a client waits
-in one.
+`filling` is of restart and cleaning.
 """

@@ -15,13 +15,12 @@ from relay.spool.engines import ENGINES
 from tests.bench import cleaning, cost, decisions, disk, restart
 from tests.bench.contenders import Contender, floor_contender, postfix_contender, relay_contender
 from tests.bench.measure import Load, Round, aged, as_json, run_round, summarise
-from tests.system import floods, postfix, smtp_tools
+from tests.system import postfix, smtp_tools
 
 Rows = list[dict[str, Any]]
 
 
 def main() -> int:
-    """Measure what the command line asks for.  Returns 75 where a program that it needs is missing."""
     options = _options()
     modes = [options.only] if options.only else ["decisions", "mail"]
     reason = None if _STORING.isdisjoint(modes) or options.here else disk.why_missing()
@@ -96,7 +95,6 @@ def _age(options: argparse.Namespace, result: dict[str, Any]) -> Rows:
 
 
 def _contenders_of(options: argparse.Namespace) -> list[Any]:
-    """Return Postfix, where it is there, and the relay with each engine."""
     beside = [] if postfix.why_missing() else [postfix_contender()]
     many = itertools.product(options.engines, options.processes)
     return beside + [relay_contender(processes, engine) for engine, processes in many]
@@ -139,7 +137,7 @@ def _print_table(title: str, rows: Rows) -> None:
 _MODES: dict[str, tuple[str, Callable[[argparse.Namespace, dict[str, Any]], Rows]]] = {
     "decisions": (
         "decisions per second, median",
-        lambda asked, _: decisions.summarise(decisions.measure(asked.rounds, sys.stderr.write)),
+        lambda asked, _: decisions.rows(asked.rounds),
     ),
     "mail": ("messages per second, median; ratio to the first", _mail),
     "age": ("messages per second through one spool: the first round, the last, and their ratio", _age),
@@ -149,7 +147,6 @@ _MODES: dict[str, tuple[str, Callable[[argparse.Namespace, dict[str, Any]], Rows
         lambda asked, _: cleaning.rows(asked.messages, asked.size, asked.engines),
     ),
     "cost": ("processor time a message, medians", _cost),
-    "floods": ("how long a client waits while strangers flood, medians", lambda _asked, _: floods.rows()),
 }
 _SMTP = {"mail", "age", "cost"}
 """These need smtp-source and smtp-sink."""

@@ -38,7 +38,6 @@ def sink_policy(sink: SmtpSink) -> dict[str, Any]:
 
 @contextmanager
 def postfix_contender() -> Iterator[Contender]:
-    """Run Postfix with its defaults for processes and concurrency."""
     settings = {
         "default_process_limit": "100",
         "default_destination_concurrency_limit": str(CONNECTIONS),

@@ -1,38 +1,23 @@
-"""Decisions a second: the throttle beside two rate limiters, in memory and durable, at several N.
+"""Decisions a second: the throttle in memory and durable, at several N.
 
-Every contender has a limit of N a day and a window that is full: N slots that were used evenly over the
-last day.  That it is full is seen each time: just before the first slot opens, one more is asked for,
-and refused.  Then it is asked by a clock that moves on by a day / N with each decision: as one slot
-opens, one message asks and is let through.  That is the steady state of a queue that waits.  Of an N above
-`EXACT_SLOTS` ours opens slots some at a time, a 1024th of the day late at most: so all are asked a
-thousandth of the day after theirs opened, and 99.9 % of the window is full.
+There is a limit of N a day and a window that is full: N slots that were used evenly over the last day.
+That it is full is seen each time: just before the first slot opens, one more is asked for, and refused.
+Then it is asked by a clock that moves on by a day / N with each decision: as one slot opens, one message
+asks and is let through.  That is the steady state of a queue that waits.  Of an N above `EXACT_SLOTS`
+slots are opened some at a time, a 1024th of the day late at most: so they are asked for a thousandth of
+the day after they opened, and 99.9 % of the window is full.
 
-How it is filled: ours by N decisions, durable in batches that share a sync; pyrate-limiter by N puts, its
-SQLite by one INSERT of N rows; `limits` by putting N entries into its storage's list, since its own way
-moves that whole list for each.
-
-A decision of ours is all that one transaction costs: the reservation and its end.  The others know
-no end: their slot starts to age when it is granted.
-
-What is compared is not the same promise.  `pyrate-limiter` (asked at its bucket, without the cost of
-its Limiter) and `limits` (moving window) stamp the start, so a slow upstream can see more than
-N.  Durable is ours alone in the full sense: the slot is on disk (fsync) before it is granted, for
-every process that shares the file.  pyrate's SQLite file is committed once a decision, with
-SQLite's default of synchronous=FULL; `limits` has no durable storage that needs no server.
-Both are optional (`make bench` fetches them); what is missing is left out, and said.
+A decision is all that one transaction costs: the reservation and its end.  Durable: the slot is on disk
+(fsync) before it is granted, for every process that shares the file.
 """
 
-import functools
-import importlib
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from relay.clock import SECOND_NS
 from relay.spool.disk.durable import RealDisk
@@ -54,52 +39,28 @@ MOST_IN_A_BATCH = 1_000
 START_NS = 1_000_000 * SECOND_NS
 MEMORY_DECISIONS = 50_000
 DURABLE_DECISIONS = 500
-LEAK_EACH = 1_000
 
-Decide = Callable[[int], bool]
-"""Decides about one message at an instant (ns, ascending); says whether it may go."""
-
-
-class Contender(NamedTuple):
-    """One that decides, and how its slots come to be used."""
-
-    decide: Decide
-    fill: Callable[[Sequence[int]], None]
-    """Use a slot at each of these instants, which ascend."""
+Throttled = tuple[Callable[[int], bool], Callable[[Sequence[int]], None]]
+"""What decides about one message at an instant (ns, ascending), and what uses a slot at each of many."""
 
 
-class Missing(Exception):  # noqa: N818 - a contender that is not there
-    """A library is not installed.  The text says which, and how to have it."""
+@contextmanager
+def _in_memory(count: int) -> Iterator[Throttled]:
+    book = Book()
+    book.judge_by([messages(count, DAY_S)], 0)
 
+    def decide(now_ns: int) -> bool:
+        return decide_and_end(book, now_ns, Request(1))
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """What one contender did at one N."""
-
-    contender: str
-    is_durable: bool
-    count: int
-    decisions_per_s: float
-    """The median of the rounds."""
-
-
-def _one_by_one(decide: Decide) -> Contender:
     def fill(instants_ns: Sequence[int]) -> None:
         for now_ns in instants_ns:
             assert decide(now_ns), "there was room"
 
-    return Contender(decide, fill)
+    yield decide, fill
 
 
 @contextmanager
-def _relay(count: int) -> Iterator[Contender]:
-    book = Book()
-    book.judge_by([messages(count, DAY_S)], 0)
-    yield _one_by_one(lambda now_ns: decide_and_end(book, now_ns, Request(1)))
-
-
-@contextmanager
-def _relay_durable(count: int) -> Iterator[Contender]:
+def _durable(count: int) -> Iterator[Throttled]:
     with tempfile.TemporaryDirectory(prefix="relay-bench-") as folder:
         clock = FakeClock(START_NS - 1)
         history = FileHistory(Path(folder) / "history", RealDisk(), clock)
@@ -125,135 +86,29 @@ def _relay_durable(count: int) -> Iterator[Contender]:
                 for each, end_ns in zip(granted, batch, strict=True):
                     account.settle(each, end_ns)
 
-        yield Contender(decide, fill)
+        yield decide, fill
         account.close()
 
 
-def _library(name: str, package: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise Missing(f"{package} is not installed: .venv/bin/python -m pip install {package}") from None
-
-
-def _asking(bucket: Any, pyrate: Any) -> Decide:
-    asked = 0
-
-    def decide(now_ns: int) -> bool:
-        nonlocal asked
-        now_ms = now_ns // MILLISECOND_NS
-        asked += 1
-        if asked % LEAK_EACH == 0:
-            bucket.leak(now_ms)
-        return bool(bucket.put(pyrate.RateItem("isp", now_ms)))
-
-    return decide
-
-
-@contextmanager
-def _pyrate(count: int) -> Iterator[Contender]:
-    pyrate = _library("pyrate_limiter", "pyrate-limiter")
-    yield _one_by_one(_asking(pyrate.InMemoryBucket([pyrate.Rate(count, DAY_S * 1000)]), pyrate))
-
-
-@contextmanager
-def _pyrate_durable(count: int) -> Iterator[Contender]:
-    pyrate = _library("pyrate_limiter", "pyrate-limiter")
-    with tempfile.TemporaryDirectory(prefix="relay-bench-") as folder:
-        rates = [pyrate.Rate(count, DAY_S * 1000)]
-        bucket = pyrate.SQLiteBucket.init_from_file(rates, db_path=str(Path(folder) / "bucket"))
-
-        def fill(instants_ns: Sequence[int]) -> None:
-            rows = [("isp", now_ns // MILLISECOND_NS) for now_ns in instants_ns]
-            bucket.conn.executemany(f"INSERT INTO '{bucket.table}' VALUES (?, ?)", rows)
-            bucket.conn.commit()
-
-        yield Contender(_asking(bucket, pyrate), fill)
-        bucket.close()
-
-
-@contextmanager
-def _limits(count: int) -> Iterator[Contender]:
-    limits = _library("limits", "limits")
-    memory = _library("limits.storage.memory", "limits")
-    clock = SimpleNamespace(time=lambda: START_NS / SECOND_NS)
-    theirs, memory.time = memory.time, clock
-    try:
-        storage = limits.storage.MemoryStorage()
-        limiter = limits.strategies.MovingWindowRateLimiter(storage)
-        item = limits.RateLimitItemPerDay(count)
-
-        def decide(now_ns: int) -> bool:
-            clock.time = lambda: now_ns / SECOND_NS
-            return bool(limiter.hit(item, "isp"))
-
-        def fill(instants_ns: Sequence[int]) -> None:
-            entries = []
-            for now_ns in instants_ns:
-                clock.time = functools.partial(float, now_ns / SECOND_NS)
-                entries.append(memory.Entry(DAY_S))
-            storage.events[item.key_for("isp")] = entries[::-1]
-
-        yield Contender(decide, fill)
-    finally:
-        memory.time = theirs
-
-
-CONTENDERS: dict[tuple[str, bool], Any] = {
-    ("relay", False): _relay,
-    ("pyrate-limiter", False): _pyrate,
-    ("limits", False): _limits,
-    ("relay", True): _relay_durable,
-    ("pyrate-limiter", True): _pyrate_durable,
-}
-
-
-def measure(rounds: int, say: Callable[[str], object]) -> list[Rate]:
-    """Measure every contender that is there; the rounds alternate.  `say` is told what is missing."""
-    rates: list[Rate] = []
-    for is_durable in (False, True):
+def rows(rounds: int) -> list[dict[str, Any]]:
+    """Return a row for each kind: the median of the decisions a second at each N."""
+    found = []
+    for throttled in (_in_memory, _durable):
+        row: dict[str, Any] = {"kind": throttled.__name__.strip("_").replace("_", " ")}
         for count in COUNTS:
-            found: dict[str, list[float]] = {}
-            for _ in range(rounds):
-                for (name, durable), contender in CONTENDERS.items():
-                    if durable is is_durable:
-                        try:
-                            found.setdefault(name, []).append(_round(contender, count, is_durable))
-                        except Missing as missing:
-                            say(f"left out: {missing}\n")
-            rates += [
-                Rate(name, is_durable, count, statistics.median(each)) for name, each in found.items() if each
-            ]
-    say("left out: limits, durable: it has no storage on disk (Redis, Memcached, MongoDB, etcd only)\n")
-    return rates
+            rates = [_round(throttled, count, throttled is _durable) for _ in range(rounds)]
+            row[f"N = {count:,}"] = round(statistics.median(rates))
+        found.append(row)
+    return found
 
 
-def summarise(rates: list[Rate]) -> list[dict[str, Any]]:
-    """Return a row for each contender: its rate at each N, and ours divided by it."""
-    rows: list[dict[str, Any]] = []
-    for name, is_durable in CONTENDERS:
-        of = {each.count: each for each in rates if (each.contender, each.is_durable) == (name, is_durable)}
-        if of:
-            row: dict[str, Any] = {"contender": name, "kind": "durable" if is_durable else "in memory"}
-            row |= {f"N = {count:,}": round(of[count].decisions_per_s) for count in COUNTS}
-            ours = {
-                each.count: each
-                for each in rates
-                if (each.contender, each.is_durable) == ("relay", is_durable)
-            }
-            ratios = (ours[count].decisions_per_s / of[count].decisions_per_s for count in COUNTS)
-            rows.append(row | {"relay / it": " ".join(f"{ratio:.2f}" for ratio in ratios)})
-    return rows
-
-
-def _round(contender: Any, count: int, is_durable: bool) -> float:
-    """Return the decisions a second of a fresh contender in its steady state."""
+def _round(throttled: Any, count: int, is_durable: bool) -> float:
     decisions = DURABLE_DECISIONS if is_durable else MEMORY_DECISIONS
     gap_ns = DAY_NS // count
-    # Each round of all slots begins later by so much: then a slot has opened by any of their clocks.
+    # Each round of all slots begins later by so much.
     late_ns = DAY_NS // 1000 if count > EXACT_SLOTS else 2 * MILLISECOND_NS
     instants_ns = [START_NS + k * gap_ns + k // count * late_ns for k in range(count + decisions)]
-    with contender(count) as (decide, fill):
+    with throttled(count) as (decide, fill):
         fill(instants_ns[:count])
         assert not decide(START_NS + DAY_NS - MILLISECOND_NS), "the window is full"
         # In memory: the time of this process, so that what else runs does not count.  A disk is waited for.

@@ -15,7 +15,6 @@ from relay.spool.interface import Intake, Spool
 
 @contextmanager
 def opened_spool(root: Path, engine: str) -> Iterator[tuple[Spool, Intake]]:
-    """Own a queue, and take mail into it."""
     disk, clock = RealDisk(), SystemClock()
     with (
         closing(ENGINES[engine].spool(str(root), disk, clock, _fail)) as spool,
@@ -25,7 +24,6 @@ def opened_spool(root: Path, engine: str) -> Iterator[tuple[Spool, Intake]]:
 
 
 def accept(intake: Intake, content: bytes, envelopes: list[Envelope]) -> None:
-    """Accept messages together."""
     drafts = []
     for envelope in envelopes:
         draft = intake.draft()

@@ -22,7 +22,6 @@ class Load:
     """Many messages over one connection, or a new connection for each."""
 
     def __str__(self) -> str:
-        """Return it as a row of the table says it."""
         return "one connection, many messages" if self.keep_connection else "a connection per message"
 
 
@@ -39,7 +38,6 @@ class Round:
 
 
 def run_round(contender: Contender, load: Load) -> Round:
-    """Send the load through the contender, whose queue is empty before and after."""
     accepted_s, done_s = send_through(contender.port, contender.sink, load)
     return Round(contender.name, str(load), load.messages / accepted_s, load.messages / done_s)
 
@@ -111,7 +109,6 @@ def aged(rounds: Sequence[Round]) -> list[dict[str, Any]]:
 
 
 def as_json(rounds: Sequence[Round]) -> list[dict[str, Any]]:
-    """Return everything measured, for a script."""
     return [asdict(each) for each in rounds]
 
 

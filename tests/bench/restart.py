@@ -66,7 +66,6 @@ def rows(count: int, engines: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def fill(spool: Path, count: int, engine: str) -> None:
-    """Queue messages as a listener and a sender do that end cleanly."""
     with opened_spool(spool, engine) as (owner, intake):
         for start in range(0, count, IN_A_GROUP):
             accept(intake, CONTENT, [_envelope(n) for n in range(start, min(count, start + IN_A_GROUP))])

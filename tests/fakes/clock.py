@@ -23,7 +23,6 @@ class FakeClock:
         return f"00000000-0000-4000-8000-{self._boots:012x}"
 
     def advance(self, by_ns: int) -> None:
-        """Let time pass, on both clocks."""
         assert by_ns >= 0
         self._boottime_ns += by_ns
         self._wall_ns += by_ns

@@ -54,7 +54,6 @@ class ContentChange:
     content: bytes | None
 
     def pieces(self) -> "list[Change]":
-        """Return what of it may reach the platter by itself."""
         if self.content is None:
             return [self]
         end = self.offset + len(self.content)
@@ -121,7 +120,6 @@ class Platter:
         return self.last_number
 
     def copy(self) -> "Platter":
-        """Return a platter of the same state, without the processes."""
         return Platter(
             self.model,
             dict(self.names),
@@ -152,7 +150,6 @@ class Platter:
         return inode
 
     def add_folder(self) -> int:
-        """Return the inode of a new, empty folder without a name."""
         inode = self.number()
         self.names[inode] = {}
         self.durable_names[inode] = {}
@@ -176,7 +173,6 @@ class Platter:
         self.pending.append(NameChange(self.number(), changes))
 
     def change_content(self, change: ContentChange, now_ns: int) -> None:
-        """Change a file's content or length for processes."""
         self._dark = None
         before = self.contents[change.inode]
         self.contents[change.inode] = after = change.applied_to(before)
@@ -188,7 +184,6 @@ class Platter:
         self.pending.append(change)
 
     def sync_file(self, inode: int, *, content_only: bool) -> None:
-        """Let a file's content, and the names that the model says, reach the platter."""
         if not self.pending:
             return
         due = {change.number for change in self._names_due_with_file(inode, content_only=content_only)}
@@ -206,7 +201,6 @@ class Platter:
             self.contents[inode] = durable[:size].ljust(size, b"\0")
 
     def sync_names(self, folder: int) -> None:
-        """Let the names in a folder, and those that the model says, reach the platter."""
         if not self.pending:
             return
         touched = [change for change in self._name_changes() if change.touches(folder)]
@@ -216,7 +210,6 @@ class Platter:
         self._settle_some(lambda change: isinstance(change, NameChange) and change.number in due)
 
     def sync_all(self) -> None:
-        """Let all that is pending reach the platter."""
         self._settle_some(lambda _change: True)
 
     def forget_what_is_dark(self) -> None:
@@ -310,7 +303,6 @@ class Platter:
 
 
 def disk_error(number: int, path: str) -> OSError:
-    """Return the error that the kernel would raise."""
     return OSError(number, os.strerror(number), path)
 
 

@@ -105,7 +105,6 @@ class Smarthost:
 
     @property
     def commands(self) -> list[str]:
-        """Return every command of every session."""
         return [command for session in self.sessions for command in session.commands]
 
     async def __aenter__(self) -> Self:
@@ -138,13 +137,11 @@ class Smarthost:
                 await self._changed.wait()
 
     def say(self, octets: bytes) -> None:
-        """Say something unasked to everybody who is connected."""
         for session in self.sessions:
             if session.is_open and session.writer is not None:
                 session.writer.write(octets)
 
     def hang_up(self) -> None:
-        """Close every connection."""
         for session in self.sessions:
             if session.is_open and session.writer is not None:
                 session.writer.close()

@@ -87,9 +87,7 @@ class Host(Protocol):
     transactions: list[Recorded]
     faults: list[str]
 
-    def changed(self) -> None:
-        """Tell those who wait."""
-        ...
+    def changed(self) -> None: ...
 
 
 class Dialogue:
@@ -253,7 +251,6 @@ class Dialogue:
         await self._say(self._host.script.eod, "", "250 2.0.0 taken", recorded)
 
     async def _read_content(self) -> bytes:
-        """Return content with its final dot, and nothing else."""
         during = self._host.script.content
         content = bytearray(b"\r\n")
         searched = 0

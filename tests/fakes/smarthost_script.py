@@ -57,7 +57,6 @@ class Turns:
 
 
 def turns(*given: Turn) -> Turns:
-    """Return a script for a phase that is met more than once."""
     return Turns(given)
 
 
@@ -94,7 +93,6 @@ class Script:
 
 
 def at(phase: str, turn: Scripted) -> Script:
-    """Return a script that names one phase only."""
     script = Script()
     if phase not in vars(script):
         raise ValueError(phase)

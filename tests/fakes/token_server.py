@@ -239,7 +239,6 @@ class TokenServer:
 
     @property
     def introspection_url(self) -> str:
-        """Return where an upstream asks about a token, with its name and secret in it."""
         return f"http://{UPSTREAM}:{UPSTREAM_SECRET}@127.0.0.1:{self._server.server_port}/introspect"
 
     def __enter__(self) -> Self:

@@ -66,7 +66,6 @@ def _check(verb: bytes, argument: bytes) -> None:
 
 
 def _check_dsn(address: str, asked: RecipientRequest, of_mail: DsnRequest, *, smtputf8: bool) -> None:
-    """Check that what was asked goes out as one line, is read as the same again, and can be told."""
     written = rcpt_line(address or "a@b", asked, smtputf8=True)
     assert not has_control(written)
     assert parse_rcpt(split_command(written)[1], smtputf8=True).asked == asked

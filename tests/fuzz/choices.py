@@ -30,11 +30,9 @@ class Choices:
         return self.number(2) == 1
 
     def octets(self, most: int = 64) -> bytes:
-        """Return so many octets as the next one says."""
         return self._take(self.number(most + 1))
 
     def text(self, most: int = 24) -> str:
-        """Return text in which any character may stand."""
         return self.octets(most).decode("utf-8", "replace")
 
     def rest(self) -> bytes:
@@ -55,7 +53,6 @@ class Choices:
         return [octets[start : start + step] for start in range(0, len(octets), step)]
 
     def spoiled(self, valid: bytes, tokens: Sequence[bytes]) -> bytes:
-        """Return valid octets, every other time with up to four faults of disks, networks or people."""
         for _ in range(self.number(2 * _MOST_EDITS) - _MOST_EDITS + 1):
             valid = self._edited(valid, tokens)
         return valid

@@ -57,7 +57,6 @@ def _stuffed(pieces: list[bytes]) -> bytes | None:
 
 
 def _refused_or_ended(octets: bytes) -> None:
-    """Whatever octets there are, they cannot be sent unless they are lines that end in CRLF."""
     sent = _stuffed([octets])
     lines = octets.split(b"\r\n")
     are_lines = lines.pop() == b"" and not any(b"\r" in line or b"\n" in line for line in lines)

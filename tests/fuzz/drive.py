@@ -19,7 +19,6 @@ HANG_S = 60
 
 
 def known(name: str) -> list[bytes]:
-    """Return where the search begins."""
     regressions = import_module("tests.fuzz.regressions").REGRESSIONS
     return [*_target(name).SEEDS, *regressions.get(name, {}).values()]
 
@@ -62,7 +61,6 @@ def _target(name: str) -> "Target":
 
 
 def _word(token: bytes) -> str:
-    """Return a token as libFuzzer's dictionaries have it."""
     return '"' + "".join(f"\\x{octet:02x}" for octet in token) + '"\n'
 
 

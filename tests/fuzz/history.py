@@ -24,8 +24,6 @@ def charged(slot_id: int, at_ns: int, count: int) -> Slot:
 
 
 def nearly_valid(choices: Choices) -> bytes:
-    """Return a history of right checksums whose numbers are any, and perhaps damage on top of it."""
-
     def instant() -> int:
         return NOW_NS + (choices.number(200) - 100) * SECOND_NS
 
@@ -75,7 +73,6 @@ def target(raw: bytes) -> None:
 
 
 def throttle_of(disk: ModelDisk, clock: FakeClock) -> int:
-    """Return how full the window is for a process that starts now."""
     another = throttle(PATH, disk, clock, LIMITS)
     another.flush()
     return another.usage()[0].used

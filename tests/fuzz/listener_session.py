@@ -75,7 +75,6 @@ def target(raw: bytes) -> None:
 
 
 def _said(choices: Choices) -> list[bytes]:
-    """Return messages handed over as they should be, mostly, and more or less than that in its place."""
     said: list[bytes] = []
     for _ in range(1 + choices.number(2)):
         said += [choices.pick(TOKENS) if choices.number(8) == 7 else each for each in DUE]

@@ -31,7 +31,6 @@ STATUSES = [status for status in Status if status is not Status.TODO]
 
 
 def written(choices: Choices) -> bytes:
-    """Return a segment of whole groups."""
     raw, _ = encode_group(MARK, [header_of(Position(6, 1234, 5))], 0, 0)
     for number in range(1, 1 + choices.number(5)):
         group = [_record(choices) for _ in range(1 + choices.number(4))]
@@ -56,7 +55,6 @@ def read(content: bytes, at: int = 0) -> list[ReadGroup]:
 
 
 def indexed(groups: list[ReadGroup]) -> Index:
-    """Return what some groups say is queued."""
     index = Index()
     segment = index.segment(NAME)
     for group in groups:

@@ -21,7 +21,6 @@ TOKENS = [
 
 
 def sealed(content: bytes, tail: bytes, recipients: int) -> bytes:
-    """Return a file whose checksums are right."""
     shape = Shape(len(content), eight_bit=not content.isascii(), smtputf8=False)
     return (
         message_file.encode_header(len(content), tail, recipients, shape, zlib.crc32(content))
@@ -31,7 +30,6 @@ def sealed(content: bytes, tail: bytes, recipients: int) -> bytes:
 
 
 def nearly_valid(choices: Choices) -> bytes:
-    """Return a file with right checksums and any status bytes, and perhaps damage on top of it."""
     recipients = [choices.pick(("a@example.com", "", "T", "\u00e9@b")) for _ in range(3)]
     envelope = replace(ENVELOPE, recipients=tuple(recipients[: choices.number(3) + 1]), helo=choices.text())
     count = len(envelope.recipients)
@@ -42,7 +40,6 @@ def nearly_valid(choices: Choices) -> bytes:
 
 
 def planted(content: bytes) -> ModelDisk:
-    """Return a disk with a file of these bytes."""
     disk = ModelDisk()
     disk.make_directory("/spool")
     disk.plant(PATH, content)
@@ -50,7 +47,6 @@ def planted(content: bytes) -> ModelDisk:
 
 
 def read(disk: ModelDisk) -> Message:
-    """Raise Corrupt."""
     with opened(disk, disk.open_read(PATH)) as fd:
         at = Stretch(fd, disk.size(fd))
         with bounded(2_000 + 20 * disk.peek(PATH).count(b"\n")):

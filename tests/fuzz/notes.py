@@ -26,7 +26,6 @@ TOKENS = [b"\n", b"{", b"}", b'"', b":", b"\0" * 512, b"null", b"[" * 40, b'"ind
 
 
 def nearly_valid(choices: Choices) -> bytes:
-    """Return lines of JSON, most of which are notes but for one value."""
     lines = []
     for _ in range(choices.number(6)):
         facts: dict[str, object] = {

@@ -15,7 +15,6 @@ BEGINNINGS = [b"", V2_SIGNATURE, b"PROXY TCP4 192.0.2.1 ", b"PROXY TCP6 ::1 "]
 
 
 async def _read(octets: bytes) -> tuple[str | None, bytes]:
-    """Return the client that they tell, and what was left unread."""
     theirs, accepted = socket.socketpair()
     with theirs, accepted:
         accepted.setblocking(False)

@@ -8,7 +8,6 @@ from tests.fuzz import history
 
 
 def _note(**changed: object) -> bytes:
-    """Return a note with other values, as octets to be taken as they are."""
     facts = {
         "index": 0,
         "status": "5.1.1",

@@ -35,7 +35,6 @@ def target(raw: bytes) -> None:
 
 
 def _read(pieces: list[bytes]) -> tuple[list[Reply], bool]:
-    """Return the replies, and whether what came behind them is malformed."""
     parser, found = ReplyParser(), list[Reply]()
     octets = b"".join(pieces)
     try:

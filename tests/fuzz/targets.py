@@ -1,26 +1,8 @@
 """All targets by name: the only list of them."""
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from importlib import import_module
 from typing import Protocol, cast
-
-from tests.fuzz import (
-    addresses,
-    checkpoint,
-    content,
-    history,
-    listener_session,
-    log_segment,
-    marks,
-    message_file,
-    notes,
-    policy,
-    proxy_header,
-    replies,
-    rewriting,
-    token_answers,
-    upstream_session,
-)
 
 
 class Target(Protocol):
@@ -31,21 +13,8 @@ class Target(Protocol):
     target: Callable[[bytes], None]
 
 
-_MODULES: tuple[ModuleType, ...] = (
-    addresses,
-    checkpoint,
-    content,
-    history,
-    listener_session,
-    log_segment,
-    marks,
-    message_file,
-    notes,
-    policy,
-    proxy_header,
-    replies,
-    rewriting,
-    token_answers,
-    upstream_session,
+_NAMES = (
+    "addresses checkpoint content history listener_session log_segment marks message_file notes policy "
+    "proxy_header replies rewriting token_answers upstream_session"
 )
-TARGETS = {module.__name__.rpartition(".")[2]: cast("Target", module) for module in _MODULES}
+TARGETS = {name: cast("Target", import_module(f"tests.fuzz.{name}")) for name in _NAMES.split()}

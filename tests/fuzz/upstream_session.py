@@ -80,7 +80,6 @@ def target(raw: bytes) -> None:
 
 
 def _said(choices: Choices) -> list[bytes]:
-    """Return what is due at each step, mostly, and more or less than that in its place."""
     said = [choices.pick(TOKENS) if choices.number(5) == 4 else reply for reply in DUE]
     return said[: choices.number(3 * len(said)) + 1] + [choices.pick(TOKENS)] * choices.number(3)
 

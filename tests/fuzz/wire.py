@@ -60,7 +60,6 @@ class MemoryTransport(asyncio.Transport):
 
 
 async def turns(count: int) -> None:
-    """Let everybody else run."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -77,7 +76,6 @@ async def until(is_over: Callable[[], bool], most: int) -> None:
 async def deliver(
     transport: MemoryTransport, protocol: asyncio.Protocol, pieces: Sequence[bytes], pauses: Sequence[int]
 ) -> None:
-    """Hand over pieces, with so many turns of the loop behind each, and then the end."""
     for piece, pause in zip(pieces, pauses, strict=True):
         await until(lambda: transport.wants_more or transport.is_closing(), TURNS_A_PIECE)
         if transport.is_closing():

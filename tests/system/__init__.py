@@ -10,16 +10,12 @@ postfix      an MTA in front of the relay, or an upstream behind it (SASL, TLS, 
 dovecot      what checks the logins of such an upstream: passwords, or access tokens
 ledger       what such an upstream took, by its own clock
 accounts     accounts at such upstreams, as a policy writes them
-three_accounts  a relay with three accounts under everything at once
 smtp_tools   smtp-source, smtp-sink and swaks
 prometheus   a Prometheus that scrapes, and promtool that judges
 relay        the relay itself, as an operator runs it
 strict_smarthost  an upstream beside the test, with every transaction on record
-loop_thread  the thread that it and the hostile line are in
 witness      what it saw, counted by plain arithmetic
-floods       strangers that flood a relay, and how long others wait meanwhile
 feeder       clients that keep handing mail over, whatever happens to the relay
-hostile      a line to an upstream on which replies are lost, changed or unasked
 warm         relays and verbs, forked from an interpreter that has imported them already
 processes    other people's processes: halted, counted, measured
 container    the image, built from a Debian of our own, and run as its configuration says

@@ -14,7 +14,6 @@ LIFE_SECONDS = 5
 
 
 def owned(login: str, domain: str) -> dict[str, str]:
-    """Return what a main.cf says to take from this login its own senders alone."""
     pattern = domain.replace(".", r"\.")
     return {
         "smtpd_sender_login_maps": f"regexp:{{ {{/@{pattern}$$/ {login}}} {{/./ nobody}} }}",
@@ -29,7 +28,6 @@ def by_password(upstream: Postfix, folder: Path, **auth: str) -> dict[str, Any]:
 
 
 def by_token(upstream: Postfix, server: TokenServer, folder: Path, mechanism: str = "auto") -> dict[str, Any]:
-    """Return the section of an upstream for which a consent was just given."""
     _write(folder / "secret", SECRET)
     _write(folder / "refresh", server.refresh_token())
     oauth2 = {

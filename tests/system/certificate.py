@@ -32,10 +32,3 @@ def make_certificate(folder: Path) -> Certificate:
     subprocess.run(command, check=True, capture_output=True)
     made.key.chmod(0o600)
     return made
-
-
-def fingerprint(made: Certificate) -> str:
-    """Return the SHA-256 of a certificate as openssl prints it."""
-    command = ["openssl", "x509", "-noout", "-fingerprint", "-sha256", "-in", str(made.certificate)]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return printed.strip().partition("=")[2]

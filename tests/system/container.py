@@ -73,7 +73,6 @@ def process_1(started: "subprocess.Popen[bytes]") -> int:
 
 @contextmanager
 def built() -> Iterator[Image]:
-    """Build the image, and remove it at the end."""
     with tempfile.TemporaryDirectory(prefix="relay-image-") as folder:
         store = [f"--root={folder}/store", f"--runroot={folder}/run"]
         base, wheels = _base(Path(folder)), _wheels()
@@ -109,7 +108,6 @@ def _wheels() -> Path:
 
 
 def _base(folder: Path) -> Path:
-    """Return a small Debian with Python and pip, as a tar."""
     if _KEPT.exists():
         return _KEPT
     made = folder / "base.tar"

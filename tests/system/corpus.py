@@ -73,7 +73,6 @@ class Message:
 
     @property
     def content(self) -> bytes:
-        """Return what a client says over SMTP."""
         return _ended(re.sub(rb"(?<!\r)\n", b"\r\n", self.octets))
 
     @property
@@ -281,7 +280,6 @@ HAND_OVER = {
 def through(
     offers: Sequence[str], messages: Sequence[Message], for_sendmail: Sequence[Message]
 ) -> Mapping[str, Tally]:
-    """Return a tally for each way in."""
     tallies = {way: Tally() for way in WAYS}
     with (
         tempfile.TemporaryDirectory() as name,
@@ -317,7 +315,6 @@ def wait_for_all(condition: Callable[[], bool]) -> None:
 
 
 def arrived_at(upstream: StrictSmarthost) -> dict[str, list[bytes]]:
-    """Return what each recipient got."""
     arrived: dict[str, list[bytes]] = {}
     for seen in upstream.seen():
         if seen.fate is Fate.RELAYED:
@@ -370,7 +367,6 @@ def _what_is_amiss_in_the_end(
 
 
 def shipped_with_python() -> Path | None:
-    """Return the folder of the mail that Python's test suite is tested with."""
     libraries = (Path(sysconfig.get_path("stdlib")), *sorted(Path("/usr/lib").glob("python3*")))
     folders = [library / "test" / "test_email" / "data" for library in libraries]
     return next((folder for folder in folders if any(folder.glob("msg_*.txt"))), None)

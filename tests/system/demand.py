@@ -27,7 +27,6 @@ DEBIAN_PACKAGES = {
     "setpriv": "util-linux",
     "smtp-sink": "postfix",
     "smtp-source": "postfix",
-    "strace": "strace",
     "swaks": "swaks",
     "systemd-analyze": "systemd",
     "unshare": "util-linux",

@@ -69,21 +69,18 @@ class Dovecot:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Return what a main.cf says to have logins checked here."""
         return {"smtpd_sasl_type": "dovecot", "smtpd_sasl_path": str(self.home / "sasl")}
 
     def log(self) -> str:
         return (self.home / "log").read_text(errors="replace")
 
     def reach(self) -> None:
-        """Raise OSError unless it takes connections."""
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(self.home / "sasl"))
 
 
 @contextmanager
 def passwords(users: Mapping[str, str]) -> Iterator[Dovecot]:
-    """Run one that knows these users and their passwords."""
     lines = "".join(f"{user}:{{PLAIN}}{password}\n" for user, password in users.items())
     with _running(lines, PASSWORD_MECHANISMS, "passwd-file") as dovecot:
         yield dovecot

@@ -41,14 +41,8 @@ class Letter:
         """Return the recipients of whose failure the sender does not want to be told."""
         return tuple(each for each in self.recipients if each.startswith("badsilent"))
 
-    @property
-    def staying(self) -> tuple[str, ...]:
-        """Return the recipients whom it defers each time: they stay until an operator deletes them."""
-        return tuple(each for each in self.recipients if each.startswith("stay"))
-
 
 def letter(number: int) -> Letter:
-    """Return the letter of this number, always the same."""
     dice = random.Random(number)
     recipients = tuple(f"r{number}.{k}@list.test" for k in range(dice.choice([1, 1, 1, 2, 3])))
     kinds = [b"", b".", b"..", b".dot", b"plain words", "grüße".encode(), b"\xff\x80", b"\t \x01", b"x" * 900]
@@ -81,13 +75,6 @@ def asked_or_refused(number: int) -> Letter:
             return of_its_kind
 
 
-def of_every_end(number: int) -> Letter:
-    """Return one of which a recipient is refused, a plain one, and one that stays, in turns."""
-    if number % 3 == 2:
-        return replace(letter(number), recipients=(f"stay{number}@list.test",))
-    return partly_refused(number)
-
-
 class Feeder:
     """A few clients, each with one message after the other.  A context manager: at its end they stop.
 
@@ -118,7 +105,6 @@ class Feeder:
         self._threads = [threading.Thread(target=self._feed, name=f"client {n}") for n in range(clients)]
 
     def allow(self, more: int) -> None:
-        """Let so many more messages be acknowledged."""
         with self._more:
             self._allowed += more
             self._more.notify_all()
@@ -168,7 +154,6 @@ class Feeder:
 
 
 def _hand_over_asking(session: smtplib.SMTP, letter: Letter) -> None:
-    """Hand a letter over with what its sender wants to be told of each recipient."""
     notify = {each: ["NOTIFY=SUCCESS,FAILURE"] for each in letter.asked}
     notify |= {each: ["NOTIFY=NEVER"] for each in letter.silent}
     session.ehlo_or_helo_if_needed()

@@ -34,7 +34,6 @@ class Front:
         self._port = port
 
     def connect(self) -> smtplib.SMTP:
-        """Return a session as a client of this host has it."""
         return smtplib.SMTP("127.0.0.1", self._port, timeout=HANG_S)
 
     def submit(self, content: bytes, *, sender: str, recipient: str) -> bool:
@@ -54,13 +53,11 @@ class Front:
         wait_until(is_empty)
 
     def queued(self) -> int:
-        """Return how many messages it has."""
         return int(self._machine.run("sh", "-c", self._queued))
 
 
 @contextmanager
 def opensmtpd(smarthost_port: int) -> Iterator[Front]:
-    """Run an OpenSMTPD."""
     port = free_port()
     # Not at 25, which may be taken here.
     lines = snippet("opensmtpd", port=smarthost_port).replace("listen on lo", f"listen on lo port {port}")
@@ -72,7 +69,6 @@ def opensmtpd(smarthost_port: int) -> Iterator[Front]:
 
 @contextmanager
 def sendmail(smarthost_port: int) -> Iterator[Front]:
-    """Run a sendmail."""
     port = free_port()
     above = snippet("sendmail", port=smarthost_port)
     with apart(*SENDMAIL) as machine:
@@ -90,7 +86,6 @@ def sendmail(smarthost_port: int) -> Iterator[Front]:
 
 @contextmanager
 def exim(smarthost_port: int) -> Iterator[Front]:
-    """Run an Exim.  Messages that it has given up stay, and are counted."""
     port = free_port()
     with apart(*EXIM) as machine:
         machine.run("sh", "-e", stdin=snippet("exim", port=smarthost_port).encode())
@@ -100,7 +95,6 @@ def exim(smarthost_port: int) -> Iterator[Front]:
 
 @contextmanager
 def nullmailer(smarthost_port: int) -> Iterator[Front]:
-    """Run a nullmailer."""
     with apart(*NULLMAILER) as machine:
         machine.run("sh", "-e", stdin=snippet("nullmailer", port=smarthost_port).encode())
         sender = machine.start("setpriv", "--reuid=mail", "--regid=mail", "--clear-groups", "nullmailer-send")

@@ -38,7 +38,6 @@ class Kills:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Note the time that a kill takes."""
         before_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         try:
             yield
@@ -76,11 +75,9 @@ class Verdict:
 
     @property
     def most_repeated(self) -> int:
-        """Return the most transactions that one kill was the reason to repeat."""
         return max(map(len, self.repeated.values()), default=0)
 
     def assert_good(self, *, connections: int) -> None:
-        """Fail with everything that is wrong."""
         faults = (self.lost, self.foreign, self.corrupt, self.unexplained)
         assert faults == (set(), set(), [], []), "lost, foreign, corrupt, unexplained"
         assert self.most_repeated <= UNSETTLED * connections, self.repeated
@@ -118,14 +115,12 @@ def judge(
 
 
 def _promised(letter: Letter) -> set[str]:
-    """Return whom a letter promises a copy, and of whom a report; what stays an operator ends."""
-    copies = set(letter.recipients) - set(letter.refused) - set(letter.staying)
+    copies = set(letter.recipients) - set(letter.refused)
     reported = {*letter.refused, *letter.asked} - set(letter.silent)
     return copies | {f"report of {recipient}" for recipient in reported}
 
 
 def _told(seen: Seen) -> list[str]:
-    """Return whom a transaction gave a copy, or of whom it is a report."""
     if seen.reverse_path:
         return list(seen.recipients)
     return [f"report of {recipient.decode()}" for recipient, _ in _REPORTED.findall(seen.content)]

@@ -38,7 +38,6 @@ class Ledger:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Return what a main.cf says to have each message entered here."""
         ask = f"check_policy_service inet:127.0.0.1:{self._server.server_address[1]}"
         return {
             "smtpd_sender_restrictions": f"{self._senders}, {ask}",
@@ -63,7 +62,6 @@ class Ledger:
         return [replace(seen, content=contents[seen.reply]) for seen in self.witness.seen]
 
     def asked(self, request: Mapping[str, str]) -> None:
-        """Enter what Postfix tells."""
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         with self._lock:
             instance = request["instance"]

@@ -78,7 +78,6 @@ class Program:
         """Why it did not send a message, each time."""
 
     def send(self, *, sender: str, recipient: str, subject: str, text: str) -> bool:
-        """Return whether the library sent it."""
         told = {"sender": sender, "recipient": recipient, "subject": subject, "text": text}
         self._stdin.write(json.dumps(told).encode() + b"\n")
         self._stdin.flush()
@@ -92,7 +91,6 @@ class Program:
 
 @contextmanager
 def using(machine: Apart, library: Library, smarthost_port: int) -> Iterator[Program]:
-    """Run such a program."""
     text = library.program.format(settings=snippet(library.name, port=smarthost_port)).lstrip()
     with machine.talk_to(*library.command, text) as process:
         try:

@@ -37,7 +37,6 @@ class Mailbox:
         self.folder = folder
 
     def arrived(self) -> list[Arrived]:
-        """Return everything that arrived so far, in no order."""
         return [_read(path.read_bytes()) for path in self._paths()]
 
     def wait_for(self, count: int, *, within_s: float = HANG_S) -> list[Arrived]:

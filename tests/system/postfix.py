@@ -12,13 +12,12 @@ files, because Postfix's user must reach it, and pytest's folders are closed to 
 
 import json
 import os
-import re
 import select
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -27,7 +26,7 @@ from tests.system import certificate
 from tests.system.certificate import make_certificate
 from tests.system.demand import find, missing_program
 from tests.system.mailbox import Mailbox
-from tests.system.waiting import HANG_S, free_port, wait_for_change
+from tests.system.waiting import HANG_S, free_port
 
 NOBODY = 65534
 """Debian's user and group of that name."""
@@ -132,7 +131,6 @@ class Postfix:
             os.close(master)
 
     def run(self, program: str, *arguments: str, stdin: bytes = b"") -> bytes:
-        """Run one of Postfix's commands on this instance and return what it printed."""
         flag = "-C" if program == "sendmail" else "-c"
         command = [str(find(program)), flag, str(self.home), *arguments]
         ran = subprocess.run(command, input=stdin, capture_output=True, timeout=HANG_S, check=False)
@@ -140,26 +138,16 @@ class Postfix:
             raise AssertionError(f"{command} exited {ran.returncode}: {ran.stderr.decode()}\n{self.log()}")
         return ran.stdout
 
-    def submit(self, content: bytes, *, sender: str, recipients: Sequence[str]) -> None:
-        """Hand a message over as a local program does, through this instance's sendmail."""
-        self.run("sendmail", "-i", "-f", sender, "--", *recipients, stdin=content)
-
     def queue(self) -> list[dict[str, Any]]:
         """Return what is queued, one dictionary a message, as `postqueue -j` has it."""
         return [json.loads(line) for line in self.run("postqueue", "-j").splitlines()]
 
     def flush(self) -> None:
-        """Try everything that is queued now."""
         self.run("postqueue", "-f")
 
     def log(self) -> str:
-        """Return the whole log."""
         path = self.home / "maillog"
         return path.read_text(errors="replace") if path.exists() else ""
-
-    def wait_for_log(self, pattern: str, *, within_s: float = HANG_S) -> re.Match[str]:
-        """Return the first match in the log, now or later.  Raises TimeoutError."""
-        return wait_for_change(lambda: re.search(pattern, self.log()), self.home, within_s=within_s)
 
 
 @contextmanager

@@ -49,16 +49,6 @@ def halted(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def leader_of(thread: int) -> int | None:
-    """Return the pid of the process that a thread belongs to, or None if it is gone."""
-    try:
-        status = Path(f"/proc/{thread}/status").read_text()
-    except GONE:
-        return None
-    (pid,) = [line.split()[1] for line in status.splitlines() if line.startswith("Tgid:")]
-    return int(pid)
-
-
 def most_resident_bytes(pid: int) -> int:
     """Return the most memory that a process ever had resident (VmHWM)."""
     status = Path(f"/proc/{pid}/status").read_text()

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import tempfile
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.system.demand import find, missing_program
-from tests.system.waiting import HANG_S, free_port, wait_for_answer
+from tests.system.waiting import HANG_S, free_port, wait_for_answer, wait_until
 
 CONFIGURATION = """
 global: {{scrape_interval: 1s, evaluation_interval: 1s}}
@@ -35,7 +34,6 @@ class Prometheus:
         self.port = port
 
     def check_ready(self) -> None:
-        """Raise OSError while it cannot answer questions yet."""
         urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=HANG_S).close()
 
     def query(self, expression: str) -> list[dict[str, Any]]:
@@ -43,33 +41,25 @@ class Prometheus:
         result: list[dict[str, Any]] = self._get("query", query=expression)["result"]
         return result
 
-    def wait_for(self, expression: str, *, within_s: float = HANG_S) -> list[dict[str, Any]]:
-        """Return the instant vector of an expression once it is not empty.  Raises TimeoutError."""
-        deadline = time.monotonic() + within_s
-        while not (vector := self.query(expression)):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{expression!r} stayed empty for {within_s:g} s: {self.targets()}")
-            time.sleep(0.1)  # it scrapes once a second and tells nobody
-        return vector
+    def wait_for(self, expression: str) -> None:
+        """Return once the instant vector of an expression is not empty.  Raises TimeoutError."""
+        wait_until(lambda: self.query(expression))
 
     def targets(self) -> list[dict[str, Any]]:
         """Return what it scrapes, each with `health` and `lastError`."""
         active: list[dict[str, Any]] = self._get("targets")["activeTargets"]
         return active
 
-    def wait_for_rules(self, *, within_s: float = HANG_S) -> list[dict[str, Any]]:
+    def wait_for_rules(self) -> list[dict[str, Any]]:
         """Return the rules, each with `name` and `health`, once all were evaluated.  Raises TimeoutError."""
-        deadline = time.monotonic() + within_s
-        while True:
-            rules = [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
-            if rules and all(rule["health"] != "unknown" for rule in rules):
-                return rules
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"rules were not evaluated in {within_s:g} s: {rules}")
-            time.sleep(0.1)  # once a second, and it tells nobody
+
+        def rules() -> list[dict[str, Any]]:
+            return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
+
+        wait_until(lambda: rules() and all(rule["health"] != "unknown" for rule in rules()))
+        return rules()
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Return the alerts that are pending or firing."""
         alerts: list[dict[str, Any]] = self._get("alerts")["alerts"]
         return alerts
 
@@ -84,7 +74,6 @@ class Prometheus:
 
 @contextmanager
 def prometheus(target_port: int, *rules: Path, port: int | None = None) -> Iterator[Prometheus]:
-    """Run a Prometheus that scrapes one loopback port every second."""
     port = port or free_port()
     with tempfile.TemporaryDirectory(prefix="relay-prometheus-") as folder:
         configuration = Path(folder, "prometheus.yml")

@@ -38,9 +38,7 @@ class Started(Protocol):
         """Return its exit status once it ended; raises subprocess.TimeoutExpired."""
         ...
 
-    def send_signal(self, sig: int, /) -> None:
-        """Send it a signal."""
-        ...
+    def send_signal(self, sig: int, /) -> None: ...
 
 
 class RelayProcess:
@@ -81,7 +79,6 @@ class RelayProcess:
 
     @property
     def pid(self) -> int:
-        """Return the pid of the relay that was started last."""
         return self._started().pid
 
     def start(self, **environment: str) -> Self:
@@ -95,7 +92,6 @@ class RelayProcess:
         return self
 
     def spawn(self, **environment: str) -> None:
-        """Start it without waiting for anything."""
         command = [sys.executable, "-m", "relay", "run", "--policy", str(self.policy_path)]
         with self._log_path.open("ab") as log:
             self._relay = subprocess.Popen(
@@ -128,7 +124,6 @@ class RelayProcess:
         self._started().send_signal(signal.SIGHUP)
 
     def log(self) -> list[str]:
-        """Return the lines logged so far, by every relay that was started here."""
         return self._log_path.read_text(errors="replace").splitlines()
 
     def wait_for_log(self, condition: Callable[[str], bool], *, within_s: float = HANG_S) -> str:
@@ -175,7 +170,6 @@ class RelayProcess:
         return subprocess.CompletedProcess(command, ran.returncode, ran.stdout.decode(), ran.stderr.decode())
 
     def queue(self) -> list[dict[str, Any]]:
-        """Return the queue, as a program sees it."""
         ran = self.command("queue", "--json")
         assert ran.returncode == 0, ran.stderr
         return [json.loads(line) for line in ran.stdout.splitlines()]
@@ -228,7 +222,6 @@ class RelayProcess:
 
 
 def messages_in(status: Mapping[str, Any]) -> int:
-    """Return how many messages a status tells of, but for damaged ones."""
     counted = sum(its["messages"] for state, its in status["queue"].items() if state != "corrupt")
     return int(counted + status["recovering"])
 

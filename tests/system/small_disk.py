@@ -50,7 +50,6 @@ class SmallDisk:
         return os.statvfs(self.path).f_favail
 
     def fill_to(self, free_bytes: int) -> None:
-        """Leave so much free, or a few blocks less."""
         with self._ballast.open("ab") as ballast:
             for _ in range(8):
                 too_much = self.free_bytes - free_bytes
@@ -63,14 +62,12 @@ class SmallDisk:
                     return
 
     def fill_inodes_to(self, free_inodes: int) -> None:
-        """Leave so many inodes free."""
         self._fillers.mkdir(exist_ok=True)
         for _ in range(max(0, self.free_inodes - free_inodes)):
             self._count += 1
             (self._fillers / str(self._count)).touch()
 
     def empty(self) -> None:
-        """Give all room back."""
         self._ballast.unlink(missing_ok=True)
         if self._fillers.exists():
             for filler in self._fillers.iterdir():
@@ -92,14 +89,12 @@ def _allocate(fd: int, offset: int, size_bytes: int) -> None:
 
 @contextmanager
 def tmpfs(path: Path, *, size_bytes: int, inodes: int = 600) -> Iterator[SmallDisk]:
-    """Mount memory of this size."""
     with _mounted(path, "-t", "tmpfs", "-o", f"size={size_bytes},nr_inodes={inodes}", "tmpfs"):
         yield SmallDisk(path)
 
 
 @contextmanager
 def ext4(path: Path, *, size_bytes: int) -> Iterator[SmallDisk]:
-    """Mount an ext4 of this size, from an image beside its mount point."""
     image = path.with_suffix(".img")
     with image.open("wb") as file:
         file.truncate(size_bytes)

@@ -44,12 +44,10 @@ class SmtpSink:
 
     @property
     def pid(self) -> int:
-        """Return its process id."""
         return self._sink.pid
 
     @property
     def count(self) -> int:
-        """Return how many messages it has taken."""
         while self._read(0):
             pass
         return self._count

@@ -14,7 +14,6 @@ _NAMED = re.compile(r"^```\w+ name=(?P<name>[\w-]+)\n(?P<text>.*?)^```$", re.MUL
 
 
 def names() -> list[str]:
-    """Return the names of all blocks that have one, in order."""
     return [found["name"] for found in _NAMED.finditer(PAGE.read_text())]
 
 

@@ -13,19 +13,18 @@ import base64
 import binascii
 import random
 import re
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, TypeVar, cast
 
-from tests.system.loop_thread import LoopThread
 from tests.system.waiting import HANG_S, free_port, wait_until
 from tests.system.witness import SECOND_NS, Fate, Seen, Witness
 
+T = TypeVar("T")
 USER, PASSWORD = "mjd", "correct horse"
 REFUSALS = {"bad": "550 5.1.1 nobody of that name", "stay": "450 4.2.0 come again"}
-PULSE_NS = 20_000_000
-"""How late this thread may be woken before it counts as stalled."""
 TURNS_TO_READ = 10
 """Of the loop: data that is in our sockets is read in one, and answered in the next few."""
 LONGEST_COMMAND = 12_288
@@ -46,7 +45,6 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def boottime_ns() -> int:
-    """Return what its clock says."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
@@ -59,7 +57,6 @@ class _Transaction:
         self.takes_8bit = "BODY=8BITMIME" in parameters
 
     def fault(self, content: bytes) -> str | None:
-        """Return the reply to content that breaks the protocol."""
         if not content.count(b"\r\n") == content.count(b"\r") == content.count(b"\n"):
             return "550 5.6.0 A CR or LF stands alone (RFC 5321, 2.3.8)"
         if not (content.isascii() or self.takes_8bit):
@@ -236,8 +233,8 @@ class _Session(asyncio.Protocol):
         return "250 2.0.0 Ok"
 
 
-class StrictSmarthost(LoopThread):
-    """A context manager: in it, it listens."""
+class StrictSmarthost:
+    """A context manager: in it, it listens, on a loop in a thread of its own."""
 
     def __init__(
         self,
@@ -253,7 +250,8 @@ class StrictSmarthost(LoopThread):
 
         Whoever is called `bad…` it refuses for good, and `stay…` each time for now.
         """
-        super().__init__()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._password = folder / "upstream-password"
         self._password.write_text(PASSWORD + "\n")
         self._password.chmod(0o600)
@@ -269,8 +267,6 @@ class StrictSmarthost(LoopThread):
         """How a name begins that it does not take, and what it says; tests may change it."""
         self.tried: list[tuple[str, int]] = []
         """Each recipient that it did not take, and when RCPT came, by its clock."""
-        self.stalls_ns: list[int] = []
-        """For how long, each time, this machine did not run even us."""
         self._dice = random.Random(seed)
         self._latest_reply_s = latest_reply_s
         self._sessions: dict[_Session, asyncio.Task[None]] = {}
@@ -282,7 +278,6 @@ class StrictSmarthost(LoopThread):
         return {"host": "127.0.0.1", "port": self.port, "tls": "none", "auth": auth} | more
 
     def seen(self) -> list[Seen]:
-        """Return every transaction, in the order in which they ended."""
         return list(self.ledger.seen)
 
     def cut_off(self) -> None:
@@ -305,7 +300,6 @@ class StrictSmarthost(LoopThread):
         self.run(self._start())
 
     def catch_up(self) -> None:
-        """Read what a client that just died had sent."""
         self.run(self._read_on())
 
     def wait_until(self, condition: Callable[[Witness], object], *, within_s: float = HANG_S) -> None:
@@ -316,15 +310,24 @@ class StrictSmarthost(LoopThread):
             counts = f"{self.ledger.relayed} relayed, {self.ledger.refused} refused"
             raise TimeoutError(f"{error}: {counts}") from None
 
-    # Of its sessions, in its thread.
+    def run(self, doing: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(doing, self._loop).result()
 
-    async def begin(self) -> None:
-        await self._start()
-        self._pulse = self._loop.create_task(self._feel_pulse())
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.run(self._start())
+        return self
 
-    async def end(self) -> None:
-        await self._stop()
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.run(self._stop())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
         assert self._broken == []
+
+    # Of its sessions, in its thread.
 
     def began(self, session: _Session, conversation: asyncio.Task[None]) -> None:
         self._sessions[session] = conversation
@@ -338,7 +341,6 @@ class StrictSmarthost(LoopThread):
         return None
 
     async def decide(self, transaction: _Transaction, content: bytes) -> str:
-        """Return the reply to a final dot, late as it may be."""
         self.unanswered += 1
         try:
             if self._latest_reply_s:
@@ -388,11 +390,3 @@ class StrictSmarthost(LoopThread):
     async def _read_on(self) -> None:
         for _ in range(TURNS_TO_READ):
             await asyncio.sleep(0)
-
-    async def _feel_pulse(self) -> None:
-        while True:
-            due_ns = time.monotonic_ns() + PULSE_NS
-            await asyncio.sleep(PULSE_NS / SECOND_NS)
-            late_ns = time.monotonic_ns() - due_ns
-            if late_ns > PULSE_NS:
-                self.stalls_ns.append(late_ns)

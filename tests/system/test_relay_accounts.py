@@ -12,7 +12,6 @@ import pytest
 from tests.fakes.token_server import USER, TokenServer
 from tests.system import accounts, dovecot, postfix
 from tests.system.accounts import LIFE_SECONDS, NAME, PASSWORD, owned
-from tests.system.certificate import Certificate, fingerprint, make_certificate
 from tests.system.demand import demand
 from tests.system.postfix import Postfix
 from tests.system.relay import RelayProcess
@@ -157,47 +156,3 @@ def test_a_login_that_may_send_as_itself_alone_takes_rewritten_mail(house: Accou
         b"From: Ann <" + OWN.encode() + b">\r\nX-Original-From: " + original
         + b"\r\nReply-To: " + original + b"\r\nSubject" + rest
     )  # fmt: skip
-
-
-def certificate_in(folder: Path) -> tuple[Certificate, str]:
-    """Make a certificate of a client; return it with its fingerprint."""
-    folder.mkdir()
-    made = make_certificate(folder)
-    return made, fingerprint(made)
-
-
-def test_a_postfix_knows_the_relay_by_its_certificate_also_a_new_one(tmp_path: Path) -> None:
-    demand(postfix.why_missing())
-    own, first = certificate_in(tmp_path / "own")
-    renewed, second = certificate_in(tmp_path / "renewed")
-    settings = {
-        "smtpd_tls_ask_ccert": "yes",
-        "smtpd_tls_fingerprint_digest": "sha256",
-        "relay_clientcerts": f"inline:{{ {first}=first, {second}=second }}",
-        "smtpd_relay_restrictions": "permit_tls_clientcerts, reject",
-        # Told apart by the address that they come from.
-        "smtpd_client_restrictions": "check_client_access inline:{ 127.0.0.5=OK }, reject",
-    }
-    with postfix.upstream(NAME, PASSWORD, **settings) as upstream:
-        isp = {
-            "host": "localhost",
-            "port": upstream.port,
-            "ca_file": str(upstream.certificate),
-            "tls_certificate": str(own.certificate),
-            "tls_key": str(own.key),
-            "source_address": "127.0.0.5",
-            "idle": "10ms",
-        }
-        with WarmRelay(tmp_path, {"isp": isp}) as relay:
-            hand_over(relay, "bob@far.example", OWN)
-            relay.wait_until_empty()
-            # As certbot does it: one file, then the other.
-            for new, old in ((renewed.certificate, own.certificate), (renewed.key, own.key)):
-                new.replace(old)
-            relay.wait_for_log(lambda line: "shows it the certificate" in line and second in line)
-            hand_over(relay, "bob@far.example", OWN)
-            relay.wait_until_empty()
-            assert len(upstream.mailbox.wait_for(2)) == 2
-            shown = [line.split()[-2] for line in relay.log() if "shows it the certificate" in line]
-            assert shown == [first, second]
-            assert upstream.log().count("client=unknown[127.0.0.5]") == 2

@@ -51,16 +51,13 @@ class Operated:
         return ran.stdout + ran.stderr
 
     def told(self, *words: str, code: int = os.EX_OK) -> dict[str, Any]:
-        """Return what a verb prints as JSON, on one line."""
         found: dict[str, Any] = json.loads(self.run(*words, "--json", code=code))
         return found
 
     def queue(self) -> dict[str, dict[str, Any]]:
-        """Return the queue by id, as a program sees it."""
         return {message["queue_id"]: message for message in self.relay.queue()}
 
     def states(self) -> dict[str, str]:
-        """Return the state of each message of the queue."""
         return {queue_id: message["state"] for queue_id, message in self.queue().items()}
 
     def found(self, text: str) -> list[dict[str, Any]]:
@@ -69,11 +66,9 @@ class Operated:
         return [json.loads(line) for line in lines]
 
     def ends(self, text: str) -> dict[str, str]:
-        """Return what became of each recipient that was found in the recent past."""
         return {each["recipient"]: each["became"] for each in self.found(text) if each["found"] == "recent"}
 
     def wait_for_deferral(self, queue_id: str, times: int) -> None:
-        """Wait until a message was deferred so many times."""
         said = re.compile(rf"{queue_id}: to=.*status=deferred")
         self.relay.wait_for_log(
             lambda _: sum(said.search(line) is not None for line in self.relay.log()) >= times
@@ -117,28 +112,6 @@ def test_a_running_relay_is_seen_and_told_what_to_do(operator: Operated) -> None
 
         assert operator.run("queue", "release", held) == f"{held}: released\n"
         operator.wait_for_deferral(held, 2)
-
-
-def test_wrong_calls_are_told_apart_by_their_exit_codes(operator: Operated) -> None:
-    with operator.relay:
-        (queue_id,) = operator.deferred(1)
-
-        absent = operator.relay.command("queue", "hold", ABSENT_ID, queue_id)
-        assert (absent.returncode, absent.stdout, absent.stderr) == (
-            1,
-            f"{queue_id}: held\n",
-            f"{ABSENT_ID}: there is no such message in the queue\n",
-        )
-        operator.run("queue", "show", ABSENT_ID, code=1)
-        for words in ("hold ../../etc/passwd", "hold", "hold ALL", f"eat {queue_id}"):
-            operator.run("queue", *words.split(), code=os.EX_USAGE)
-        operator.run("pause", "isp", "--for", "0s", code=os.EX_USAGE)
-        operator.run("pause", code=os.EX_USAGE)
-        assert operator.run("pause", "../isp", code=1) == "../isp: there is no such upstream\n"
-        operator.run("status", "--policy", "/nowhere/policy.yaml", code=os.EX_CONFIG)
-        operator.run("find", "<two@front.test>", code=1)
-        assert operator.states() == {queue_id: "held"}
-        assert operator.told("status")["upstreams"][0]["paused_by"] is None
 
 
 def test_what_is_done_while_the_relay_is_down_counts_later(operator: Operated) -> None:
@@ -210,52 +183,6 @@ def test_an_operators_pause_lasts_through_kills_until_resume(operator: Operated)
         operator.run("pause", "isp", "--for", "1s")
         operator.hand_over("bob@list.test")
         operator.host.wait_until(lambda ledger: ledger.relayed == 2)
-
-
-@pytest.mark.full
-def test_a_message_is_found_before_while_and_after_it_is_relayed(operator: Operated) -> None:
-    with operator.relay:
-        operator.run("pause", "isp")
-        queue_id = operator.hand_over("ok@list.test", "bad@list.test", "stay@list.test")
-        for text in ("<ONE@front.test>", queue_id, "OK@list.test", "@list.test", SENDER, "weekly zürich"):
-            (message,) = operator.found(text)
-            assert (message["found"], message["queue_id"]) == ("queue", queue_id)
-            assert message["message_id"] == "<one@Front.test>"
-
-        operator.run("resume", "isp")
-        operator.wait_for_deferral(queue_id, 1)
-        ends = {"ok@list.test": "relayed", "bad@list.test": "bounced"}
-        wait_until(lambda: operator.ends("<one@front.test>") == ends)
-        recent = (each for each in operator.found("<one@front.test>") if each["found"] == "recent")
-        by_recipient = {each["recipient"]: each for each in recent}
-        assert by_recipient["bad@list.test"]["reply"] == "550 5.1.1 nobody of that name"
-        assert {each["upstream"] for each in by_recipient.values()} == {"isp"}
-        operator.run("queue", "delete", queue_id)
-        operator.relay.wait_until_empty()
-
-    everything = operator.found("one@front.test")
-    assert operator.ends("ONE@") == ends | {"stay@list.test": "deleted"}
-    with operator.relay:
-        assert operator.found("one@front.test") == everything
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("text", ["retry: {min: 5m\nspool: ./spool\n\t: [", "spool: ./spool\nlisten: 7\n"])
-def test_a_broken_policy_stops_no_verb_while_the_relay_runs(operator: Operated, text: str) -> None:
-    with operator.relay:
-        (queue_id,) = operator.deferred(1)
-        operator.relay.policy_path.write_text(text)
-        operator.relay.wait_for_log(lambda line: "policy refused, the last good one stays" in line)
-        verbs = [["queue", verb, queue_id] for verb in ("show", "hold", "release", "retry")]
-        for verb in (["status"], ["queue"], *verbs, ["pause", "isp"], ["resume", "isp"], ["audit"], ["fsck"]):
-            assert operator.relay.command(*verb).stderr == "", verb
-        assert "the last edit of the policy was refused: " in operator.run("status")
-        assert operator.run("queue", "delete", queue_id) == f"{queue_id}: deleted\n"
-        operator.relay.wait_until_empty()
-        assert operator.relay.stop() == 0
-        operator.run("run", code=os.EX_CONFIG)
-        operator.relay.write_policy()
-        operator.relay.start()
 
 
 @pytest.mark.full

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from email.message import EmailMessage
 from pathlib import Path
 from typing import TypeVar
 
@@ -62,7 +61,6 @@ class WayIn:
     """Of those that it takes."""
 
     def sent(self) -> dict[str, tuple[str, bytes]]:
-        """Return what it is given."""
         longest = b"x" * 998
         return {
             recipient: (sender, content.replace(longest, longest[: self.longest_line]))
@@ -89,7 +87,6 @@ TOGETHER = (
 
 @pytest.fixture(scope="module")
 def programs() -> Iterator[apart.Apart]:
-    """Have a machine with all that conflicts with nothing."""
     demand(apart.why_missing(*TOGETHER))
     with apart.apart(*TOGETHER, is_installed=False) as machine:
         yield machine
@@ -126,8 +123,6 @@ def _through_a_stop(
 
 
 def _over_smtp(front: smtplib.SMTP, relay: WarmRelay) -> None:
-    """Have a mail server take everything."""
-
     def send(recipient: str, message: tuple[str, bytes]) -> bool:
         sender, content = message
         front.sendmail(sender, [recipient], content, mail_options=["BODY=8BITMIME"])
@@ -137,7 +132,6 @@ def _over_smtp(front: smtplib.SMTP, relay: WarmRelay) -> None:
 
 
 def _arrived(relay: WarmRelay, upstream: StrictSmarthost, *, traces: int) -> dict[str, tuple[str, bytes]]:
-    """Return sender and content, less the lines on top, of what the upstream took, for each recipient."""
     relay.wait_until_empty()
     arrived = {
         recipient: (seen.reverse_path, without_traces(seen.content, traces))
@@ -262,23 +256,3 @@ def test_the_python_of_the_page_sends_its_message(relay: WarmRelay, upstream: St
     sender, content = _arrived(relay, upstream, traces=1)["you@example.net"]
     assert sender == "me@example.org"
     assert content.endswith(b"\r\n\r\nhello\r\n")
-
-
-def test_a_script_that_sends_lf_is_served_where_it_is_named(
-    relay: WarmRelay, upstream: StrictSmarthost
-) -> None:
-    message = EmailMessage()
-    message["Subject"] = "dots"
-    message.set_content("one\n.two\n.\n..\nlast\n")
-    from_to = ("me@example.org", ["you@example.net"])
-    with (
-        smtplib.SMTP("127.0.0.1", relay.port) as unnamed,
-        pytest.raises(smtplib.SMTPDataError, match=r"5\.6\.0 A line ends in CR or LF alone"),
-    ):
-        unnamed.sendmail(*from_to, message.as_bytes())
-    with smtplib.SMTP("127.0.0.1", relay.port, source_address=(LF_FROM, 0)) as named:
-        named.sendmail(*from_to, message.as_bytes())
-
-    # What smtplib adds, since the message does not end in CRLF, is content.
-    expected = message.as_bytes().replace(b"\n", b"\r\n") + b"\r\n"
-    assert _arrived(relay, upstream, traces=1) == {"you@example.net": ("me@example.org", expected)}

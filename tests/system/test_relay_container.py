@@ -89,7 +89,6 @@ class Pod:
         return body
 
     def limit(self) -> int:
-        """Return the N in force."""
         (limit,) = json.loads(self.get("/status.json"))["upstreams"][0]["limits"]
         count: int = limit["count"]
         return count

@@ -112,7 +112,6 @@ def _fill_and_go_on(
 
 
 def _check_ready(relay: WarmRelay, disk: SmallDisk) -> None:
-    """See that monitoring is told of a full disk, and that it is over."""
     disk.fill_to(0)
     wait_until(lambda: _ready(relay).startswith("503 no room on the disk"))
     disk.empty()

@@ -61,7 +61,6 @@ class Ordeal:
     kills: Kills = field(default_factory=Kills)
 
     def everything(self) -> None:
-        """Kill the sender and its listeners at one instant."""
         self._kill_all()
         self.relay.start()
 
@@ -113,7 +112,6 @@ class Ordeal:
             self.host.crash()
 
     def line(self) -> None:
-        """Cut the line to an upstream that takes what came to its dot."""
         with self.kills.one():
             self.host.cut_off()
 
@@ -123,7 +121,6 @@ class Ordeal:
             self.host.catch_up()
 
     def go_through(self, deck: Sequence[str], messages: int) -> None:
-        """Have it all happen at instants of chance, while so many messages flow."""
         allowed = 0
         for number, kind in enumerate(deck):
             share = messages * (number + 1) // len(deck) - allowed
@@ -146,7 +143,6 @@ def _suffer(
     limit: Limit,
     listeners: int = 0,
 ) -> Counter[str]:
-    """Put a relay through its ordeal, judge it, and return the figures."""
     dice = random.Random(seed)
     folder.mkdir()
     with StrictSmarthost(folder, limit, seed=seed, latest_reply_s=LATEST_REPLY_S) as host:

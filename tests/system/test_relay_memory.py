@@ -31,7 +31,6 @@ REPEATS = CONTENT_BYTES // len(LINES)
 
 
 def _resident_bytes(relay: RelayProcess) -> int:
-    """Return the most memory that the relay ever had, all its processes together."""
     return sum(most_resident_bytes(pid) for pid in [relay.pid, *children_of(relay.pid)])
 
 
@@ -56,7 +55,6 @@ def _hand_over(port: int, number: int, all_are_there: threading.Barrier) -> byte
 
 
 def _clients_whose_mail_is_whole(relay: RelayProcess, queue_ids: list[str]) -> list[int]:
-    """Return the numbers of the clients whose message is in the spool, octet for octet."""
     numbers = []
     for queue_id in queue_ids:
         output = relay.folder / queue_id

@@ -63,8 +63,6 @@ def send(port: int, count: int = 1) -> None:
 
 
 def send_at_last(port: int) -> None:
-    """Hand a message over as often as the relay asks to try again."""
-
     def is_taken() -> bool:
         with contextlib.suppress(smtplib.SMTPException, OSError):
             send(port)
@@ -127,7 +125,6 @@ class Pipe:
         fcntl.fcntl(self.writing, fcntl.F_SETPIPE_SZ, SMALL_PIPE_BYTES)
 
     def fill(self) -> None:
-        """Leave no room for a single octet."""
         os.set_blocking(self.writing, False)
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -147,18 +144,6 @@ def pipe() -> Iterator[Pipe]:
     pipe.close()
 
 
-@pytest.mark.parametrize("processes", [0, 1])
-def test_mail_goes_on_and_sigterm_is_heard_with_a_stuck_reader(
-    tmp_path: Path, pipe: Pipe, processes: int
-) -> None:
-    with relaying(tmp_path, log_fd=pipe.writing, processes=processes) as (relay, host):
-        pipe.fill()
-        send(relay.port, 30)
-        host.wait_until(lambda ledger: ledger.relayed == 30)
-        relay.reload()
-        send(relay.port)
-
-
 def test_what_was_dropped_is_counted_and_told_in_its_place(tmp_path: Path, pipe: Pipe) -> None:
     with relaying(tmp_path, log_fd=pipe.writing) as (relay, _):
         pipe.fill()
@@ -172,21 +157,3 @@ def test_what_was_dropped_is_counted_and_told_in_its_place(tmp_path: Path, pipe:
     told = [line for line in lines if "log lines were dropped: " in line]
     assert sum(int(line.split("dropped: ")[1].split()[0]) for line in told) >= lost
     assert lines[-2].partition(": ")[2].startswith("stopped")
-
-
-def test_fatal_words_keep_their_exit_code_with_a_stuck_reader(tmp_path: Path, pipe: Pipe) -> None:
-    relay = WarmRelay(tmp_path, {"isp": {"host": "127.0.0.1", "port": 9}}, spool="/proc/nowhere")
-    relay.log_fd = pipe.writing
-    pipe.fill()
-    relay.spawn()
-
-    assert relay.wait(within_s=PATIENCE_S) == os.EX_IOERR
-
-
-def test_a_reader_that_is_gone_stops_nothing(tmp_path: Path, pipe: Pipe) -> None:
-    with relaying(tmp_path, log_fd=pipe.writing) as (relay, host):
-        pipe.close()
-        send(relay.port, 3)
-        host.wait_until(lambda ledger: ledger.relayed == 3)
-
-        assert relay.metrics()["relay_log_lost_lines_total"] > 0

@@ -38,7 +38,6 @@ def test_a_250_that_came_while_the_relay_was_stopped_is_read_before_its_deadline
 
 
 def _serve(server: socket.socket, taken: list[bytes], pid: int) -> None:
-    """Take the messages of one connection, the relay stopped at each until it is past its deadline."""
     connected, _ = server.accept()
     connected.settimeout(10 * LONGEST_S)
     with connected, connected.makefile("rb") as lines:

@@ -123,15 +123,19 @@ ENTER, BACKSPACE = b"\r", b"\x7f"
 COLOURED = re.compile(rb"\x1b\[(?:[0-9]+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")
 
 
-def test_a_key_ends_it_with_the_terminal_as_it_was(relay: WarmRelay, terminals: list[Terminal]) -> None:
+@pytest.mark.parametrize("ends", ["key", "signal"])
+def test_it_ends_with_the_terminal_as_it_was(relay: WarmRelay, terminals: list[Terminal], ends: str) -> None:
     """Started before the relay, it waits for it."""
     (relay.folder / "spool").mkdir(mode=0o700)
     terminals.append(top := Terminal(relay))
     top.read_until(b"no relay runs on")
     with relay:
         top.read_until(b"running for")
-        top.press(b"q")
-        assert top.end() == os.EX_OK
+        if ends == "key":
+            top.press(b"q")
+        else:
+            top.process.send_signal(signal.SIGTERM)
+        assert top.end() == (os.EX_OK if ends == "key" else 128 + signal.SIGTERM)
 
     assert LEFT in top.written
     assert top.is_as_before()
@@ -191,14 +195,3 @@ def test_it_says_that_the_relay_is_down_and_sees_it_again(
         top.press(b"y")
         top.read_until(b"1 messages: held")
         assert [each["state"] for each in relay.queue()] == ["held"]
-
-
-def test_a_signal_ends_it_with_the_terminal_as_it_was(relay: WarmRelay, terminals: list[Terminal]) -> None:
-    with relay:
-        terminals.append(top := Terminal(relay))
-        top.read_until(b"isp")
-        top.process.send_signal(signal.SIGTERM)
-        assert top.end() == 128 + signal.SIGTERM
-
-    assert LEFT in top.written
-    assert top.is_as_before()

@@ -2,7 +2,6 @@
 
 What is left out is the importing of modules, before which nothing is done; all else is as in a shell.
 Each program leads a process group of its own, so that a relay can be killed together with its listeners.
-`begin_watched` holds it ahead of each system call that changes something, for as long as the watcher likes.
 """
 
 import atexit
@@ -23,7 +22,6 @@ from typing import Any
 
 from tests.system.processes import children_of
 from tests.system.relay import PROJECT, RelayProcess
-from tests.system.syscalls import Call, Watcher, install
 from tests.system.waiting import HANG_S
 
 # What the first process of all is: it alone has imported the relay.
@@ -55,7 +53,6 @@ class Warm:
         fds: tuple[int, int, int],
         environment: Mapping[str, str],
         *,
-        is_watched: bool = False,
         descriptors: tuple[int, int] | None = None,
     ) -> "Forked":
         """Start `relay WORDS` with these three standard files.
@@ -63,17 +60,12 @@ class Warm:
         `descriptors`: how many it may have, softly and at most.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        order = {"words": words, "environment": dict(environment), "is_watched": is_watched}
+        order = {"words": words, "environment": dict(environment), "descriptors": descriptors}
         with theirs:
-            socket.send_fds(
-                self._orders,
-                [json.dumps(order | {"descriptors": descriptors}).encode()],
-                [*fds, theirs.fileno()],
-            )
+            socket.send_fds(self._orders, [json.dumps(order).encode()], [*fds, theirs.fileno()])
         return Forked(ours)
 
     def close(self) -> None:
-        """End it, and all that it forked."""
         self._orders.close()
         self._process.wait(HANG_S)
 
@@ -90,10 +82,7 @@ class Forked:
     """One forked program, in the words of subprocess.Popen."""
 
     def __init__(self, told: socket.socket) -> None:
-        pid, watched, _, _ = socket.recv_fds(told, 64, 1)
-        self.pid = int(pid)
-        self.watched = watched
-        """The watcher's descriptor, if one was ordered."""
+        self.pid = int(told.recv(64))
         self.returncode: int | None = None
         self._told = told
 
@@ -113,7 +102,6 @@ class Forked:
         return self.returncode
 
     def send_signal(self, sig: int, /) -> None:
-        """Send it a signal."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, sig)
@@ -144,16 +132,12 @@ class WarmRelay(RelayProcess):
         """Where its log goes, if not into its file."""
 
     def spawn(self, **environment: str) -> None:
-        """Start it without waiting for anything."""
-        self._fork(environment, is_watched=False)
-
-    def begin_watched(self, before: Callable[[Call], bool], **environment: str) -> Watcher:
-        """Start it; it goes on while the watcher is entered, which calls `before` (see `Watcher`)."""
-        (fd,) = self._fork(environment, is_watched=True).watched
-        return Watcher(fd, before)
+        with self._log_path.open("ab") as log, Path(os.devnull).open("r+b") as nothing:
+            fds = nothing.fileno(), nothing.fileno(), self.log_fd or log.fileno()
+            words = ["run", "--policy", str(self.policy_path)]
+            self._relay = shared().fork(words, fds, os.environ | environment, descriptors=self.descriptors)
 
     def command(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
-        """Run another verb on the same policy."""
         return run(*arguments, stdin=stdin, environment={"RELAY_POLICY": str(self.policy_path)})
 
     def kill_all(self) -> None:
@@ -163,21 +147,10 @@ class WarmRelay(RelayProcess):
         self.wait()
 
     def listeners(self) -> list[int]:
-        """Return the pids of its listener processes."""
         return children_of(self.pid)
-
-    def _fork(self, environment: dict[str, str], *, is_watched: bool) -> Forked:
-        with self._log_path.open("ab") as log, Path(os.devnull).open("r+b") as nothing:
-            fds = nothing.fileno(), nothing.fileno(), self.log_fd or log.fileno()
-            words = ["run", "--policy", str(self.policy_path)]
-            self._relay = forked = shared().fork(
-                words, fds, os.environ | environment, is_watched=is_watched, descriptors=self.descriptors
-            )
-        return forked
 
 
 def serve(orders_fd: int, main: Callable[[list[str]], object]) -> None:
-    """Fork a program for each order, and tell how each ended."""
     orders = socket.socket(fileno=orders_fd)
     running: dict[int, tuple[int, socket.socket]] = {}
     while True:
@@ -222,11 +195,7 @@ def _become(
         os.close(fd)
     if order["descriptors"]:
         resource.setrlimit(resource.RLIMIT_NOFILE, tuple(order["descriptors"]))
-    watcher = [install()] if order["is_watched"] else []
-    # sendmsg(2) is not watched: nobody could let it go on yet.
-    socket.send_fds(told, [str(os.getpid()).encode()], watcher)
-    for fd in watcher:
-        os.close(fd)
+    told.send(str(os.getpid()).encode())
     told.close()
     sys.argv = ["relay", *order["words"]]
     main(order["words"])

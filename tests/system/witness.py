@@ -84,7 +84,6 @@ class Witness:
         return True
 
     def enter(self, seen: Seen) -> None:
-        """Put a transaction that ended on record."""
         self.seen.append(seen)
         self.relayed += seen.fate is Fate.RELAYED
         self.refused += seen.fate is Fate.REFUSED

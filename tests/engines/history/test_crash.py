@@ -8,12 +8,10 @@ goes on with longer ones from a seed: RELAY_CRASH_SEED and RELAY_CRASH_BUDGET (s
 
 import copy
 import errno
-import functools
 import itertools
-import os
 import random
-import sys
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -22,7 +20,6 @@ from tests.engines.history.cuts import DEEDS, PATH, Account, Instant, Judge, Ove
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
-from tests.fakes.tally import Packed, Part, on_all_cores
 
 SYNCS = frozenset({"sync", "sync_content", "sync_directory"})
 REPLACES = {"never": REPLACE_ABOVE_BYTES, "often": 0}
@@ -52,7 +49,7 @@ def judge_run(judge: Judge, run: tuple[str, ...], model: Model, rng: random.Rand
     [(each, 0) for each in REPLACES] + [pytest.param(each, 2, marks=pytest.mark.full) for each in REPLACES],
 )
 def test_no_crash_frees_a_slot_early_or_stops_the_account(
-    how_often: str, first: int, capsys: pytest.CaptureFixture[str]
+    how_often: str, first: int, tell: Callable[[str], None]
 ) -> None:
     judge, rng = Judge(REPLACES[how_often]), random.Random(how_often)
     short = itertools.product(itertools.chain(runs(1), runs(2)), Model)
@@ -62,8 +59,7 @@ def test_no_crash_frees_a_slot_early_or_stops_the_account(
         judge_run(judge, run, model, rng)
         judge.tally.runs += 1
 
-    with capsys.disabled():
-        sys.stdout.write(f"\nhistory replaced {how_often}: {judge.tally}, nothing freed early\n")
+    tell(f"history replaced {how_often}: {judge.tally}, nothing freed early")
     assert len(judge.tally.states) > 3000 / STEP
     assert len(judge.tally.second) > 600 / STEP
 
@@ -100,32 +96,21 @@ def test_the_judge_sees_slots_freed_early_or_never_asked_for() -> None:
         Judge().judge([late], random.Random(0), 1, story="")
 
 
-def walk(part: Part, *, seed: int, budget_s: float) -> Packed:
-    """Judge the runs of one part until the time is up.  Raises Overrun, which names its slice."""
-    (first, many), until, judge = part, time.monotonic() + budget_s, Judge()
-    for number in itertools.count(first, many):
-        rng = random.Random(f"{seed}/history {number}")
+@pytest.mark.crash
+def test_no_crash_of_a_longer_run_does_either(
+    crash_seed: int, crash_budget_s: float, tell: Callable[[str], None]
+) -> None:
+    until, judge = time.monotonic() + crash_budget_s * SHARE, Judge()
+    for number in itertools.count():
+        rng = random.Random(f"{crash_seed}/history {number}")
         judge.replace_above_bytes = rng.choice(list(REPLACES.values()))
         run = ("A reserves", *rng.choices(list(DEEDS), k=6))
         model = rng.choice(list(Model))
-        try:
-            for deeds in range(1, len(run) + 1):
-                judge_run(judge, run[:deeds], model, rng)
-        except Overrun as overrun:
-            raise Overrun(f"RELAY_CRASH_SEED={seed}, slice {number}: {overrun}") from overrun
+        for deeds in range(1, len(run) + 1):
+            judge_run(judge, run[:deeds], model, rng)
         judge.tally.runs += 1
         if time.monotonic() > until:
             break
-    return judge.tally.packed()
 
-
-@pytest.mark.crash
-def test_no_crash_of_a_longer_run_does_either(capsys: pytest.CaptureFixture[str]) -> None:
-    seed = int(os.environ.get("RELAY_CRASH_SEED", "0"))
-    budget_s = float(os.environ.get("RELAY_CRASH_BUDGET", "60")) * SHARE
-
-    tally = on_all_cores(functools.partial(walk, seed=seed, budget_s=budget_s))
-
-    with capsys.disabled():
-        sys.stdout.write(f"\nhistory: {tally}, seed {seed}: nothing freed early\n")
-    assert tally.second
+    tell(f"history: {judge.tally}, seed {crash_seed}: nothing freed early")
+    assert judge.tally.second

@@ -137,7 +137,6 @@ class Platter:
                 self._put(image.fileno(), write, begin, end)
 
     def close(self) -> None:
-        """Let go of the files."""
         self._durable.close()
         self._log.close()
 

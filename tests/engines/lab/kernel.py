@@ -58,12 +58,10 @@ def enter_private_namespace() -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when the one that started it ends."""
     _checked(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
 
 
 def ending_with_us(*command: str) -> list[str]:
-    """Return a command that is this one, and that the kernel ends when this process ends."""
     # Who was started by one that ended before it asked for the signal has another parent by then.
     check = ["sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
     return [str(find("setpriv")), "--pdeathsig", "KILL", *check, *command]
@@ -82,7 +80,6 @@ def unmount(target: Path, *, detach: bool = False) -> None:
 
 @contextmanager
 def mounted(source: str, target: Path, kind: str, options: str = "") -> Iterator[None]:
-    """Mount it for as long as the context lasts."""
     mount(source, target, kind, options)
     try:
         yield

@@ -72,7 +72,6 @@ class Recorder:
         self._buffer = bytearray(_MOST_BYTES + 4096)
 
     def serve(self) -> None:
-        """Answer the kernel until it unmounts us."""
         view = memoryview(self._buffer)
         while True:
             try:
@@ -92,7 +91,6 @@ class Recorder:
                 return
 
     def _answer(self, opcode: int, node: int, asked: memoryview) -> bytes | memoryview | int:
-        """Return what to answer, or an errno."""
         match opcode:
             case _Op.READ:
                 offset, size = struct.unpack_from("<8xQI", asked)
@@ -113,7 +111,6 @@ class Recorder:
 
     @staticmethod
     def _answer_to_rest(opcode: int, asked: memoryview) -> bytes | int:
-        """Return what to answer where neither disk nor log matters."""
         match opcode:
             case _Op.INIT:
                 major, _, readahead = struct.unpack_from("<III", asked)
@@ -145,7 +142,6 @@ class Recorder:
 
 
 def main() -> None:
-    """Mount and serve."""
     folder, image, log = map(Path, sys.argv[1:4])
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -1,6 +1,6 @@
-"""A real relay on ext4, xfs and btrfs: whatever a power cut leaves, no promise is broken.
+"""Spool and history on ext4, xfs and btrfs: whatever a power cut leaves, no promise is broken.
 
-Each experiment is a process in a mount namespace of its own; so is the one with a careless relay, which
+Each experiment is a process in a mount namespace of its own; so is the one with a careless disk, which
 shows that the laboratory can see a promise broken.
 """
 
@@ -42,14 +42,14 @@ def experiment(folder: Path, name: str, *arguments: object, seconds: float = 0) 
     )
     assert ran.stdout, f"the experiment exited {ran.returncode}"
     figures: dict[str, Any] = json.loads(ran.stdout)
-    assert ran.returncode == (figures["violations"] > 0)
+    assert ran.returncode == bool(figures["violations"])
     return figures
 
 
 def check(figures: dict[str, Any]) -> None:
-    assert figures["first_violations"] == [], figures["all_violations"]
-    assert figures["unmountable"] <= figures["images"] * MOST_UNMOUNTABLE
-    assert 0 < figures["judged"] == figures["images"] - figures["unmountable"]
+    assert figures["violations"] == []
+    assert len(figures["unmountable"]) <= figures["images"] * MOST_UNMOUNTABLE
+    assert figures["images"] > 0
 
 
 @pytest.mark.full
@@ -60,10 +60,7 @@ def test_no_power_cut_of_a_real_disk_breaks_a_promise(name: str, engine: SpoolEn
 
     check(figures)
     assert figures["images"] == IMAGES
-    # The judge had something to judge: whole messages, finished ones, all kinds of ends.
-    assert figures["seen"]["found"] > IMAGES
-    assert figures["seen"]["ended"] > IMAGES
-    assert {"TODO", "RELAYED", "BOUNCED", "EXPIRED"} <= set(figures["seen"])
+    assert figures["accepted"] > IMAGES / 4
 
 
 @pytest.mark.full
@@ -73,17 +70,10 @@ def test_no_power_cut_of_a_real_disk_breaks_a_promise(name: str, engine: SpoolEn
 @pytest.mark.parametrize(
     "name", ["ext4", *(pytest.param(name, marks=pytest.mark.crash(least_s=60)) for name in ("xfs", "btrfs"))]
 )
-def test_a_relay_that_leaves_out_a_sync_is_caught(
-    name: str, engine: SpoolEngine, sync: str, tmp_path: Path
-) -> None:
-    careless = ("--engine", engine, "--careless", sync, "--letters", 24)
-    figures = experiment(tmp_path, name, *careless, "--images", 150, "--until-violation")
+def test_a_sync_left_out_is_caught(name: str, engine: SpoolEngine, sync: str, tmp_path: Path) -> None:
+    figures = experiment(tmp_path, name, "--engine", engine, "--careless", sync, "--images", 150)
 
-    assert figures["violations"] > 0
-    kept = [json.loads(line) for line in Path(figures["all_violations"]).read_text().splitlines()]
-    assert kept[: len(figures["first_violations"])] == figures["first_violations"]
-    assert len(kept) == figures["violations"]
-    assert any("accepted, and lost" in violation for violation in figures["first_violations"])
+    assert any("is lost" in violation for violation in figures["violations"])
 
 
 @pytest.mark.crash
@@ -103,8 +93,8 @@ def test_cut_after_cut_on_one_disk_breaks_no_promise(
     figures = experiment(tmp_path, name, *arguments, seconds=seconds)
 
     tell(
-        f"lab: {name}, {engine}: {figures['judged']} crash images of {figures['plays']} plays judged, "
-        f"{figures['unmountable']} unmountable, {figures['flushes']} flushes, seed {crash_seed}: "
-        f"{figures['violations']} violations, in {figures['all_violations']}"
+        f"lab: {name}, {engine}: {figures['images']} crash images of {figures['plays']} plays judged, "
+        f"{len(figures['unmountable'])} unmountable, {figures['flushes']} flushes, seed {crash_seed}: "
+        f"{len(figures['violations'])} violations"
     )
     check(figures)

@@ -52,7 +52,6 @@ EVERY = dict.fromkeys(range(3), RELAYED)
 
 
 def begun(engine: Engine, *contents: bytes) -> tuple[Spool, list[QueueId]]:
-    """Return a spool that has claimed some messages."""
     spool, intake = engine.start(), engine.intake()
     queue_ids = [accept(intake, content=content) for content in contents]
     assert [message.queue_id for message in claimed(spool)] == queue_ids
@@ -60,12 +59,10 @@ def begun(engine: Engine, *contents: bytes) -> tuple[Spool, list[QueueId]]:
 
 
 def unhinted(messages: list[Message]) -> list[Message]:
-    """Return messages without the times of their next attempts, which are only hints."""
     return [message._replace(next_attempt_at_ns=None) for message in messages]
 
 
 def report_of(spool: Spool, queue_id: QueueId, *, ends: bool = False) -> Settlement:
-    """Return what tells the sender all that it is owed."""
     owed = read(spool, queue_id).owed_report
     assert owed is not None
     report = Report(owed.report_id, REPORT, b"Subject: sorry\r\n")
@@ -73,7 +70,6 @@ def report_of(spool: Spool, queue_id: QueueId, *, ends: bool = False) -> Settlem
 
 
 def watched(engine: Engine) -> ModelDisk:
-    """Return the view of the disk that every process of the engine has from now on."""
     assert isinstance(engine, OneSpool)
     assert isinstance(engine.disk, ModelDisk)
     view = engine.disk.another()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from relay.spool.maildir import layout
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.log_engine import LOG
 from tests.engines.spool.maildir_engine import MAILDIR
@@ -11,3 +12,9 @@ from tests.engines.spool.maildir_engine import MAILDIR
 def engine(request: pytest.FixtureRequest) -> OnModel:
     made: OnModel = request.param
     return made
+
+
+@pytest.fixture
+def few_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let cur/ have 2 parts instead of 64 that are mostly empty: messages share one, or not."""
+    monkeypatch.setattr(layout, "SPLITS", 2)

@@ -8,9 +8,8 @@ from relay.spool.interface import Status
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.maildir_engine import MAILDIR
 from tests.engines.spool.oracle import Known, live_on
-from tests.engines.spool.plays import play, prepared
-from tests.engines.spool.scenarios import held_and_released_together
-from tests.engines.spool.world import Letter, Sender, Snapshot, Violation, World
+from tests.engines.spool.scenarios import held_and_released, held_and_released_together, left_held
+from tests.engines.spool.world import Letter, Sender, Snapshot, Violation, World, play, prepared
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Model
 from tests.fakes.tally import Tally
@@ -22,17 +21,6 @@ WANTS_NONE = RecipientRequest(Notify.NEVER)
 LONG = b"Subject: long\r\n\r\n" + b"0123456789\r\n" * 110
 
 Images = Iterator[tuple[str, ModelDisk]]
-
-
-def _held(sender: Sender) -> None:
-    for queue_id in sorted(sender.queue):
-        sender.hold(queue_id)
-        sender.hold(queue_id, release=True)
-
-
-def _left_held(sender: Sender) -> None:
-    for queue_id in sorted(sender.queue)[:1]:
-        sender.hold(queue_id)
 
 
 def _warned(sender: Sender) -> None:
@@ -67,12 +55,12 @@ SCENARIOS: dict[str, tuple[tuple[Letter, ...], Callable[[Sender], None] | None]]
         _the_first_report_waits,
     ),
     "deleted": ((Letter(({0: DELETED, 1: RELAYED},), 2),), None),
-    "held and released": ((Letter(({0: RELAYED},)), Letter(({0: BOUNCED},))), _held),
+    "held and released": ((Letter(({0: RELAYED},)), Letter(({0: BOUNCED},))), held_and_released),
     "held and released together": (
         (Letter(({0: RELAYED},)), Letter(({0: BOUNCED},)), Letter(({0: RELAYED},))),
         held_and_released_together,
     ),
-    "bounced while held": ((Letter(({0: BOUNCED},)),), _left_held),
+    "bounced while held": ((Letter(({0: BOUNCED},)),), left_held),
     "warned, then bounced": ((Letter(({}, {0: BOUNCED})),), _warned),
     "told of some, no report after a crash": (
         (
@@ -84,14 +72,16 @@ SCENARIOS: dict[str, tuple[tuple[Letter, ...], Callable[[Sender], None] | None]]
         ),
         _reports_wait_after_a_crash,
     ),
-    "spilled": ((Letter(({0: RELAYED}, {1: BOUNCED}, {2: RELAYED}), 3, content=LONG, spills=2),), None),
+    "spilled": (
+        (Letter(({0: RELAYED}, {1: BOUNCED}, {2: RELAYED, 3: EXPIRED}), 4, content=LONG, spills=2),),
+        None,
+    ),
 }
 
 
 def run_of(
     name: str, model: Model = Model.ANY_SUBSET, *, from_nothing: bool = False, engine: OnModel = MAILDIR
 ) -> list[Snapshot]:
-    """Play a scenario and return every instant of it."""
     letters, meanwhile = SCENARIOS[name]
     world = World(prepared(model, is_started=not from_nothing, engine=engine), engine=engine)
     world.record()
@@ -135,7 +125,6 @@ class Judge:
 
     @property
     def judged(self) -> int:
-        """Return how many different states were judged."""
         return len(self.tally.states)
 
     def judge(

@@ -37,13 +37,9 @@ class Engine(Protocol):
         """Start a sender; it has claimed nothing yet."""
         ...
 
-    def intake(self) -> Intake:
-        """Start a listener."""
-        ...
+    def intake(self) -> Intake: ...
 
-    def damage(self, queue_id: QueueId) -> None:
-        """Change one octet in the middle of a queued message's content."""
-        ...
+    def damage(self, queue_id: QueueId) -> None: ...
 
 
 class OneSpool:
@@ -63,7 +59,6 @@ class OneSpool:
         self.told.append((name, why))
 
     def chance(self) -> Callable[[int], bytes]:
-        """Return what the next listener draws its ids from."""
         self._intakes += 1
         return random.Random(self._intakes).randbytes
 
@@ -75,7 +70,6 @@ class OneSpool:
             return self.disk.pread(fd, self.disk.size(fd), 0)
 
     def flip(self, path: str, at: int) -> None:
-        """Change one octet of a file."""
         with opened(self.disk, self.disk.open_update(path)) as fd:
             (octet,) = self.disk.pread(fd, 1, at)
             self.disk.write_at(fd, bytes([octet ^ 1]), at)
@@ -86,25 +80,21 @@ class OnModel(Protocol):
 
     root: str
 
-    def spool(self, disk: ModelDisk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> Spool:
+    def spool(self, disk: Disk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> Spool:
         """Own the queue, on a view of the disk; nothing is claimed yet."""
         ...
 
-    def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
-        """Start a listener on a view of the disk, in a spool that is there."""
-        ...
+    def listener(self, disk: Disk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake: ...
 
     def vary(self, rng: random.Random) -> None:
         """Draw what may be chosen of the engine, as how long its files are, for the rest of the process."""
         ...
 
-    def drafts(self, disk: ModelDisk) -> list[str]:
+    def drafts(self, disk: Disk) -> list[str]:
         """Return the names of what was never accepted and is still there."""
         ...
 
-    def remains(self, disk: ModelDisk) -> list[str]:
-        """Return the names of what is there of any message."""
-        ...
+    def remains(self, disk: Disk) -> list[str]: ...
 
 
 def note(index: int, text: str | None = "550 5.1.1 no such user", reason: str = "bounced") -> Note:
@@ -114,7 +104,6 @@ def note(index: int, text: str | None = "550 5.1.1 no such user", reason: str = 
 def accept(
     intake: Intake, envelope: Envelope = ENVELOPE, content: bytes = CONTENT, *, chunk: int = 0
 ) -> QueueId:
-    """Hand one message over, in chunks that are written one by one if a size is given."""
     draft = intake.draft()
     for start in range(0, len(content), chunk or len(content) or 1):
         draft.append(content[start : start + (chunk or len(content))])
@@ -125,7 +114,6 @@ def accept(
 
 
 def claimed(spool: Spool, most: int = 100) -> list[Message]:
-    """Claim all there is."""
     found: list[Message] = []
     while page := spool.claim(most):
         found += page

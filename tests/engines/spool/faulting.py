@@ -63,7 +63,6 @@ class Judging:
         self._seen: set[tuple[object, ...]] = set()
 
     def check(self, disk: ModelDisk, trace: Trace, story: str) -> None:
-        """Judge what a restart finds, and what one after a power cut would."""
         self.faults += 1
         FIGURES[self._figure] += 1
         platter = disk.platter
@@ -82,5 +81,4 @@ class Judging:
 
 
 def last_steps(disk: ModelDisk) -> str:
-    """Return what happened last, for a message to people."""
     return f"{disk.steps[-4:]}"

@@ -34,7 +34,6 @@ class LogEngine(OneSpool):
         return LogIntake(self.root, view, self.clock, self.chance(), segment_bytes=self.segment_bytes)
 
     def damage(self, queue_id: QueueId) -> None:
-        """Change one octet in the middle of a message, wherever that is."""
         path = self.layout.content(queue_id)
         if self.disk.inode(path) is not None:
             self.flip(path, len(self.content_of(path)) // 2)
@@ -55,7 +54,7 @@ class LogOnModel:
         self.root = root
         self.segment_bytes, self.checkpoint_bytes = LENGTHS[0]
 
-    def spool(self, disk: ModelDisk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> LogSpool:
+    def spool(self, disk: Disk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> LogSpool:
         return LogSpool(
             self.root,
             disk,
@@ -65,16 +64,16 @@ class LogOnModel:
             checkpoint_bytes=self.checkpoint_bytes,
         )
 
-    def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
+    def listener(self, disk: Disk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
         return LogIntake(self.root, disk, clock, chance, segment_bytes=self.segment_bytes)
 
     def vary(self, rng: random.Random) -> None:
         self.segment_bytes, self.checkpoint_bytes = rng.choice(LENGTHS)
 
-    def drafts(self, disk: ModelDisk) -> list[str]:
+    def drafts(self, disk: Disk) -> list[str]:
         return [name for name in disk.names(f"{self.root}/long") if name.endswith(PART)]
 
-    def remains(self, disk: ModelDisk) -> list[str]:
+    def remains(self, disk: Disk) -> list[str]:
         return [
             f"{folder}/{name}"
             for folder in ("long", "corrupt")

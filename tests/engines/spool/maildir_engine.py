@@ -47,21 +47,19 @@ class MaildirOnModel:
     def __init__(self, root: str) -> None:
         self.root = root
 
-    def spool(
-        self, disk: ModelDisk, clock: FakeClock, on_corrupt: Callable[[str, str], None]
-    ) -> MaildirSpool:
+    def spool(self, disk: Disk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> MaildirSpool:
         return MaildirSpool(self.root, disk, clock, on_corrupt)
 
-    def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
+    def listener(self, disk: Disk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
         return MaildirIntake(self.root, disk, clock, chance)
 
     def vary(self, rng: random.Random) -> None:
         """Nothing: a message is a file."""
 
-    def drafts(self, disk: ModelDisk) -> list[str]:
+    def drafts(self, disk: Disk) -> list[str]:
         return disk.names(f"{self.root}/tmp")
 
-    def remains(self, disk: ModelDisk) -> list[str]:
+    def remains(self, disk: Disk) -> list[str]:
         folders = [f"{self.root}/{name}" for name in ("tmp", "new", "hold", "corrupt", "notes")]
         folders += [f"{self.root}/cur/{name}" for name in disk.names(f"{self.root}/cur")]
         return [f"{folder}/{name}" for folder in folders for name in disk.names(folder)]

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 
 from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId
+from relay.spool.disk.durable import Disk
 from relay.spool.interface import Message, Status
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.maildir_engine import MAILDIR
-from tests.engines.spool.subjects import subject_of
-from tests.engines.spool.world import Letter, Sender, Snapshot, Trace, Violation, World
+from tests.engines.spool.world import Letter, Listener, Sender, Snapshot, Trace, Violation, World, subject_of
 from tests.fakes.disk import ModelDisk
 
 ONE_MORE = Letter(({0: Status.RELAYED},), content=b"Subject: after the crash\r\n")
@@ -80,29 +80,24 @@ def live_on(
         known.remember(keys[0], hash((image.fingerprint(), messages)))
         if not record and known.has(*keys):
             return []
-    check_start(image, sender, claimed, engine)
-    sender.end_what_is_done()
-    sender.report_what_is_owed(sorted(sender.queue))
-    if record:
-        # What comes in after a crash is as safe as what came before it.
-        world.listener(seed=len(trace.offered)).offer(ONE_MORE)
-    sender.warn_after_a_start()
-    sender.drain()
-    if left := engine.remains(image):
-        raise Violation(f"left at the end: {left}")
-    check_told(trace)
-    sender.spool.close()
+    check_start(image, claimed, engine)
+    _check_second_start(image, sender, engine)
+    check_whole(trace, sender)
+    # What comes in after a crash is as safe as what came before it.
+    go_on(image, sender, engine, one_more=world.listener(seed=len(trace.offered)) if record else None)
     if known is not None:
         known.add(*keys)
     return world.snapshots
 
 
-def check_start(image: ModelDisk, sender: Sender, claimed: Sequence[QueueId], engine: OnModel) -> None:
-    """Judge what a sender that started just now claimed."""
+def check_start(disk: Disk, claimed: Sequence[QueueId], engine: OnModel) -> None:
     if list(claimed) != sorted(claimed):
         raise Violation(f"claimed in another order than that of age: {claimed}")
-    if left := engine.drafts(image):
+    if left := engine.drafts(disk):
         raise Violation(f"drafts are left behind: {left}")
+
+
+def _check_second_start(image: ModelDisk, sender: Sender, engine: OnModel) -> None:
     other = image.after_kill()
     again = Sender(other, sender.clock, sender.trace, engine)
     again.claim()
@@ -110,12 +105,25 @@ def check_start(image: ModelDisk, sender: Sender, claimed: Sequence[QueueId], en
         raise Violation(f"starting twice is not starting once: {sender.queue} then {again.queue}")
     if sorted(engine.remains(other)) != sorted(engine.remains(image)):
         raise Violation(f"the second start left {engine.remains(other)}, not {engine.remains(image)}")
-    check_whole(sender.trace, sender)
+
+
+def go_on(disk: Disk, sender: Sender, engine: OnModel, *, one_more: Listener | None = None) -> None:
+    """Have a sender that has started bring all mail to its end; nothing may be left then."""
+    sender.end_what_is_done()
+    sender.report_what_is_owed(sorted(sender.queue))
+    if one_more is not None:
+        one_more.offer(ONE_MORE)
+    sender.warn_after_a_start()
+    sender.drain()
+    if left := engine.remains(disk):
+        raise Violation(f"left at the end: {left}")
+    check_told(sender.trace)
+    sender.spool.close()
 
 
 def check_whole(trace: Trace, sender: Sender) -> None:
     """Judge the whole queue: all that a sender knows is durable, and all that is there it could read."""
-    messages = {queue_id: sender.read(queue_id) for queue_id in sender.queue}
+    messages = {queue_id: _whole(sender, queue_id) for queue_id in sender.queue}
     # Of a message that is gone all is durable that came before its end.
     gone = {key: status for key, status in trace.called.items() if key[0] not in messages}
     trace.marked.update({key: status for key, status in gone.items() if key[0] in trace.finishing})
@@ -127,6 +135,13 @@ def check_whole(trace: Trace, sender: Sender) -> None:
             _check_absent(trace, queue_id, set(messages))
     if unknown := set(messages) - set(trace.offered):
         raise Violation(f"messages that nobody sent: {unknown}")
+
+
+def _whole(sender: Sender, queue_id: QueueId) -> Message:
+    message = sender.read(queue_id)
+    if message.content is not None:
+        return message
+    return message._replace(content=b"".join(sender.spool.content(queue_id)))
 
 
 def check_present(trace: Trace, message: Message, *, are_notes_given: bool = True) -> None:
@@ -184,7 +199,6 @@ def _to_tell(envelope: Envelope, statuses: Sequence[Status]) -> list[int]:
 
 
 def _told_of(trace: Trace, queue_id: QueueId, among: set[QueueId]) -> list[int]:
-    """Return the recipients that reports about a message tell of, as often as they do."""
     reports = [own for own in trace.told_of if subject_of(own) == queue_id and own in among]
     return sorted(index for own in reports for index in trace.told_of[own])
 

@@ -52,7 +52,6 @@ def opened(disk: ModelDisk, engine: str) -> Spool:
 
 
 def filled(engine: str, model: Model = Model.ANY_SUBSET) -> ModelDisk:
-    """Return a spool with messages in every state, that nobody has open."""
     disk = ModelDisk(Platter(model))
     spool = opened(disk, engine)
     intake = ENGINES[engine].intake(ROOT, disk.another(), FakeClock())

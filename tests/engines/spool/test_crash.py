@@ -18,7 +18,6 @@ import pytest
 
 from relay.mail.envelope import QueueId
 from relay.spool.maildir.layout import FORMAT, Layout, prepare
-from tests.engines.spool.campaign import few_folders
 from tests.engines.spool.cuts import (
     BOUNCED,
     RELAYED,
@@ -31,10 +30,11 @@ from tests.engines.spool.cuts import (
     run_of,
 )
 from tests.engines.spool.engine import OnModel
-from tests.engines.spool.plays import prepared
-from tests.engines.spool.world import ROOT, Letter, Listener, Snapshot, World
+from tests.engines.spool.world import ROOT, Letter, Listener, Snapshot, World, prepared
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
+
+pytestmark = pytest.mark.usefixtures("few_folders")
 
 CUTS_AT_ONCE = 6
 TOLD = (Letter(({0: RELAYED},)), Letter(({0: BOUNCED},)))
@@ -47,11 +47,6 @@ class Killed(BaseException):
 SOME = ("held and released together", "warned, then bounced", "bounced, the first report waits", "spilled")
 """Of the scenarios, what the small ones do not have: in each run."""
 EACH = [*SOME, *(pytest.param(name, marks=pytest.mark.full) for name in SCENARIOS if name not in SOME)]
-
-
-@pytest.fixture(autouse=True)
-def _few_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    few_folders(monkeypatch)
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -182,7 +177,6 @@ def test_a_listener_that_is_killed_leaves_whole_messages_or_none(model: Model, e
 
 
 def _story(rng: random.Random, judge: Judge, engine: OnModel) -> None:
-    """Draw one run and cut it several times."""
     name, model = rng.choice(list(SCENARIOS)), rng.choice(list(Model))
     snapshots: list[Snapshot] = run_of(name, model, from_nothing=rng.random() < 0.1, engine=engine)
     story = f"{name} ({model.name})"

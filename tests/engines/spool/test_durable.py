@@ -19,7 +19,6 @@ Written = Callable[[str, bytes], None]
 
 @pytest.fixture(params=["kernel", "model"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, str]:
-    """Return a disk, and a folder on it."""
     if request.param == "kernel":
         return RealDisk(), str(tmp_path)
     disk = ModelDisk()

@@ -35,7 +35,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 
 @pytest.fixture
 def descriptors() -> Iterator[None]:
-    """Hold a test to closing what it opened."""
     gc.collect()  # what earlier tests left to the collector is no part of this one
     before = sorted(Path("/proc/self/fd").iterdir())
     yield

@@ -17,14 +17,14 @@ import pytest
 from relay.spool.identity import report_id
 from relay.spool.interface import SpoolError
 from tests.budget import part_of
-from tests.engines.spool.campaign import few_folders
 from tests.engines.spool.cuts import BOUNCED, LONG, RELAYED, SCENARIOS, cuts, killed, prefixes, run_of
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.faulting import FAULTS, FULL, SOME, Judging, last_steps
-from tests.engines.spool.plays import play, prepared
-from tests.engines.spool.world import Letter, Snapshot, World
+from tests.engines.spool.world import Letter, Snapshot, World, play, prepared
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
+
+pytestmark = pytest.mark.usefixtures("few_folders")
 
 LETTERS = (Letter(({0: RELAYED},), content=LONG, spills=1), Letter(({0: RELAYED},)))
 
@@ -36,11 +36,6 @@ def few(*names: str, kinds: Sequence[str] = tuple(FAULTS)) -> list[object]:
     others = [name for name in SCENARIOS if name not in names]
     drawn = [pytest.param(name, kinds, marks=pytest.mark.crash, id=name) for name in part_of(others, 300.0)]
     return [*some, *later, *drawn]
-
-
-@pytest.fixture(autouse=True)
-def _few_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    few_folders(monkeypatch)
 
 
 def every_call(kinds: Iterable[str], fails: Callable[[str, int], bool]) -> None:

@@ -5,10 +5,8 @@ All on the model of a disk; the crash and fault suites have the log for an engin
 
 import contextlib
 import errno
-import gc
 import itertools
 import random
-import tracemalloc
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -99,7 +97,6 @@ class Life:
             del self.queue[queue_id]
 
     def check(self, image: ModelDisk, *, told: int = 0) -> None:
-        """Start on what a crash left, twice, and compare."""
         life = Life(image, self.engine.segment_bytes, self.checkpoint_bytes)
         for _ in range(2):
             spool = life.open()
@@ -530,25 +527,6 @@ def test_a_sector_that_cannot_be_read_is_no_empty_one() -> None:
                 spool.claim(9)
         again.disk.heal()
         assert [m.queue_id for m in claimed(spool)] == [messages[2].queue_id]
-
-
-def test_a_queued_message_takes_little_memory() -> None:
-    life = Life(ModelDisk(), 1_000_000, 1_000_000)
-    many, intake = 2000, life.engine.intake()
-    for _ in range(many):
-        accept(intake, content=b"")
-    gc.collect()
-    tracemalloc.start()
-    try:
-        spool = life.open()
-        while spool.claim(100):
-            pass
-        gc.collect()
-        taken_bytes = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    assert taken_bytes / many < 400
-    spool.close()
 
 
 @pytest.mark.parametrize("marks", [EVERY, {0: RELAYED}])

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from relay.spool.disk.durable import RealDisk
-from relay.spool.disk.threads import started
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[list[int]]:
-    """Return descriptors of twenty files with something to sync."""
     disk = RealDisk()
     fds = [disk.open_new(str(tmp_path / str(number))) for number in range(20)]
     for fd in fds:
@@ -46,16 +44,3 @@ def test_a_batch_has_one_result_for_each_file(
         assert numbers(results) == [None] * 3 + [errno.EBADF, None, alone.value.errno, None]
     os.close(reading)
     os.close(pipe)
-
-
-def test_an_executor_has_all_its_threads_from_the_start_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = started(3, "some")
-    assert threads.submit(lambda: "done").result() == "done"
-    threads.shutdown()
-
-    def refuse(_thread: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("threading.Thread.start", refuse)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        started(3, "some")

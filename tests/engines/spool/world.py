@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from relay.clock import SECOND_NS
 from relay.mail.draft import Draft
 from relay.mail.dsn import NOTHING_ASKED, DsnRequest
-from relay.mail.envelope import Envelope, QueueId
+from relay.mail.envelope import Envelope, QueueId, is_notice
+from relay.spool.disk.durable import Disk
 from relay.spool.identity import warning_id
 from relay.spool.interface import Full, Message, Note, Report, Settlement, SpoolError, Status, Unavailable
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.maildir_engine import MAILDIR
-from tests.engines.spool.subjects import subject_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
-from tests.fakes.platter import Platter
+from tests.fakes.platter import Model, Platter
 
 ROOT = MAILDIR.root
 MOST = 100
@@ -124,7 +124,7 @@ class Listener:
     """Hands messages over and remembers what was answered."""
 
     def __init__(
-        self, disk: ModelDisk, clock: FakeClock, trace: Trace, seed: int = 0, engine: OnModel = MAILDIR
+        self, disk: Disk, clock: FakeClock, trace: Trace, seed: int = 0, engine: OnModel = MAILDIR
     ) -> None:
         self.disk = disk
         self.clock = clock
@@ -151,7 +151,6 @@ class Listener:
         return draft, envelope
 
     def accept(self, drafts: Sequence[tuple[Draft, Envelope]]) -> list[QueueId | None]:
-        """End messages as one batch, and remember what was answered."""
         answers: list[QueueId | None] = []
         for (draft, _), error in zip(drafts, self.intake.accept(drafts), strict=True):
             if error is None:
@@ -166,7 +165,7 @@ class Listener:
 class Sender:
     """Settles messages as it is told."""
 
-    def __init__(self, disk: ModelDisk, clock: FakeClock, trace: Trace, engine: OnModel = MAILDIR) -> None:
+    def __init__(self, disk: Disk, clock: FakeClock, trace: Trace, engine: OnModel = MAILDIR) -> None:
         self.disk = disk
         self.clock = clock
         self.trace = trace
@@ -177,7 +176,6 @@ class Sender:
         self.spool = engine.spool(disk, clock, no_corruption)
 
     def claim(self) -> list[QueueId]:
-        """Claim all there is."""
         claimed: list[QueueId] = []
         while page := self.spool.claim(MOST):
             for message in page:
@@ -188,7 +186,6 @@ class Sender:
         return claimed
 
     def read(self, queue_id: QueueId) -> Message:
-        """Read a message as it is now."""
         (found,) = self.spool.read([queue_id])
         if isinstance(found, Unavailable) and self.on_full is not None:
             # The service tries again later.
@@ -258,7 +255,6 @@ class Sender:
         self.trace.held.update(dict.fromkeys(queue_ids, not release))
 
     def warn(self, queue_id: QueueId) -> None:
-        """Tell the sender of a message that it is late, and remember that."""
         message = self.read(queue_id)
         own = warning_id(queue_id)
         warning = Envelope("", (message.envelope.reverse_path,), self.clock.wall_ns(), "local", "", "LOCAL")
@@ -334,13 +330,13 @@ class Sender:
         return Note(index, "5.1.1", reason, text, "isp", self.clock.wall_ns())
 
     def _report(self, settlement: Settlement, message: Message) -> None:
-        """Let the settlement publish the report that is owed, if one is."""
         if (owed := message.owed_report) is None:
             return
         queue_id, envelope = message.queue_id, message.envelope
         own, told = owed.report_id, owed.indices
         known = {note.index: note.diagnostic for note in message.notes}
-        cannot_read = self.disk.fault is not None and self.disk.fault.forever
+        fault = self.disk.fault if isinstance(self.disk, ModelDisk) else None
+        cannot_read = fault is not None and fault.forever
         failed = [index for index in told if message.statuses[index].is_failure]
         if (missing := [index for index in failed if index not in known]) and not cannot_read:
             raise Violation(f"{queue_id}: the reasons for {missing} are lost")
@@ -403,7 +399,6 @@ class World:
         return Listener(self.listener_disk, self.clock, self.trace, seed, self.engine)
 
     def another_listener(self, seed: int) -> Listener:
-        """Return one that can die by itself."""
         disk = self.listener_disk.another()
         if self._is_recording:
             self._watch(disk)
@@ -422,3 +417,62 @@ def no_corruption(name: str, fault: str) -> None:
     if "cannot be read now" in fault:
         return
     raise Violation(f"{name} is taken for corrupt: {fault}")
+
+
+def subject_of(queue_id: QueueId) -> QueueId | None:
+    """Return which message a report or a warning is about; None for a message that came in."""
+    return QueueId(queue_id[:16]) if is_notice(queue_id) else None
+
+
+def prepared(
+    model: Model = Model.ANY_SUBSET, *, is_started: bool = True, engine: OnModel = MAILDIR
+) -> ModelDisk:
+    """Return a disk with an empty spool that was started once and is durable, or without one."""
+    disk = ModelDisk(Platter(model))
+    if not is_started:
+        return disk
+    spool = engine.spool(disk, FakeClock(), no_corruption)
+    assert spool.claim(1) == []
+    spool.close()
+    return ModelDisk(disk.platter.after_cut(disk.platter.pending))
+
+
+def play(
+    world: World,
+    *letters: Letter,
+    meanwhile: Callable[[Sender], None] | None = None,
+    clean_up: bool = False,
+    reports: Status = Status.RELAYED,
+) -> None:
+    """Take messages in as one batch and make of them what they say; then send the reports."""
+    sender = world.sender()
+    sender.claim()
+    world.listener().offer(*letters)
+    sender.claim()
+    if clean_up:
+        _clean_up_beside_the_living(world, sender)
+    if meanwhile is not None:
+        meanwhile(sender)
+    queue_ids = sorted(sender.queue)
+    for attempt in range(max(len(letter.fates) for letter in letters)):
+        pairs = zip(queue_ids, letters, strict=False)
+        due = {q: letter.fates[attempt] for q, letter in pairs if attempt < len(letter.fates)}
+        sender.settle({queue_id: fates for queue_id, fates in due.items() if queue_id in sender.queue})
+    sender.claim()
+    sender.drain(reports)
+    sender.spool.close()
+
+
+STILL_ARRIVING = Letter(({0: Status.RELAYED},), content=b"Subject: slow\r\n\r\nand steady\r\n", spills=1)
+
+
+def _clean_up_beside_the_living(world: World, sender: Sender) -> None:
+    dead, living = world.another_listener(101), world.another_listener(102)
+    assert isinstance(dead.disk, ModelDisk)
+    dead.begin(STILL_ARRIVING)
+    drafted = living.begin(STILL_ARRIVING)
+    dead.disk.die()
+    if sender.spool.tidy() != 1 or drafted is None:
+        raise Violation("tidying took another one's draft, or left that of the dead")
+    if None in living.accept([drafted]):
+        raise Violation("a message was refused after a tidying")

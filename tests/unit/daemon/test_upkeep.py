@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,19 +41,23 @@ class SlowDisk(RealDisk):
         return super().sync_each(fds, content_only=content_only)
 
 
-def intake_on(disk: RealDisk, root: Path) -> SpoolIntake:
+def intake_on(disk: RealDisk, root: Path) -> tuple[SpoolIntake, int]:
     prepare(str(root), RealDisk())
-    return SpoolIntake(MaildirIntake(str(root), disk, SystemClock()), Trigger(str(root), disk))
+    trigger = Trigger(str(root), disk)
+    return SpoolIntake(MaildirIntake(str(root), disk, SystemClock()), trigger), trigger.listen()
 
 
-async def cancel(call: "asyncio.Task[None]", disk: SlowDisk) -> None:
-    """Cancel a call whose thread is at the disk, as the end of a client's session does."""
+async def cancel(call: "asyncio.Task[None]", disk: SlowDisk) -> bool:
+    """Cancel a call whose thread is at the disk, as the end of a session does; return if it waits for it."""
     await asyncio.to_thread(disk.is_at_it.wait)
     call.cancel()
-    await asyncio.sleep(0)
+    for _ in range(9):
+        await asyncio.sleep(0)
+    has_waited = not call.done()
     disk.may_go_on.set()
     await asyncio.gather(call, return_exceptions=True)
     assert call.cancelled()
+    return has_waited
 
 
 def open_files(root: Path) -> list[str]:
@@ -62,10 +67,10 @@ def open_files(root: Path) -> list[str]:
 
 async def test_a_draft_whose_client_goes_leaves_nothing_behind(tmp_path: Path) -> None:
     disk = SlowDisk("write")
-    intake = intake_on(disk, tmp_path)
+    intake, _ = intake_on(disk, tmp_path)
     draft = intake.draft()
     draft.append(CONTENT)
-    await cancel(asyncio.create_task(intake.spill(draft)), disk)
+    assert await cancel(asyncio.create_task(intake.spill(draft)), disk)
     await intake.discard(draft)
 
     assert list((tmp_path / "tmp").iterdir()) == []
@@ -75,7 +80,7 @@ async def test_a_draft_whose_client_goes_leaves_nothing_behind(tmp_path: Path) -
 
 async def test_a_message_whose_client_goes_is_stored_whole(tmp_path: Path) -> None:
     disk = SlowDisk("sync")
-    intake = intake_on(disk, tmp_path)
+    intake, woken = intake_on(disk, tmp_path)
     draft, other = intake.draft(), intake.draft()
     envelope = Envelope("a@x.example", ("b@x.example",), 0, "unknown[127.0.0.1]", "here", "ESMTP")
     draft.append(CONTENT)
@@ -86,4 +91,5 @@ async def test_a_message_whose_client_goes_is_stored_whole(tmp_path: Path) -> No
     await also
 
     assert {path.name for path in (tmp_path / "new").iterdir()} == {draft.queue_id, other.queue_id}
+    assert select.select([woken], [], [], 0)[0]
     intake.close()

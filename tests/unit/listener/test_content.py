@@ -84,15 +84,6 @@ def test_decoder_agrees_with_the_reference_at_every_cut(pieces: list[bytes], nor
             assert decoder.size_bytes == len(content)
 
 
-LOOKALIKES = [
-    before + dot + after
-    for before in (b"\r\n", b"\n", b"\r", b"\n\r", b"\r\n\0", b"\r\r\n", b"\r\n\r", b"\0")
-    for dot in (b".", b"..", b".\0", b". ")
-    for after in (b"\r\n", b"\n", b"\r", b"\n\r", b"\r\r\n", b"\0\r\n", b" \r\n")
-    if END not in before + dot + after
-]
-
-
 HEADER_LINES = [
     b"Received: x",
     b"rECEIVED:",

@@ -55,8 +55,13 @@ async def test_strangers_have_a_fixed_share_and_one_origin_a_part_of_it(
         told = codes(b"".join([await client.reply() for client in same]))
         assert told == [220] * min(share, 10) + [421] * (20 - min(share, 10))
         await _strangers(room, 30)
-
         assert room.listener.admission.total == share
+
+        # Whoever leaves makes room for another one.
+        assert codes(await same[0].ask(b"QUIT")) == [221]
+        await until(lambda: room.listener.admission.total == share - 1)
+        late = await room.connect(source="127.9.0.1")
+        assert codes(await late.reply()) == [220]
 
 
 async def test_silent_handshakes_hold_only_the_strangers_share(

@@ -12,7 +12,7 @@ from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.layout import Layout
 from tests.engines.spool.engine import CONTENT, accept, note, read
 from tests.engines.spool.maildir_engine import MAILDIR
-from tests.engines.spool.plays import prepared
+from tests.engines.spool.world import prepared
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault
 from tests.fakes.virtual_time import WorkersInTurn, pass_time

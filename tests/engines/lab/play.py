@@ -1,0 +1,180 @@
+"""What is done with a spool and a history on a recorded disk, and what must hold of an image.
+
+The spool is used and judged as on the model disk (tests.engines.spool): a listener and a sender on one
+store, and a trace of what those outside were told.  `Notes` keeps how far the trace was at which place in
+the log of blocks: what is owed at a place was told before it, and what may have begun was asked for before.
+"""
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+from relay.clock import SECOND_NS
+from relay.mail.envelope import QueueId
+from relay.spool.disk.durable import RealDisk
+from relay.spool.interface import Intake, Spool, Status
+from relay.throttle.file_history import FileHistory
+from relay.throttle.history import HistoryError
+from relay.throttle.throttle import Throttle
+from tests.engines.history.limits import granted, messages, recipients
+from tests.engines.spool.engine import OnModel
+from tests.engines.spool.log_engine import LogOnModel
+from tests.engines.spool.maildir_engine import MaildirOnModel
+from tests.engines.spool.oracle import check_start, check_whole, go_on
+from tests.engines.spool.scenarios import MOST_RECIPIENTS, shapes
+from tests.engines.spool.world import Letter, Listener, Sender, Trace, Violation
+from tests.fakes.clock import FakeClock
+
+LONG = b"Subject: long\r\n\r\n" + b"0123456789abcdef\r\n" * 20_000
+LIMITS = [messages(10**6, 86_400), recipients(10**6, 86_400)]
+
+
+class CarelessDisk(RealDisk):
+    """One that leaves out a kind of sync, to show that the laboratory sees it: METHOD, or METHOD:FOLDER."""
+
+    def __init__(self, careless: str) -> None:
+        super().__init__()
+        method, _, folder = careless.partition(":")
+        sync = getattr(RealDisk, method)
+
+        def left_out(at: Any) -> None:
+            if folder and not str(at).endswith(f"/{folder}"):
+                sync(self, at)
+
+        setattr(self, method, left_out)
+
+
+Known = tuple[Trace, tuple[int, int]]
+"""A trace, and how many transactions and recipients were granted."""
+
+
+def engine_on(name: str, folder: Path) -> OnModel:
+    root = str(folder / "spool")
+    return MaildirOnModel(root) if name == "maildir" else LogOnModel(root)
+
+
+class Notes:
+    """What was known, and since which place in the log of blocks."""
+
+    def __init__(self, log: Path, trace: Trace, charged: tuple[int, int]) -> None:
+        self.trace, self.charged = trace, charged
+        """`charged`: transactions and recipients that were granted."""
+        self._log = log
+        # Also of what mounting wrote.
+        self._noted = [(0, trace.copy(), charged)]
+
+    def note(self) -> None:
+        self._noted.append((self._log.stat().st_size, self.trace.copy(), self.charged))
+
+    def known(self, place: int) -> Known:
+        _, trace, charged = [noted for noted in self._noted if noted[0] <= place][-1]
+        return trace.copy(), charged
+
+    @property
+    def places(self) -> list[int]:
+        return [place for place, _, _ in self._noted]
+
+
+class _Noting:
+    """Has what was asked for noted ahead of each call."""
+
+    def __init__(self, called: object, notes: Notes) -> None:
+        self._called, self._notes = called, notes
+
+    def __getattr__(self, name: str) -> Any:
+        self._notes.note()
+        return getattr(self._called, name)
+
+
+def work(
+    folder: Path,
+    engine: OnModel,
+    disk: RealDisk,
+    notes: Notes,
+    *,
+    clock: FakeClock,
+    rng: random.Random,
+    rounds: int,
+) -> None:
+    """Accept and settle messages; some stay, also held, for whoever goes on."""
+    sender = Sender(disk, clock, notes.trace, engine)
+    sender.spool = cast(Spool, _Noting(sender.spool, notes))
+    throttle = Throttle(FileHistory(folder / "history", RealDisk(), clock), LIMITS, None, clock)
+    sender.claim()
+    sender.end_what_is_done()
+    sender.report_what_is_owed(sorted(sender.queue))
+    listener = Listener(disk, clock, notes.trace, rng.randrange(1 << 30), engine)
+    listener.intake = cast(Intake, _Noting(listener.intake, notes))
+    fates: dict[QueueId, list[Mapping[int, Status]]] = {}
+    for number in range(rounds):
+        clock.advance(SECOND_NS)
+        letters = [
+            rng.choice(shapes(rng.randint(1, MOST_RECIPIENTS))).letter() for _ in range(rng.randint(1, 3))
+        ]
+        if number % 8 == 3:
+            letters.append(Letter(({0: Status.RELAYED},), content=LONG, spills=2))
+        for queue_id, letter in zip(listener.offer(*letters), letters, strict=True):
+            if queue_id is not None:
+                fates[queue_id] = list(letter.fates)
+        for queue_id in sender.claim():
+            fates.setdefault(queue_id, [{0: Status.RELAYED}])
+        due = {q: fates[q].pop(0) for q in sorted(sender.queue) if fates.get(q) and rng.random() < 0.7}
+        slots = granted(throttle, *(len(each) or 1 for each in due.values()))
+        notes.charged = (
+            notes.charged[0] + len(due),
+            notes.charged[1] + sum(len(each) or 1 for each in due.values()),
+        )
+        sender.settle(due)
+        for slot in slots:
+            throttle.settle(slot, clock.boottime_ns())
+        if sender.queue and rng.random() < 0.2:
+            sender.hold(rng.choice(sorted(sender.queue)))
+    notes.note()
+    throttle.close()
+    listener.intake.close()
+    sender.spool.close()
+
+
+def judge(folder: Path, engine: OnModel, known: Known, clock: FakeClock) -> None:
+    """Judge what is mounted on a folder by what was known.  Raises Violation, OSError."""
+    (trace, charged), disk = known, RealDisk()
+    _check_history(folder / "history", charged, disk, clock)
+    trace.crash()
+    with _started(disk, engine, trace, clock) as sender:
+        check_start(disk, sender.claim(), engine)
+        found = dict(sender.queue)
+        check_whole(trace, sender)
+        sender.spool.close()
+    with _started(disk, engine, trace, clock) as sender:
+        sender.claim()
+        if sender.queue != found:
+            raise Violation(f"starting twice is not starting once: {found} then {sender.queue}")
+        go_on(disk, sender, engine)
+
+
+@contextmanager
+def _started(disk: RealDisk, engine: OnModel, trace: Trace, clock: FakeClock) -> Iterator[Sender]:
+    sender = Sender(disk, clock, trace, engine)
+    try:
+        yield sender
+    except BaseException:
+        # What stays open would keep the image's file system.
+        with suppress(OSError):
+            sender.spool.close()
+        raise
+
+
+def _check_history(path: Path, charged: tuple[int, int], disk: RealDisk, clock: FakeClock) -> None:
+    """Hold the history to what was granted before the power went: all is still charged."""
+    throttle = Throttle(FileHistory(path, disk, clock), LIMITS, None, clock)
+    try:
+        throttle.flush()
+        used = [usage.used for usage in throttle.usage()]
+    except HistoryError as error:
+        raise Violation(f"the history is lost: {error}") from error
+    finally:
+        throttle.close()
+    if any(each < owed for each, owed in zip(used, charged, strict=True)):
+        raise Violation(f"charged {used}, and granted were {charged}")
