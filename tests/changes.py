@@ -50,7 +50,7 @@ CHANGES = (
     ),
     Change(
         "a slot ends though the upstream may go on with the transaction",
-        "sender/carrier.py",
+        "sender/transactions.py",
         "if is_over or attempt.ended_ns > reservation.deadline_ns + SUSPENDED_NS:",
         "if True:",
         SIMULATION,
@@ -79,7 +79,7 @@ CHANGES = (
     Change(
         "the account is not woken when its line changes",
         "sender/account.py",
-        "self._line.on_change = wake.set",
+        "self._line.on_change = self._wake.set",
         "self._line.on_change = lambda: None",
         SIMULATION,
     ),
@@ -92,8 +92,8 @@ CHANGES = (
     ),
     Change(
         "what the upstream says of the account is not told to its state",
-        "sender/consequences.py",
-        "        self._pausing.feel(decision.outcome, began_ns)\n",
+        "sender/transactions.py",
+        "        self._pausing.observe(decision.outcome, began_ns)\n",
         "",
         SIMULATION,
     ),
