@@ -12,6 +12,7 @@ from relay.queue.queues import Queues
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, next_listed
 
 NAMES = ("a", "b", "c")
+FATES = ("back", "done", "deferred", "unknown", "lost")
 ROUTES = (
     Route(("a", "b"), 15),
     Route(("b", "c", "a"), 40),
@@ -78,44 +79,35 @@ class AnyQueue(RuleBasedStateMachine):
         self.queue.note(name, self.states[name])
         self.look()
 
-    @rule(most=st.integers(1, 3))
-    def takes(self, most: int) -> None:
+    @rule(most=st.integers(0, 3), fates=st.lists(st.sampled_from(FATES), max_size=4))
+    def works(self, most: int, fates: list[str]) -> None:
+        for part, fate in zip(list(self.active), fates, strict=False):
+            del self.active[part]
+            if part.queue_id in self.left:  # else another part had it removed
+                self._ends(part, fate)
+                self._settle()
         for name, state in self.states.items():
-            if state.is_proving:
-                most = 0 if name in self.active.values() else 1
-            for part in self.queue.line(name).take(most if state.is_usable else 0, self.now_ns):
-                assert part not in self.active
-                self.active[part] = name
+            may_take = most if state.down_since_ns is None else int(state.is_proving)
+            if state.is_usable and not (state.is_proving and name in self.active.values()):
+                for part in self.queue.line(name).take(may_take, self.now_ns):
+                    assert part not in self.active
+                    self.active[part] = name
 
-    @precondition(lambda self: self.active)
-    @rule(which=st.integers(0), fate=st.sampled_from(["back", "done", "deferred", "unknown", "lost"]))
-    def ends(self, which: int, fate: str) -> None:
-        part = list(self.active)[which % len(self.active)]
-        del self.active[part]
-        if part.queue_id not in self.left:
-            return  # its message was removed meanwhile
+    def _ends(self, part: Queued, fate: str) -> None:
         line = self.queue.line_of(part)
         match fate:
-            case "done" if self.left[part.queue_id] == 1:
-                del self.left[part.queue_id]
-                self.queue.remove(part.queue_id)
-                return
-            case "done":
+            case "done" if self.left[part.queue_id] > 1:
                 self.left[part.queue_id] -= 1
                 self.queue.end_part(part)
-                return
-            case "lost":
+            case "done" | "lost":
                 del self.left[part.queue_id]
                 self.queue.remove(part.queue_id)
-                return
             case "back":
                 line.give_back(part, NO_REASON)
-            case "unknown":
-                self.queue.stay_unknown(part, self.now_ns + 30)
+            case _:
+                if fate == "unknown":
+                    self.queue.stay_unknown(part, self.now_ns + 30)
                 line.postpone(part, self.now_ns + 5, part.recipients_left, NO_REASON)
-            case "deferred":
-                line.postpone(part, self.now_ns + 5, part.recipients_left, NO_REASON)
-        self._settle()
 
     @precondition(lambda self: self.left)
     @rule(which=st.integers(0), is_released=st.booleans())
@@ -146,9 +138,10 @@ class AnyQueue(RuleBasedStateMachine):
             assert after == before, "put off, or gone"
             return
         self.left[queue_id] = len(after)
-        if State.HELD in states or states == {State.DEFERRED}:
-            assert {part.state for part in after} == (states & {State.HELD} or states)
-        if len(after) == 1:
+        if State.HELD in states:
+            assert {part.state for part in after} == {State.HELD}
+        elif len(after) == 1:
+            assert (after[0].state is State.DEFERRED) is (states == {State.DEFERRED})
             unknown_ns = max(part.past.unknown_until_ns for part in before)
             assert after[0].past.unknown_until_ns == unknown_ns
 
