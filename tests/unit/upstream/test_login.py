@@ -87,6 +87,20 @@ async def test_without_the_mechanism_no_login_is_tried(offered: tuple[str, ...])
         assert host.commands == ["EHLO client.example"]
 
 
+@pytest.mark.parametrize(
+    "end", ["535 5.7.8 no: {}\r\n", "535-{}\r\n535 no\r\n", "{}\r\n", "421 {}\r\n", "235x{}\r\n"]
+)
+async def test_what_the_upstream_repeats_of_a_password_is_not_shown(end: str) -> None:
+    script = Script(auth=end.format("hunter2").encode())
+    async with Smarthost(script, accounts={USER: "hunter2"}) as host:
+        with pytest.raises(UpstreamUnavailable) as caught:
+            async with connected(account(host, user=USER, password="hunter2", mechanism=Mechanism.PLAIN)):
+                pass
+
+        assert caught.value.answer.phase is Phase.AUTH
+        assert "hunter2" not in repr(caught.value.answer) + str(caught.value)
+
+
 async def test_a_challenge_that_is_none_ends_the_login() -> None:
     script = Script(challenge="334 x")
     async with Smarthost(script, accounts={USER: PASSWORD}) as host:

@@ -116,6 +116,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "250, then close": ("RRR", {"eod": [b"250 2.0.0 ok\r\n", CLOSE]}),
     "250, then reset": ("RRR", {"eod": [b"250 2.0.0 ok\r\n", RESET]}),
     "250, then half-close": ("RRR", {"eod": [b"250 2.0.0 ok\r\n", HALF_CLOSE]}),
+    "250, then rubbish": ("RRR", {"eod": b"250 2.0.0 ok\r\nrubbish\r\n"}),
     "250 drip": ("RRR", {"eod": Drip(b"250-2.0.0 ok\r\n250\r\n")}),
     "250 in 8 bits": ("RRR", {"eod": b"250 2.0.0 \xe2\x9c\x93 \x1b[1m\r\n"}),
     "421 to the dot, then 250": ("DDD?", {"eod": b"421 4.3.2 closing\r\n250 2.0.0 taken\r\n"}),

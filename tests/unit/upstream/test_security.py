@@ -174,6 +174,13 @@ async def test_plain_speech_on_the_port_of_implicit_tls_ends_it(certificates: Ce
         assert_nothing_was_entrusted(host)
 
 
+async def test_silence_on_the_port_of_implicit_tls_ends_in_time(certificates: Certificates) -> None:
+    async with Smarthost(Script(connect=SILENCE)) as host:
+        opened = account(host, tls=Tls.IMPLICIT, ca_file=certificates.ca)
+
+        assert "no answer within" in await failure(opened, Timeouts(connect_s=SOON_S))
+
+
 @BOTH
 async def test_an_authority_without_key_identifiers_is_trusted_by_each_python(
     tls: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
