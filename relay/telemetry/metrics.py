@@ -170,9 +170,9 @@ class Metrics(Collector):
         for answer in outcome.answers:
             self.count("relay_attempt_recipients_total", upstream, _RESULT[answer.verdict])
             by_reply[id(answer.reply)] = answer
-        if any(answer.verdict is Verdict.RELAYED for answer in outcome.answers):
-            now_seconds = self._clock.wall_ns() / SECOND_NS
-            self.set("relay_upstream_last_relayed_timestamp_seconds", upstream, to=now_seconds)
+            if answer.verdict is Verdict.RELAYED:
+                now_seconds = self._clock.wall_ns() / SECOND_NS
+                self.set("relay_upstream_last_relayed_timestamp_seconds", upstream, to=now_seconds)
         if outcome.pause is not None:
             by_reply[id(outcome.pause.reply)] = outcome.pause
         for answer in by_reply.values():
