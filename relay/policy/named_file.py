@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
+T = TypeVar("T")
+
 
 class SecretError(ValueError):
     """A secret, or another file that a policy names, is not there or not fit for use.
@@ -28,11 +30,6 @@ class SecretError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.named}: {self.words}" if self.named else self.words
-
-
-T = TypeVar("T")
-Marks = tuple[tuple[int, ...] | None, ...]
-"""What changes when a file does, for each; None for one that is not there."""
 
 
 class FileChange(enum.Enum):
@@ -61,12 +58,12 @@ class WatchedFiles(Generic[T]):
         self.error = ""
         """Why they cannot be used as they are now."""
         self._read = read
-        self._decided = self._seen = _marks(self.paths)
+        self._decided = self._seen = self._marks()
         """Of what was read and loaded or refused; as of the last look."""
         self.in_force = read()
 
     def look(self, *, is_asked: bool = False) -> FileChange:
-        marks = _marks(self.paths)
+        marks = self._marks()
         is_settled, self._seen = marks == self._seen, marks
         is_new = marks != self._decided
         if not is_asked and not (is_settled and (is_new or self.error)):
@@ -78,14 +75,14 @@ class WatchedFiles(Generic[T]):
             self.error = str(error)
             return FileChange.REFUSED if is_new or is_asked else FileChange.NOTHING
         is_changed = bool(self.error) or files != self.in_force
-        if not is_changed and not is_asked:
-            return FileChange.NOTHING
         self.error, self.in_force = "", files
-        return FileChange.CHANGED if is_changed else FileChange.REREAD
+        if is_changed:
+            return FileChange.CHANGED
+        return FileChange.REREAD if is_asked else FileChange.NOTHING
 
-
-def _marks(paths: Sequence[Path]) -> Marks:
-    return tuple(map(_mark, paths))
+    def _marks(self) -> list[tuple[int, ...] | None]:
+        """Return what changes when a file does, for each; None for one that is not there."""
+        return [_mark(path) for path in self.paths]
 
 
 def _mark(path: Path) -> tuple[int, ...] | None:

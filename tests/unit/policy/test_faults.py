@@ -4,18 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.policy.reading import only_fault
+from tests.unit.policy.reading import only_fault, whole_policy
 
-WHOLE = """\
-spool: spool
-listen: [LISTEN]
-upstreams:
-  isp: {host: isp.example, UPSTREAM}
-  ses: {host: ses.example, limits: [], history: /ses}
-  twin: {host: isp.example, limits: []}
-REST
-"""
-AS_IT_IS = {"LISTEN": "{address: '127.0.0.1:0', clients: [127.0.0.1]}", "UPSTREAM": "limits: []", "REST": ""}
 TABLES: dict[str, tuple[str, str]] = {
     "listen": (
         "LISTEN",
@@ -71,6 +61,10 @@ limits: [], auth: {user: a, password_env: ¦a-b} | auth.password_env | an enviro
 limits: [], auth: {user: a, password_credential: ¦../x} | auth.password_credential | without /
 limits: [], auth: {user: a, password_credential: ¦..} | auth.password_credential | not ..
 limits: [], tls: ¦none, auth: {user: a, password_env: A} | tls | in the clear
+limits: [], tls: ¦none, auth: {user: a, oauth2: GRANT} | tls | in the clear
+limits: [], auth: {user: a, password_file: f, oauth2: ¦GRANT} | auth.oauth2 | one password
+limits: [], auth: {user: a, mechanism: ¦plain, oauth2: GRANT} | auth.mechanism | oauth2.mechanism
+limits: [], provider: ¦gmial             | provider | gmail
 limits: ¦{messages: 1, per: 1m}          | limits | a list, got a mapping
 limits: [¦5]                             | limits[0] | a mapping of keys, got a number
 limits: [¦{per: 1m}]                     | limits[0] | a number of messages
@@ -83,7 +77,6 @@ limits: [{messages: 1, per: ¦60}]        | limits[0].per | a duration with a un
 limits: [{messages: 1, per: ¦day}]       | limits[0].per | 24h never exceeds
 limits: [{messages: 1, per: 1m, for_each: ¦subject}] | limits[0].for_each | sender, sender_domain
 limits: [{connections: 1, per: 1m, for_each: ¦sender}] | limits[0].for_each | connection carries mail of many
-limits: [{messages: 1, per: 1m}, ¦{messages: 1, per: 60s}] | limits[1] | the same limit as limits[0]
 limits: [{messages: 5, per: 1h, ¦hours: x}] | limits[0].hours | no key any more: write one limit
 limits: [{messages: 5, per: 1h, ¦ramp: x}]  | limits[0].ramp | no key any more: write one limit
 limits: [{messages: 5, per: 1h, ¦zone: x}]  | limits[0].zone | no key any more: write one limit
@@ -201,10 +194,9 @@ def _rows() -> Iterator[tuple[str, str, str]]:
         around, above = BELOW.get(table, ("", ""))
         for row in rows.strip().splitlines():
             written, key, word = (part.strip() for part in row.split(" | "))
-            text = WHOLE
-            for name, usual in AS_IT_IS.items():
-                text = text.replace(name, (around or "%s") % written if name == where else usual)
-            yield text, above + key, word
+            grant = "{grant: service_account, scope: s, key_file: k}"
+            written = (around or "%s") % written.replace("GRANT", grant)
+            yield whole_policy(**{where: written}), above + key, word
 
 
 @pytest.mark.parametrize(("text", "key", "word"), list(_rows()))
