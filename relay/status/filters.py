@@ -7,6 +7,7 @@ those that are left.  Does not: read a clock or a spool.
 """
 
 import enum
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ from relay.clock import SECOND_NS
 from relay.mail.address import comparable, comparable_domain
 from relay.mail.sought import sought, words_of
 from relay.queue.lanes import turn_of
-from relay.queue.queued import MOST_RUNS, Queued
+from relay.queue.queued import MOST_RUNS
 from relay.queue.sorting import Network, is_address, is_client, is_domain, is_like
-from relay.status.snapshot import MessageView, QueueState
+from relay.status.snapshot import MessageView, QueueState, as_json
 from relay.throttle.limit import LONGEST_KEY
 
 _MINUTE_NS = 60 * SECOND_NS
@@ -86,33 +87,24 @@ class Filters:
     def is_any(self) -> bool:
         return self == EVERYTHING
 
-    def may_fit(self, part: Queued) -> bool:
-        """Return False for what `judge` would leave out, by what costs least to ask."""
-        # Of a message in parts the state is that of all of them.
-        is_in_state = not self.states or part.part.indices is not None or part.state.value in self.states
-        return (
-            is_in_state
-            and part.size_bytes >= self.size_bytes
-            and (not self.senders or is_address(self.senders, part.reverse_path))
-            and (not self.users or any(is_like(user, part.user) for user in self.users))
-        )
-
     def judge(self, listed: Listed) -> bool | None:
         """Return None where only recipients can tell that are not in memory: `fits_recipients`."""
-        if not self._fits(listed):
-            return False
         view = listed.view
+        if not self._fits(view, listed.age_ns):
+            return False
         if view.state is QueueState.CORRUPT:
             return not (self.recipients or self.domains) and self._has_text(view, ())
         if listed.knows_recipients:
             return self.fits_recipients(view, view.recipients)
-        has_recipient = self._has_recipient(view.recipients) or None
-        has_text = self._has_text(view, view.recipients) or None
-        domains = map(_domain, view.recipients) if listed.domains is None else dict(listed.domains)
-        has_domain = self._has_domain(domains)
-        if not has_domain and listed.domains is not None:
+        # Of domains memory may know all, else those of the first recipients; of recipients only the first.
+        known = map(_domain, view.recipients) if listed.domains is None else dict(listed.domains)
+        has_domain = self._has_domain(known)
+        if listed.domains is not None and not has_domain:
             return False
-        return True if has_recipient and has_domain and has_text else None
+        has_all = (
+            has_domain and self._has_recipient(view.recipients) and self._has_text(view, view.recipients)
+        )
+        return True if has_all else None
 
     def fits_recipients(self, view: MessageView, recipients: Sequence[str]) -> bool:
         """`recipients` are all that are left of a message of which nothing else is in doubt."""
@@ -122,12 +114,11 @@ class Filters:
             and self._has_text(view, recipients)
         )
 
-    def _fits(self, listed: Listed) -> bool:
+    def _fits(self, view: MessageView, age_ns: int) -> bool:
         """Leave out what asks for recipients."""
-        view = listed.view
         return (
             (not self.states or view.state in self.states)
-            and listed.age_ns >= self.older_ns
+            and age_ns >= self.older_ns
             and view.size_bytes >= self.size_bytes
             and (not self.lanes or view.lane in self.lanes)
             and (
@@ -136,7 +127,7 @@ class Filters:
             and (not self.senders or is_address(self.senders, view.reverse_path))
             and (not self.users or any(is_like(user, view.user or "") for user in self.users))
             and (not self.clients or any(_is_client(client, view.client) for client in self.clients))
-            and (not self.reason or any(self.reason.lower() in text.lower() for text in _why(view)))
+            and any(self.reason.lower() in why.lower() for why in (view.reason, view.held_by))
         )
 
     def _has_text(self, view: MessageView, recipients: Sequence[str]) -> bool:
@@ -157,10 +148,6 @@ EVERYTHING = Filters()
 
 def _domain(address: str) -> str:
     return address.rpartition("@")[2]
-
-
-def _why(view: MessageView) -> tuple[str, str]:
-    return view.reason, view.held_by
 
 
 def _is_client(pattern: str, client: str) -> bool:
@@ -245,15 +232,8 @@ class Group:
 
 
 def group_to_json(group: Group) -> dict[str, Any]:
-    """Return a row for scripts; keys may be added, never renamed."""
     columns = [*(f"below_{minutes}m" for minutes in AGES), f"from_{AGES[-1]}m"]
-    return {
-        "key": group.key,
-        "messages": group.messages,
-        "recipients": group.recipients,
-        "size_bytes": group.size_bytes,
-        "messages_by_age": dict(zip(columns, group.messages_by_age, strict=True)),
-    }
+    return {**as_json(group), "messages_by_age": dict(zip(columns, group.messages_by_age, strict=True))}
 
 
 class _Sum:
@@ -265,8 +245,7 @@ class _Sum:
         self.messages += 1
         self.recipients += recipients
         self.size_bytes += listed.view.size_bytes
-        minutes = listed.age_ns // _MINUTE_NS
-        self.by_age[next((i for i, bound in enumerate(AGES) if minutes < bound), len(AGES))] += 1
+        self.by_age[bisect_right(AGES, listed.age_ns // _MINUTE_NS)] += 1
 
     def group(self, key: str | None) -> Group:
         return Group(key, self.messages, self.recipients, self.size_bytes, tuple(self.by_age))
@@ -294,20 +273,18 @@ class Summary:
         return [self._everything.group(None), *rows[:limit]]
 
 
-def _shares(listed: Listed, by: By) -> dict[str, int]:
+def _shares(listed: Listed, by: By) -> Mapping[str, int]:
     """Return the rows that a message is in, and its recipients there; it has `domains`, or all recipients."""
     view = listed.view
-    match by:
-        case By.SENDER:
-            return {comparable(view.reverse_path) or "<>": view.recipients_left}
-        case By.LANE:
-            return {view.lane: view.recipients_left}
-        case By.UPSTREAM:
-            return {view.upstream: view.recipients_left}
-        case By.REASON:
-            return {view.reason or view.held_by: view.recipients_left}
-        case By.DOMAIN:
-            shares: dict[str, int] = defaultdict(int)
-            for domain, count in listed.domains or domains_of(view.recipients):
-                shares[domain] += count
-            return shares
+    if by is By.DOMAIN:
+        shares = Counter[str]()
+        for domain, count in listed.domains or domains_of(view.recipients):
+            shares[domain] += count
+        return shares
+    key = {
+        By.SENDER: comparable(view.reverse_path) or "<>",
+        By.LANE: view.lane,
+        By.UPSTREAM: view.upstream,
+        By.REASON: view.reason or view.held_by,
+    }[by]
+    return {key: view.recipients_left}

@@ -1,7 +1,7 @@
 """The listing of the queue: a row a message, each with when it will go by estimate.  Reads memory only."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from relay.clock import Clock
@@ -17,13 +17,7 @@ from relay.status.snapshot import MessageView, QueueState
 NOT_IN_POLICY = "stop: its upstream has left the policy, and its last transaction may still relay it"
 HOLD, REPORTS, BACK_OFF, RESTS = "hold", "reports.per_hour", "back-off", "sender rests"
 _NOT_IN_LINE = {State.HELD: HOLD, State.REPORTING: REPORTS}
-_FURTHEST_FIRST = (
-    QueueState.ACTIVE,
-    QueueState.WAITING,
-    QueueState.DEFERRED,
-    QueueState.HELD,
-    QueueState.REPORTING,
-)
+_FURTHEST_FIRST = [QueueState(state) for state in ("active", "waiting", "deferred", "held", "reporting")]
 
 
 class Listing:
@@ -39,9 +33,8 @@ class Listing:
         self._queue, self._paces, self._paused = queue, paces, paused
         self._now_ns = clock.boottime_ns()
         self._to_wall_ns = clock.wall_ns() - self._now_ns
-        self._ahead: dict[str, Load] = {}
-        """By the upstream, what waits and had its row."""
-        self._ahead_in_lane: dict[tuple[str, str], Load] = {}
+        self._ahead: dict[tuple[str, str | None], Load] = {}
+        """By the upstream, and by the upstream and its lane: what waits and had its row."""
 
     def messages(self) -> list[MessageView]:
         rows = map(self.row, distinct(sorted(self._queue.keys())))
@@ -61,24 +54,12 @@ class Listing:
 
     def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> MessageView | None:
         """Return one message with all its recipients that are left; None if it is gone."""
-        for part in self._queue.parts(queue_id):
-            name, lane = part.upstream, self._queue.lane_of(part)
-            ahead = [
-                each
-                for each in self._queue.line(name)
-                if each.state is State.WAITING and each.queue_id < queue_id
-            ]
-            self._ahead[name] = _load_of(ahead)
-            its = [each for each in ahead if self._queue.lane_of(each) == lane]
-            self._ahead_in_lane[name, lane] = _load_of(its)
+        for name in {part.upstream for part in self._queue.parts(queue_id)}:
+            for each in self._queue.line(name):
+                if each.state is State.WAITING and each.queue_id < queue_id:
+                    self._pass(each)
         found = self.row(queue_id)
         return None if found is None else replace(found.view, recipients=recipients)
-
-    def skipped(self, queue_id: QueueId) -> None:
-        """Hear of a message that needs no row; those behind it go later."""
-        for part in self._queue.parts(queue_id):
-            if part.state is State.WAITING:
-                self._pass(part)
 
     def part(self, part: Queued) -> MessageView:
         """Return what of a message stands in one line, without recipients."""
@@ -100,11 +81,11 @@ class Listing:
 
     def _pass(self, part: Queued) -> tuple[Load, str, Load]:
         """Count a message that waits; return what goes up to it, its lane, and what goes there up to it."""
-        name, lane = part.upstream, self._queue.lane_of(part)
-        more = 1, part.recipients_left, part.size_bytes
-        ahead = self._ahead[name] = self._ahead.get(name, Load()).plus(*more)
-        its = self._ahead_in_lane[name, lane] = self._ahead_in_lane.get((name, lane), Load()).plus(*more)
-        return ahead, lane, its
+        lane = self._queue.lane_of(part)
+        for key in (part.upstream, None), (part.upstream, lane):
+            before = self._ahead.get(key, Load())
+            self._ahead[key] = before.plus(1, part.recipients_left, part.size_bytes)
+        return self._ahead[part.upstream, None], lane, self._ahead[part.upstream, lane]
 
     def _expected(self, part: Queued) -> Expected:
         pace = self._paces.get(part.upstream)
@@ -181,11 +162,6 @@ def _as_one(one: Listed, other: Listed) -> Listed:
         one.age_ns,
         domains,
     )
-
-
-def _load_of(parts: Collection[Queued]) -> Load:
-    recipients = sum(each.recipients_left for each in parts)
-    return Load(len(parts), recipients, sum(each.size_bytes for each in parts))
 
 
 def distinct(keys: Iterable[QueueId]) -> Iterator[QueueId]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.status import chart
-from relay.status.samples import GAP, MINUTES, Samples
+from relay.status.chart import GAP, MINUTES, Samples
 from relay.status.snapshot import QueueCounts, QueueState, Snapshot
 from tests.fakes.snapshots import a_limit, a_snapshot, an_upstream
 
@@ -28,7 +28,7 @@ def test_each_minute_of_the_day_has_its_highest_number(looks: list[tuple[int, in
 
     last = max(highest)
     expected = [highest.get(minute, GAP) for minute in range(last - MINUTES + 1, last + 1)]
-    assert list(samples.last(KEY, MINUTES)) == expected
+    assert samples.day(KEY) == expected
 
 
 def test_what_is_not_known_is_a_gap_in_the_line() -> None:

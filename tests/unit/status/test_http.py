@@ -15,9 +15,9 @@ import pytest
 
 from relay.policy.units import HostPort
 from relay.status import page
+from relay.status.chart import Samples
 from relay.status.collector import collect
 from relay.status.http import StatusServer
-from relay.status.samples import Samples
 from relay.status.snapshot import (
     MessageView,
     PolicyStatus,
