@@ -33,7 +33,7 @@ def test_a_real_reply_has_the_verdict_that_it_should(case: Case) -> None:
 
     assert ruling.words in case.verdicts
     assert case.source
-    if case.generic:
+    if case.is_generic:
         assert by_anybody(case).words in case.verdicts
     if case.wait_ns is not None:
         assert ruling.wait_ns == case.wait_ns

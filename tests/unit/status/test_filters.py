@@ -1,6 +1,7 @@
 """What filters make of a message, from memory alone or with its recipients read."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -88,8 +89,8 @@ def test_domains_are_told_from_memory_if_they_are_there() -> None:
         (Filters(reason="pause"), {"held_by": "pause: 421 no"}),
     ],
 )
-def test_each_filter_takes_its_own_and_leaves_others(filters: Filters, others: dict[str, object]) -> None:
-    other = {
+def test_each_filter_takes_its_own_and_leaves_others(filters: Filters, others: dict[str, Any]) -> None:
+    other: dict[str, Any] = {
         "reverse_path": "a@elsewhere.example", "user": None, "client": "local", "lane": "", "upstream": "ses",
         "state": QueueState.DEFERRED, "size_bytes": 1999, "age_ns": 2 * SECOND_NS - 1, "reason": "",
         "held_by": "back-off",
