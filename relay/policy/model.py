@@ -140,14 +140,14 @@ class Listen(Section):
     def faults(self) -> Iterator[Fault]:
         is_open = not self.address.is_loopback
         if is_open and not self.clients and self.users_file is None:
-            words = "it is open to the network: name the clients or a users_file that may relay, since an "
-            yield Fault(f"{words}open relay is never run", ("address",))
+            words = "it is open to the network, and an open relay is never run: name clients or a users_file"
+            yield Fault(words, ("address",))
         if self.users and self.users_file is None:
-            words = "nobody logs in without a users_file, so there is nobody to say this of"
-            yield Fault(words, ("users",))
+            yield Fault("nobody logs in without a users_file", ("users",))
         if is_open and self.users_file is not None and self.certificate is None:
-            words = "passwords would cross the network in the clear: AUTH needs a certificate"
-            yield Fault(words, ("users_file",))
+            yield Fault(
+                "passwords would cross the network in the clear: it needs a certificate", ("users_file",)
+            )
         if self.key is not None and self.certificate is None:
             yield Fault("a key is of no use without a certificate", ("key",))
         if self.tls is Tls.NONE:
@@ -243,8 +243,9 @@ class Upstream(Section):
             yield Fault("it is shown in TLS only: tls is none", ("tls_certificate",))
         if self.tls_certificate is None:
             if auth is not None and auth.mechanism is Mechanism.EXTERNAL:
-                words = "it logs in by a certificate, so it needs tls_certificate"
-                yield Fault(words, ("auth", "mechanism"))
+                yield Fault(
+                    "external logs in by a certificate: it needs tls_certificate", ("auth", "mechanism")
+                )
             if self.tls_key is not None:
                 yield Fault("a key is of no use without a certificate", ("tls_key",))
 
@@ -284,8 +285,7 @@ class Retry(Section):
             key = "min" if "min_ns" in self.model_fields_set else "max"
             yield Fault("min is longer than max", (key,))
         if self.warn_after_ns is not None and self.warn_after_ns >= self.lifetime_ns:
-            words = "warn_after is not below lifetime: the bounce would come first"
-            yield Fault(words, ("warn_after",))
+            yield Fault("it is not below lifetime: the bounce would come first", ("warn_after",))
 
 
 def _report_sender(value: str) -> str:
@@ -323,11 +323,9 @@ class Practice(Section):
     def faults(self) -> Iterator[Fault]:
         for key in ("connections", "bytes", "for_each"):
             if getattr(self.limit, key) is not None:
-                words = "the practice smarthost counts messages or recipients in any T, no more"
-                yield Fault(words, ("limit", key))
+                yield Fault("the practice smarthost counts messages or recipients alone", ("limit", key))
         if not self.address.is_loopback:
-            words = "it has no TLS and takes a password, so it may only be on this host: 127.0.0.1 or [::1]"
-            yield Fault(words, ("address",))
+            yield Fault("it takes a password without TLS: only on 127.0.0.1 or [::1]", ("address",))
 
 
 class Policy(Section):

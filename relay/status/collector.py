@@ -35,53 +35,23 @@ def collect(
     events: Events,
     clock: Clock,
 ) -> None:
-    metrics.registry.register(SnapshotCollector(snapshot, events, clock, metrics))
-    metrics.registry.register(ListenerCollector(listener_counts, events))
+    metrics.registry.register(ScrapeCollector(metrics, snapshot, listener_counts, events, clock))
 
 
-class ListenerCollector(Collector):
-    """What listeners counted, and lost lines of the log, which they write too."""
-
-    def __init__(self, counts: ListenerCounts, events: Events) -> None:
-        self._counts = counts
-        self._events = events
-
-    def collect(self) -> Iterator[Metric]:
-        families = Families("listener")
-        for listener, counts, open_now in self._counts:
-            families.set("relay_smtpd_connections_total", counts.connections, listener)
-            families.set("relay_smtpd_open_connections", open_now, listener)
-            families.set("relay_smtpd_messages_accepted_total", counts.messages, listener)
-            families.set("relay_smtpd_recipients_accepted_total", counts.recipients, listener)
-            families.set("relay_smtpd_received_bytes_total", counts.size_bytes, listener)
-            families.set("relay_smtpd_faults_total", counts.faults, listener)
-            for name, count in counts.rejects.items():
-                families.set("relay_smtpd_rejects_total", count, listener, *name.split(" "))
-            families.set_histogram(
-                "relay_smtpd_commit_duration_seconds",
-                counts.commits,
-                counts.commit_ns / SECOND_NS,
-                listener,
-            )
-        elsewhere = sum(counts.lost_lines for _, counts, _ in self._counts)
-        families.set("relay_log_lost_lines_total", self._events.lines_lost + elsewhere)
-        return iter(families)
-
-
-class SnapshotCollector(Collector):
+class ScrapeCollector(Collector):
     def __init__(
         self,
+        metrics: Metrics,
         snapshot: Callable[[], Snapshot],
+        counts: ListenerCounts,
         events: Events,
         clock: Clock,
-        metrics: Metrics,
     ) -> None:
-        self._snapshot = snapshot
-        self._events = events
-        self._clock = clock
-        self._metrics = metrics
+        self._metrics, self._snapshot, self._counts = metrics, snapshot, counts
+        self._events, self._clock = events, clock
 
     def collect(self) -> Iterator[Metric]:
+        yield from self._of_listeners()
         families = Families("snapshot")
         began_ns = self._clock.boottime_ns()
         try:
@@ -97,7 +67,26 @@ class SnapshotCollector(Collector):
                 _fill_upstream(families, upstream, snapshot.at_ns)
         took_ns = self._clock.boottime_ns() - began_ns
         families.set("relay_collector_duration_seconds", took_ns / SECOND_NS)
-        return iter(families)
+        yield from families
+
+    def _of_listeners(self) -> Families:
+        """Return what listeners counted, and lost lines of the log, which they write too."""
+        families = Families("listener")
+        lost_lines = self._events.lines_lost
+        for listener, counts, open_now in self._counts:
+            families.set("relay_smtpd_connections_total", counts.connections, listener)
+            families.set("relay_smtpd_open_connections", open_now, listener)
+            families.set("relay_smtpd_messages_accepted_total", counts.messages, listener)
+            families.set("relay_smtpd_recipients_accepted_total", counts.recipients, listener)
+            families.set("relay_smtpd_received_bytes_total", counts.size_bytes, listener)
+            families.set("relay_smtpd_faults_total", counts.faults, listener)
+            for name, count in counts.rejects.items():
+                families.set("relay_smtpd_rejects_total", count, listener, *name.split(" "))
+            took = counts.commit_ns / SECOND_NS
+            families.set_histogram("relay_smtpd_commit_duration_seconds", counts.commits, took, listener)
+            lost_lines += counts.lost_lines
+        families.set("relay_log_lost_lines_total", lost_lines)
+        return families
 
 
 def _fill_queue(families: Families, snapshot: Snapshot) -> None:

@@ -1,5 +1,6 @@
 """Whatever the bytes are, they are a policy or faults that a person can act on."""
 
+import re
 from pathlib import Path
 
 from hypothesis import given
@@ -51,41 +52,14 @@ def test_any_edit_of_a_good_policy_is_a_policy_or_a_policy_error(data: st.DataOb
 
 
 SCALARS = st.integers().map(str) | st.sampled_from(
-    ["null", "true", "-1", "0", "1", "1m", "0s", "127.0.0.1:0", "0.0.0.0:25", "x", "none", "'..'", "[]", "{}"]
+    re.findall(r"\S+", "null true -1 0 1 1m 0s 127.0.0.1:0 0.0.0.0:25 x none '..' [] {}")
 )
 KEYS = st.sampled_from(
-    [
-        "spool",
-        "listen",
-        "address",
-        "clients",
-        "tls",
-        "key",
-        "upstreams",
-        "host",
-        "auth",
-        "user",
-        "limits",
-        "per",
-        "messages",
-        "recipients",
-        "retry",
-        "min",
-        "max",
-        "practice",
-        "limit",
-        "timeouts",
-        "http",
-        "nonsense",
-        "isp",
-        "lanes",
-        "sender",
-        "header",
-        "client",
-        "share",
-        "ceiling",
-        "default",
-    ]
+    re.findall(
+        r"\w+",
+        "spool listen address clients tls key upstreams host auth user limits per messages recipients retry "
+        "min max practice limit timeouts http nonsense isp lanes sender header client share ceiling default",
+    )
 )
 FLOW = st.recursive(
     SCALARS,

@@ -13,7 +13,7 @@ TABLES: dict[str, tuple[str, str]] = {
 {address: ¦0.0.0.0:2525}                            | listen[0].address | open relay
 {address: 0.0.0.0:2525, clients: [¦0.0.0.0/0]}      | listen[0].clients[0] | open relay
 {address: 127.0.0.1:25, clients: [¦10.0.0.1/8]}     | listen[0].clients[0] | did you mean 10.0.0.0/8?
-{address: 192.0.2.1:25, users_file: ¦users}         | listen[0].users_file | AUTH needs a certificate
+{address: 192.0.2.1:25, users_file: ¦users}         | listen[0].users_file | it needs a certificate
 {address: 127.0.0.1:25, key: ¦key.pem}              | listen[0].key | without a certificate
 {address: 127.0.0.1:465, tls: ¦implicit}            | listen[0].tls | needs a certificate
 {address: 127.0.0.1:465, tls: ¦none}                | listen[0].tls | starttls or implicit
@@ -147,7 +147,7 @@ notify: [{command: [x], secret_file: ¦s}] | notify[0].secret_file | a command g
 notify: [{command: ¦[]}]                 | notify[0].command | at least one
 notify: [{command: [x], events: [¦bounce]}] | notify[0].events[0] | bounced, expired, paused
 notify: [{command: [x]}, ¦{command: [x]}] | notify[1] | the same receiver as notify[0]
-practice: {address: ¦192.0.2.1:2, password_file: p, limit: {messages: 1, per: 1s}} | practice.address | host
+practice: {address: ¦192.0.2.1:2, password_file: p, limit: {messages: 1, per: 1s}} | practice.address | TLS
 practice: {address: '[::1]:1', password_file: p, limit: {bytes: ¦1, per: 1s}} | practice.limit.bytes | counts
 """,
     ),

@@ -58,7 +58,7 @@ UPSTREAM | limits: [], tls_certificate: cert.pem, tls_key: ¦gone | No such file
 UPSTREAM | limits: [], tls_certificate: cert.pem, tls_key: ¦locked.pem | is encrypted
 UPSTREAM | limits: [], tls_certificate: cert.pem, tls_key: ¦other.pem | not that of the certificate
 UPSTREAM | limits: [], tls: none, tls_certificate: ¦both.pem | tls is none
-UPSTREAM | limits: [], auth: {user: u, mechanism: ¦external} | so it needs tls_certificate
+UPSTREAM | limits: [], auth: {user: u, mechanism: ¦external} | it needs tls_certificate
 LISTEN | {address: '127.0.0.1:0', certificate: cert.pem, key: ¦open} | mode 0644
 LISTEN | {address: '127.0.0.1:0', certificate: cert.pem, key: ¦empty} | no private key of the certificate
 LISTEN | {address: '127.0.0.1:0', users_file: ¦nobody} | it names no user
