@@ -1,8 +1,6 @@
 """YAML with positions: what scalars mean, and what is refused before it can hurt."""
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from relay.policy.document import MAX_NODES, Fault, Mark, read_document
 
@@ -80,19 +78,3 @@ def test_a_yaml_bomb_counts_as_what_it_unfolds_to() -> None:
     bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
     bomb += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
     assert f"more than {MAX_NODES} values" in only_fault(bomb).message
-
-
-@given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode)))
-@example(b"\xef\xbb\xbf")
-@example(b"&a")
-@example(b"*a")
-@example(b"? ")
-@example(b'"\\ud800"')
-@example(b"- &a [*a]")
-def test_any_bytes_are_a_document_or_flaws(content: bytes) -> None:
-    document = read_document(content)
-    assert document.places or document.faults
-    lines = content.count(b"\n") + content.count(b"\r") + 2
-    for fault in document.faults:
-        assert 1 <= fault.mark.line <= lines
-        assert fault.mark.column >= 1
