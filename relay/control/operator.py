@@ -39,7 +39,7 @@ from relay.sender.sender import Sender
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Absent, Corrupt, Full, Message, Note, Settlement, Status, Unavailable
-from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted, domains_of
+from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted
 from relay.status.listing import distinct
 from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
@@ -127,9 +127,9 @@ class Operator(Rows):
         async for some in self._listed(filters):
             whole = {each.view.queue_id: each for each in some}
             if by is By.DOMAIN:
-                unknown = (each for each in some if each.domains is None and not each.knows_recipients)
-                async for each, recipients in self._read(unknown):
-                    whole[each.view.queue_id] = each._replace(domains=domains_of(recipients))
+                async for each, recipients in self._read(each for each in some if not each.knows_recipients):
+                    view = replace(each.view, recipients=tuple(recipients))
+                    whole[view.queue_id] = each._replace(view=view)
             adding.add(whole.values())
         return adding.rows(limit)
 

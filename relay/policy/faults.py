@@ -8,16 +8,18 @@ those that a policy has.  Any other key is shown as `?`.
 import difflib
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args, get_origin
+from typing import TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from relay.policy.document import Document, Fault, Mark, Step
+from relay.policy.document import Document, Fault, Mark, Step, read_document
 from relay.policy.units import BROKEN, Section
+
+_Section = TypeVar("_Section", bound=Section)
 
 MOST_FAULTS = 200
 """Told of one file; the rest is only counted."""
@@ -94,8 +96,35 @@ class PolicyError(Exception):
         return "\n".join(map(str, self.errors))
 
 
-def faults_of_validation(document: Document, error: ValidationError, root: type[Section]) -> Iterator[Fault]:
-    """`root` is what the whole file is, for guesses at misspelt keys."""
+def validated(
+    content: bytes,
+    path: Path,
+    kind: type[_Section],
+    fill: Callable[[object], object] = lambda value: value,
+) -> tuple[_Section, Document]:
+    """Return what a file says, and where.  Raises PolicyError with all faults."""
+    document = read_document(content)
+    faults = list(document.faults)
+    if faults and document.value is None:
+        raise PolicyError(path, faults)
+    try:
+        section = kind.model_validate(
+            fill(document.value),
+            # Not resolved: a policy behind a symbolic link stands where the link is.
+            context=path.absolute().parent,
+            by_alias=True,
+            by_name=False,
+        )
+    except ValidationError as error:
+        # Nothing is raised from it: pydantic's own text quotes the values.
+        faults += _faults_of_validation(document, error, kind)
+    else:
+        if not faults:
+            return section, document
+    raise PolicyError(path, faults)
+
+
+def _faults_of_validation(document: Document, error: ValidationError, root: type[Section]) -> Iterator[Fault]:
     # A default that other keys make is no fault of its own.
     details = [
         each for each in error.errors(include_url=False) if each["type"] != "default_factory_not_called"

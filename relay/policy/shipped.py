@@ -9,12 +9,10 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from relay.policy.document import Document, Step, read_document
-from relay.policy.faults import PolicyError, faults_of_validation
+from relay.policy.document import Document, Step
+from relay.policy.faults import validated
 from relay.policy.rules import DefaultRule, SourcedRule, VerdictRule
 from relay.policy.units import Section, Text
 from relay.verdicts.verdict import Judge, Layer, Rule
@@ -66,27 +64,14 @@ class ProvidersFile(Section):
     providers: dict[str, Provider]
 
 
-_File = TypeVar("_File", bound=Section)
-
-
-def _read(path: Path, kind: type[_File]) -> tuple[_File, Document]:
-    document = read_document(path.read_bytes())
-    if document.faults:
-        raise PolicyError(path, document.faults)
-    try:
-        return kind.model_validate(document.value, by_alias=True, by_name=False), document
-    except ValidationError as error:
-        raise PolicyError(path, faults_of_validation(document, error, kind)) from None
-
-
 @functools.cache
 def _rules() -> tuple[RulesFile, Document]:
-    return _read(RULES_FILE, RulesFile)
+    return validated(RULES_FILE.read_bytes(), RULES_FILE, RulesFile)
 
 
 @functools.cache
 def _providers() -> tuple[ProvidersFile, Document]:
-    return _read(PROVIDERS_FILE, ProvidersFile)
+    return validated(PROVIDERS_FILE.read_bytes(), PROVIDERS_FILE, ProvidersFile)
 
 
 def rules_file() -> RulesFile:

@@ -8,10 +8,8 @@ text names, so that a policy which it returns can be put to work.
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from relay.policy.document import MAX_BYTES, Document, Fault, Mark, Step, read_document
-from relay.policy.faults import PolicyError, faults_of_validation
+from relay.policy.document import MAX_BYTES, Fault, Mark, Step, read_document
+from relay.policy.faults import PolicyError, validated
 from relay.policy.model import Policy
 from relay.policy.named_file import read_regular
 from relay.policy.secrets import unusable
@@ -49,8 +47,7 @@ def unreadable(path: Path, error: OSError) -> PolicyError:
 
 def inspected_policy(content: bytes, path: Path, *, is_service: bool = True) -> Policy:
     """Look at the files that it names, too.  Raises PolicyError with all faults."""
-    document = read_document(content)
-    policy = _policy_in(document, path)
+    policy, document = validated(content, path, Policy, with_presets)
     faults = [
         each._replace(mark=document.mark_of(each.at)) for each in unusable(policy, is_service=is_service)
     ]
@@ -61,25 +58,4 @@ def inspected_policy(content: bytes, path: Path, *, is_service: bool = True) -> 
 
 def parse_policy(text: bytes, path: Path) -> Policy:
     """Read no file; relative paths start beside `path`.  Raises PolicyError with all faults."""
-    return _policy_in(read_document(text), path)
-
-
-def _policy_in(document: Document, path: Path) -> Policy:
-    faults = list(document.faults)
-    if faults and document.value is None:
-        raise PolicyError(path, faults)
-    try:
-        policy = Policy.model_validate(
-            with_presets(document.value),
-            # Not resolved: a policy behind a symbolic link stands where the link is.
-            context=path.absolute().parent,
-            by_alias=True,
-            by_name=False,
-        )
-    except ValidationError as error:
-        # Nothing is raised from it: pydantic's own text quotes the values.
-        faults += faults_of_validation(document, error, Policy)
-    else:
-        if not faults:
-            return policy
-    raise PolicyError(path, faults)
+    return validated(text, path, Policy, with_presets)[0]

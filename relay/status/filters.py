@@ -1,9 +1,9 @@
 """Which messages an operator means, in what order, and how they add up.  Pure.
 
 One matcher, for a listing, its summary and the verbs.  Different filters must all match, of one
-filter's values any one.  What is kept in memory of a message answers nearly all of them; only where
-it has more recipients than are kept there do they have to be read (`Filters.judge`).  Recipients are
-those that are left.  Does not: read a clock or a spool.
+filter's values any one.  Memory keeps the first recipients of a message; where a filter asks for others,
+they have to be read (`Filters.judge`).  Recipients are those that are left.
+Does not: read a clock or a spool.
 """
 
 import enum
@@ -21,10 +21,8 @@ from relay.clock import SECOND_NS
 from relay.mail.address import comparable, comparable_domain
 from relay.mail.sought import sought, words_of
 from relay.queue.lanes import turn_of
-from relay.queue.queued import MOST_RUNS
 from relay.queue.sorting import Network, is_address, is_client, is_domain, is_like
 from relay.status.snapshot import MessageView, QueueState, as_json
-from relay.throttle.limit import LONGEST_KEY
 
 _MINUTE_NS = 60 * SECOND_NS
 AGES = tuple(5 * 2**doubled for doubled in range(9))
@@ -32,27 +30,13 @@ AGES = tuple(5 * 2**doubled for doubled in range(9))
 
 
 class Listed(NamedTuple):
-    """A message, and what only filters and summaries ask of it."""
-
     view: MessageView
     age_ns: int
     """Since acceptance."""
-    domains: tuple[tuple[str, int], ...] | None = None
-    """How many recipients are left in a domain, which may be there twice; None where memory cannot tell."""
 
     @property
     def knows_recipients(self) -> bool:
         return len(self.view.recipients) == self.view.recipients_left
-
-
-def domains_of(recipients: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    return tuple(Counter(comparable_domain(_domain(each)) for each in recipients).items())
-
-
-def domains_in_memory(runs: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...] | None:
-    """Return runs of domains if they are all there, and whole: they are kept as keys of limits."""
-    is_whole = all(len(key) < LONGEST_KEY and "%" not in key for key, _ in runs)
-    return runs if is_whole and len(runs) < MOST_RUNS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +78,8 @@ class Filters:
             return False
         if view.state is QueueState.CORRUPT:
             return not (self.recipients or self.domains) and self._has_text(view, ())
-        if listed.knows_recipients:
-            return self.fits_recipients(view, view.recipients)
-        # Of domains memory may know all, else those of the first recipients; of recipients only the first.
-        known = map(_domain, view.recipients) if listed.domains is None else dict(listed.domains)
-        has_domain = self._has_domain(known)
-        if listed.domains is not None and not has_domain:
-            return False
-        has_all = (
-            has_domain and self._has_recipient(view.recipients) and self._has_text(view, view.recipients)
-        )
-        return True if has_all else None
+        # What some of the recipients fit, all of them fit.
+        return self.fits_recipients(view, view.recipients) or (False if listed.knows_recipients else None)
 
     def fits_recipients(self, view: MessageView, recipients: Sequence[str]) -> bool:
         """`recipients` are all that are left of a message of which nothing else is in doubt."""
@@ -257,7 +232,7 @@ class Summary:
         self._everything, self._groups = _Sum(), defaultdict[str, _Sum](_Sum)
 
     def add(self, listed: Iterable[Listed]) -> None:
-        """Add messages, each of which knows its domains or all its recipients, where those are asked for."""
+        """Add messages; by domain each has to know all its recipients."""
         for each in listed:
             self._everything.add(each, each.view.recipients_left)
             for key, recipients in _shares(each, self._by).items():
@@ -274,13 +249,10 @@ class Summary:
 
 
 def _shares(listed: Listed, by: By) -> Mapping[str, int]:
-    """Return the rows that a message is in, and its recipients there; it has `domains`, or all recipients."""
+    """Return the rows that a message is in, and its recipients there."""
     view = listed.view
     if by is By.DOMAIN:
-        shares = Counter[str]()
-        for domain, count in listed.domains or domains_of(view.recipients):
-            shares[domain] += count
-        return shares
+        return Counter(comparable_domain(_domain(each)) for each in view.recipients)
     key = {
         By.SENDER: comparable(view.reverse_path) or "<>",
         By.LANE: view.lane,

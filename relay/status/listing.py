@@ -11,7 +11,7 @@ from relay.queue.queues import Queues, queue_id_of
 from relay.queue.routes import words_of
 from relay.spool.interface import SetAside
 from relay.status.eta import Expected, Load, Pace
-from relay.status.filters import Listed, domains_in_memory
+from relay.status.filters import Listed
 from relay.status.snapshot import MessageView, QueueState
 
 NOT_IN_POLICY = "stop: its upstream has left the policy, and its last transaction may still relay it"
@@ -44,11 +44,7 @@ class Listing:
         """Return a message; None if it is gone."""
         found: Listed | None = None
         for part in self._queue.parts(queue_id):
-            each = Listed(
-                self._view(part, with_recipients=True),
-                self._now_ns - part.arrived_at_ns,
-                domains_in_memory(part.domains),
-            )
+            each = Listed(self._view(part, with_recipients=True), self._now_ns - part.arrived_at_ns)
             found = each if found is None else _as_one(found, each)
         return found
 
@@ -142,7 +138,6 @@ def _as_one(one: Listed, other: Listed) -> Listed:
     first, second = sorted((one.view, other.view), key=lambda view: _FURTHEST_FIRST.index(view.state))
     last = max((first, second), key=lambda view: math.inf if view.eta_at_ns is None else view.eta_at_ns)
     odd = first if first.upstream_because else second
-    domains = None if one.domains is None or other.domains is None else (*one.domains, *other.domains)
     upstreams = dict.fromkeys(
         (first.upstream, *first.further_upstreams, second.upstream, *second.further_upstreams)
     )
@@ -160,7 +155,6 @@ def _as_one(one: Listed, other: Listed) -> Listed:
             instead_of=odd.instead_of,
         ),
         one.age_ns,
-        domains,
     )
 
 

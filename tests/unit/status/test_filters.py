@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.queue.queued import MOST_RUNS, RECIPIENTS_SHOWN, runs
+from relay.queue.queued import RECIPIENTS_SHOWN
 from relay.status.filters import (
     AGES,
     SORTS,
@@ -18,11 +18,8 @@ from relay.status.filters import (
     Listed,
     Summary,
     Wanted,
-    domains_in_memory,
-    domains_of,
 )
 from relay.status.snapshot import MessageView, QueueState
-from relay.throttle.admission import runs_of
 from tests.fakes.snapshots import FIRST, a_message
 
 LONG = f"{'x' * 60}.{'y' * 60}.example"
@@ -36,12 +33,11 @@ DOMAINS = st.sampled_from(["here.example", "*.here.example", "xn--bro-hoa.exampl
 
 
 def listed(recipients: list[str], age_ns: int = 0, **others: object) -> Listed:
-    """Return a message as memory has it: the first recipients, and domains as keys of limits."""
+    """Return a message as memory has it: the first recipients."""
     view = replace(
         a_message(), recipients=tuple(recipients[:RECIPIENTS_SHOWN]), recipients_left=len(recipients)
     )
-    in_memory = runs_of(runs(recipients))
-    return Listed(replace(view, **others), age_ns, domains_in_memory(in_memory))  # type: ignore[arg-type]  # as named
+    return Listed(replace(view, **others), age_ns)  # type: ignore[arg-type]  # as named
 
 
 @given(
@@ -57,17 +53,6 @@ def test_memory_alone_never_says_what_recipients_deny(
     message = listed(recipients)
 
     assert filters.judge(message) in (None, filters.fits_recipients(message.view, recipients))
-
-
-def test_domains_are_told_from_memory_if_they_are_there() -> None:
-    many = [f"a@d{number}.example" for number in range(MOST_RUNS)]
-    ask_last = Filters(domains=(f"d{MOST_RUNS - 1}.example",))
-
-    assert ask_last.judge(listed(many)) is None
-    assert ask_last.judge(listed(many[1:])) is True
-    assert ask_last.judge(listed(many[:-1])) is False
-    assert Filters(domains=(LONG,)).judge(listed([f"a@{LONG}"] * 9)) is True
-    assert Filters(domains=("there.example",)).judge(listed([f"a@{LONG}"] * 9)) is None
 
 
 @pytest.mark.parametrize(
@@ -130,9 +115,8 @@ def test_orders_begin_with_what_an_operator_looks_for() -> None:
 def test_a_summary_adds_up_to_all_messages(mails: list[tuple[list[str], int]], by: By) -> None:
     messages = [
         Listed(
-            replace(a_message(FIRST), recipients_left=len(to), reverse_path=to[0]),
+            replace(a_message(FIRST), recipients=tuple(to), recipients_left=len(to), reverse_path=to[0]),
             minutes * 60 * SECOND_NS,
-            domains_of(to),
         )
         for to, minutes in mails
     ]
