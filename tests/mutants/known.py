@@ -30,7 +30,7 @@ TESTS = (
     "tests/unit/cli/test_fsck.py",
     "tests/unit/cli/test_spool_convert.py",
     "tests/unit/cli/test_audit.py",
-    "tests/unit/status/test_quarantine_counts.py",
+    "tests/unit/status/test_listing.py",
     "tests/unit/status/test_eta.py",
     "tests/unit/sender/test_spool_thread.py",
     "tests/unit/sender/test_group_commit.py",
