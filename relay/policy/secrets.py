@@ -20,13 +20,13 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from relay.clock import SECOND_NS
 from relay.policy.document import Fault, Steps
 from relay.policy.model import Auth, Policy
 from relay.policy.named_file import SecretError as SecretError  # noqa: PLC0414 - all of this raises it
 from relay.policy.named_file import read_regular
 from relay.policy.oauth2 import SECRETS, OAuth2
 from relay.policy.units import Section, written_key
-from relay.smtp.validity import ends_at_ns
 
 PASSWORDS = ("password_file", "password_env", "password_credential")
 MAX_PASSWORD_BYTES = 4096
@@ -284,8 +284,13 @@ class KeyPair:
     @property
     def ends_at_ns(self) -> int | None:
         """Wall clock: when the certificate that is shown ends; None where nobody can tell."""
-        shown = self._shown()
-        return None if shown is None else ends_at_ns(shown)
+        from cryptography import x509  # noqa: PLC0415 - it takes 0.2 s, and listener processes do not ask
+
+        try:
+            shown = x509.load_der_x509_certificate(self._shown() or b"")
+        except ValueError:
+            return None
+        return int(shown.not_valid_after_utc.timestamp()) * SECOND_NS
 
     def _shown(self) -> bytes | None:
         found = _FIRST_CERTIFICATE.search(self.chain)

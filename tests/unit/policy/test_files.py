@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.mail.formats import rfc3339
 from relay.policy.faults import PolicyError
 from relay.policy.model import Auth
 from relay.policy.secrets import (
     MAX_PASSWORD_BYTES,
     MAX_USERS_BYTES,
+    KeyPair,
     NotLoggedIn,
     SecretError,
-    read_key_pair,
     read_password_file,
     read_secrets,
     read_users,
@@ -262,6 +263,10 @@ def test_any_users_file_is_users_or_a_secret_error(content: bytes) -> None:
         os.close(descriptor)
 
 
-def test_a_key_is_private(write: Write) -> None:
-    with pytest.raises(SecretError, match="mode 0644"):
-        read_key_pair(write("cert.pem", CERTIFICATE, 0o644), write("key.pem", KEY, 0o644))
+def test_a_certificate_tells_its_end_and_its_fingerprint() -> None:
+    pair = KeyPair(CERTIFICATE.encode(), KEY.encode())
+
+    assert pair.ends_at_ns is not None
+    assert rfc3339(pair.ends_at_ns) == "2126-10-28T01:53:54.000Z"
+    assert (pair.fingerprint or "").startswith("CE:DC:4B:CA:10:FE:0A:C1:AA:D4")
+    assert KeyPair(b"", b"").ends_at_ns is None
