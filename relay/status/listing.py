@@ -44,7 +44,7 @@ class Listing:
         """Return a message; None if it is gone."""
         found: Listed | None = None
         for part in self._queue.parts(queue_id):
-            each = Listed(self._view(part, with_recipients=True), self._now_ns - part.arrived_at_ns)
+            each = Listed(self.part(part), self._now_ns - part.arrived_at_ns)
             found = each if found is None else _as_one(found, each)
         return found
 
@@ -56,10 +56,6 @@ class Listing:
                     self._pass(each)
         found = self.row(queue_id)
         return None if found is None else replace(found.view, recipients=recipients)
-
-    def part(self, part: Queued) -> MessageView:
-        """Return what of a message stands in one line, without recipients."""
-        return self._view(part, with_recipients=False)
 
     def set_aside(self, file: SetAside) -> Listed:
         """Name the file as corrupt/ does, which in general is no id; its age is by the wall clock."""
@@ -101,7 +97,8 @@ class Listing:
                 return Expected(part.due_at_ns, BACK_OFF)
         return Expected(self._now_ns, "")
 
-    def _view(self, queued: Queued, *, with_recipients: bool) -> MessageView:
+    def part(self, queued: Queued) -> MessageView:
+        """Return what of a message stands in one line."""
         expected, shown = self._expected(queued), queued.shown
         choice = self._queue.choice(queued, self._now_ns)
         return MessageView(
@@ -111,7 +108,7 @@ class Listing:
             shown.arrival_at_ns or queued.arrived_at_ns + self._to_wall_ns,
             queued.reverse_path,
             queued.recipients_left,
-            shown.recipients[: queued.recipients_left] if with_recipients else (),
+            shown.recipients[: queued.recipients_left],
             (self._paused.get(queued.upstream) if queued.state is State.WAITING else "") or queued.reason,
             queued.due_at_ns + self._to_wall_ns if queued.state is State.DEFERRED else None,
             None if expected.eta_ns is None else expected.eta_ns + self._to_wall_ns,

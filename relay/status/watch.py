@@ -114,7 +114,7 @@ class Watch:
         return Listing(self._sender.queue, {name: self.pace(name) for name in names}, paused, self.clock)
 
     def coming(self) -> list[MessageView]:
-        """Return what goes next, the soonest first, without recipients; of what nobody can tell is last."""
+        """Return what goes next, the soonest first; of what nobody can tell is last."""
         listing, queue = self.listing(), self._sender.queue
         near = [each for name in queue.names for each in islice(queue.line(name), LOOKED_AT)]
         views = [listing.part(each) for each in near if each.state in (State.WAITING, State.DEFERRED)]

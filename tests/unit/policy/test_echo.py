@@ -1,5 +1,6 @@
 """Whatever a client says, a reply that prints it means what it means of somebody harmless, or is deferred."""
 
+import re
 import time
 from collections.abc import Callable
 from urllib.parse import quote
@@ -9,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.policy.shipped import provider_rules, providers, standard_rules
-from relay.smtp.reply import Phase, Reply, ReplyParser
+from relay.smtp.reply import Phase, Reply
 from relay.verdicts.echo import ClientWords, without_echo
 from relay.verdicts.verdict import ABOUT_US, Judge, Verdict
-from tests.unit.policy.corpus import Case, cases
+from tests.unit.policy.corpus import Case, cases, parsed
 
 JUDGES = {name: Judge((*provider_rules(name), *standard_rules())) for name in (None, *providers())}
 FOUND_IN_RULES = sorted(
@@ -57,14 +58,8 @@ ADDRESS = st.builds("{}@{}".format, LOCAL | LABEL, DOMAIN)
 def internal(address: str) -> str:
     """Return an address as Postfix has it inside: without quotes and their backslashes."""
     local, _, domain = address.rpartition("@")
-    if not local.startswith('"'):
-        return address
-    plain, at = "", 1
-    while at < len(local) - 1:
-        at += local[at] == "\\"
-        plain += local[at]
-        at += 1
-    return f"{plain}@{domain}"
+    unquoted = re.sub(r"\\(.)", r"\1", local[1:-1])
+    return f"{unquoted}@{domain}" if local.startswith('"') else address
 
 
 def shortened(address: str) -> str:
@@ -99,14 +94,6 @@ RCPT_SHAPES: dict[str, Callable[[str], str]] = {
     "ORCPT": lambda a: f"550 5.7.0 rejected: orcpt=rfc822;{xtext(a)}",
 }  # fmt: skip
 HARMLESS = "joe@here.invalid"
-
-
-def on_the_wire(line: str) -> Reply:
-    parser = ReplyParser()
-    parser.feed(line.encode() + b"\r\n")
-    reply = parser.next_reply()
-    assert reply is not None
-    return reply
 
 
 def folded(reply: str, width: int) -> str:
@@ -179,8 +166,8 @@ def test_what_a_client_said_never_changes_the_verdict_by_being_printed(
     phase, words, says, text, harmless = saying
     width = width if phase is Phase.RCPT else 0
 
-    ruling = JUDGES[provider].ruling(phase, on_the_wire(folded(says(text), width)), words(text))
-    expected = JUDGES[provider].ruling(phase, on_the_wire(says(harmless)), words(harmless))
+    ruling = JUDGES[provider].ruling(phase, parsed(folded(says(text), width)), words(text))
+    expected = JUDGES[provider].ruling(phase, parsed(says(harmless)), words(harmless))
 
     # Where nobody can tell whose the words are the message is deferred, which harms no other mail.
     assert ruling.is_in_doubt or ruling.words == expected.words
@@ -222,7 +209,7 @@ def test_no_word_of_a_client_makes_a_refusal_of_us_a_bounce(
     ],
 )
 def test_words_in_the_form_of_a_quotation_stop_nothing_whoever_said_them(text: str) -> None:
-    ruling = JUDGES[None].ruling(Phase.EOD, on_the_wire(text))
+    ruling = JUDGES[None].ruling(Phase.EOD, parsed(text))
     assert ruling.verdict in (Verdict.BOUNCE, Verdict.DEFER)
 
 
