@@ -199,16 +199,16 @@ class Watch:
         sums = total(counts.of(State.WAITING).values())
         return Load(counts.members(State.WAITING), sums.recipients, sums.size_bytes)
 
-    def _drained_at_ns(self, name: str, view: UpstreamView | None, load: Load) -> int | None:
+    def _drained_at_ns(self, pace: Pace, view: UpstreamView | None, load: Load) -> int | None:
         """Return wall clock; None where nobody can tell."""
         if view is None or self._sender.is_reading:
             return None
         if not load.messages:
             return None if view.is_endless else self.clock.wall_ns()
-        eta_ns = self.pace(name).at(load).eta_ns
+        eta_ns = pace.at(load).eta_ns
         return None if eta_ns is None else self._wall(eta_ns)
 
-    def _held_by(self, name: str, view: UpstreamView | None, load: Load) -> str:
+    def _held_by(self, name: str, pace: Pace, view: UpstreamView | None, load: Load) -> str:
         """Return what holds all messages, or else the next that may go."""
         if view is not None and view.because:
             return rest_words(view)
@@ -216,7 +216,7 @@ class Watch:
             return ""
         if view is None:
             return DOWN if self.condition is Condition.DOWN else ""
-        if held_by := self.pace(name).at(Load(1, 1, 1)).held_by:
+        if held_by := pace.at(Load(1, 1, 1)).held_by:
             return held_by
         # What only its own key keeps back says so itself.
         waiting = (each for each in self._sender.queue.line(name) if each.state is State.WAITING)
@@ -276,7 +276,7 @@ class Watch:
         return tuple(found)
 
     def _upstream(self, name: str) -> UpstreamStatus:
-        upstream, load = self.policy.upstreams[name], self._load(name)
+        upstream, load, pace = self.policy.upstreams[name], self._load(name), self.pace(name)
         view = self._sender.upstreams.view(name)
         seen = view or self.recorded.get(name, UpstreamView())
         is_timed = _state(seen) is UpstreamState.PAUSED and not seen.is_endless
@@ -293,8 +293,8 @@ class Watch:
             load.messages,
             load.recipients,
             seen.in_flight,
-            self._drained_at_ns(name, view, load),
-            self._held_by(name, view, load),
+            self._drained_at_ns(pace, view, load),
+            self._held_by(name, pace, view, load),
             seen.health,
             "" if seen.operator is None else seen.operator.by,
             None if seen.operator is None else seen.operator.since_at_ns,
