@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
 
+from relay.clock import SECOND_NS
 from relay.policy.document import Fault
 from relay.policy.units import (
     WEB_URL,
@@ -20,7 +21,6 @@ from relay.policy.units import (
     https_url,
 )
 
-SECOND_NS = 1_000_000_000
 MOST_HOOKS = 8
 
 

@@ -18,6 +18,8 @@ from relay.mail.rewriting import Rewriting
 from relay.policy.document import Fault, Steps
 from relay.policy.limits import LimitSettings, Unit
 from relay.policy.units import (
+    DAY_NS,
+    MINUTE_NS,
     AnyNetwork,
     Count,
     Duration,
@@ -31,8 +33,6 @@ from relay.policy.units import (
 from relay.queue import lanes, sorting
 from relay.queue.routes import Route
 
-DEFAULT_PATIENCE_NS = 86_400 * 1_000_000_000
-DEFAULT_FAILOVER_NS = 15 * 60 * 1_000_000_000
 MOST_LANES = 64
 MOST_ROUTES = 64
 """Each message asks all of them at worst, and each is a label of some metrics."""
@@ -108,7 +108,7 @@ class MatchSettings(Section):
 class LaneSettings(MatchSettings):
     share: Percent | None = None
     ceiling: Percent | None = None
-    patience_ns: Duration | None = Field(default=DEFAULT_PATIENCE_NS, alias="patience")
+    patience_ns: Duration | None = Field(default=DAY_NS, alias="patience")
 
 
 Lanes = Mapping[str, LaneSettings]
@@ -198,7 +198,7 @@ class RouteSettings(MatchSettings):
     """Through which upstreams mail goes.  Of the keys that say which mail every one must match."""
 
     upstreams: UpstreamNames
-    failover_after_ns: Duration | None = Field(default=DEFAULT_FAILOVER_NS, alias="failover_after")
+    failover_after_ns: Duration | None = Field(default=15 * MINUTE_NS, alias="failover_after")
     spill_after_ns: Duration | None = Field(default=None, alias="spill_after")
     rewrite: Annotated[str, AfterValidator(_rewrite_rule)] | None = None
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
 from relay.policy.document import Fault, Steps
 from relay.policy.hook import MOST_HOOKS, HookSettings, faults_of_hooks
@@ -36,6 +37,9 @@ from relay.policy.oauth2 import OAuth2
 from relay.policy.rules import VerdictRule
 from relay.policy.shipped import providers
 from relay.policy.units import (
+    DAY_NS,
+    HOUR_NS,
+    MINUTE_NS,
     AnyNetwork,
     Count,
     CredentialName,
@@ -57,10 +61,6 @@ from relay.policy.units import (
 )
 from relay.queue.sorting import NULL_SENDER, is_address
 
-SECOND_NS = 1_000_000_000
-MINUTE_NS = 60 * SECOND_NS
-HOUR_NS = 60 * MINUTE_NS
-DAY_NS = 24 * HOUR_NS
 LEAST_RECENT_BYTES = 1024 * 1024
 RESTART_KEYS = ("storage", "listen", "http", "hostname", "practice")
 """Fields of a policy that are taken up at the start only; every other key is live."""

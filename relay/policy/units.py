@@ -27,7 +27,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from relay.clock import LONGEST_DURATION_NS
+from relay.clock import LONGEST_DURATION_NS, SECOND_NS
 from relay.mail.formats import period, size
 from relay.policy.document import Fault
 
@@ -41,13 +41,16 @@ BROKEN = "broken"
 """The type of the error of a section whose keys do not fit together."""
 
 _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?(ms|s|m|h|d|w)\Z")
+MINUTE_NS = 60 * SECOND_NS
+HOUR_NS = 60 * MINUTE_NS
+DAY_NS = 24 * HOUR_NS
 _UNITS_NS = {
-    "ms": 1_000_000,
-    "s": 1_000_000_000,
-    "m": 60 * 1_000_000_000,
-    "h": 3_600 * 1_000_000_000,
-    "d": 86_400 * 1_000_000_000,
-    "w": 7 * 86_400 * 1_000_000_000,
+    "ms": SECOND_NS // 1000,
+    "s": SECOND_NS,
+    "m": MINUTE_NS,
+    "h": HOUR_NS,
+    "d": DAY_NS,
+    "w": 7 * DAY_NS,
 }
 _SIZE = re.compile(r"([0-9]{1,15}) ?(B|K|KB|KiB|M|MB|MiB|G|GB|GiB)?\Z", re.IGNORECASE)
 _SIZE_UNIT_BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
