@@ -15,7 +15,7 @@ from relay.policy.document import MAX_BYTES
 from relay.policy.faults import PolicyError
 from relay.policy.model import Policy
 from relay.policy.named_file import read_regular
-from relay.policy.source import fault_of_unread, inspected_policy
+from relay.policy.source import inspected_policy, unreadable
 
 REST_NS = 3 * SECOND_NS
 
@@ -40,12 +40,12 @@ class PolicyWatch:
     async def look(self, *, is_asked: bool) -> None:
         """Judge the file if it changed, or if `is_asked` (SIGHUP).  One look at a time."""
         text = b""
-        fault = None
+        failure: PolicyError | None = None
         try:
             text = await asyncio.to_thread(read_regular, self._path, MAX_BYTES)
             now = digest(text)
         except OSError as error:
-            now, fault = f"error {error.errno}", fault_of_unread(self._path, error)
+            now, failure = f"error {error.errno}", unreadable(self._path, error)
         if now != self._seen:
             self._seen, self._since_ns = now, self._clock.boottime_ns()
         rests = self._clock.boottime_ns() - self._since_ns >= REST_NS
@@ -53,8 +53,8 @@ class PolicyWatch:
             return
         self._decided = now
         try:
-            if fault is not None:
-                raise PolicyError([fault])
+            if failure is not None:
+                raise failure
             policy = await asyncio.to_thread(inspected_policy, text, self._path)
         except PolicyError as error:
             self._edits.refuse(error)

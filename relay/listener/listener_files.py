@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.policy.model import Listen
-from relay.policy.secrets import KeyPair, SecretError, read_key_pair, read_users, serving
+from relay.policy.secrets import KeyPair, read_key_pair, read_users, serving
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,7 @@ def paths_of(listen: Listen) -> tuple[Path, ...]:
 
 def read_listener_files(listen: Listen) -> ListenerFiles:
     """Raise SecretError for a file that cannot be used."""
-    hashes: Mapping[str, str] = {}
-    if listen.users_file is not None and not (hashes := read_users(listen.users_file)):
-        raise SecretError("it names no user", listen.users_file)
+    hashes = {} if listen.users_file is None else read_users(listen.users_file)
     if listen.certificate is not None:
         return ListenerFiles(hashes, read_key_pair(listen.certificate, listen.key))
     return ListenerFiles(hashes, None)

@@ -1,8 +1,8 @@
 """YAML as plain values, and where each of them stands.  Pure.
 
-Guarantees: any bytes become a value, or flaws with a position; nothing else is raised, and memory and time
-stay bounded: depth and number are counted while the nodes are composed, and again for what aliases repeat.
-No flaw quotes what is written, which may be a misplaced secret.
+Guarantees: any bytes become a value, or faults with a position; nothing else is raised, and memory and time
+stay bounded: depth and number are counted before any node is made, and again for what aliases repeat.
+No fault quotes what is written, which may be a misplaced secret.
 Scalars mean what YAML 1.2 says, and less: `true`, `false`, `null`, `~`, nothing, and decimal whole numbers;
 everything else is text (`no`, `22:22`, `0777`, `1e3`, dates).  A key that is true or false takes `no` too.
 """
@@ -10,20 +10,19 @@ everything else is text (`no`, `22:22`, `0777`, `1e3`, dates).  A key that is tr
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import yaml
-from yaml.composer import Composer, ComposerError
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20
 MAX_NODES = 20_000
-MAX_FLAWS = 100
 
 Step = int | str
 Steps = tuple[Step, ...]
-"""From the root to a value: keys, and places in lists."""
+"""From the root, or from a section, to a value: keys, and places in lists."""
 
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _WHOLE_NUMBER = re.compile(r"(?:0|[-+]?[1-9][0-9]{0,29})\Z")
 _WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None, "~": None, "": None}
 # What YAML 1.2, 5.1 allows, less NEL, LS and PS, which libyaml takes for line ends and no editor counts as
@@ -34,207 +33,151 @@ _NOT_ALLOWED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud80
 class Mark(NamedTuple):
     """Both count from 1; the column in characters."""
 
-    line: int
-    column: int
+    line: int = 1
+    column: int = 1
 
 
-START = Mark(1, 1)
+class Fault(NamedTuple):
+    """Something that is wrong with a policy.  Its message never quotes the policy."""
 
-
-class Flaw(NamedTuple):
-    mark: Mark
-    steps: Steps
-    """To the key; none where it is about the whole file."""
     message: str
-
-
-class Place(NamedTuple):
-    key: Mark
-    """In a list, that of the value."""
-    value: Mark
+    at: Steps = ()
+    """To the key at fault; none where it is about the whole."""
+    mark: Mark = Mark()
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    value: object
-    """None where a flaw left nothing worth looking at."""
-    places: Mapping[Steps, Place]
-    flaws: tuple[Flaw, ...]
+    value: object = None
+    """None where a fault left nothing worth looking at."""
+    places: Mapping[Steps, tuple[Mark, Mark]] = field(default_factory=dict)
+    """Of each key, or place in a list, and of its value."""
+    faults: tuple[Fault, ...] = ()
 
     def mark_of(self, steps: Sequence[Step], *, of_key: bool = False) -> Mark:
         """Where a step leads nowhere, return the mark of the value that lacks it."""
         place = self.places.get(tuple(steps))
         if place is None:
-            return self.mark_of(steps[:-1]) if steps else START
-        return place.key if of_key else place.value
+            return self.mark_of(steps[:-1]) if steps else Mark()
+        return place[0] if of_key else place[1]
 
 
 def read_document(content: bytes) -> Document:
     reader = _Reader()
+    text = ""
     try:
-        node = _composed(_text(content))
-        if node is None:
-            raise _RefusedError(START, "the file is empty; a policy is a mapping of keys")
-        value = reader.value(node, (), Place(START, _mark(node.start_mark)))
+        text = _text(content)
+        _count(text)
+        root = yaml.compose(text, Loader=_LOADER)
+        if root is None:
+            raise _RefusedError("the file is empty; a policy is a mapping of keys")
+        return Document(reader.value(root, (), root), reader.places, tuple(reader.faults))
     except _RefusedError as refused:
-        flaw = refused.flaw
+        reader.faults.append(Fault(*refused.args))
     except yaml.MarkedYAMLError as error:
-        flaw = _not_yaml(content, error)
+        reader.faults.append(_not_yaml(text, error))
     except yaml.YAMLError:
-        flaw = Flaw(START, (), "not YAML")
-    else:
-        return Document(value, reader.places, tuple(reader.flaws))
-    return Document(None, {}, (*reader.flaws, flaw))
+        reader.faults.append(Fault("not YAML"))
+    return Document(faults=tuple(reader.faults))
 
 
 class _RefusedError(Exception):
-    """Nothing of the file is worth reading any further."""
-
-    def __init__(self, mark: Mark, message: str, steps: Steps = ()) -> None:
-        super().__init__(message)
-        self.flaw = Flaw(mark, steps, message)
+    """Nothing of the file is worth reading any further.  Its arguments are those of a `Fault`."""
 
 
 def _text(content: bytes) -> str:
     if len(content) > MAX_BYTES:
-        raise _RefusedError(START, f"the file is larger than {MAX_BYTES} bytes")
+        raise _RefusedError(f"the file is larger than {MAX_BYTES} bytes")
     try:
-        text = content.decode("utf-8").removeprefix("\ufeff")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        before = content[: error.start].decode("utf-8")
-        raise _RefusedError(_end_of(before), f"not UTF-8: byte 0x{content[error.start]:02x}") from None
+        before = error.object[: error.start].decode("utf-8")
+        message = f"not UTF-8: byte 0x{error.object[error.start]:02x}"
+        raise _RefusedError(message, (), _end_of(before)) from None
     if found := _NOT_ALLOWED.search(text):
-        raise _RefusedError(_end_of(text[: found.start()]), f"character U+{ord(found[0]):04X} is not allowed")
+        message = f"character U+{ord(found[0]):04X} is not allowed"
+        raise _RefusedError(message, (), _end_of(text[: found.start()]))
     return text
 
 
 def _end_of(before: str) -> Mark:
-    lines = re.split(r"\r\n|\r|\n", before)
-    return Mark(len(lines), len(lines[-1]) + 1)
+    return Mark(before.count("\n") + 1, len(before) - before.rfind("\n"))
 
 
-_IS_FAST = hasattr(yaml, "CSafeLoader")
-_Loader: Any = yaml.CSafeLoader if _IS_FAST else yaml.SafeLoader
-# The composer in Python in front of the parser in C: only it can be told to stop.
-_Base: Any = type("_Base", (Composer, _Loader), {}) if _IS_FAST else _Loader
+def _count(text: str) -> None:
+    """Refuse what is too deep or too much: the composer in C has no bounds, and its stack would overflow."""
+    depth = nodes = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        nodes += isinstance(event, yaml.NodeEvent)
+        if nodes > MAX_NODES:
+            raise _RefusedError(f"more than {MAX_NODES} values", (), _mark(event.start_mark))
+        if depth > MAX_DEPTH:
+            raise _RefusedError(f"nested deeper than {MAX_DEPTH}", (), _mark(event.start_mark))
+        if getattr(event, "tag", None) is not None:
+            raise _RefusedError("tags such as !!str have no place in a policy", (), _mark(event.start_mark))
 
 
-class _BoundedLoader(_Base):  # type: ignore[misc]  # chosen by what is installed
-    """Composes nodes until they are too deep or too many."""
-
-    def __init__(self, text: str) -> None:
-        _Loader.__init__(self, text)
-        Composer.__init__(self)
-        self.depth = self.nodes = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node:
-        event = self.peek_event()
-        self.nodes += 1
-        self.depth += 1
-        if self.nodes > MAX_NODES:
-            raise _RefusedError(_mark(event.start_mark), f"more than {MAX_NODES} values")
-        if self.depth > MAX_DEPTH + 1:
-            raise _RefusedError(_mark(event.start_mark), f"nested deeper than {MAX_DEPTH}")
-        node: yaml.Node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    def resolve(self, _kind: type[yaml.Node], _value: object, _implicit: object) -> str:
-        """Leave to `_Reader` what a scalar means; a tag that is written stays in its node."""
-        return ""
-
-
-def _composed(text: str) -> yaml.Node | None:
-    loader = _BoundedLoader(text)
-    try:
-        if not loader.check_node():
-            return None
-        node: yaml.Node = loader.get_node()
-        if loader.check_node():
-            raise _RefusedError(_mark(loader.peek_event().start_mark), "a second document; a policy is one")
-    finally:
-        loader.dispose()
-    return node
-
-
-@dataclass(slots=True)
 class _Reader:
-    places: dict[Steps, Place] = field(default_factory=dict)
-    flaws: list[Flaw] = field(default_factory=list)
-    count: int = 0
+    def __init__(self) -> None:
+        self.places: dict[Steps, tuple[Mark, Mark]] = {}
+        self.faults: list[Fault] = []
+        self._count = 0
 
-    def value(self, node: yaml.Node, steps: Steps, place: Place) -> object:
-        self.places[steps] = place
-        self.count += 1
-        if self.count > MAX_NODES:
-            raise _RefusedError(place.value, f"more than {MAX_NODES} values, aliases written out", steps)
-        if node.tag:
-            self._flaw(place.value, steps, "tags such as !!str have no place in a policy")
+    def value(self, node: yaml.Node, steps: Steps, key: yaml.Node) -> object:
+        mark = _mark(node.start_mark)
+        self.places[steps] = _mark(key.start_mark), mark
+        self._count += 1
+        if self._count > MAX_NODES:
+            raise _RefusedError(f"more than {MAX_NODES} values, aliases written out", steps, mark)
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, steps)
+            if not node.value.isprintable():
+                raise _RefusedError("a line end or another control character in a value", steps, mark)
+            return _meaning(node)
         if len(steps) >= MAX_DEPTH:
-            raise _RefusedError(place.value, f"nested deeper than {MAX_DEPTH}", steps)
+            raise _RefusedError(f"nested deeper than {MAX_DEPTH}", steps, mark)
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, steps)
-        marks = [(child, _mark(child.start_mark)) for child in node.value]
-        return [
-            self.value(child, (*steps, index), Place(mark, mark)) for index, (child, mark) in enumerate(marks)
-        ]
+        return [self.value(child, (*steps, index), child) for index, child in enumerate(node.value)]
 
     def _mapping(self, node: yaml.MappingNode, steps: Steps) -> dict[str, object]:
         found: dict[str, object] = {}
         for key, child in node.value:
             mark = _mark(key.start_mark)
-            if not isinstance(key, yaml.ScalarNode) or key.tag or not key.value.isprintable():
-                self._flaw(mark, steps, "a key must be plain text")
+            if not isinstance(key, yaml.ScalarNode) or not key.value.isprintable():
+                self.faults.append(Fault("a key must be plain text", steps, mark))
             elif key.value in found:
-                line, column = self.places[*steps, key.value].key
+                line, column = self.places[*steps, key.value][0]
                 message = f"duplicate key; the first is at line {line}, column {column}"
-                self._flaw(mark, (*steps, key.value), message)
+                self.faults.append(Fault(message, (*steps, key.value), mark))
             else:
-                place = Place(mark, _mark(child.start_mark))
-                found[key.value] = self.value(child, (*steps, key.value), place)
+                found[key.value] = self.value(child, (*steps, key.value), key)
         return found
 
-    def _scalar(self, node: yaml.ScalarNode, steps: Steps) -> bool | int | str | None:
-        text: str = node.value
-        if not text.isprintable():
-            message = "a line end or another control character in a value"
-            raise _RefusedError(_mark(node.start_mark), message, steps)
-        if node.style:
-            return text
-        if text in _WORDS:
-            return _WORDS[text]
-        return int(text) if _WHOLE_NUMBER.match(text) else text
 
-    def _flaw(self, mark: Mark, steps: Steps, message: str) -> None:
-        self.flaws.append(Flaw(mark, steps, message))
-        if len(self.flaws) >= MAX_FLAWS:
-            raise _RefusedError(mark, "too much is wrong; not read any further")
+def _meaning(node: yaml.ScalarNode) -> bool | int | str | None:
+    text: str = node.value
+    if node.style:
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    return int(text) if _WHOLE_NUMBER.match(text) else text
 
 
-class _Counted(Protocol):
-    """A mark of either loader; both count from 0."""
-
-    line: int
-    column: int
+def _mark(mark: Any) -> Mark:
+    """Count from 1; PyYAML counts from 0."""
+    return Mark(mark.line + 1, mark.column + 1)
 
 
-def _mark(mark: _Counted | None) -> Mark:
-    return START if mark is None else Mark(mark.line + 1, mark.column + 1)
-
-
-def _not_yaml(content: bytes, error: yaml.MarkedYAMLError) -> Flaw:
+def _not_yaml(text: str, error: yaml.MarkedYAMLError) -> Fault:
     mark = _mark(error.problem_mark or error.context_mark)
-    lines = re.split(rb"\r\n|\r|\n", content)
-    line = lines[mark.line - 1] if mark.line <= len(lines) else b""
-    blank = line[: len(line) - len(line.lstrip(b" \t"))]
-    if b"\t" in blank:
-        at = Mark(mark.line, blank.index(b"\t") + 1)
-        return Flaw(at, (), "not YAML: a tab in the indentation; use spaces")
-    if isinstance(error, ComposerError):
-        return Flaw(mark, (), "an alias without an anchor before it, or a second anchor of the same name")
+    line = text.splitlines()[mark.line - 1] if mark.line <= len(text.splitlines()) else ""
+    indentation = line[: len(line) - len(line.lstrip(" \t"))]
+    if "\t" in indentation:
+        at = Mark(mark.line, indentation.index("\t") + 1)
+        return Fault("not YAML: a tab in the indentation; use spaces", mark=at)
     # The words of libyaml are fixed; the loader in Python quotes what it read.
-    words = ", ".join(part for part in (error.context, error.problem) if part and _IS_FAST)
-    hint = "; an IPv6 address needs quotes" if b"::" in line else ""
-    return Flaw(mark, (), f"not YAML{': ' * bool(words)}{words}{hint}")
+    is_quoting = _LOADER is yaml.SafeLoader
+    words = ", ".join(part for part in (error.context, error.problem) if part and not is_quoting)
+    hint = "; an IPv6 address needs quotes" if "::" in line else ""
+    return Fault(f"not YAML{': ' * bool(words)}{words}{hint}", mark=mark)

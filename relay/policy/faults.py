@@ -1,24 +1,25 @@
-"""The errors of a policy: where, at which key, and what would have been right.  Pure.
+"""The faults of a policy as its owner reads them: where, at which key, and what would have been right.  Pure.
 
-Turns the errors of pydantic into words for the owner of the policy.  A fault quotes nothing of the file,
-since a password may stand at any place by mistake, as a value or as a key: it has file, line, column, the
-kind of value, and of keys only those that a policy has.  Any other key is shown as `?`.
+Turns the errors of pydantic into words.  A fault quotes nothing of the file, since a password may stand at
+any place by mistake, as a value or as a key: it has file, line, column, the kind of value, and of keys only
+those that a policy has.  Any other key is shown as `?`.
 """
 
 import difflib
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args, get_origin
+from typing import TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from relay.policy import retired
-from relay.policy.document import START, Document, Mark, Step
+from relay.policy.document import Document, Fault, Mark, Step, read_document
 from relay.policy.units import BROKEN, Section
+
+_Section = TypeVar("_Section", bound=Section)
 
 MOST_FAULTS = 200
 """Told of one file; the rest is only counted."""
@@ -26,6 +27,15 @@ WHOLE = "policy"
 """The key of a fault that is about the whole file."""
 FOREIGN_KEY = "?"
 """Stands for a key that is not a policy's own, and so may be anything."""
+
+_ONE_LIMIT = "write one limit that always holds, such as `per: 24h`"
+_RETIRED: Mapping[str, str] = {
+    "adapt": "the log says what a refusal found our windows at",
+    "hours": _ONE_LIMIT,
+    "ramp": _ONE_LIMIT,
+    "zone": _ONE_LIMIT,
+}
+"""Keys that a policy may have had, and what its owner does instead."""
 _LONGEST_GUESSED = 40
 _NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _WORDS = {
@@ -39,6 +49,7 @@ _WORDS = {
     "string_type": "expected text",
     "string_too_short": "expected text, got none",
     "string_too_long": "expected at most {max_length} characters",
+    "too_long": "expected at most {max_length}",
     "path_type": "expected a path",
     "enum": "expected {expected}",
     "literal_error": "expected {expected}",
@@ -46,8 +57,15 @@ _WORDS = {
     "less_than_equal": "expected a whole number of at most {le}",
 }
 """By pydantic's types of errors; another one `does not fit here`."""
-_NAMED_KINDS = {"model_type", "dict_type", "tuple_type", "int_type", "bool_type", "string_type", "path_type"}
-"""Errors that say what stands there instead; in others it is not the kind that is wrong."""
+_KINDS = {
+    type(None): "nothing",
+    bool: "true or false",
+    int: "a number",
+    str: "text",
+    list: "a list",
+    dict: "a mapping",
+}
+"""What a document may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,102 +83,96 @@ class PolicyFault:
 
 
 class PolicyError(Exception):
-    """In the order of the file; never empty."""
-
-    def __init__(self, faults: Iterable[PolicyFault]) -> None:
-        self.errors: tuple[PolicyFault, ...] = tuple(
-            sorted(faults, key=lambda fault: (fault.line, fault.column, fault.key == WHOLE, fault.key))
+    def __init__(self, path: Path, faults: Iterable[Fault]) -> None:
+        """There is at least one."""
+        told = (PolicyFault(path, *each.mark, _key(each.at), each.message) for each in faults)
+        self.errors = tuple(
+            sorted(told, key=lambda each: (each.line, each.column, each.key == WHOLE, each.key))
         )
+        """In the order of the file; never empty."""
         super().__init__(*self.errors)
 
     def __str__(self) -> str:
-        return "\n".join(str(fault) for fault in self.errors)
+        return "\n".join(map(str, self.errors))
 
 
-def fault_at(path: Path, mark: Mark, steps: Sequence[Step], message: str) -> PolicyFault:
-    return PolicyFault(path, *mark, _key_path(steps), message)
+def validated(
+    content: bytes,
+    path: Path,
+    kind: type[_Section],
+    fill: Callable[[object], object] = lambda value: value,
+) -> tuple[_Section, Document]:
+    """Return what a file says, and where.  Raises PolicyError with all faults."""
+    document = read_document(content)
+    faults = list(document.faults)
+    if faults and document.value is None:
+        raise PolicyError(path, faults)
+    try:
+        section = kind.model_validate(
+            fill(document.value),
+            # Not resolved: a policy behind a symbolic link stands where the link is.
+            context=path.absolute().parent,
+            by_alias=True,
+            by_name=False,
+        )
+    except ValidationError as error:
+        # Nothing is raised from it: pydantic's own text quotes the values.
+        faults += _faults_of_validation(document, error, kind)
+    else:
+        if not faults:
+            return section, document
+    raise PolicyError(path, faults)
 
 
-def fault_of_file(path: Path, message: str) -> PolicyFault:
-    return fault_at(path, START, (), message)
-
-
-def faults_of_document(path: Path, document: Document) -> list[PolicyFault]:
-    return [fault_at(path, flaw.mark, flaw.steps, flaw.message) for flaw in document.flaws]
-
-
-def faults_of_validation(
-    path: Path, document: Document, error: ValidationError, root: type[Section]
-) -> list[PolicyFault]:
-    """`root` is what the whole file is, for guesses at misspelt keys."""
+def _faults_of_validation(document: Document, error: ValidationError, root: type[Section]) -> Iterator[Fault]:
     # A default that other keys make is no fault of its own.
     details = [
         each for each in error.errors(include_url=False) if each["type"] != "default_factory_not_called"
     ]
-    faults = [fault for detail in details[:MOST_FAULTS] for fault in _faults_of(path, document, detail, root)]
+    last = Mark()
+    for detail in details[:MOST_FAULTS]:
+        for fault in _faults_of(document, detail, root):
+            last = max(last, fault.mark)
+            yield fault
     if len(details) > MOST_FAULTS:
-        last = max(Mark(fault.line, fault.column) for fault in faults)
-        faults.append(fault_at(path, last, (), f"and {len(details) - MOST_FAULTS} more faults"))
-    return faults
+        yield Fault(f"and {len(details) - MOST_FAULTS} more faults", (), last)
 
 
-def _faults_of(
-    path: Path, document: Document, detail: ErrorDetails, root: type[Section]
-) -> Iterator[PolicyFault]:
-    steps: list[Step] = list(detail["loc"])
+def _faults_of(document: Document, detail: ErrorDetails, root: type[Section]) -> Iterator[Fault]:
+    steps: tuple[Step, ...] = detail["loc"]
     if detail["type"] == BROKEN:
-        for rule in detail["ctx"]["rules"]:
-            at = [*steps, *rule.at]
-            yield fault_at(path, document.mark_of(at), at, rule.message)
+        for message, at, _ in detail["ctx"]["faults"]:
+            yield Fault(message, (*steps, *at), document.mark_of((*steps, *at)))
         return
-    is_unknown = detail["type"] == "extra_forbidden"
-    # Pydantic's own step, behind the key of a mapping of names.
-    is_name = steps[-1:] == ["[key]"] and not is_unknown
-    if is_name:
-        steps.pop()
-    if steps and isinstance(steps[-1], int) and tuple(steps) not in document.places:
+    is_of_key = detail["type"] == "extra_forbidden"
+    if steps[-1:] == ("[key]",) and not is_of_key:
+        # Pydantic's own step, behind the key of a mapping of names.
+        steps, is_of_key = steps[:-1], True
+    if steps and isinstance(steps[-1], int) and steps not in document.places:
         # One value that stands for a list of it.
-        steps.pop()
-    mark = document.mark_of(steps, of_key=is_unknown or is_name)
-    yield fault_at(path, mark, steps, _words(detail, steps, root))
+        steps = steps[:-1]
+    yield Fault(_words(detail, steps, root), steps, document.mark_of(steps, of_key=is_of_key))
 
 
 def _words(detail: ErrorDetails, steps: Sequence[Step], root: type[Section]) -> str:
-    kind = detail["type"]
+    kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         return _of_unknown_key(str(steps[-1]), _section_at(steps[:-1], root))
     if kind == "missing" and steps[-1] == "limits":
         return "this key is required: what the provider allows, or `limits: []` for as fast as it takes mail"
-    context = detail.get("ctx", {})
-    found = _kind(detail["input"])
+    found = _KINDS[type(detail["input"])]
     if kind == "value_error":
         words = str(context["error"].args[0])
         return words if found == "text" else f"{words}, got {found}"
     words = _WORDS.get(kind, "this does not fit here").format(**context).replace("'", "")
-    if kind in _NAMED_KINDS or (found != "text" and "expected" in context):
+    if kind.endswith("_type") or (found != "text" and "expected" in context):
         words += f", got {found}"
     return f"{words}; put it in quotes" if kind == "string_type" and found == "a number" else words
 
 
-def _kind(value: object) -> str:
-    match value:
-        case None:
-            return "nothing"
-        case bool():
-            return "true or false"
-        case int():
-            return "a number"
-        case str():
-            return "text"
-        case dict():
-            return "a mapping"
-        case _:
-            return "a list"
-
-
 def _of_unknown_key(key: str, section: type[Section]) -> str:
-    if (instead := retired.KEYS.get(key)) is not None:
-        return f"no key any more: {instead}"
+    if key in _RETIRED:
+        return f"no key any more: {_RETIRED[key]}"
     known = sorted(_annotations(section))
     # Guessing at something long takes long.
     guessed = key.lower().replace("-", "_")[:_LONGEST_GUESSED]
@@ -169,7 +181,7 @@ def _of_unknown_key(key: str, section: type[Section]) -> str:
     return f"unknown key; known here: {', '.join(known)}"
 
 
-def _key_path(steps: Sequence[Step]) -> str:
+def _key(steps: Sequence[Step]) -> str:
     path = ""
     for step in steps:
         if isinstance(step, int):
@@ -182,7 +194,7 @@ def _key_path(steps: Sequence[Step]) -> str:
 
 @functools.cache
 def _policy_keys() -> frozenset[str]:
-    keys = set(retired.KEYS)
+    keys = set(_RETIRED)
     sections = [Section]
     while sections:
         keys.update(_annotations(section := sections.pop()))

@@ -7,9 +7,10 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
 
+from relay.clock import SECOND_NS
+from relay.policy.document import Fault
 from relay.policy.units import (
     WEB_URL,
-    Broken,
     Duration,
     NotEmpty,
     OneOrMore,
@@ -20,7 +21,6 @@ from relay.policy.units import (
     https_url,
 )
 
-SECOND_NS = 1_000_000_000
 MOST_HOOKS = 8
 
 
@@ -34,10 +34,6 @@ class HookEvent(enum.StrEnum):
     ROUTE_DIVERTED = "route_diverted"
     ROUTE_DOWN = "route_down"
     ROUTE_RESTORED = "route_restored"
-
-
-def _url(value: object) -> str:
-    return https_url(value, "https://example.net/relay", "addresses")
 
 
 def _server(url: str) -> str:
@@ -61,20 +57,27 @@ def _beside_the_policy(value: object, info: ValidationInfo) -> object:
             return value
 
 
+HookUrl = Annotated[
+    str,
+    BeforeValidator(lambda value: https_url(value, "https://example.net/relay", "addresses")),
+    PlainSerializer(_without_path),
+]
+
+
 class HookSettings(Section):
-    url: Annotated[str, BeforeValidator(_url), PlainSerializer(_without_path)] | None = None
+    url: HookUrl | None = None
     secret_file: PolicyPath | None = None
     command: Annotated[tuple[Text, ...], NotEmpty, BeforeValidator(_beside_the_policy)] | None = None
     events: Annotated[tuple[HookEvent, ...], OneOrMore, NotEmpty] = tuple(HookEvent)
     timeout_ns: Duration = Field(default=10 * SECOND_NS, alias="timeout")
 
-    def broken(self) -> Iterator[Broken]:
+    def faults(self) -> Iterator[Fault]:
         if self.url is not None and self.command is not None:
-            yield Broken("expected a url or a command, got both; write two hooks", ("command",))
+            yield Fault("expected a url or a command, got both; write two hooks", ("command",))
         if self.url is None and self.command is None:
-            yield Broken("expected a url or a command")
+            yield Fault("expected a url or a command")
         if self.command is not None and self.secret_file is not None:
-            yield Broken("a command gets no signature: secret_file belongs to a url", ("secret_file",))
+            yield Fault("a command gets no signature: secret_file belongs to a url", ("secret_file",))
 
     @property
     def key(self) -> str:
@@ -88,10 +91,8 @@ class HookSettings(Section):
         return _server(self.url or "") if self.command is None else self.command[0]
 
 
-def broken_hooks(hooks: tuple[HookSettings, ...]) -> Iterator[Broken]:
-    if len(hooks) > MOST_HOOKS:
-        yield Broken(f"expected at most {MOST_HOOKS} hooks", (MOST_HOOKS,))
+def faults_of_hooks(hooks: tuple[HookSettings, ...]) -> Iterator[Fault]:
     keys = [hook.key for hook in hooks]
     for index, key in enumerate(keys):
         if (first := keys.index(key)) != index:
-            yield Broken(f"the same receiver as notify[{first}]: name all of its events there", (index,))
+            yield Fault(f"the same receiver as notify[{first}]: name all of its events there", (index,))

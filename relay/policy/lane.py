@@ -6,20 +6,21 @@ With routes, every recipient matches one, since the last matches all; every upst
 one of the policy.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
 from relay.mail.address import is_valid_address
 from relay.mail.rewriting import Rewriting
-from relay.policy.document import Steps
+from relay.policy.document import Fault, Steps
 from relay.policy.limits import LimitSettings, Unit
 from relay.policy.units import (
+    DAY_NS,
+    MINUTE_NS,
     AnyNetwork,
-    Broken,
     Count,
     Duration,
     NotEmpty,
@@ -32,15 +33,11 @@ from relay.policy.units import (
 from relay.queue import lanes, sorting
 from relay.queue.routes import Route
 
-DEFAULT_PATIENCE_NS = 86_400 * 1_000_000_000
-DEFAULT_FAILOVER_NS = 15 * 60 * 1_000_000_000
 MOST_LANES = 64
 MOST_ROUTES = 64
 """Each message asks all of them at worst, and each is a label of some metrics."""
 LONGEST_PATTERN = 300
 ALL_PERCENT = 100
-
-_Rule = TypeVar("_Rule", bound=sorting.Conditions)
 
 
 def sender_pattern(value: str) -> str:
@@ -96,69 +93,70 @@ class MatchSettings(Section):
         """Return the keys that are there, in the order of MATCHING."""
         return [key for key in MATCHING if getattr(self, key) is not None]
 
-    def rule(self, kind: Callable[..., _Rule], leads_to: object) -> _Rule:
-        """Return the rule of the queue that asks the same."""
-        return kind(
-            leads_to,
-            senders=self.sender or (),
-            clients=self.client or (),
-            users=self.user or (),
-            recipient_domains=self.recipient_domain or (),
-            headers=tuple((self.header or {}).items()),
-            recipients_above=self.recipients_above or 0,
-        )
+    def conditions(self) -> dict[str, Any]:
+        """Return the same as a rule of the queue asks it."""
+        return {
+            "senders": self.sender or (),
+            "clients": self.client or (),
+            "users": self.user or (),
+            "recipient_domains": self.recipient_domain or (),
+            "headers": tuple((self.header or {}).items()),
+            "recipients_above": self.recipients_above or 0,
+        }
 
 
 class LaneSettings(MatchSettings):
     share: Percent | None = None
     ceiling: Percent | None = None
-    patience_ns: Duration | None = Field(default=DEFAULT_PATIENCE_NS, alias="patience")
+    patience_ns: Duration | None = Field(default=DAY_NS, alias="patience")
 
 
 Lanes = Mapping[str, LaneSettings]
 
 
-def broken_lanes(of_policy: Lanes) -> Iterator[Broken]:
-    if len(of_policy) > MOST_LANES:
-        yield Broken(f"expected at most {MOST_LANES} lanes")
+def faults_of_lanes(of_policy: Lanes) -> Iterator[Fault]:
     for name, lane in of_policy.items():
         if name == lanes.DEFAULT_LANE:
             words = "default takes what no other lane takes, so it has no conditions"
-            yield from (Broken(words, (name, key)) for key in lane.asked())
+            yield from (Fault(words, (name, key)) for key in lane.asked())
         elif not lane.asked():
             words = f"a lane without a condition takes all mail: write one of {', '.join(MATCHING)}"
-            yield Broken(words, (name,))
+            yield Fault(words, (name,))
     with_share = [name for name, lane in of_policy.items() if lane.share]
-    total = sum(lane.share or 0 for lane in of_policy.values())
+    total = sum(of_policy[name].share or 0 for name in with_share)
     if total > ALL_PERCENT:
-        yield Broken(f"the shares add up to {total} percent, more than 100", (with_share[-1], "share"))
-    if total == ALL_PERCENT and len(with_share) < len(_names(of_policy)):
+        yield Fault(f"the shares add up to {total} percent, more than 100", (with_share[-1], "share"))
+    if total == ALL_PERCENT and len(with_share) < len(_with_default(of_policy)):
         words = "the shares add up to 100 and leave nothing for the lanes without one, or for default"
-        yield Broken(words, (with_share[-1], "share"))
+        yield Fault(words, (with_share[-1], "share"))
 
 
 def lanes_of(of_policy: Lanes) -> tuple[lanes.Lane, ...]:
     """Return none where the policy has none."""
-    names = _names(of_policy) if of_policy else []
-    shares = [of_policy.get(name, LaneSettings()).share for name in names]
-    others = shares.count(None)
-    left = ALL_PERCENT - sum(share or 0 for share in shares)
-    found = []
-    for name, share in zip(names, shares, strict=True):
-        lane = of_policy.get(name, LaneSettings())
-        weight = left if share is None else share * max(1, others)
-        found.append(lanes.Lane(name, weight, lane.patience_ns, lane.ceiling is not None))
-    return tuple(found)
+    every = _with_default(of_policy) if of_policy else {}
+    shares = [lane.share for lane in every.values()]
+    without_share, left = shares.count(None), ALL_PERCENT - sum(share or 0 for share in shares)
+    return tuple(
+        lanes.Lane(
+            name,
+            left if lane.share is None else lane.share * max(1, without_share),
+            lane.patience_ns,
+            lane.ceiling is not None,
+        )
+        for name, lane in every.items()
+    )
 
 
-def _names(of_policy: Lanes) -> list[str]:
+def _with_default(of_policy: Lanes) -> Lanes:
     """Put the default lane last unless it is written."""
-    return list(dict.fromkeys([*of_policy, lanes.DEFAULT_LANE]))
+    return {**of_policy, lanes.DEFAULT_LANE: of_policy.get(lanes.DEFAULT_LANE, LaneSettings())}
 
 
 def rules_of_lanes(of_policy: Lanes) -> tuple[sorting.SortingRule, ...]:
     return tuple(
-        lane.rule(sorting.SortingRule, name) for name, lane in of_policy.items() if name != lanes.DEFAULT_LANE
+        sorting.SortingRule(name, **lane.conditions())
+        for name, lane in of_policy.items()
+        if name != lanes.DEFAULT_LANE
     )
 
 
@@ -177,19 +175,14 @@ def with_ceilings(limits: Sequence[LimitSettings], of_policy: Lanes) -> tuple[Li
 
     Not of bytes: a message goes whole, and one larger than its lane's part could never go.
     """
-    ceilings = (
-        _ceiling(limit, name, lane.ceiling)
-        for limit in limits
-        if limit.for_each is None and limit.unit in ("messages", "recipients")
-        for name, lane in of_policy.items()
-        if lane.ceiling is not None
-    )
-    return (*limits, *ceilings)
-
-
-def _ceiling(limit: LimitSettings, name: str, percent: int) -> Ceiling:
-    part = limit.model_copy(update={limit.unit: max(1, limit.count * percent // ALL_PERCENT)})
-    return Ceiling(part.unit, part.count, part.per_ns, f"{part.label} for lane {name}", name)
+    found: list[LimitSettings | Ceiling] = [*limits]
+    for limit in limits:
+        for name, lane in of_policy.items():
+            if limit.for_each is None and limit.unit in ("messages", "recipients") and lane.ceiling:
+                count = max(1, limit.count * lane.ceiling // ALL_PERCENT)
+                label = limit.model_copy(update={limit.unit: count}).label
+                found.append(Ceiling(limit.unit, count, limit.per_ns, f"{label} for lane {name}", name))
+    return tuple(found)
 
 
 def price_of(limits: Sequence[LimitSettings]) -> lanes.Price:
@@ -205,7 +198,7 @@ class RouteSettings(MatchSettings):
     """Through which upstreams mail goes.  Of the keys that say which mail every one must match."""
 
     upstreams: UpstreamNames
-    failover_after_ns: Duration | None = Field(default=DEFAULT_FAILOVER_NS, alias="failover_after")
+    failover_after_ns: Duration | None = Field(default=15 * MINUTE_NS, alias="failover_after")
     spill_after_ns: Duration | None = Field(default=None, alias="spill_after")
     rewrite: Annotated[str, AfterValidator(_rewrite_rule)] | None = None
 
@@ -213,23 +206,21 @@ class RouteSettings(MatchSettings):
 Routes = tuple[RouteSettings, ...]
 
 
-def broken_routes(routes: Routes) -> Iterator[Broken]:
-    if len(routes) > MOST_ROUTES:
-        yield Broken(f"expected at most {MOST_ROUTES} routes", (MOST_ROUTES,))
+def faults_of_routes(routes: Routes) -> Iterator[Fault]:
     for index, route in enumerate(routes):
         # Not so `failover_after`: it has a default, which a policy that is written out states.
         if len(route.upstreams) == 1 and route.spill_after_ns is not None:
-            yield Broken("spill_after needs a second upstream", (index, "spill_after"))
+            yield Fault("spill_after needs a second upstream", (index, "spill_after"))
         is_last = index == len(routes) - 1
         if not route.asked() and not is_last:
             words = "a route without a condition takes all mail, so the routes behind it take none"
-            yield Broken(words, (index,))
+            yield Fault(words, (index,))
         if route.asked() and is_last:
-            words = f"the last route must take all mail that no other takes: write one without {MATCHING[0]}"
-            yield Broken(f"{words}, {', '.join(MATCHING[1:])}", (index,))
+            words = "the last route must take all mail that no other takes: write one without"
+            yield Fault(f"{words} {', '.join(MATCHING)}", (index,))
 
 
-def broken_names(lists: Mapping[Steps, Sequence[str]], histories: Mapping[str, Path]) -> Iterator[Broken]:
+def faults_of_names(lists: Mapping[Steps, Sequence[str]], histories: Mapping[str, Path]) -> Iterator[Fault]:
     """Judge lists of upstreams, by where they stand in the policy; `histories` of each upstream there is.
 
     Upstreams of routes cannot share a history: their pauses are one file beside it, which both would write.
@@ -238,12 +229,12 @@ def broken_names(lists: Mapping[Steps, Sequence[str]], histories: Mapping[str, P
     for at, names in lists.items():
         for number, name in enumerate(names):
             if name in names[:number]:
-                yield Broken("it is listed before", (*at, number))
+                yield Fault("it is listed before", (*at, number))
             elif name not in histories:
-                yield Broken("the policy has no upstream of this name", (*at, number))
+                yield Fault("the policy has no upstream of this name", (*at, number))
             elif user_of.setdefault(histories[name], name) != name:
                 words = "it shares its history, and the pauses beside that, with another upstream of the"
-                yield Broken(f"{words} routes: give it a history of its own", (*at, number))
+                yield Fault(f"{words} routes: give it a history of its own", (*at, number))
 
 
 def routes_of(routes: Routes) -> tuple[Route, ...]:
@@ -271,15 +262,17 @@ def numbers_of(routes: Routes) -> dict[Route, tuple[int, ...]]:
 
 def numbering_sorter(routes: Routes) -> sorting.Sorter:
     """Return a sorter that gives each recipient a route with the number of its own, from 1, for a name."""
-    numbered = enumerate(routes, 1)
-    return sorting.Sorter(
-        routes=tuple(its.rule(sorting.RoutingRule, Route((str(number),))) for number, its in numbered)
-    )
+    return _sorter((), routes, [Route((str(number),)) for number in range(1, len(routes) + 1)])
 
 
 def sorter_of(of_policy: Lanes, routes: Routes) -> sorting.Sorter:
-    of_routes = zip(routes, routes_of(routes), strict=True)
+    return _sorter(rules_of_lanes(of_policy), routes, routes_of(routes))
+
+
+def _sorter(
+    rules: tuple[sorting.SortingRule, ...], routes: Routes, lead_to: Sequence[Route]
+) -> sorting.Sorter:
+    routing = zip(routes, lead_to, strict=True)
     return sorting.Sorter(
-        rules_of_lanes(of_policy),
-        tuple(settings.rule(sorting.RoutingRule, route) for settings, route in of_routes),
+        rules, tuple(sorting.RoutingRule(route, **its.conditions()) for its, route in routing)
     )

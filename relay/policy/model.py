@@ -15,32 +15,36 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
-from relay.policy.document import Steps
-from relay.policy.hook import HookSettings, broken_hooks
+from relay.policy.document import Fault, Steps
+from relay.policy.hook import MOST_HOOKS, HookSettings, faults_of_hooks
 from relay.policy.lane import (
     LONGEST_PATTERN,
+    MOST_LANES,
+    MOST_ROUTES,
     LaneSettings,
     Routes,
     RouteSettings,
     SenderPatterns,
     UpstreamNames,
-    broken_lanes,
-    broken_names,
-    broken_routes,
+    faults_of_lanes,
+    faults_of_names,
+    faults_of_routes,
 )
 from relay.policy.limits import Limits, LimitSettings
 from relay.policy.oauth2 import OAuth2
 from relay.policy.rules import VerdictRule
 from relay.policy.shipped import providers
 from relay.policy.units import (
+    DAY_NS,
+    HOUR_NS,
+    MINUTE_NS,
     AnyNetwork,
-    Broken,
     Count,
     CredentialName,
     Duration,
     Endpoint,
-    HostPort,
     Name,
     Network,
     NotEmpty,
@@ -57,10 +61,6 @@ from relay.policy.units import (
 )
 from relay.queue.sorting import NULL_SENDER, is_address
 
-SECOND_NS = 1_000_000_000
-MINUTE_NS = 60 * SECOND_NS
-HOUR_NS = 60 * MINUTE_NS
-DAY_NS = 24 * HOUR_NS
 LEAST_RECENT_BYTES = 1024 * 1024
 RESTART_KEYS = ("storage", "listen", "http", "hostname", "practice")
 """Fields of a policy that are taken up at the start only; every other key is live."""
@@ -137,23 +137,23 @@ class Listen(Section):
     normalise_from: tuple[AnyNetwork, ...] = ()
     timeouts: TimeoutSettings = TimeoutSettings()
 
-    def broken(self) -> Iterator[Broken]:
+    def faults(self) -> Iterator[Fault]:
         is_open = not self.address.is_loopback
         if is_open and not self.clients and self.users_file is None:
-            words = "it is open to the network: name the clients or a users_file that may relay, since an "
-            yield Broken(f"{words}open relay is never run", ("address",))
+            words = "it is open to the network, and an open relay is never run: name clients or a users_file"
+            yield Fault(words, ("address",))
         if self.users and self.users_file is None:
-            words = "nobody logs in without a users_file, so there is nobody to say this of"
-            yield Broken(words, ("users",))
+            yield Fault("nobody logs in without a users_file", ("users",))
         if is_open and self.users_file is not None and self.certificate is None:
-            words = "passwords would cross the network in the clear: AUTH needs a certificate"
-            yield Broken(words, ("users_file",))
+            yield Fault(
+                "passwords would cross the network in the clear: it needs a certificate", ("users_file",)
+            )
         if self.key is not None and self.certificate is None:
-            yield Broken("a key is of no use without a certificate", ("key",))
+            yield Fault("a key is of no use without a certificate", ("key",))
         if self.tls is Tls.NONE:
-            yield Broken("expected starttls or implicit", ("tls",))
+            yield Fault("expected starttls or implicit", ("tls",))
         if self.tls is Tls.IMPLICIT and self.certificate is None:
-            yield Broken("implicit TLS needs a certificate", ("tls",))
+            yield Fault("implicit TLS needs a certificate", ("tls",))
 
     def may_send(self, user: str, reverse_path: str) -> bool:
         """Return whether a user may give this at MAIL.  A bounce pretends to be nobody."""
@@ -182,17 +182,17 @@ class Auth(Section):
     oauth2: OAuth2 | None = None
     mechanism: Mechanism = Mechanism.AUTO
 
-    def broken(self) -> Iterator[Broken]:
+    def faults(self) -> Iterator[Fault]:
         given = [key for key in _PASSWORDS if getattr(self, key) is not None]
         if len(given) > 1:
-            yield Broken(f"expected one password, got {' and '.join(given)}", (given[-1],))
+            yield Fault(f"expected one password, got {' and '.join(given)}", (given[-1],))
         if self.mechanism is Mechanism.EXTERNAL:
             if given:
-                yield Broken(f"the certificate is what logs in, so {given[-1]} is of no use", ("mechanism",))
+                yield Fault(f"the certificate is what logs in, so {given[-1]} is of no use", ("mechanism",))
         elif not given:
-            yield Broken(f"expected one of {', '.join(_PASSWORDS)}")
+            yield Fault(f"expected one of {', '.join(_PASSWORDS)}")
         elif self.mechanism is not Mechanism.AUTO and self.oauth2 is not None:
-            yield Broken("it takes a password; with oauth2 the key is oauth2.mechanism", ("mechanism",))
+            yield Fault("it takes a password; with oauth2 the key is oauth2.mechanism", ("mechanism",))
 
 
 class ShieldSettings(Section):
@@ -234,19 +234,20 @@ class Upstream(Section):
     history: PolicyPath | None = None
     verdicts: tuple[VerdictRule, ...] = ()
 
-    def broken(self) -> Iterator[Broken]:
+    def faults(self) -> Iterator[Fault]:
         auth = self.auth
         if self.tls is Tls.NONE and auth is not None and not is_loopback_host(self.host):
             words = "the password would cross the network in the clear: auth needs tls: starttls or implicit"
-            yield Broken(words, ("tls",))
+            yield Fault(words, ("tls",))
         if self.tls is Tls.NONE and self.tls_certificate is not None:
-            yield Broken("it is shown in TLS only: tls is none", ("tls_certificate",))
+            yield Fault("it is shown in TLS only: tls is none", ("tls_certificate",))
         if self.tls_certificate is None:
             if auth is not None and auth.mechanism is Mechanism.EXTERNAL:
-                words = "it logs in by a certificate, so it needs tls_certificate"
-                yield Broken(words, ("auth", "mechanism"))
+                yield Fault(
+                    "external logs in by a certificate: it needs tls_certificate", ("auth", "mechanism")
+                )
             if self.tls_key is not None:
-                yield Broken("a key is of no use without a certificate", ("tls_key",))
+                yield Fault("a key is of no use without a certificate", ("tls_key",))
 
 
 class SpoolEngine(enum.StrEnum):
@@ -279,13 +280,12 @@ class Retry(Section):
     """RFC 5321, 4.5.4.1: at least 4-5 days."""
     warn_after_ns: Duration | None = Field(default_factory=_warn_after_ns, alias="warn_after")
 
-    def broken(self) -> Iterator[Broken]:
+    def faults(self) -> Iterator[Fault]:
         if self.min_ns > self.max_ns:
             key = "min" if "min_ns" in self.model_fields_set else "max"
-            yield Broken("min is longer than max", (key,))
+            yield Fault("min is longer than max", (key,))
         if self.warn_after_ns is not None and self.warn_after_ns >= self.lifetime_ns:
-            words = "warn_after is not below lifetime: the bounce would come first"
-            yield Broken(words, ("warn_after",))
+            yield Fault("it is not below lifetime: the bounce would come first", ("warn_after",))
 
 
 def _report_sender(value: str) -> str:
@@ -305,9 +305,9 @@ class RecentSettings(Section):
     keep_ns: Duration = Field(default=7 * DAY_NS, alias="keep")
     most_bytes: Size = Field(default=64 * 1024 * 1024, alias="most")
 
-    def broken(self) -> Iterator[Broken]:
+    def faults(self) -> Iterator[Fault]:
         if self.most_bytes < LEAST_RECENT_BYTES:
-            yield Broken("expected at least 1M, or `recent: null` to keep nothing", ("most",))
+            yield Fault("expected at least 1M, or `recent: null` to keep nothing", ("most",))
 
 
 class Practice(Section):
@@ -320,14 +320,12 @@ class Practice(Section):
     cut_off_ns: Duration = Field(default=MINUTE_NS, alias="cut_off")
     keep: PolicyPath | None = None
 
-    def broken(self) -> Iterator[Broken]:
+    def faults(self) -> Iterator[Fault]:
         for key in ("connections", "bytes", "for_each"):
             if getattr(self.limit, key) is not None:
-                words = "the practice smarthost counts messages or recipients in any T, no more"
-                yield Broken(words, ("limit", key))
+                yield Fault("the practice smarthost counts messages or recipients alone", ("limit", key))
         if not self.address.is_loopback:
-            words = "it has no TLS and takes a password, so it may only be on this host: 127.0.0.1 or [::1]"
-            yield Broken(words, ("address",))
+            yield Fault("it takes a password without TLS: only on 127.0.0.1 or [::1]", ("address",))
 
 
 class Policy(Section):
@@ -338,43 +336,26 @@ class Policy(Section):
     upstreams: Annotated[dict[Name, Upstream], NotEmpty]
     retry: Retry = Field(default_factory=Retry)
     reports: Reports = Reports()
-    lanes: dict[Name, LaneSettings] = Field(default_factory=dict)
-    written_routes: Routes = Field(default=(), alias="routes")
-    notify: tuple[HookSettings, ...] = ()
+    lanes: dict[Name, LaneSettings] = Field(default_factory=dict, max_length=MOST_LANES)
+    written_routes: Routes = Field(default=(), max_length=MOST_ROUTES, alias="routes")
+    notify: tuple[HookSettings, ...] = Field(default=(), max_length=MOST_HOOKS)
     recent: RecentSettings | None = RecentSettings()
     practice: Practice | None = None
 
-    def broken(self) -> Iterator[Broken]:
-        yield from self._shared_addresses()
+    def faults(self) -> Iterator[Fault]:
         for key, found in (
-            ("lanes", broken_lanes(self.lanes)),
-            ("routes", broken_routes(self.written_routes)),
-            ("notify", broken_hooks(self.notify)),
+            ("lanes", faults_of_lanes(self.lanes)),
+            ("routes", faults_of_routes(self.written_routes)),
+            ("notify", faults_of_hooks(self.notify)),
         ):
-            yield from (Broken(each.message, (key, *each.at)) for each in found)
+            yield from (each._replace(at=(key, *each.at)) for each in found)
         of_reports = self.reports.upstreams or ()
         # Without routes the first upstream gets all other mail, which no list says.
         first = (self.default_upstream,) if of_reports and not self.written_routes else ()
         lists: dict[Steps, tuple[str, ...]] = {("upstreams",): first, ("reports", "upstreams"): of_reports}
         for index, route in enumerate(self.written_routes):
             lists["routes", index, "upstreams"] = route.upstreams
-        yield from broken_names(lists, {name: self.history_path(name) for name in self.upstreams})
-
-    def _shared_addresses(self) -> Iterator[Broken]:
-        addresses: list[tuple[Steps, HostPort]] = [
-            (("listen", index, "address"), listen.address) for index, listen in enumerate(self.listen)
-        ]
-        if self.http is not None:
-            addresses.append((("http",), self.http))
-        if self.practice is not None:
-            addresses.append((("practice", "address"), self.practice.address))
-        seen: set[HostPort] = set()
-        for at, address in addresses:
-            # Port 0 asks the kernel for a free one, which is another each time.
-            if address.port != 0:
-                if address in seen:
-                    yield Broken("this address is used already, by listen or http", at)
-                seen.add(address)
+        yield from faults_of_names(lists, {name: self.history_path(name) for name in self.upstreams})
 
     @property
     def spool(self) -> Path:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
+T = TypeVar("T")
+
 
 class SecretError(ValueError):
     """A secret, or another file that a policy names, is not there or not fit for use.
@@ -30,11 +32,6 @@ class SecretError(ValueError):
         return f"{self.named}: {self.words}" if self.named else self.words
 
 
-T = TypeVar("T")
-Marks = tuple[tuple[int, ...] | None, ...]
-"""What changes when a file does, for each; None for one that is not there."""
-
-
 class FileChange(enum.Enum):
     """What became of watched files since the last look."""
 
@@ -48,11 +45,11 @@ class FileChange(enum.Enum):
 
 
 class WatchedFiles(Generic[T]):
-    """What some files say together, read anew when they have changed.
+    """What some files say together, read at each look.
 
     Guarantees: files that are not whole or not fit for use change nothing: the last good ones stay in force,
-    and they are read again until they are good.  A change counts once the files stayed as they are from one
-    look to the next, or at once by request.
+    and they are read again until they are good.  A change counts once the files say the same at two looks, or
+    at once by request.
     """
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], T]) -> None:
@@ -61,40 +58,26 @@ class WatchedFiles(Generic[T]):
         self.error = ""
         """Why they cannot be used as they are now."""
         self._read = read
-        self._decided = self._seen = _marks(self.paths)
-        """Of what was read and loaded or refused; as of the last look."""
         self.in_force = read()
+        self._decided: T | str = self.in_force
+        self._seen: T | str = self.in_force
+        """What they said, or why they could not be used: when it was loaded or refused; at the last look."""
 
     def look(self, *, is_asked: bool = False) -> FileChange:
-        marks = _marks(self.paths)
-        is_settled, self._seen = marks == self._seen, marks
-        is_new = marks != self._decided
-        if not is_asked and not (is_settled and (is_new or self.error)):
-            return FileChange.NOTHING
-        self._decided = marks
         try:
-            files = self._read()
+            now: T | str = self._read()
         except SecretError as error:
-            self.error = str(error)
-            return FileChange.REFUSED if is_new or is_asked else FileChange.NOTHING
-        is_changed = bool(self.error) or files != self.in_force
-        if not is_changed and not is_asked:
+            now = str(error)
+        is_settled, self._seen = now == self._seen, now
+        if not is_asked and (not is_settled or now == self._decided):
             return FileChange.NOTHING
-        self.error, self.in_force = "", files
+        self._decided = now
+        if isinstance(now, str):
+            self.error = now
+            return FileChange.REFUSED
+        is_changed = bool(self.error) or now != self.in_force
+        self.error, self.in_force = "", now
         return FileChange.CHANGED if is_changed else FileChange.REREAD
-
-
-def _marks(paths: Sequence[Path]) -> Marks:
-    return tuple(map(_mark, paths))
-
-
-def _mark(path: Path) -> tuple[int, ...] | None:
-    try:
-        status = os.stat(path)  # noqa: PTH116 - as the open that follows: at the end of symbolic links
-    except (OSError, ValueError):
-        return None
-    # Not the time of the last access, which is what reading changes.
-    return (*status[:3], status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def read_regular(path: Path, most_bytes: int, check: Callable[[os.stat_result], None] | None = None) -> bytes:

@@ -12,8 +12,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
+from relay.policy.document import Fault
 from relay.policy.units import (
-    Broken,
     CredentialName,
     PolicyPath,
     Section,
@@ -57,6 +57,20 @@ _FILLED_IN = "; a provider fills it in, and microsoft365 needs tenant for that"
 ServerUrl = Annotated[
     str, BeforeValidator(lambda value: https_url(value, "https://login.example.net/token", "secrets"))
 ]
+Tenant = Annotated[
+    str,
+    matching(
+        "[A-Za-z0-9][A-Za-z0-9.-]{0,252}",
+        "a tenant: its id, or one of its domains such as example.onmicrosoft.com",
+    ),
+]
+TokenScope = Annotated[
+    str,
+    matching(
+        r"[!#-\[\]-~]+(?: [!#-\[\]-~]+)*",
+        "a scope: words of printable ASCII with one space between them (RFC 6749, 3.3)",
+    ),
+]
 
 
 class OAuth2(Section):
@@ -71,43 +85,24 @@ class OAuth2(Section):
     refresh_token_file: PolicyPath | None = None
     key_file: PolicyPath | None = None
     key_credential: CredentialName | None = None
-    tenant: (
-        Annotated[
-            str,
-            matching(
-                "[A-Za-z0-9][A-Za-z0-9.-]{0,252}",
-                "a tenant: its id, or one of its domains such as example.onmicrosoft.com",
-            ),
-        ]
-        | None
-    ) = None
+    tenant: Tenant | None = None
     token_url: ServerUrl | None = None
     device_url: ServerUrl | None = None
     login_url: ServerUrl | None = None
-    scope: (
-        Annotated[
-            str,
-            matching(
-                r"[!#-\[\]-~]+(?: [!#-\[\]-~]+)*",
-                "a scope: words of printable ASCII with one space between them (RFC 6749, 3.3)",
-            ),
-        ]
-        | None
-    ) = None
+    scope: TokenScope | None = None
     mechanism: TokenMechanism = TokenMechanism.AUTO
 
-    def broken(self) -> Iterator[Broken]:
+    def faults(self) -> Iterator[Fault]:
         for keys in _NEEDS[self.grant]:
             if not self._given(keys):
                 hint = _FILLED_IN if keys[0] in ("token_url", "scope") else ""
-                yield Broken(f"grant {self.grant} needs {' or '.join(keys)}{hint}", ("grant",))
+                yield Fault(f"grant {self.grant} needs {' or '.join(keys)}{hint}", ("grant",))
         for keys in SECRETS, _KEYS:
             if len(given := self._given(keys)) > 1:
-                yield Broken(f"expected one secret, got {' and '.join(given)}", (given[-1],))
-        every = dict.fromkeys(key for keys in _USES.values() for key in keys)
-        for key in self._given(tuple(every)):
+                yield Fault(f"expected one secret, got {' and '.join(given)}", (given[-1],))
+        for key in self._given(("client_id", *SECRETS, "refresh_token_file", *_KEYS)):
             if key not in _USES[self.grant]:
-                yield Broken(f"grant {self.grant} does not use it", (key,))
+                yield Fault(f"grant {self.grant} does not use it", (key,))
 
     def _given(self, keys: tuple[str, ...]) -> list[str]:
         return [key for key in keys if getattr(self, key) is not None]

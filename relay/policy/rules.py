@@ -13,7 +13,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from relay.policy.units import Broken, Duration, NotEmpty, OneOrMore, Section, Text, matching, one_of
+from relay.policy.document import Fault
+from relay.policy.units import Duration, NotEmpty, OneOrMore, Section, Text, matching, one_of
 from relay.smtp.reply import Phase
 from relay.verdicts.phrases import Phrases
 from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Layer, Rule
@@ -59,21 +60,19 @@ class VerdictRule(Section):
     probe: bool = True
     source: Text | None = None
 
-    def broken(self) -> Iterator[Broken]:
+    def faults(self) -> Iterator[Fault]:
         try:
             # A rule itself knows what its phases allow.
             Rule(self.layer, *WORDS[self.verdict], "", "", phases=frozenset(self.phase))
         except ValueError as error:
-            yield Broken(str(error), ("verdict",))
+            yield Fault(str(error), ("verdict",))
         if self.layer is not Layer.DEFAULT and not any(getattr(self, key) for key in ASKED):
             words = "a rule without a condition matches every refusal"
-            yield Broken(f"{words}: write a code, an enhanced code or a text", ("verdict",))
+            yield Fault(f"{words}: write a code, an enhanced code or a text", ("verdict",))
         if WORDS[self.verdict][0] not in ABOUT_US:
             words = f"{self.verdict} has no rest: wait and probe belong to pause, pause sender and stop"
-            if self.wait_ns is not None:
-                yield Broken(words, ("wait",))
-            if not self.probe:
-                yield Broken(words, ("probe",))
+            given = {"wait": self.wait_ns is not None, "probe": not self.probe}
+            yield from (Fault(words, (key,)) for key, is_given in given.items() if is_given)
 
     def rule(self, layer: Layer, place: str) -> Rule:
         verdict, scope = WORDS[self.verdict]

@@ -16,14 +16,13 @@ import re
 import ssl
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from relay.clock import SECOND_NS
-from relay.policy.document import Steps
-from relay.policy.model import Auth
+from relay.policy.document import Fault, Steps
+from relay.policy.model import Auth, Policy
 from relay.policy.named_file import SecretError as SecretError  # noqa: PLC0414 - all of this raises it
 from relay.policy.named_file import read_regular
 from relay.policy.oauth2 import SECRETS, OAuth2
@@ -43,12 +42,13 @@ MAX_HASH_MEMORY_KIB = 1 << 20
 USER_NAME = re.compile(r"[^\s:#\x00-\x1f\x7f][^:\x00-\x1f\x7f]{0,254}\Z")
 """A user in a users file: no colon and no control character, and no `#` or space in front."""
 _HASH = re.compile(
-    r"\$argon2id\$v=19\$m=([0-9]{1,10}),t=([0-9]{1,3}),p=([0-9]{1,2})"
+    r"\$argon2id\$v=19\$m=([0-9]{1,10}),t=0*[1-9][0-9]{0,2},p=0*[1-9][0-9]?"
     r"\$[A-Za-z0-9+/]{11,128}\$[A-Za-z0-9+/]{16,128}\Z"
 )
 _FIRST_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----\s.*?-----END CERTIFICATE-----", re.DOTALL)
 _PASSPHRASE = re.compile(rb"^(?:-----BEGIN ENCRYPTED PRIVATE KEY-----|Proc-Type: 4,ENCRYPTED)", re.MULTILINE)
 _OTHER_KEY = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"})
+_OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -62,10 +62,7 @@ class AccountSecrets:
     """A file of Google's, JSON."""
 
     def digest(self) -> bytes:
-        texts = (self.password, self.client_secret, self.refresh_token, self.service_account)
-        # Each with its length: none can end where another begins.
-        told = "".join(f"{len(text)}:{text}" for text in texts)
-        return hashlib.sha256(told.encode("utf-8", "surrogateescape")).digest()
+        return hashlib.sha256("\0".join(astuple(self)).encode("utf-8", "surrogateescape")).digest()
 
 
 class NotLoggedIn(SecretError):  # noqa: N818 - what the owner is
@@ -130,15 +127,10 @@ def _password_in_variable(name: str) -> str:
     return _password(value, name)
 
 
-def _password_in_credential(name: str) -> str:
-    return read_password_file(_credential(name))
-
-
 def _credential(name: str) -> Path:
-    folder = os.environ.get("CREDENTIALS_DIRECTORY")
-    if not folder:
+    if not has_credentials():
         raise SecretError("$CREDENTIALS_DIRECTORY is not set: not started by systemd with LoadCredential=")
-    return Path(folder) / name
+    return Path(os.environ["CREDENTIALS_DIRECTORY"]) / name
 
 
 def has_credentials() -> bool:
@@ -153,6 +145,10 @@ def _password(content: bytes, named: object) -> str:
         raise SecretError("it is empty", named)
     if any(byte in content for byte in b"\0\r\n"):
         raise SecretError("it has NUL or a line end inside the password", named)
+    return _text(content, named)
+
+
+def _text(content: bytes, named: object) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
@@ -167,70 +163,51 @@ def read_signing_key(path: Path) -> bytes:
     text = read_password_file(path)
     if not text.startswith(STANDARD_KEY_PREFIX):
         return text.encode()
-    try:
-        key = base64.b64decode(text.removeprefix(STANDARD_KEY_PREFIX), validate=True)
-    except ValueError:
-        key = b""
-    if not key:
-        raise SecretError(f"it has no base64 after {STANDARD_KEY_PREFIX}", path)
-    return key
+    with contextlib.suppress(ValueError):
+        if key := base64.b64decode(text.removeprefix(STANDARD_KEY_PREFIX), validate=True):
+            return key
+    raise SecretError(f"it has no base64 after {STANDARD_KEY_PREFIX}", path)
 
 
 def read_users(path: Path) -> dict[str, str]:
     """Return name to hash, without empty lines and those that start with `#`.  Raises SecretError."""
-    try:
-        lines = _read_private(path, MAX_USERS_BYTES).decode("utf-8").split("\n")
-    except UnicodeDecodeError:
-        raise SecretError("it is not UTF-8", path) from None
     users: dict[str, str] = {}
-    for number, line in enumerate((line.removesuffix("\r") for line in lines), start=1):
+    for number, ended in enumerate(_text(_read_private(path, MAX_USERS_BYTES), path).split("\n"), start=1):
+        line = ended.removesuffix("\r")
         if not line.strip() or line.startswith("#"):
             continue
         name, _, hashed = line.partition(":")
-        if not USER_NAME.match(name) or not _is_hash(hashed):
+        its = _HASH.match(hashed)
+        if not USER_NAME.match(name) or its is None or int(its[1]) > MAX_HASH_MEMORY_KIB:
             words = "is not NAME:$argon2id$… as `relay hash-password` prints it"
             raise SecretError(f"line {number} {words}", path)
         if name in users:
             raise SecretError(f"line {number} names a user for the second time", path)
         users[name] = hashed
-    return users
-
-
-def _is_hash(hashed: str) -> bool:
-    match = _HASH.match(hashed)
-    return (
-        match is not None and int(match[1]) <= MAX_HASH_MEMORY_KIB and int(match[2]) > 0 and int(match[3]) > 0
-    )
-
-
-def _look_at_users(path: Path) -> None:
-    if not read_users(path):
+    if not users:
         raise SecretError("it names no user", path)
-
-
-def _look_at_authorities(path: Path) -> None:
-    trusting(path, read_authorities(path))
+    return users
 
 
 def _look_at_program(command: tuple[str, ...]) -> None:
     path = Path(command[0])
-    _read(path, 0)
+    _read(path, None)
     # By the ids that it will run under, which need not be those of who asks.
     if not os.access(path, os.X_OK, effective_ids=True):
         raise SecretError("it is no program that we may run", path)
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
-    "users_file": _look_at_users,
-    "ca_file": _look_at_authorities,
+    "users_file": read_users,
+    "ca_file": lambda path: trusting(path, read_authorities(path)),
     "secret_file": read_signing_key,
     "command": _look_at_program,
     "password_file": read_password_file,
     "password_env": _password_in_variable,
-    "password_credential": _password_in_credential,
+    "password_credential": lambda name: read_password_file(_credential(name)),
     "client_secret_file": read_password_file,
     "client_secret_env": _password_in_variable,
-    "client_secret_credential": _password_in_credential,
+    "client_secret_credential": lambda name: read_password_file(_credential(name)),
     "refresh_token_file": read_refresh_token,
     "key_file": read_service_account,
     "key_credential": lambda name: read_service_account(_credential(name)),
@@ -238,53 +215,48 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
 """By keys of a policy: what reads the file or the secret that each names.  Raises SecretError."""
 
 
-def unusable(section: Section, at: Steps, *, is_service: bool) -> Iterator[tuple[Steps, SecretError]]:
-    """Yield each key of a policy whose file, or variable, the relay could not use.
+def unusable(policy: Policy, *, is_service: bool) -> Iterator[Fault]:
+    """Yield a fault for each file or variable of a policy that the relay could not use.
 
     Outside the service its credentials are not looked at: systemd gives them to nobody else.
     """
-    for name, value in section:
-        here = (*at, written_key(type(section), name))
-        if name in _READERS and value is not None:
-            if is_service or has_credentials() or not name.endswith("_credential"):
-                yield from _fault_of(partial(_READERS[name], value), {}, here)
-            continue
-        for steps, each in _sections(value):
-            yield from unusable(each, (*here, *steps), is_service=is_service)
-    for name, its_key in ("certificate", "key"), ("tls_certificate", "tls_key"):
-        if (chain := getattr(section, name, None)) is not None:
-            key = getattr(section, its_key)
-            here = (*at, name if key is None else its_key)
-            yield from _fault_of(partial(read_key_pair, chain, key), {chain: (*at, name)}, here)
+    for section, at in _sections(policy, ()):
+        for key, read in _READERS.items():
+            is_readable = is_service or has_credentials() or not key.endswith("_credential")
+            if is_readable and (named := getattr(section, key, None)) is not None:
+                try:
+                    read(named)
+                except NotLoggedIn:
+                    pass  # `relay login` makes it
+                except SecretError as error:
+                    yield Fault(error.words, (*at, key))
+        for key, its_key in ("certificate", "key"), ("tls_certificate", "tls_key"):
+            if (chain := getattr(section, key, None)) is not None:
+                try:
+                    read_key_pair(chain, getattr(section, its_key))
+                except SecretError as error:
+                    yield Fault(error.words, (*at, key if error.named == chain else its_key))
 
 
-def _sections(value: object) -> Iterator[tuple[Steps, Section]]:
-    """Yield the sections that a value is, or holds, with the steps to each."""
+def _sections(value: object, at: Steps) -> Iterator[tuple[Section, Steps]]:
+    """Yield every section that a value is or holds, with the steps to it."""
     match value:
         case Section():
-            yield (), value
+            yield value, at
+            for name, each in value:
+                yield from _sections(each, (*at, written_key(type(value), name)))
         case dict():
-            yield from (((key,), each) for key, each in value.items() if isinstance(each, Section))
+            for key, each in value.items():
+                yield from _sections(each, (*at, key))
         case tuple():
-            yield from (((index,), each) for index, each in enumerate(value) if isinstance(each, Section))
-
-
-def _fault_of(
-    look: Callable[[], object], places: Mapping[object, Steps], at: Steps
-) -> Iterator[tuple[Steps, SecretError]]:
-    """`places`: of files that are not named at `at`."""
-    try:
-        look()
-    except NotLoggedIn:
-        return  # `relay login` makes it
-    except SecretError as error:
-        yield places.get(error.named, at), error
+            for index, each in enumerate(value):
+                yield from _sections(each, (*at, index))
 
 
 def read_authorities(path: Path) -> str:
     """Return a PEM file, unchecked.  Raises SecretError."""
     # Bundles have comments in any encoding.
-    return _whole(path, LONGEST_PEM_BYTES).decode("ascii", "ignore")
+    return _read(path, LONGEST_PEM_BYTES).decode("ascii", "ignore")
 
 
 def trusting(path: Path, authorities: str) -> ssl.SSLContext:
@@ -312,17 +284,13 @@ class KeyPair:
     @property
     def ends_at_ns(self) -> int | None:
         """Wall clock: when the certificate that is shown ends; None where nobody can tell."""
-        shown = self._shown()
-        if shown is None:
-            return None
-        # Another OpenSSL in memory, so only where the relay shows a certificate.
-        from cryptography import x509  # noqa: PLC0415 - see above
+        from cryptography import x509  # noqa: PLC0415 - it takes 0.2 s, and listener processes do not ask
 
         try:
-            end = x509.load_der_x509_certificate(shown).not_valid_after_utc
+            shown = x509.load_der_x509_certificate(self._shown() or b"")
         except ValueError:
             return None
-        return int(end.timestamp()) * SECOND_NS
+        return int(shown.not_valid_after_utc.timestamp()) * SECOND_NS
 
     def _shown(self) -> bytes | None:
         found = _FIRST_CERTIFICATE.search(self.chain)
@@ -331,22 +299,19 @@ class KeyPair:
 
 def read_key_pair(certificate: Path, key: Path | None) -> KeyPair:
     """Return a certificate and its private key, which only its owner can read.  Raises SecretError."""
-    chain = _whole(certificate, LONGEST_PEM_BYTES)
+    chain = _read(certificate, LONGEST_PEM_BYTES)
     # A group may read it: Debian's ssl-cert group is how several daemons share one.
-    pair = KeyPair(chain, _whole(key or certificate, LONGEST_PEM_BYTES, stat.S_IRWXO | stat.S_IWGRP))
+    pair = KeyPair(chain, _read(key or certificate, LONGEST_PEM_BYTES, stat.S_IRWXO | stat.S_IWGRP))
     try:
         serving(pair)
     except OSError as error:
-        raise SecretError(_why_no_pair(pair, error), key or certificate) from None
+        words = "it holds no private key of the certificate (PEM, without a passphrase)"
+        if _PASSPHRASE.search(pair.key):
+            words = "its private key is encrypted: store it without a passphrase (`openssl pkey` decrypts it)"
+        elif isinstance(error, ssl.SSLError) and error.reason in _OTHER_KEY:
+            words = "its private key is not that of the certificate"
+        raise SecretError(words, key or certificate) from None
     return pair
-
-
-def _why_no_pair(pair: KeyPair, error: OSError) -> str:
-    if _PASSPHRASE.search(pair.key):
-        return "its private key is encrypted: store it without a passphrase (`openssl pkey` decrypts it)"
-    if isinstance(error, ssl.SSLError) and error.reason in _OTHER_KEY:
-        return "its private key is not that of the certificate"
-    return "it holds no private key of the certificate (PEM, without a passphrase)"
 
 
 def serving(pair: KeyPair) -> ssl.SSLContext:
@@ -374,23 +339,19 @@ def _in_memory(content: bytes) -> Iterator[str]:
 
 
 def _read_private(path: Path, most_bytes: int) -> bytes:
-    exposed = stat.S_IRWXG | stat.S_IRWXO
-    if path.parent == Path(os.environ.get("CREDENTIALS_DIRECTORY") or "/nonexistent"):
+    exposed = _OPEN_TO_OTHERS
+    if has_credentials() and path.parent == Path(os.environ["CREDENTIALS_DIRECTORY"]):
         # systemd grants a credential to the service's user by an ACL, and the mask of
         # an ACL shows as group-readable; the folder lets nobody else in.  systemd #29435.
         exposed &= ~stat.S_IRGRP
-    return _whole(path, most_bytes, exposed)
+    return _read(path, most_bytes, exposed)
 
 
-def _whole(path: Path, most_bytes: int, exposed: int = 0) -> bytes:
-    content = _read(path, most_bytes, exposed)
-    if len(content) > most_bytes:
-        raise SecretError(f"it is larger than {most_bytes} bytes", path)
-    return content
+def _read(path: Path, most_bytes: int | None, exposed: int = 0) -> bytes:
+    """`exposed`: bits that the mode of a secret must not have; None: only see whether it is there.
 
-
-def _read(path: Path, most_bytes: int, exposed: int = 0) -> bytes:
-    """`exposed`: bits that the mode of a secret must not have.  Raises SecretError."""
+    Raises SecretError.
+    """
 
     def check(status: os.stat_result) -> None:
         if status.st_mode & exposed:
@@ -400,6 +361,9 @@ def _read(path: Path, most_bytes: int, exposed: int = 0) -> bytes:
             raise SecretError(f"it belongs to user {status.st_uid}, neither us nor root", path)
 
     try:
-        return read_regular(path, most_bytes, check)
+        content = read_regular(path, most_bytes or 0, check)
     except OSError as error:
         raise SecretError(f"cannot read it: {error.strerror}", path) from error
+    if most_bytes is not None and len(content) > most_bytes:
+        raise SecretError(f"it is larger than {most_bytes} bytes", path)
+    return content

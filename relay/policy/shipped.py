@@ -9,12 +9,10 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from relay.policy.document import Document, read_document
-from relay.policy.faults import PolicyError, faults_of_document, faults_of_validation
+from relay.policy.document import Document, Step
+from relay.policy.faults import validated
 from relay.policy.rules import DefaultRule, SourcedRule, VerdictRule
 from relay.policy.units import Section, Text
 from relay.verdicts.verdict import Judge, Layer, Rule
@@ -66,27 +64,23 @@ class ProvidersFile(Section):
     providers: dict[str, Provider]
 
 
-_File = TypeVar("_File", bound=Section)
-
-
-def _checked(document: Document, path: Path, kind: type[_File]) -> _File:
-    faults = faults_of_document(path, document)
-    if faults:
-        raise PolicyError(faults)
-    try:
-        return kind.model_validate(document.value, by_alias=True, by_name=False)
-    except ValidationError as error:
-        raise PolicyError(faults_of_validation(path, document, error, kind)) from None
+@functools.cache
+def _rules() -> tuple[RulesFile, Document]:
+    return validated(RULES_FILE.read_bytes(), RULES_FILE, RulesFile)
 
 
 @functools.cache
-def _rules() -> tuple[RulesFile, Document]:
-    document = read_document(RULES_FILE.read_bytes())
-    return _checked(document, RULES_FILE, RulesFile), document
+def _providers() -> tuple[ProvidersFile, Document]:
+    return validated(PROVIDERS_FILE.read_bytes(), PROVIDERS_FILE, ProvidersFile)
 
 
 def rules_file() -> RulesFile:
     return _rules()[0]
+
+
+def providers() -> Mapping[str, Provider]:
+    """In the order of the file."""
+    return _providers()[0].providers
 
 
 @functools.cache
@@ -100,35 +94,20 @@ def standard_rules() -> tuple[Rule, ...]:
 
 
 @functools.cache
-def _providers() -> tuple[ProvidersFile, Document]:
-    document = read_document(PROVIDERS_FILE.read_bytes())
-    return _checked(document, PROVIDERS_FILE, ProvidersFile), document
-
-
-def providers() -> Mapping[str, Provider]:
-    """In the order of the file."""
-    return _providers()[0].providers
-
-
-def provider_of(name: str | None, host: str) -> str | None:
-    """Return which provider an upstream is: by its key, else by its host, else None."""
-    if name is not None:
-        return name
-    wanted = host.lower().removesuffix(".")
-    hosts = ((known, pattern) for known, provider in providers().items() for pattern in provider.hosts)
-    return next((known for known, pattern in hosts if _is_host(pattern, wanted)), None)
+def standard_judge() -> Judge:
+    return Judge(standard_rules())
 
 
 def provider_rules(name: str | None) -> tuple[Rule, ...]:
     """Return the rules of a provider; none where it is not known."""
     if name is None or name not in providers():
         return ()
-    rules = providers()[name].verdicts
-    return _placed(Layer.PROVIDER, rules, PROVIDERS_FILE, _providers()[1], "providers", name, "verdicts")
+    steps = "providers", name, "verdicts"
+    return _placed(Layer.PROVIDER, providers()[name].verdicts, PROVIDERS_FILE, _providers()[1], *steps)
 
 
 def _placed(
-    layer: Layer, rules: Sequence[VerdictRule], path: Path, document: Document, *steps: str
+    layer: Layer, rules: Sequence[VerdictRule], path: Path, document: Document, *steps: Step
 ) -> tuple[Rule, ...]:
     """Return rules with the line where each stands."""
     lines = (document.mark_of((*steps, index)).line for index in range(len(rules)))
@@ -141,35 +120,45 @@ def rules_of(name: str, upstream: "Upstream") -> tuple[Rule, ...]:
         rule.rule(Layer.OPERATOR, f"upstreams.{name}.verdicts[{index}]")
         for index, rule in enumerate(upstream.verdicts)
     )
-    provider = provider_of(upstream.provider, upstream.host)
-    return (*owners, *provider_rules(provider), *standard_rules())
+    return (*owners, *provider_rules(provider_of(upstream.provider, upstream.host)), *standard_rules())
 
 
-@functools.cache
-def standard_judge() -> Judge:
-    return Judge(standard_rules())
+def provider_of(name: str | None, host: str) -> str | None:
+    """Return which provider an upstream is: by its key, else by its host, else None."""
+    if name is not None:
+        return name
+    wanted = host.lower().removesuffix(".")
+    return next(
+        (
+            known
+            for known, provider in providers().items()
+            for pattern in provider.hosts
+            if re.fullmatch("[a-z0-9.-]*".join(map(re.escape, pattern.split("*"))), wanted)
+        ),
+        None,
+    )
 
 
 def with_presets(policy: object) -> object:
     """Keep what the owner wrote; whatever is not as it should be is left to the model."""
     match policy:
         case {"upstreams": dict() as upstreams, **others}:
-            filled = {name: _filled(upstream) for name, upstream in upstreams.items()}
-            return {**others, "upstreams": filled}
+            return {**others, "upstreams": {name: _filled(each) for name, each in upstreams.items()}}
         case _:
             return policy
 
 
 def _filled(upstream: object) -> object:
-    if isinstance(upstream, dict):
-        name = upstream.get("provider")
-        if isinstance(name, str) and name in providers():
-            filled = {**providers()[name].preset, **upstream}
-            match filled, providers()[name].oauth2:
-                case {"auth": {"oauth2": dict() as oauth2, **auth}}, ProviderOAuth2() as known:
-                    filled["auth"] = {**auth, "oauth2": {**_oauth2_of(known, oauth2), **oauth2}}
-            return filled
-    return upstream
+    match upstream:
+        case {"provider": str() as name, **written} if name in providers():
+            provider = providers()[name]
+        case _:
+            return upstream
+    filled: dict[Any, Any] = {**provider.preset, "provider": name, **written}
+    match filled:
+        case {"auth": {"oauth2": dict() as oauth2, **auth}} if provider.oauth2 is not None:
+            filled["auth"] = {**auth, "oauth2": {**_oauth2_of(provider.oauth2, oauth2), **oauth2}}
+    return filled
 
 
 def _oauth2_of(known: ProviderOAuth2, written: Mapping[str, object]) -> dict[str, object]:
@@ -183,8 +172,3 @@ def _oauth2_of(known: ProviderOAuth2, written: Mapping[str, object]) -> dict[str
         if url is not None and (isinstance(tenant, str) or "{tenant}" not in url):
             filled[key] = url.replace("{tenant}", str(tenant))
     return filled
-
-
-def _is_host(pattern: str, host: str) -> bool:
-    parts = (re.escape(part) for part in pattern.split("*"))
-    return re.fullmatch("[a-z0-9.-]*".join(parts), host) is not None

@@ -8,17 +8,8 @@ text names, so that a policy which it returns can be put to work.
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from relay.policy.document import MAX_BYTES, Document, Mark, Step, read_document
-from relay.policy.faults import (
-    PolicyError,
-    PolicyFault,
-    fault_at,
-    fault_of_file,
-    faults_of_document,
-    faults_of_validation,
-)
+from relay.policy.document import MAX_BYTES, Fault, Mark, Step, read_document
+from relay.policy.faults import PolicyError, validated
 from relay.policy.model import Policy
 from relay.policy.named_file import read_regular
 from relay.policy.secrets import unusable
@@ -47,46 +38,24 @@ def policy_bytes(path: Path) -> bytes:
         # One byte more than allowed is enough to tell that it is too large.
         return read_regular(path, MAX_BYTES)
     except OSError as error:
-        raise PolicyError([fault_of_unread(path, error)]) from None
+        raise unreadable(path, error) from None
 
 
-def fault_of_unread(path: Path, error: OSError) -> PolicyFault:
-    return fault_of_file(path, f"cannot read it: {error.strerror}")
+def unreadable(path: Path, error: OSError) -> PolicyError:
+    return PolicyError(path, [Fault(f"cannot read it: {error.strerror}")])
 
 
 def inspected_policy(content: bytes, path: Path, *, is_service: bool = True) -> Policy:
     """Look at the files that it names, too.  Raises PolicyError with all faults."""
-    document = read_document(content)
-    policy = _policy_in(document, path)
+    policy, document = validated(content, path, Policy, with_presets)
     faults = [
-        fault_at(path, document.mark_of(steps), steps, error.words)
-        for steps, error in unusable(policy, (), is_service=is_service)
+        each._replace(mark=document.mark_of(each.at)) for each in unusable(policy, is_service=is_service)
     ]
     if faults:
-        raise PolicyError(faults)
+        raise PolicyError(path, faults)
     return policy
 
 
 def parse_policy(text: bytes, path: Path) -> Policy:
     """Read no file; relative paths start beside `path`.  Raises PolicyError with all faults."""
-    return _policy_in(read_document(text), path)
-
-
-def _policy_in(document: Document, path: Path) -> Policy:
-    faults = faults_of_document(path, document)
-    if faults and document.value is None:
-        raise PolicyError(faults)
-    try:
-        policy = Policy.model_validate(
-            with_presets(document.value),
-            # Not resolved: a policy behind a symbolic link stands where the link is.
-            context=path.absolute().parent,
-            by_alias=True,
-            by_name=False,
-        )
-    except ValidationError as error:
-        # `from None`: pydantic's own text quotes the values.
-        raise PolicyError([*faults, *faults_of_validation(path, document, error, Policy)]) from None
-    if faults:
-        raise PolicyError(faults)
-    return policy
+    return validated(text, path, Policy, with_presets)[0]

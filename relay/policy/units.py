@@ -8,9 +8,9 @@ Does not: know YAML, or where a value stands (see `faults`); look at any file (s
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -27,9 +27,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from relay.clock import LONGEST_DURATION_NS
+from relay.clock import LONGEST_DURATION_NS, SECOND_NS
 from relay.mail.formats import period, size
-from relay.policy.document import Steps
+from relay.policy.document import Fault
 
 LARGEST_SIZE_BYTES = 1 << 40
 LARGEST_COUNT = 1_000_000_000
@@ -41,13 +41,16 @@ BROKEN = "broken"
 """The type of the error of a section whose keys do not fit together."""
 
 _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?(ms|s|m|h|d|w)\Z")
+MINUTE_NS = 60 * SECOND_NS
+HOUR_NS = 60 * MINUTE_NS
+DAY_NS = 24 * HOUR_NS
 _UNITS_NS = {
-    "ms": 1_000_000,
-    "s": 1_000_000_000,
-    "m": 60 * 1_000_000_000,
-    "h": 3_600 * 1_000_000_000,
-    "d": 86_400 * 1_000_000_000,
-    "w": 7 * 86_400 * 1_000_000_000,
+    "ms": SECOND_NS // 1000,
+    "s": SECOND_NS,
+    "m": MINUTE_NS,
+    "h": HOUR_NS,
+    "d": DAY_NS,
+    "w": 7 * DAY_NS,
 }
 _SIZE = re.compile(r"([0-9]{1,15}) ?(B|K|KB|KiB|M|MB|MiB|G|GB|GiB)?\Z", re.IGNORECASE)
 _SIZE_UNIT_BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -58,28 +61,20 @@ _URL_HOST = r"(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])"
 WEB_URL = re.compile(rf"(?P<scheme>https?)://{_URL_HOST}(?P<port>:[0-9]{{1,5}})?(?P<rest>[/?][!-~]*)?\Z")
 
 
-class Broken(NamedTuple):
-    """A rule that the keys of a section break together."""
-
-    message: str
-    at: Steps = ()
-    """From the section to the key at fault."""
-
-
 class Section(BaseModel):
     """What every part of a policy is: frozen, and closed to unknown keys."""
 
     # Compiled as a part of the whole, when a policy is read: each by itself would take as long again.
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
 
-    def broken(self) -> Iterator[Broken]:
+    def faults(self) -> Iterator[Fault]:
         """Yield the rules that keys break together; asked once each of them is good by itself."""
         yield from ()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if rules := tuple(self.broken()):
-            raise PydanticCustomError(BROKEN, "{rules}", {"rules": rules})
+        if faults := tuple(self.faults()):
+            raise PydanticCustomError(BROKEN, "{faults}", {"faults": faults})
         return self
 
     @model_serializer(mode="wrap")
@@ -184,8 +179,6 @@ class HostPort:
 
 def endpoint(value: object) -> HostPort:
     """Take `ADDRESS:PORT`, IPv6 in brackets.  Raises ValueError, also for names: they may resolve anew."""
-    if isinstance(value, HostPort):
-        return value
     if isinstance(value, str):
         host, _, port = value.rpartition(":")
         bracketed = host.startswith("[") and host.endswith("]")
@@ -200,7 +193,7 @@ def network(value: object) -> IPv4Network | IPv6Network:
     """Take one address too.  Raises ValueError, also for bits behind the prefix and for an open relay."""
     found = any_network(value)
     least = SHORTEST_PREFIX[found.version]
-    if value is not found and found.prefixlen < least:
+    if found.prefixlen < least:
         raise ValueError(
             f"it lets strangers in: an open relay; name your own networks, /{least} at the widest"
         )
@@ -209,22 +202,15 @@ def network(value: object) -> IPv4Network | IPv6Network:
 
 def any_network(value: object) -> IPv4Network | IPv6Network:
     """Take a bare address as a network of one.  Raises ValueError, also for bits set behind the prefix."""
-    if isinstance(value, IPv4Network | IPv6Network):
-        return value
-    if isinstance(value, str) and "%" not in value:
-        try:
-            return ip_network(value)
-        except ValueError:
-            if (right := _network_around(value)) is not None:
-                raise ValueError(f"it has bits set behind its prefix; did you mean {right}?") from None
-    raise ValueError("expected a network such as 192.0.2.0/24 or '2001:db8::/32'")
-
-
-def _network_around(value: str) -> IPv4Network | IPv6Network | None:
     try:
-        return ip_interface(value).network
+        if not isinstance(value, str) or "%" in value:
+            raise ValueError
+        interface = ip_interface(value)
     except ValueError:
-        return None
+        raise ValueError("expected a network such as 192.0.2.0/24 or '2001:db8::/32'") from None
+    if interface.ip != interface.network.network_address:
+        raise ValueError(f"it has bits set behind its prefix; did you mean {interface.network}?")
+    return interface.network
 
 
 def source_address(value: object) -> str:
@@ -283,6 +269,7 @@ def https_url(value: object, example: str, what_crosses: str) -> str:
 
 
 NotEmpty = AfterValidator(_not_empty)
+"""Not `min_length`, which pydantic finds at fault also where each of the entries is."""
 OneOrMore = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else (value,))
 """One value stands for a list of it."""
 Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST_COUNT)]

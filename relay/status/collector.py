@@ -27,27 +27,15 @@ from relay.telemetry.metrics import Families, Metrics
 from relay.verdicts.health import Health
 
 
-def collect(
-    metrics: Metrics,
-    snapshot: Callable[[], Snapshot],
-    events: Events,
-    clock: Clock,
-) -> None:
-    metrics.registry.register(SnapshotCollector(snapshot, events, clock, metrics))
+def collect(metrics: Metrics, snapshot: Callable[[], Snapshot], events: Events, clock: Clock) -> None:
+    metrics.registry.register(SnapshotCollector(metrics, snapshot, events, clock))
 
 
 class SnapshotCollector(Collector):
     def __init__(
-        self,
-        snapshot: Callable[[], Snapshot],
-        events: Events,
-        clock: Clock,
-        metrics: Metrics,
+        self, metrics: Metrics, snapshot: Callable[[], Snapshot], events: Events, clock: Clock
     ) -> None:
-        self._snapshot = snapshot
-        self._events = events
-        self._clock = clock
-        self._metrics = metrics
+        self._metrics, self._snapshot, self._events, self._clock = metrics, snapshot, events, clock
 
     def collect(self) -> Iterator[Metric]:
         families = Families("snapshot")

@@ -1,12 +1,13 @@
 """Which messages an operator means, in what order, and how they add up.  Pure.
 
 One matcher, for a listing, its summary and the verbs.  Different filters must all match, of one
-filter's values any one.  What is kept in memory of a message answers nearly all of them; only where
-it has more recipients than are kept there do they have to be read (`Filters.judge`).  Recipients are
-those that are left.  Does not: read a clock or a spool.
+filter's values any one.  Memory keeps the first recipients of a message; where a filter asks for others,
+they have to be read (`Filters.judge`).  Recipients are those that are left.
+Does not: read a clock or a spool.
 """
 
 import enum
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,8 @@ from relay.clock import SECOND_NS
 from relay.mail.address import comparable, comparable_domain
 from relay.mail.sought import sought, words_of
 from relay.queue.lanes import turn_of
-from relay.queue.queued import MOST_RUNS, Queued
 from relay.queue.sorting import Network, is_address, is_client, is_domain, is_like
-from relay.status.snapshot import MessageView, QueueState
-from relay.throttle.limit import LONGEST_KEY
+from relay.status.snapshot import MessageView, QueueState, as_json
 
 _MINUTE_NS = 60 * SECOND_NS
 AGES = tuple(5 * 2**doubled for doubled in range(9))
@@ -31,27 +30,13 @@ AGES = tuple(5 * 2**doubled for doubled in range(9))
 
 
 class Listed(NamedTuple):
-    """A message, and what only filters and summaries ask of it."""
-
     view: MessageView
     age_ns: int
     """Since acceptance."""
-    domains: tuple[tuple[str, int], ...] | None = None
-    """How many recipients are left in a domain, which may be there twice; None where memory cannot tell."""
 
     @property
     def knows_recipients(self) -> bool:
         return len(self.view.recipients) == self.view.recipients_left
-
-
-def domains_of(recipients: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    return tuple(Counter(comparable_domain(_domain(each)) for each in recipients).items())
-
-
-def domains_in_memory(runs: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...] | None:
-    """Return runs of domains if they are all there, and whole: they are kept as keys of limits."""
-    is_whole = all(len(key) < LONGEST_KEY and "%" not in key for key, _ in runs)
-    return runs if is_whole and len(runs) < MOST_RUNS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,33 +71,15 @@ class Filters:
     def is_any(self) -> bool:
         return self == EVERYTHING
 
-    def may_fit(self, part: Queued) -> bool:
-        """Return False for what `judge` would leave out, by what costs least to ask."""
-        # Of a message in parts the state is that of all of them.
-        is_in_state = not self.states or part.part.indices is not None or part.state.value in self.states
-        return (
-            is_in_state
-            and part.size_bytes >= self.size_bytes
-            and (not self.senders or is_address(self.senders, part.reverse_path))
-            and (not self.users or any(is_like(user, part.user) for user in self.users))
-        )
-
     def judge(self, listed: Listed) -> bool | None:
         """Return None where only recipients can tell that are not in memory: `fits_recipients`."""
-        if not self._fits(listed):
-            return False
         view = listed.view
+        if not self._fits(view, listed.age_ns):
+            return False
         if view.state is QueueState.CORRUPT:
             return not (self.recipients or self.domains) and self._has_text(view, ())
-        if listed.knows_recipients:
-            return self.fits_recipients(view, view.recipients)
-        has_recipient = self._has_recipient(view.recipients) or None
-        has_text = self._has_text(view, view.recipients) or None
-        domains = map(_domain, view.recipients) if listed.domains is None else dict(listed.domains)
-        has_domain = self._has_domain(domains)
-        if not has_domain and listed.domains is not None:
-            return False
-        return True if has_recipient and has_domain and has_text else None
+        # What some of the recipients fit, all of them fit.
+        return self.fits_recipients(view, view.recipients) or (False if listed.knows_recipients else None)
 
     def fits_recipients(self, view: MessageView, recipients: Sequence[str]) -> bool:
         """`recipients` are all that are left of a message of which nothing else is in doubt."""
@@ -122,12 +89,11 @@ class Filters:
             and self._has_text(view, recipients)
         )
 
-    def _fits(self, listed: Listed) -> bool:
+    def _fits(self, view: MessageView, age_ns: int) -> bool:
         """Leave out what asks for recipients."""
-        view = listed.view
         return (
             (not self.states or view.state in self.states)
-            and listed.age_ns >= self.older_ns
+            and age_ns >= self.older_ns
             and view.size_bytes >= self.size_bytes
             and (not self.lanes or view.lane in self.lanes)
             and (
@@ -136,7 +102,7 @@ class Filters:
             and (not self.senders or is_address(self.senders, view.reverse_path))
             and (not self.users or any(is_like(user, view.user or "") for user in self.users))
             and (not self.clients or any(_is_client(client, view.client) for client in self.clients))
-            and (not self.reason or any(self.reason.lower() in text.lower() for text in _why(view)))
+            and any(self.reason.lower() in why.lower() for why in (view.reason, view.held_by))
         )
 
     def _has_text(self, view: MessageView, recipients: Sequence[str]) -> bool:
@@ -157,10 +123,6 @@ EVERYTHING = Filters()
 
 def _domain(address: str) -> str:
     return address.rpartition("@")[2]
-
-
-def _why(view: MessageView) -> tuple[str, str]:
-    return view.reason, view.held_by
 
 
 def _is_client(pattern: str, client: str) -> bool:
@@ -245,15 +207,8 @@ class Group:
 
 
 def group_to_json(group: Group) -> dict[str, Any]:
-    """Return a row for scripts; keys may be added, never renamed."""
     columns = [*(f"below_{minutes}m" for minutes in AGES), f"from_{AGES[-1]}m"]
-    return {
-        "key": group.key,
-        "messages": group.messages,
-        "recipients": group.recipients,
-        "size_bytes": group.size_bytes,
-        "messages_by_age": dict(zip(columns, group.messages_by_age, strict=True)),
-    }
+    return {**as_json(group), "messages_by_age": dict(zip(columns, group.messages_by_age, strict=True))}
 
 
 class _Sum:
@@ -265,8 +220,7 @@ class _Sum:
         self.messages += 1
         self.recipients += recipients
         self.size_bytes += listed.view.size_bytes
-        minutes = listed.age_ns // _MINUTE_NS
-        self.by_age[next((i for i, bound in enumerate(AGES) if minutes < bound), len(AGES))] += 1
+        self.by_age[bisect_right(AGES, listed.age_ns // _MINUTE_NS)] += 1
 
     def group(self, key: str | None) -> Group:
         return Group(key, self.messages, self.recipients, self.size_bytes, tuple(self.by_age))
@@ -278,7 +232,7 @@ class Summary:
         self._everything, self._groups = _Sum(), defaultdict[str, _Sum](_Sum)
 
     def add(self, listed: Iterable[Listed]) -> None:
-        """Add messages, each of which knows its domains or all its recipients, where those are asked for."""
+        """Add messages; by domain each has to know all its recipients."""
         for each in listed:
             self._everything.add(each, each.view.recipients_left)
             for key, recipients in _shares(each, self._by).items():
@@ -294,20 +248,15 @@ class Summary:
         return [self._everything.group(None), *rows[:limit]]
 
 
-def _shares(listed: Listed, by: By) -> dict[str, int]:
-    """Return the rows that a message is in, and its recipients there; it has `domains`, or all recipients."""
+def _shares(listed: Listed, by: By) -> Mapping[str, int]:
+    """Return the rows that a message is in, and its recipients there."""
     view = listed.view
-    match by:
-        case By.SENDER:
-            return {comparable(view.reverse_path) or "<>": view.recipients_left}
-        case By.LANE:
-            return {view.lane: view.recipients_left}
-        case By.UPSTREAM:
-            return {view.upstream: view.recipients_left}
-        case By.REASON:
-            return {view.reason or view.held_by: view.recipients_left}
-        case By.DOMAIN:
-            shares: dict[str, int] = defaultdict(int)
-            for domain, count in listed.domains or domains_of(view.recipients):
-                shares[domain] += count
-            return shares
+    if by is By.DOMAIN:
+        return Counter(comparable_domain(_domain(each)) for each in view.recipients)
+    key = {
+        By.SENDER: comparable(view.reverse_path) or "<>",
+        By.LANE: view.lane,
+        By.UPSTREAM: view.upstream,
+        By.REASON: view.reason or view.held_by,
+    }[by]
+    return {key: view.recipients_left}

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Awaitable, Callable, Collection
 from ipaddress import ip_address
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -22,8 +23,8 @@ from prometheus_client.exposition import choose_encoder
 
 from relay.policy.units import HostPort
 from relay.status import page
+from relay.status.chart import Samples
 from relay.status.connection_limit import BACKLOG, MOST, ConnectionLimit
-from relay.status.samples import Samples
 from relay.status.snapshot import MessageView, Snapshot, public, to_json, without_addresses
 from relay.telemetry.events import Events
 
@@ -55,9 +56,7 @@ class Source(Protocol):
 
     def coming(self) -> list[MessageView]: ...
 
-    def why_not_ready(self) -> str:
-        """Return nothing while mail is accepted."""
-        ...
+    def why_not_ready(self) -> str: ...
 
 
 class StatusServer:
@@ -72,10 +71,8 @@ class StatusServer:
         most: int = MOST,
     ) -> None:
         """`names` are host names by which it may be called, beside `localhost` and IP addresses."""
-        self._address = address
-        self._source = source
-        self._registry = registry
-        self._events = events
+        self._address, self._source = address, source
+        self._registry, self._events = registry, events
         self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
         self._connections = ConnectionLimit(events, "http", most=most)
         self._turn = asyncio.Lock()
@@ -86,20 +83,13 @@ class StatusServer:
     async def start(self) -> HostPort:
         """Return the address with the port that the kernel gave for 0.  Raises OSError."""
         app = web.Application(middlewares=[self._guard])
-        app.add_routes(
-            [
-                web.get("/", self._in_turn(self._page)),
-                web.get("/metrics", self._in_turn(self._metrics)),
-                web.get("/healthz", self._healthz),
-                web.get("/readyz", self._readyz),
-                web.get("/status.json", self._in_turn(self._status)),
-            ]
-        )
+        app.add_routes([web.get("/healthz", self._healthz), web.get("/readyz", self._readyz)])
+        for path, handler in ("/", self._page), ("/metrics", self._metrics), ("/status.json", self._status):
+            app.router.add_get(path, self._in_turn(handler))
         # A client that hangs up leaves the line of `_in_turn`, which would grow without end.
         bound = await self._connections.receive(app, lambda: _bind(self._address), breaks_off=True)
         self._sample()
-        host, port = bound.getsockname()[:2]
-        return HostPort(host, port)
+        return HostPort(*bound.getsockname()[:2])
 
     async def stop(self) -> None:
         """Wait a moment for responses under way."""
@@ -121,7 +111,7 @@ class StatusServer:
             refusal.headers.update(_HEADERS)
             raise
         except Exception as error:  # noqa: BLE001 - a page that fails must be seen in the log
-            self._fault(error)
+            self._events.fault(where="http", error=error)
             response = web.Response(status=500, text="A fault of the relay; see its log.\n")
         response.headers.update(_HEADERS)
         return response
@@ -150,24 +140,15 @@ class StatusServer:
         try:
             self._samples.note(self._source.snapshot(), int(loop.time() // 60))
         except Exception as error:  # noqa: BLE001 - a gap in a chart beats a page without them
-            self._fault(error)
-
-    def _fault(self, error: Exception) -> None:
-        self._events.fault(where="http", error=error)
+            self._events.fault(where="http", error=error)
 
     def _is_ours(self, host_header: str) -> bool:
         """Return whether the Host header names this server: no foreign page can make a browser say that."""
-        host = host_header.strip().lower()
-        if host.startswith("["):
-            host, is_closed, _ = host[1:].partition("]")
-            if not is_closed:
-                return False
-        elif host.count(":") == 1:
-            host = host.partition(":")[0]
-        host = host.rstrip(".")
-        if host in self._names or host.endswith(".localhost"):  # RFC 6761, 6.3
-            return True
         try:
+            parts = urlsplit(f"//{host_header}")
+            host, _ = (parts.hostname or "").rstrip("."), parts.port
+            if host in self._names or host.endswith(".localhost"):  # RFC 6761, 6.3
+                return True
             ip_address(host)
         except ValueError:
             return False

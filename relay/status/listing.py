@@ -11,19 +11,13 @@ from relay.queue.queues import Queues
 from relay.queue.routes import words_of
 from relay.spool.interface import SetAside
 from relay.status.eta import Expected, Load, Pace
-from relay.status.filters import Listed, domains_in_memory
+from relay.status.filters import Listed
 from relay.status.snapshot import MessageView, QueueState
 
 NOT_IN_POLICY = "stop: its upstream has left the policy, and its last transaction may still relay it"
 HOLD, REPORTS, BACK_OFF, RESTS = "hold", "reports.per_hour", "back-off", "sender rests"
 _NOT_IN_LINE = {State.HELD: HOLD, State.REPORTING: REPORTS}
-_FURTHEST_FIRST = (
-    QueueState.ACTIVE,
-    QueueState.WAITING,
-    QueueState.DEFERRED,
-    QueueState.HELD,
-    QueueState.REPORTING,
-)
+_FURTHEST_FIRST = [QueueState(state) for state in ("active", "waiting", "deferred", "held", "reporting")]
 
 
 class Listing:
@@ -39,9 +33,8 @@ class Listing:
         self._queue, self._paces, self._paused = queue, paces, paused
         self._now_ns = clock.boottime_ns()
         self._to_wall_ns = clock.wall_ns() - self._now_ns
-        self._ahead: dict[str, Load] = {}
-        """By the upstream, what waits and had its row."""
-        self._ahead_in_lane: dict[tuple[str, str], Load] = {}
+        self._ahead: dict[tuple[str, str | None], Load] = {}
+        """By the upstream, and by the upstream and its lane: what waits and had its row."""
 
     def messages(self) -> list[MessageView]:
         rows = map(self.row, sorted(self._queue.ids()))
@@ -51,38 +44,18 @@ class Listing:
         """Return a message; None if it is gone."""
         found: Listed | None = None
         for part in self._queue.parts(queue_id):
-            each = Listed(
-                self._view(part, with_recipients=True),
-                self._now_ns - part.arrived_at_ns,
-                domains_in_memory(part.domains),
-            )
+            each = Listed(self.part(part), self._now_ns - part.arrived_at_ns)
             found = each if found is None else _as_one(found, each)
         return found
 
     def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> MessageView | None:
         """Return one message with all its recipients that are left; None if it is gone."""
-        for part in self._queue.parts(queue_id):
-            name, lane = part.upstream, self._queue.lane_of(part)
-            ahead = [
-                each
-                for each in self._queue.line(name)
-                if each.state is State.WAITING and each.queue_id < queue_id
-            ]
-            self._ahead[name] = _load_of(ahead)
-            its = [each for each in ahead if self._queue.lane_of(each) == lane]
-            self._ahead_in_lane[name, lane] = _load_of(its)
+        for name in {part.upstream for part in self._queue.parts(queue_id)}:
+            for each in self._queue.line(name):
+                if each.state is State.WAITING and each.queue_id < queue_id:
+                    self._pass(each)
         found = self.row(queue_id)
         return None if found is None else replace(found.view, recipients=recipients)
-
-    def skipped(self, queue_id: QueueId) -> None:
-        """Hear of a message that needs no row; those behind it go later."""
-        for part in self._queue.parts(queue_id):
-            if part.state is State.WAITING:
-                self._pass(part)
-
-    def part(self, part: Queued) -> MessageView:
-        """Return what of a message stands in one line, without recipients."""
-        return self._view(part, with_recipients=False)
 
     def set_aside(self, file: SetAside) -> Listed:
         """Name the file as corrupt/ does, which in general is no id; its age is by the wall clock."""
@@ -100,11 +73,11 @@ class Listing:
 
     def _pass(self, part: Queued) -> tuple[Load, str, Load]:
         """Count a message that waits; return what goes up to it, its lane, and what goes there up to it."""
-        name, lane = part.upstream, self._queue.lane_of(part)
-        more = 1, part.recipients_left, part.size_bytes
-        ahead = self._ahead[name] = self._ahead.get(name, Load()).plus(*more)
-        its = self._ahead_in_lane[name, lane] = self._ahead_in_lane.get((name, lane), Load()).plus(*more)
-        return ahead, lane, its
+        lane = self._queue.lane_of(part)
+        for key in (part.upstream, None), (part.upstream, lane):
+            before = self._ahead.get(key, Load())
+            self._ahead[key] = before.plus(1, part.recipients_left, part.size_bytes)
+        return self._ahead[part.upstream, None], lane, self._ahead[part.upstream, lane]
 
     def _expected(self, part: Queued) -> Expected:
         pace = self._paces.get(part.upstream)
@@ -124,7 +97,8 @@ class Listing:
                 return Expected(part.due_at_ns, BACK_OFF)
         return Expected(self._now_ns, "")
 
-    def _view(self, queued: Queued, *, with_recipients: bool) -> MessageView:
+    def part(self, queued: Queued) -> MessageView:
+        """Return what of a message stands in one line."""
         expected, shown = self._expected(queued), queued.shown
         choice = self._queue.choice(queued, self._now_ns)
         return MessageView(
@@ -134,7 +108,7 @@ class Listing:
             shown.arrival_at_ns or queued.arrived_at_ns + self._to_wall_ns,
             queued.reverse_path,
             queued.recipients_left,
-            shown.recipients[: queued.recipients_left] if with_recipients else (),
+            shown.recipients[: queued.recipients_left],
             (self._paused.get(queued.upstream) if queued.state is State.WAITING else "") or queued.reason,
             queued.due_at_ns + self._to_wall_ns if queued.state is State.DEFERRED else None,
             None if expected.eta_ns is None else expected.eta_ns + self._to_wall_ns,
@@ -161,7 +135,6 @@ def _as_one(one: Listed, other: Listed) -> Listed:
     first, second = sorted((one.view, other.view), key=lambda view: _FURTHEST_FIRST.index(view.state))
     last = max((first, second), key=lambda view: math.inf if view.eta_at_ns is None else view.eta_at_ns)
     odd = first if first.upstream_because else second
-    domains = None if one.domains is None or other.domains is None else (*one.domains, *other.domains)
     upstreams = dict.fromkeys(
         (first.upstream, *first.further_upstreams, second.upstream, *second.further_upstreams)
     )
@@ -179,7 +152,6 @@ def _as_one(one: Listed, other: Listed) -> Listed:
             instead_of=odd.instead_of,
         ),
         one.age_ns,
-        domains,
     )
 
 

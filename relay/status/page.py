@@ -8,7 +8,7 @@ what changed in its place, so that nothing flickers.
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +18,8 @@ from markupsafe import Markup
 from relay.mail.formats import rfc3339, span, utc
 from relay.queue.routes import Because
 from relay.status import chart
-from relay.status.samples import GAP, MINUTES, QUEUE, Key, Samples
+from relay.status.chart import GAP, MINUTES, QUEUE, Key, Samples
 from relay.status.snapshot import (
-    LimitStatus,
     MessageView,
     QueueState,
     RouteStatus,
@@ -31,7 +30,6 @@ from relay.status.snapshot import (
 )
 
 RELOAD_SECONDS = 5
-_HOUR, _DAY = 60, MINUTES
 _DAY_STEP = 10
 """Minutes of a step of the chart of a day."""
 
@@ -63,17 +61,7 @@ class _Chart(NamedTuple):
     words: str
     """What a reader who does not see it is told."""
     shape: chart.Curve
-    top: str
     since: str
-    until: str
-
-
-class _Bar(NamedTuple):
-    limit: LimitStatus
-    value: int
-    words: str
-    """How much of the window is used, and when the next slot opens."""
-    charts: tuple[_Chart, ...]
 
 
 def render(snapshot: Snapshot, coming: Iterable[MessageView] = (), samples: Samples | None = None) -> str:
@@ -87,15 +75,16 @@ def render(snapshot: Snapshot, coming: Iterable[MessageView] = (), samples: Samp
                 each,
                 _state(each, snapshot.at_ns),
                 _drains(each, snapshot.at_ns),
-                _bars(each, snapshot, samples),
+                [
+                    (limit, _charts(samples, (each.name, limit.label), "used", limit.count))
+                    for limit in each.limits
+                ],
             )
             for each in snapshot.upstreams
         ],
         counts=[(state.value, snapshot.counts(state)) for state in QueueState],
-        waiting=snapshot.counts(QueueState.WAITING).messages,
-        queue_charts=_charts_of(QUEUE, 0, "waiting", samples),
+        queue_charts=_charts(samples, QUEUE, "waiting", 1),
         first=[public_view(each) for each in coming],
-        has_lanes=bool(snapshot.lanes),
         routes=[(each, _diverted(each, snapshot.at_ns)) for each in snapshot.routes],
     )
 
@@ -137,39 +126,16 @@ def _drains(upstream: UpstreamStatus, at_ns: int) -> str:
     return f"in {span(upstream.drained_at_ns - at_ns)}, by estimate"
 
 
-def _bars(upstream: UpstreamStatus, snapshot: Snapshot, samples: Samples) -> list[_Bar]:
-    return [_bar(limit, snapshot.at_ns, samples) for limit in upstream.limits]
-
-
-def _bar(limit: LimitStatus, at_ns: int, samples: Samples) -> _Bar:
-    words = f"{limit.used}/{limit.count}{limit.remarks}, {limit.opening_words(at_ns)}"
-    charts = _charts_of((limit.upstream, limit.label), limit.count, "used", samples)
-    return _Bar(limit, min(limit.used, limit.count), words, charts)
-
-
-def _charts_of(key: Key, full: int, what: str, samples: Samples) -> tuple[_Chart, ...]:
-    """Return those of the last hour and day; `full` is their least height."""
-    return (
-        _past("last hour", samples.last(key, _HOUR), full, what, "1 h ago"),
-        _past("last day", chart.highest(samples.last(key, _DAY), _DAY_STEP), full, what, "24 h ago"),
-    )
-
-
-def _past(title: str, values: Sequence[int], full: int, what: str, since: str) -> _Chart:
-    most = max(values)
-    top = max(full, most, 1)
-    words = "nothing known yet" if most == GAP else f"at most {most} {what}"
-    return _Chart(title, words, chart.steps(values, top), str(top), since, "now")
-
-
-def _size(size_bytes: int) -> str:
-    """Return a size in a unit that keeps it below 1,000: `1.5 KB`."""
-    size = float(size_bytes)
-    for unit in ("B", "KB", "MB"):
-        if size < 1_000:
-            return f"{size:.3g} {unit}"
-        size /= 1_000
-    return f"{size:,.3g} GB" if size < 1_000 else f"{size:,.0f} GB"
+def _charts(samples: Samples, key: Key, what: str, least: int) -> list[_Chart]:
+    """Return those of the last hour and day; `least` is what their full height stands for at least."""
+    day = samples.day(key)
+    in_steps = [max(day[at : at + _DAY_STEP]) for at in range(0, MINUTES, _DAY_STEP)]
+    charts = []
+    for title, values, since in ("last hour", day[-60:], "1 h ago"), ("last day", in_steps, "24 h ago"):
+        most = max(values)
+        words = "nothing known yet" if most == GAP else f"at most {most} {what}"
+        charts.append(_Chart(title, words, chart.steps(values, max(least, most)), since))
+    return charts
 
 
 def _in(at_ns: int | None, now_ns: int) -> str:
@@ -186,7 +152,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(span=span, rfc3339=rfc3339, size=_size, clock=utc, within=_in)
+    made.filters.update(span=span, rfc3339=rfc3339, clock=utc, within=_in)
     made.globals.update(
         style=Markup(STYLE),  # noqa: S704 - a file of ours
         script=Markup(SCRIPT),  # noqa: S704 - a file of ours

@@ -54,10 +54,7 @@ class Plan:
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
-    """Keys may be added, never renamed."""
-    return {
-        **as_json(plan, "differences", "over", "upstreams"),
-        "differences": [{**as_json(each), "words": each.words} for each in plan.differences],
-        "over": [as_json(each) for each in plan.over],
-        "upstreams": [as_json(each) for each in plan.upstreams],
-    }
+    told: dict[str, Any] = as_json(plan)
+    for difference, its in zip(plan.differences, told["differences"], strict=True):
+        its["words"] = difference.words
+    return told

@@ -1,8 +1,8 @@
 """What an operator can see, at one instant.  Pure.
 
 Metrics, /status.json, the status page and the command line render these values and look
-nowhere else, so that they cannot disagree.  `to_json` is the form for scripts: RFC 3339 for
-instants, seconds for spans.  The control socket carries the values themselves.
+nowhere else, so that they cannot disagree.  Instants are of the wall clock.  `to_json` is the form for
+scripts: RFC 3339 for instants, seconds for spans.  The control socket carries the values themselves.
 
 Texts may quote an upstream's reply: one line of printable characters that may name an
 address.  `public` removes addresses, for pages that others than the operator can read.
@@ -35,8 +35,6 @@ class UpstreamState(enum.StrEnum):
 
     OPEN = "open"
     PAUSED = "paused"
-    """The upstream refused us, or the operator paused it (`paused_by`); it is tried again at
-    `paused_until_ns`."""
     STOPPED = "stopped"
     """Until somebody acts: its history cannot be trusted, or it refused the account."""
 
@@ -73,7 +71,6 @@ class LimitStatus:
     opens_at_ns: int | None = None
     """Wall clock: when the next slot opens; None while there is room."""
     for_each: str | None = None
-    """What has a window each."""
     key: str | None = None
     """The fullest key, of which all of this tells."""
     most: int = 0
@@ -84,7 +81,6 @@ class LimitStatus:
     """The label as people write it, e.g. `8 messages per 1m`."""
 
     def opening_words(self, at_ns: int) -> str:
-        """Return when there is room again: `room now`, `next slot in 5s`."""
         return "room now" if self.opens_at_ns is None else f"next slot in {span(self.opens_at_ns - at_ns)}"
 
     @property
@@ -100,10 +96,9 @@ class UpstreamStatus:
     port: int
     state: UpstreamState
     paused_until_ns: int | None = None
-    """Wall clock."""
     paused_because: str = ""
     connections_open: int = 0
-    """Idle ones included."""
+    """With the idle ones."""
     connections_idle: int = 0
     limits: tuple[LimitStatus, ...] = ()
     waiting_messages: int = 0
@@ -120,13 +115,12 @@ class UpstreamStatus:
     paused_by: str = ""
     """Who paused it by `relay pause`; empty without such a pause."""
     paused_since_at_ns: int | None = None
-    """Wall clock: when."""
     proving_after: str = ""
     """What it was paused or stopped for, while one message goes first; empty if that is not known."""
     certificate_ends_at_ns: int | None = None
-    """Wall clock: when the upstream's certificate ends, as of the last connection; None before one."""
+    """The upstream's, as of the last connection; None before one."""
     client_certificate_ends_at_ns: int | None = None
-    """Wall clock: when the certificate that it is shown ends; None without one."""
+    """That of the one that the upstream is shown; None without one."""
     is_tried: bool = True
     """A transaction or a refusal has shown since the start whether it works."""
 
@@ -183,9 +177,9 @@ class RouteStatus:
     until_at_ns: int | None = None
     """Wall clock: when it goes elsewhere, if its upstream stays down; None where nobody can tell."""
     spills_to: tuple[str, ...] = ()
-    """Through which some of its mail goes, because the wait would be too long."""
+    """Through which some of its mail goes, because it waited too long."""
     stands: Mapping[str, int] = field(default_factory=dict)
-    """How many of its messages stand with each upstream; one that goes in parts, each of its parts."""
+    """How many of its messages, or of their parts, stand with each upstream."""
 
     @property
     def is_diverted(self) -> bool:
@@ -202,7 +196,6 @@ class RouteStatus:
 
     @property
     def because_words(self) -> str:
-        """Return why its mail goes where it goes; empty where it goes as the route prefers."""
         words = []
         if self.because is not Because.PREFERRED:
             words.append(words_of(Choice(self.upstream, self.because, self.instead_of)))
@@ -222,7 +215,7 @@ class RouteStatus:
 class QueueCounts:
     messages: int = 0
     recipients: int = 0
-    """Those still to do."""
+    """Those left."""
     size_bytes: int = 0
     oldest_age_ns: int = 0
     """Since acceptance; 0 where there is none."""
@@ -240,11 +233,10 @@ class PolicyStatus:
     refused_file: str = ""
     """Why a listener's users or certificate cannot be used, while the last good ones stay; else empty."""
     path: str = ""
-    """Its file, absolute."""
+    """Absolute."""
 
     @property
     def is_good(self) -> bool:
-        """Whether all is in force that its file, and the files of its listeners, say."""
         return self.last_reload_ok and not self.refused_file
 
 
@@ -253,7 +245,6 @@ class CertificateStatus:
     listener: str
     """Its address, as the policy writes it."""
     ends_at_ns: int
-    """Wall clock: when the certificate that its clients see ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +257,6 @@ class DiskStatus:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     at_ns: int
-    """Wall clock."""
     version: str
     hostname: str
     condition: Condition
@@ -281,17 +271,15 @@ class Snapshot:
     policy: PolicyStatus
     disk: DiskStatus
     lanes: tuple[LaneStatus, ...] = ()
-    """In the order of the policy; none where it has none."""
     certificates: tuple[CertificateStatus, ...] = ()
-    """In the order of the policy, of each listener that has one and runs."""
+    """Of each listener that has one and runs."""
     routes: tuple[RouteStatus, ...] = ()
-    """In the order of their first numbers; none where the policy has none."""
+    """In the order of their first numbers."""
     recovering: int = 0
     """Messages that the start has yet to read, about: no count of the queue has them.  0: all are known."""
 
     def counts(self, state: QueueState) -> QueueCounts:
-        """Return zeros where the snapshot says nothing of a state."""
-        return self.queue.get(state, _NOTHING)
+        return self.queue.get(state, QueueCounts())
 
 
 RecipientStatus = Literal["to do", "relayed", "bounced", "expired", "deleted"]
@@ -304,9 +292,8 @@ class RecipientView:
     text: str = ""
     """The last reply, or what else there is to say of it; empty where it was relayed."""
     last_attempt_at_ns: int | None = None
-    """Wall clock; None where it is not known."""
     next_attempt_at_ns: int | None = None
-    """Wall clock; of one that is to do, as of its message."""
+    """Of one that is to do, as of its message."""
     reported: bool = False
     """It ended, and the sender was told while other recipients were left."""
     route: int | None = None
@@ -314,9 +301,8 @@ class RecipientView:
     upstream: str = ""
     """With which it stands; empty where nothing of it is to be sent."""
     notify: str = ""
-    """Of what the sender asked to be told: NOTIFY as in RFC 3461, 4.1; empty where it said nothing."""
+    """As in RFC 3461, 4.1; empty where the sender said nothing."""
     orcpt: str = ""
-    """ORCPT as the client gave it, or empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +311,6 @@ class MessageView:
     state: QueueState
     size_bytes: int
     arrival_at_ns: int
-    """Wall clock."""
     reverse_path: str
     recipients_left: int
     recipients: tuple[str, ...]
@@ -333,9 +318,9 @@ class MessageView:
     reason: str = ""
     """Why it waits: the limit that is full, the pause, or the last reply."""
     next_attempt_at_ns: int | None = None
-    """Wall clock: the earliest instant that its back-off allows."""
+    """The earliest instant that its back-off allows."""
     eta_at_ns: int | None = None
-    """Wall clock: when it will go, by estimate; None where nobody can tell."""
+    """When it will go, by estimate; None where nobody can tell."""
     upstream: str = ""
     """In whose line it stands, or the first part of it."""
     held_by: str = ""
@@ -350,31 +335,28 @@ class MessageView:
     client: str = ""
     user: str | None = None
     message_id: str | None = None
-    """Of its header, with its brackets; None where it has none."""
+    """With its brackets."""
     subject: str = ""
-    """Of its header, decoded."""
+    """Decoded."""
     client_queue_id: str = ""
     """By which the client's own queue knows it."""
     helo: str = ""
     """From here on only of a message that was read for `relay queue show`: a listing reads none."""
     protocol: str = ""
     ret: str = ""
-    """RET as in RFC 3461, 4.3; empty where it was not given."""
+    """As in RFC 3461, 4.3; empty where it was not given."""
     envid: str = ""
-    """ENVID, decoded."""
+    """Decoded."""
     recipient_statuses: tuple[RecipientView, ...] = ()
     """All, in the order of the envelope."""
     header: str = ""
-    """The header section of the content as it is, foreign text; empty where it was not read."""
+    """As it is, foreign text; empty where it was not read."""
     upstream_choice: Because = Because.PREFERRED
     """As `upstream_because`, as a value."""
     instead_of: str = ""
     """The upstream that is passed over for `upstream`; empty for none."""
     rewritten_as: str = ""
     """The sender that its upstream will see (`rewrite` of its route); empty where that is `reverse_path`."""
-
-
-_NOTHING = QueueCounts()
 
 
 _ADDRESS = re.compile(r'<?(?:"(?:[^"\\]|\\.)*"|[^\s<>",;]+)@(?:\[[^\]\s]*\]|[^\s<>",;:()]+)>?')
@@ -421,79 +403,57 @@ _NULL_WHERE_EMPTY = frozenset({
     "reason", "upstream", "upstream_because", "instead_of", "lane",
     "rewritten_as",
 })  # fmt: skip
+_READ_ONLY = ("helo", "protocol", "ret", "envid", "recipient_statuses", "header")
+"""The fields of a `MessageView` that only a message that was read has."""
 
 
-def as_json(value: object, *others: str) -> dict[str, Any]:
-    """Return a value for scripts without `others`: texts for instants, seconds for spans."""
+def as_json(value: Any) -> Any:
+    """Return a value for scripts: texts for instants, seconds for spans.
+
+    Keys are the fields' names: they may be added, never renamed.
+    """
+    match value:
+        case enum.Enum():
+            return value.value
+        case str() | int() | float() | None:
+            return value
+        case Mapping():
+            return {as_json(key): as_json(its) for key, its in value.items()}
+        case tuple():
+            return [as_json(each) for each in value]
     told: dict[str, Any] = {}
-    for each in fields(value):  # type: ignore[arg-type]  # every caller has a dataclass
+    for each in fields(value):
         name, its = each.name, getattr(value, each.name)
-        if name in others:
-            continue
         if name.endswith(("at_ns", "until_ns")):
             told[name.removesuffix("_ns")] = rfc3339_or_none(its)
         elif name.endswith("_ns"):
             told[name.removesuffix("_ns") + "_seconds"] = None if its is None else its / SECOND_NS
-        elif isinstance(its, enum.StrEnum):
-            told[name] = its.value
         else:
-            told[name] = None if its == "" and name in _NULL_WHERE_EMPTY else its
+            told[name] = None if its == "" and name in _NULL_WHERE_EMPTY else as_json(its)
     return told
 
 
 def to_json(snapshot: Snapshot) -> dict[str, Any]:
-    """Return every queue state.  Keys are the fields' names: they may be added, never renamed."""
-    return {
-        **as_json(
-            snapshot, "upstreams", "queue", "totals", "policy", "disk", "lanes", "certificates", "routes"
-        ),
-        "upstreams": [_upstream_json(upstream, snapshot) for upstream in snapshot.upstreams],
-        "lanes": [
-            {**as_json(each), "share_percent": round(each.share_percent, 3)} for each in snapshot.lanes
-        ],
-        "certificates": [as_json(each) for each in snapshot.certificates],
-        "routes": [as_json(each) for each in snapshot.routes],
-        "queue": {state.value: as_json(snapshot.counts(state)) for state in QueueState},
-        "totals": snapshot.totals.by_fate(),
-        "policy": as_json(snapshot.policy),
-        "disk": as_json(snapshot.disk),
-    }
-
-
-def _upstream_json(upstream: UpstreamStatus, snapshot: Snapshot) -> dict[str, Any]:
-    drained_ns, at_ns = upstream.drained_at_ns, snapshot.at_ns
-    is_down = snapshot.condition is Condition.DOWN and upstream.state is UpstreamState.OPEN
-    return {
-        **as_json(upstream, "limits"),
-        # No mail goes while the relay is down, whatever the upstream would allow.
-        "state": Condition.DOWN.value if is_down else upstream.state.value,
-        "drain_seconds": None if drained_ns is None else (drained_ns - at_ns) / SECOND_NS,
-        "limits": [_limit_json(limit, at_ns) for limit in upstream.limits],
-    }
-
-
-def _limit_json(limit: LimitStatus, at_ns: int) -> dict[str, Any]:
-    opens_ns = limit.opens_at_ns
-    return {
-        "limit": limit.label,
-        **as_json(limit, "upstream", "label", "is_crowded", "words"),
-        "crowded": limit.is_crowded,
-        "opens_in_seconds": 0.0 if opens_ns is None else max(0, opens_ns - at_ns) / SECOND_NS,
-    }
-
-
-READ_ONLY = ("client", "helo", "protocol", "user", "ret", "envid", "recipient_statuses", "header")
-"""The fields of a `MessageView` that stand apart on the wire, of a message that was read."""
+    """Return every queue state."""
+    every = {state: snapshot.counts(state) for state in QueueState}
+    told: dict[str, Any] = as_json(replace(snapshot, queue=every))
+    for upstream, its in zip(snapshot.upstreams, told["upstreams"], strict=True):
+        drained_ns = upstream.drained_at_ns
+        its["drain_seconds"] = None if drained_ns is None else (drained_ns - snapshot.at_ns) / SECOND_NS
+        if snapshot.condition is Condition.DOWN and upstream.state is UpstreamState.OPEN:
+            # No mail goes while the relay is down, whatever the upstream would allow.
+            its["state"] = Condition.DOWN.value
+        for limit, shown in zip(upstream.limits, its["limits"], strict=True):
+            wait_ns = 0 if limit.opens_at_ns is None else max(0, limit.opens_at_ns - snapshot.at_ns)
+            shown["limit"], shown["crowded"] = limit.label, limit.is_crowded
+            shown["opens_in_seconds"] = wait_ns / SECOND_NS
+    return told
 
 
 def message_to_json(message: MessageView) -> dict[str, Any]:
-    read = [field for field in READ_ONLY if field not in ("client", "user")]
-    further = list(message.further_upstreams)
-    return {**as_json(message, *read), "recipients": list(message.recipients), "further_upstreams": further}
+    return {key: its for key, its in as_json(message).items() if key not in _READ_ONLY}
 
 
 def detail_to_json(message: MessageView) -> dict[str, Any]:
-    statuses = [as_json(each) for each in message.recipient_statuses]
-    further = list(message.further_upstreams)
-    lists = {"recipients": list(message.recipients), "further_upstreams": further}
-    return {**as_json(message), **lists, "recipient_statuses": statuses}
+    told: dict[str, Any] = as_json(message)
+    return told

@@ -21,7 +21,7 @@ from relay.sender.account import is_mended
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView
 from relay.spool.root.headroom import why_no_room
-from relay.status.eta import Expected, Load, Pace, opens_ns
+from relay.status.eta import Load, Pace, opens_ns
 from relay.status.listing import NOT_IN_POLICY, Listing
 from relay.status.plan import OverLimit, Plan, PlannedUpstream
 from relay.status.snapshot import (
@@ -43,7 +43,6 @@ from relay.throttle.limit import Limit, plain_words
 from relay.throttle.limit_state import Limited
 from relay.verdicts.health import ENDLESS, Health
 
-_STATES = {Health.PAUSED: UpstreamState.PAUSED} | dict.fromkeys(ENDLESS, UpstreamState.STOPPED)
 DOWN = "stop: the relay is down"
 FIRST = 10
 """Messages that are shown as coming."""
@@ -81,11 +80,10 @@ class Watch:
         return self.refusing_because or why_no_room((seen.free_bytes, seen.free_inodes)) or ""
 
     def snapshot(self) -> Snapshot:
-        counts = self._counts()
         seen = self._sender.seen
+        counts = {QueueState(state.value): self._counted(state) for state in State}
         counts[QueueState.INCOMING] = QueueCounts(messages=0 if self._sender.unread else seen.unclaimed)
         counts[QueueState.CORRUPT] = QueueCounts(messages=seen.corrupt)
-        disk = DiskStatus(seen.free_bytes, seen.free_inodes)
         at_ns, now_ns = self.clock.wall_ns(), self.clock.boottime_ns()
         return Snapshot(
             at_ns,
@@ -98,7 +96,7 @@ class Watch:
             counts,
             self._sender.totals,
             self.policy_status,
-            disk,
+            DiskStatus(seen.free_bytes, seen.free_inodes),
             self._lanes(),
             self.certificates,
             self._routes(now_ns),
@@ -107,15 +105,22 @@ class Watch:
 
     def listing(self) -> Listing:
         names = dict.fromkeys([*self.policy.upstreams, *self._sender.queue.names])
-        paces = {name: self.pace(name) for name in names}
-        return Listing(self._sender.queue, paces, self._paused(), self.clock)
+        views = {name: self._sender.upstreams.view(name) for name in names}
+        paused = {
+            name: f"{name} is {_state(view).value}: {view.because}"
+            for name, view in views.items()
+            if view is not None and view.because and name in self.policy.upstreams
+        }
+        return Listing(self._sender.queue, {name: self.pace(name) for name in names}, paused, self.clock)
 
     def coming(self) -> list[MessageView]:
-        """Return what goes next, the soonest first, without recipients; of what nobody can tell is last."""
+        """Return what goes next, the soonest first; of what nobody can tell is last."""
         listing, queue = self.listing(), self._sender.queue
         near = [each for name in queue.names for each in islice(queue.line(name), LOOKED_AT)]
         views = [listing.part(each) for each in near if each.state in (State.WAITING, State.DEFERRED)]
-        return heapq.nsmallest(FIRST, views, key=_soonest)
+        return heapq.nsmallest(
+            FIRST, views, key=lambda view: math.inf if view.eta_at_ns is None else view.eta_at_ns
+        )
 
     def plan(
         self,
@@ -131,68 +136,56 @@ class Watch:
         planned, over = [], list[OverLimit]()
         for name in dict.fromkeys([*self.policy.upstreams, *self._sender.queue.names]):
             old, new = self.policy.upstreams.get(name), edited.upstreams.get(name)
-            view, load = self._sender.upstreams.view(name), self._load(name)
-            before = self.pace(name)
-            if view is None and old is not None:
-                before = self._pace_of(recorded[name], old)
-            after = Pace(self.clock.boottime_ns(), rests=NOT_IN_POLICY, until_ns=None)
-            if new is not None:
-                is_same = old is not None and self.policy.history_path(name) == edited.history_path(name)
-                seen = view if view is not None and is_same else recorded_edited[name]
-                limits = with_ceilings(new.limits, edited.lanes)
-                mended = old is not None and is_same and is_mended(name, old, new)
-                after = self._pace_of(seen, new, limits=limits, is_mended=mended)
-                if seen.limits is not None:
-                    over += self._over(name, seen.limits.limited(0, limits, new.guard_ns))
-            if load.messages:
-                planned.append(self._planned(name, load, before.at(load), after.at(load)))
-        return Plan(
-            self.clock.wall_ns(),
-            self.condition is not Condition.DOWN,
-            tuple(differences(self.policy, edited)),
-            tuple(over),
-            tuple(planned),
-        )
+            seen = self._sender.upstreams.view(name) or recorded.get(name)
+            before = self._pace_of(seen, old)
+            is_same = old and new and self.policy.history_path(name) == edited.history_path(name)
+            after_seen = seen if is_same else recorded_edited.get(name)
+            limits = () if new is None else with_ceilings(new.limits, edited.lanes)
+            is_well = bool(old and new and is_same and is_mended(name, old, new))
+            after = self._pace_of(after_seen, new, limits=limits, is_mended=is_well)
+            if new is not None and after_seen is not None and after_seen.limits is not None:
+                over += self._over(name, after_seen.limits.limited(0, limits, new.guard_ns))
+            if (load := self._load(name)).messages:
+                ends = [
+                    (None if each.eta_ns is None else self._wall(each.eta_ns), each.held_by)
+                    for each in (before.at(load), after.at(load))
+                ]
+                (old_ns, old_held_by), (new_ns, new_held_by) = ends
+                planned.append(
+                    PlannedUpstream(
+                        name, load.messages, load.recipients, old_ns, new_ns, old_held_by, new_held_by
+                    )
+                )
+        is_running = self.condition is not Condition.DOWN
+        changed = tuple(differences(self.policy, edited))
+        return Plan(self.clock.wall_ns(), is_running, changed, tuple(over), tuple(planned))
 
     def _over(self, upstream: str, limits: Iterable[Limited]) -> Iterator[OverLimit]:
         now_ns = self.clock.boottime_ns()
         for each in limits:
             used = sum(weight for _, weight in each.taken)
             if used > each.count:
-                opens_at_ns = self._wall(opens_ns(each, now_ns))
-                yield OverLimit(upstream, each.label, used, each.count, opens_at_ns)
-
-    def _planned(self, name: str, load: Load, before: Expected, after: Expected) -> PlannedUpstream:
-        old_ns, new_ns = (
-            None if each.eta_ns is None else self._wall(each.eta_ns) for each in (before, after)
-        )
-        return PlannedUpstream(
-            name, load.messages, load.recipients, old_ns, new_ns, before.held_by, after.held_by
-        )
+                yield OverLimit(upstream, each.label, used, each.count, self._wall(opens_ns(each, now_ns)))
 
     def pace(self, name: str) -> Pace:
         """Return how the mail of a line goes."""
-        now_ns, upstream = self.clock.boottime_ns(), self.policy.upstreams.get(name)
-        if upstream is None:
-            return Pace(now_ns, rests=NOT_IN_POLICY, until_ns=None)
-        view = self._sender.upstreams.view(name)
-        if view is None:
-            return Pace(now_ns, rests=DOWN, until_ns=None)
-        return self._pace_of(view, upstream)
+        return self._pace_of(self._sender.upstreams.view(name), self.policy.upstreams.get(name))
 
     def _pace_of(
         self,
-        seen: UpstreamView,
-        upstream: Upstream,
+        seen: UpstreamView | None,
+        upstream: Upstream | None,
         *,
         limits: Sequence[Limit] | None = None,
         is_mended: bool = False,
     ) -> Pace:
         """Return the pace by the present limits, or by others; `is_mended`: it rests no more."""
-        if seen.limits is None:
-            return Pace(self.clock.boottime_ns(), rests="stop: no history", until_ns=None)
+        now_ns = self.clock.boottime_ns()
+        if upstream is None or seen is None or seen.limits is None:
+            why = NOT_IN_POLICY if upstream is None else DOWN if seen is None else "stop: no history"
+            return Pace(now_ns, rests=why, until_ns=None)
         return Pace(
-            self.clock.boottime_ns(),
+            now_ns,
             seen.limits.limited(seen.transaction_ns, limits, upstream.guard_ns),
             connections=upstream.connections,
             transaction_ns=seen.transaction_ns,
@@ -201,50 +194,37 @@ class Watch:
         )
 
     def _load(self, name: str) -> Load:
-        waiting = self._waiting(name)
-        return Load(waiting.messages, waiting.recipients, waiting.size_bytes)
+        """Return what waits in a line; a message in parts counts in each line that has one."""
+        counts = self._sender.queue.line(name).counts
+        sums = total(counts.of(State.WAITING).values())
+        return Load(counts.members(State.WAITING), sums.recipients, sums.size_bytes)
 
-    def _paused(self) -> dict[str, str]:
-        """Return by the upstream why nothing that stands in its line is sent."""
-        views = {name: self._sender.upstreams.view(name) for name in self.policy.upstreams}
-        return {
-            name: f"{name} is {_state(view).value}: {view.because}"
-            for name, view in views.items()
-            if view is not None and view.because
-        }
-
-    def _drained_at_ns(self, name: str, view: UpstreamView | None) -> int | None:
+    def _drained_at_ns(self, pace: Pace, view: UpstreamView | None, load: Load) -> int | None:
         """Return wall clock; None where nobody can tell."""
         if view is None or self._sender.is_reading:
             return None
-        load = self._load(name)
         if not load.messages:
             return None if view.is_endless else self.clock.wall_ns()
-        eta_ns = self.pace(name).at(load).eta_ns
+        eta_ns = pace.at(load).eta_ns
         return None if eta_ns is None else self._wall(eta_ns)
 
-    def _held_by(self, name: str, view: UpstreamView | None, waiting: int) -> str:
+    def _held_by(self, name: str, pace: Pace, view: UpstreamView | None, load: Load) -> str:
         """Return what holds all messages, or else the next that may go."""
         if view is not None and view.because:
             return rest_words(view)
-        if not waiting:
+        if not load.recipients:
             return ""
         if view is None:
             return DOWN if self.condition is Condition.DOWN else ""
-        if held_by := self.pace(name).at(Load(1, 1, 1)).held_by:
+        if held_by := pace.at(Load(1, 1, 1)).held_by:
             return held_by
         # What only its own key keeps back says so itself.
-        waiting_now = (each for each in self._sender.queue.line(name) if each.state is State.WAITING)
-        return next((each.reason for each in waiting_now), "")
+        waiting = (each for each in self._sender.queue.line(name) if each.state is State.WAITING)
+        return next((each.reason for each in waiting), "")
 
-    def _counts(self) -> dict[QueueState, QueueCounts]:
-        sums = {state: total(self._sender.queue.counts(state).values()) for state in State}
-        return {
-            QueueState(state.value): QueueCounts(
-                its.messages, its.recipients, its.size_bytes, self._age_ns(its)
-            )
-            for state, its in sums.items()
-        }
+    def _counted(self, state: State) -> QueueCounts:
+        its = total(self._sender.queue.counts(state).values())
+        return QueueCounts(its.messages, its.recipients, its.size_bytes, self._age_ns(its))
 
     def _age_ns(self, sums: Sums) -> int:
         """Return 0 where there are none."""
@@ -253,22 +233,22 @@ class Watch:
 
     def _lanes(self) -> tuple[LaneStatus, ...]:
         lanes = lanes_of(self.policy.lanes)
-        waiting: dict[str, dict[str, Sums]] = {lane.name: {} for lane in lanes}
+        waiting: dict[str, list[Sums]] = {lane.name: [] for lane in lanes}
         for name, sums in self._sender.queue.counts(State.WAITING).items() if lanes else ():
             # Mail of a lane that an edit took away is in the default one.
-            waiting.get(name, waiting[DEFAULT_LANE])[name] = sums
+            waiting.get(name, waiting[DEFAULT_LANE]).append(sums)
         weights = sum(lane.weight for lane in lanes)
         return tuple(
             LaneStatus(
                 lane.name,
-                100 * lane.weight / weights,
+                round(100 * lane.weight / weights, 3),
                 self.policy.lanes[lane.name].ceiling if lane.has_ceiling else None,
                 its.messages,
                 its.recipients,
                 self._age_ns(its),
                 lane.patience_ns,
             )
-            for lane, its in zip(lanes, map(total, (each.values() for each in waiting.values())), strict=True)
+            for lane, its in zip(lanes, map(total, waiting.values()), strict=True)
         )
 
     def _routes(self, now_ns: int) -> tuple[RouteStatus, ...]:
@@ -298,30 +278,26 @@ class Watch:
             )
         return tuple(found)
 
-    def _waiting(self, name: str) -> Sums:
-        """Return what waits in a line; a message in parts counts in each line that has one."""
-        counts = self._sender.queue.line(name).counts
-        return total(counts.of(State.WAITING).values())._replace(messages=counts.members(State.WAITING))
-
     def _upstream(self, name: str) -> UpstreamStatus:
-        upstream, waiting = self.policy.upstreams[name], self._waiting(name)
+        upstream, load, pace = self.policy.upstreams[name], self._load(name), self.pace(name)
         view = self._sender.upstreams.view(name)
         seen = view or self.recorded.get(name, UpstreamView())
+        is_timed = _state(seen) is UpstreamState.PAUSED and not seen.is_endless
         return UpstreamStatus(
             name,
             upstream.host,
             upstream.port,
             _state(seen),
-            self._paused_until_ns(seen),
+            self._wall(seen.paused_until_ns) if is_timed else None,
             seen.because,
             seen.connections_open,
             seen.connections_idle,
             self._limits(name, seen),
-            waiting.messages,
-            waiting.recipients,
+            load.messages,
+            load.recipients,
             seen.in_flight,
-            self._drained_at_ns(name, view),
-            self._held_by(name, view, waiting.recipients),
+            self._drained_at_ns(pace, view, load),
+            self._held_by(name, pace, view, load),
             seen.health,
             "" if seen.operator is None else seen.operator.by,
             None if seen.operator is None else seen.operator.since_at_ns,
@@ -330,12 +306,6 @@ class Watch:
             seen.client_certificate_ends_at_ns,
             seen.is_tried,
         )
-
-    def _paused_until_ns(self, view: UpstreamView) -> int | None:
-        """Return wall clock; None where the upstream is in use, or nobody can tell."""
-        if _state(view) is not UpstreamState.PAUSED or view.is_endless:
-            return None
-        return self._wall(view.paused_until_ns)
 
     def _limits(self, name: str, seen: UpstreamView) -> tuple[LimitStatus, ...]:
         limits = with_ceilings(self.policy.upstreams[name].limits, self.policy.lanes)
@@ -371,9 +341,7 @@ def rest_words(seen: UpstreamView) -> str:
     return f"{'stop' if seen.health in ENDLESS else 'pause'}: {seen.because}"
 
 
-def _soonest(view: MessageView) -> float:
-    return math.inf if view.eta_at_ns is None else view.eta_at_ns
-
-
 def _state(seen: UpstreamView) -> UpstreamState:
-    return UpstreamState.PAUSED if seen.operator is not None else _STATES.get(seen.health, UpstreamState.OPEN)
+    if seen.operator is not None or seen.health is Health.PAUSED:
+        return UpstreamState.PAUSED
+    return UpstreamState.STOPPED if seen.health in ENDLESS else UpstreamState.OPEN

@@ -7,7 +7,7 @@ from pathlib import Path
 from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, UNREAD, Deed, Found, Session, Verb, Write
 from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, State, WaitReason, origin_of
-from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted, domains_of
+from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted
 from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, Snapshot, UpstreamState
 from relay.verdicts.operator_pause import PauseAsked
@@ -65,10 +65,7 @@ class FakeOperations(Session):
     def _listed(self, filters: Filters) -> list[Listed]:
         if self.raises is not None:
             raise self.raises
-        every = [
-            Listed(view, AT_NS - view.arrival_at_ns, domains_of(view.recipients))
-            for view in self.messages.values()
-        ]
+        every = [Listed(view, AT_NS - view.arrival_at_ns) for view in self.messages.values()]
         return [each for each in every if filters.judge(each)]
 
     async def plan(self, text: bytes, path: Path) -> Plan | str:

@@ -10,7 +10,7 @@ from relay.clock import SECOND_NS
 from relay.daemon.listener_files_watch import ListenerFilesWatch
 from relay.listener.listener_files import ListenerFiles
 from relay.policy.model import Listen
-from relay.policy.secrets import KeyPair
+from relay.policy.secrets import read_key_pair
 from relay.status.snapshot import CertificateStatus
 from relay.telemetry.metrics import Metrics
 from tests.fakes.certificates import make_certificates
@@ -79,13 +79,13 @@ async def test_the_end_of_a_certificate_is_seen_and_that_of_a_renewed_one(tmp_pa
     async with Relay(policy_of(tmp_path, 9)) as relay:
         watch = ListenerFilesWatch(lambda *_: None, relay.watch, relay.events, Metrics(relay.clock))
         await watch.begin([listen])
-        first = KeyPair(made.cert.read_bytes(), b"").ends_at_ns
+        first = read_key_pair(made.cert, made.key).ends_at_ns
         assert relay.watch.snapshot().certificates == (CertificateStatus("127.0.0.1:2527", first or 0),)
 
         renewed = make_certificates(tmp_path, days=9)
         renewed.key.chmod(0o600)
         await watch.look(is_asked=True)
-        second = KeyPair(renewed.cert.read_bytes(), b"").ends_at_ns
+        second = read_key_pair(renewed.cert, renewed.key).ends_at_ns
         assert relay.watch.snapshot().certificates == (CertificateStatus("127.0.0.1:2527", second or 0),)
         assert (second or 0) - (first or 0) > 6 * 86_400 * SECOND_NS
 

@@ -8,6 +8,25 @@ from relay.policy.faults import PolicyError, PolicyFault
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 
+WHOLE = """\
+spool: spool
+listen: [LISTEN]
+upstreams:
+  isp: {host: isp.example, UPSTREAM}
+  ses: {host: ses.example, limits: [], history: /ses}
+  twin: {host: isp.example, limits: []}
+REST
+"""
+AS_IT_IS = {"LISTEN": "{address: '127.0.0.1:0', clients: [127.0.0.1]}", "UPSTREAM": "limits: []", "REST": ""}
+
+
+def whole_policy(**others: str) -> str:
+    """Return a good policy, with another LISTEN, UPSTREAM or REST."""
+    text = WHOLE
+    for name, usual in AS_IT_IS.items():
+        text = text.replace(name, others.get(name, usual))
+    return text
+
 
 def parse(text: str) -> Policy:
     """Return the policy in a text, as if it were /etc/relay/policy.yaml."""

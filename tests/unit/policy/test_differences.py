@@ -33,7 +33,6 @@ def limits(*each: str) -> str:
                 "+ upstreams.isp.limits: {recipients: 9, per: 24h, for_each: sender}",
             ],
         ),
-        (SMALL, limits(), ["- upstreams.isp.limits: {messages: 8, per: 1m}"]),
         (
             SMALL,
             SMALL + "retry: {min: 1m, warn_after: null}\nreports: {per_hour: 5}\nhostname: a.example\n",
@@ -64,10 +63,10 @@ def test_an_edit_is_told_in_words(old: str, new: str, words: list[str]) -> None:
 
 
 def test_an_upstream_that_comes_in_front_gets_all_mail() -> None:
-    found = told(SMALL, SMALL.replace("upstreams:\n", "upstreams:\n  ses: {host: s.example, limits: []}\n"))
+    first, second = told(SMALL, SMALL.replace("upstreams:\n", "upstreams:\n  ses: {host: s.e, limits: []}\n"))
 
-    assert found[0] == "~ first of upstreams: isp → ses"
-    assert [each[:30] for each in found[1:]] == ["+ upstreams.ses: {host: s.exam"]
+    assert first == "~ first of upstreams: isp → ses"
+    assert second.startswith("+ upstreams.ses: {host: s.e")
 
 
 @pytest.mark.parametrize(

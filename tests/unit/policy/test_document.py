@@ -1,15 +1,13 @@
 """YAML with positions: what scalars mean, and what is refused before it can hurt."""
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
-from relay.policy.document import MAX_NODES, Flaw, Mark, read_document
+from relay.policy.document import MAX_NODES, Fault, Mark, read_document
 
 
-def only_flaw(content: str | bytes) -> Flaw:
-    (flaw,) = read_document(content if isinstance(content, bytes) else content.encode()).flaws
-    return flaw
+def only_fault(content: str | bytes) -> Fault:
+    (fault,) = read_document(content if isinstance(content, bytes) else content.encode()).faults
+    return fault
 
 
 @pytest.mark.parametrize(
@@ -24,7 +22,7 @@ def only_flaw(content: str | bytes) -> Flaw:
 )
 def test_a_scalar_means_what_yaml_1_2_says_and_no_more(text: str, expected: object) -> None:
     document = read_document(f"key: {text}\n".encode())
-    assert document.flaws == ()
+    assert document.faults == ()
     found = document.value
     assert found == {"key": expected}
     assert isinstance(found, dict)
@@ -41,44 +39,37 @@ def test_marks_are_those_that_an_editor_shows() -> None:
 
 
 def test_a_duplicate_key_names_both_places() -> None:
-    flaw = only_flaw("a:\n  b: 1\n  c: 2\n  b: 3\n")
-    assert (flaw.mark, flaw.steps) == (Mark(4, 3), ("a", "b"))
-    assert "line 2, column 3" in flaw.message
+    fault = only_fault("a:\n  b: 1\n  c: 2\n  b: 3\n")
+    assert (fault.mark, fault.at) == (Mark(4, 3), ("a", "b"))
+    assert "line 2, column 3" in fault.message
 
 
 @pytest.mark.parametrize(
     ("content", "word"),
     [
-        ("a: *x", "without an anchor"),
-        ("a: &x [*x]", "nested deeper"),
-        ("a: &x 1\nb: &x 2", "second anchor"),
-        ("a: !!str 8", "tags"),
-        ("a: !secret hunter2", "tags"),
-        ("!!python/object:os.system [x]", "tags"),
-        ("[a]: 1", "a key must be plain text"),
-        ("a: 1\n--- \nb: 2", "a second document"),
-        ("a: |\n  two\n  lines\n", "control character"),
-        ('a: "\\e[31m"', "control character"),
-        ('a: "\\u202e"', "control character"),
-        ("a: \x07", "U+0007"),
-        (b"a: \x00", "U+0000"),
-        ("a: \x85", "U+0085"),
-        ("a: \u2028", "U+2028"),
-        (b"a: \xff", "not UTF-8"),
-        ("a: b".encode("utf-16"), "not UTF-8"),
-        (b"", "empty"),
-        ("a: [1", "not YAML"),
-        ("a: [x, ::1]", "an IPv6 address needs quotes"),
-        ("a: 'x", "not YAML"),
-        ("a:\n\tb: 1", "a tab"),
-        ("a:\n  b: 1\n  \tc: 1", "a tab"),
-        ("a: b: c", "not YAML"),
-        ("%YAML 9.9\n---\na", "not YAML"),
-        ("[" * 50_000, "nested deeper"),
+        *(
+            ("a: *x", "undefined alias"),
+            ("a: &x [*x]", "nested deeper"),
+            ("a: &x 1\nb: &x 2", "duplicate anchor"),
+        ),
+        *(("a: !!str 8", "tags"), ("a: !secret hunter2", "tags"), ("!!python/object:os.system [x]", "tags")),
+        *(("[a]: 1", "a key must be plain text"), ("a: 1\n--- \nb: 2", "a single document"), (b"", "empty")),
+        *(("a: |\n  two\n  lines\n", "control character"), ('a: "\\e[31m"', "control character")),
+        *(('a: "\\u202e"', "control character"), ("a: \x07", "U+0007"), (b"a: \x00", "U+0000")),
+        *(("a: \x85", "U+0085"), ("a: \u2028", "U+2028")),
+        *((b"a: \xff", "not UTF-8"), ("a: b".encode("utf-16"), "not UTF-8")),
+        *(
+            ("a: [1", "not YAML"),
+            ("a: 'x", "not YAML"),
+            ("a: b: c", "not YAML"),
+            ("%YAML 9.9\n---\na", "not YAML"),
+        ),
+        *(("a: [x, ::1]", "an IPv6 address needs quotes"), ("[" * 50_000, "nested deeper")),
+        *(("a:\n\tb: 1", "a tab"), ("a:\n  b: 1\n  \tc: 1", "a tab")),
     ],
 )
 def test_what_has_no_place_in_a_policy_is_one_flaw(content: str | bytes, word: str) -> None:
-    message = only_flaw(content).message
+    message = only_fault(content).message
     assert word in message
     assert "hunter2" not in message
 
@@ -86,20 +77,4 @@ def test_what_has_no_place_in_a_policy_is_one_flaw(content: str | bytes, word: s
 def test_a_yaml_bomb_counts_as_what_it_unfolds_to() -> None:
     bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
     bomb += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
-    assert f"more than {MAX_NODES} values" in only_flaw(bomb).message
-
-
-@given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode)))
-@example(b"\xef\xbb\xbf")
-@example(b"&a")
-@example(b"*a")
-@example(b"? ")
-@example(b'"\\ud800"')
-@example(b"- &a [*a]")
-def test_any_bytes_are_a_document_or_flaws(content: bytes) -> None:
-    document = read_document(content)
-    assert document.places or document.flaws
-    lines = content.count(b"\n") + content.count(b"\r") + 2
-    for flaw in document.flaws:
-        assert 1 <= flaw.mark.line <= lines
-        assert flaw.mark.column >= 1
+    assert f"more than {MAX_NODES} values" in only_fault(bomb).message

@@ -4,36 +4,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.policy.reading import only_fault
+from tests.unit.policy.reading import only_fault, whole_policy
 
-WHOLE = """\
-spool: spool
-listen: [LISTEN]
-upstreams:
-  isp: {host: isp.example, UPSTREAM}
-  ses: {host: ses.example, limits: [], history: /ses}
-  twin: {host: isp.example, limits: []}
-REST
-"""
-AS_IT_IS = {"LISTEN": "{address: '127.0.0.1:0', clients: [127.0.0.1]}", "UPSTREAM": "limits: []", "REST": ""}
 TABLES: dict[str, tuple[str, str]] = {
     "listen": (
         "LISTEN",
         """
 {address: ¦0.0.0.0:2525}                            | listen[0].address | open relay
-{address: ¦'[::]:2525', clients: []}                | listen[0].address | open relay
 {address: 0.0.0.0:2525, clients: [¦0.0.0.0/0]}      | listen[0].clients[0] | open relay
-{address: 127.0.0.1:25, clients: [10.0.0.0/8, ¦'::/0']} | listen[0].clients[1] | open relay
 {address: 127.0.0.1:25, clients: [¦10.0.0.1/8]}     | listen[0].clients[0] | did you mean 10.0.0.0/8?
-{address: 192.0.2.1:25, users_file: ¦users}         | listen[0].users_file | AUTH needs a certificate
+{address: 192.0.2.1:25, users_file: ¦users}         | listen[0].users_file | it needs a certificate
 {address: 127.0.0.1:25, key: ¦key.pem}              | listen[0].key | without a certificate
 {address: 127.0.0.1:465, tls: ¦implicit}            | listen[0].tls | needs a certificate
 {address: 127.0.0.1:465, tls: ¦none}                | listen[0].tls | starttls or implicit
 {address: 127.0.0.1:465, processes: ¦65}            | listen[0].processes | from 0 to 64
 {address: 127.0.0.1:25, users: ¦{a: {}}}            | listen[0].users | without a users_file
 {address: 127.0.0.1:0, users_file: u, users: {a: {senders: ¦a}}} | listen[0].users.?.senders | an address
-{address: 127.0.0.1:0, users_file: u, users: {a: {senders: ¦[]}}} | listen[0].users.?.senders | at least one
-{address: 127.0.0.1:0, users_file: u, users: {a: {max_queued: ¦0}}} | listen[0].users.?.max_queued | at least
 {address: 127.0.0.1:0, users_file: u, users: {a: {¦sender: x}}} | listen[0].users.?.sender | senders
 """,
     ),
@@ -42,11 +28,8 @@ TABLES: dict[str, tuple[str, str]] = {
         """
 limits: [], port: ¦'587'                 | port | a whole number, got text
 limits: [], port: ¦true                  | port | a whole number, got true or false
-limits: [], port: ¦null                  | port | a whole number, got nothing
 limits: [], port: ¦[1]                   | port | a whole number, got a list
 limits: [], port: ¦70000                 | port | at most 65535
-limits: [], connections: ¦0              | connections | at least 1
-limits: [], max_messages: ¦1e3           | max_messages | a whole number, got text
 limits: [], max_messages: ¦10000000000   | max_messages | at most 1000000000
 limits: [], tls: ¦'no'                   | tls | starttls, implicit or none
 limits: [], tls: ¦null                   | tls | starttls, implicit or none, got nothing
@@ -57,10 +40,6 @@ limits: [], history: ¦''                 | history | a path, got none
 limits: [], history: ¦5                  | history | a path, got a number
 limits: [], history: ¦~/history          | history | ~ is not expanded
 limits: [], source_address: ¦localhost   | source_address | an IP address of this host
-limits: [], source_address: ¦0.0.0.0     | source_address | an IP address of this host
-limits: [], source_address: ¦224.0.0.1   | source_address | an IP address of this host
-limits: [], source_address: ¦fe80::1%eth0 | source_address | an IP address of this host
-limits: [], source_address: ¦5           | source_address | an IP address of this host
 limits: [], ¦adapt: tighten              | adapt | no key any more: the log says
 limits: [], auth: ¦hunter2               | auth | a mapping of keys, got text
 limits: [], auth: {user: ¦'', password_env: A}  | auth.user | text, got none
@@ -69,24 +48,23 @@ limits: [], auth: ¦{user: a}             | auth | expected one of password_file
 limits: [], auth: {user: a, password_file: f, password_env: ¦E} | auth.password_env | one password
 limits: [], auth: {user: a, password_env: ¦a-b} | auth.password_env | an environment variable
 limits: [], auth: {user: a, password_credential: ¦../x} | auth.password_credential | without /
-limits: [], auth: {user: a, password_credential: ¦..} | auth.password_credential | not ..
 limits: [], tls: ¦none, auth: {user: a, password_env: A} | tls | in the clear
+limits: [], tls: ¦none, auth: {user: a, oauth2: GRANT} | tls | in the clear
+limits: [], auth: {user: a, password_file: f, oauth2: ¦GRANT} | auth.oauth2 | one password
+limits: [], auth: {user: a, mechanism: ¦plain, oauth2: GRANT} | auth.mechanism | oauth2.mechanism
+limits: [], provider: ¦gmial             | provider | gmail
 limits: ¦{messages: 1, per: 1m}          | limits | a list, got a mapping
 limits: [¦5]                             | limits[0] | a mapping of keys, got a number
 limits: [¦{per: 1m}]                     | limits[0] | a number of messages
 limits: [{messages: 1, recipients: ¦1, per: 1m}] | limits[0].recipients | write two limits
 limits: [{messages: 1, bytes: ¦1M, per: 1m}] | limits[0].bytes | write two limits
 limits: [{messages: ¦0, per: 1m}]        | limits[0].messages | at least 1
-limits: [{bytes: ¦0, per: 1m}]           | limits[0].bytes | a size from 1
 limits: [¦{messages: 1}]                 | limits[0].per | required
 limits: [{messages: 1, per: ¦60}]        | limits[0].per | a duration with a unit
 limits: [{messages: 1, per: ¦day}]       | limits[0].per | 24h never exceeds
 limits: [{messages: 1, per: 1m, for_each: ¦subject}] | limits[0].for_each | sender, sender_domain
 limits: [{connections: 1, per: 1m, for_each: ¦sender}] | limits[0].for_each | connection carries mail of many
-limits: [{messages: 1, per: 1m}, ¦{messages: 1, per: 60s}] | limits[1] | the same limit as limits[0]
 limits: [{messages: 5, per: 1h, ¦hours: x}] | limits[0].hours | no key any more: write one limit
-limits: [{messages: 5, per: 1h, ¦ramp: x}]  | limits[0].ramp | no key any more: write one limit
-limits: [{messages: 5, per: 1h, ¦zone: x}]  | limits[0].zone | no key any more: write one limit
 """,
     ),
     "verdicts": (
@@ -95,20 +73,15 @@ limits: [{messages: 5, per: 1h, ¦zone: x}]  | limits[0].zone | no key any more:
 {code: 550, verdict: ¦pauze}             | verdict | defer recipient, defer message, later
 ¦{code: 550}                             | verdict | required
 {code: ¦250, verdict: pause}             | code | a reply code that refuses
-{code: ¦55, verdict: pause}              | code | a reply code that refuses
 {code: [550, ¦6xx], verdict: pause}      | code[1] | a reply code that refuses
 {enhanced: ¦'5.7', verdict: pause}       | enhanced | an enhanced code such as
 {code: 550, but_not_enhanced: ¦5.7, verdict: pause} | but_not_enhanced | an enhanced code such as
 {text: ¦'', verdict: pause}              | text | a phrase of at most 200
-{text: ¦' * ', verdict: pause}           | text | a phrase of at most 200
-{text: ¦[], verdict: pause}              | text | at least one
 {phase: ¦end, code: 550, verdict: pause} | phase | connect, ehlo
 {phase: auth, code: 550, verdict: ¦bounce message} | verdict | before MAIL no message is at fault
 {phase: mail, code: 452, verdict: ¦later} | verdict | only in phase rcpt
 {phase: mail, verdict: ¦pause}           | verdict | without a condition matches every refusal
-{code: 550, verdict: pause, wait: ¦5}    | wait | a duration with a unit
 {code: 550, verdict: pause, ¦texts: x}   | ? | did you mean text?
-{code: 550, verdict: pause, probe: ¦often} | probe | true or false
 {code: 550, verdict: bounce message, wait: ¦5m} | wait | belong to pause, pause sender and stop
 {code: 450, verdict: defer message, probe: ¦false} | probe | has no rest
 """,
@@ -123,7 +96,6 @@ limits: [{messages: 5, per: 1h, ¦zone: x}]  | limits[0].zone | no key any more:
 {grant: ¦refresh_token, client_id: c, refresh_token_file: r} | grant | needs token_url; a provider
 {grant: refresh_token, token_url: ¦'http://t.example/'} | token_url | cross the network in the clear
 {grant: refresh_token, token_url: ¦'https://u:p@t.example/'} | token_url | without user, password
-{grant: refresh_token, token_url: ¦'ftp://t.example/'} | token_url | a URL
 {grant: service_account, key_file: k, scope: s, client_id: ¦c} | client_id | does not use it
 {grant: service_account, key_file: k, scope: ¦'a  b'} | scope | one space between
 {grant: service_account, key_file: k, tenant: ¦'a/b'} | tenant | a tenant
@@ -148,8 +120,6 @@ lanes: {a: {¦sendr: '@x'}}               | lanes.a.? | did you mean sender?
 lanes: {a: {sender: ¦here.example}}      | lanes.a.sender | an address, @ and a domain
 lanes: {a: {recipient_domain: ¦.x}}      | lanes.a.recipient_domain | or '*.example.net'
 lanes: {a: {header: {¦'a b': x}}}        | lanes.a.header.? | letters, digits
-lanes: {a: {header: ¦{}}}                | lanes.a.header | at least one
-lanes: {a: {header: {List-Id: ¦''}}}     | lanes.a.header.? | got none
 lanes: {a: {sender: '@x', share: ¦0}}    | lanes.a.share | at least 1
 lanes: {a: {sender: '@x', ceiling: ¦101}} | lanes.a.ceiling | at most 100
 lanes: {a: ¦{share: 5}}                  | lanes.a | write one of sender, client
@@ -162,28 +132,22 @@ routes: [¦{upstreams: [isp]}, {upstreams: [ses]}] | routes[0] | the routes behi
 routes: [{upstreams: [isp, ¦gone]}]      | routes[0].upstreams[1] | no upstream of this name
 routes: [{upstreams: [isp, ses, ¦isp]}]  | routes[0].upstreams[2] | it is listed before
 routes: [{upstreams: [isp, ¦twin]}]      | routes[0].upstreams[1] | it shares its history
-routes: [{upstreams: ¦[]}]               | routes[0].upstreams | at least one
 routes: [{spill_after: ¦1h, upstreams: isp}] | routes[0].spill_after | a second upstream
 routes: [¦{sender: '@x'}]                | routes[0].upstreams | required
 routes: [{upstreams: isp, rewrite: ¦news}] | routes[0].rewrite | one address, or @ and a domain
-routes: [{upstreams: isp, rewrite: ¦'@*.x'}] | routes[0].rewrite | one address, or @ and a domain
-routes: [{upstreams: isp, rewrite: ¦ü@x.example}] | routes[0].rewrite | one address, or @ and a domain
 routes: [{upstreams: isp, rewrite: ¦'@-x'}] | routes[0].rewrite | one address, or @ and a domain
 reports: {upstreams: [ses, ¦gone]}       | reports.upstreams[1] | no upstream of this name
 reports: {upstreams: ¦twin}              | reports.upstreams[0] | it shares its history
 reports: {from: ¦postmaster@ü.example}   | reports.from | one address, in ASCII
-reports: {from: ¦postmaster}             | reports.from | one address, in ASCII
 notify: [{url: ¦'http://example.net/x'}] | notify[0].url | http is for this host only
 notify: [{url: ¦'https://u:hunter2@example.net/'}] | notify[0].url | a URL such as
-notify: [{url: ¦'https://example.net/hunter2#x'}] | notify[0].url | a URL such as
-notify: [{url: ¦'https://example.net:99999/'}] | notify[0].url | a URL such as
 notify: [{url: 'https://a.example', command: ¦[x]}] | notify[0].command | a url or a command, got both
 notify: [¦{events: [bounced]}]           | notify[0] | a url or a command
 notify: [{command: [x], secret_file: ¦s}] | notify[0].secret_file | a command gets no signature
 notify: [{command: ¦[]}]                 | notify[0].command | at least one
 notify: [{command: [x], events: [¦bounce]}] | notify[0].events[0] | bounced, expired, paused
 notify: [{command: [x]}, ¦{command: [x]}] | notify[1] | the same receiver as notify[0]
-practice: {address: ¦192.0.2.1:2, password_file: p, limit: {messages: 1, per: 1s}} | practice.address | host
+practice: {address: ¦192.0.2.1:2, password_file: p, limit: {messages: 1, per: 1s}} | practice.address | TLS
 practice: {address: '[::1]:1', password_file: p, limit: {bytes: ¦1, per: 1s}} | practice.limit.bytes | counts
 """,
     ),
@@ -201,10 +165,9 @@ def _rows() -> Iterator[tuple[str, str, str]]:
         around, above = BELOW.get(table, ("", ""))
         for row in rows.strip().splitlines():
             written, key, word = (part.strip() for part in row.split(" | "))
-            text = WHOLE
-            for name, usual in AS_IT_IS.items():
-                text = text.replace(name, (around or "%s") % written if name == where else usual)
-            yield text, above + key, word
+            grant = "{grant: service_account, scope: s, key_file: k}"
+            written = (around or "%s") % written.replace("GRANT", grant)
+            yield whole_policy(**{where: written}), above + key, word
 
 
 @pytest.mark.parametrize(("text", "key", "word"), list(_rows()))

@@ -1,21 +1,18 @@
-"""Lanes as an owner writes them: what they come to, and what is wrong with them where."""
+"""Lanes, routes and limits as an owner writes them: what they come to."""
 
 from fractions import Fraction
 
 import pytest
 
-from relay.policy.lane import (
-    lanes_of,
-    rules_of_lanes,
-    with_ceilings,
-)
+from relay.mail.envelope import Envelope
+from relay.policy.lane import lanes_of, rules_of_lanes, sorter_of, with_ceilings
+from relay.policy.limits import LimitSettings
 from relay.policy.model import Policy
 from relay.queue.lanes import Lane
 from relay.queue.sorting import SortingRule
+from relay.throttle.limit import plain_words
 from tests.unit.policy.examples import SMALL
 from tests.unit.policy.reading import parse
-
-FIRST_LINE = SMALL.count("\n") + 1
 
 
 def _with(*lines: str) -> str:
@@ -93,3 +90,73 @@ def test_a_ceiling_is_a_part_of_each_limit_and_never_nothing() -> None:
         ("messages", 33, "a", "33 messages per 3600s for lane a"),
         ("recipients", 1, "a", "1 recipients per 86400s for lane a"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "label", "words"),
+    [
+        ({"bytes": "1GB", "per": "24h"}, "1073741824 bytes per 86400s", "1G per 24h"),
+        (
+            {"recipients": 2000, "per": "24h", "for_each": "sender_domain"},
+            "2000 recipients per 86400s for each sender domain",
+            "2000 recipients per 24h for each sender domain",
+        ),
+    ],
+)
+def test_a_limit_is_named_by_all_that_it_says(keys: dict[str, object], label: str, words: str) -> None:
+    limit = LimitSettings.model_validate(keys)
+
+    assert (limit.label, plain_words(limit)) == (label, words)
+
+
+def test_a_limit_that_is_written_twice_is_one() -> None:
+    text = SMALL.replace("messages: 8, per: 1m}", "messages: 8, per: 1m}\n      - {messages: 8, per: 60s}")
+
+    assert parse(text) == parse(SMALL)
+
+
+def with_routes(*routes: str) -> Policy:
+    lines = "".join(f"  - {route}\n" for route in routes)
+    return parse(f"{SMALL}  ses: {{host: ses.example, limits: []}}\nroutes:\n{lines}")
+
+
+def test_each_recipient_takes_the_first_route_that_matches() -> None:
+    asked = with_routes(
+        "{recipient_domain: ['*.de', example.org], user: 'app-*', upstreams: [ses]}",
+        "{recipients_above: 3, upstreams: [ses, isp]}",
+        "{upstreams: [isp, ses], failover_after: 1m}",
+    )
+    sorter = sorter_of(asked.lanes, asked.routes)
+
+    def routes(*recipients: str, user: str | None = None) -> list[tuple[tuple[str, ...], list[int] | None]]:
+        envelope = Envelope("a@x", recipients, 0, "h[192.0.2.1]", "h", "ESMTPA", user)
+        found = sorter.sort(envelope, lambda: pytest.fail("nothing asks for a header"))
+        return [
+            (part.route.upstreams, None if part.indices is None else sorted(part.indices))
+            for part in found.parts
+            if part.route is not None
+        ]
+
+    isp, ses = ("isp", "ses"), ("ses",)
+    assert routes("a@x.de") == [(isp, None)]
+    assert routes("a@x.de", "b@EXAMPLE.org", user="APP-1") == [(ses, None)]
+    assert routes("a@x.de", "b@x.com", "c@y.DE", user="app-1") == [(ses, [0, 2]), (isp, [1])]
+    assert routes("a@a", "b@b", "c@c", "d@d") == [(("ses", "isp"), None)]
+
+
+def test_routes_that_rewrite_otherwise_divide_a_message() -> None:
+    made = with_routes(
+        "{recipient_domain: one.example, upstreams: isp, rewrite: a@x.example}",
+        "{upstreams: isp, rewrite: '@x.example'}",
+    )
+    envelope = Envelope("m@h.lan", ("r@one.example", "r@two.example"), 0, "", "", "")
+    parts = sorter_of(made.lanes, made.routes).sort(envelope, lambda: b"").parts
+
+    assert [part.rewriting and part.rewriting.rule for part in parts] == ["a@x.example", "@x.example"]
+
+
+def test_reports_leave_by_upstreams_of_their_own() -> None:
+    good = parse(SMALL + "  ses: {host: ses.example, limits: []}\nreports: {upstreams: ses}\n")
+
+    assert [route.upstreams for route in good.routes] == [("ses",), ("isp",)]
+    assert good.upstreams_of_reports == ("ses",)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -19,55 +20,36 @@ Steps = tuple[int | str, ...]
 
 PIECE = 6
 """So many characters of a password in a row are a leak."""
-WHOLE_POLICY: dict[str, Any] = {
-    "spool": "./spool",
-    "listen": [
-        {
-            "address": "127.0.0.1:2525",
-            "clients": ["127.0.0.0/8"],
-            "users_file": "users",
-            "certificate": "cert.pem",
-            "key": "key.pem",
-            "tls": "starttls",
-            "max_size": "50M",
-            "timeouts": {"command": "5m"},
-        }
-    ],
-    "http": "127.0.0.1:9725",
-    "hostname": "mail.here.example",
-    "upstreams": {
-        "isp": {
-            "provider": "gmail",
-            "host": "smtp.example.net",
-            "port": 587,
-            "tls": "starttls",
-            "ca_file": "ca.pem",
-            "history": "./history",
-            "shield": {"in_a_row": 10},
-            "auth": {"user": "mjd", "password_env": "RELAY_TEST_UNSET", "mechanism": "plain"},
-            "limits": [{"messages": 8, "per": "1m"}, {"recipients": 9, "per": "1h", "for_each": "sender"}],
-            "verdicts": [{"code": "5xx", "text": "quota", "verdict": "pause", "wait": "1h"}],
-        },
-        "two": {"host": "b.example.net", "limits": [], "auth": {"user": "u", "password_file": "f"}},
-        "three": {"host": "c.example.net", "limits": [], "auth": {"user": "u", "password_credential": "c"}},
-    },
-    "retry": {"min": "5m", "max": "4h"},
-    "reports": {"per_hour": 60},
-    "lanes": {
-        "bulk": {"sender": ["@lists.example"], "header": {"List-Id": ["*"]}, "share": 40},
-        "net": {"client": ["10.0.0.0/8"], "recipient_domain": "x.example"},
-    },
-    "notify": [
-        {"url": "https://hooks.example.net/relay", "secret_file": "s", "events": ["bounced"]},
-        {"command": ["tell", "--all"], "timeout": "5s"},
-    ],
-    "practice": {
-        "address": "127.0.0.1:2526",
-        "user": "practice",
-        "password_file": "p",
-        "limit": {"messages": 1, "per": "1m"},
-    },
-}
+WHOLE_POLICY: dict[str, Any] = yaml.safe_load("""
+spool: ./spool
+listen:
+  - {address: '127.0.0.1:2525', clients: [127.0.0.0/8], users_file: users, certificate: cert.pem,
+     key: key.pem, tls: starttls, max_size: 50M, timeouts: {command: 5m}}
+http: 127.0.0.1:9725
+hostname: mail.here.example
+upstreams:
+  isp:
+    provider: gmail
+    host: smtp.example.net
+    port: 587
+    ca_file: ca.pem
+    history: ./history
+    shield: {in_a_row: 10}
+    auth: {user: mjd, password_env: RELAY_TEST_UNSET, mechanism: plain}
+    limits: [{messages: 8, per: 1m}, {recipients: 9, per: 1h, for_each: sender}]
+    verdicts: [{code: 5xx, text: quota, verdict: pause, wait: 1h}]
+  two: {host: b.example.net, limits: [], auth: {user: u, password_file: f}}
+  three: {host: c.example.net, limits: [], auth: {user: u, password_credential: c}}
+retry: {min: 5m, max: 4h}
+reports: {per_hour: 60}
+lanes:
+  bulk: {sender: ['@lists.example'], header: {List-Id: ['*']}, share: 40}
+  net: {client: [10.0.0.0/8], recipient_domain: x.example}
+notify:
+  - {url: 'https://hooks.example.net/relay', secret_file: s, events: [bounced]}
+  - {command: [tell, --all], timeout: 5s}
+practice: {address: '127.0.0.1:2526', user: practice, password_file: p, limit: {messages: 1, per: 1m}}
+""")
 NAMES = {("upstreams",), ("lanes",)}
 """What stands below them by name is public: it labels metrics."""
 
@@ -102,17 +84,16 @@ def _is_unlike_a_word(piece: str) -> bool:
     return len(set(piece)) > 3 and any(c.isdigit() for c in piece)
 
 
-def _parent(policy: Any, place: Steps) -> Any:
-    for step in place[:-1]:
+def _at(policy: Any, place: Steps) -> Any:
+    for step in place:
         policy = policy[step]
     return policy
 
 
 def _as_value(policy: Any, place: Steps, password: object) -> str:
     if place:
-        _parent(policy, place)[place[-1]] = password
-        return json.dumps(policy, ensure_ascii=False)
-    return json.dumps(password, ensure_ascii=False)
+        _at(policy, place[:-1])[place[-1]] = password
+    return json.dumps(policy if place else password, ensure_ascii=False)
 
 
 def _as_value_in_a_list(policy: Any, place: Steps, password: str) -> str:
@@ -120,18 +101,16 @@ def _as_value_in_a_list(policy: Any, place: Steps, password: str) -> str:
 
 
 def _as_key(policy: Any, place: Steps, password: str) -> str:
-    parent = _parent(policy, place) if place else None
-    if isinstance(parent, dict):
+    parent = _at(policy, place[:-1])
+    if place and isinstance(parent, dict):
         # A name is public where it is one.
         assume(place[:-1] not in NAMES or not re.fullmatch("[a-z0-9_-]{1,64}", password))
-        entries = [(password if key == place[-1] else key, value) for key, value in parent.items()]
-        parent.clear()
-        parent.update(entries)
+        parent[password] = parent.pop(place[-1])
     return json.dumps(policy, ensure_ascii=False)
 
 
 def _beside(policy: Any, place: Steps, password: str) -> str:
-    found = _parent(policy, (*place, ""))
+    found = _at(policy, place)
     if isinstance(found, dict):
         assume(place not in NAMES or not re.fullmatch("[a-z0-9_-]{1,64}", password))
         found[password] = {password: 1}
@@ -148,9 +127,8 @@ def _by_an_alias(policy: Any, place: Steps, password: str) -> str:
     return _as_value(policy, place, "HERE").replace('"mjd"', f"&x {quoted}").replace('"HERE"', "*x")
 
 
-WAYS: list[Callable[[Any, Steps, str], str]] = [
-    *(_as_value, _as_value_in_a_list, _as_key, _beside, _twice, _by_an_alias)
-]
+Way = Callable[[Any, Steps, str], str]
+WAYS: list[Way] = [_as_value, _as_value_in_a_list, _as_key, _beside, _twice, _by_an_alias]
 BREAKS = st.sampled_from(["", "\n", *"*&!'\"%{}]\t\0\x07@\\", ": ", "<<: ", "---\n"])
 
 
@@ -170,7 +148,7 @@ def _leaks(password: str, told: str) -> list[str]:
 @example(("listen", 0, "users_file"), _as_value, "hunter2-hunter3", "", 0)
 @example(("http",), _by_an_alias, "hunter2-hunter3", "", 0)
 def test_no_fault_has_a_password_that_is_misplaced(
-    place: Steps, way: Callable[[Any, Steps, str], str], password: str, piece: str, where: float
+    place: Steps, way: Way, password: str, piece: str, where: float
 ) -> None:
     text = way(copy.deepcopy(WHOLE_POLICY), place, password)
     at = int(where * len(text))

@@ -7,15 +7,12 @@ import pytest
 
 from relay.policy.differences import policy_text
 from relay.policy.model import Tls, Upstream
+from relay.policy.oauth2 import OAuth2
 from relay.policy.shipped import provider_of, providers
 from tests.unit.policy.examples import INTERFACE, SMALL, with_upstream
-from tests.unit.policy.reading import only_fault, parse
+from tests.unit.policy.reading import faults, parse
 
-
-def test_every_provider_can_be_named_and_no_other() -> None:
-    fault = only_fault(with_upstream("host: h.example", "limits: []", "provider: gmial"))
-    assert (fault.line, fault.column, fault.key) == (9, 15, "upstreams.isp.provider")
-    assert "gmail" in fault.message
+REFRESH = "grant: refresh_token, client_id: c, refresh_token_file: r"
 
 
 @pytest.mark.parametrize("name", providers())
@@ -47,6 +44,40 @@ def test_a_provider_is_known_by_its_hosts(host: str, name: str | None) -> None:
     assert provider_of(None, host) == name
 
 
+def oauth2_of(provider: str, oauth2: str) -> OAuth2:
+    text = with_upstream(f"provider: {provider}", "limits: []", f"auth: {{user: u, oauth2: {{{oauth2}}}}}")
+    auth = parse(text).upstreams["isp"].auth
+    assert auth is not None
+    assert auth.oauth2 is not None
+    return auth.oauth2
+
+
+def test_microsoft_fills_in_all_but_client_and_tenant() -> None:
+    found = oauth2_of("microsoft365", f"{REFRESH}, tenant: contoso.example")
+
+    assert found.token_url == "https://login.microsoftonline.com/contoso.example/oauth2/v2.0/token"
+    assert found.device_url == "https://login.microsoftonline.com/contoso.example/oauth2/v2.0/devicecode"
+    assert (found.scope, found.mechanism) == (
+        "https://outlook.office.com/SMTP.Send offline_access",
+        "xoauth2",
+    )
+    app = "grant: client_credentials, client_id: c, client_secret_file: s, tenant: contoso.example"
+    assert oauth2_of("microsoft365", app).scope == "https://outlook.office365.com/.default"
+    without_tenant = faults(
+        with_upstream("provider: microsoft365", f"auth: {{user: u, oauth2: {{{REFRESH}}}}}")
+    )
+    assert "microsoft365 needs tenant" in without_tenant[0].message
+
+
+@pytest.mark.parametrize("provider", ["gmail", "workspace", "workspace-relay"])
+@pytest.mark.parametrize("grant", [REFRESH, "grant: service_account, key_file: k"])
+def test_google_fills_in_all_but_the_client(provider: str, grant: str) -> None:
+    found = oauth2_of(provider, grant)
+
+    assert (found.token_url, found.device_url) == ("https://oauth2.googleapis.com/token", None)
+    assert found.scope == "https://mail.google.com/"
+
+
 VERDICTS = """\
     verdicts:
       - {phase: mail, code: 550, text: "quota", verdict: pause, wait: 90s}
@@ -57,12 +88,12 @@ VERDICTS = """\
 @pytest.mark.parametrize(
     "text",
     [
-        SMALL,
         SMALL + VERDICTS,
         with_upstream("provider: gmail"),
         with_upstream("provider: ses", "limits: [{recipients: 14, per: 1s}]"),
         INTERFACE,
         SMALL + "retry: {min: 1500ms, max: 1.5h, warn_after: null}\nhostname: a.example\n",
+        SMALL + "routes: [{upstreams: isp, rewrite: '@x.example'}]\n",
     ],
 )
 def test_a_policy_written_out_is_a_policy_that_means_the_same(text: str) -> None:

@@ -15,15 +15,23 @@ from relay.policy.units import (
     HostPort,
     duration_ns,
     endpoint,
+    https_url,
     is_loopback_host,
     network,
     own_name,
     size_bytes,
+    source_address,
     upstream_host,
 )
 
 HOUR_NS = 3600 * 10**9
 Read = Callable[[Any], object]
+
+
+def web_url(value: object) -> str:
+    return https_url(value, "https://example.net", "addresses")
+
+
 MEANINGS: dict[Read, Mapping[Any, object]] = {
     duration_ns: {"1ms": 10**6, "30s": 30 * 10**9, "5 d": 120 * HOUR_NS, "1.5h": HOUR_NS * 3 // 2}
     | {"0.000000001s": 1, "52w": 364 * 24 * HOUR_NS, "366d": LONGEST_DURATION_NS},
@@ -47,6 +55,8 @@ REFUSED: list[tuple[Read, str, list[object]]] = [
     (upstream_host, "expected a host name", ["", "a b", "a..b", "-a.b", "192.0.2.300", "http://x"]),
     (upstream_host, "expected a host name", ["x" * 254, "é.net"]),
     (upstream_host, "the port as a key", ["smtp.example.net:587"]),
+    (source_address, "an IP address of this host", ["0.0.0.0", "224.0.0.1", "localhost", "fe80::1%eth0", 5]),
+    (web_url, "expected a URL", ["ftp://a.example", "https://a.example:99999/", "https://a.example/x#y", 5]),
     # What would break a command or a header.
     (own_name, "expected a domain name", ["", "a b", "a\r\nb", "[x]", "a>b"]),
 ]  # fmt: skip
@@ -79,9 +89,6 @@ def test_a_duration_is_written_as_what_it_is(span_ns: int) -> None:
 
 
 def test_only_the_very_spelling_of_loopback_is_loopback() -> None:
-    assert HostPort("127.9.9.9", 25).is_loopback
-    assert HostPort("::1", 25).is_loopback
-    assert not HostPort("0.0.0.0", 25).is_loopback
     assert all(map(is_loopback_host, ("localhost", "127.1.2.3", "::1")))
     # A name may resolve to anything, whatever it looks like.
-    assert not is_loopback_host("localhost.example.net")
+    assert not any(map(is_loopback_host, ("localhost.example.net", "0.0.0.0", "192.0.2.1")))

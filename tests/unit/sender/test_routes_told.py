@@ -35,7 +35,7 @@ def counted(relay: Relay, *labels: str) -> float | None:
 
 
 def gauges(relay: Relay) -> dict[tuple[str, ...], float]:
-    collector = SnapshotCollector(relay.watch.snapshot, relay.events, relay.clock, relay.metrics)
+    collector = SnapshotCollector(relay.metrics, relay.watch.snapshot, relay.events, relay.clock)
     return {
         tuple(sample.labels.values()): sample.value
         for family in collector.collect()

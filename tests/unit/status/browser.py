@@ -22,33 +22,24 @@ OPTIONS = (
 
 
 FETCHED = Path("/var/cache/relay-peers")
-HTML_VALIDATE = FETCHED / "html-validate/node_modules/.bin/html-validate"
 AXE_PACKAGE = "axe-playwright-python"
 """Fetched for the script in it: axe-core as npm has it, without npm."""
 
 
-def why_no_html_validate() -> str | None:
-    if not HTML_VALIDATE.exists():
-        return f"no html-validate here: npm install --prefix {FETCHED}/html-validate html-validate@10"
-    return None
-
-
 def why_no_axe() -> str | None:
-    if _axe_wheel() is None:
+    if not _axe_wheels():
         return f"no axe-core here: python3 -m pip download --no-deps -d {FETCHED} {AXE_PACKAGE}"
     return None
 
 
 def axe() -> str:
     """Return the script of axe-core, which defines `axe` in a page."""
-    wheel = _axe_wheel()
-    assert wheel is not None
-    with zipfile.ZipFile(wheel) as packed:
+    with zipfile.ZipFile(_axe_wheels()[0]) as packed:
         return packed.read("axe_playwright_python/axe.min.js").decode()
 
 
-def _axe_wheel() -> Path | None:
-    return next(FETCHED.glob(f"{AXE_PACKAGE.replace('-', '_')}-*.whl"), None)
+def _axe_wheels() -> list[Path]:
+    return list(FETCHED.glob(f"{AXE_PACKAGE.replace('-', '_')}-*.whl"))
 
 
 class Browser:
@@ -110,12 +101,6 @@ class Browser:
         told = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in told, told
         return told["result"].get("value")
-
-    async def press_tab(self) -> None:
-        for kind in ("keyDown", "keyUp"):
-            await self.call(
-                "Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9
-            )
 
 
 @contextlib.asynccontextmanager

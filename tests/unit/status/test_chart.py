@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.status import chart
-from relay.status.samples import GAP, MINUTES, Samples
+from relay.status.chart import GAP, MINUTES, Samples
 from relay.status.snapshot import QueueCounts, QueueState, Snapshot
 from tests.fakes.snapshots import a_limit, a_snapshot, an_upstream
 
@@ -28,7 +28,7 @@ def test_each_minute_of_the_day_has_its_highest_number(looks: list[tuple[int, in
 
     last = max(highest)
     expected = [highest.get(minute, GAP) for minute in range(last - MINUTES + 1, last + 1)]
-    assert list(samples.last(KEY, MINUTES)) == expected
+    assert samples.day(KEY) == expected
 
 
 def test_what_is_not_known_is_a_gap_in_the_line() -> None:
@@ -37,10 +37,3 @@ def test_what_is_not_known_is_a_gap_in_the_line() -> None:
     assert shape.line == "M0 48V48H60M120 0V0H180V24H240"
     assert shape.area == "M0 48V48H60V48ZM120 48V0H180V24H240V48Z"
     assert chart.steps([GAP, GAP], 4) == ("", "")
-
-
-@given(st.lists(st.integers(GAP, 50), min_size=1, max_size=99), st.integers(1, 60))
-def test_no_chart_leaves_its_frame(values: list[int], top: int) -> None:
-    numbers = chart.steps(values, top).area.replace("Z", " ").translate(str.maketrans("MVH", "   ")).split()
-
-    assert all(0 <= float(number) <= chart.WIDTH for number in numbers)

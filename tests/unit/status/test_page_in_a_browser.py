@@ -1,8 +1,6 @@
-"""The status page in Chromium: on a phone and a desk, in both themes, by keyboard, live."""
+"""The status page in Chromium: on a phone and a desk, in both themes, live."""
 
-import asyncio
 import io
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,15 +16,7 @@ from relay.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
 from tests.fakes.snapshots import AT_NS, a_limit, a_message, a_snapshot, an_upstream, routes
 from tests.system.demand import demand, missing_program
-from tests.unit.status.browser import (
-    HTML_VALIDATE,
-    PROGRAM,
-    Browser,
-    axe,
-    browsing,
-    why_no_axe,
-    why_no_html_validate,
-)
+from tests.unit.status.browser import PROGRAM, Browser, axe, browsing, why_no_axe
 
 pytestmark = pytest.mark.full
 
@@ -93,16 +83,12 @@ async def test_a_phone_and_a_desk_show_all_of_it_to_everybody(tmp_path: Path) ->
     """Axe tells of WCAG 2.1 AA and of its own best practices."""
     demand(why_no_axe())
     async with looking(tmp_path) as world:
-        for width, theme, back in (
-            (390, "light", "rgb(244, 246, 249)"),
-            (390, "dark", "rgb(15, 19, 25)"),
-            (1280, "light", "rgb(244, 246, 249)"),
-            (1280, "dark", "rgb(15, 19, 25)"),
-        ):
+        for width, theme in (390, "light"), (390, "dark"), (1280, "light"), (1280, "dark"):
             await world.browser.look_like(width=width, theme=theme)
             await world.browser.open(world.url)
             assert await world.browser.ask("document.documentElement.scrollWidth") <= width
             assert await world.browser.ask(TOO_WIDE % width) == []
+            back = "rgb(244, 246, 249)" if theme == "light" else "rgb(15, 19, 25)"
             assert await world.browser.ask("getComputedStyle(document.body).backgroundColor") == back
             await world.browser.ask(axe() + "; 0")
             found = await world.browser.ask("axe.run().then(told => told.violations)")
@@ -110,35 +96,15 @@ async def test_a_phone_and_a_desk_show_all_of_it_to_everybody(tmp_path: Path) ->
         assert world.browser.complaints == []
 
 
-async def test_the_page_is_valid_html(tmp_path: Path) -> None:
-    demand(why_no_html_validate())
-    async with looking(tmp_path) as world:
-        page = await world.browser.ask("fetch(location.href).then(told => told.text())")
-    # Without script the page has no other way to stay true.
-    rules = {"root": True, "extends": ["html-validate:recommended"], "rules": {"meta-refresh": "off"}}
-    (tmp_path / ".htmlvalidate.json").write_text(json.dumps(rules))
-    validating = await asyncio.create_subprocess_exec(
-        HTML_VALIDATE, "--stdin", cwd=tmp_path, stdin=-1, stdout=-1, stderr=-2
-    )
-    told, _ = await validating.communicate(page.encode())
-
-    assert validating.returncode == 0, told.decode()
-
-
-async def test_what_changes_appears_and_what_has_focus_keeps_it(tmp_path: Path) -> None:
+async def test_what_changes_appears_in_its_place(tmp_path: Path) -> None:
     async with looking(tmp_path) as world:
         browser = world.browser
         await browser.ask("window.first = document.querySelector('h1'); window.first.id = 'kept'; 0")
-        await browser.press_tab()
 
         world.shown = replace(world.shown, refusing_because="no room on the disk", at_ns=AT_NS + 10**9)
 
         assert await browser.ask(SETTLED % "refusing mail: no room on the disk")
         assert await browser.ask("document.querySelector('h1') === window.first"), "it is not made anew"
-        for link in ("status.json", "metrics"):
-            assert await browser.ask("document.activeElement.getAttribute('href')") == link
-            assert await browser.ask("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-            await browser.press_tab()
         assert await browser.ask("document.getElementById('lost').hidden")
         assert browser.complaints == []
 

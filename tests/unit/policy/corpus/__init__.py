@@ -1,8 +1,9 @@
 """Replies that real servers gave, with their sources, and what each has to mean."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -20,20 +21,31 @@ class Case:
     place: str
     phase: Phase
     reply: Reply
-    host: str
-    """Empty where nobody says; then only the general rules count."""
-    sender: str
+    source: str
     verdicts: frozenset[str]
     """Any of these is right, in the words of a rule."""
-    generic: bool
+    host: str = ""
+    """Empty where nobody says; then only the general rules count."""
+    sender: str = ""
+    is_generic: bool = True
     """It must be judged so without the provider's rules as well."""
-    wait_ns: int | None
-    retry_after_ns: int | None
-    span: Span | None
-    probe: bool
-    known: bool | None
+    wait_ns: int | None = None
+    retry_after_ns: int | None = None
+    span: Span | None = None
+    probe: bool = True
+    known: bool | None = None
     """Whether a rule has to know it, or must not: else the shield doubts it."""
-    source: str
+
+
+READ: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "phase": ("phase", Phase),
+    "verdict": ("verdicts", lambda its: frozenset([its] if isinstance(its, str) else its)),
+    "generic": ("is_generic", lambda its: its == "same"),
+    "wait": ("wait_ns", duration_ns),
+    "retry_after": ("retry_after_ns", duration_ns),
+    "span": ("span", Span),
+}
+"""By key of an entry: the field, and what it has; other keys are as they are written."""
 
 
 def parsed(line: str) -> Reply:
@@ -47,27 +59,11 @@ def parsed(line: str) -> Reply:
 
 def cases(name: str) -> list[Case]:
     """Return the refusals of one file: `own` or `theirs`."""
-    return list(_cases(name))
-
-
-def _cases(name: str) -> Iterator[Case]:
     entries = yaml.safe_load((FOLDER / f"{name}.yaml").read_text("utf-8"))["replies"]
+    found = []
     for index, entry in enumerate(entries):
-        verdict = entry.pop("verdict")
-        wait, retry_after, span = (entry.pop(key, None) for key in ("wait", "retry_after", "span"))
-        yield Case(
-            f"{name}[{index}]",
-            Phase(entry.pop("phase")),
-            parsed(entry.pop("reply")),
-            entry.pop("host", ""),
-            entry.pop("sender", ""),
-            frozenset([verdict] if isinstance(verdict, str) else verdict),
-            entry.pop("generic", "same") == "same",
-            duration_ns(wait) if wait else None,
-            duration_ns(retry_after) if retry_after else None,
-            Span(span) if span else None,
-            entry.pop("probe", True),
-            entry.pop("known", None),
-            entry.pop("source"),
-        )
-        assert not entry, f"{name}[{index}]: unknown keys {entry}"
+        reply = parsed(entry.pop("reply"))
+        told = {key: READ.get(key, (key, lambda its: its)) for key in entry}
+        others: dict[str, Any] = {field: read(entry[key]) for key, (field, read) in told.items()}
+        found.append(Case(f"{name}[{index}]", reply=reply, **others))
+    return found

@@ -1,0 +1,253 @@
+"""The files that a policy names: good ones are taken, faults are at their keys, no error has a secret."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.mail.formats import rfc3339
+from relay.policy.faults import PolicyError
+from relay.policy.model import Auth
+from relay.policy.secrets import (
+    MAX_PASSWORD_BYTES,
+    MAX_USERS_BYTES,
+    KeyPair,
+    NotLoggedIn,
+    SecretError,
+    read_password_file,
+    read_secrets,
+    read_users,
+)
+from relay.policy.source import read_policy
+from tests.unit.policy.certificates import CERTIFICATE, KEY, KEY_WITH_PASSPHRASE, OTHER_KEY
+from tests.unit.policy.reading import whole_policy
+
+HASH = "$argon2id$v=19$m=65536,t=3,p=4$jIcci2PiCMikXE4ZYW81bQ$2nkiZwxsrjDshsH1pjZKBus0P+ux3XmRaaaVDsOQACU"
+FILES = {
+    "cert.pem": CERTIFICATE,
+    "cut.pem": CERTIFICATE[:-100],
+    "key.pem": KEY,
+    "both.pem": CERTIFICATE + KEY,
+    "locked.pem": KEY_WITH_PASSPHRASE,
+    "other.pem": OTHER_KEY,
+    "empty": "",
+    "secret": "hunter2",
+    "open": "hunter2",
+    "signing": "whsec_T0P hunter2",
+    "nobody": "# nobody\n",
+    "account": '{"client_email": "a"}',
+    "deep": "[" * 60_000,
+}
+FAULTS = """
+UPSTREAM | limits: [], ca_file: ¦gone | cannot read it: No such file
+UPSTREAM | limits: [], ca_file: ¦empty | no certificate that can be loaded
+UPSTREAM | limits: [], ca_file: ¦key.pem | no certificate that can be loaded
+UPSTREAM | limits: [], ca_file: ¦cut.pem | no certificate that can be loaded
+UPSTREAM | limits: [], auth: {user: a, password_file: ¦gone} | cannot read it: No such file
+UPSTREAM | limits: [], auth: {user: a, password_file: ¦open} | open to others (mode 0644); chmod 600 it
+UPSTREAM | limits: [], auth: {user: a, password_env: ¦RELAY_UNSET} | environment variable is not set
+OAUTH2 | {grant: service_account, scope: s, key_file: ¦empty} | the JSON file
+OAUTH2 | {grant: service_account, scope: s, key_file: ¦deep} | the JSON file
+OAUTH2 | {grant: service_account, scope: s, key_file: ¦account} | lacks client
+UPSTREAM | limits: [], tls_key: ¦key.pem | of no use without a certificate
+UPSTREAM | limits: [], tls_certificate: ¦cert.pem | no private key of the certificate
+UPSTREAM | limits: [], tls_certificate: ¦gone, tls_key: key.pem | No such file
+UPSTREAM | limits: [], tls_certificate: cert.pem, tls_key: ¦gone | No such file
+UPSTREAM | limits: [], tls_certificate: cert.pem, tls_key: ¦locked.pem | is encrypted
+UPSTREAM | limits: [], tls_certificate: cert.pem, tls_key: ¦other.pem | not that of the certificate
+UPSTREAM | limits: [], tls: none, tls_certificate: ¦both.pem | tls is none
+UPSTREAM | limits: [], auth: {user: u, mechanism: ¦external} | it needs tls_certificate
+LISTEN | {address: '127.0.0.1:0', certificate: cert.pem, key: ¦open} | mode 0644
+LISTEN | {address: '127.0.0.1:0', certificate: cert.pem, key: ¦empty} | no private key of the certificate
+LISTEN | {address: '127.0.0.1:0', users_file: ¦nobody} | it names no user
+LISTEN | {address: '127.0.0.1:0', users_file: ¦secret} | line 1 is not NAME:$argon2id$
+REST | notify: [{url: 'https://a.example', secret_file: ¦gone}] | cannot read
+REST | notify: [{url: 'https://a.example', secret_file: ¦open}] | is open to others
+REST | notify: [{url: 'https://a.example', secret_file: ¦signing}] | has no base64 after whsec_
+REST | notify: [{command: ¦[gone]}] | cannot read
+REST | notify: [{command: ¦[.]}] | is not a regular file
+REST | notify: [{command: ¦[secret]}] | is no program that we may run
+"""
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_file(name: str, content: bytes | str, mode: int = 0o600) -> Path:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        path.chmod(mode)
+        return path
+
+    return write_file
+
+
+def _rows() -> Iterator[list[str]]:
+    for row in FAULTS.strip().splitlines():
+        yield [part.strip() for part in row.split(" | ")]
+
+
+@pytest.mark.parametrize(("where", "written", "word"), list(_rows()))
+def test_a_file_that_cannot_be_used_is_a_fault_at_its_key(
+    write: Write, where: str, written: str, word: str
+) -> None:
+    for name, content in FILES.items():
+        write(name, content, 0o644 if name == "open" else 0o600)
+    if where == "OAUTH2":
+        where, written = "UPSTREAM", f"limits: [], auth: {{user: a, oauth2: {written}}}"
+    before, _, after = whole_policy(**{where: written}).partition("¦")
+    path = write("policy.yaml", before + after)
+
+    with pytest.raises(PolicyError) as caught:
+        read_policy(path)
+
+    (fault,) = caught.value.errors
+    assert (fault.line, fault.column) == (before.count("\n") + 1, len(before) - before.rfind("\n"))
+    assert word in fault.message
+    for secret in ("hunter2", "T0P", "BEGIN"):
+        assert secret not in str(fault)
+
+
+def test_files_that_fit_are_taken(write: Write) -> None:
+    for name, content in FILES.items():
+        write(name, content)
+    its = "limits: [], ca_file: cert.pem, tls_certificate: both.pem, auth: {user: u, mechanism: external}"
+    write("shared.pem", KEY, 0o640)
+    listen = "{address: '127.0.0.1:0', certificate: cert.pem, key: shared.pem}"
+
+    policy = read_policy(write("policy.yaml", whole_policy(UPSTREAM=its, LISTEN=listen)))
+
+    assert policy.upstreams["isp"].ca_file == policy.spool.with_name("cert.pem")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        *((b"hunter2", "hunter2"), (b"hunter2\n", "hunter2"), (b"hunter2\r\n", "hunter2")),
+        *((b" hunter 2 \n", " hunter 2 "), ("pässwörd\n".encode(), "pässwörd")),
+        (b"x" * MAX_PASSWORD_BYTES, "x" * MAX_PASSWORD_BYTES),
+    ],
+)
+def test_one_newline_at_the_end_is_cut_and_nothing_else(write: Write, content: bytes, expected: str) -> None:
+    assert read_password_file(write("password", content)) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        *((b"", "is empty"), (b"\n", "is empty"), (b"hunter2\n\n", "line end")),
+        *((b"hunter2\nhunter3", "line end"), (b"hun\rter2", "line end"), (b"hun\0ter2", "NUL")),
+        *((b"hunter2\xff", "UTF-8"), (b"hunter2".ljust(MAX_PASSWORD_BYTES + 1), "larger than")),
+    ],
+)
+def test_what_sasl_cannot_carry_is_refused_and_not_shown(write: Write, content: bytes, words: str) -> None:
+    path = write("password", content)
+    with pytest.raises(SecretError, match=words) as caught:
+        read_password_file(path)
+    assert "hun" not in str(caught.value).replace(str(path), "")
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o601])
+def test_a_password_that_others_can_reach_is_refused(write: Write, mode: int) -> None:
+    with pytest.raises(SecretError, match=f"mode {mode:04o}"):
+        read_password_file(write("password", "hunter2", mode))
+
+
+def test_a_password_of_a_foreign_owner_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write("password", "hunter2")
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        owner = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(SecretError, match="neither us nor root"):
+        read_password_file(path)
+
+
+def test_only_a_regular_file_is_read_and_a_fifo_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    for path in (tmp_path / "fifo", tmp_path, Path("/dev/null")):
+        with pytest.raises(SecretError, match="is not a regular file"):
+            read_password_file(path)
+
+
+def test_a_password_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    auth = Auth(user="a", password_env="ISP_PASSWORD")
+    monkeypatch.setenv("ISP_PASSWORD", "hunter2\n")
+    assert read_secrets(auth).password == "hunter2"
+    monkeypatch.setenv("ISP_PASSWORD", "")
+    with pytest.raises(SecretError, match="ISP_PASSWORD: it is empty"):
+        read_secrets(auth)
+
+
+def test_a_credential_of_systemd_may_show_as_group_readable(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auth = Auth(user="a", password_credential="isp")
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    with pytest.raises(SecretError, match="CREDENTIALS_DIRECTORY is not set"):
+        read_secrets(auth)
+    path = write("isp", "hunter2", 0o440)
+    with pytest.raises(SecretError, match="mode 0440"):
+        read_password_file(path)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert read_secrets(auth).password == "hunter2"
+    assert "hunter2" not in repr(read_secrets(auth))
+    path.chmod(0o444)
+    with pytest.raises(SecretError, match="mode 0444"):
+        read_secrets(auth)
+
+
+def test_a_refresh_token_that_is_not_there_yet_is_no_fault(write: Write) -> None:
+    oauth2 = "{grant: refresh_token, client_id: c, refresh_token_file: r}"
+    its = f"provider: gmail, auth: {{user: u@gmail.com, oauth2: {oauth2}}}"
+    auth = read_policy(write("policy.yaml", whole_policy(UPSTREAM=its))).upstreams["isp"].auth
+    assert auth is not None
+    with pytest.raises(NotLoggedIn):
+        read_secrets(auth)
+
+    write("r", "1//refresh\n")
+    assert read_secrets(auth).refresh_token == "1//refresh"
+
+
+def test_users_are_read_by_line(write: Write) -> None:
+    path = write("users", f"# who may relay\n\nann:{HASH}\r\nbob@example.net:{HASH}\n  \n")
+    assert read_users(path) == {"ann": HASH, "bob@example.net": HASH}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("ann", "ann:", "ann:hunter2", f":{HASH}", f" ann:{HASH}", f"ann: {HASH}", f"ann:{HASH}:x"),
+        *(f"a\tb:{HASH}", f"ann:{HASH.replace('argon2id', 'argon2i')}", f"bob:{HASH}"),
+        *(f"ann:{HASH.replace('m=65536', 'm=99999999')}", f"ann:{HASH.replace('t=3', 't=0')}"),
+        *(f"ann:{HASH.replace('p=4', 'p=0')}", f"ann:{HASH[:-30]}"),
+    ],
+)
+def test_a_line_that_is_no_user_is_named_and_not_shown(write: Write, line: str) -> None:
+    path = write("users", f"bob:{HASH}\n{line}\n")
+    with pytest.raises(SecretError, match=f"{path}: line 2") as caught:
+        read_users(path)
+    assert "hunter2" not in str(caught.value)
+    assert "jIcci2" not in str(caught.value)
+
+
+def test_a_users_file_is_private_and_bounded(write: Write) -> None:
+    for path, words in (
+        (write("open", f"ann:{HASH}\n", 0o644), "mode 0644"),
+        (write("large", "#" * (MAX_USERS_BYTES + 1)), "larger than"),
+        (write("latin", b"\xff\n"), "UTF-8"),
+    ):
+        with pytest.raises(SecretError, match=words):
+            read_users(path)
+
+
+def test_a_certificate_tells_its_end_and_its_fingerprint() -> None:
+    pair = KeyPair(CERTIFICATE.encode(), KEY.encode())
+
+    assert pair.ends_at_ns is not None
+    assert rfc3339(pair.ends_at_ns) == "2126-10-28T01:53:54.000Z"
+    assert (pair.fingerprint or "").startswith("CE:DC:4B:CA:10:FE:0A:C1:AA:D4")
+    assert KeyPair(b"", b"").ends_at_ns is None
