@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from relay.cli.explain_reply import page
 from tests.unit.cli.control import code_of
 from tests.unit.policy.examples import SMALL
 
 Explain = Callable[..., tuple[int, str, str]]
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -88,12 +86,3 @@ def test_what_is_no_phase_or_no_reply_is_a_wrong_call(explain: Explain, argument
     assert code in (os.EX_USAGE, os.EX_CONFIG)
     assert out == ""
     assert err
-
-
-def test_the_page_of_verdicts_is_made_of_the_rules_as_they_are(explain: Explain) -> None:
-    """If not: make docs."""
-    code, out, _ = explain("--table")
-
-    assert code == 0
-    assert out == page()
-    assert (ROOT / "docs" / "VERDICTS.md").read_text() == out

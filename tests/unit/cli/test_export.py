@@ -16,7 +16,6 @@ from tests.fakes.snapshots import a_message
 from tests.unit.cli.control import code_of, relay_up, write_policy
 
 FIRST, SECOND = QueueId("0000000000000001"), QueueId("0000000000000002")
-ABSENT = "zzzzzzzzzzzzzzzz"
 
 
 @pytest.fixture
@@ -55,14 +54,6 @@ def test_files_hold_content_and_envelope_for_their_owner(
     assert out.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.usefixtures("out")
-def test_an_envelope_is_an_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of("export", "--envelope", FIRST, SECOND, ABSENT) == 1
-    printed, told = capsys.readouterr()
-    assert [json.loads(line)["queue_id"] for line in printed.splitlines()] == [FIRST, SECOND]
-    assert told == f"{ABSENT}: there is no such message in the queue\n"
-
-
 def test_nothing_that_is_there_is_replaced(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out.mkdir()
     (out / f"{FIRST}.eml").write_text("mine")
@@ -85,7 +76,7 @@ def test_half_of_a_message_leaves_no_file(out: Path, operations: FakeOperations)
 @pytest.mark.usefixtures("out")
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["not an id"], [FIRST, SECOND], ["--envelope", FIRST, "--output", "x"], ["../../etc/passwd"]],
+    [[], ["not an id"], [FIRST, SECOND], ["../../etc/passwd"]],
 )
 def test_a_wrong_call_is_told(arguments: list[str]) -> None:
     assert code_of("export", *arguments) == os.EX_USAGE

@@ -36,9 +36,9 @@ def test_help_and_version_exit_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"relay {version('relay-smarthost')}\n"
     assert code_of("--help") == 0
     out = capsys.readouterr().out
-    for name, verb in COMMANDS.items():
+    for name, (_, summary) in COMMANDS.items():
         assert name in out
-        assert verb.summary.split()[0] in out
+        assert summary.split()[0] in out
 
 
 def test_python_m_relay_is_relay() -> None:

@@ -288,7 +288,6 @@ def test_who_used_a_window_is_told_by_sender_client_and_lane(
     assert "isp 8 messages per 60s list@here.example 2 3 200" in by_sender
     assert "isp 8 messages per 60s <> 1 1 100" in by_sender
     assert "isp 8 messages per 60s mx[192.0.2.1] 3 4 300" in by_client
-    assert by_client[-1].startswith("a window counts slots")
 
 
 def test_the_first_line_names_the_policy_of_a_relay_that_runs(

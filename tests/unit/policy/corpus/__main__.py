@@ -13,8 +13,8 @@ _BEGINNING = """\
 # Replies and their verdicts
 
 Made from the replies in `tests/unit/policy/corpus`, and what the shipped rules
-([VERDICTS.md](VERDICTS.md)) say of each, by `make docs`; edit those, not this. The tests hold each
-reply to the verdict that it should have.
+say of each (`relay/policy/verdicts.yaml`, `providers.yaml`), by `make docs`; edit those, not this.
+The tests hold each reply to the verdict that it should have.
 *By* is the host that said so, where somebody tells; what is said by nobody is judged by the general rules.
 """
 _TITLES = {"own": "About us: rate, account, sender", "theirs": "About a recipient or a message"}
