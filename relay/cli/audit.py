@@ -14,6 +14,7 @@ from relay.clock import SystemClock
 from relay.mail.formats import rfc3339_or_none, utc
 from relay.policy.lane import with_ceilings
 from relay.spool.disk.durable import RealDisk
+from relay.status.snapshot import as_json
 from relay.throttle.audit import Audit
 from relay.throttle.audit import audit as count
 from relay.throttle.history import HistoryError
@@ -96,24 +97,11 @@ def _lines(name: str, path: Path, found: Audit, words: Mapping[str, str]) -> Ite
 
 def _json_lines(name: str, path: Path, found: Audit) -> Iterator[str]:
     """Keys may be added, never renamed."""
+    known = {
+        "since": rfc3339_or_none(found.since_ns),
+        "exact_since": rfc3339_or_none(found.exact_since_ns),
+        **{key: getattr(found, key) for key in ("transactions", "connections", "in_flight", "merged")},
+    }
     for peak in found.findings:
-        yield json.dumps(
-            {
-                "upstream": name,
-                "history": str(path),
-                "limit": peak.label,
-                "unit": peak.unit,
-                "count": peak.count,
-                "period_seconds": peak.period_ns / 1_000_000_000,
-                "most": peak.most,
-                "most_at": rfc3339_or_none(peak.most_at_ns),
-                "key": peak.key,
-                "exceeded": peak.is_exceeded,
-                "since": rfc3339_or_none(found.since_ns),
-                "exact_since": rfc3339_or_none(found.exact_since_ns),
-                "transactions": found.transactions,
-                "connections": found.connections,
-                "in_flight": found.in_flight,
-                "merged": found.merged,
-            }
-        )
+        its = {"limit": peak.label, **as_json(peak, "label"), "exceeded": peak.is_exceeded}
+        yield json.dumps({"upstream": name, "history": str(path), **its, **known})

@@ -156,10 +156,11 @@ def _reply(text: str) -> Reply:
     lines = [line.strip() for line in text.replace("\\n", "\n").split("\n") if line.strip()]
     code = lines[0][:3] if lines else ""
     plain = [line[4:] if line.startswith((f"{code}-", f"{code} ")) else line for line in lines]
-    wire = [f"{code}-{line}\r\n" for line in plain[:-1]] + [f"{code} {line}\r\n" for line in plain[-1:]]
     parser = ReplyParser()
     try:
-        parser.feed("".join(wire).encode())
+        for line in plain[:-1]:
+            parser.feed(f"{code}-{line}\r\n".encode())
+        parser.feed(f"{code} {plain[-1] if plain else ''}\r\n".encode())
         reply = parser.next_reply()
     except MalformedReply as malformed:
         raise click.UsageError(f"that is no reply of an SMTP server: {malformed}") from None

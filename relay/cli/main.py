@@ -107,10 +107,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             from relay.cli.sendmail import as_link  # noqa: PLC0415 - as every verb, only when it is called
 
             return as_link(name, sys.argv[1:])
-        is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM", "dumb") == "dumb"
-        # What is no terminal gets no colours from click anyway.
-        colours = False if is_plain else None
-        outcome = relay.main(args=arguments, prog_name="relay", standalone_mode=False, color=colours)
+        outcome = relay.main(args=arguments, prog_name="relay", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return os.EX_USAGE if isinstance(error, click.UsageError) else error.exit_code

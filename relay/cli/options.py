@@ -35,19 +35,13 @@ def default_policy(systems: Path = SYSTEM_POLICY) -> Path:
     return systems if not os.path.lexists(DEFAULT_POLICY) and os.path.lexists(systems) else DEFAULT_POLICY
 
 
-def _of_the_group(context: click.Context, name: str) -> Any:
-    """Return what stands in front of the verb: people write `relay queue --policy FILE hold ID`, too."""
-    return None if context.parent is None else context.parent.params.get(name)
-
-
-def _policy_path(context: click.Context, _option: click.Parameter, value: Path | None) -> Path:
-    named = value or _of_the_group(context, "policy_path") or os.environ.get(POLICY_VARIABLE)
-    return Path(named) if named else default_policy()
-
-
-def _spool(context: click.Context, _option: click.Parameter, value: Path | None) -> Path | None:
-    found: Path | None = value or _of_the_group(context, "spool")
-    return found
+def _named(context: click.Context, option: click.Parameter, value: Path | None) -> Path | None:
+    # People write `relay queue --policy FILE hold ID`, too.
+    if value is None and context.parent is not None:
+        value = context.parent.params.get(option.name or "")
+    if value is None and option.name == "policy_path":
+        return Path(os.environ.get(POLICY_VARIABLE) or default_policy())
+    return value
 
 
 def policy_option(verb: Verb) -> Verb:
@@ -56,7 +50,7 @@ def policy_option(verb: Verb) -> Verb:
         "--policy",
         "policy_path",
         type=click.Path(path_type=Path),
-        callback=_policy_path,
+        callback=_named,
         metavar="FILE",
         help=f"The policy; default: ${POLICY_VARIABLE}, then ./{DEFAULT_POLICY}, then {SYSTEM_POLICY}.",
     )(verb)
@@ -73,7 +67,7 @@ def where_options(verb: Verb) -> Verb:
         click.option(
             "--spool",
             type=click.Path(path_type=Path),
-            callback=_spool,
+            callback=_named,
             metavar="DIR",
             help="Ask the relay that runs on this spool, whatever the policy says.",
         )(located)
@@ -160,7 +154,7 @@ def own_spool(spool: Path) -> Iterator[None]:
 def printable(text: object) -> str:
     """Return text that any terminal and any encoding of stdout takes: one line, nothing that steers."""
     plain = str(text)
+    if plain.isprintable():
+        return plain
     # Surrogates are not printable either.
-    return (
-        plain if plain.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in plain)
-    )
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in plain)

@@ -18,7 +18,7 @@ from relay.cli.filter_options import filter_options
 from relay.cli.locate import ask
 from relay.cli.options import Where, checked_ids, ids_argument, json_option, printable, where_options
 from relay.cli.render import QueueTable, detail_lines, limits_of, queue_lines, unread_words, what_holds
-from relay.cli.table import Cell, Table
+from relay.cli.table import Table
 from relay.clock import SystemClock
 from relay.control.operations import (
     ABSENT,
@@ -124,7 +124,7 @@ def _summarize(where: Where, wanted: Wanted, by: By, *, as_json: bool) -> None:
     _tell_unread(snapshot)
     # The columns of qshape(1): messages in all, and by age in minutes.
     columns = "T", *map(str, AGES), f"{AGES[-1]}+"
-    rows: list[tuple[Cell, ...]] = [
+    rows = [
         ("TOTAL" if group.key is None else group.key or "-", group.messages, *group.messages_by_age)
         for group in groups
     ]

@@ -18,7 +18,7 @@ from relay.cli.render import (
     used_words,
     wrong_words,
 )
-from relay.cli.table import Cell, Styled, Table, line_width, wrapped
+from relay.cli.table import Table, line_width, wrapped
 from relay.mail.formats import rfc3339_or_none, span
 from relay.status.filters import USAGE_KEYS
 from relay.status.snapshot import (
@@ -86,7 +86,7 @@ def _usage_lines(snapshot: Snapshot, usage: dict[str, Any], by: str) -> Iterator
     columns = "upstream", "limit", by, "messages", "recipients", "octets"
     words = {limit.label: limit.words for upstream in snapshot.upstreams for limit in upstream.limits}
     counts = "messages", "recipients", "size_bytes"
-    rows: list[Sequence[Cell]] = [
+    rows: list[Sequence[object]] = [
         (row["upstream"], words[row["limit"]], row["key"] or "<>", *map(row.__getitem__, counts))
         for row in usage["usage"]
     ]
@@ -103,7 +103,7 @@ def _lines(snapshot: Snapshot) -> Iterator[str]:
     policy = f"; policy {snapshot.policy.path}" if snapshot.policy.path else ""
     yield from wrapped(f"{relay_words(snapshot, snapshot.at_ns)}{policy}", line_width())
     for words in wrong_words(snapshot):
-        yield from (click.style(line, fg="red") for line in wrapped(words, line_width()))
+        yield from wrapped(words, line_width())
     yield ""
     at_ns = snapshot.at_ns
     yield from _section(UPSTREAM_COLUMNS, [_upstream(each, at_ns) for each in snapshot.upstreams])
@@ -120,19 +120,18 @@ def _lines(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _section(
-    columns: Sequence[str], rows: Sequence[Sequence[Cell]], numbers: Sequence[str] = ()
+    columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[str] = ()
 ) -> Iterator[str]:
     if rows:
         yield from Table(*columns, numbers=numbers).lines(rows)
         yield ""
 
 
-def _upstream(upstream: UpstreamStatus, at_ns: int) -> Sequence[Cell]:
-    colour = {True: "green", False: "red", None: "yellow"}[upstream.is_well]
+def _upstream(upstream: UpstreamStatus, at_ns: int) -> Sequence[object]:
     return (
         upstream.name,
         f"{upstream.host}:{upstream.port}",
-        Styled(state_words(upstream, at_ns), colour),
+        state_words(upstream, at_ns),
         f"{upstream.connections_open} open, {upstream.connections_idle} idle",
         upstream.in_flight,
         f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients",
@@ -146,7 +145,7 @@ def _limit_lines(snapshot: Snapshot) -> Iterator[str]:
         (
             upstream.name,
             limit.words,
-            Styled(used_words(limit), "" if limit.opens_at_ns is None else "yellow"),
+            used_words(limit),
             "now" if limit.opens_at_ns is None else f"in {span(limit.opens_at_ns - snapshot.at_ns)}",
         )
         for upstream in snapshot.upstreams
@@ -155,25 +154,24 @@ def _limit_lines(snapshot: Snapshot) -> Iterator[str]:
     yield from _section(LIMIT_COLUMNS, rows, ["used"])
 
 
-def _route(route: RouteStatus, at_ns: int) -> Sequence[Cell]:
+def _route(route: RouteStatus, at_ns: int) -> Sequence[object]:
     return (
         route.numbers_words,
         route.takes_words,
         ", ".join(route.upstreams),
-        Styled(route.upstream or "-", "yellow" if route.is_diverted else ""),
+        route.upstream or "-",
         route.why(at_ns) or "-",
         ", ".join(f"{name} {count}" for name, count in route.stands.items()) or "-",
     )
 
 
-def _lane(lane: LaneStatus) -> Sequence[Cell]:
+def _lane(lane: LaneStatus) -> Sequence[object]:
     ceiling = "-" if lane.ceiling_percent is None else f"{lane.ceiling_percent} %"
     oldest = span(lane.oldest_age_ns) if lane.waiting_messages else "-"
     share = f"{lane.share_percent:.4g} %"
     return lane.name, share, ceiling, lane.waiting_messages, lane.waiting_recipients, oldest
 
 
-def _counted(state: QueueState, its: QueueCounts) -> Sequence[Cell]:
+def _counted(state: QueueState, its: QueueCounts) -> Sequence[object]:
     oldest = span(its.oldest_age_ns) if its.messages else "-"
-    colour = "red" if state is QueueState.CORRUPT and its.messages else ""
-    return Styled(state.value, colour), its.messages, its.recipients, its.size_bytes, oldest
+    return state.value, its.messages, its.recipients, its.size_bytes, oldest

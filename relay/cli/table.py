@@ -4,25 +4,13 @@ Not for programs, which have `--json`.  Every text is shown as `printable` has i
 """
 
 import sys
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
-from typing import NamedTuple
-
-import click
 
 from relay.cli.options import printable
 
 _GAP = "  "
 _INDENT = " " * 4
-
-
-class Styled(NamedTuple):
-    text: str
-    colour: str = ""
-
-
-Cell = str | int | Styled
 
 
 def line_width() -> int | None:
@@ -41,13 +29,8 @@ def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
         return [f"{indent}{text}"]
     import textwrap  # noqa: PLC0415 - as above
 
-    return textwrap.wrap(
-        text,
-        max(width, len(indent) + 1),
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-    )
+    room = max(width - len(indent), 1)
+    return [f"{indent}{line}" for line in textwrap.wrap(text, room, break_on_hyphens=False)]
 
 
 class Table:
@@ -58,64 +41,37 @@ class Table:
     """
 
     def __init__(self, *columns: str, numbers: Sequence[str] = (), is_folded: bool = False) -> None:
-        self._columns, self._is_number = columns, [column in numbers for column in columns]
+        self._columns, self._numbers = columns, numbers
         self._is_folded, self._width = is_folded, line_width()
-        self._wide: list[int] = []
+        self._form = ""
 
-    def lines(self, rows: Iterable[Sequence[Cell]]) -> Iterator[str]:
+    def lines(self, rows: Iterable[Sequence[object]]) -> Iterator[str]:
         """Yield these rows; in front of the first ones the heading, if a row may stand under it."""
-        if not self._wide:
-            rows = list(rows)
-            columns = zip(self._columns, *rows, strict=True)
-            self._wide = [max(_cells(printable(_text(cell))) for cell in column) for column in columns]
+        cells = [list(map(printable, row)) for row in rows]
+        if not self._form:
+            wide = [max(map(len, column)) for column in zip(self._columns, *cells, strict=True)]
             if self._is_folded:
-                self._wide[-1] = 0
-            if self._fits(sum(self._wide) + len(_GAP) * (len(self._wide) - 1)):
-                yield _GAP.join(self._padded(self._columns)).rstrip()
-        for row in rows:
-            padded = self._padded(row)
-            line = _GAP.join(padded).rstrip()
-            if self._width is None or self._fits(_cells(click.unstyle(line))):
+                wide[-1] = 0
+            self._form = _GAP.join(
+                f"{{:{'>' if column in self._numbers else '<'}{width}}}"
+                for column, width in zip(self._columns, wide, strict=True)
+            )
+            if self._width is None or len(self._form.format(*[""] * len(wide))) <= self._width:
+                yield self._form.format(*self._columns).rstrip()
+        for row in cells:
+            line = self._form.format(*row).rstrip()
+            if self._width is None or len(line) <= self._width:
                 yield line
             elif self._is_folded:
-                yield _GAP.join(padded[:-1]).rstrip()
-                yield from wrapped(_text(row[-1]), self._width, _INDENT)
+                yield self._form.format(*row[:-1], "").rstrip()
+                yield from wrapped(row[-1], self._width, _INDENT)
             else:
-                yield from self._block(row)
+                yield from self._block(row, self._width)
 
-    def _padded(self, row: Sequence[Cell]) -> list[str]:
-        padded = []
-        for cell, wide, is_number in zip(row, self._wide, self._is_number, strict=True):
-            shown = printable(_text(cell))
-            if not shown.isascii():
-                wide += len(shown) - _cells(shown)  # noqa: PLW2901 - what it takes in characters
-            text = shown.rjust(wide) if is_number else shown.ljust(wide)
-            padded.append(text.replace(shown, _styled(shown, cell), 1) if isinstance(cell, Styled) else text)
-        return padded
-
-    def _block(self, row: Sequence[Cell]) -> Iterator[str]:
+    def _block(self, row: Sequence[str], width: int) -> Iterator[str]:
         label_width = max(map(len, self._columns))
-        room = max((self._width or 0) - label_width - len(_GAP), 1)
+        room = max(width - label_width - len(_GAP), 1)
         for column, cell in zip(self._columns, row, strict=True):
-            for label, part in zip_longest([column], wrapped(_text(cell), room), fillvalue=""):
-                yield f"{label:<{label_width}}{_GAP}{_styled(part, cell)}"
+            for label, part in zip_longest([column], wrapped(cell, room), fillvalue=""):
+                yield f"{label:<{label_width}}{_GAP}{part}"
         yield ""
-
-    def _fits(self, width: int) -> bool:
-        return self._width is None or width <= self._width
-
-
-def _text(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else cell.text if isinstance(cell, Styled) else str(cell)
-
-
-def _styled(text: str, cell: Cell) -> str:
-    return click.style(text, fg=cell.colour) if isinstance(cell, Styled) and cell.colour else text
-
-
-def _cells(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
-    if text.isascii():
-        return len(text)
-    wide = sum(unicodedata.east_asian_width(each) in "WF" for each in text)
-    return len(text) + wide - sum(unicodedata.combining(each) > 0 for each in text)

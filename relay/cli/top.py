@@ -14,7 +14,6 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import click
@@ -76,12 +75,11 @@ def top(where: Where) -> int:
         raise click.UsageError("`relay top` needs a terminal; `relay status` prints to anything")
     if os.environ.get("TERM", "dumb") == "dumb":
         raise click.UsageError("this terminal cannot move its cursor (TERM); use `relay status`")
-    client, _ = located(where)
-    return asyncio.run(_watch(client.spool))
+    return asyncio.run(_watch(located(where)[0]))
 
 
-async def _watch(spool: Path) -> int:
-    app, loop = Top(spool), asyncio.get_running_loop()
+async def _watch(relay: ControlClient) -> int:
+    app, loop = Top(relay), asyncio.get_running_loop()
     for number in ENDS:
         loop.add_signal_handler(number, partial(app.exit, return_code=128 + number))
     await app.run_async(mouse=False)
@@ -197,16 +195,16 @@ class Top(App[None]):
         Binding("ctrl+c", "quit", show=False, priority=True),
     ]
 
-    def __init__(self, spool: Path) -> None:
+    def __init__(self, relay: ControlClient) -> None:
         # Its own default colours stay those of the terminal.
         super().__init__(ansi_color=True)
         self.theme = "ansi-dark"
-        self._spool, self._clock = spool, SystemClock()
+        self._relay, self._clock = relay, SystemClock()
         self._snapshot: Snapshot | None = None
         self._senders, self._reasons = list[Group](), list[Group]()
         self._seen_ns = self._counts_at_ns = 0
         """Boottime."""
-        self._trouble = f"asking the relay on {spool}"
+        self._trouble = f"asking the relay on {relay.spool}"
         self._find = ""
         self._rows: list[Row] = []
 
@@ -229,33 +227,24 @@ class Top(App[None]):
 
     async def _look(self) -> None:
         try:
-            async with self._asking() as relay:
-                self._snapshot, self._trouble = await relay.snapshot(), ""
-                self._seen_ns = began_ns = self._clock.boottime_ns()
-                if began_ns >= self._counts_at_ns:
-                    self._senders = await relay.summary(EVERYTHING, By.SENDER, MOST_LISTED)
-                    self._reasons = await relay.summary(EVERYTHING, By.REASON, MOST_LISTED)
-                    now_ns = self._clock.boottime_ns()
-                    self._counts_at_ns = now_ns + max(COUNT_NS, OFTEN * (now_ns - began_ns))
+            self._snapshot, self._trouble = await self._relay.snapshot(), ""
+            self._seen_ns = began_ns = self._clock.boottime_ns()
+            if began_ns >= self._counts_at_ns:
+                self._senders = await self._relay.summary(EVERYTHING, By.SENDER, MOST_LISTED)
+                self._reasons = await self._relay.summary(EVERYTHING, By.REASON, MOST_LISTED)
+                now_ns = self._clock.boottime_ns()
+                self._counts_at_ns = now_ns + max(COUNT_NS, OFTEN * (now_ns - began_ns))
         except (Unreachable, OSError) as error:
-            self._trouble = await self._why(error)
+            self._trouble = self._why(error)
         self._draw()
 
-    @contextlib.asynccontextmanager
-    async def _asking(self) -> AsyncIterator[ControlClient]:
-        client = ControlClient(self._spool)
-        try:
-            yield client
-        finally:
-            await client.close()
-
-    async def _why(self, error: Exception) -> str:
+    def _why(self, error: Exception) -> str:
         """Return why the relay did not answer."""
         try:
-            is_up = await asyncio.to_thread(ControlClient(self._spool).is_up)
+            is_up = self._relay.is_up()
         except OSError as denied:
-            return f"the relay on {self._spool} cannot be asked: {denied.strerror}"
-        return str(error) if is_up else f"no relay runs on {self._spool}; looking again and again"
+            return f"the relay on {self._relay.spool} cannot be asked: {denied.strerror}"
+        return str(error) if is_up else f"no relay runs on {self._relay.spool}; looking again and again"
 
     def _draw(self) -> None:
         """Show what is known now; a row that was chosen stays so."""
@@ -309,12 +298,12 @@ class Top(App[None]):
             self._say("choose an upstream, a lane or a sender first")
             return
         filters = _FILTER_OF[row.kind]((row.name,), states)
-        async with self._told(verb), self._asking() as relay:
-            queue_ids = [each.queue_id for each in await relay.queue(Wanted(filters))]
+        async with self._told(verb):
+            queue_ids = [each.queue_id for each in await self._relay.queue(Wanted(filters))]
             what = f"{len(queue_ids)} messages of {row.kind} {row.name}"
             if await self._consents(f"{verb} {what} ({' or '.join(states)} now): {TABLE[verb].done}"):
                 # What is in another state by then is left alone.
-                results = Counter((await relay.act(verb, queue_ids, states)).values())
+                results = Counter((await self._relay.act(verb, queue_ids, states)).values())
                 done = [f"{results.pop(OK, 0)} messages: {TABLE[verb].done}"]
                 self._say("; ".join(done + [f"{n}: {_SAID.get(why, why)}" for why, n in results.items()]))
 
@@ -329,19 +318,18 @@ class Top(App[None]):
             self._say("nothing was done")
             return
         asked = PauseAsked(who_asks(), _length_ns(length))
-        await self._do(name, "pause", lambda relay: relay.pause(name, asked))
+        await self._do(name, "pause", self._relay.pause(name, asked))
 
     @work(exclusive=True, group="asking")
     async def action_resume(self) -> None:
         name = self._upstream_chosen()
         again = "one message first; senders that it refused, and what its shield doubts, are tried again"
         if name is not None and await self._consents(f"Use upstream {name} again: {again}."):
-            await self._do(name, "resume", lambda relay: relay.resume(name))
+            await self._do(name, "resume", self._relay.resume(name))
 
-    async def _do(self, name: str, verb: Verb, act: Callable[[ControlClient], Awaitable[str]]) -> None:
+    async def _do(self, name: str, verb: Verb, asked: Awaitable[str]) -> None:
         async with self._told(verb):
-            async with self._asking() as relay:
-                result = await act(relay)
+            result = await asked
             said = {OK: TABLE[verb].done, UNCHANGED: TABLE[verb].already, ABSENT: "there is no such upstream"}
             self._say(f"{name}: {said.get(result, result)}")
 
@@ -351,7 +339,7 @@ class Top(App[None]):
         try:
             yield
         except (Unreachable, OSError) as error:
-            self._say(f"{verb}: not all was answered: {await self._why(error)}")
+            self._say(f"{verb}: not all was answered: {self._why(error)}")
         await self._look()
 
     async def _consents(self, text: str) -> bool:
