@@ -42,7 +42,7 @@ def convert(where: Where, *, target: str | None) -> None:
     refuse_strangers(policy.spool)
     # Files of another mode would be set aside.
     os.umask(0o077)
-    with own_spool(policy.spool):
+    with own_spool():
         try:
             done = convert_spool(str(policy.spool), wanted, RealDisk(), SystemClock(), _tell_corrupt)
         except Full as error:

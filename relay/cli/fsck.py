@@ -46,7 +46,7 @@ def fsck(where: Where, *, as_json: bool) -> int:
     """
     policy = found_policy(where)
     busy, messages, findings = "", 0, list[Finding]()
-    with own_spool(policy.spool):
+    with own_spool():
         if engine_of(str(policy.spool), RealDisk()) is None:
             raise NoSpool(f"{policy.spool}: no spool is here")
         refuse_strangers(policy.spool)

@@ -121,32 +121,37 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _ended_by(error: Exception) -> int:
     # Imported only here: `relay --help` is an answer at once, and what reads a policy takes 0.3 s to load.
+    import sqlite3  # noqa: PLC0415 - see above
+    import traceback  # noqa: PLC0415 - see above
+
     from relay.control.operations import Unreachable  # noqa: PLC0415 - see above
     from relay.policy.faults import PolicyError  # noqa: PLC0415 - see above
     from relay.policy.secrets import SecretError  # noqa: PLC0415 - see above
     from relay.spool.interface import SpoolBusy, SpoolError  # noqa: PLC0415 - see above
     from relay.throttle.history import HistoryError  # noqa: PLC0415 - see above
 
+    words = str(error)
     match error:
         case PolicyError() | SecretError():
-            code, words = os.EX_CONFIG, str(error)
+            code = os.EX_CONFIG
         case Unreachable():
-            code, words = os.EX_TEMPFAIL, str(error)
+            code = os.EX_TEMPFAIL
         case SpoolBusy():
             code, words = (
                 os.EX_TEMPFAIL,
-                f"the spool is in use and no relay answers; try again later: {error}",
+                f"the spool is in use and no relay answers; try again later: {words}",
             )
         case SpoolError():
-            code, words = os.EX_TEMPFAIL, f"the spool cannot be read now: {error}"
+            code, words = os.EX_TEMPFAIL, f"the spool cannot be read now: {words}"
         case HistoryError():
-            code, words = os.EX_TEMPFAIL, f"the history fails, so nothing may be opened: {error}"
-        case PermissionError():
-            what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-            code, words = os.EX_NOPERM, f"{what}; run this as the user that the relay runs as"
+            code, words = os.EX_TEMPFAIL, f"the history fails, so nothing may be opened: {words}"
+        case sqlite3.Error():
+            code, words = os.EX_TEMPFAIL, f"what ended cannot be read: {words}"
+        case OSError():
+            code, words = os.EX_IOERR, f"{error.filename}: {error.strerror}" if error.filename else words
+            if isinstance(error, PermissionError):
+                code, words = os.EX_NOPERM, f"{words}; run this as the user that the relay runs as"
         case _:
-            import traceback  # noqa: PLC0415 - as above
-
             traceback.print_exception(error)
             return os.EX_SOFTWARE
     click.echo(words, err=True)

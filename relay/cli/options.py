@@ -133,7 +133,7 @@ class DiskFailed(click.ClickException):
 
 
 @contextmanager
-def own_spool(spool: Path) -> Iterator[None]:
+def own_spool() -> Iterator[None]:
     """Tell what keeps a verb from a spool that it has to itself, by the exit codes for that."""
     from relay.spool.interface import SpoolBusy, SpoolError  # noqa: PLC0415 - few verbs need it
 
@@ -143,10 +143,6 @@ def own_spool(spool: Path) -> Iterator[None]:
         raise TryLater(str(busy)) from busy
     except SpoolError as error:
         raise DiskFailed(f"{error}; run this again once the disk is well") from error
-    except PermissionError:
-        raise
-    except OSError as error:
-        raise DiskFailed(f"{error.filename or spool}: {error.strerror or error}") from error
     except ValueError as error:
         raise Misconfigured(str(error)) from error
 

@@ -12,7 +12,9 @@ import pytest
 from relay.clock import SECOND_NS, SystemClock
 from relay.mail.formats import rfc3339
 from relay.telemetry.outcomes import Outcome, outcomes_folder
+from tests.fakes.operations import FakeOperations
 from tests.unit.cli.conftest import Run
+from tests.unit.cli.control import relay_up
 from tests.unit.cli.terminal import on_a_terminal
 
 HOUR_NS = 3600 * SECOND_NS
@@ -86,6 +88,14 @@ def test_of_several_words_all_are_looked_for(policy_path: Path, run: Run) -> Non
     ):
         (line,) = run("find", *words, "--json").out.splitlines()
         assert json.loads(line)["queue_id"] == f"{'2' if '--limit' in words else '1':>016}"
+
+
+def test_what_cannot_be_read_is_to_be_tried_later(policy_path: Path, run: Run) -> None:
+    keep(policy_path, ending(1))
+    Path(outcomes_folder(str(policy_path.parent / "spool")), "outcomes").write_bytes(b"no database" * 1000)
+    with relay_up(policy_path.parent / "spool", FakeOperations()):
+        code, _, err = run("find", "r1@")
+    assert (code, err) == (os.EX_TEMPFAIL, "what ended cannot be read: file is not a database\n")
 
 
 @pytest.mark.usefixtures("policy_path")
