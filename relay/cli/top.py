@@ -54,12 +54,6 @@ MOST_LISTED = 20
 """Senders, and reasons."""
 BAR_CELLS = 20
 ENDS = (signal.SIGTERM, signal.SIGHUP)
-_FILTER_OF: dict[str, Callable[[tuple[str, ...], tuple[QueueState, ...]], Filters]] = {
-    "upstream": lambda names, states: Filters(upstreams=names, states=states),
-    "lane": lambda names, states: Filters(lanes=names, states=states),
-    "sender": lambda names, states: Filters(senders=names, states=states),
-}
-"""By which filter `hold` and `retry` find the messages of a row."""
 _SAID = {ABSENT: "gone by now", BUSY: "in a transaction", UNCHANGED: "nothing to change"}
 
 
@@ -91,9 +85,6 @@ class Row(NamedTuple):
     kind: str
     name: str
     now: str
-
-    def is_like(self, text: str) -> bool:
-        return text in f"{self.name}\n{self.now}".lower()
 
 
 def _rows(snapshot: Snapshot, senders: list[Group], reasons: list[Group], now_ns: int) -> Iterator[Row]:
@@ -189,8 +180,6 @@ class Top(App[None]):
         Binding("u", "resume", "Use again"),
         Binding("h", "act('hold')", "Hold"),
         Binding("r", "act('retry')", "Retry"),
-        Binding("slash", "find", "Find", key_display="/"),
-        Binding("escape", "show_all", "Show all", key_display="Esc"),
         Binding("q", "quit", "Quit"),
         Binding("ctrl+c", "quit", show=False, priority=True),
     ]
@@ -205,7 +194,6 @@ class Top(App[None]):
         self._seen_ns = self._counts_at_ns = 0
         """Boottime."""
         self._trouble = f"asking the relay on {relay.spool}"
-        self._find = ""
         self._rows: list[Row] = []
 
     def compose(self) -> ComposeResult:
@@ -260,7 +248,7 @@ class Top(App[None]):
         self.screen_stack[0].query_one("#head", Static).update(Text("\n".join(map(printable, lines))))
 
     def _show(self, rows: list[Row]) -> None:
-        chosen, self._rows = self._chosen, [row for row in rows if row.is_like(self._find)]
+        chosen, self._rows = self._chosen, rows
         with self.batch_update():
             self._table.clear()
             for row in self._rows:
@@ -281,26 +269,22 @@ class Top(App[None]):
     def _say(self, text: str) -> None:
         self.screen_stack[0].query_one("#said", Static).update(Text(printable(text)))
 
-    def action_show_all(self) -> None:
-        self._find = ""
-        self._draw()
-
-    @work(exclusive=True, group="asking")
-    async def action_find(self) -> None:
-        found = await self.push_screen_wait(Question("Show only rows with this text.", "a part of a row"))
-        self._find = (found or "").lower()
-        self._draw()
-
     @work(exclusive=True, group="asking")
     async def action_act(self, verb: Verb) -> None:
         states, row = TABLE[verb].changes, self._chosen
-        if row is None or row.kind not in _FILTER_OF:
-            self._say("choose an upstream, a lane or a sender first")
-            return
-        filters = _FILTER_OF[row.kind]((row.name,), states)
+        match row:
+            case Row("upstream", name):
+                filters = Filters(upstreams=(name,), states=states)
+            case Row("lane", name):
+                filters = Filters(lanes=(name,), states=states)
+            case Row("sender", name):
+                filters = Filters(senders=(name,), states=states)
+            case _:
+                self._say("choose an upstream, a lane or a sender first")
+                return
         async with self._told(verb):
             queue_ids = [each.queue_id for each in await self._relay.queue(Wanted(filters))]
-            what = f"{len(queue_ids)} messages of {row.kind} {row.name}"
+            what = f"{len(queue_ids)} messages of {row.kind} {name}"
             if await self._consents(f"{verb} {what} ({' or '.join(states)} now): {TABLE[verb].done}"):
                 # What is in another state by then is left alone.
                 results = Counter((await self._relay.act(verb, queue_ids, states)).values())
