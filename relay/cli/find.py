@@ -7,15 +7,15 @@ and shown as it is found: a relay that runs takes no part in that.
 import asyncio
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 import click
 
 from relay.cli.locate import ask, found_policy
-from relay.cli.options import Where, duration, json_option, printable, where_options
+from relay.cli.options import Where, duration, json_option, where_options
 from relay.cli.render import queue_lines
-from relay.cli.table import line_width, wrapped
+from relay.cli.table import Table
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
 from relay.control.operations import Session
@@ -68,11 +68,14 @@ def find(where: Where, wanted: Sought, *, limit: int | None, since: int | None, 
         # What left the queue just now is written by then.
         asyncio.run(asyncio.sleep(2 * GATHER_SECONDS))
     left, count = None if limit is None else limit - len(messages), 0
+    table = Table(
+        "ended".ljust(20), "became".ljust(8), "queue id".ljust(17), "message: reply", is_folded=True
+    )
     with past_outcomes(str(policy.spool)) as past:
         since_ns = oldest_ns(past)
         outcomes = found(past, wanted, 0 if since is None else now_ns - since)
         for count, outcome in enumerate(islice(outcomes, left), 1):  # noqa: B007 - counted as they come
-            click.echo(_json_line(outcome) if as_json else "\n".join(_lines(outcome)))
+            click.echo(_json_line(outcome) if as_json else "\n".join(table.lines([_row(outcome)])))
     if messages or count:
         return os.EX_OK
     reaches = "" if since_ns is None else f" since {utc(since_ns)}"
@@ -86,16 +89,9 @@ def _json_line(outcome: Outcome) -> str:
     return json.dumps({"found": "recent", "at": rfc3339(told.pop("at_ns")), **told})
 
 
-def _lines(outcome: Outcome) -> Iterator[str]:
-    """Show what became of a recipient in one line, or where a person reads in a few that fit."""
-    head = f"{utc(outcome.at_ns)} {outcome.became:<8} {outcome.queue_id}"
+def _row(outcome: Outcome) -> Sequence[str]:
+    who = f"{outcome.reverse_path or 'MAILER-DAEMON'} -> {outcome.recipient}"
     via = ", ".join(filter(None, (outcome.upstream, outcome.relay if outcome.upstream else "")))
     said = ": ".join(filter(None, (via, outcome.reply)))
-    who = f"{outcome.reverse_path or 'MAILER-DAEMON'} -> {outcome.recipient}"
-    parts = list(filter(None, (who, outcome.message_id, outcome.subject, said)))
-    if (width := line_width()) is None:
-        yield printable(" ".join([head, *parts]))
-        return
-    yield printable(head)
-    for part in parts:
-        yield from wrapped(part, width, "    ")
+    about = " ".join(filter(None, (who, outcome.message_id, outcome.subject, said)))
+    return utc(outcome.at_ns), outcome.became, outcome.queue_id, about

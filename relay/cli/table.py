@@ -46,7 +46,7 @@ class Table:
         self._form = ""
 
     def lines(self, rows: Iterable[Sequence[object]]) -> Iterator[str]:
-        """Yield these rows; in front of the first ones the heading, if a row may stand under it."""
+        """Yield these rows; in front of the first ones the heading, unless each is a block."""
         cells = [list(map(printable, row)) for row in rows]
         if not self._form:
             wide = [max(map(len, column)) for column in zip(self._columns, *cells, strict=True)]
@@ -56,8 +56,12 @@ class Table:
                 f"{{:{'>' if column in self._numbers else '<'}{width}}}"
                 for column, width in zip(self._columns, wide, strict=True)
             )
-            if self._width is None or len(self._form.format(*[""] * len(wide))) <= self._width:
-                yield self._form.format(*self._columns).rstrip()
+            if (
+                self._is_folded
+                or self._width is None
+                or len(self._form.format(*self._columns)) <= self._width
+            ):
+                cells.insert(0, list(self._columns))
         for row in cells:
             line = self._form.format(*row).rstrip()
             if self._width is None or len(line) <= self._width:

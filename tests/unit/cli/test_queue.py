@@ -79,7 +79,7 @@ def test_nothing_foreign_steers_the_terminal_or_makes_a_line(operations: FakeOpe
 def test_a_line_that_is_too_long_goes_on_below_with_whole_words(operations: FakeOperations) -> None:
     operations.messages = {FIRST: a_message(reverse_path=f"{'long' * 15}@example.org")}
 
-    _, head, *below, end = on_a_terminal(80, "queue")
+    _, _, head, *below, end = on_a_terminal(80, "queue")
     assert head.split() == [FIRST, "1500", "2025-10-09T08:51:50Z", "waiting", "2"]
     assert below[0].split() == [f"{'long' * 15}@example.org", "->"]
     assert max(map(len, below)) <= 80
