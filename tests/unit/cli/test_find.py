@@ -11,8 +11,10 @@ import pytest
 
 from relay.clock import SECOND_NS, SystemClock
 from relay.mail.formats import rfc3339
+from relay.status.snapshot import message_to_json
 from relay.telemetry.outcomes import Outcome, outcomes_folder
 from tests.fakes.operations import FakeOperations
+from tests.fakes.snapshots import FIRST, a_message
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.control import relay_up
 from tests.unit.cli.terminal import on_a_terminal
@@ -58,6 +60,20 @@ def test_what_ended_is_shown_with_its_reply(policy_path: Path, run: Run) -> None
     )
     assert second.endswith("r2@there.example isp, smtp.test[192.0.2.1]:587: 550 5.1.1 no\\x1b[2J")
     assert max(map(len, on_a_terminal(60, "find", "r1@"))) <= 60
+
+
+def test_what_is_in_the_queue_comes_first(policy_path: Path, run: Run) -> None:
+    keep(policy_path, ending(1, reverse_path="list@example.org"), ending(2))
+    with relay_up(policy_path.parent / "spool", FakeOperations([a_message()])):
+        _, queued, _, _, ended = run("find", "LIST@example.org").out.splitlines()
+        lines = run("find", "LIST@example.org", "--json").out.splitlines()
+        assert len(run("find", "list@", "--limit", "1", "--json").out.splitlines()) == 1
+
+    assert queued.startswith(FIRST)
+    assert "r1@there.example" in ended
+    told = list(map(json.loads, lines))
+    assert [each["found"] for each in told] == ["queue", "recent"]
+    assert told[0] == {"found": "queue", **message_to_json(a_message())}
 
 
 def test_for_programs_it_is_an_object_a_line(policy_path: Path, run: Run) -> None:

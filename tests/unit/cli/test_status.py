@@ -131,6 +131,8 @@ def test_a_relay_is_found_by_the_spool_of_a_policy_that_may_be_broken(
     policy_path.write_text(text)
     with relay_up(policy_path.parent / "spool", FakeOperations()):
         assert run("status").code == code
+        # What needs the whole policy takes that of the relay.
+        assert run("audit").code == code
     down = run("status")
     assert down.code == (os.EX_UNAVAILABLE if text == POLICY else os.EX_CONFIG)
     assert str(policy_path) in down.out + down.err
