@@ -34,26 +34,22 @@ def ask(where: Where, question: Callable[[Session], Awaitable[_Answer]]) -> _Ans
     """Ask the relay that runs, or the spool of one that is down, as a start would read it."""
 
     async def answered() -> _Answer:
-        session = _session(where)
+        session: Session
+        session, policy = located(where)
+        if policy is not None:
+            # Imported only here: with a running relay no sender is loaded.
+            from relay.control.offline import OfflineOperations  # noqa: PLC0415 - see above
+
+            try:
+                session = OfflineOperations(policy)
+            except ValueError as error:
+                raise Misconfigured(str(error)) from error
         try:
             return await question(session)
         finally:
             await session.close()
 
     return asyncio.run(answered())
-
-
-def _session(where: Where) -> Session:
-    client, policy = located(where)
-    if policy is None:
-        return client
-    # Imported only here: with a running relay no sender is loaded.
-    from relay.control.offline import OfflineOperations  # noqa: PLC0415 - see above
-
-    try:
-        return OfflineOperations(policy)
-    except ValueError as error:
-        raise Misconfigured(str(error)) from error
 
 
 def located(where: Where) -> "tuple[ControlClient, Policy | None]":
