@@ -123,9 +123,8 @@ fmt: $(TEST_READY)
 	$(RUN) -m ruff format relay tests
 	$(RUN) -m ruff check --fix relay tests
 
-# These pages are made of the rules, the corpus and the tables of states; tests hold them to it.
+# These pages are made of the corpus and the tables of states; tests hold them to it.
 docs: $(TEST_READY)
-	$(RUN) -m relay explain-reply --table > docs/VERDICTS.md
 	$(RUN) -m tests.unit.verdicts.states_page > docs/states.md
 	$(RUN) -m tests.unit.telemetry.page
 	$(RUN) -m tests.unit.cli.manual_pages

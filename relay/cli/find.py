@@ -9,29 +9,26 @@ import json
 import os
 from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 
 import click
 
-from relay.cli.filter_options import checked
-from relay.cli.locate import Where, found_policy, where_options
-from relay.cli.operate import ask
-from relay.cli.past import opened_past
-from relay.cli.render import line_width, outcome_lines, queue_lines
+from relay.cli.locate import ask, found_policy
+from relay.cli.options import Where, duration, json_option, where_options
+from relay.cli.render import queue_lines
+from relay.cli.table import Table
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
 from relay.control.operations import Session
 from relay.mail.formats import rfc3339, utc
 from relay.mail.sought import Sought, sought
-from relay.policy.units import duration_ns
 from relay.status.filters import Filters, Wanted
 from relay.status.snapshot import MessageView, Snapshot, message_to_json
-from relay.telemetry.outcomes import GATHER_SECONDS, Outcome, found, oldest_ns
+from relay.telemetry.outcomes import GATHER_SECONDS, Outcome, found, oldest_ns, past_outcomes
 
 NOTHING_FOUND = 1
 
 
-def _sought(_context: click.Context, _parameter: click.Parameter, words: Sequence[str]) -> Sought:
+def _sought(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Sought:
     try:
         return sought(" ".join(words))
     except ValueError as error:
@@ -42,52 +39,43 @@ def _sought(_context: click.Context, _parameter: click.Parameter, words: Sequenc
 @click.argument("wanted", nargs=-1, required=True, callback=_sought, metavar="TEXT...")
 @where_options
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")
-@click.option(
-    "--since", metavar="AGE", callback=checked(duration_ns), help="Leave out what ended earlier: 2h."
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
-def find(
-    wanted: Sought,
-    policy_path: Path,
-    spool: Path | None,
-    *,
-    limit: int | None,
-    since: int | None,
-    as_json: bool,
-) -> int:
+@click.option("--since", metavar="AGE", callback=duration, help="Leave out what ended earlier: 2h.")
+@json_option
+def find(where: Where, wanted: Sought, *, limit: int | None, since: int | None, as_json: bool) -> int:
     """Find messages by parts of an address, a Message-ID, a Subject or a queue id.
 
     The queue id is ours or the client's.  Of several words all must be there.  First those
     in the queue, then what became of others, the newest first: when, by which upstream, and its
     reply.  Works with the relay up or down.  Exit code 1: nothing found.
     """
-    policy = found_policy(Where(policy_path, spool))
+    policy = found_policy(where)
 
     async def question(session: Session) -> tuple[Sequence[MessageView], Snapshot | None]:
         messages = await session.queue(Wanted(Filters(text=wanted.text), limit=limit))
-        return messages, None if as_json or not messages else await session.snapshot()
+        return messages, await session.snapshot() if messages else None
 
-    messages, snapshot = ask(Where(policy_path, policy.spool), question)
-    now_ns, width = SystemClock().wall_ns(), line_width()
+    messages, snapshot = ask(Where(where.policy_path, policy.spool), question)
+    now_ns = SystemClock().wall_ns()
     if as_json:
         for message in messages:
             click.echo(json.dumps({"found": "queue", **message_to_json(message)}))
     elif messages:
-        for line in queue_lines(messages, now_ns, snapshot, width):
-            click.echo(line)
+        click.echo("\n".join(queue_lines(messages, now_ns, snapshot)))
     if policy.recent is None:
         click.echo("what ended is not kept: `recent: null` in the policy", err=True)
         return os.EX_OK if messages else NOTHING_FOUND
     if ControlClient(policy.spool).is_up():
         # What left the queue just now is written by then.
         asyncio.run(asyncio.sleep(2 * GATHER_SECONDS))
-    left = None if limit is None else limit - len(messages)
-    count = 0
-    with opened_past(policy.spool) as past:
+    left, count = None if limit is None else limit - len(messages), 0
+    table = Table(
+        "ended".ljust(20), "became".ljust(8), "queue id".ljust(17), "message: reply", is_folded=True
+    )
+    with past_outcomes(str(policy.spool)) as past:
         since_ns = oldest_ns(past)
         outcomes = found(past, wanted, 0 if since is None else now_ns - since)
         for count, outcome in enumerate(islice(outcomes, left), 1):  # noqa: B007 - counted as they come
-            click.echo("\n".join([_json_line(outcome)] if as_json else outcome_lines(outcome, width)))
+            click.echo(_json_line(outcome) if as_json else "\n".join(table.lines([_row(outcome)])))
     if messages or count:
         return os.EX_OK
     reaches = "" if since_ns is None else f" since {utc(since_ns)}"
@@ -99,3 +87,11 @@ def _json_line(outcome: Outcome) -> str:
     """Keys may be added, never renamed."""
     told = outcome._asdict()
     return json.dumps({"found": "recent", "at": rfc3339(told.pop("at_ns")), **told})
+
+
+def _row(outcome: Outcome) -> Sequence[str]:
+    who = f"{outcome.reverse_path or 'MAILER-DAEMON'} -> {outcome.recipient}"
+    via = ", ".join(filter(None, (outcome.upstream, outcome.relay if outcome.upstream else "")))
+    said = ": ".join(filter(None, (via, outcome.reply)))
+    about = " ".join(filter(None, (who, outcome.message_id, outcome.subject, said)))
+    return utc(outcome.at_ns), outcome.became, outcome.queue_id, about

@@ -1,17 +1,15 @@
 """The entry point: finds the verb, runs it, and exits as sysexits(3) says.
 
-Guarantees: 0 where the verb did its work, 64 for a wrong call, 78 for a policy or a
-secret that is not good (every fault on stderr, no traceback), 70 with a traceback for a
-bug of ours; a verb may return another code, such as 75 for "try later".
+Guarantees: 0 where the verb did its work, 64 for a wrong call; for what a verb raises the code of
+`_ended_by`, without a traceback; 70 with one for a bug of ours.  A verb may return another code.
 """
 
-import importlib
 import io
 import os
 import sys
-import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -21,45 +19,29 @@ if TYPE_CHECKING:
 LINKS = frozenset({"sendmail", "mailq", "newaliases"})
 """Names of a link to this program under which it acts as sendmail(1) does."""
 
-
-class Command(NamedTuple):
-    module: str
-    name: str
-    summary: str
-
-
-COMMANDS: dict[str, Command] = {
-    "run": Command("relay.cli.run", "run", "Accept mail and relay it, in the foreground."),
-    "status": Command("relay.cli.operate", "status", "Show upstreams, limits and the queue by state."),
-    "top": Command("relay.cli.top.command", "top", "Watch limits, lanes, upstreams and senders, live."),
-    "queue": Command("relay.cli.operate", "queue", "List the queue, or act on messages in it."),
-    "find": Command("relay.cli.find", "find", "Find a message, in the queue and among what ended."),
-    "pause": Command("relay.cli.pause", "pause", "Send nothing more through an upstream, for a time."),
-    "resume": Command("relay.cli.operate", "resume", "Use a paused or stopped upstream again."),
-    "login": Command("relay.cli.probe", "login", "Consent to mail through an upstream by OAuth2."),
-    "probe": Command("relay.cli.probe", "probe", "Log in at an upstream, and tell each step."),
-    "explain-reply": Command(
-        "relay.cli.explain_reply", "explain_reply", "Explain what a reply of an upstream means for the relay."
-    ),
-    "audit": Command("relay.cli.audit", "audit", "Prove from the history that no limit was exceeded."),
-    "sendmail": Command(
-        "relay.cli.local_mail.sendmail", "sendmail", "Take a message from stdin, as sendmail(1) does."
-    ),
-    "drain": Command(
-        "relay.cli.local_mail.drain",
-        "drain",
-        "Hand over the messages of a maildir, and remove each once it is taken.",
-    ),
-    "demo": Command(
-        "relay.cli.demo", "demo", "Watch it pace mail through a strict upstream, for half a minute."
-    ),
-    "check": Command("relay.cli.check", "check", "Check a policy: print every fault, or a summary."),
-    "plan": Command("relay.cli.plan", "plan", "Tell what an edited policy would do, before it is in force."),
-    "export": Command("relay.cli.spool.export", "export", "Write messages as .eml, with their envelopes."),
-    "fsck": Command("relay.cli.spool.fsck", "fsck", "Check the spool and the histories; changes nothing."),
-    "spool": Command("relay.cli.spool.convert", "spool", "Convert the spool from one engine to another."),
-    "hash-password": Command("relay.cli.password", "hash_password", "Hash a password for a users_file."),
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("run", "Accept mail and relay it, in the foreground."),
+    "status": ("status", "Show upstreams, limits and the queue by state."),
+    "top": ("top", "Watch limits, lanes, upstreams and senders, live."),
+    "queue": ("queue", "List the queue, or act on messages in it."),
+    "find": ("find", "Find a message, in the queue and among what ended."),
+    "pause": ("pause", "Send nothing more through an upstream, for a time."),
+    "resume": ("pause", "Use a paused or stopped upstream again."),
+    "login": ("probe", "Consent to mail through an upstream by OAuth2."),
+    "probe": ("probe", "Log in at an upstream, and tell each step."),
+    "explain-reply": ("explain_reply", "Explain what a reply of an upstream means for the relay."),
+    "audit": ("audit", "Prove from the history that no limit was exceeded."),
+    "sendmail": ("sendmail", "Take a message from stdin, as sendmail(1) does."),
+    "drain": ("drain", "Hand over the messages of a maildir, and remove each once it is taken."),
+    "demo": ("demo", "Watch it pace mail through a strict upstream, for half a minute."),
+    "check": ("check", "Check a policy: print every fault, or a summary."),
+    "plan": ("plan", "Tell what an edited policy would do, before it is in force."),
+    "export": ("export", "Write messages as .eml, with their envelopes."),
+    "fsck": ("fsck", "Check the spool and the histories; changes nothing."),
+    "spool": ("convert", "Convert the spool from one engine to another."),
+    "hash-password": ("password", "Hash a password for a users_file."),
 }
+"""Of each verb its file in `relay.cli`, which is loaded when the verb is called, and what it does."""
 
 
 class VerbGroup(click.Group):
@@ -67,17 +49,15 @@ class VerbGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        verb = COMMANDS.get(cmd_name)
-        if verb is None:
+        if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(verb.module), verb.name)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{verb.module}.{verb.name} is not a click command")
+        file, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(f"relay.cli.{file}"), cmd_name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         with formatter.section("Verbs"):
-            formatter.write_dl([(name, verb.summary) for name, verb in COMMANDS.items()])
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
 @click.group(
@@ -88,12 +68,6 @@ class VerbGroup(click.Group):
 @click.version_option(package_name="relay-smarthost", prog_name="relay", message="%(prog)s %(version)s")
 def relay() -> None:
     """Pace mail through a smarthost: never more than it allows, and nothing lost."""
-
-
-def _as_link(name: str) -> int:
-    from relay.cli.local_mail.sendmail import as_link  # noqa: PLC0415 - as every verb, only when it is called
-
-    return as_link(name, sys.argv[1:])
 
 
 class _Stdout(io.FileIO):
@@ -130,29 +104,55 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _run(arguments: Sequence[str] | None) -> int:
     try:
         if arguments is None and (name := os.path.basename(sys.argv[0])) in LINKS:  # noqa: PTH119 - a name, no path
-            return _as_link(name)
+            from relay.cli.sendmail import as_link  # noqa: PLC0415 - as every verb, only when it is called
+
+            return as_link(name, sys.argv[1:])
         outcome = relay.main(args=arguments, prog_name="relay", standalone_mode=False)
-    except click.UsageError as error:
-        error.show()
-        return os.EX_USAGE
     except click.ClickException as error:
         error.show()
-        return error.exit_code
+        return os.EX_USAGE if isinstance(error, click.UsageError) else error.exit_code
     except click.Abort:
         click.echo("interrupted", err=True)
         return 130  # 128 + SIGINT, as a shell reports it
     except Exception as error:  # noqa: BLE001 - the last frame: a bug ends as sysexits says
         return _ended_by(error)
-    return outcome if isinstance(outcome, int) else 0
+    return outcome if isinstance(outcome, int) else os.EX_OK
 
 
 def _ended_by(error: Exception) -> int:
     # Imported only here: `relay --help` is an answer at once, and what reads a policy takes 0.3 s to load.
+    import sqlite3  # noqa: PLC0415 - see above
+    import traceback  # noqa: PLC0415 - see above
+
+    from relay.control.operations import Unreachable  # noqa: PLC0415 - see above
     from relay.policy.faults import PolicyError  # noqa: PLC0415 - see above
     from relay.policy.secrets import SecretError  # noqa: PLC0415 - see above
+    from relay.spool.interface import SpoolBusy, SpoolError  # noqa: PLC0415 - see above
+    from relay.throttle.history import HistoryError  # noqa: PLC0415 - see above
 
-    if isinstance(error, PolicyError | SecretError):
-        click.echo(str(error), err=True)
-        return os.EX_CONFIG
-    traceback.print_exception(error)
-    return os.EX_SOFTWARE
+    words = str(error)
+    match error:
+        case PolicyError() | SecretError():
+            code = os.EX_CONFIG
+        case Unreachable():
+            code = os.EX_TEMPFAIL
+        case SpoolBusy():
+            code, words = (
+                os.EX_TEMPFAIL,
+                f"the spool is in use and no relay answers; try again later: {words}",
+            )
+        case SpoolError():
+            code, words = os.EX_TEMPFAIL, f"the spool cannot be read now: {words}"
+        case HistoryError():
+            code, words = os.EX_TEMPFAIL, f"the history fails, so nothing may be opened: {words}"
+        case sqlite3.Error():
+            code, words = os.EX_TEMPFAIL, f"what ended cannot be read: {words}"
+        case OSError():
+            code, words = os.EX_IOERR, f"{error.filename}: {error.strerror}" if error.filename else words
+            if isinstance(error, PermissionError):
+                code, words = os.EX_NOPERM, f"{words}; run this as the user that the relay runs as"
+        case _:
+            traceback.print_exception(error)
+            return os.EX_SOFTWARE
+    click.echo(words, err=True)
+    return code

@@ -1,18 +1,33 @@
-"""What several commands have in common: the option `--policy`, and text for a terminal."""
+"""What several verbs have in common: options, failures with an exit code, and text for a terminal.
 
+What reads a policy takes 0.2 s to load, so it is imported where a value that needs it is given.
+"""
+
+import functools
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import click
+
+from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 
 DEFAULT_POLICY = Path("policy.yaml")
 SYSTEM_POLICY = Path("/etc/relay/policy.yaml")
 POLICY_VARIABLE = "RELAY_POLICY"
-DEFAULTS = f"${POLICY_VARIABLE}, then ./{DEFAULT_POLICY}, then {SYSTEM_POLICY}"
+FROM_STDIN = "-"
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+Verb = Callable[..., Any]
+
+
+class Where(NamedTuple):
+    policy_path: Path
+    spool: Path | None
+    """As the operator named it; None: the policy says it."""
 
 
 def default_policy(systems: Path = SYSTEM_POLICY) -> Path:
@@ -20,30 +35,85 @@ def default_policy(systems: Path = SYSTEM_POLICY) -> Path:
     return systems if not os.path.lexists(DEFAULT_POLICY) and os.path.lexists(systems) else DEFAULT_POLICY
 
 
-def policy_option(verb: _Command) -> _Command:
-    """Give a verb the option `--policy FILE`, which it takes as `policy_path: Path`."""
+def _named(context: click.Context, option: click.Parameter, value: Path | None) -> Path | None:
+    # People write `relay queue --policy FILE hold ID`, too.
+    if value is None and context.parent is not None:
+        value = context.parent.params.get(option.name or "")
+    if value is None and option.name == "policy_path":
+        return Path(os.environ.get(POLICY_VARIABLE) or default_policy())
+    return value
+
+
+def policy_option(verb: Verb) -> Verb:
+    """Give a verb `--policy FILE`, which it takes as `policy_path: Path`."""
     return click.option(
         "--policy",
         "policy_path",
         type=click.Path(path_type=Path),
-        envvar=POLICY_VARIABLE,
-        default=default_policy,
+        callback=_named,
         metavar="FILE",
-        help=f"The policy; default: {DEFAULTS}.",
+        help=f"The policy; default: ${POLICY_VARIABLE}, then ./{DEFAULT_POLICY}, then {SYSTEM_POLICY}.",
     )(verb)
 
 
-def duration(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
-    """Read the value of an option, such as `30m`, in nanoseconds: a callback for `click.option`."""
-    if text is None:
-        return None
-    # Imported only here: most verbs go without a duration, and what reads a policy takes 0.2 s to load.
-    from relay.policy.units import duration_ns  # noqa: PLC0415 - see above
+def where_options(verb: Verb) -> Verb:
+    """Give a verb `--policy FILE` and `--spool DIR`, which it takes as `where: Where`."""
 
-    try:
-        return duration_ns(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+    @functools.wraps(verb)
+    def located(*arguments: Any, policy_path: Path, spool: Path | None, **others: Any) -> Any:
+        return verb(*arguments, where=Where(policy_path, spool), **others)
+
+    return policy_option(
+        click.option(
+            "--spool",
+            type=click.Path(path_type=Path),
+            callback=_named,
+            metavar="DIR",
+            help="Ask the relay that runs on this spool, whatever the policy says.",
+        )(located)
+    )
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
+
+
+def checked(module: str, function: str) -> Callable[..., Any]:
+    """Return a callback that has a function read a value, or each of several."""
+
+    def read(_context: click.Context, _option: click.Parameter, value: Any) -> Any:
+        if value is None or value == ():
+            return value
+        check = getattr(import_module(module), function)
+        try:
+            return tuple(map(check, value)) if isinstance(value, tuple) else check(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return read
+
+
+duration = checked("relay.policy.units", "duration_ns")
+"""A time such as `30m`, in nanoseconds."""
+
+
+def checked_ids(words: Sequence[str]) -> list[QueueId]:
+    """Return ids, each once, those on stdin in the place of `-`.  Raises UsageError."""
+    queue_ids: dict[QueueId, None] = {}
+    for word in words:
+        for name in sys.stdin.read().split() if word == FROM_STDIN else [word]:
+            if not QUEUE_ID_PATTERN.match(name):
+                raise click.UsageError(f"{printable(name)} is not a queue id")
+            queue_ids[QueueId(name)] = None
+    return list(queue_ids)
+
+
+def ids_argument(verb: Verb) -> Verb:
+    """Give a verb at least one `ID`, which it takes as `ids: list[QueueId]`."""
+
+    def read(_context: click.Context, _argument: click.Parameter, words: tuple[str, ...]) -> list[QueueId]:
+        return checked_ids(words)
+
+    return click.argument("ids", metavar="ID...", nargs=-1, required=True, callback=read)(verb)
 
 
 class TryLater(click.ClickException):
@@ -58,12 +128,29 @@ class Misconfigured(click.ClickException):
     exit_code = os.EX_CONFIG
 
 
-class NotPermitted(click.ClickException):
-    exit_code = os.EX_NOPERM
+class DiskFailed(click.ClickException):
+    exit_code = os.EX_IOERR
+
+
+@contextmanager
+def own_spool() -> Iterator[None]:
+    """Tell what keeps a verb from a spool that it has to itself, by the exit codes for that."""
+    from relay.spool.interface import SpoolBusy, SpoolError  # noqa: PLC0415 - few verbs need it
+
+    try:
+        yield
+    except SpoolBusy as busy:
+        raise TryLater(str(busy)) from busy
+    except SpoolError as error:
+        raise DiskFailed(f"{error}; run this again once the disk is well") from error
+    except ValueError as error:
+        raise Misconfigured(str(error)) from error
 
 
 def printable(text: object) -> str:
     """Return text that any terminal and any encoding of stdout takes: one line, nothing that steers."""
-    return "".join(
-        c if c.isprintable() and not "\ud800" <= c <= "\udfff" else f"\\x{ord(c):02x}" for c in str(text)
-    )
+    plain = str(text)
+    if plain.isprintable():
+        return plain
+    # Surrogates are not printable either.
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in plain)

@@ -1,21 +1,20 @@
-"""`relay pause`: an operator sends nothing more through an upstream, for a time or until `relay resume`.
+"""`relay pause` and `relay resume`: an operator keeps an upstream at rest, or has it used again.
 
-Works with the relay up or down; returns once the pause is durable.
+Both work with the relay up or down, and return once what they did is durable.
 """
 
 import contextlib
 import getpass
 import os
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import click
 
-from relay.cli.locate import Where, where_options
-from relay.cli.operate import SOME_NOT_DONE, ask
-from relay.cli.options import duration, printable
+from relay.cli.locate import ask
+from relay.cli.options import Where, duration, printable, where_options
+from relay.cli.queue import SOME_NOT_DONE, what_holds_now
 from relay.cli.render import until_words
-from relay.control.operations import ABSENT, OK, TABLE, Session, Unreachable
-from relay.status.snapshot import Snapshot
+from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, Session, Unreachable
 from relay.verdicts.operator_pause import PauseAsked
 
 
@@ -29,7 +28,7 @@ from relay.verdicts.operator_pause import PauseAsked
     help="How long, such as 30m or 2h; without it until `relay resume UPSTREAM`.",
 )
 @where_options
-def pause(policy_path: Path, spool: Path | None, upstream: str, *, length_ns: int | None) -> int:
+def pause(where: Where, upstream: str, *, length_ns: int | None) -> int:
     """Send nothing more through UPSTREAM: what is in flight finishes, and nothing new begins.
 
     Mail is accepted as before and waits, and does not grow old meanwhile.  The pause survives restarts and
@@ -39,26 +38,48 @@ def pause(policy_path: Path, spool: Path | None, upstream: str, *, length_ns: in
 
     async def question(session: Session) -> tuple[str, str]:
         result = await session.pause(upstream, PauseAsked(who_asks(), length_ns))
-        if result != OK:
-            return result, ""
+        done = TABLE["pause"].done
         with contextlib.suppress(Unreachable):  # what was asked for is done
-            snapshot = await session.snapshot()
-            return result, _until(snapshot, upstream)
-        return result, ""
+            for each in (await session.snapshot()).upstreams if result == OK else ():
+                if each.name == upstream:
+                    finishing = f"; {each.in_flight} in flight finish" if each.in_flight else ""
+                    done += f"{until_words(each)}{finishing}"
+        return result, done
 
-    result, until = ask(Where(policy_path, spool), question)
-    if result == OK:
-        click.echo(f"{printable(upstream)}: {TABLE['pause'].done}{until}")
+    return _told(where, upstream, question)
+
+
+@click.command()
+@click.argument("upstream")
+@click.option("--bounce", "believes", is_flag=True, help="First bounce the refusals that the shield doubts.")
+@where_options
+def resume(where: Where, upstream: str, *, believes: bool) -> int:
+    """Use UPSTREAM again although it is paused or stopped.
+
+    Senders that it refused are tried again too.  One transaction goes first; the others follow once it
+    has succeeded.  Limits still hold.  Refusals that the shield doubts (`relay queue` shows them) are
+    tried again, or with --bounce reported to their senders.
+    """
+    row = TABLE["believe" if believes else "resume"]
+
+    async def question(session: Session) -> tuple[str, str]:
+        result = await session.resume(upstream, believes=believes)
+        if result != OK:
+            return result, row.already
+        holds = await what_holds_now(session, upstream)
+        return result, "; ".join(filter(None, (row.done, holds)))
+
+    return _told(where, upstream, question)
+
+
+def _told(where: Where, upstream: str, question: Callable[[Session], Awaitable[tuple[str, str]]]) -> int:
+    result, done = ask(where, question)
+    if result in (OK, UNCHANGED):
+        click.echo(printable(f"{upstream}: {done}"))
         return os.EX_OK
     why = "there is no such upstream" if result == ABSENT else result
-    click.echo(f"{printable(upstream)}: {printable(why)}", err=True)
+    click.echo(printable(f"{upstream}: {why}"), err=True)
     return SOME_NOT_DONE
-
-
-def _until(snapshot: Snapshot, name: str) -> str:
-    paused = [each for each in snapshot.upstreams if each.name == name]
-    finishing = "".join(f"; {each.in_flight} in flight finish" for each in paused if each.in_flight)
-    return "".join(map(until_words, paused)) + finishing
 
 
 def who_asks() -> str:

@@ -11,17 +11,14 @@ from pathlib import Path
 
 import click
 
-from relay.cli.locate import Where, where_options
-from relay.cli.operate import ask
-from relay.cli.options import duration, printable
+from relay.cli.locate import ask
+from relay.cli.options import Where, duration, json_option, printable, where_options
 from relay.mail.formats import span, utc
 from relay.policy.source import policy_bytes, read_policy
 from relay.status.plan import Plan, plan_to_json
 
-LONGER = 1
-"""The exit code where mail would wait longer than `--within`."""
-UNTOLD = 1
-"""Where nobody can tell anything of it, so neither that it would not."""
+LONGER = UNTOLD = 1
+"""The exit code where mail would wait longer than `--within`, and where nobody can tell."""
 _UNKNOWN = "nobody can tell"
 
 
@@ -35,8 +32,8 @@ _UNKNOWN = "nobody can tell"
     metavar="TIME",
     help="Exit with 1 where mail would wait longer, such as 2h.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
-def plan(path: Path, policy_path: Path, spool: Path | None, *, within_ns: int | None, as_json: bool) -> int:
+@json_option
+def plan(where: Where, path: Path, *, within_ns: int | None, as_json: bool) -> int:
     """Tell what the policy in FILE would do, before it is in force.
 
     Says what differs from the policy in force, which limits would be over at once, and when the mail that
@@ -45,14 +42,14 @@ def plan(path: Path, policy_path: Path, spool: Path | None, *, within_ns: int | 
     # Every fault is told here, as `relay check` does it; the relay that is asked reads the text once more.
     read_policy(path)
     content = policy_bytes(path)
-    planned = ask(Where(policy_path, spool), lambda session: session.plan(content, path.absolute()))
+    planned = ask(where, lambda session: session.plan(content, path.absolute()))
     if isinstance(planned, str):
         click.echo(f"{_UNKNOWN} what this edit would do: {planned}", err=True)
         return UNTOLD
     if as_json:
         click.echo(json.dumps(plan_to_json(planned)))
     else:
-        for line in lines_of(planned, path):
+        for line in _lines(planned, path):
             click.echo(printable(line))
     if within_ns is None or not planned.waits_longer_than(within_ns):
         return os.EX_OK
@@ -61,8 +58,7 @@ def plan(path: Path, policy_path: Path, spool: Path | None, *, within_ns: int | 
     return LONGER
 
 
-def lines_of(planned: Plan, path: Path) -> Iterator[str]:
-    """Return what people read."""
+def _lines(planned: Plan, path: Path) -> Iterator[str]:
     how = "the relay that runs" if planned.is_running else "the relay is down: as if it started now with each"
     yield f"{path}, at {utc(planned.at_ns)}; {how}; no policy was changed"
     yield "what differs from the policy in force:"
@@ -76,15 +72,13 @@ def lines_of(planned: Plan, path: Path) -> Iterator[str]:
     if not planned.upstreams:
         yield "no mail waits"
     for line in planned.upstreams:
-        old = _end(line.drained_at_ns, planned.at_ns, line.held_by)
-        new = _end(line.edited_drained_at_ns, planned.at_ns, line.edited_held_by)
         yield f"{line.name}: {line.messages} messages, {line.recipients} recipients wait"
-        yield f"  in force: {old}"
-        yield f"  edited:   {new}"
+        yield f"  in force: {_end(line.drained_at_ns, planned.at_ns, line.held_by)}"
+        yield f"  edited:   {_end(line.edited_drained_at_ns, planned.at_ns, line.edited_held_by)}"
 
 
 def _end(at_ns: int | None, now_ns: int, held_by: str) -> str:
-    for_what = f"; most of it for {held_by}" if held_by else ""
     if at_ns is None:
-        return f"{_UNKNOWN}{f': {held_by}' if held_by else ''}"
+        return f"{_UNKNOWN}: {held_by}" if held_by else _UNKNOWN
+    for_what = f"; most of it for {held_by}" if held_by else ""
     return f"all have gone in {span(max(0, at_ns - now_ns))}, at {utc(at_ns)}{for_what}"

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import click
 
-from relay.cli.options import NotPermitted, TryLater, policy_option, printable
+from relay.cli.options import policy_option, printable
 from relay.control.login import ConsentFailed, Shown, log_in
 from relay.control.probe import probe as probe_upstream
 from relay.policy.model import Policy
 from relay.policy.source import read_policy
-from relay.throttle.history import HistoryError
 
 SECOND_NS = 1_000_000_000
 
@@ -30,14 +29,7 @@ def probe(policy_path: Path, upstream: str) -> int:
     later, 77 if the account was refused, 78 for a fault in the policy, a secret or the certificate.  Works
     beside a relay that runs, and without one.
     """
-    policy = read_policy(policy_path)
-    _known(policy, upstream)
-    try:
-        end = asyncio.run(probe_upstream(policy, upstream, _tell))
-    except HistoryError as error:
-        raise TryLater(f"the history fails, so nothing may be opened: {error}") from error
-    except PermissionError as error:
-        raise NotPermitted(f"{error}; run this as the user that the relay runs as") from error
+    end = asyncio.run(probe_upstream(_policy_with(policy_path, upstream), upstream, _tell))
     if end.is_good:
         return os.EX_OK
     if end.is_untrusted:
@@ -56,28 +48,27 @@ def login(policy_path: Path, upstream: str) -> int:
     Needs `grant: refresh_token`; run it as the user that the relay runs as.  A running relay takes the new
     token by itself.  Exit codes: 0, 75 to try later, 77 if it was refused, 78 for a fault in the policy.
     """
-    policy = read_policy(policy_path)
-    _known(policy, upstream)
+    policy = _policy_with(policy_path, upstream)
     try:
         path = asyncio.run(log_in(policy, upstream, Shown(_show_code, _ask_for_address)))
     except ConsentFailed as failed:
-        click.echo(f"{printable(upstream)}: {printable(failed).replace('UPSTREAM', upstream)}", err=True)
+        click.echo(printable(f"{upstream}: {str(failed).replace('UPSTREAM', upstream)}"), err=True)
         return failed.code
-    except PermissionError as error:
-        raise NotPermitted(f"{error}; run this as the user that the relay runs as") from error
+    except PermissionError:
+        raise
     except OSError as error:
-        click.echo(
-            f"{printable(upstream)}: the refresh token could not be kept: {printable(error)}", err=True
-        )
+        click.echo(printable(f"{upstream}: the refresh token could not be kept: {error}"), err=True)
         return os.EX_TEMPFAIL
-    click.echo(f"{printable(upstream)}: consent is kept in {printable(path)}; try it: relay probe {upstream}")
+    click.echo(printable(f"{upstream}: consent is kept in {path}; try it: relay probe {upstream}"))
     return os.EX_OK
 
 
-def _known(policy: Policy, name: str) -> None:
+def _policy_with(path: Path, name: str) -> Policy:
+    policy = read_policy(path)
     if name not in policy.upstreams:
         known = ", ".join(policy.upstreams)
         raise click.UsageError(f"there is no upstream {printable(name)}; the policy has {known}")
+    return policy
 
 
 def _tell(name: str, duration_ns: int, text: str, is_good: bool) -> None:  # noqa: FBT001 - as the step has it

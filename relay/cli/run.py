@@ -53,23 +53,21 @@ def run(policy_path: Path, style: LogStyle, *, verbose: bool) -> int:
 
 def _greet(policy: Policy) -> None:
     """Tell a newcomer what to type next; only where the practice smarthost is used."""
-    if policy.practice is None:
+    if (practice := policy.practice) is None:
         return
-    address, practice = policy.listen[0].address, policy.practice
-    python = (
-        f"import smtplib; smtplib.SMTP('{address.host}', {address.port})"
-        ".sendmail('me@example.org', ['you@example.com'], 'Subject: hello\\n\\nhello\\n')"
+    address = policy.listen[0].address
+    page = f"  curl http://{policy.http}/metrics        and the status page: http://{policy.http}/"
+    click.echo(
+        f"""
+relay takes mail on {address} and passes it to the practice smarthost on {practice.address},
+which cuts off whoever sends more than {plain_words(practice.limit)}.  In another terminal:
+
+  python3 -c "import smtplib; smtplib.SMTP('{address.host}', {address.port}).sendmail(
+      'me@example.org', ['you@example.com'], 'Subject: hello\\n\\nhello\\n')"
+  .venv/bin/relay status
+  .venv/bin/relay queue
+{page if policy.http is not None else ""}
+
+Edit policy.yaml while it runs; stop with Ctrl-C.
+"""
     )
-    lines = [
-        "",
-        f"relay takes mail on {address} and passes it to the practice smarthost on {practice.address},",
-        f"which cuts off whoever sends more than {plain_words(practice.limit)}.  In another terminal:",
-        "",
-        f"  swaks --server {address} --from me@example.org --to you@example.com",
-        f'  python3 -c "{python}"',
-        "  .venv/bin/relay status",
-        "  .venv/bin/relay queue",
-    ]
-    if policy.http is not None:
-        lines.append(f"  curl http://{policy.http}/metrics        and the status page: http://{policy.http}/")
-    click.echo("\n".join([*lines, "", "Edit policy.yaml while it runs; stop with Ctrl-C.", ""]))

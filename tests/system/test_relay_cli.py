@@ -186,9 +186,9 @@ def test_an_operators_pause_lasts_through_kills_until_resume(operator: Operated)
 
 
 @pytest.mark.full
-def test_no_verb_acts_on_a_relay_that_runs_by_another_policy(operator: Operated, tmp_path: Path) -> None:
+def test_no_verb_acts_on_a_relay_on_another_spool(operator: Operated, tmp_path: Path) -> None:
     other, spool = str(tmp_path / "other.yaml"), str(tmp_path / "spool")
-    Path(other).write_text("spool: ./spool\nlisten: 7\n")
+    Path(other).write_text("spool: ./elsewhere\nlisten: 7\n")
     with operator.relay:
         (queue_id,) = operator.deferred(1)
         delete = ("queue", "delete", queue_id, "--policy", other)

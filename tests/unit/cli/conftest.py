@@ -1,9 +1,22 @@
 """What tests of the command line share."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+
+from tests.unit.cli.control import code_of, write_policy
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +27,23 @@ def _far_from_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     time.tzset()
+
+
+@pytest.fixture
+def policy_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a policy that verbs find by themselves, of which no relay runs."""
+    path = write_policy(tmp_path)
+    monkeypatch.setenv("RELAY_POLICY", str(path))
+    return path
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return what runs `relay ARGUMENT...`."""
+
+    def run(*arguments: str) -> Ran:
+        capsys.readouterr()
+        code = code_of(*arguments)
+        return Ran(code, *capsys.readouterr())
+
+    return run

@@ -79,48 +79,33 @@ def pages() -> dict[Path, str]:
 
 
 def relay_8() -> str:
-    context = click.Context(relay, info_name="relay")
-    found = [(name, relay.get_command(context, name)) for name in relay.list_commands(context)]
-    commands = [(name, command) for name, command in found if command is not None]
     lines = _head("RELAY", 8, "relay", "pace mail through a smarthost")
-    lines += [".Sh SYNOPSIS"]
-    for name, _ in commands:
-        lines += [".Nm", f".Cm {name}", ".Op Ar option ...", ".Op Ar argument ..."]
-    lines += [".Nm", ".Fl -version", ".Sh DESCRIPTION", *_text(relay.help or "")]
+    lines += [".Sh SYNOPSIS", ".Nm", ".Ar verb", ".Op Ar argument ...", ".Sh DESCRIPTION"]
     lines += [
-        ".Nm Cm run",
-        "is the relay itself.",
-        "The other commands look at one that runs, or act on it.",
+        *_text(relay.help or ""),
+        f"This page is of version {_escaped(__version__)}.",
         "Its settings are in",
     ]
     lines += [
         ".Xr relay-policy 5 .",
-        f"This page is of version {_escaped(__version__)}.",
-        ".Bl -tag -width Ds",
+        ".Nm Cm run",
+        "is the relay itself.",
+        "The other verbs look at it or act on it.",
     ]
-    for name, command in commands:
-        lines += _command(name, command)
-        for verb, sub in sorted(command.commands.items()) if isinstance(command, click.Group) else ():
-            lines += _command(f"{name} {verb}", sub)
-    return "\n".join([*lines, ".El", _FILES])
+    for name, command in _commands("relay", relay):
+        with click.Context(command, info_name=name, terminal_width=78) as context:
+            help_lines = map(_escaped, command.get_help(context).splitlines())
+        lines += [f".Ss {name}", ".Bd -literal", *help_lines, ".Ed"]
+    return "\n".join([*lines, _FILES])
 
 
-def _command(name: str, command: click.Command) -> Iterator[str]:
-    arguments = " ".join(
-        param.make_metavar(click.Context(command))
-        for param in command.params
-        if isinstance(param, click.Argument)
-    )
-    yield f".It Cm {name}" + (f" Ar {_escaped(arguments)}" if arguments else "")
-    yield from _text(command.help or "")
-    options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
-    if options:
-        yield ".Bl -tag -width Ds"
-        for option in options:
-            takes = "" if option.is_flag else f" Ar {_escaped(option.make_metavar(click.Context(command)))}"
-            yield f".It Fl {' , Fl '.join(each[1:] for each in option.opts)}{takes}"
-            yield from _text(option.help or "")
-        yield ".El"
+def _commands(name: str, group: click.Group) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for verb in group.list_commands(context):
+        if (command := group.get_command(context, verb)) is not None:
+            yield f"{name} {verb}", command
+            if isinstance(command, click.Group):
+                yield from _commands(f"{name} {verb}", command)
 
 
 def relay_policy_5() -> str:

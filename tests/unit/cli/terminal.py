@@ -1,7 +1,6 @@
 """A verb as a person or a program runs it: in a process of its own, that starts no Python anew."""
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -9,11 +8,9 @@ from pathlib import Path
 
 from relay.cli.main import main
 
-_STYLE = re.compile(r"\x1b\[[0-9;]*m")
-
 
 def on_a_terminal(columns: int, *arguments: str) -> list[str]:
-    """Return the lines that a verb shows, without colours and blanks at their ends."""
+    """Return the lines that a verb shows, without blanks at their ends."""
     terminal, its_end = os.openpty()
     command = [sys.executable, "-m", "relay", *arguments]
     surroundings = os.environ | {"COLUMNS": str(columns), "TERM": "xterm"}
@@ -27,7 +24,7 @@ def on_a_terminal(columns: int, *arguments: str) -> list[str]:
             pass
     os.close(terminal)
     assert verb.returncode == os.EX_OK
-    return [line.rstrip() for line in _STYLE.sub("", shown.decode()).splitlines()]
+    return [line.rstrip() for line in shown.decode().splitlines()]
 
 
 def forked(

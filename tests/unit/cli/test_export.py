@@ -7,103 +7,83 @@ from pathlib import Path
 
 import pytest
 
-from relay.mail.envelope import QueueId
 from tests.engines.spool.engine import CONTENT, ENVELOPE, accept
 from tests.engines.spool.log_engine import log_on_the_kernel
 from tests.engines.spool.maildir_engine import on_the_kernel
 from tests.fakes.operations import FakeOperations
-from tests.fakes.snapshots import a_message
+from tests.fakes.snapshots import FIRST, SECOND, a_message
+from tests.unit.cli.conftest import Run
 from tests.unit.cli.control import code_of, relay_up, write_policy
 
-FIRST, SECOND = QueueId("0000000000000001"), QueueId("0000000000000002")
-ABSENT = "zzzzzzzzzzzzzzzz"
-
 
 @pytest.fixture
-def operations() -> FakeOperations:
-    return FakeOperations([a_message(queue_id=FIRST), a_message(queue_id=SECOND)])
-
-
-@pytest.fixture
-def out(tmp_path: Path, operations: FakeOperations, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("RELAY_POLICY", str(write_policy(tmp_path)))
+def operations(policy_path: Path) -> Iterator[FakeOperations]:
+    operations = FakeOperations([a_message(FIRST), a_message(SECOND)])
     operations.chunks = [b"Subject: \xff\r\n", b"\r\n.\r\n" * 50_000]
-    with relay_up(tmp_path / "spool", operations):
-        yield tmp_path / "out"
+    with relay_up(policy_path.parent / "spool", operations):
+        yield operations
 
 
 def test_content_goes_to_stdout_as_it_is_stored(
-    out: Path, operations: FakeOperations, capfdbinary: pytest.CaptureFixture[bytes]
+    operations: FakeOperations, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     assert code_of("export", FIRST) == os.EX_OK
     assert capfdbinary.readouterr().out == b"".join(operations.chunks)
-    assert not out.exists()
     assert operations.asked == []
 
 
 def test_files_hold_content_and_envelope_for_their_owner(
-    out: Path, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+    operations: FakeOperations, tmp_path: Path, run: Run
 ) -> None:
-    assert code_of("export", FIRST, SECOND, "--output", str(out)) == os.EX_OK
-    assert capsys.readouterr().out.splitlines() == [f"{out}/{FIRST}.eml", f"{out}/{SECOND}.eml"]
+    folder = tmp_path / "out"
+    told = "".join(f"{folder}/{each}.eml\n" for each in (FIRST, SECOND))
+    assert run("export", FIRST, SECOND, "--output", str(folder)) == (os.EX_OK, told, "")
     for queue_id in (FIRST, SECOND):
-        assert (out / f"{queue_id}.eml").read_bytes() == b"".join(operations.chunks)
-        envelope = json.loads((out / f"{queue_id}.json").read_text())
+        assert (folder / f"{queue_id}.eml").read_bytes() == b"".join(operations.chunks)
+        envelope = json.loads((folder / f"{queue_id}.json").read_text())
         assert (envelope["queue_id"], envelope["reverse_path"]) == (queue_id, "list@example.org")
         assert [each["address"] for each in envelope["recipient_statuses"]]
-    assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o600}
-    assert out.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.usefixtures("out")
-def test_an_envelope_is_an_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of("export", "--envelope", FIRST, SECOND, ABSENT) == 1
-    printed, told = capsys.readouterr()
-    assert [json.loads(line)["queue_id"] for line in printed.splitlines()] == [FIRST, SECOND]
-    assert told == f"{ABSENT}: there is no such message in the queue\n"
+@pytest.mark.usefixtures("operations")
+def test_nothing_that_is_there_is_replaced(tmp_path: Path, run: Run) -> None:
+    (folder := tmp_path / "out").mkdir()
+    mine = {folder / f"{FIRST}.eml", folder / f"{SECOND}.json"}
+    for path in mine:
+        path.write_text("mine")
+    code, _, err = run("export", FIRST, SECOND, "--output", str(folder))
+    assert (code, "File exists" in err) == (1, True)
+    assert {path: path.read_text() for path in folder.iterdir()} == dict.fromkeys(mine, "mine")
 
 
-def test_nothing_that_is_there_is_replaced(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out.mkdir()
-    (out / f"{FIRST}.eml").write_text("mine")
-    (out / f"{SECOND}.json").write_text("mine too")
-    assert code_of("export", FIRST, SECOND, "--output", str(out)) == 1
-    assert sorted(path.name for path in out.iterdir()) == [f"{FIRST}.eml", f"{SECOND}.json"]
-    assert (out / f"{FIRST}.eml").read_text() == "mine"
-    assert "File exists" in capsys.readouterr().err
-
-
-def test_half_of_a_message_leaves_no_file(out: Path, operations: FakeOperations) -> None:
+def test_half_of_a_message_leaves_no_file(operations: FakeOperations, tmp_path: Path, run: Run) -> None:
     operations.content_ends = "its checksum is wrong"
-    assert code_of("export", FIRST, "--output", str(out)) == 1
-    assert list(out.iterdir()) == []
-    out.rmdir()
-    out.write_text("a file")
-    assert code_of("export", FIRST, "--output", str(out)) == os.EX_CANTCREAT
+    folder = tmp_path / "out"
+    assert run("export", FIRST, "--output", str(folder)).code == 1
+    assert list(folder.iterdir()) == []
+    folder.rmdir()
+    folder.write_text("a file")
+    assert run("export", FIRST, "--output", str(folder)).code == os.EX_CANTCREAT
 
 
-@pytest.mark.usefixtures("out")
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["not an id"], [FIRST, SECOND], ["--envelope", FIRST, "--output", "x"], ["../../etc/passwd"]],
-)
-def test_a_wrong_call_is_told(arguments: list[str]) -> None:
-    assert code_of("export", *arguments) == os.EX_USAGE
+@pytest.mark.usefixtures("operations")
+@pytest.mark.parametrize("arguments", [[], ["not an id"], [FIRST, SECOND], ["../../etc/passwd"]])
+def test_a_wrong_call_is_told(arguments: list[str], run: Run) -> None:
+    assert run("export", *arguments).code == os.EX_USAGE
 
 
 @pytest.mark.parametrize("engine", ["maildir", "log"])
-def test_a_relay_that_is_down_is_no_hindrance(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RELAY_POLICY", str(write_policy(tmp_path, engine=engine)))
-    made = on_the_kernel(tmp_path) if engine == "maildir" else log_on_the_kernel(tmp_path)
-    intake = made.intake()
+def test_a_relay_that_is_down_is_no_hindrance(engine: str, policy_path: Path, run: Run) -> None:
+    folder = write_policy(policy_path.parent, engine=engine).parent
+    intake = (on_the_kernel if engine == "maildir" else log_on_the_kernel)(folder).intake()
     queue_id, long = accept(intake), accept(intake, content=b"Subject: l\r\n" + b"x" * 600_000)
     intake.close()
 
-    assert code_of("export", queue_id, long, "--output", str(tmp_path / "out")) == os.EX_OK
-    assert (tmp_path / "out" / f"{queue_id}.eml").read_bytes() == CONTENT
-    assert (tmp_path / "out" / f"{long}.eml").stat().st_size == 600_012
-    envelope = json.loads((tmp_path / "out" / f"{queue_id}.json").read_text())
+    assert run("export", queue_id, long, "--output", str(folder / "out")).code == os.EX_OK
+    assert (folder / "out" / f"{queue_id}.eml").read_bytes() == CONTENT
+    assert (folder / "out" / f"{long}.eml").stat().st_size == 600_012
+    envelope = json.loads((folder / "out" / f"{queue_id}.json").read_text())
     assert envelope["user"] == ENVELOPE.user
     assert [each["address"] for each in envelope["recipient_statuses"]] == list(ENVELOPE.recipients)

@@ -10,16 +10,21 @@ from typing import Any
 import pytest
 
 from relay.clock import SECOND_NS, SystemClock
+from relay.mail.formats import rfc3339
+from relay.status.snapshot import message_to_json
 from relay.telemetry.outcomes import Outcome, outcomes_folder
-from tests.unit.cli.control import code_of, write_policy
+from tests.fakes.operations import FakeOperations
+from tests.fakes.snapshots import FIRST, a_message
+from tests.unit.cli.conftest import Run
+from tests.unit.cli.control import relay_up
+from tests.unit.cli.terminal import on_a_terminal
 
 HOUR_NS = 3600 * SECOND_NS
 
 
 def ending(number: int, ago_ns: int = 0, **others: Any) -> Outcome:
-    at_ns = SystemClock().wall_ns() - ago_ns
     whole = Outcome(
-        at_ns,
+        SystemClock().wall_ns() - ago_ns,
         f"{number:016}",
         "Ann@here.example",
         f"r{number}@there.example",
@@ -33,90 +38,84 @@ def ending(number: int, ago_ns: int = 0, **others: Any) -> Outcome:
     return whole._replace(**others)
 
 
-@pytest.fixture
-def policy_path(tmp_path: Path) -> Path:
-    return write_policy(tmp_path)
-
-
-def keep(policy_path: Path, *outcomes: Outcome) -> Path:
-    """Write a database as the relay does; return its path."""
+def keep(policy_path: Path, *outcomes: Outcome) -> None:
+    """Write a database as the relay does."""
     path = Path(outcomes_folder(str(policy_path.parent / "spool")), "outcomes")
     path.parent.mkdir(exist_ok=True)
     with closing(sqlite3.connect(path)) as database, database:
         database.execute(f"CREATE TABLE IF NOT EXISTS outcome ({', '.join(Outcome._fields)})")
         marks = ", ".join("?" * len(Outcome._fields))
         database.executemany(f"INSERT INTO outcome VALUES ({marks})", outcomes)
-    return path
 
 
-def test_what_ended_is_shown_with_its_reply(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_ended_is_shown_with_its_reply(policy_path: Path, run: Run) -> None:
     keep(policy_path, ending(1), ending(2, became="bounced", reply="550 5.1.1 no\x1b[2J", message_id=""))
 
-    assert code_of("find", "ann@HERE", "--policy", str(policy_path)) == 0
-
-    second, first = capsys.readouterr().out.splitlines()
+    code, out, _ = run("find", "ann@HERE")
+    _, second, first = (" ".join(line.split()) for line in out.splitlines())
+    assert code == 0
     assert first.endswith(
-        "relayed  0000000000000001 Ann@here.example -> r1@there.example <1@here.example> "
+        "relayed 0000000000000001 Ann@here.example -> r1@there.example <1@here.example> "
         "isp, smtp.test[192.0.2.1]:587: 250 2.0.0 Ok: queued"
     )
     assert second.endswith("r2@there.example isp, smtp.test[192.0.2.1]:587: 550 5.1.1 no\\x1b[2J")
+    assert max(map(len, on_a_terminal(60, "find", "r1@"))) <= 60
 
 
-def test_for_programs_it_is_an_object_a_line(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keep(policy_path, ending(1), ending(2, 3 * HOUR_NS))
+def test_what_is_in_the_queue_comes_first(policy_path: Path, run: Run) -> None:
+    keep(policy_path, ending(1, reverse_path="list@example.org"), ending(2))
+    with relay_up(policy_path.parent / "spool", FakeOperations([a_message()])):
+        _, queued, _, _, ended = run("find", "LIST@example.org").out.splitlines()
+        lines = run("find", "LIST@example.org", "--json").out.splitlines()
+        assert len(run("find", "list@", "--limit", "1", "--json").out.splitlines()) == 1
 
-    assert code_of("find", "@there.example", "--json", "--since", "2h", "--policy", str(policy_path)) == 0
-
-    (line,) = capsys.readouterr().out.splitlines()
-    found = json.loads(line)
-    assert found.pop("at").endswith("Z")
-    assert found == {
-        "found": "recent",
-        "queue_id": "0000000000000001",
-        "message_id": "<1@here.example>",
-        "reverse_path": "Ann@here.example",
-        "recipient": "r1@there.example",
-        "became": "relayed",
-        "upstream": "isp",
-        "relay": "smtp.test[192.0.2.1]:587",
-        "dsn": "2.0.0",
-        "reply": "250 2.0.0 Ok: queued",
-        "subject": "",
-        "client_queue_id": "",
-        "client": "",
-        "lane": "",
-        "size_bytes": 0,
-    }
+    assert queued.startswith(FIRST)
+    assert "r1@there.example" in ended
+    told = list(map(json.loads, lines))
+    assert [each["found"] for each in told] == ["queue", "recent"]
+    assert told[0] == {"found": "queue", **message_to_json(a_message())}
 
 
-def test_what_is_not_there_is_exit_code_1(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of("find", "eve@", "--policy", str(policy_path)) == 1
-    assert capsys.readouterr().err == "not in the queue, and not among what ended\n"
+def test_for_programs_it_is_an_object_a_line(policy_path: Path, run: Run) -> None:
+    outcome = ending(1)
+    keep(policy_path, outcome, ending(2, 3 * HOUR_NS))
 
+    (line,) = run("find", "@there.example", "--json", "--since", "2h").out.splitlines()
+    told = outcome._asdict()
+    assert json.loads(line) == {"found": "recent", "at": rfc3339(told.pop("at_ns")), **told}
+
+
+def test_what_is_not_there_is_exit_code_1(policy_path: Path, run: Run) -> None:
+    assert run("find", "eve@") == (1, "", "not in the queue, and not among what ended\n")
     keep(policy_path, ending(1))
-    assert code_of("find", "eve@", "--policy", str(policy_path)) == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("not in the queue, and not among what ended since 20")
+    code, _, err = run("find", "eve@")
+    assert (code, "not among what ended since 20" in err) == (1, True)
 
 
-def test_of_several_words_all_are_looked_for(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_several_words_all_are_looked_for(policy_path: Path, run: Run) -> None:
     mays: dict[str, Any] = {"subject": "Invoice 17 of May", "client_queue_id": "4XYZ"}
     keep(policy_path, ending(1, **mays), ending(2, subject="Invoice 18 of May"))
 
-    for words in (["may", "invoice", "17"], ["4xyz"], ["invoice 17", "r1@there.example"]):
-        assert code_of("find", *words, "--json", "--policy", str(policy_path)) == 0
-        (line,) = capsys.readouterr().out.splitlines()
-        assert json.loads(line)["queue_id"] == "0000000000000001"
+    for words in (
+        ["may", "invoice", "17"],
+        ["4xyz"],
+        ["invoice 17", "r1@there.example"],
+        ["r", "--limit", "1"],
+    ):
+        (line,) = run("find", *words, "--json").out.splitlines()
+        assert json.loads(line)["queue_id"] == f"{'2' if '--limit' in words else '1':>016}"
 
 
+def test_what_cannot_be_read_is_to_be_tried_later(policy_path: Path, run: Run) -> None:
+    keep(policy_path, ending(1))
+    Path(outcomes_folder(str(policy_path.parent / "spool")), "outcomes").write_bytes(b"no database" * 1000)
+    with relay_up(policy_path.parent / "spool", FakeOperations()):
+        code, _, err = run("find", "r1@")
+    assert (code, err) == (os.EX_TEMPFAIL, "what ended cannot be read: file is not a database\n")
+
+
+@pytest.mark.usefixtures("policy_path")
 @pytest.mark.parametrize("text", ["", "<>", "  "])
-def test_a_text_of_nothing_is_a_wrong_call(
-    text: str, policy_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert code_of("find", text, "--policy", str(policy_path)) == os.EX_USAGE
-
-    assert (
-        "expected an address, a Message-ID, a queue id or words of a Subject, or a part of one"
-        in capsys.readouterr().err
-    )
+def test_a_text_of_nothing_is_a_wrong_call(text: str, run: Run) -> None:
+    code, _, err = run("find", text)
+    assert (code, "expected an address" in err) == (os.EX_USAGE, True)

@@ -9,25 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from relay.cli.operate import LAID_OUT_BY
-from relay.cli.render import queue_lines
 from relay.control.operations import VERBS
 from relay.mail.envelope import QueueId
-from relay.status.snapshot import (
-    QueueState,
-    detail_to_json,
-    message_to_json,
-)
+from relay.status.snapshot import QueueState, detail_to_json, message_to_json
 from tests.fakes.operations import FakeOperations
-from tests.fakes.snapshots import (
-    AT_NS,
-    FIRST,
-    REPORT,
-    SECOND,
-    a_detail,
-    a_message,
-)
-from tests.unit.cli.control import code_of, relay_up, write_policy
+from tests.fakes.snapshots import FIRST, REPORT, SECOND, a_detail, a_message, a_snapshot
+from tests.unit.cli.conftest import Run
+from tests.unit.cli.control import code_of, relay_up
 from tests.unit.cli.terminal import on_a_terminal
 
 NO_ROOM = "; no room in 8 messages per 60s until 2025-10-09T08:53:40Z"
@@ -42,181 +30,113 @@ DONE = {
 BEFORE = {"release": QueueState.HELD, "retry": QueueState.DEFERRED}
 AFTER = {"hold": QueueState.HELD}
 """States in which a verb changes a message, and in which it does not."""
+ABSENT = "zzzzzzzzzzzzzzzz"
+NOT_THERE = f"{ABSENT}: there is no such message in the queue\n"
+STEERING = b"Subject: \x1b[2Jhi\r\n\r\n\xff\tend\r\n.\r\nlast"
 
 
 @pytest.fixture
-def operations() -> FakeOperations:
-    """Three messages: one waits, one is active, one report is held."""
-    return FakeOperations(
-        [
-            a_message(FIRST),
-            a_message(SECOND, state=QueueState.ACTIVE, reason="", size_bytes=600),
-            replace(
-                a_message(REPORT, state=QueueState.HELD, reverse_path="", reason="held by the operator"),
-                held_by="hold",
-            ),
-        ]
-    )
+def operations(policy_path: Path) -> Iterator[FakeOperations]:
+    """Return a relay with three messages: one waits, one is active, one report is held."""
+    report = a_message(REPORT, state=QueueState.HELD, reverse_path="", reason="held by the operator")
+    active = a_message(SECOND, state=QueueState.ACTIVE, reason="", size_bytes=600)
+    operations = FakeOperations([a_message(FIRST), active, replace(report, held_by="hold")])
+    with relay_up(policy_path.parent / "spool", operations):
+        yield operations
 
 
-@pytest.fixture
-def up(tmp_path: Path, operations: FakeOperations, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("RELAY_POLICY", str(write_policy(tmp_path)))
-    with relay_up(tmp_path / "spool", operations):
-        yield
-
-
-def test_the_listing_is_a_line_a_message_as_mailq_has_it(operations: FakeOperations) -> None:
-    lines = queue_lines(list(operations.messages.values()), AT_NS, operations.shown)
-
+@pytest.mark.usefixtures("operations")
+def test_the_listing_is_a_line_a_message(run: Run) -> None:
     who = "list@example.org -> ann@example.net +1"
-    assert list(lines) == [
-        (
-            "----Queue ID------ --Size-- ----Arrival Time---- --Sender -> Recipient----------------- "
-            "--State-- -Left- --Why, ETA--"
-        ),
-        (
-            f"0000000000000001       1500 2025-10-09T08:51:50Z {who} waiting        2 "
-            "(no room in 8 messages per 60s; ETA 2025-10-09T08:53:40Z, in 20s)"
-        ),
-        (
-            f"0000000000000002*       600 2025-10-09T08:51:50Z {who} active         2 "
-            "(held by limit 8 messages per 60s; ETA 2025-10-09T08:53:40Z, in 20s)"
-        ),
-        (
-            "0000000000000002r!     1500 2025-10-09T08:51:50Z MAILER-DAEMON -> ann@example.net +1    held "
-            "          2 (held by the operator; ETA 2025-10-09T08:53:40Z, in 20s)"
-        ),
-        "-- 4 Kbytes in 3 Requests.",
+    _, waiting, active, held, end = (" ".join(line.split()) for line in run("queue").out.splitlines())
+    assert waiting == (
+        f"{FIRST} 1500 2025-10-09T08:51:50Z waiting 2 {who} "
+        f"(no room in 8 messages per 60s; ETA 2025-10-09T08:53:40Z, in {waiting.rpartition(' in ')[2]}"
+    )
+    assert f"{SECOND}* 600 2025-10-09T08:51:50Z active 2 {who} (held by limit 8 messages per 60s;" in active
+    assert f"{REPORT}! 1500 2025-10-09T08:51:50Z held 2 MAILER-DAEMON -> ann@" in held
+    assert end == "-- 4 Kbytes in 3 Requests."
+
+
+def test_json_is_an_object_a_line(operations: FakeOperations, run: Run) -> None:
+    listed = map(json.loads, run("queue", "--json").out.splitlines())
+    assert list(listed) == list(map(message_to_json, operations.messages.values()))
+    shown = map(json.loads, run("queue", "show", "--json", FIRST, SECOND).out.splitlines())
+    assert list(shown) == [
+        json.loads(json.dumps(detail_to_json(a_detail(operations.messages[each]))))
+        for each in (FIRST, SECOND)
     ]
 
 
-@pytest.mark.usefixtures("up")
-def test_json_is_an_object_a_line(operations: FakeOperations, capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of("queue", "--json") == 0
-
-    lines = capsys.readouterr().out.splitlines()
-    assert [json.loads(line) for line in lines] == [
-        message_to_json(message) for message in operations.messages.values()
-    ]
-
-
-@pytest.mark.usefixtures("up")
-def test_nothing_foreign_steers_the_terminal_or_makes_a_line(
-    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_foreign_steers_the_terminal_or_makes_a_line(operations: FakeOperations, run: Run) -> None:
     evil = "a\x1b[2J\nMail queue is empty\u202e"
     operations.messages = {FIRST: replace(a_message(reverse_path=evil, reason=evil), eta_at_ns=10**24)}
-
-    assert code_of("queue") == 0
-
-    out = capsys.readouterr().out
-    assert len(out.splitlines()) == 3
-    assert all(line.isprintable() for line in out.splitlines())
+    for words in (["queue"], ["queue", "show", FIRST], ["queue", "--by", "reason"]):
+        out = run(*words).out.splitlines()
+        assert all(line.isprintable() and not line.startswith("Mail queue") for line in out)
 
 
-@pytest.mark.usefixtures("up")
+def test_a_line_that_is_too_long_goes_on_below_with_whole_words(operations: FakeOperations) -> None:
+    operations.messages = {FIRST: a_message(reverse_path=f"{'long' * 15}@example.org")}
+
+    _, _, head, *below, end = on_a_terminal(80, "queue")
+    assert head.split() == [FIRST, "1500", "2025-10-09T08:51:50Z", "waiting", "2"]
+    assert below[0].split() == [f"{'long' * 15}@example.org", "->"]
+    assert max(map(len, below)) <= 80
+    assert end == "-- 2 Kbytes in 1 Request."
+
+
+@pytest.mark.usefixtures("operations")
 @pytest.mark.parametrize("as_json", [(), ("--json",)])
-def test_a_list_that_was_cut_says_so_on_stderr(
-    as_json: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert code_of("queue", "--limit", "2", *as_json) == 0
-    cut = capsys.readouterr()
-    assert code_of("queue", "--limit", "3", *as_json) == 0
-    whole = capsys.readouterr()
-
-    assert cut.err == "only the first 2 are listed; there are more\n"
-    assert REPORT not in cut.out
-    assert SECOND in cut.out
-    assert whole.err == ""
-    assert REPORT in whole.out
-    if not as_json:
-        assert cut.out.endswith("in 2 Requests.\n")
+def test_a_list_that_was_cut_says_so_on_stderr(as_json: tuple[str, ...], run: Run) -> None:
+    cut, whole = (run("queue", "--limit", limit, *as_json) for limit in "23")
+    assert (cut.code, cut.err) == (0, "only the first 2 are listed; there are more\n")
+    assert (SECOND in cut.out, REPORT in cut.out) == (True, False)
+    assert (whole.err, REPORT in whole.out) == ("", True)
+    assert as_json or cut.out.endswith("in 2 Requests.\n")
 
 
-@pytest.mark.usefixtures("up")
 @pytest.mark.parametrize("arguments", [[], ["--json"], ["--limit", "6"], ["--sort", "size"]])
 def test_a_list_that_ends_too_early_says_so_and_exits_75(
-    arguments: list[str], operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], operations: FakeOperations, run: Run
 ) -> None:
-    operations.messages = {
-        name: a_message(name) for name in (QueueId(f"{number:016d}") for number in range(2 * LAID_OUT_BY))
-    }
+    ids = [QueueId(f"{number:016d}") for number in range(1000)]
+    operations.messages = {each: a_message(each) for each in ids}
     operations.rows_before_fault = 5
-
-    assert code_of("queue", *arguments) == os.EX_TEMPFAIL
-
-    captured = capsys.readouterr()
-    assert "Requests" not in captured.out
-    assert "in the middle: this is not all" in captured.err
+    code, out, err = run("queue", *arguments)
+    assert (code, "Requests" in out) == (os.EX_TEMPFAIL, False)
+    assert "in the middle: this is not all" in err
 
 
-@pytest.mark.usefixtures("up")
-def test_shown_as_json_is_an_object_a_message(
-    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert code_of("queue", "show", "--json", FIRST, SECOND) == 0
-
-    lines = capsys.readouterr().out.splitlines()
-    assert [json.loads(line) for line in lines] == [
-        detail_to_json(a_detail(operations.messages[queue_id])) for queue_id in (FIRST, SECOND)
-    ]
-
-
-@pytest.mark.usefixtures("up")
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_acts_on_those_named_and_says_what_was_as_wanted(
-    verb: str, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_verb_acts_on_those_named_and_tells_each(verb: str, operations: FakeOperations, run: Run) -> None:
     operations.messages[REPORT] = a_message(REPORT, state=BEFORE.get(verb, QueueState.WAITING))
     operations.messages[FIRST] = a_message(FIRST, state=AFTER.get(verb, QueueState.WAITING))
     done, already = DONE[verb]
-    assert code_of("queue", verb, REPORT, FIRST, REPORT) == 0
-
+    assert run("queue", verb, REPORT, FIRST, REPORT) == (0, f"{REPORT}: {done}\n{FIRST}: {already}\n", "")
     assert operations.asked == [(verb, (REPORT, FIRST))]
-    assert capsys.readouterr().out == f"{REPORT}: {done}\n{FIRST}: {already}\n"
+
+    assert run("queue", verb, ABSENT) == (1, "", NOT_THERE)
+    code, _, err = run("queue", verb, ABSENT, SECOND)
+    assert code == os.EX_TEMPFAIL
+    assert err == f"{NOT_THERE}{SECOND}: it is in a transaction, try again later\n"
 
 
-@pytest.mark.usefixtures("up")
-@pytest.mark.parametrize("verb", [*VERBS, "show"])
-def test_an_absent_message_is_named_and_exits_1(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    absent = "zzzzzzzzzzzzzzzz"
-
-    assert code_of("queue", verb, FIRST, absent) == 1
-
-    out, err = capsys.readouterr()
-    assert FIRST in out
-    assert err == f"{absent}: there is no such message in the queue\n"
-
-
-@pytest.mark.usefixtures("up")
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_busy_message_exits_75_also_beside_an_absent_one(
-    verb: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert code_of("queue", verb, "zzzzzzzzzzzzzzzz", SECOND) == os.EX_TEMPFAIL
-    assert f"{SECOND}: it is in a transaction, try again later" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("up")
-def test_a_message_that_cannot_be_shown_says_why(
-    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_message_that_cannot_be_shown_says_why(operations: FakeOperations, run: Run) -> None:
     operations.messages[FIRST] = a_message(state=QueueState.CORRUPT)
+    code, out, err = run("queue", "show", FIRST, SECOND, ABSENT)
+    assert (code, err) == (1, f"{FIRST}: its checksum is wrong\n{NOT_THERE}")
+    assert out.startswith(f"queue_id           {SECOND}\n")
 
-    assert code_of("queue", "show", FIRST) == 1
-    assert capsys.readouterr().err == f"{FIRST}: its checksum is wrong\n"
 
-
-@pytest.mark.usefixtures("up")
-def test_a_minus_reads_ids_from_stdin(operations: FakeOperations, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_minus_reads_ids_from_stdin(
+    operations: FakeOperations, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{FIRST}\n  {REPORT} {FIRST}\n"))
-
-    assert code_of("queue", "hold", "-") == 0
+    assert run("queue", "hold", "-").code == 0
     assert operations.asked == [("hold", (FIRST, REPORT))]
 
 
-@pytest.mark.usefixtures("up")
 @pytest.mark.parametrize(
     "words",
     [
@@ -225,112 +145,79 @@ def test_a_minus_reads_ids_from_stdin(operations: FakeOperations, monkeypatch: p
         *(f"--json hold {FIRST}", "--sender @example.org hold", f"hold --sender @example.org {FIRST}"),
         *("delete --sender @example.org ALL --yes", "delete --reason limit --yes", "--sender list"),
         *("--domain a@example.org", "--older 2", "--size much", "--client 192.0.2.1/8", "--state incoming"),
-        *(
-            "--by sender --sort size",
-            "--limit 0",
-            f"frobnicate {FIRST}",
-            "content",
-            f"content {FIRST} {SECOND}",
-        ),
+        *("--by sender --sort size", "--limit 0", "content", f"content {FIRST} {SECOND}"),
     ],
 )
-def test_a_wrong_call_exits_64_and_asks_nothing(words: str, operations: FakeOperations) -> None:
-    assert code_of("queue", *words.split()) == os.EX_USAGE
+def test_a_wrong_call_exits_64_and_asks_nothing(words: str, operations: FakeOperations, run: Run) -> None:
+    assert run("queue", *words.split()).code == os.EX_USAGE
     assert operations.asked == []
 
 
-@pytest.mark.usefixtures("up")
-def test_a_filter_lists_what_matches_sorted_and_cut(
-    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert code_of("queue", "--json", "--sender", "@example.org", "--sort", "size", "--limit", "1") == 0
-
-    (line,) = capsys.readouterr().out.splitlines()
+def test_a_filter_lists_what_matches_sorted_and_cut(operations: FakeOperations, run: Run) -> None:
+    (line,) = run(
+        "queue", "--json", *["--sender", "@example.org", "--sort", "size", "--limit", "1"]
+    ).out.splitlines()
     assert json.loads(line) == message_to_json(operations.messages[FIRST])
-    assert code_of("queue", "--user", "nobody-here") == 0
-    assert capsys.readouterr().out == "no message in the queue matches\n"
+    assert run("queue", "--user", "nobody-here").out == "no message in the queue matches\n"
 
 
-@pytest.mark.usefixtures("up")
-def test_a_summary_counts_by_age_as_qshape_does(capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of("queue", "--by", "sender") == 0
-
-    assert capsys.readouterr().out.splitlines() == [
-        "          sender  T  5  10  20  40  80  160  320  640  1280  1280+",
-        "           TOTAL  3  3   0   0   0   0    0    0    0     0      0",
-        "list@example.org  2  2   0   0   0   0    0    0    0     0      0",
-        "              <>  1  1   0   0   0   0    0    0    0     0      0",
+@pytest.mark.usefixtures("operations")
+def test_a_summary_counts_by_age_as_qshape_does(run: Run) -> None:
+    assert [line.split() for line in run("queue", "--by", "sender").out.splitlines()] == [
+        ["sender", "T", *["5", "10", "20", "40", "80", "160", "320", "640", "1280", "1280+"]],
+        ["TOTAL", "3", "3", *"0" * 9],
+        ["list@example.org", "2", "2", *"0" * 9],
+        ["<>", "1", "1", *"0" * 9],
     ]
-    assert code_of("queue", "--by", "domain", "--json", "--limit", "1") == 0
-    total, most = map(json.loads, capsys.readouterr().out.splitlines())
+    out = run("queue", "--by", "domain", "--json", "--limit", "1").out
+    total, most = map(json.loads, out.splitlines())
     assert (total["key"], total["messages"], total["recipients"]) == (None, 3, 6)
-    assert (most["key"], most["messages"], most["recipients"]) == ("example.com", 3, 3)
-    assert most["messages_by_age"]["below_5m"] == 3
+    assert (most["key"], most["messages"], most["messages_by_age"]["below_5m"]) == ("example.com", 3, 3)
 
 
-@pytest.mark.usefixtures("up")
-def test_a_verb_with_filters_shows_and_changes_nothing(
-    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert code_of("queue", "delete", "--sender", "@example.org") == 0
-
-    assert operations.asked == []
-    _, first, second, _, *would = capsys.readouterr().out.splitlines()
-    assert first.startswith(FIRST)
-    assert second.startswith(SECOND)
+def test_a_verb_with_filters_acts_only_with_yes(operations: FakeOperations, run: Run) -> None:
+    _, first, second, _, *would = run("queue", "delete", "--sender", "@example.org").out.splitlines()
+    assert (first.split()[0], second.split()[0]) == (FIRST, f"{SECOND}*")
     assert would == [
         "Nothing was done.  With --yes:",
         "  1 messages, 2 recipients: deleted",
         "  1 messages, 2 recipients: it is in a transaction, try again later",
     ]
-
-
-@pytest.mark.usefixtures("up")
-def test_with_yes_a_verb_acts_on_what_its_filters_list(
-    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["queue", "release", "--sender", "<>", "--state", "held", "--state", "waiting", "--yes"]
-    assert code_of(*arguments) == 0
-
-    assert operations.asked == [("release", (REPORT,))]
-    assert operations.among == (QueueState.HELD, QueueState.WAITING)
-    assert capsys.readouterr().out.startswith(f"{REPORT}: released")
-    assert code_of("queue", "delete", "--user", "nobody-here", "--yes") == 0
-    assert len(operations.asked) == 1
-
-
-STEERING = b"Subject: \x1b[2Jhi\r\n\r\n\xff\tend\r\n.\r\nlast"
-
-
-@pytest.mark.usefixtures("up")
-def test_content_is_printed_byte_for_byte(
-    operations: FakeOperations, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    operations.chunks = [STEERING, b"\r\n" * 100_000]
-
-    assert code_of("queue", "content", FIRST) == 0
-    assert capfdbinary.readouterr().out == STEERING + b"\r\n" * 100_000
+    assert run("queue", "delete", "--user", "nobody-here", "--yes") == (0, "", "")
     assert operations.asked == []
 
+    done = run("queue", *["release", "--sender", "<>", "--state", "held", "--state", "waiting", "--yes"])
+    assert done.out.startswith(f"{REPORT}: released")
+    assert operations.asked == [("release", (REPORT,))]
+    assert operations.among == (QueueState.HELD, QueueState.WAITING)
 
-@pytest.mark.usefixtures("up")
-def test_content_steers_no_terminal(operations: FakeOperations) -> None:
+
+def test_content_is_printed_byte_for_byte_and_steers_no_terminal(
+    operations: FakeOperations, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     operations.chunks = [STEERING[:12], STEERING[12:]]
-
     lines = on_a_terminal(80, "queue", "content", FIRST)
     assert lines == ["Subject: \\x1b[2Jhi", "", "\ufffd end", ".", "last"]
-
-
-@pytest.mark.usefixtures("up")
-def test_content_that_ends_too_early_is_not_taken_for_whole(operations: FakeOperations) -> None:
-    operations.chunks, operations.content_ends = [b"Subject: half\r\n"], "its checksum is wrong"
-
+    operations.chunks.append(b"\r\n" * 100_000)
+    assert code_of("queue", "content", FIRST) == 0
+    assert capfdbinary.readouterr().out == STEERING + b"\r\n" * 100_000
+    operations.content_ends = "its checksum is wrong"
     assert code_of("queue", "content", FIRST) == 1
 
 
-def test_what_goes_first_is_refused_while_the_relay_is_down(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert code_of("queue", "first", FIRST, "--policy", str(write_policy(tmp_path))) == 1
+def test_what_is_not_read_yet_is_told(operations: FakeOperations, run: Run) -> None:
+    operations.shown = replace(a_snapshot(), recovering=7)
+    said = "about 7 messages are not read yet after the start"
+    assert said in run("status").out
+    assert said in run("queue").err
+    assert said in run("queue", "hold", "ALL", "--yes").err
+    for verb in ("show", "hold"):
+        code, _, err = run("queue", verb, ABSENT)
+        assert (code, f"{ABSENT}: not known yet" in err) == (os.EX_TEMPFAIL, True)
 
-    assert f"{FIRST}: the relay is down: " in capsys.readouterr().err
+
+@pytest.mark.usefixtures("policy_path")
+def test_what_goes_first_is_refused_while_the_relay_is_down(run: Run) -> None:
+    code, _, err = run("queue", "first", FIRST)
+    assert code == 1
+    assert err.startswith(f"{FIRST}: the relay is down: ")

@@ -17,7 +17,7 @@ from tests.unit.cli.terminal import forked
 POLICY = """
 spool: {spool}
 listen:
-  - {{address: "127.0.0.1:{port}", clients: [127.0.0.0/8], max_size: 1K, max_hops: 2, max_recipients: 3}}
+  - {{address: "127.0.0.1:1", clients: [127.0.0.0/8], max_size: 1K, max_hops: 2, max_recipients: 3}}
 hostname: relay.test
 upstreams: {{isp: {{host: 127.0.0.1, port: 9, tls: none, limits: []}}}}
 """
@@ -32,14 +32,17 @@ def policy(tmp_path: Path) -> Path:
 
 
 def written(folder: Path, spool: str) -> Path:
-    # Port 1 of loopback: nobody listens there.
+    """Write a policy on whose port of loopback nobody listens."""
     path = folder / "policy.yaml"
-    path.write_text(POLICY.format(spool=spool, port=1))
+    path.write_text(POLICY.format(spool=spool))
     return path
 
 
-def call(policy: Path, *words: str, text: bytes = TEXT) -> subprocess.CompletedProcess[bytes]:
-    return forked("sendmail", *words, given=text, RELAY_POLICY=str(policy))
+def call(
+    policy: Path, *words: str, text: bytes = TEXT, called: str = ""
+) -> subprocess.CompletedProcess[bytes]:
+    program = {"called": f"/usr/sbin/{called}"} if called else {}
+    return forked(*([] if called else ["sendmail"]), *words, given=text, RELAY_POLICY=str(policy), **program)
 
 
 def queued(policy: Path) -> list[Message]:
@@ -65,7 +68,6 @@ def content_of(message: Message) -> bytes:
 def test_what_exits_0_is_in_the_spool(policy: Path) -> None:
     done = call(policy, "-i", "-f", "a@b.test", "--", "x@y.test", "root")
     (message,) = queued(policy)
-
     assert (done.returncode, done.stdout, done.stderr) == (os.EX_OK, b"", b"")
     assert message.envelope.reverse_path == "a@b.test"
     assert message.envelope.recipients == ("x@y.test", "root@relay.test")
@@ -75,7 +77,6 @@ def test_what_exits_0_is_in_the_spool(policy: Path) -> None:
 def test_a_lone_dot_ends_the_message_without_i(policy: Path) -> None:
     assert call(policy, "-t").returncode == os.EX_OK
     (message,) = queued(policy)
-
     assert message.envelope.recipients == ("c@d.test",)
     assert content_of(message) == CONTENT.partition(b".\r\nbye")[0]
 
@@ -83,9 +84,7 @@ def test_a_lone_dot_ends_the_message_without_i(policy: Path) -> None:
 def test_eight_bit_content_is_known_as_such(policy: Path) -> None:
     assert call(policy, "ö@d.test", text="Subject: ö\n\nü\n".encode()).returncode == os.EX_OK
     (message,) = queued(policy)
-
-    assert message.shape.eight_bit
-    assert message.shape.smtputf8
+    assert (message.shape.eight_bit, message.shape.smtputf8) == (True, True)
     assert message.envelope.protocol == "UTF8SMTP"
 
 
@@ -106,57 +105,39 @@ def test_what_is_refused_is_not_queued_and_told_of(
     policy: Path, words: list[str], text: bytes, exit_code: int
 ) -> None:
     done = call(policy, *words, text=text)
-
     assert done.returncode == exit_code
     assert done.stderr.startswith(b"sendmail: ")
     assert queued(policy) == []
 
 
-def test_a_spool_of_others_and_no_relay_is_for_later(tmp_path: Path) -> None:
-    policy = written(tmp_path, "./none")
-    done = call(policy, "c@d.test")
-
-    assert done.returncode == os.EX_TEMPFAIL
-    assert not (tmp_path / "none").exists()
-    assert call(policy, "-bs").stdout.startswith(b"421 4.3.0 ")
-
-
-def test_a_spool_of_another_format_is_left_alone(policy: Path) -> None:
+def test_where_nobody_may_take_it_the_caller_is_told(policy: Path) -> None:
     (policy.parent / "spool" / "format").write_text("relay spool 9 other\n")
-
     assert call(policy, "c@d.test").returncode == os.EX_CONFIG
     assert [path.name for path in (policy.parent / "spool").iterdir()] == ["format"]
-
-
-def test_a_broken_policy_is_78(policy: Path) -> None:
+    written(policy.parent, "./none")
+    assert call(policy, "c@d.test").returncode == os.EX_TEMPFAIL
+    assert call(policy, "-bs").stdout.startswith(b"421 4.3.0 ")
+    assert not (policy.parent / "none").exists()
     policy.write_text("spool: [")
-
     assert call(policy, "c@d.test").returncode == os.EX_CONFIG
 
 
 def test_bs_speaks_as_the_listener_does(policy: Path) -> None:
     lines = ["EHLO me", "MAIL FROM:<a@b.test>", "RCPT TO:<c@d.test>", "DATA", "x: y", "", "..z", ".", "QUIT"]
-    done = call(policy, "-bs", text="".join(f"{line}\r\n" for line in lines).encode())
-    (message,) = queued(policy)
+    text = "".join(f"{line}\r\n" for line in lines).encode()
+    assert call(policy, "-bs", text=text.partition(b"\r\n.\r\n")[0]).returncode == os.EX_OK
+    assert queued(policy) == [], "without its final dot"
 
+    done = call(policy, "-bs", text=text)
+    (message,) = queued(policy)
     codes = [line[:3] for line in done.stdout.split(b"\r\n") if line[3:4] == b" "]
     assert codes == [b"220", b"250", b"250", b"250", b"354", b"250", b"221"]
     assert (message.content or b"").endswith(b"\r\nx: y\r\n\r\n.z\r\n")
 
 
-def test_bs_without_its_final_dot_queues_nothing(policy: Path) -> None:
-    lines = "EHLO me\r\nMAIL FROM:<a@b.test>\r\nRCPT TO:<c@d.test>\r\nDATA\r\nhello\r\n"
-
-    assert call(policy, "-bs", text=lines.encode()).returncode == os.EX_OK
-    assert queued(policy) == []
-
-
 def test_links_act_by_their_names(policy: Path) -> None:
-    def called(name: str, *words: str) -> subprocess.CompletedProcess[bytes]:
-        return forked(*words, called=f"/usr/sbin/{name}", given=TEXT, RELAY_POLICY=str(policy))
-
-    assert called("newaliases").returncode == os.EX_OK
-    assert called("mailq").stdout == b"Mail queue is empty\n"
-    assert called("sendmail", "-t").returncode == os.EX_OK
-    listed = called("mailq").stdout.decode().splitlines()
+    assert call(policy, called="newaliases").returncode == os.EX_OK
+    assert call(policy, called="mailq").stdout == b"Mail queue is empty\n"
+    assert call(policy, "-t", called="sendmail").returncode == os.EX_OK
+    listed = call(policy, called="mailq").stdout.decode().splitlines()
     assert listed[2:] == [" " * 47 + "c@d.test", "", "-- 1 Kbytes in 1 Request."]

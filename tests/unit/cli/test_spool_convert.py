@@ -10,16 +10,17 @@ from tests.engines.spool.engine import ENVELOPE, accept, claimed, settle
 from tests.engines.spool.log_engine import log_on_the_kernel
 from tests.engines.spool.maildir_engine import MaildirEngine, on_the_kernel
 from tests.fakes.operations import FakeOperations
-from tests.unit.cli.control import code_of, relay_up, write_policy
+from tests.unit.cli.conftest import Run
+from tests.unit.cli.control import relay_up, write_policy
 
 FORMATS = {"maildir": "relay spool 1 maildir\n", "log": "relay spool 1 log\n"}
+CONVERT = ("spool", "convert", "--to", "log")
 
 
 @pytest.fixture
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MaildirEngine:
+def engine(policy_path: Path) -> MaildirEngine:
     """Return a spool with one message to three, held, and a policy that asks for a maildir."""
-    monkeypatch.setenv("RELAY_POLICY", str(write_policy(tmp_path)))
-    made = on_the_kernel(tmp_path)
+    made = on_the_kernel(policy_path.parent)
     spool, intake = made.start(), made.intake()
     queue_id = accept(intake)
     claimed(spool)
@@ -34,61 +35,51 @@ def format_of(engine: MaildirEngine) -> str:
 
 
 def test_it_says_what_it_did_and_what_the_policy_is_to_say(
-    engine: MaildirEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: MaildirEngine, tmp_path: Path, run: Run
 ) -> None:
-    assert code_of("spool", "convert", "--to", "log", "--dry-run") == os.EX_OK
-    assert format_of(engine) == FORMATS["maildir"]
-    capsys.readouterr()
-    assert code_of("spool", "convert", "--to", "log") == os.EX_OK
-    assert capsys.readouterr().out.splitlines() == [
+    assert run(*CONVERT).out.splitlines() == [
         f"{engine.root}: maildir to log: 1 messages, 1 of them held, 3 recipients to do",
         f"now let the policy say  spool: {{path: {engine.root}, engine: log}}",
     ]
     assert format_of(engine) == FORMATS["log"]
     write_policy(tmp_path, engine="log")
-    assert code_of("spool", "convert") == os.EX_OK
-    assert capsys.readouterr().out == f"{engine.root}: is of the engine log\n"
+    assert run("spool", "convert") == (os.EX_OK, f"{engine.root}: is of the engine log\n", "")
     spool = log_on_the_kernel(tmp_path).start()
     assert [message.is_held for message in claimed(spool)] == [True]
     spool.close()
     write_policy(tmp_path, engine="maildir")
-    assert code_of("spool", "convert") == os.EX_OK
+    assert run("spool", "convert").code == os.EX_OK
     assert format_of(engine) == FORMATS["maildir"]
 
 
-def test_a_relay_that_runs_is_not_disturbed(
-    engine: MaildirEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with relay_up(tmp_path / "spool", FakeOperations()):
-        assert code_of("spool", "convert", "--to", "log") == os.EX_TEMPFAIL
-    assert "stop it first" in capsys.readouterr().err
-    sender = engine.start()
-    assert code_of("spool", "convert", "--to", "log") == os.EX_TEMPFAIL
-    assert "is held by process" in capsys.readouterr().err
-    sender.close()
-    listener = engine.intake()
-    assert code_of("spool", "convert", "--to", "log") == os.EX_TEMPFAIL
-    assert "a listener takes mail" in capsys.readouterr().err
-    listener.close()
+def test_who_uses_the_spool_is_not_disturbed(engine: MaildirEngine, run: Run) -> None:
+    said = []
+    with relay_up(Path(engine.root), FakeOperations()):
+        said.append(run(*CONVERT))
+    for held in (engine.start, engine.intake):
+        opened = held()
+        said.append(run(*CONVERT))
+        opened.close()
+    assert [ran.code for ran in said] == [os.EX_TEMPFAIL] * 3
+    for ran, why in zip(said, ("stop it first", "is held by process", "a listener takes mail"), strict=True):
+        assert why in ran.err
     assert format_of(engine) == FORMATS["maildir"]
 
 
-def test_no_spool_and_no_such_engine_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("RELAY_POLICY", str(write_policy(tmp_path)))
-    assert code_of("spool", "convert", "--to", "log") == os.EX_IOERR
-    assert "no spool is here" in capsys.readouterr().err
-    assert code_of("spool", "convert", "--to", "mbox") == os.EX_USAGE
+@pytest.mark.usefixtures("policy_path")
+def test_no_spool_and_no_such_engine_are_told(run: Run) -> None:
+    code, _, err = run(*CONVERT)
+    assert (code, "no spool is here" in err) == (os.EX_IOERR, True)
+    assert run("spool", "convert", "--to", "mbox").code == os.EX_USAGE
 
 
-@pytest.mark.parametrize("arguments", [["queue"], ["status"], ["queue", "hold", "0000000000000001"]])
+@pytest.mark.parametrize("arguments", [["queue"], ["fsck"], ["queue", "hold", "0000000000000001"]])
 def test_another_engine_than_the_policys_is_refused_with_the_way_out(
-    engine: MaildirEngine, tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+    engine: MaildirEngine, tmp_path: Path, arguments: list[str], run: Run
 ) -> None:
     write_policy(tmp_path, engine="log")
     before = sorted(Path(engine.root).iterdir())
-    assert code_of(*arguments) == os.EX_CONFIG
-    assert "relay spool convert --to log" in capsys.readouterr().err
+    code, _, err = run(*arguments)
+    assert (code, "relay spool convert --to log" in err) == (os.EX_CONFIG, True)
     # Nothing of the other engine was made there.
     assert sorted(Path(engine.root).iterdir()) == before

@@ -9,9 +9,9 @@ from typing import BinaryIO
 
 import click
 
-from relay.cli.locate import Where, where_options
-from relay.cli.operate import ask, checked_ids, echo_content, told
-from relay.cli.options import printable
+from relay.cli.locate import ask
+from relay.cli.options import Where, ids_argument, printable, where_options
+from relay.cli.queue import echo_content, told
 from relay.control.operations import OK, Session
 from relay.mail.envelope import QueueId
 from relay.status.snapshot import detail_to_json
@@ -25,7 +25,7 @@ class NotWritten(click.ClickException):
 
 
 @click.command()
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@ids_argument
 @where_options
 @click.option(
     "--output",
@@ -33,41 +33,22 @@ class NotWritten(click.ClickException):
     metavar="DIR",
     help="Write ID.eml and ID.json to this folder; nothing that is there is replaced.",
 )
-@click.option("--envelope", "is_envelope", is_flag=True, help="Print the envelope as JSON, not the content.")
-def export(
-    policy_path: Path, spool: Path | None, ids: Sequence[str], *, output: Path | None, is_envelope: bool
-) -> int:
+def export(where: Where, ids: Sequence[QueueId], *, output: Path | None) -> int:
     """Write messages of the queue as .eml, each with its envelope.
 
     The content goes to stdout as it is stored; with --output each message becomes two files, the content
     and its envelope: from whom, to whom and how far, when and from where it came.  `-` reads ids from
     stdin.  Works with the relay up or down, and changes nothing.
     """
-    where = Where(policy_path, spool)
-    queue_ids = checked_ids(ids)
-    if output is not None:
-        if is_envelope:
-            raise click.UsageError("--envelope prints; --output writes it beside the content")
-        try:
-            output.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise NotWritten(f"{output}: {error.strerror}") from error
-        return told(ask(where, lambda session: _to_files(session, queue_ids, output)))
-    if is_envelope:
-        return told(ask(where, lambda session: _envelopes(session, queue_ids)))
-    if len(queue_ids) != 1:
-        raise click.UsageError("several messages need --output DIR")
-    return told({queue_ids[0]: echo_content(where, queue_ids[0])})
-
-
-async def _envelopes(session: Session, queue_ids: Sequence[QueueId]) -> dict[QueueId, str]:
-    results = {}
-    for queue_id in queue_ids:
-        shown = await session.show(queue_id)
-        results[queue_id] = shown if isinstance(shown, str) else OK
-        if not isinstance(shown, str):
-            click.echo(json.dumps(detail_to_json(shown)))
-    return results
+    if output is None:
+        if len(ids) != 1:
+            raise click.UsageError("several messages need --output DIR")
+        return echo_content(where, ids[0])
+    try:
+        output.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise NotWritten(f"{output}: {error.strerror}") from error
+    return told(ask(where, lambda session: _to_files(session, ids, output)))
 
 
 async def _to_files(session: Session, queue_ids: Sequence[QueueId], folder: Path) -> dict[QueueId, str]:

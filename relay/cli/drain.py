@@ -11,10 +11,9 @@ from pathlib import Path
 
 import click
 
-from relay.cli.local_mail.sendmail import author_of, hostname_of
-from relay.cli.locate import Where, found_policy, where_options
-from relay.cli.options import printable
-from relay.policy.model import Policy
+from relay.cli.locate import found_policy
+from relay.cli.options import Where, printable, where_options
+from relay.cli.sendmail import author_of, failure_of, hostname_of
 from relay.spool.disk.durable import RealDisk
 from relay.submission.composing import EnvelopeSource
 from relay.submission.handover import Handover, Refusal, taker
@@ -38,8 +37,7 @@ from relay.submission.maildir_drain import MaildirDrain, NotRemoved
 )
 @where_options
 def drain(
-    policy_path: Path,
-    spool: Path | None,
+    where: Where,
     maildir: Path,
     *,
     prefix: str,
@@ -54,38 +52,27 @@ def drain(
     """
     if prefix and (recipients or takes_header):
         raise click.UsageError("--prefix is about Delivered-To, which --to and -t leave alone")
-    policy = found_policy(Where(policy_path, spool))
+    policy = found_policy(where)
     hostname = hostname_of(policy)
-    draining = MaildirDrain(
-        str(maildir),
-        RealDisk(),
-        EnvelopeSource(prefix, recipients, takes_header),
-        lambda: author_of(hostname, sender),
-        _tell,
-    )
+    source = EnvelopeSource(prefix, recipients, takes_header)
+
+    @contextmanager
+    def session() -> Iterator[Handover]:
+        with taker(policy, hostname, _tell) as connected:
+            yield Handover(connected, hostname)
+
+    draining = MaildirDrain(str(maildir), RealDisk(), source, lambda: author_of(hostname, sender), _tell)
     try:
-        drained = draining.drain(lambda: _session(policy, hostname))
-    except Refusal as refusal:
-        _tell(str(refusal))
-        return refusal.exit_code
+        drained = draining.drain(session)
     except NotRemoved as error:
         _tell(f"{error}; remove it before the next drain, or it goes twice")
         return os.EX_NOPERM
-    except ValueError as error:
-        _tell(str(error))
-        return os.EX_CONFIG
-    except OSError as error:
-        _tell(f"{error.strerror or error}")
-        return os.EX_TEMPFAIL
-    left = drained.later + drained.refused
-    click.echo(f"{drained.taken} taken, {left} left")
+    except (Refusal, ValueError, OSError) as error:
+        why, code = failure_of(error)
+        _tell(why)
+        return code
+    click.echo(f"{drained.taken} taken, {drained.later + drained.refused} left")
     return drained.exit_code
-
-
-@contextmanager
-def _session(policy: Policy, hostname: str) -> Iterator[Handover]:
-    with taker(policy, hostname, _tell) as connected:
-        yield Handover(connected, hostname)
 
 
 def _tell(text: str) -> None:

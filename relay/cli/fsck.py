@@ -9,19 +9,18 @@ another user.
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 import click
 
-from relay.cli.locate import Where, found_policy, where_options
-from relay.cli.options import Misconfigured, NotPermitted, printable
+from relay.cli.locate import found_policy
+from relay.cli.options import Where, json_option, own_spool, printable, where_options
 from relay.clock import SystemClock
 from relay.control.offline import refuse_strangers
 from relay.policy.model import Policy
 from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import engine_of, open_spool
-from relay.spool.interface import Corrupt, Spool, SpoolBusy, SpoolError
+from relay.spool.interface import Corrupt, Spool, SpoolBusy
 from relay.throttle.history import NOTHING_SENT
 from relay.throttle.history_check import Finding, history_findings
 
@@ -30,18 +29,14 @@ AT_ONCE = 256
 MOST_LISTED = 1000
 
 
-class NotReadable(click.ClickException):
-    exit_code = os.EX_IOERR
-
-
-class NoSpool(NotReadable):
+class NoSpool(click.ClickException):
     exit_code = os.EX_NOINPUT
 
 
 @click.command()
 @where_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
-def fsck(policy_path: Path, spool: Path | None, *, as_json: bool) -> int:
+@json_option
+def fsck(where: Where, *, as_json: bool) -> int:
     """Read every message of the spool, and the histories.
 
     No relay may run; while one runs, only the histories are read.  Each finding is a line: the path,
@@ -49,41 +44,35 @@ def fsck(policy_path: Path, spool: Path | None, *, as_json: bool) -> int:
     message is moved to corrupt/, as a start of the relay does it.  Exit codes: 0 nothing found, 1 the relay
     repairs it by itself, 65 damage, 75 a relay runs.
     """
-    policy = found_policy(Where(policy_path, spool))
+    policy = found_policy(where)
     busy, messages, findings = "", 0, list[Finding]()
-    try:
+    with own_spool():
         if engine_of(str(policy.spool), RealDisk()) is None:
-            raise FileNotFoundError(2, os.strerror(2), str(policy.spool))
+            raise NoSpool(f"{policy.spool}: no spool is here")
         refuse_strangers(policy.spool)
         try:
             messages, findings = _of_spool(policy)
         except SpoolBusy as error:
             busy = str(error)
         findings += _of_histories(policy)
-    except ValueError as error:
-        raise Misconfigured(str(error)) from error
-    except SpoolError as error:
-        raise NotReadable(str(error)) from error
-    except OSError as error:
-        kinds: dict[type[OSError], type[click.ClickException]]
-        kinds = {FileNotFoundError: NoSpool, PermissionError: NotPermitted}
-        kind = kinds.get(type(error), NotReadable)
-        raise kind(f"{error.filename or policy.spool}: {error.strerror or error}") from error
-    damage = sum(finding.is_damage for finding in findings)
+    damages = sum(finding.is_damage for finding in findings)
     for finding in findings:
         click.echo(json.dumps(_json(finding)) if as_json else _line(finding))
-    summary = {
-        "finding": "summary",
-        "path": printable(str(policy.spool)),
-        "messages": None if busy else messages,
-        "findings": len(findings),
-        "damages": damage,
-        "busy": printable(busy) or None,
-    }
-    found = f"{len(findings)} findings, {damage} of them damage" if findings else "clean"
-    read = f"not read: {busy}; stop the relay and run this again" if busy else f"{messages} messages"
-    click.echo(json.dumps(summary) if as_json else printable(f"{policy.spool}: {read}, {found}"))
-    if damage:
+    if as_json:
+        summary = {
+            "finding": "summary",
+            "path": printable(policy.spool),
+            "messages": None if busy else messages,
+            "findings": len(findings),
+            "damages": damages,
+            "busy": printable(busy) or None,
+        }
+        click.echo(json.dumps(summary))
+    else:
+        found = f"{len(findings)} findings, {damages} of them damage" if findings else "clean"
+        read = f"not read: {busy}; stop the relay and run this again" if busy else f"{messages} messages"
+        click.echo(printable(f"{policy.spool}: {read}, {found}"))
+    if damages:
         return os.EX_DATAERR
     return os.EX_TEMPFAIL if busy else FINDINGS_THAT_NEED_NOBODY if findings else os.EX_OK
 
@@ -140,12 +129,12 @@ def _line(finding: Finding) -> str:
 
 
 def _json(finding: Finding) -> dict[str, str | bool | None]:
-    values = asdict(finding)
+    """Keys may be added, never renamed."""
     return {
         "finding": finding.kind,
-        "path": printable(values["path"]),
-        "what": printable(values["what"]),
-        "relay": values["becomes"],
-        "operator": values["advice"] or None,
+        "path": printable(finding.path),
+        "what": printable(finding.what),
+        "relay": finding.becomes,
+        "operator": finding.advice or None,
         "damage": finding.is_damage,
     }

@@ -14,17 +14,16 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import make_msgid
 from pathlib import Path
-from typing import BinaryIO
 
 import click
 
-from relay.cli.locate import Where, found_policy
-from relay.cli.options import POLICY_VARIABLE, SYSTEM_POLICY, default_policy, printable
+from relay.cli.locate import found_policy
+from relay.cli.options import POLICY_VARIABLE, SYSTEM_POLICY, Where, default_policy, printable
 from relay.clock import SECOND_NS, SystemClock
 from relay.policy.model import Policy
 from relay.submission.addresses import NotAnAddress
 from relay.submission.command_line import Mode, SendmailCall, WrongUsage, parse_call
-from relay.submission.composing import Author, Submission, submitted
+from relay.submission.composing import Author, submitted
 from relay.submission.handover import Handover, Refusal, bridged, taker
 
 _STANDS_FOR = {"sendmail": (), "mailq": ("-bp",), "newaliases": ("-bi",)}
@@ -65,53 +64,59 @@ def run_sendmail(words: Sequence[str], policy_path: Path) -> int:
     try:
         call = parse_call(words)
         where = Where(call.policy or Path(os.environ.get(POLICY_VARIABLE, policy_path)), call.spool)
-        return _acted(call, where)
-    except WrongUsage as wrong:
-        return _failed(str(wrong), os.EX_USAGE)
-    except NotAnAddress as error:
-        return _failed(str(error), os.EX_DATAERR)
-    except Refusal as refusal:
-        return _failed(str(refusal), refusal.exit_code)
-    except ValueError as error:
-        return _failed(str(error), os.EX_CONFIG)
-    except OSError as error:
-        return _failed(f"{error.strerror or error}, nothing was queued", os.EX_TEMPFAIL)
+        _act(call, where)
+    except (Refusal, WrongUsage, ValueError, OSError) as error:
+        why, code = failure_of(error)
+        _tell(why)
+        return code
+    return os.EX_OK
 
 
-def _acted(call: SendmailCall, where: Where) -> int:
+def failure_of(error: Exception) -> tuple[str, int]:
+    """Return what to tell of a message that was not taken, and the exit code."""
+    match error:
+        case Refusal():
+            return str(error), error.exit_code
+        case WrongUsage():
+            return str(error), os.EX_USAGE
+        case NotAnAddress():
+            return str(error), os.EX_DATAERR
+        case OSError():
+            return f"{error.strerror or error}, nothing was queued", os.EX_TEMPFAIL
+    return str(error), os.EX_CONFIG
+
+
+def _act(call: SendmailCall, where: Where) -> None:
     match call.mode:
         case Mode.SUBMIT:
-            return _submit(call, found_policy(where))
+            _submit(call, found_policy(where))
         case Mode.SMTP:
-            return _speak(found_policy(where))
+            _speak(found_policy(where))
         case Mode.LIST | Mode.FLUSH:
             # Imported only here: it takes as long to load as a message takes to be handed over.
-            from relay.cli.local_mail import asking  # noqa: PLC0415 - see above
+            from relay.cli.mailq import flush, mailq  # noqa: PLC0415 - see above
 
-            for line in asking.mailq(where) if call.mode is Mode.LIST else asking.flush(where):
+            if call.mode is Mode.FLUSH:
+                flush(where)
+                return
+            for line in mailq(where):
                 click.echo(line)
         case Mode.NEW_ALIASES:
             pass  # there are none
-    return os.EX_OK
 
 
-def _submit(call: SendmailCall, policy: Policy) -> int:
+def _submit(call: SendmailCall, policy: Policy) -> None:
     if not (call.recipients or call.takes_header):
         raise WrongUsage("no recipients: name them, or take those of the header with -t")
     hostname = hostname_of(policy)
-    submission = _composed(call, hostname)
-    if not submission.recipients:
-        raise NotAnAddress("the header names no recipient")
-    with taker(policy, hostname, _tell) as connected:
-        Handover(connected, hostname).give(submission)
-    return os.EX_OK
-
-
-def _composed(call: SendmailCall, hostname: str) -> Submission:
     text = read_message(sys.stdin.buffer, dot_ends=call.dot_ends)
     author = author_of(hostname, call.sender, call.full_name)
     submission = submitted(text, author, call.recipients, takes_header=call.takes_header)
-    return replace(submission, notify=call.notify, ret=call.ret, envid=call.envid)
+    if not submission.recipients:
+        raise NotAnAddress("the header names no recipient")
+    with taker(policy, hostname, _tell) as connected:
+        asked = replace(submission, notify=call.notify, ret=call.ret, envid=call.envid)
+        Handover(connected, hostname).give(asked)
 
 
 def author_of(hostname: str, sender: str | None, full_name: str | None = None) -> Author:
@@ -126,7 +131,7 @@ def author_of(hostname: str, sender: str | None, full_name: str | None = None) -
     )
 
 
-def read_message(stream: Iterable[bytes] | BinaryIO, *, dot_ends: bool) -> bytes:
+def read_message(stream: Iterable[bytes], *, dot_ends: bool) -> bytes:
     """Return all lines, or those before a line of a single dot, behind which nothing is read."""
     lines: list[bytes] = []
     size_bytes = 0
@@ -140,7 +145,7 @@ def read_message(stream: Iterable[bytes] | BinaryIO, *, dot_ends: bool) -> bytes
     return b"".join(lines)
 
 
-def _speak(policy: Policy) -> int:
+def _speak(policy: Policy) -> None:
     try:
         with taker(policy, hostname_of(policy), _tell) as connected:
             bridged(connected, sys.stdin.fileno(), sys.stdout.fileno())
@@ -148,7 +153,6 @@ def _speak(policy: Policy) -> int:
         # The program at the other end reads replies, and perhaps no exit code.
         click.echo("421 4.3.0 The relay does not answer, try again later\r")
         raise
-    return os.EX_OK
 
 
 def hostname_of(policy: Policy) -> str:
@@ -164,8 +168,3 @@ def _user() -> str:
 
 def _tell(text: str) -> None:
     click.echo(f"sendmail: {printable(text)}", err=True)
-
-
-def _failed(why: str, exit_code: int) -> int:
-    _tell(why)
-    return exit_code

@@ -1,0 +1,60 @@
+"""`relay spool convert`: the spool, from one engine to another, while no relay runs."""
+
+import os
+
+import click
+
+from relay.cli.locate import found_policy
+from relay.cli.options import TryLater, Where, own_spool, printable, where_options
+from relay.clock import SystemClock
+from relay.control.client import ControlClient
+from relay.control.offline import refuse_strangers
+from relay.policy.model import SpoolEngine
+from relay.spool.convert import convert as convert_spool
+from relay.spool.disk.durable import RealDisk
+from relay.spool.interface import Full
+
+
+@click.group()
+def spool() -> None:
+    """Work on the spool as a whole."""
+
+
+@spool.command()
+@where_options
+@click.option(
+    "--to",
+    "target",
+    type=click.Choice([str(each) for each in SpoolEngine]),
+    help="Default: as the policy says.",
+)
+def convert(where: Where, *, target: str | None) -> None:
+    """Convert the spool from one engine to another.
+
+    No relay may run meanwhile.  All that is queued or held is kept, with all that is known of it; what is in
+    corrupt/ stays there.  Killed at any moment, the spool is the old one or the new one, and the same command
+    goes on.
+    """
+    policy = found_policy(where)
+    wanted = target or str(policy.storage.engine)
+    if ControlClient(policy.spool).is_up():
+        raise TryLater(f"a relay runs on {policy.spool}: stop it first")
+    refuse_strangers(policy.spool)
+    # Files of another mode would be set aside.
+    os.umask(0o077)
+    with own_spool():
+        try:
+            done = convert_spool(str(policy.spool), wanted, RealDisk(), SystemClock(), _tell_corrupt)
+        except Full as error:
+            raise TryLater(f"{error}; the spool is as it was: make room, and run this again") from error
+    words = f"is of the engine {done.now}"
+    if done.was != done.now:
+        what = f"{done.messages} messages, {done.held} of them held, {done.recipients} recipients to do"
+        words = f"{done.was} to {done.now}: {what}"
+    click.echo(printable(f"{policy.spool}: {words}"))
+    if wanted != policy.storage.engine:
+        click.echo(printable(f"now let the policy say  spool: {{path: {policy.spool}, engine: {wanted}}}"))
+
+
+def _tell_corrupt(name: str, why: str) -> None:
+    click.echo(printable(f"{name}: {why}; it is in corrupt/"), err=True)
