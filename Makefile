@@ -45,7 +45,7 @@ help:
 	@echo 'make crash   the long crash runs (SEED=, BUDGET= in seconds)'
 	@echo 'make bench   compare with Postfix and other rate limiters here (OPTIONS=--help)'
 	@echo 'make fmt     format the code          make clean   remove what these commands made'
-	@echo 'make docs    make the pages of docs/ that are made of the code: verdicts, replies, states, manual'
+	@echo 'make docs    make the pages of docs/ that are made of the code: verdicts, replies, manual'
 	@echo 'make lock    pin new versions (needs uv)'
 
 # exec: the relay takes the place of the shell, so signals and its exit status reach make unchanged.
@@ -130,7 +130,6 @@ fmt: $(TEST_READY)
 docs: $(TEST_READY)
 	$(RUN) -m relay explain-reply --table > docs/VERDICTS.md
 	$(RUN) -m tests.unit.policy.corpus > docs/REPLIES.md
-	$(RUN) -m tests.unit.verdicts.states_page > docs/states.md
 	$(RUN) -m tests.unit.cli.manual_pages
 
 # Not var/: there is the spool, and with it other people's mail.

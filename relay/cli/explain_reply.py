@@ -25,7 +25,7 @@ from relay.verdicts.decision import Standing, Terms, decide
 from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, Outcome, gravest
 from relay.verdicts.shield import Shield
-from relay.verdicts.verdict import BEFORE_MAIL, Judge, Layer, Rule, Ruling, Scope, Span, Verdict
+from relay.verdicts.verdict import BEFORE_MAIL, Judge, Layer, Rule, Ruling, Scope, Verdict
 
 _ASKED = {
     Layer.PHASE: "the phase",
@@ -133,8 +133,8 @@ def _hints(ruling: Ruling) -> Iterator[str]:
         yield f"wait     {span(ruling.retry_after_ns)}, as the reply asks"
     elif ruling.wait_ns is not None:
         yield f"wait     {span(ruling.wait_ns)} at least, as the rule says"
-    if ruling.span is not None:
-        yield f"window   {_window(ruling.span)}"
+    if ruling.window_ns is not None:
+        yield f"window   the reply speaks of a limit per {span(ruling.window_ns)}"
     if not ruling.may_probe:
         yield "probe    none: each attempt makes it worse"
 
@@ -145,10 +145,6 @@ def _decided(answer: Answer, settings: ShieldSettings | None) -> Answer:
     standing = Standing(QueueId(""), recipients=("",), left=(0,), asked=(0,), tried=frozenset())
     decision = decide(Outcome((answer,), pause=gravest([answer])), standing, _TERMS, shield)
     return decision.outcome.answers[0]
-
-
-def _window(span: Span) -> str:
-    return f"the reply speaks of a limit per {span}"
 
 
 def _place(rule: Rule, path: Path | None) -> str:

@@ -264,8 +264,7 @@ class Upstreams:
         if (ruling := answer.ruling) is not None and ruling.is_too_much:
             self._metrics.cut_off(name)
             windows = ", ".join(f"{each.used}/{each.label}" for each in throttle.usage())
-            named = None if ruling.named is None else ruling.named.slots
-            self._events.cut_off(upstream=name, windows=windows or "none", named=named)
+            self._events.cut_off(upstream=name, windows=windows or "none", named=ruling.named)
 
     async def _change(self, name: str, before: Upstream, upstream: Upstream) -> None:
         changed, known = self.in_use[name], self.in_use[name].known

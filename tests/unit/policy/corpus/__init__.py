@@ -8,9 +8,12 @@ import yaml
 
 from relay.policy.units import duration_ns
 from relay.smtp.reply import Phase, Reply, ReplyParser
-from relay.verdicts.verdict import Span
 
 FOLDER = Path(__file__).parent
+WINDOW_NS = {
+    name: duration_ns(text)
+    for name, text in (("second", "1s"), ("minute", "1m"), ("hour", "1h"), ("day", "1d"), ("month", "31d"))
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Case:
     """It must be judged so without the provider's rules as well."""
     wait_ns: int | None
     retry_after_ns: int | None
-    span: Span | None
+    window_ns: int | None
     probe: bool
     known: bool | None
     """Whether a rule has to know it, or must not: else the shield doubts it."""
@@ -65,7 +68,7 @@ def _cases(name: str) -> Iterator[Case]:
             entry.pop("generic", "same") == "same",
             duration_ns(wait) if wait else None,
             duration_ns(retry_after) if retry_after else None,
-            Span(span) if span else None,
+            WINDOW_NS[span] if span else None,
             entry.pop("probe", True),
             entry.pop("known", None),
             entry.pop("source"),
