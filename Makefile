@@ -45,7 +45,7 @@ help:
 	@echo 'make crash   the long crash runs (SEED=, BUDGET= in seconds)'
 	@echo 'make bench   compare with Postfix and other rate limiters here (OPTIONS=--help)'
 	@echo 'make fmt     format the code          make clean   remove what these commands made'
-	@echo 'make docs    make the pages of docs/ that are made of the code: verdicts, replies, manual'
+	@echo 'make docs    make the pages of docs/ that are made of the code: replies, manual'
 	@echo 'make lock    pin new versions (needs uv)'
 
 # exec: the relay takes the place of the shell, so signals and its exit status reach make unchanged.
@@ -128,7 +128,6 @@ fmt: $(TEST_READY)
 
 # These pages are made of the rules, the corpus and the tables of states; tests hold them to it.
 docs: $(TEST_READY)
-	$(RUN) -m relay explain-reply --table > docs/VERDICTS.md
 	$(RUN) -m tests.unit.policy.corpus > docs/REPLIES.md
 	$(RUN) -m tests.unit.cli.manual_pages
 

@@ -2,7 +2,7 @@
 
 Judges and decides as a running relay with this policy would, by the same functions: the first time that
 it hears such a reply, with nothing refused before.  Where the policy has routes it says so for each upstream
-that they name, and once for those of which it says the same.  `--table` prints the page docs/VERDICTS.md.
+that they name, and once for those of which it says the same.  `--table` prints all shipped rules.
 Sends nothing and needs no relay that runs.
 """
 
