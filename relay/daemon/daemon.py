@@ -94,7 +94,8 @@ class Daemon:
         if (doubt := doubt_about(root)) is not None:
             events.spool_failed(error=f"messages may not survive a loss of power: {doubt}")
         counts = ListenerCounts([str(listen.address) for listen in policy.listen])
-        listening = Listening(start, spool_intake(policy, host, events), events, counts, raise_limit())
+        intake = spool_intake(policy, host, events)
+        listening = Listening(start, intake, events, counts, clock=self._clock, limit=raise_limit())
         try:
             await listening.bind()
             start_threads()
