@@ -29,7 +29,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 PROGRAM = $(DESTDIR)$(PREFIX)/lib/relay
 SHARE = $(DESTDIR)$(PREFIX)/share
 
-.PHONY: help run demo install test test-all check lint coverage mutants corpus crash bench fmt docs lock clean
+.PHONY: help run demo install test test-all check lint size coverage mutants corpus crash bench fmt docs lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo 'make test    the tests that notice most, in two minutes and a half'
 	@echo 'make test-all   every test but the long crash runs, with the real peers that are there'
 	@echo 'make check   format, lint, types, and the tests of make test (make lint: without them)'
+	@echo 'make size    lines of each room, of the tests and pages, beside their budgets'
 	@echo 'make coverage   which branches the tests of rooms and the simulation reach'
 	@echo 'make mutants that the tests notice whatever is left out or slips'
 	@echo 'make corpus  send a folder of raw mail through a relay in every way, and compare bytes (DIR=)'
@@ -93,6 +94,9 @@ lint: $(TEST_READY)
 	$(RUN) -m ruff format --check relay tests
 	$(RUN) -m ruff check relay tests
 	$(RUN) -m mypy
+
+size:
+	@"$(PYTHON)" -m tests.size
 
 # Reported, without a bound.
 coverage: $(TEST_READY)
