@@ -29,7 +29,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 PROGRAM = $(DESTDIR)$(PREFIX)/lib/relay
 SHARE = $(DESTDIR)$(PREFIX)/share
 
-.PHONY: help run demo install test test-all check lint coverage changes corpus crash bench fmt docs lock clean
+.PHONY: help run demo install test test-all check lint size coverage changes corpus crash bench fmt docs lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -39,13 +39,14 @@ help:
 	@echo 'make test    the tests that notice most, in two minutes and a half'
 	@echo 'make test-all   every test but the long crash runs, with the real peers that are there'
 	@echo 'make check   format, lint, types, and the tests of make test (make lint: without them)'
+	@echo 'make size    lines of each room, of the tests and pages, beside their budgets'
 	@echo 'make coverage   which branches the tests of rooms and the simulation reach'
 	@echo 'make changes that the tests notice forty faults, put in by hand one at a time'
 	@echo 'make corpus  send a folder of raw mail through a relay in every way, and compare bytes (DIR=)'
 	@echo 'make crash   the long crash runs (SEED=, BUDGET= in seconds)'
 	@echo 'make bench   compare with Postfix and another rate limiter here (OPTIONS=--help)'
 	@echo 'make fmt     format the code          make clean   remove what these commands made'
-	@echo 'make docs    make the pages of docs/ that are made of the code: verdicts, states, events, manual'
+	@echo 'make docs    make the pages of docs/ that are made of the code: events, manual'
 	@echo 'make lock    pin new versions (needs uv)'
 
 # exec: the relay takes the place of the shell, so signals and its exit status reach make unchanged.
@@ -94,6 +95,9 @@ lint: $(TEST_READY)
 	$(RUN) -m ruff check relay tests
 	$(RUN) -m mypy
 
+size:
+	@"$(PYTHON)" -m tests.size
+
 # Reported, without a bound.
 coverage: $(TEST_READY)
 	@rm -rf .coverage && mkdir .coverage
@@ -125,7 +129,6 @@ fmt: $(TEST_READY)
 
 # These pages are made of the corpus and the tables of states; tests hold them to it.
 docs: $(TEST_READY)
-	$(RUN) -m tests.unit.verdicts.states_page > docs/states.md
 	$(RUN) -m tests.unit.telemetry.page
 	$(RUN) -m tests.unit.cli.manual_pages
 

@@ -137,8 +137,8 @@ def _explained(
         yield f"wait     {span(ruling.retry_after_ns)}, as the reply asks"
     elif ruling.wait_ns is not None:
         yield f"wait     {span(ruling.wait_ns)} at least, as the rule says"
-    if ruling.span is not None:
-        yield f"window   the reply speaks of a limit per {ruling.span}"
+    if ruling.window_ns is not None:
+        yield f"window   the reply speaks of a limit per {span(ruling.window_ns)}"
     if not ruling.may_probe:
         yield "probe    none: each attempt makes it worse"
 

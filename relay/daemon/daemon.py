@@ -91,7 +91,8 @@ class Daemon:
         spool = open_spool(policy, host.disk, self._clock, set_aside)
         if (doubt := doubt_about(root)) is not None:
             events.tell("spool_failed", error=f"messages may not survive a loss of power: {doubt}")
-        listening = Listening(start, spool_intake(policy, host, events), events, self._metrics, raise_limit())
+        intake = spool_intake(policy, host, events)
+        listening = Listening(start, intake, events, self._metrics, clock=self._clock, limit=raise_limit())
         try:
             await listening.bind()
             start_threads()

@@ -19,7 +19,7 @@ from relay.daemon.capacity import fitted, raise_limit
 from relay.daemon.listening import CLOSE_SECONDS
 from relay.daemon.loops import run, start_threads, tell_unhandled
 from relay.daemon.spool_intake import spool_intake
-from relay.listener.listener_files import ListenerFiles, read_listener_files
+from relay.listener.listener_files import ListenerFiles
 from relay.listener.quotas import Owner
 from relay.listener.server import Listener
 from relay.policy.source import parse_policy
@@ -52,7 +52,7 @@ async def take_mail(bound: socket.socket) -> None:
     metrics = Metrics(clock, events)
     observer = ListenerObserver(events, metrics, [name])
     intake = spool_intake(policy, Host(clock, RealDisk()), events)
-    files = ListenerFiles.from_order(orders["files"]) if orders["files"] else read_listener_files(listen)
+    files = ListenerFiles.from_order(orders["files"])
     listener = Listener(listen, orders["hostname"], intake, observer, files=files, clock=clock)
     obeying = asyncio.create_task(_obey(stdin, name, listener, events))
     loop.add_signal_handler(signal.SIGTERM, obeying.cancel)

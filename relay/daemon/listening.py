@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relay.clock import SystemClock
+from relay.clock import Clock
 from relay.daemon.capacity import EACH_CLIENT, fitted, listener_processes
 from relay.daemon.spool_intake import SpoolIntake
-from relay.listener.listener_files import ListenerFiles, read_listener_files
+from relay.listener.listener_files import ListenerFiles
 from relay.listener.quotas import Quotas
 from relay.listener.server import Listener, bind
 from relay.mail.formats import described
@@ -56,7 +56,7 @@ class _Listening:
     index: int
     listen: Listen
     bound: socket.socket | None = None
-    files: ListenerFiles | None = None
+    files: ListenerFiles = field(default_factory=ListenerFiles)
     listener: Listener | None = None
     """In this process."""
     orders: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -69,13 +69,21 @@ class _Listening:
 
 class Listening:
     def __init__(
-        self, start: Start, intake: SpoolIntake, events: Events, metrics: Metrics, limit: int
+        self,
+        start: Start,
+        intake: SpoolIntake,
+        events: Events,
+        metrics: Metrics,
+        *,
+        clock: Clock,
+        limit: int,
     ) -> None:
         """`limit` of descriptors, of each process; tell where the policy allows more clients than that."""
         self._start = start
         self._intake = intake
         self._events = events
         self._metrics = metrics
+        self._clock = clock
         self._limit = limit
         self._all = [_Listening(index, listen) for index, listen in enumerate(start.policy.listen)]
         self._here = [each for each in self._all if listener_processes(each.listen) == 0]
@@ -111,7 +119,7 @@ class Listening:
 
     async def start(self) -> None:
         names = [str(listen.address) for listen in self._start.policy.listen]
-        observer, clock = ListenerObserver(self._events, self._metrics, names), SystemClock()
+        observer = ListenerObserver(self._events, self._metrics, names)
         listens = fitted([each.listen for each in self._here], self._limit)
         for each, listen in zip(self._here, listens, strict=True):
             each.listener = Listener(
@@ -119,8 +127,8 @@ class Listening:
                 self._start.hostname,
                 self._intake,
                 observer,
-                files=each.files or read_listener_files(listen),
-                clock=clock,
+                files=each.files,
+                clock=self._clock,
             )
             await each.listener.start(each.bound)
         for each in self._all:
@@ -195,7 +203,7 @@ class Listening:
             raise AssertionError("a process without pipes")
         first = {"policy": start.text.decode("utf-8"), "path": str(start.path), "listen": of.index}
         first |= {"hostname": start.hostname, "style": start.style}
-        _order(orders, first | {"files": of.files and of.files.to_order()})
+        _order(orders, first | {"files": of.files.to_order()})
         of.orders.add(orders)
         try:
             await self._count(process.pid, counted)

@@ -16,9 +16,9 @@ from relay.policy.secrets import KeyPair, read_key_pair, read_users, serving
 
 @dataclass(frozen=True, slots=True)
 class ListenerFiles:
-    hashes: Mapping[str, str] = field(repr=False)
+    hashes: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Name to hash; empty without a users file."""
-    pair: KeyPair | None
+    pair: KeyPair | None = None
     """None without a certificate."""
 
     @property

@@ -274,8 +274,9 @@ class Account:
         if (ruling := answer.ruling) is not None and ruling.is_too_much:
             self._metrics.count("relay_upstream_cut_offs_total", self.name)
             windows = ", ".join(f"{each.used}/{each.label}" for each in self.throttle.usage())
-            named = None if ruling.named is None else ruling.named.slots
-            self._events.tell("cut_off", upstream=self.name, windows=windows or "none", named_slots=named)
+            self._events.tell(
+                "cut_off", upstream=self.name, windows=windows or "none", named_slots=ruling.named
+            )
 
     async def _open_history(self) -> None:
         """Read what the limits hold, unless that was done.  Raises HistoryError."""

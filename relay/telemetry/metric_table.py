@@ -163,7 +163,7 @@ _ROWS: tuple[tuple[str, Type, Source, str, str], ...] = (
     ("relay_notices_waiting", "gauge", "live", "", "Notices that wait to be told."),
     ("relay_upstream_state", "gauge", "snapshot", "upstream state", "1 for the state that holds, else 0."),
     ("relay_upstream_health", "gauge", "snapshot", "upstream health",
-     "1 for the state of docs/states.md that holds, else 0."),
+     "1 for the state of the upstream that holds, else 0."),
     ("relay_upstream_pauses_total", "counter", "live", "upstream", "Times that it was paused or stopped."),
     ("relay_upstream_cut_offs_total", "counter", "live", "upstream",
      "Refusals for having sent too much, after something had gone well."),

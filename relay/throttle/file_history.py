@@ -249,12 +249,12 @@ class FileHistory:
     def _at_now(self) -> At:
         wall_ns = self._clock.wall_ns()
         if self._at is None:
-            return At(self.now_ns, wall_ns, wall_ns)
+            return At(self.now_ns, wall_ns)
         # Each group is later than the one before, also where the clock says the same instant: of two with one
         # mark the second could be lost, and nobody would notice.
         boottime_ns = max(self.now_ns, self._at.boottime_ns + 1)
         passed_ns = boottime_ns - self._at.boottime_ns
-        return At(boottime_ns, wall_ns, max(wall_ns, self._at.mark_ns + passed_ns))
+        return At(boottime_ns, max(wall_ns, self._at.mark_ns + passed_ns))
 
     @contextlib.contextmanager
     def _giving_up(self, on: type[OSError] = OSError) -> Iterator[None]:

@@ -3,11 +3,11 @@
 A line is the CRC-32 of a JSON array, and that array, so that `cat` shows it:
 
     5f3a9c01 ["relay-history", 5, "6e2f…c1"]
-    1b2c3d4e [[8412345678901, 1760000000123456789, 1760000000123456789], ["reserved", 17, …], ["ended", …]]
+    1b2c3d4e [[8412345678901, 1760000000123456789], ["reserved", 17, …], ["ended", …]]
 
 The first line has the version and the boot id.  Each further one is a group: one commit, there whole or not
 at all.  Behind the last one the file may have zeros: room for the next ones, so that the file need not grow
-with each.  A group has BOOTTIME, WALL and MARK, when it was written by both clocks, and its events:
+with each.  A group has BOOTTIME and MARK, when it was written by both clocks, and its events:
 
     ["issued", ID]                             no id up to this one is given again
     ["reserved", ID, START, DEADLINE, MESSAGES, RECIPIENTS, CONNECTIONS, BYTES, SHARE…]
@@ -20,7 +20,7 @@ A share is [FOR_EACH, KEY, MESSAGES, RECIPIENTS, BYTES]: so much of it was of th
 user or lane.  A line has shares of those kinds of key that some limit of its writer had; what has none of
 a kind may have been of any key, and counts for every one, as does the key `%`.
 
-All instants but WALL and MARK are boottime of the boot that the first line names, in nanoseconds,
+All instants but MARK are boottime of the boot that the first line names, in nanoseconds,
 negative if before it.  MARK is the latest that the wall clock has ever implied that instant to be: the
 clock's high-water mark, carried on by boottime.
 
@@ -47,9 +47,8 @@ class DamagedHistory(Exception):  # noqa: N818 - a state of the file
 
 class At(NamedTuple):
     boottime_ns: int
-    wall_ns: int
     mark_ns: int
-    """The wall clock's high-water mark, carried on by boottime: at least `wall_ns`."""
+    """The wall clock's high-water mark, carried on by boottime."""
 
 
 class Contents(NamedTuple):
@@ -107,8 +106,8 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
                 raise DamagedHistory(f"byte {origin + end}: a damaged group with whole groups behind it")
             break
         try:
-            instants, *told = said
-            at = At(*map(_number, instants))
+            (boottime_ns, mark_ns), *told = said
+            at = At(_whole(boottime_ns), _whole(mark_ns))
             events += map(_event, told)
         except (ValueError, TypeError) as error:
             # Its checksum was right, so another program wrote it.
@@ -156,33 +155,33 @@ def _event(words: list[Any]) -> Event:
     """Raise ValueError or TypeError where it is none."""
     match words:
         case ["ended", slot_id, at_ns]:
-            return Ended(_number(slot_id), _number(at_ns))
+            return Ended(_whole(slot_id), _whole(at_ns))
         case ["issued", slot_id]:
-            return Issued(_number(slot_id))
+            return Issued(_whole(slot_id))
         case ["reserved" | "charged" as word, slot_id, start_ns, until_ns, m, r, c, size_bytes, *shares]:
             weights = _weight(m), _weight(r), _weight(c), _weight(size_bytes)
-            instants = _number(start_ns), _number(until_ns)
-            slot = Slot(_number(slot_id), *instants, *weights, tuple(map(_share, shares)), word == "reserved")
+            instants = _whole(start_ns), _whole(until_ns)
+            slot = Slot(_whole(slot_id), *instants, *weights, tuple(map(_share, shares)), word == "reserved")
             if slot.id >= slot.is_open:
                 return slot
     raise ValueError(words)
 
 
 def _share(words: list[Any]) -> Share:
-    for_each, key, messages, recipients, size_bytes = words
-    if not isinstance(for_each, str) or not isinstance(key, str):
-        raise TypeError(words)
-    return Share(for_each, key, _weight(messages), _weight(recipients), _weight(size_bytes))
+    match words:
+        case [str(for_each), str(key), messages, recipients, size_bytes]:
+            return Share(for_each, key, _weight(messages), _weight(recipients), _weight(size_bytes))
+    raise ValueError(words)
 
 
 def _weight(value: Any) -> int:
     # A negative one would make room for others.
-    if _number(value) < 0:
+    if _whole(value) < 0:
         raise ValueError(value)
-    return _number(value)
+    return _whole(value)
 
 
-def _number(value: Any) -> int:
+def _whole(value: Any) -> int:
     if type(value) is not int:
         raise TypeError(value)
     return value

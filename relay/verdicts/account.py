@@ -22,7 +22,7 @@ from relay.clock import SECOND_NS, shift_ns
 from relay.verdicts.health import ENDLESS, RESTING, TABLE, Happening, Health
 from relay.verdicts.operator_pause import FOREVER_NS, OperatorPause
 from relay.verdicts.outcome import Answer
-from relay.verdicts.pauses import PROBE_NS, Paused, begun, ended, rest_ns, window_ns
+from relay.verdicts.pauses import PROBE_NS, Paused, begun, ended, rest_ns
 from relay.verdicts.verdict import BEFORE_MAIL, Ruling, Scope, Verdict
 
 NO_REASON = "no reason given"
@@ -173,7 +173,7 @@ def _refused(state: AccountState, event: Event) -> AccountState:
     asks, doubts = not ruling.may_probe, event.text if event.is_doubted else state.doubts
     if event.happening is Happening.PAUSE:
         until_ns = now_ns + rest_ns(ruling, state.in_a_row if is_new else 0, event.leaves_in_ns)
-        asks = asks or ruling.wait_ns is not None or window_ns(ruling) is not None
+        asks = asks or ruling.wait_ns is not None or ruling.window_ns is not None
     elif asks:
         # Only somebody's word ends a rest without looks, and that answers the shield's question too.
         until_ns, doubts = FOREVER_NS, ""

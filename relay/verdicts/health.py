@@ -4,7 +4,7 @@ A refusal that is about us pauses or stops the account, not the message.  When t
 transaction goes first and has to prove that the upstream is well (PROVING): releasing the whole backlog
 at the end of a pause is how accounts get blocked for good.
 
-`relay.verdicts.account.step` goes by `TABLE`; docs/states.md prints it.
+`relay.verdicts.account.step` goes by `TABLE`; docs/dev/decisions.md prints it.
 """
 
 import enum

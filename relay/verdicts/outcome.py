@@ -106,7 +106,7 @@ def of_full_session(outcome: Outcome) -> Outcome | None:
     is_refused = refusal.reply is not None and refusal.reply.code in (421, 452)
     if refusal.phase is not Phase.MAIL or not is_refused or ruling is None:
         return None
-    is_about_us = ruling.wait_ns is not None or ruling.span is not None or ruling.layer is Layer.OPERATOR
+    is_about_us = ruling.wait_ns is not None or ruling.window_ns is not None or ruling.layer is Layer.OPERATOR
     if is_about_us or ruling.verdict not in (Verdict.PAUSE, Verdict.DEFER) or ruling.scope is Scope.SENDER:
         return None
     answers = tuple(answer._replace(verdict=Verdict.LATER, ruling=None) for answer in outcome.answers)

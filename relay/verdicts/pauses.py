@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from relay.clock import SECOND_NS
 from relay.verdicts.operator_pause import FOREVER_NS
 from relay.verdicts.retry_after import LONGEST_RETRY_NS
-from relay.verdicts.verdict import Ruling, Span
+from relay.verdicts.verdict import Ruling
 
 MOST_SPANS = 256
 """Older ones are forgotten: they count as age."""
@@ -22,13 +22,6 @@ LAST_STEP = 6
 """The step at which the back-off is at its longest."""
 PROBE_NS = 3600 * SECOND_NS
 """Between two looks at an upstream that refused the account, or where a look may make it worse."""
-SPAN_NS = {
-    Span.SECOND: SECOND_NS,
-    Span.MINUTE: 60 * SECOND_NS,
-    Span.HOUR: 3600 * SECOND_NS,
-    Span.DAY: 24 * 3600 * SECOND_NS,
-    Span.MONTH: 31 * 24 * 3600 * SECOND_NS,
-}
 
 
 def rest_ns(ruling: Ruling | None, step: int, leaves_in_ns: Callable[[int], int | None]) -> int:
@@ -43,23 +36,15 @@ def rest_ns(ruling: Ruling | None, step: int, leaves_in_ns: Callable[[int], int 
     back_off_ns = min(LONGEST_NS, FIRST_NS << min(step, LAST_STEP))
     if ruling is None:
         return back_off_ns
-    span_ns = window_ns(ruling)
     if ruling.wait_ns is not None:
         asked_ns = ruling.wait_ns
-    elif span_ns is None:
+    elif ruling.window_ns is None:
         asked_ns = 0 if ruling.may_probe else PROBE_NS
     elif ruling.may_probe:
-        asked_ns = min(LONGEST_RETRY_NS, leaves_in_ns(span_ns) or 0)
+        asked_ns = min(LONGEST_RETRY_NS, leaves_in_ns(ruling.window_ns) or 0)
     else:
-        asked_ns = span_ns
+        asked_ns = ruling.window_ns
     return asked_ns if asked_ns and step == 0 else max(asked_ns, back_off_ns)
-
-
-def window_ns(ruling: Ruling) -> int | None:
-    """Return the window that a refusal speaks of."""
-    if ruling.span is not None:
-        return SPAN_NS[ruling.span]
-    return None if ruling.named is None else ruling.named.per_ns
 
 
 def begun(spans: Sequence[Paused], at_ns: int, *, goes_on: bool = False) -> tuple[Paused, ...]:

@@ -18,7 +18,6 @@ import enum
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.echo import NOTHING_SAID, ClientWords, without_echo
@@ -60,25 +59,6 @@ class Layer(enum.IntEnum):
     CODE = 3
     WORDING = 4
     DEFAULT = 5
-
-
-class Span(enum.StrEnum):
-    """The window that a refusal speaks of: our own history knows when it has passed."""
-
-    SECOND = "second"
-    MINUTE = "minute"
-    HOUR = "hour"
-    DAY = "day"
-    MONTH = "month"
-
-
-class Named(NamedTuple):
-    """A limit that a refusal names: `limit of 50 recipients per 3600s`."""
-
-    slots: int
-    """How many messages or recipients."""
-    per_ns: int | None
-    """Its window; None where only a word tells of it (`span_of`)."""
 
 
 WORDS: dict[str, tuple[Verdict, Scope]] = {
@@ -169,12 +149,12 @@ class Ruling:
     """What decided; None where the phase alone did."""
     retry_after_ns: int | None = None
     """Said by the reply: `try again in 92 seconds`."""
-    span: Span | None = None
-    """The longest window that the reply speaks of: `per hour`, `daily`."""
+    window_ns: int | None = None
+    """The longest window that the reply speaks of: `per hour`, `daily`, `50 recipients per 3600s`."""
     is_too_much: bool = False
     """It says that too much mail was sent in some window: our own history knows how much it was."""
-    named: Named | None = None
-    """The limit itself, where the reply says it."""
+    named: int | None = None
+    """How many messages or recipients it says the limit is."""
     said: str = ""
     """The refusal's own words, by which it is compared with others; empty where it is no refusal."""
     is_in_doubt: bool = False
@@ -245,7 +225,8 @@ class Judge:
             return replace(_REST if said.phase in BEFORE_MAIL else _UNCLEAR, said=text)
         if rule.verdict not in ABOUT_US:
             return Ruling(rule.verdict, rule.scope, rule, said=text)
-        hints = retry_after_ns(text), span_of(text), is_too_much(text), named_of(text)
+        named, per_ns = named_in(text)
+        hints = retry_after_ns(text), window_in(text) or per_ns, is_too_much(text), named
         return Ruling(rule.verdict, rule.scope, rule, *hints, said=text)
 
 
@@ -279,18 +260,19 @@ def _said(phase: Phase, reply: Reply, text: str, *, names_sender: bool) -> Said:
     return Said(phase, str(reply.code), enhanced, text, names_sender)
 
 
-_SPANS: tuple[tuple[Span, re.Pattern[str]], ...] = (
-    (Span.MONTH, re.compile(r"\bmonthly\b|\b(?:per|a|this|each|every|/) ?month\b")),
+_WINDOWS = (
+    (31 * UNIT_NS["day"], re.compile(r"\bmonthly\b|\b(?:per|a|this|each|every|/) ?month\b")),
     (
-        Span.DAY,
+        UNIT_NS["day"],
         re.compile(r"\bdaily\b|\btoday\b|\b(?:per|a|this|the|each|every|in one) day\b|/ ?day\b|\b24[ -]?h"),
     ),
-    (Span.HOUR, re.compile(r"\bhourly\b|\b(?:per|an|this|the|each|every|last|one) hour\b|/ ?h(?:ou)?r?\b")),
-    (Span.MINUTE, re.compile(r"\b(?:per|a|this|each|every|last|one) min(?:ute)?\b|/ ?min(?:ute)?\b")),
-    (Span.SECOND, re.compile(r"\b(?:per|a|each|every) sec(?:ond)?\b|/ ?s(?:ec(?:ond)?)?\b")),
+    (
+        UNIT_NS["hour"],
+        re.compile(r"\bhourly\b|\b(?:per|an|this|the|each|every|last|one) hour\b|/ ?h(?:ou)?r?\b"),
+    ),
+    (UNIT_NS["minute"], re.compile(r"\b(?:per|a|this|each|every|last|one) min(?:ute)?\b|/ ?min(?:ute)?\b")),
+    (UNIT_NS["second"], re.compile(r"\b(?:per|a|each|every) sec(?:ond)?\b|/ ?s(?:ec(?:ond)?)?\b")),
 )
-
-
 _AT_ONCE = re.compile(r"\bconcurren|\bsimultan|\bthreads?\b|\bper (?:session|connection)\b")
 _NOT_SENT = re.compile(
     r"\bdefers and failures\b|\berrors\b|\bfailures\b|\blogins\b|\b(?:login )?attempts\b|\binvalid\b"
@@ -320,20 +302,20 @@ def is_too_much(text: str) -> bool:
         return False
     if _CONNECTIONS.search(text) and not _SENT.search(text):
         return False
-    return span_of(text) is not None or _TOO_MUCH.search(text) is not None
+    return window_in(text) is not None or _TOO_MUCH.search(text) is not None
 
 
-def named_of(text: str) -> Named | None:
-    """Return the limit that a refusal names, in lower case.
+def named_in(text: str) -> tuple[int | None, int | None]:
+    """Return the limit that a refusal names in lower case, and its window where that is in figures.
 
     None where it names none, or no window, or one that is longer than anybody would believe.
     """
     if (found := _NAMED.search(text)) is None or (count := int(found[1].replace(",", ""))) == 0:
-        return None
+        return None, None
     per_ns = int(found[2]) * UNIT_NS[found[3][0]] if found[2] else None
-    return None if per_ns is not None and per_ns > LONGEST_BELIEVED_NS else Named(count, per_ns)
+    return (None, None) if per_ns is not None and per_ns > LONGEST_BELIEVED_NS else (count, per_ns)
 
 
-def span_of(text: str) -> Span | None:
-    """Return the longest window that a refusal speaks of.  `text` in lower case."""
-    return next((span for span, pattern in _SPANS if pattern.search(text)), None)
+def window_in(text: str) -> int | None:
+    """Return the longest window that a refusal speaks of in words, in nanoseconds.  `text` in lower case."""
+    return next((window_ns for window_ns, pattern in _WINDOWS if pattern.search(text)), None)

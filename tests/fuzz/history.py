@@ -41,7 +41,7 @@ def nearly_valid(choices: Choices) -> bytes:
                     events.append(Issued(choices.number(9)))
                 case _:
                     events.append(charged(choices.number(3), instant(), count))
-        parts.append(group(At(instant(), START_WALL_NS, START_WALL_NS + choices.number(3)), events))
+        parts.append(group(At(instant(), START_WALL_NS + choices.number(3)), events))
     return choices.spoiled(b"".join(parts), TOKENS)
 
 
@@ -99,9 +99,9 @@ def _read(content: bytes) -> None:
 
 
 SEEDS = [
-    b"\0" + header(BOOTS[0]) + group(At(NOW_NS, 7, 7), [Slot(1, NOW_NS, NOW_NS + SECOND_NS, 1, 1)]),
-    b"\0" + header(BOOTS[0]) + group(At(NOW_NS, 7, 7), [charged(1, NOW_NS - 1, -5)]),
-    b"\0" + header(BOOTS[1]) + group(At(NOW_NS, 7, 7), [Ended(1, 2), charged(0, NOW_NS, 1)]),
+    b"\0" + header(BOOTS[0]) + group(At(NOW_NS, 7), [Slot(1, NOW_NS, NOW_NS + SECOND_NS, 1, 1)]),
+    b"\0" + header(BOOTS[0]) + group(At(NOW_NS, 7), [charged(1, NOW_NS - 1, -5)]),
+    b"\0" + header(BOOTS[1]) + group(At(NOW_NS, 7), [Ended(1, 2), charged(0, NOW_NS, 1)]),
     b"\0" + header(BOOTS[0]) + b"00000000 [[1,2,3]]\n" * 400,
     b"\1" + bytes(range(80)),
 ]

@@ -20,7 +20,7 @@ def _note(**changed: object) -> bytes:
 
 
 def _history(*records: bytes) -> bytes:
-    return b"\0" + header(history.BOOTS[0]) + group(At(history.NOW_NS, 7, 7), []) + b"".join(records)
+    return b"\0" + header(history.BOOTS[0]) + group(At(history.NOW_NS, 7), []) + b"".join(records)
 
 
 REGRESSIONS: dict[str, dict[str, bytes]] = {
@@ -30,9 +30,9 @@ REGRESSIONS: dict[str, dict[str, bytes]] = {
     "history": {
         "a group at the edge of the skew": b"\0"
         + header(history.BOOTS[0])
-        + group(At(history.NOW_NS + SECOND_NS, 7, 7), [history.charged(1, history.NOW_NS, 1)]),
+        + group(At(history.NOW_NS + SECOND_NS, 7), [history.charged(1, history.NOW_NS, 1)]),
         "a weight below zero, which made room": _history(
-            group(At(history.NOW_NS, 7, 7), [history.charged(1, history.NOW_NS, -5)])
+            group(At(history.NOW_NS, 7), [history.charged(1, history.NOW_NS, -5)])
         ),
         "beginnings of groups that are all looked at to the end": _history(b"00000000 [[1,2,3]]\n" * 1000),
     },

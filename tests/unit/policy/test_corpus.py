@@ -38,7 +38,7 @@ def test_a_real_reply_has_the_verdict_that_it_should(case: Case) -> None:
     if case.wait_ns is not None:
         assert ruling.wait_ns == case.wait_ns
     assert ruling.retry_after_ns == case.retry_after_ns or case.retry_after_ns is None
-    assert case.span in (None, ruling.span)
+    assert case.window_ns in (None, ruling.window_ns)
     assert ruling.may_probe == case.probe
     if case.known is not None:
         assert (by_anybody(case).layer is not Layer.DEFAULT) is case.known

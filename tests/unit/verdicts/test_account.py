@@ -3,7 +3,6 @@
 import contextlib
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -34,18 +33,11 @@ from relay.verdicts.pauses import (
     within_ns,
 )
 from relay.verdicts.retry_after import retry_after_ns
-from relay.verdicts.verdict import Layer, Rule, Ruling, Scope, Verdict, span_of
-from tests.unit.verdicts.states_page import page
+from relay.verdicts.verdict import Layer, Rule, Ruling, Scope, Verdict, window_in
 
-ROOT = Path(__file__).parents[3]
 REFUSALS = (Happening.PAUSE, Happening.REFUSE, Happening.STOP)
 HOUR_NS = PROBE_NS
 PAUSE = OperatorPause(FOREVER_NS, "anna", 0)
-
-
-def test_the_page_is_made_of_the_table_as_it_is() -> None:
-    """If not: make docs."""
-    assert (ROOT / "docs" / "states.md").read_text() == page()
 
 
 def _nothing(_span_ns: int) -> None:
@@ -56,7 +48,7 @@ def ruling_of(text: str, *, may_probe: bool = True, wait_ns: int | None = None) 
     rule = Rule(
         Layer.OPERATOR, Verdict.PAUSE, Scope.UPSTREAM, "here", "test", may_probe=may_probe, wait_ns=wait_ns
     )
-    return Ruling(Verdict.PAUSE, Scope.UPSTREAM, rule, retry_after_ns(text), span_of(text))
+    return Ruling(Verdict.PAUSE, Scope.UPSTREAM, rule, retry_after_ns(text), window_in(text))
 
 
 TOO_MUCH = Ruling(Verdict.PAUSE, Scope.UPSTREAM, is_too_much=True)

@@ -9,9 +9,12 @@ import yaml
 
 from relay.policy.units import duration_ns
 from relay.smtp.reply import Phase, Reply, ReplyParser
-from relay.verdicts.verdict import Span
 
 FOLDER = Path(__file__).parent
+WINDOW_NS = {
+    name: duration_ns(text)
+    for name, text in (("second", "1s"), ("minute", "1m"), ("hour", "1h"), ("day", "1d"), ("month", "31d"))
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Case:
     """It must be judged so without the provider's rules as well."""
     wait_ns: int | None = None
     retry_after_ns: int | None = None
-    span: Span | None = None
+    window_ns: int | None = None
     probe: bool = True
     known: bool | None = None
     """Whether a rule has to know it, or must not: else the shield doubts it."""
@@ -43,7 +46,7 @@ READ: dict[str, tuple[str, Callable[[Any], object]]] = {
     "generic": ("is_generic", lambda its: its == "same"),
     "wait": ("wait_ns", duration_ns),
     "retry_after": ("retry_after_ns", duration_ns),
-    "span": ("span", Span),
+    "span": ("window_ns", WINDOW_NS.__getitem__),
 }
 """By key of an entry: the field, and what it has; other keys are as they are written."""
 
