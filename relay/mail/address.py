@@ -128,10 +128,14 @@ def folded(text: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())
 
 
+FULL_STOPS = ".\u3002\uff0e\uff61"
+"""What ends a label (RFC 3490, 3.1)."""
+
+
 @lru_cache(4096)
 def comparable_domain(domain: str) -> str:
     """Return a domain, literal or pattern without case and final dot, and with U-labels as A-labels."""
-    domain = folded(domain).rstrip(".")
+    domain = folded(domain).rstrip(FULL_STOPS)
     if domain.isascii() and not domain.startswith("[ipv6:"):
         return domain  # as nearly always; IDNA is slow
     with contextlib.suppress(AddressValueError):

@@ -67,7 +67,7 @@ async def test_a_failover_is_told_once_and_counted_by_message(tmp_path: Path) ->
             assert counted(relay, *failover) == 10
             assert gauges(relay) == {failover: 1, spill: 0, all_down: 0}
             shown = shown_routes(relay)[0]
-            assert (shown["because"], shown["upstream"], shown["numbers"]) == ("failover", "two", (1,))
+            assert (shown["because"], shown["upstream"], shown["numbers"]) == ("failover", "two", [1])
 
             assert await relay.operator.resume("one") == OK
             relay.accept("last@x.example")
@@ -92,7 +92,7 @@ async def test_a_route_of_which_every_upstream_is_down_is_told(tmp_path: Path) -
             # Two routes that differ in what they take alone are told of together.
             assert told(relay) == ["error: route 1, 2: every upstream is down, and mail waits for one"]
             assert gauges(relay)[()] == 2
-            assert shown_routes(relay)[0]["takes"] == ("sender", "all other mail")
+            assert shown_routes(relay)[0]["takes"] == ["sender", "all other mail"]
 
 
 async def test_a_message_shows_the_route_of_each_recipient(tmp_path: Path) -> None:
