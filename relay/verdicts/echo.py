@@ -88,13 +88,22 @@ def without_echo(lines: Sequence[str], words: ClientWords) -> Reading:
     if "%40" in text:  # why?id=joe%40here.example
         text = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text).lower()
     names_sender = any(_places(text, [_key(words.reverse_path)]))
-    plain = _NAMES.sub("@", _without(text, _places(text, map(_key, addresses))))
-    bare, printed = {*map(_key, _bare(words))}, _DOMAIN.findall(" ".join(_printed(words.header)))
-    for host in {words.host, *_DOMAIN.findall(" ".join(addresses)), *printed}:
-        if "." in host and host.lower() in plain:
-            plain = re.sub(rf"\b{re.escape(host.lower())}\b", "@", plain)
-    rest = _QUOTED.sub("@", plain)
+    whole = [*_places(text, map(_key, addresses))]
+    printed = _DOMAIN.findall(" ".join(_printed(words.header)))
+    hosts = {host for host in (words.host, *_DOMAIN.findall(" ".join(addresses)), *printed) if "." in host}
+    plain = _without_hosts(_NAMES.sub("@", _without(text, whole)), hosts)
+    # A line may end within a host: then its letters are found, and its text is not.
+    rest = _without(text, [*whole, *_places(text, map(_key, hosts))])
+    rest = _QUOTED.sub("@", _without_hosts(_NAMES.sub("@", rest), hosts))
+    bare = {*map(_key, _bare(words))}
     return Reading(plain, _without(rest, _places(rest, bare, is_cut=True)), names_sender)
+
+
+def _without_hosts(text: str, hosts: Iterable[str]) -> str:
+    for host in hosts:
+        if host.lower() in text:
+            text = re.sub(rf"\b{re.escape(host.lower())}\b", "@", text)
+    return text
 
 
 def _places(text: str, keys: Iterable[str], *, is_cut: bool = False) -> Iterator[tuple[int, int]]:

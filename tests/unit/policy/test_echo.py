@@ -6,7 +6,7 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.policy.shipped import provider_rules, providers, standard_rules
@@ -151,15 +151,30 @@ def said(
     )
 
 
+def _recipient(address: str) -> ClientWords:
+    return ClientWords("list@here.example", (address,))
+
+
 SAYING = (
-    said(Phase.RCPT, lambda a: ClientWords("list@here.example", (a,)), RCPT_SHAPES, ADDRESS, HARMLESS)
+    said(Phase.RCPT, _recipient, RCPT_SHAPES, ADDRESS, HARMLESS)
     | said(Phase.RCPT, lambda a: ClientWords(a, (JOE,)), MAIL_SHAPES, ADDRESS, HARMLESS)
     | said(Phase.MAIL, ClientWords, MAIL_SHAPES, ADDRESS, HARMLESS)
     | said(Phase.EOD, subject_of, EOD_SHAPES, SUBJECT, "a harmless one")
 )
 
 
+# A line that is broken within a domain leaves a half of it.
+BROKEN = (
+    Phase.RCPT,
+    _recipient,
+    RCPT_SHAPES["ORCPT"],
+    '"24 hours"@throttl.throttl.throttl.example',
+    HARMLESS,
+)
+
+
 @given(st.sampled_from([*JUDGES]), SAYING, st.sampled_from([0, 0, 24, 50]))
+@example(None, BROKEN, 24)
 def test_what_a_client_said_never_changes_the_verdict_by_being_printed(
     provider: str | None, saying: Said, width: int
 ) -> None:
