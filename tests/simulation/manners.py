@@ -4,6 +4,7 @@ Each rule yields what was broken, in words.  A span counts only where nothing ha
 changed the relay's mind or kept it from hearing: an operator, an edit, a crash, the disk, the clock.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
@@ -59,7 +60,7 @@ class Manners:
             begun_ns <= until_ns and since_ns <= over_ns for begun_ns, over_ns in self._disturbed
         )
 
-    def of_upstream(self, name: str, ledger: Ledger) -> Iterator[str]:
+    def of_upstream(self, name: str, ledger: Ledger, copies: Sequence[Copy]) -> Iterator[str]:
         if self._is_clock_set or self._world.relays > 1:
             return
         mails = [(seen.true_ns, seen.sender) for seen in ledger.seen if seen.what == "mail"]
@@ -69,7 +70,10 @@ class Manners:
             yield from self._one_at_a_time(name, ledger, said_ns, until_ns)
         yield from self._stops(name, ledger, [at_ns for at_ns, _ in mails])
         yield from self._of_aliens(name, ledger, mails)
+        handed_over = Counter(recipient for copy in copies if copy.is_sent for recipient in copy.recipients)
         for said_ns, recipient in ledger.deferrals:
+            if handed_over[recipient] > 1:
+                continue  # another message of the same, by a client that had seen no 250
             asked = [seen.true_ns for seen in ledger.seen if seen.recipient == recipient]
             for at_ns in self._within(said_ns, said_ns + RETRY_NS, asked, DURABLE_NS):
                 yield f"{name} put {recipient} off at {_s(said_ns)}, and was asked again at {_s(at_ns)}"

@@ -150,7 +150,7 @@ def judge(past: Past) -> None:
 def _mannerly(past: Past) -> None:
     manners = Manners(past.world, past.script, past.limits, past.crashes_ns, past.calm_since_ns)
     for name, ledger in past.ledgers.items():
-        for words in manners.of_upstream(name, ledger):
+        for words in manners.of_upstream(name, ledger, past.copies):
             raise Broken("never cut off by us", words)
     for words in manners.of_order(past.copies, _taken(past)):
         raise Broken("first come, first served", words)

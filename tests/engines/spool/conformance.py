@@ -89,8 +89,8 @@ class Conformance:
         assert (message.statuses, message.left) == ((Status.TODO,) * 3, (0, 1, 2))
         assert (message.is_held, message.is_warned, message.told) == (False, False, frozenset())
         (found,) = again(engine, spool)[1]
-        # Of a disk of our own the clock goes on: a hint in the past is none.
-        assert found._replace(next_attempt_at_ns=None) == message
+        # On a disk of the kernel's another clock goes on, which may be taken for a hint.
+        assert unhinted([found]) == unhinted([message])
 
     @pytest.mark.parametrize(
         "envelope",

@@ -1,6 +1,7 @@
 """Whatever a client says, a reply that prints it means what it means of somebody harmless, or is deferred."""
 
 import re
+import textwrap
 import time
 from collections.abc import Callable
 from urllib.parse import quote
@@ -97,14 +98,17 @@ HARMLESS = "joe@here.invalid"
 
 
 def folded(reply: str, width: int) -> str:
-    """Begin a new reply line, with the code and the enhanced code, wherever the width is used up."""
-    if width == 0 or "\r\n" in reply or "(#" in reply:
+    """Begin a new reply line, with the code and the enhanced code, behind a word or within a long one.
+
+    An escape is left whole: of a half nobody could tell what it was.
+    """
+    if width == 0 or "\r\n" in reply or "(#" in reply or "%40" in reply:
         return reply
     code, text = reply[:3], reply[4:]
     first = text.partition(" ")[0]
     enhanced = f"{first} " if first.count(".") == 2 and first.replace(".", "").isdigit() else ""
     text = text.removeprefix(enhanced)
-    parts = [text[at : at + width] for at in range(0, len(text), width)]
+    parts = textwrap.wrap(text, width, break_on_hyphens=False)
     return "\r\n".join(
         [*(f"{code}-{enhanced}{part}" for part in parts[:-1]), f"{code} {enhanced}{parts[-1]}"]
     )
