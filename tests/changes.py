@@ -245,8 +245,8 @@ CHANGES = (
     Change(
         "a listener's mail counts before it is announced",
         "spool/log/streams.py",
-        "parts.append(Part(number, announced.end, None))",
-        "parts.append(Part(number, end, None))",
+        "parts.append(StreamPart(number, announced.end, None))",
+        "parts.append(StreamPart(number, end, None))",
         LOG,
     ),
     Change(

@@ -23,7 +23,7 @@ from relay.mail.formats import rfc3339, utc
 from relay.mail.sought import Sought, sought
 from relay.status.filters import Filters, Wanted
 from relay.status.snapshot import MessageView, Snapshot, message_to_json
-from relay.telemetry.outcomes import GATHER_SECONDS, Outcome, found, oldest_ns, past_outcomes
+from relay.telemetry.outcomes import GATHER_SECONDS, PastOutcome, found, oldest_ns, past_outcomes
 
 NOTHING_FOUND = 1
 
@@ -83,13 +83,13 @@ def find(where: Where, wanted: Sought, *, limit: int | None, since: int | None, 
     return NOTHING_FOUND
 
 
-def _json_line(outcome: Outcome) -> str:
+def _json_line(outcome: PastOutcome) -> str:
     """Keys may be added, never renamed."""
     told = outcome._asdict()
     return json.dumps({"found": "recent", "at": rfc3339(told.pop("at_ns")), **told})
 
 
-def _row(outcome: Outcome) -> Sequence[str]:
+def _row(outcome: PastOutcome) -> Sequence[str]:
     who = f"{outcome.reverse_path or 'MAILER-DAEMON'} -> {outcome.recipient}"
     via = ", ".join(filter(None, (outcome.upstream, outcome.relay if outcome.upstream else "")))
     said = ": ".join(filter(None, (via, outcome.reply)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from relay.cli.options import Misconfigured, Unavailable, Where
+from relay.cli.options import Misconfigured, RelayDown, Where
 from relay.control.client import ControlClient
 from relay.control.operations import Session
 from relay.policy.named_file import read_regular
@@ -55,7 +55,7 @@ def ask(where: Where, question: Callable[[Session], Awaitable[_Answer]]) -> _Ans
 def located(where: Where) -> "tuple[ControlClient, Policy | None]":
     """Return the relay on the spool; and the policy, if none runs.
 
-    Raises PolicyError where there is neither, and Unavailable where a spool was named on which none runs.
+    Raises PolicyError where there is neither, and RelayDown where a spool was named on which none runs.
     """
     spool = where.spool or _spool_in(where.policy_path)
     if spool is not None and (client := ControlClient(spool)).is_up():
@@ -69,7 +69,7 @@ def located(where: Where) -> "tuple[ControlClient, Policy | None]":
             click.echo("no relay was found by this policy; --spool DIR asks the one on DIR", err=True)
         raise
     if where.spool is not None and policy.spool.resolve() != where.spool.resolve():
-        raise Unavailable(
+        raise RelayDown(
             f"no relay runs on {spool}, and {where.policy_path} is about another spool, {policy.spool}"
         )
     client = ControlClient(policy.spool)

@@ -120,7 +120,7 @@ class TryLater(click.ClickException):
     exit_code = os.EX_TEMPFAIL
 
 
-class Unavailable(click.ClickException):
+class RelayDown(click.ClickException):
     exit_code = os.EX_UNAVAILABLE
 
 

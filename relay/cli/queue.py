@@ -36,7 +36,7 @@ from relay.control.operations import (
     VerbRow,
 )
 from relay.mail.envelope import QueueId
-from relay.status.filters import AGES, SORTS, By, Filters, Group, Wanted, group_to_json
+from relay.status.filters import AGES, SORTS, By, Filters, GroupRow, Wanted, group_to_json
 from relay.status.snapshot import (
     MessageView,
     QueueState,
@@ -117,7 +117,7 @@ def _summarize(where: Where, wanted: Wanted, by: By, *, as_json: bool) -> None:
     if wanted.sort:
         raise click.UsageError("--by has an order of its own: most messages first")
 
-    async def question(session: Session) -> tuple[Sequence[Group], Snapshot]:
+    async def question(session: Session) -> tuple[Sequence[GroupRow], Snapshot]:
         return await session.summary(wanted.filters, by, wanted.limit), await session.snapshot()
 
     groups, snapshot = ask(where, question)

@@ -98,7 +98,6 @@ def used_words(limit: LimitStatus) -> str:
 
 
 def limits_of(snapshot: Snapshot) -> list[LimitStatus]:
-    """Return those that reasons may name."""
     return [limit for each in snapshot.upstreams for limit in each.limits]
 
 

@@ -42,7 +42,7 @@ from relay.control.client import ControlClient
 from relay.control.operations import ABSENT, BUSY, OK, TABLE, UNCHANGED, Unreachable, Verb
 from relay.mail.formats import span
 from relay.policy.units import duration_ns
-from relay.status.filters import EVERYTHING, By, Filters, Group, Wanted
+from relay.status.filters import EVERYTHING, By, Filters, GroupRow, Wanted
 from relay.status.snapshot import LimitStatus, QueueState, Snapshot, UpstreamStatus
 from relay.verdicts.operator_pause import PauseAsked
 
@@ -87,7 +87,7 @@ class Row(NamedTuple):
     now: str
 
 
-def _rows(snapshot: Snapshot, senders: list[Group], reasons: list[Group], now_ns: int) -> Iterator[Row]:
+def _rows(snapshot: Snapshot, senders: list[GroupRow], reasons: list[GroupRow], now_ns: int) -> Iterator[Row]:
     for upstream in snapshot.upstreams:
         yield Row("upstream", upstream.name, _upstream(upstream, now_ns))
         for limit in upstream.limits:
@@ -190,7 +190,7 @@ class Top(App[None]):
         self.theme = "ansi-dark"
         self._relay, self._clock = relay, SystemClock()
         self._snapshot: Snapshot | None = None
-        self._senders, self._reasons = list[Group](), list[Group]()
+        self._senders, self._reasons = list[GroupRow](), list[GroupRow]()
         self._seen_ns = self._counts_at_ns = 0
         """Boottime."""
         self._trouble = f"asking the relay on {relay.spool}"
@@ -333,7 +333,6 @@ class Top(App[None]):
         return consents
 
     def _upstream_chosen(self) -> str | None:
-        """Return the upstream that is chosen, or say that none is."""
         row = self._chosen
         if row is None or row.kind != "upstream":
             self._say("choose an upstream first")

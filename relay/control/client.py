@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from relay.control.operations import Found, Results, Session, Unreachable, Verb, Write
 from relay.control.wire import PolicyInForce, decode, encode, short_path
 from relay.mail.envelope import QueueId
-from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
+from relay.status.filters import WHOLE_QUEUE, By, Filters, GroupRow, Wanted
 from relay.status.snapshot import MessageView, QueueState, Snapshot
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ class ControlClient(Session):
                 if "part" in line:
                     yield _decoded(list[MessageView], line["part"])
 
-    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[Group]:
-        groups: list[Group] = await self._call(list[Group], "summary", filters, by, limit)
+    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
+        groups: list[GroupRow] = await self._call(list[GroupRow], "summary", filters, by, limit)
         return groups
 
     async def plan(self, text: bytes, path: Path) -> "Plan | str":

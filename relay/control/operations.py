@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, State
-from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
+from relay.status.filters import WHOLE_QUEUE, By, Filters, GroupRow, Wanted
 from relay.status.snapshot import MessageView, QueueState, Snapshot
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Session(Protocol):
         """Return all that `rows` yields."""
         return [view async for some in self.rows(wanted) for view in some]
 
-    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[Group]:
+    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[GroupRow]:
         """Return the row of all, then those with most messages, `limit` of them."""
         ...
 

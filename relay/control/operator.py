@@ -40,7 +40,7 @@ from relay.sender.sender import Sender
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Absent, Corrupt, Full, Message, Note, Settlement, Status, Unavailable
-from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted
+from relay.status.filters import WHOLE_QUEUE, By, Filters, GroupRow, Listed, Summary, Wanted
 from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
 from relay.status.watch import Watch
@@ -131,7 +131,7 @@ class Operator(Session):
             if left == 0:
                 return
 
-    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[Group]:
+    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[GroupRow]:
         adding = Summary(by)
         async for some in self._listed(filters):
             whole = {each.view.queue_id: each for each in some}

@@ -42,7 +42,6 @@ class Notify(enum.Flag):
     DELAY = enum.auto()
 
     def __str__(self) -> str:
-        """Return the value of NOTIFY."""
         return ",".join(str(each.name) for each in self) or "NEVER"
 
 

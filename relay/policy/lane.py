@@ -94,7 +94,6 @@ class MatchSettings(Section):
         return [key for key in MATCHING if getattr(self, key) is not None]
 
     def conditions(self) -> dict[str, Any]:
-        """Return the same as a rule of the queue asks it."""
         return {
             "senders": self.sender or (),
             "clients": self.client or (),

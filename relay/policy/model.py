@@ -359,7 +359,6 @@ class Policy(Section):
 
     @property
     def spool(self) -> Path:
-        """Return the folder of accepted messages."""
         return self.storage.path
 
     @property

@@ -41,12 +41,10 @@ class Attempt:
 
     @property
     def shape(self) -> Shape:
-        """Return the shape of what is sent."""
         return self.message.shape if self.rewritten is None else self.rewritten.shape(self.message.shape)
 
     @property
     def sent_envelope(self) -> Envelope:
-        """Return the envelope as the upstream sees it."""
         envelope, rewritten = self.message.envelope, self.rewritten
         return envelope if rewritten is None else replace(envelope, reverse_path=rewritten.reverse_path)
 
@@ -56,7 +54,6 @@ class Attempt:
         return self.queued.part.left(self.message.left)
 
     def status_of(self, index: int, fate: Fate) -> Status:
-        """Return the mark of a recipient whose fate is final."""
         is_told = fate is Fate.RELAYED and not self.passes_dsn
         if is_told and self.message.envelope.tells_of(index, Notify.SUCCESS):
             return Status.SUCCESS

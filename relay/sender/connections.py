@@ -15,8 +15,7 @@ from relay.sender.logins import Logins
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.reply import Phase
 from relay.throttle.admission import Wait
-from relay.upstream.connection import Account as Login
-from relay.upstream.connection import Connection, OnStep, UpstreamUnavailable, open_connection
+from relay.upstream.connection import Connection, OnStep, UpstreamServer, UpstreamUnavailable, open_connection
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
 
@@ -67,7 +66,7 @@ async def open_with_slot(
             return connection
 
 
-async def _open(throttle: ThrottleThread, login: Login, clock: Clock, on_step: OnStep) -> Connection:
+async def _open(throttle: ThrottleThread, login: UpstreamServer, clock: Clock, on_step: OnStep) -> Connection:
     reservation = await throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
     if isinstance(reservation, Wait):
         raise NoRoomToConnect(reservation)

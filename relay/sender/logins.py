@@ -30,7 +30,7 @@ from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
 from relay.spool.disk.durable import Disk
 from relay.telemetry.telemetry import Telemetry
-from relay.upstream.connection import Account, UpstreamUnavailable
+from relay.upstream.connection import UpstreamServer, UpstreamUnavailable
 from relay.upstream.oauth.token_server import ask as ask_server
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
@@ -65,7 +65,7 @@ class Logins:
         self._pair: WatchedFiles[KeyPair] | None = None
         self._pair_turn = asyncio.Lock()
 
-    async def account(self, judge: Judge) -> Account:
+    async def account(self, judge: Judge) -> UpstreamServer:
         """Return what a connection is opened with now.  Raises UpstreamUnavailable."""
         upstream, auth = self.upstream, self.upstream.auth
         oauth2 = None if auth is None else auth.oauth2
@@ -87,7 +87,7 @@ class Logins:
         except SecretError as error:
             answer = Answer(Verdict.PAUSE, Phase.AUTH, None, clean(str(error)))
             raise UpstreamUnavailable(answer) from error.__cause__
-        return Account(
+        return UpstreamServer(
             upstream.host,
             upstream.port,
             upstream.tls,
@@ -103,13 +103,13 @@ class Logins:
             source_address=upstream.source_address,
         )
 
-    def refused(self, account: Account) -> bool:
+    def refused(self, account: UpstreamServer) -> bool:
         """Hear of each login that is refused; return whether another token is worth a second login."""
         if account.token is None or self._held is None:
             return False
         return self._held.tokens.refused(account.token.token)
 
-    def worked(self, account: Account) -> None:
+    def worked(self, account: UpstreamServer) -> None:
         if account.token is not None and self._held is not None:
             self._held.tokens.worked(account.token.token)
 

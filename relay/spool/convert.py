@@ -76,7 +76,6 @@ def convert(root: str, target: str, disk: Disk, clock: Clock, on_corrupt: OnCorr
 
 
 def _copy(source: Spool, copy: Spool, done: Converted) -> list[QueueId]:
-    """Return what is queued."""
     queue_ids = []
     for page in _pages(source):
         contents = [_content(source, message) for message in page]

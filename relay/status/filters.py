@@ -193,7 +193,7 @@ WHOLE_QUEUE = Wanted()
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupRow:
     """What has something in common: a row of a summary."""
 
     key: str | None
@@ -206,7 +206,7 @@ class Group:
     """Younger than the first of AGES, than the second, and so on; older than the last."""
 
 
-def group_to_json(group: Group) -> dict[str, Any]:
+def group_to_json(group: GroupRow) -> dict[str, Any]:
     columns = [*(f"below_{minutes}m" for minutes in AGES), f"from_{AGES[-1]}m"]
     return {**as_json(group), "messages_by_age": dict(zip(columns, group.messages_by_age, strict=True))}
 
@@ -222,8 +222,8 @@ class _Sum:
         self.size_bytes += listed.view.size_bytes
         self.by_age[bisect_right(AGES, listed.age_ns // _MINUTE_NS)] += 1
 
-    def group(self, key: str | None) -> Group:
-        return Group(key, self.messages, self.recipients, self.size_bytes, tuple(self.by_age))
+    def group(self, key: str | None) -> GroupRow:
+        return GroupRow(key, self.messages, self.recipients, self.size_bytes, tuple(self.by_age))
 
 
 class Summary:
@@ -238,7 +238,7 @@ class Summary:
             for key, recipients in _shares(each, self._by).items():
                 self._groups[key].add(each, recipients)
 
-    def rows(self, limit: int | None = None) -> list[Group]:
+    def rows(self, limit: int | None = None) -> list[GroupRow]:
         """Return first the row of all, then those with most messages.
 
         By domain a message is in each row that has a recipient of it, once.

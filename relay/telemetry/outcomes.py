@@ -49,14 +49,14 @@ _EVENTS = {
 }
 """The events that may tell of an outcome, and of which `status` they do."""
 _TEXTS = ("queue_id", "reverse_path", "recipient", "status", "upstream", "relay", "dsn", "text")
-"""What of such an event is kept, in the order of `Outcome`."""
+"""What of such an event is kept, in the order of `PastOutcome`."""
 _OWN_FILES = ("outcomes", "outcomes-wal", "outcomes-shm", "outcomes-journal")
 
 Key = Callable[[str, str, str], str]
 """Of a sender, a client and a lane, what is summed up by."""
 
 
-class Outcome(NamedTuple):
+class PastOutcome(NamedTuple):
     at_ns: int
     """Wall clock."""
     queue_id: str
@@ -90,7 +90,7 @@ class RelayedBy(NamedTuple):
     size_bytes: int
 
 
-_COLUMNS = ", ".join(Outcome._fields)
+_COLUMNS = ", ".join(PastOutcome._fields)
 # No reader keeps the writer waiting; only checkpoints are synced, so a power cut damages nothing.
 _SCHEMA = f"""
 PRAGMA auto_vacuum = FULL;
@@ -101,7 +101,7 @@ PRAGMA journal_size_limit = 1048576;
 CREATE TABLE IF NOT EXISTS outcome ({_COLUMNS});
 CREATE INDEX IF NOT EXISTS outcome_at ON outcome (at_ns);
 """
-_INSERT = f"INSERT INTO outcome ({_COLUMNS}) VALUES ({', '.join('?' * len(Outcome._fields))})"  # noqa: S608 - names of ours
+_INSERT = f"INSERT INTO outcome ({_COLUMNS}) VALUES ({', '.join('?' * len(PastOutcome._fields))})"  # noqa: S608 - names of ours
 _USED = (
     "SELECT (page_count - freelist_count) * page_size"
     " FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
@@ -120,7 +120,7 @@ class OutcomeStore:
         """Hears of outcomes from now on; None: keeps none, and removes what was kept."""
         self._folder, self._bounds, self._disk = outcomes_folder(spool), bounds, disk
         self._events, self._clock = telemetry.events, telemetry.clock
-        self._heard: list[Outcome] = []
+        self._heard: list[PastOutcome] = []
         self._dropped = 0
         self._wake, self._closing = asyncio.Event(), asyncio.Event()
         self._running: asyncio.Task[None] | None = None
@@ -159,7 +159,7 @@ class OutcomeStore:
         # Not the message itself, which may have content.
         envelope, shape = subject.message.envelope, subject.message.shape
         about = *subject.names, envelope.client, subject.lane, shape.size_bytes
-        self._heard.append(Outcome._make((self._clock.wall_ns(), *texts, *about)))
+        self._heard.append(PastOutcome._make((self._clock.wall_ns(), *texts, *about)))
 
     async def _run(self) -> None:
         while not self._closing.is_set():
@@ -184,7 +184,7 @@ class OutcomeStore:
             self._events.tell("recent_unrecorded", error=error)
         self._is_unrecorded = bool(error) or (self._is_unrecorded and not heard)
 
-    def _keep(self, heard: Sequence[Outcome], bounds: "RecentSettings | None") -> str:
+    def _keep(self, heard: Sequence[PastOutcome], bounds: "RecentSettings | None") -> str:
         """Write, and let go of what is too much; return why the database was begun anew, or nothing."""
         if bounds is None:
             self._remove()
@@ -200,7 +200,7 @@ class OutcomeStore:
             return f"{clean(str(error))}; the database is begun anew, and what it had is lost"
         return ""
 
-    def _add(self, outcomes: Sequence[Outcome], bounds: "RecentSettings") -> None:
+    def _add(self, outcomes: Sequence[PastOutcome], bounds: "RecentSettings") -> None:
         database, now_ns = self._database or self._open(), self._clock.wall_ns()
         if outcomes:
             leave_headroom(self._disk.free(self._folder), len(outcomes) * _ROW_BYTES)
@@ -264,7 +264,7 @@ def oldest_ns(past: sqlite3.Connection) -> int | None:
     return at_ns
 
 
-def found(past: sqlite3.Connection, wanted: Sought, since_ns: int) -> Iterator[Outcome]:
+def found(past: sqlite3.Connection, wanted: Sought, since_ns: int) -> Iterator[PastOutcome]:
     """Yield the outcomes of what is looked for, the newest first."""
     past.create_function(
         "is_wanted", 6, lambda *words: wanted.is_in(words_of(words[:4], words[4:])), deterministic=True
@@ -278,7 +278,7 @@ def found(past: sqlite3.Connection, wanted: Sought, since_ns: int) -> Iterator[O
     # No answer is kept open: it would keep the writer from reusing its write-ahead log.
     while rows := past.execute(query, (before, since_ns, _AT_ONCE)).fetchall():
         before = rows[-1][0]
-        yield from (Outcome._make(row[1:]) for row in rows)
+        yield from (PastOutcome._make(row[1:]) for row in rows)
 
 
 def usage(past: sqlite3.Connection, key: Key, upstream: str, since_ns: int) -> list[RelayedBy]:
@@ -298,7 +298,7 @@ async def _set_within(event: asyncio.Event, seconds: float) -> None:
         await asyncio.wait_for(event.wait(), seconds)
 
 
-def _as_row(outcome: Outcome) -> list[str | int | None]:
+def _as_row(outcome: PastOutcome) -> list[str | int | None]:
     """Replace what is no Unicode text, which a database does not take."""
     return [
         value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for value in outcome

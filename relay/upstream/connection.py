@@ -43,7 +43,9 @@ EHLO_NOT_KNOWN = frozenset({500, 502, 504})
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class UpstreamServer:
+    """Where to connect, and as whom to log in."""
+
     host: str
     port: int
     tls: Tls
@@ -132,14 +134,17 @@ OnStep = Callable[[str, str], None]
 
 
 async def open_connection(
-    account: Account, clock: Clock, timeouts: Timeouts | None = None, on_step: OnStep = lambda _, __: None
+    account: UpstreamServer,
+    clock: Clock,
+    timeouts: Timeouts | None = None,
+    on_step: OnStep = lambda _, __: None,
 ) -> Connection:
     """Return a connection that is ready for MAIL.  Raises UpstreamUnavailable."""
     return await _Opening(account, clock, timeouts or Timeouts(), on_step).run()
 
 
 class _Opening:
-    def __init__(self, account: Account, clock: Clock, timeouts: Timeouts, on_step: OnStep) -> None:
+    def __init__(self, account: UpstreamServer, clock: Clock, timeouts: Timeouts, on_step: OnStep) -> None:
         self._account = account
         self._clock = clock
         self._on_step = on_step
@@ -343,7 +348,6 @@ def _ssl_of(protocol: StrictProtocol) -> ssl.SSLObject | None:
 
 
 def _ends_at_ns(certificate: Mapping[str, Any]) -> int | None:
-    """Return when a certificate ends, by the wall clock."""
     try:
         return ssl.cert_time_to_seconds(str(certificate.get("notAfter"))) * SECOND_NS
     except ValueError:

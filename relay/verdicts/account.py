@@ -121,7 +121,6 @@ def refused(answer: Answer, at_ns: int, leaves_in_ns: Callable[[int], int | None
 
 
 def step(state: AccountState, event: Event) -> AccountState:
-    """Return the state after an event."""
     if event.happening is Happening.PROOF and state.is_used and state.in_a_row == 0 and state.taken is None:
         return state  # as nearly always
     health, now_ns = TABLE[state.health, event.happening], event.at_ns

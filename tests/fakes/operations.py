@@ -7,7 +7,7 @@ from pathlib import Path
 from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, UNREAD, Deed, Found, Session, Verb, Write
 from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, State, WaitReason, origin_of
-from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted
+from relay.status.filters import WHOLE_QUEUE, By, Filters, GroupRow, Listed, Summary, Wanted
 from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, Snapshot, UpstreamState
 from relay.verdicts.operator_pause import PauseAsked
@@ -57,7 +57,7 @@ class FakeOperations(Session):
                 raise RuntimeError("odd")
             yield [view]
 
-    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[Group]:
+    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[GroupRow]:
         adding = Summary(by)
         adding.add(self._listed(filters))
         return adding.rows(limit)

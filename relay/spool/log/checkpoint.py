@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import put_in_place
-from relay.spool.log.index import Index, Place
-from relay.spool.log.layout import Layout, SegmentName
+from relay.spool.log.index import Index, RecordPlace
+from relay.spool.log.layout import LogLayout, SegmentName
 from relay.spool.log.record import Position, sealed, unsealed
 
 Checkpoint = tuple[Index, dict[str, Position]]
@@ -51,7 +51,7 @@ def decode(raw: bytes) -> Checkpoint:
         segment.is_damaged = is_damaged
         read.append(segment)
         for queue_id, offset, length, *known in rows:
-            index.put(queue_id, Place(segment, offset, length))
+            index.put(queue_id, RecordPlace(segment, offset, length))
             for each in known:
                 index.say(queue_id, each)
     for segment, line in zip(read, sections, strict=True):
@@ -59,14 +59,14 @@ def decode(raw: bytes) -> Checkpoint:
     return index, {stream: Position(*at) for stream, at in json.loads(first).items()}
 
 
-def write(disk: Disk, layout: Layout, content: bytes) -> None:
+def write(disk: Disk, layout: LogLayout, content: bytes) -> None:
     """Raise OSError."""
     for path in layout.checkpoints:
         with opened(disk, put_in_place(disk, path, content)):
             pass
 
 
-def read(disk: Disk, layout: Layout, on_damaged: Callable[[bytes, str], object]) -> Checkpoint:
+def read(disk: Disk, layout: LogLayout, on_damaged: Callable[[bytes, str], object]) -> Checkpoint:
     """Return what either copy says; nothing where there is none, or both are damaged.
 
     `on_damaged` is given what a damaged one holds, and why.  Raises OSError where the disk gives neither.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from relay.spool.disk.durable import Disk
 from relay.spool.disk.os_errors import error_of
 from relay.spool.interface import INLINE_BYTES
-from relay.spool.log.layout import Layout
+from relay.spool.log.layout import LogLayout
 from relay.spool.log.record import MESSAGE, Record
 from relay.spool.message.draft import SpoolDraft
 
@@ -25,7 +25,7 @@ def record_of(draft: SpoolDraft, header: bytes, tail: bytes) -> Record:
     return Record(MESSAGE, draft.queue_id, b"".join((header, draft.take_buffer(), tail)))
 
 
-def name_long(disk: Disk, layout: Layout, drafts: Sequence[SpoolDraft]) -> list[OSError | None]:
+def name_long(disk: Disk, layout: LogLayout, drafts: Sequence[SpoolDraft]) -> list[OSError | None]:
     """Make what drafts have in files durable, and its names, before any record tells of it."""
     written = [(i, draft, draft.fd) for i, draft in enumerate(drafts) if draft.fd is not None]
     results: list[OSError | None] = [None] * len(drafts)
@@ -41,7 +41,7 @@ def name_long(disk: Disk, layout: Layout, drafts: Sequence[SpoolDraft]) -> list[
     return results
 
 
-def discard(disk: Disk, layout: Layout, draft: SpoolDraft) -> None:
+def discard(disk: Disk, layout: LogLayout, draft: SpoolDraft) -> None:
     """Remove what a message that is not accepted wrote; never raises."""
     if draft.is_on_disk:
         # Before its lock is free: then nobody takes it for another's.

@@ -30,9 +30,9 @@ from relay.spool.log import facts as said
 from relay.spool.log.content import discard, name_long, record_of
 from relay.spool.log.index import Index, Segment
 from relay.spool.log.journal import Cleaner, Journal
-from relay.spool.log.layout import FORMAT, PART, SENDER, Layout, prepare
+from relay.spool.log.layout import FORMAT, PART, SENDER, LogLayout, prepare
 from relay.spool.log.record import RECORD_HEAD_BYTES, ReadGroup, Record
-from relay.spool.log.settling import Settling
+from relay.spool.log.settling import LogSettling
 from relay.spool.log.streams import Streams
 from relay.spool.log.writer import SEGMENT_BYTES, StreamWriter
 from relay.spool.message import reading
@@ -71,7 +71,7 @@ class LogSpool(BaseSpool):
         """Own the queue.  Raises SpoolBusy, OSError, and ValueError for one of another format."""
         prepare(root, disk)
         super().__init__(root, FORMAT, disk, clock, on_corrupt)
-        self._layout = Layout(root)
+        self._layout = LogLayout(root)
         self._segment_bytes = segment_bytes
         self._checkpoint_bytes = self._least_bytes = checkpoint_bytes
         self._read_bytes = 0
@@ -96,7 +96,7 @@ class LogSpool(BaseSpool):
         group = Group(settlements)
         try:
             log = self._log()
-            settling = Settling(log.queued, self._record_of)
+            settling = LogSettling(log.queued, self._record_of)
             for index, each in group.going():
                 try:
                     settling.add(each)
@@ -258,7 +258,7 @@ class LogSpool(BaseSpool):
             except OSError as error:
                 self._aside.leave(path, f"{why}, and cannot be copied: {error.strerror}")
 
-    def _write_group(self, settling: Settling) -> None:
+    def _write_group(self, settling: LogSettling) -> None:
         """Write what is settled.  Raises OSError: nothing is, but perhaps that recipients are relayed."""
         places = self._log().queued.places
         ending = [each.queue_id for each in settling.records if each.kind == said.ENDED]

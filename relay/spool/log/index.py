@@ -42,7 +42,7 @@ class Segment:
         return self.is_done and not self.is_damaged and not self.live_bytes
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """Of a message's record."""
 
     segment: Segment
@@ -60,7 +60,7 @@ class Place(NamedTuple):
 class Index:
     def __init__(self) -> None:
         self.segments: dict[SegmentName, Segment] = {}
-        self.places: dict[QueueId, Place] = {}
+        self.places: dict[QueueId, RecordPlace] = {}
         self.facts: dict[QueueId, Facts] = {}
 
     def segment(self, name: SegmentName) -> Segment:
@@ -77,7 +77,9 @@ class Index:
         known = self.places.get(own)
         if each.kind in (MESSAGE, MOVED):
             if known is None or each.kind == MOVED:
-                self.put(own, Place(segment, each.at, size, known.recipients_crc if known else UNKNOWN_CRC))
+                self.put(
+                    own, RecordPlace(segment, each.at, size, known.recipients_crc if known else UNKNOWN_CRC)
+                )
             return known is None
         if known is None:
             return False
@@ -94,7 +96,7 @@ class Index:
         self.say(own, new)
         return False
 
-    def put(self, queue_id: QueueId, place: Place) -> None:
+    def put(self, queue_id: QueueId, place: RecordPlace) -> None:
         if (before := self.places.get(queue_id)) is not None:
             self._need(before.segment, -before.length)
         self.places[queue_id] = place

@@ -20,7 +20,7 @@ from relay.spool.errors import kernel_errors, of_kernel
 from relay.spool.identity import Identities
 from relay.spool.interface import Full, Unavailable
 from relay.spool.log.content import discard, name_long, record_of
-from relay.spool.log.layout import FORMAT, Layout
+from relay.spool.log.layout import FORMAT, LogLayout
 from relay.spool.log.record import Record
 from relay.spool.log.writer import NOT_BEGUN, SEGMENT_BYTES, StreamWriter
 from relay.spool.message.draft import SpoolDraft, ours
@@ -44,7 +44,7 @@ class LogIntake:
     ) -> None:
         """Raise OSError, and SpoolBusy where the spool is converted."""
         self._lock_fd: int | None = as_intake(root, disk, FORMAT)
-        self._layout = Layout(root)
+        self._layout = LogLayout(root)
         self._disk = disk
         self._clock = clock
         self._identities = Identities(clock, random_bytes)

@@ -11,7 +11,7 @@ from relay.mail.envelope import QueueId
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.log import facts as said
 from relay.spool.log.index import Index
-from relay.spool.log.layout import Layout, SegmentName
+from relay.spool.log.layout import LogLayout, SegmentName
 from relay.spool.log.record import MOVED, Record, record_in
 from relay.spool.log.writer import StreamWriter
 
@@ -55,7 +55,7 @@ class Cleaner:
     A copy is durable before its original is let go, and a segment goes with a checkpoint only.
     """
 
-    def __init__(self, disk: Disk, layout: Layout, index: Index, journal: Journal) -> None:
+    def __init__(self, disk: Disk, layout: LogLayout, index: Index, journal: Journal) -> None:
         self._disk = disk
         self._layout = layout
         self._index = index

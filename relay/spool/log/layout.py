@@ -37,7 +37,7 @@ class SegmentName(NamedTuple):
         return f"{self.stream}.{self.number:010d}"
 
 
-class Layout:
+class LogLayout:
     def __init__(self, root: str) -> None:
         self.log, self.long = f"{root}/log", f"{root}/long"
         self.checkpoints = (f"{self.log}/checkpoint", f"{self.log}/checkpoint.copy")
@@ -57,5 +57,5 @@ class Layout:
 
 def prepare(root: str, disk: Disk) -> None:
     """Raise OSError, and ValueError for a spool of another format."""
-    layout = Layout(root)
+    layout = LogLayout(root)
     prepare_root(root, disk, FORMAT, (layout.log, layout.long, corrupt_folder(root)))

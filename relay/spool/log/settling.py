@@ -17,7 +17,7 @@ from relay.spool.log.record import Record
 _NOTHING = Facts()
 
 
-class Settling:
+class LogSettling:
     def __init__(
         self, index: Index, record_of: Callable[[QueueId, Envelope, Sequence[bytes]], Record]
     ) -> None:

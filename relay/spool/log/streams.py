@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.log.index import Index, Segment
-from relay.spool.log.layout import NAMES, SENDER, Layout, SegmentName
+from relay.spool.log.layout import NAMES, SENDER, LogLayout, SegmentName
 from relay.spool.log.record import (
     MESSAGE,
     SEGMENT_HEADER_BYTES,
@@ -46,7 +46,7 @@ class Stream:
         return self.is_dead or (is_announced and self.announced[:2] != self.read[:2])
 
 
-class Part(NamedTuple):
+class StreamPart(NamedTuple):
     """Of a segment, so much as counts."""
 
     number: int
@@ -56,7 +56,9 @@ class Part(NamedTuple):
 
 
 class Streams:
-    def __init__(self, disk: Disk, layout: Layout, index: Index, positions: Mapping[str, Position]) -> None:
+    def __init__(
+        self, disk: Disk, layout: LogLayout, index: Index, positions: Mapping[str, Position]
+    ) -> None:
         self._disk = disk
         self._layout = layout
         self._index = index
@@ -185,14 +187,14 @@ class Streams:
             damaged = [each for each in waiting if torn_from is None or each.at < torn_from]
             yield from ((segment, each) for each in damaged)
 
-    def _parts(self, stream: Stream, numbers: Sequence[int]) -> list[Part]:
+    def _parts(self, stream: Stream, numbers: Sequence[int]) -> list[StreamPart]:
         """Return what counts from where the stream was read to, the oldest segment first.
 
         The header of a segment says how much of the one before it counts, so they are looked at from the
         last one on.  Only the last one may end with what a crash tore.
         """
         announced = stream.announced
-        parts: list[Part] = []
+        parts: list[StreamPart] = []
         counts_before: Position | None = None
         """What the segment behind says."""
         for number in reversed(numbers):
@@ -207,10 +209,10 @@ class Streams:
                     self._disk.size(fd),
                 )
             if counts_before is not None:
-                parts.append(Part(number, counts_before.end, None))
+                parts.append(StreamPart(number, counts_before.end, None))
             elif not stream.is_dead and number == announced.number:
-                parts.append(Part(number, announced.end, None))
+                parts.append(StreamPart(number, announced.end, None))
             else:
-                parts.append(Part(number, end, announced.end if number == announced.number else 0))
+                parts.append(StreamPart(number, end, announced.end if number == announced.number else 0))
             counts_before = header
         return parts[::-1]

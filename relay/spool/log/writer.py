@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from relay.spool.disk.durable import ROOM_BYTES, Disk, write_with_room
 from relay.spool.disk.os_errors import error_of, is_lack_of_room
-from relay.spool.log.layout import SENDER, Layout, SegmentName
+from relay.spool.log.layout import SENDER, LogLayout, SegmentName
 from relay.spool.log.record import Position, Record, encode_group, header_of, mark_of
 
 SEGMENT_BYTES = 16 * 1024 * 1024
@@ -28,7 +28,7 @@ NOT_BEGUN = (Position(), 0)
 
 
 class StreamWriter:
-    def __init__(self, disk: Disk, layout: Layout, stream: str, segment_bytes: int, begun: Begun) -> None:
+    def __init__(self, disk: Disk, layout: LogLayout, stream: str, segment_bytes: int, begun: Begun) -> None:
         self._disk = disk
         self._layout = layout
         self._stream = stream

@@ -22,7 +22,7 @@ from relay.spool.errors import kernel_errors
 from relay.spool.identity import is_queue_id
 from relay.spool.interface import Absent, Corrupt, Message, Note, Settlement
 from relay.spool.maildir.intake import MaildirIntake
-from relay.spool.maildir.layout import FORMAT, Layout, prepare
+from relay.spool.maildir.layout import FORMAT, MaildirLayout, prepare
 from relay.spool.maildir.marks import Marks, tellings
 from relay.spool.message import notes, reading
 from relay.spool.message.draft import abandoned
@@ -42,7 +42,7 @@ class MaildirSpool(BaseSpool):
         """Own the queue.  Raises SpoolBusy, OSError, and ValueError for one of another format."""
         prepare(root, disk)
         super().__init__(root, FORMAT, disk, clock, on_corrupt)
-        self._layout = Layout(root)
+        self._layout = MaildirLayout(root)
         self._reports = MaildirIntake(root, disk, clock, headroom=False)
         self._held: set[QueueId] = set()
         self._noted: set[QueueId] = set()

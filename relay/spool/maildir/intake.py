@@ -18,7 +18,7 @@ from relay.spool.disk.os_errors import error_of
 from relay.spool.errors import kernel_errors, of_kernel
 from relay.spool.identity import Identities
 from relay.spool.interface import Full, SpoolError, Unavailable
-from relay.spool.maildir.layout import FORMAT, Layout, is_published
+from relay.spool.maildir.layout import FORMAT, MaildirLayout, is_published
 from relay.spool.message.draft import SpoolDraft, ours
 from relay.spool.root.headroom import leave_headroom, room
 from relay.spool.root.lock import as_intake
@@ -41,7 +41,7 @@ class MaildirIntake:
         `headroom` is False for reports of the owner: they may use what new mail has to leave free.
         """
         self._lock_fd = as_intake(root, disk, FORMAT) if headroom else None
-        self._layout = Layout(root)
+        self._layout = MaildirLayout(root)
         self._disk = disk
         self._clock = clock
         self._identities = Identities(clock, random_bytes)

@@ -28,7 +28,7 @@ PIECES = ("tmp", "new", "cur", "hold", "notes")
 """Names in the root that are this engine's own."""
 
 
-class Layout:
+class MaildirLayout:
     def __init__(self, root: str) -> None:
         self.drafts, self.new, self.cur, self.hold, self.notes = (f"{root}/{name}" for name in PIECES)
 
@@ -44,12 +44,12 @@ class Layout:
 
 def prepare(root: str, disk: Disk) -> None:
     """Raise OSError, and ValueError for a spool of another format."""
-    layout = Layout(root)
+    layout = MaildirLayout(root)
     folders = [f"{root}/{name}" for name in PIECES]
     prepare_root(root, disk, FORMAT, (*folders, *layout.queued_folders(), corrupt_folder(root)))
 
 
-def is_published(disk: Disk, layout: Layout, queue_id: QueueId) -> bool:
+def is_published(disk: Disk, layout: MaildirLayout, queue_id: QueueId) -> bool:
     """Return whether a message is there, durably.  Raises OSError."""
     for path in (f"{layout.new}/{queue_id}", layout.queued(queue_id), f"{layout.hold}/{queue_id}"):
         if disk.inode(path) is not None:

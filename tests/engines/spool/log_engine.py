@@ -9,7 +9,7 @@ from relay.spool.disk.durable import Disk, RealDisk
 from relay.spool.interface import Intake
 from relay.spool.log.engine import CHECKPOINT_BYTES, LogSpool
 from relay.spool.log.intake import LogIntake
-from relay.spool.log.layout import NAMES, PART, Layout, prepare
+from relay.spool.log.layout import NAMES, PART, LogLayout, prepare
 from relay.spool.log.writer import SEGMENT_BYTES
 from tests.engines.spool.engine import OneSpool
 from tests.fakes.clock import FakeClock
@@ -22,7 +22,7 @@ LENGTHS = ((SEGMENT_BYTES, CHECKPOINT_BYTES), (2000, 1500), (600, 1), (1, 1))
 class LogEngine(OneSpool):
     def __init__(self, root: str, disk: Disk, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         super().__init__(root, disk)
-        self.layout = Layout(root)
+        self.layout = LogLayout(root)
         self.segment_bytes = segment_bytes
 
     def start(self) -> LogSpool:

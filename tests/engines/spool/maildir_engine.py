@@ -9,7 +9,7 @@ from relay.spool.disk.durable import Disk, RealDisk
 from relay.spool.interface import Intake
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake
-from relay.spool.maildir.layout import Layout, prepare
+from relay.spool.maildir.layout import MaildirLayout, prepare
 from relay.spool.message.message_file import HEADER_BYTES
 from tests.engines.spool.engine import OneSpool
 from tests.fakes.clock import FakeClock
@@ -19,7 +19,7 @@ from tests.fakes.disk import ModelDisk
 class MaildirEngine(OneSpool):
     def __init__(self, root: str, disk: Disk) -> None:
         super().__init__(root, disk)
-        self.layout = Layout(root)
+        self.layout = MaildirLayout(root)
 
     def start(self) -> MaildirSpool:
         return MaildirSpool(self.root, self.view(), self.clock, self.tell)

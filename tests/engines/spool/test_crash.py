@@ -17,7 +17,7 @@ from collections.abc import Callable
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.maildir.layout import FORMAT, Layout, prepare
+from relay.spool.maildir.layout import FORMAT, MaildirLayout, prepare
 from tests.engines.spool.cuts import (
     BOUNCED,
     RELAYED,
@@ -78,7 +78,7 @@ def test_what_a_killed_start_left_is_durable_before_any_mail() -> None:
 
 
 def _folders() -> list[str]:
-    layout = Layout(ROOT)
+    layout = MaildirLayout(ROOT)
     return [layout.drafts, layout.new, layout.hold, layout.notes, *layout.queued_folders()]
 
 

@@ -12,7 +12,7 @@ import pytest
 from relay.clock import SECOND_NS, SystemClock
 from relay.mail.formats import rfc3339
 from relay.status.snapshot import message_to_json
-from relay.telemetry.outcomes import Outcome, outcomes_folder
+from relay.telemetry.outcomes import PastOutcome, outcomes_folder
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import FIRST, a_message
 from tests.unit.cli.conftest import Run
@@ -22,8 +22,8 @@ from tests.unit.cli.terminal import on_a_terminal
 HOUR_NS = 3600 * SECOND_NS
 
 
-def ending(number: int, ago_ns: int = 0, **others: Any) -> Outcome:
-    whole = Outcome(
+def ending(number: int, ago_ns: int = 0, **others: Any) -> PastOutcome:
+    whole = PastOutcome(
         SystemClock().wall_ns() - ago_ns,
         f"{number:016}",
         "Ann@here.example",
@@ -38,13 +38,13 @@ def ending(number: int, ago_ns: int = 0, **others: Any) -> Outcome:
     return whole._replace(**others)
 
 
-def keep(policy_path: Path, *outcomes: Outcome) -> None:
+def keep(policy_path: Path, *outcomes: PastOutcome) -> None:
     """Write a database as the relay does."""
     path = Path(outcomes_folder(str(policy_path.parent / "spool")), "outcomes")
     path.parent.mkdir(exist_ok=True)
     with closing(sqlite3.connect(path)) as database, database:
-        database.execute(f"CREATE TABLE IF NOT EXISTS outcome ({', '.join(Outcome._fields)})")
-        marks = ", ".join("?" * len(Outcome._fields))
+        database.execute(f"CREATE TABLE IF NOT EXISTS outcome ({', '.join(PastOutcome._fields)})")
+        marks = ", ".join("?" * len(PastOutcome._fields))
         database.executemany(f"INSERT INTO outcome VALUES ({marks})", outcomes)
 
 

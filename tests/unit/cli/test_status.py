@@ -14,7 +14,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.layout import prepare
 from relay.status.snapshot import LaneStatus, PolicyStatus, Snapshot, UpstreamState, to_json
-from relay.telemetry.outcomes import Outcome
+from relay.telemetry.outcomes import PastOutcome
 from relay.verdicts.health import Health
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream, routes
@@ -193,7 +193,7 @@ def test_a_spool_of_somebody_else_is_77(policy_path: Path, run: Run) -> None:
 def test_who_used_a_window_is_told_by_sender_client_and_lane(policy_path: Path, run: Run) -> None:
     ago = {0: "list@here.example", 30: "", 59: "LIST@here.example", 61: "old@x"}
     outcomes = [
-        Outcome(AT_NS - seconds * SECOND_NS, f"{seconds:016}", sender, "b@x.example", "relayed", "isp")
+        PastOutcome(AT_NS - seconds * SECOND_NS, f"{seconds:016}", sender, "b@x.example", "relayed", "isp")
         for seconds, sender in ago.items()
     ]
     outcomes = [each._replace(client="mx[192.0.2.1]", lane="lists", size_bytes=100) for each in outcomes]

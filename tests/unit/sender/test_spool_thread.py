@@ -9,7 +9,7 @@ import pytest
 from relay.sender.spool_thread import AGAIN_SECONDS, MOST_BYTES_AT_HAND, SpoolThread
 from relay.spool.interface import Full, Message, Settlement, Status, Unavailable
 from relay.spool.maildir.engine import MaildirSpool
-from relay.spool.maildir.layout import Layout
+from relay.spool.maildir.layout import MaildirLayout
 from tests.engines.spool.engine import CONTENT, accept, note, read
 from tests.engines.spool.maildir_engine import MAILDIR
 from tests.engines.spool.world import prepared
@@ -82,7 +82,7 @@ async def test_a_message_is_sent_as_it_was_checked_when_it_was_claimed() -> None
     queue = Queue()
     (queue_id, _) = queue.queue_ids
     await queue.claimed()
-    path = Layout(MAILDIR.root).queued(queue_id)
+    path = MaildirLayout(MAILDIR.root).queued(queue_id)
     queue.disk.poke(path, queue.disk.peek(path).replace(b".dots", b".dotz"))
 
     (message,) = await queue.thread.read([queue_id])

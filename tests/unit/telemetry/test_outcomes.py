@@ -20,8 +20,8 @@ from relay.status.filters import USAGE_KEYS
 from relay.telemetry.events import Delays, Events, Subject, Via
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.outcomes import (
-    Outcome,
     OutcomeStore,
+    PastOutcome,
     RelayedBy,
     found,
     outcomes_folder,
@@ -94,7 +94,7 @@ class Hearing:
         self.store.start()
         await self.store.close()
 
-    def found(self, text: str = "example", since_ns: int = 0) -> list[Outcome]:
+    def found(self, text: str = "example", since_ns: int = 0) -> list[PastOutcome]:
         with past_outcomes(self.spool) as past:
             return list(found(past, sought(text), since_ns))
 
@@ -138,7 +138,7 @@ async def test_what_ended_is_kept_with_its_reply_and_what_did_not_is_not(tmp_pat
         ("b@x.example", "relayed", "250 2.0.0 Ok"),
         ("before@the.start.example", "relayed", "250 2.0.0 Ok"),
     ]
-    assert kept[2] == Outcome(
+    assert kept[2] == PastOutcome(
         hearing.clock.wall_ns(),
         "0000000000000001",
         "a@here.example",

@@ -7,7 +7,7 @@ from pathlib import Path
 from relay.clock import SystemClock
 from relay.mail.envelope import Shape
 from relay.policy.model import Mechanism, Tls
-from relay.upstream.connection import Account, Connection, open_connection
+from relay.upstream.connection import Connection, UpstreamServer, open_connection
 from relay.upstream.timeouts import Timeouts
 from relay.upstream.transaction import Transaction
 from relay.verdicts.outcome import Outcome
@@ -30,12 +30,12 @@ def account(
     user: str | None = None,
     password: str | None = None,
     mechanism: Mechanism = Mechanism.AUTO,
-) -> Account:
-    return Account(name, host.port, tls, "client.example", ca_file, user, password, mechanism)
+) -> UpstreamServer:
+    return UpstreamServer(name, host.port, tls, "client.example", ca_file, user, password, mechanism)
 
 
 @asynccontextmanager
-async def connected(account: Account, timeouts: Timeouts | None = None) -> AsyncIterator[Connection]:
+async def connected(account: UpstreamServer, timeouts: Timeouts | None = None) -> AsyncIterator[Connection]:
     """Open a connection, and abort it at the end."""
     connection = await open_connection(account, SystemClock(), timeouts)
     try:

@@ -9,14 +9,14 @@ import pytest
 from relay.clock import SystemClock
 from relay.policy.model import Tls
 from relay.smtp.reply import Phase
-from relay.upstream.connection import Account, UpstreamUnavailable, open_connection
+from relay.upstream.connection import UpstreamServer, UpstreamUnavailable, open_connection
 from relay.upstream.timeouts import Timeouts
 from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import CLOSE, DEFAULT, SILENCE, Script, Smarthost, Turn
 from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
 
 
-async def failure(opened: Account, timeouts: Timeouts | None = None) -> tuple[Verdict, Phase, str]:
+async def failure(opened: UpstreamServer, timeouts: Timeouts | None = None) -> tuple[Verdict, Phase, str]:
     with pytest.raises(UpstreamUnavailable) as caught:
         await open_connection(opened, SystemClock(), timeouts)
     answer = caught.value.answer
@@ -66,7 +66,7 @@ async def test_one_opening_is_one_connection_by_the_upstreams_count(tls: Tls) ->
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as one:
         port = one.sockets[0].getsockname()[1]
         async with await asyncio.start_server(hang_up, "127.0.0.9", port):
-            verdict, _, _ = await failure(Account("two.example", port, tls, "me.example"))
+            verdict, _, _ = await failure(UpstreamServer("two.example", port, tls, "me.example"))
 
     assert verdict is Verdict.PAUSE
     assert seen == ["127.0.0.9"]
@@ -74,7 +74,7 @@ async def test_one_opening_is_one_connection_by_the_upstreams_count(tls: Tls) ->
 
 async def test_no_password_leaves_this_host_in_the_clear() -> None:
     # 192.0.2.1 is TEST-NET-1: whoever tried to connect there would fail otherwise.
-    opened = Account("192.0.2.1", 25, Tls.NONE, "me.example", user="u", password="p")
+    opened = UpstreamServer("192.0.2.1", 25, Tls.NONE, "me.example", user="u", password="p")
 
     verdict, phase, text = await failure(opened)
 

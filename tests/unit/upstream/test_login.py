@@ -9,7 +9,7 @@ from relay.policy.model import Mechanism, Tls
 from relay.policy.oauth2 import TokenMechanism
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
-from relay.upstream.connection import Account, UpstreamUnavailable, open_connection
+from relay.upstream.connection import UpstreamServer, UpstreamUnavailable, open_connection
 from relay.upstream.login import AnyMechanism, choose
 from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import Script, Smarthost
@@ -132,9 +132,11 @@ def token_host(good: str = TOKEN) -> Smarthost:
     )
 
 
-def token_account(port: int, mechanism: TokenMechanism = TokenMechanism.AUTO, token: str = TOKEN) -> Account:
+def token_account(
+    port: int, mechanism: TokenMechanism = TokenMechanism.AUTO, token: str = TOKEN
+) -> UpstreamServer:
     bearer = BearerToken(TOKEN_USER, token, "127.0.0.1", port)
-    return Account(
+    return UpstreamServer(
         "127.0.0.1", port, Tls.NONE, "client.example", user=TOKEN_USER, mechanism=mechanism, token=bearer
     )
 

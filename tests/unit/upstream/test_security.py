@@ -12,7 +12,7 @@ from relay.clock import SystemClock
 from relay.policy.model import Mechanism, Tls
 from relay.policy.secrets import KeyPair, read_key_pair
 from relay.smtp.reply import Phase
-from relay.upstream.connection import Account, UpstreamUnavailable, open_connection
+from relay.upstream.connection import UpstreamServer, UpstreamUnavailable, open_connection
 from relay.upstream.timeouts import Timeouts
 from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import CLOSE, DEFAULT, RESET, SILENCE, Script, Smarthost, Turn
@@ -27,7 +27,7 @@ from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
 BOTH = pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
 
 
-async def failure(opened: Account, timeouts: Timeouts | None = None) -> str:
+async def failure(opened: UpstreamServer, timeouts: Timeouts | None = None) -> str:
     with pytest.raises(UpstreamUnavailable) as caught:
         await open_connection(opened, SystemClock(), timeouts)
     answer = caught.value.answer
@@ -215,7 +215,7 @@ def pair(certificates: Certificates) -> KeyPair:
     return read_key_pair(certificates.wrong_name, None)
 
 
-def showing(host: Smarthost, tls: Tls, certificates: Certificates, pair: KeyPair | None) -> Account:
+def showing(host: Smarthost, tls: Tls, certificates: Certificates, pair: KeyPair | None) -> UpstreamServer:
     return replace(account(host, tls=tls, ca_file=certificates.ca), pair=pair)
 
 
