@@ -1,6 +1,7 @@
 """The options that say which messages of the queue are meant: of `relay queue` and of its verbs."""
 
 import functools
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -12,58 +13,29 @@ from relay.status.snapshot import QueueState
 
 _STATES = [state.value for state in QueueState if state is not QueueState.INCOMING]
 _sender = checked("relay.policy.lane", "sender_pattern")
+_domain = checked("relay.policy.lane", "domain_pattern")
+_client = checked("relay.cli.filter_options", "client_pattern")
+_MANY: tuple[tuple[str, str, str, Callable[..., Any] | None, str], ...] = (
+    ("--sender", "senders", "WHO", _sender, "By reverse-path."),
+    ("--recipient", "recipients", "WHO", _sender, "By a recipient left."),
+    ("--domain", "domains", "DOMAIN", _domain, "By a recipient's."),
+    ("--user", "users", "NAME", None, "By who had logged in."),
+    ("--client", "clients", "HOST", _client, "By address, network or name."),
+    ("--lane", "lanes", "NAME", None, "By lane."),
+    ("--upstream", "upstreams", "NAME", None, "By upstream."),
+)
+"""Option, field of `Filters`, what stands for its value, what reads it, help; each may be repeated."""
+_size = checked("relay.policy.units", "size_bytes")
 _OPTIONS = (
-    click.option(
-        "--sender", "senders", metavar="WHO", multiple=True, callback=_sender, help="By reverse-path."
+    *(
+        click.option(option, field, metavar=metavar, multiple=True, callback=read, help=words)
+        for option, field, metavar, read, words in _MANY
     ),
-    click.option(
-        "--recipient",
-        "recipients",
-        metavar="WHO",
-        multiple=True,
-        callback=_sender,
-        help="By a recipient left.",
-    ),
-    click.option(
-        "--domain",
-        "domains",
-        metavar="DOMAIN",
-        multiple=True,
-        callback=checked("relay.policy.lane", "domain_pattern"),
-        help="By a recipient's.",
-    ),
-    click.option("--user", "users", metavar="NAME", multiple=True, help="By who had logged in."),
-    click.option(
-        "--client",
-        "clients",
-        metavar="HOST",
-        multiple=True,
-        callback=checked("relay.cli.filter_options", "client_pattern"),
-        help="By address, network or name.",
-    ),
-    click.option("--lane", "lanes", metavar="NAME", multiple=True, help="By lane."),
-    click.option("--upstream", "upstreams", metavar="NAME", multiple=True, help="By upstream."),
     click.option("--state", "states", type=click.Choice(_STATES), multiple=True, help="By state."),
     click.option("--older", "older_ns", metavar="AGE", callback=duration, help="At least so old: 2h."),
-    click.option(
-        "--size",
-        "size_bytes",
-        metavar="SIZE",
-        callback=checked("relay.policy.units", "size_bytes"),
-        help="At least so large: 1M.",
-    ),
+    click.option("--size", "size_bytes", metavar="SIZE", callback=_size, help="At least so large: 1M."),
 )
-_NAMES = (
-    "senders",
-    "recipients",
-    "domains",
-    "users",
-    "clients",
-    "lanes",
-    "upstreams",
-    "older_ns",
-    "size_bytes",
-)
+_NAMES = (*(field for _, field, *_ in _MANY), "older_ns", "size_bytes")
 
 
 def filter_options(verb: Verb) -> Verb:
