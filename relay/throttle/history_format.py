@@ -70,7 +70,7 @@ def header(boot_id: str) -> bytes:
 
 
 def group(at: At, events: Iterable[Event]) -> bytes:
-    return _line([at, *map(_words, events)])
+    return _line([at, *map(words_of, events)])
 
 
 def mark_line(mark_ns: int) -> bytes:
@@ -108,7 +108,7 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
         try:
             (boottime_ns, mark_ns), *told = said
             at = At(_whole(boottime_ns), _whole(mark_ns))
-            events += map(_event, told)
+            events += events_in(told)
         except (ValueError, TypeError) as error:
             # Its checksum was right, so another program wrote it.
             raise DamagedHistory(f"byte {origin + end}: a group that this version cannot read") from error
@@ -141,7 +141,7 @@ def _read(line: bytes) -> Any:
         return None
 
 
-def _words(event: Event) -> list[Any]:
+def words_of(event: Event) -> list[Any]:
     match event:
         case Ended():
             return ["ended", *event]
@@ -149,6 +149,11 @@ def _words(event: Event) -> list[Any]:
             return ["issued", *event]
         case Slot():
             return ["reserved" if event.is_open else "charged", *event[:7], *event.shares]
+
+
+def events_in(group: Iterable[list[Any]]) -> list[Event]:
+    """Raise ValueError or TypeError for what is none."""
+    return [_event(words) for words in group]
 
 
 def _event(words: list[Any]) -> Event:

@@ -1,16 +1,20 @@
 """Where a history may be kept: the same laws hold everywhere."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from relay.spool.disk.durable import Disk, RealDisk
+from relay.spool.postgresql.database import Database
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import History
+from relay.throttle.postgresql_history import Mark, PostgresqlHistory
 from tests.engines.history.memory_history import Kept, MemoryHistory
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
+from tests.fakes.postgresql import Server, started
 
 
 @pytest.fixture
@@ -33,10 +37,34 @@ def memory() -> ModelDisk:
     return ModelDisk()
 
 
-@pytest.fixture(params=["a file", "a database with a clock of its own"])
-def opened(request: pytest.FixtureRequest, clock: FakeClock, path: Path) -> Callable[[], History]:
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return a PostgreSQL server of this run with the relay's tables in its database."""
+    with started(tmp_path_factory.mktemp("postgresql")) as running:
+        Database(running.url).make()
+        yield running
+
+
+@pytest.fixture(params=["a file", "a database with a clock of its own", "PostgreSQL"])
+def opened(
+    request: pytest.FixtureRequest, clock: FakeClock, path: Path
+) -> Iterator[Callable[[], History]]:
     """Return what opens the same history again and again, as processes do."""
+    opens: Callable[[], History]
     if request.param == "a file":
-        return lambda: FileHistory(path, RealDisk(), clock, replace_above_bytes=0)
-    kept = Kept(clock, ahead_ns=10**15, refuses_to_replace=False)
-    return lambda: MemoryHistory(kept, replaces_above=4)
+        opens = lambda: FileHistory(path, RealDisk(), clock, replace_above_bytes=0)  # noqa: E731
+    elif request.param == "PostgreSQL":
+        server: Server = request.getfixturevalue("server")
+        connect, account = Database(server.url).connect, str(path)
+        opens = lambda: PostgresqlHistory(connect, account, Mark(), clock, replace_above_groups=4)  # noqa: E731
+    else:
+        kept = Kept(clock, ahead_ns=10**15, refuses_to_replace=False)
+        opens = lambda: MemoryHistory(kept, replaces_above=4)  # noqa: E731
+    with contextlib.ExitStack() as closing:
+
+        def opened() -> History:
+            history = opens()
+            closing.callback(history.close)
+            return history
+
+        yield opened

@@ -1,0 +1,207 @@
+"""The history of an account in PostgreSQL, shared by relays on any number of hosts.
+
+A transaction is one of the database: it locks the account's row, which excludes every other writer, and
+lives no longer than the server lets an idle one live.  A commit is one group, a row; a replacement is one
+row too, in the place of all before it.  So whatever statement fails, all of it is there or nothing.  Of a
+COMMIT without a reply nobody knows: what it wrote is among the news of the next transaction, or is not.
+
+Time.  The history's clock is the server's, plus an offset that is kept with the account, and it never goes
+back.  A process compares it with its own boottime between two transactions.  Where the server's clock was
+stepped by more than SKEW_NS the offset takes the step back, for all hosts.  Not noticed: a step while no
+relay was running.
+
+Lost commits.  After a failover to a standby that lacks commits the windows would be forgotten.  Each process
+knows, and each host keeps in a file, how far the history was: one that is shorter, or another one under the
+same name, sends nothing.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import psycopg
+
+from relay.clock import SECOND_NS, Clock
+from relay.spool.postgresql.database import Connection, DatabaseError, in_words
+from relay.throttle.events import Event
+from relay.throttle.history import NOTHING_SENT, HistoryError
+from relay.throttle.history_format import DamagedHistory, events_in, words_of
+
+SKEW_NS = SECOND_NS // 2
+DRIFT = 5_000
+"""Two clocks that nobody sets may part by 1/DRIFT of what passes (200 ppm)."""
+REPLACE_ABOVE_GROUPS = 4096
+"""A shorter history is never replaced."""
+ADVICE = "wait for the longest period of its limits, then remove the mark of each host and restart the relays"
+
+
+class Mark:
+    """How far a host knows a history to be.  In memory; a subclass keeps it."""
+
+    def __init__(self) -> None:
+        self.value: tuple[str, int] | None = None
+
+    def load(self) -> tuple[str, int] | None:
+        """Return the identity of the account and the position of its last known group."""
+        return self.value
+
+    def save(self, identity: str, position: int) -> None:
+        self.value = identity, position
+
+
+class PostgresqlHistory:
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        account: str,
+        mark: Mark,
+        clock: Clock,
+        *,
+        replace_above_groups: int = REPLACE_ABOVE_GROUPS,
+    ) -> None:
+        """Connect to nothing yet."""
+        self._connect, self._account, self._mark, self._clock = connect, account, mark, clock
+        self._replace_above = replace_above_groups
+        self._connection: Connection | None = None
+        self._cursor: int | None = None
+        """The last group that is known here."""
+        self._seen: tuple[int, int, int] | None = None
+        """The history's time at the last transaction, and boottime just before and just after it was read."""
+        # Of the present transaction.
+        self._id = self._position = self._replaced = self._offset_ns = 0
+        self._identity = ""
+        self._is_open = self._was_stepped = False
+        self.now_ns = self.ahead_ns = 0
+        self.news: Sequence[Event] = ()
+        self.is_whole = self.is_empty = False
+
+    @contextlib.contextmanager
+    def transaction(self) -> "Iterator[PostgresqlHistory]":
+        with self._failing_closed():
+            connection = self._connected()
+            self._is_open = True
+            self._lock(connection)
+            self._tell_time(connection)
+            self._learn(connection)
+        try:
+            yield self
+        finally:
+            if self._is_open:
+                self._end(connection)
+
+    @property
+    def is_long(self) -> bool:
+        return self._position - self._replaced > self._replace_above
+
+    def commit(self, events: Sequence[Event]) -> None:
+        self._commit(events, self._replaced or 1)
+
+    def replace(self, events: Sequence[Event]) -> bool:
+        with self._failing_closed():
+            self._connected().execute("DELETE FROM relay.history WHERE account_id = %s", (self._id,))
+        self._commit(events, self._position + 1)
+        return True
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._cursor = None
+
+    def _connected(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection, self._cursor = self._connect(), None
+        return self._connection
+
+    def _lock(self, connection: Connection) -> None:
+        columns = "id, identity::text, position, replaced, offset_ns, now_ns"
+        statement = f"SELECT {columns} FROM relay.account WHERE name = %s FOR UPDATE"
+        if (row := connection.execute(statement, (self._account,)).fetchone()) is None:
+            connection.execute(
+                "INSERT INTO relay.account (name) VALUES (%s) ON CONFLICT DO NOTHING", (self._account,)
+            )
+            row = connection.execute(statement, (self._account,)).fetchone()
+            assert row is not None
+        self._id, self._identity, self._position, self._replaced, self._offset_ns, self.now_ns = row
+        mark = self._mark.load()
+        if mark is not None and mark != (self._identity, self._position) and (
+            mark[0] != self._identity or mark[1] > self._position
+        ):
+            what = "is another one" if mark[0] != self._identity else f"lost {mark[1] - self._position} commits"
+            raise DamagedHistory(f"it {what}; {NOTHING_SENT}.  To repair: {ADVICE}")
+
+    def _tell_time(self, connection: Connection) -> None:
+        """Read the clock behind the lock, so that instants ascend in the history."""
+        before_ns = self._clock.boottime_ns()
+        row = connection.execute(
+            "SELECT (extract(epoch FROM clock_timestamp()) * 1000000000)::bigint"
+        ).fetchone()
+        after_ns = self._clock.boottime_ns()
+        assert row is not None
+        now_ns = row[0] + self._offset_ns
+        if self._seen is not None:
+            then_ns, then_before_ns, then_after_ns = self._seen
+            least_ns, most_ns = before_ns - then_after_ns, after_ns - then_before_ns
+            skew_ns = SKEW_NS + most_ns // DRIFT
+            step_ns = 0
+            if now_ns - then_ns > most_ns + skew_ns:
+                step_ns = now_ns - then_ns - most_ns
+            elif now_ns - then_ns < least_ns - skew_ns:
+                step_ns = now_ns - then_ns - least_ns
+            self._offset_ns -= step_ns
+            now_ns -= step_ns
+            self._was_stepped = step_ns != 0
+        self.now_ns = max(self.now_ns, now_ns)
+        self.ahead_ns = self.now_ns - before_ns
+        self._seen = self.now_ns, before_ns, after_ns
+
+    def _end(self, connection: Connection) -> None:
+        """End a transaction that committed nothing; what it learned of the clock is kept for others."""
+        self._is_open = False
+        with contextlib.suppress(psycopg.Error):
+            if self._was_stepped:
+                connection.execute(
+                    "UPDATE relay.account SET offset_ns = %s, now_ns = %s WHERE id = %s",
+                    (self._offset_ns, self.now_ns, self._id),
+                )
+                connection.commit()
+            else:
+                connection.rollback()
+
+    def _learn(self, connection: Connection) -> None:
+        self.is_empty = self._position == 0
+        self.is_whole = self._cursor is None or self._cursor < self._replaced
+        since = self._replaced - 1 if self.is_whole else self._cursor
+        rows = connection.execute(
+            "SELECT events FROM relay.history WHERE account_id = %s AND position > %s ORDER BY position",
+            (self._id, since),
+        ).fetchall()
+        self.news = [event for (text,) in rows for event in events_in(json.loads(text))]
+        self._cursor = self._position
+
+    def _commit(self, events: Sequence[Event], replaced: int) -> None:
+        position = self._position + 1
+        group: list[Any] = [words_of(event) for event in events]
+        with self._failing_closed():
+            connection = self._connected()
+            connection.execute(
+                "INSERT INTO relay.history (account_id, position, events) VALUES (%s, %s, %s)",
+                (self._id, position, json.dumps(group, separators=(",", ":"))),
+            )
+            connection.execute(
+                "UPDATE relay.account SET position = %s, replaced = %s, offset_ns = %s, now_ns = %s WHERE id = %s",
+                (position, replaced, self._offset_ns, self.now_ns, self._id),
+            )
+            connection.commit()
+        self._is_open = False
+        self._cursor, self._position, self._replaced = position, position, replaced
+        self._mark.save(self._identity, position)
+
+    @contextlib.contextmanager
+    def _failing_closed(self) -> Iterator[None]:
+        try:
+            yield
+        except (psycopg.Error, DatabaseError, DamagedHistory, ValueError, TypeError) as error:
+            self.close()
+            words = in_words(error) if isinstance(error, psycopg.Error) else str(error)
+            raise HistoryError(f"the history of {self._account} in the database: {words}") from error
