@@ -96,7 +96,7 @@ class BaseSpool(ABC):
         with kernel_errors("adopted messages"):
             self._take([(each.message.queue_id, each.message.envelope, each.content) for each in adopted])
         # Crash here: messages without what became of them, which are adopted again.
-        for failure in self.settle([_as_it_is(each.message) for each in adopted]):
+        for failure in self.settle([as_it_is(each.message) for each in adopted]):
             if failure is not None:
                 raise failure
 
@@ -171,7 +171,7 @@ def told_by(message: Message, notices: Collection[QueueId]) -> tuple[Sequence[in
     return told, not message.is_warned and warning_id(message.queue_id) in notices
 
 
-def _as_it_is(message: Message) -> Settlement:
+def as_it_is(message: Message) -> Settlement:
     """Return what became of a message, to write down where it was just accepted."""
     return Settlement(
         message.queue_id,

@@ -124,10 +124,14 @@ class PostgresqlHistory:
             assert row is not None
         self._id, self._identity, self._position, self._replaced, self._offset_ns, self.now_ns = row
         mark = self._mark.load()
-        if mark is not None and mark != (self._identity, self._position) and (
-            mark[0] != self._identity or mark[1] > self._position
+        if (
+            mark is not None
+            and mark != (self._identity, self._position)
+            and (mark[0] != self._identity or mark[1] > self._position)
         ):
-            what = "is another one" if mark[0] != self._identity else f"lost {mark[1] - self._position} commits"
+            what = (
+                "is another one" if mark[0] != self._identity else f"lost {mark[1] - self._position} commits"
+            )
             raise DamagedHistory(f"it {what}; {NOTHING_SENT}.  To repair: {ADVICE}")
 
     def _tell_time(self, connection: Connection) -> None:

@@ -100,7 +100,9 @@ class Database:
         row = connection.execute("SELECT version FROM relay.schema_version").fetchone()
         if row is None or row[0] != VERSION:
             found = row and row[0]
-            raise DatabaseError(f"its tables are of version {found}, this relay knows {VERSION}: relay database upgrade")
+            raise DatabaseError(
+                f"its tables are of version {found}, this relay knows {VERSION}: relay database upgrade"
+            )
 
 
 def in_words(error: psycopg.Error) -> str:

@@ -27,3 +27,41 @@ CREATE TABLE relay.history (
     events      text NOT NULL,
     PRIMARY KEY (account_id, position)
 );
+
+-- A host that owns messages.  Its claims hold until then; the fence is of the process that claimed.
+CREATE TABLE relay.owner (
+    identity    uuid PRIMARY KEY,
+    host        text NOT NULL,
+    fence       bigint NOT NULL,
+    until       timestamptz NOT NULL
+);
+
+CREATE TABLE relay.message (
+    queue_id    text COLLATE "C" PRIMARY KEY,
+    -- As in a message file (relay/spool/message/message_file.py); the envelope with every recipient to do.
+    header      bytea NOT NULL,
+    envelope    bytea NOT NULL,
+    -- Null: in relay.chunk.
+    content     bytea,
+    -- One letter a recipient, in lower case once a report told of it.
+    statuses    text NOT NULL,
+    notes       bytea NOT NULL DEFAULT '',
+    is_held     boolean NOT NULL DEFAULT false,
+    is_warned   boolean NOT NULL DEFAULT false,
+    next_attempt_at_ns bigint,
+    owner       uuid,
+    fence       bigint,
+    -- Why it was set aside.
+    corrupt     text
+);
+CREATE INDEX message_new ON relay.message (queue_id) WHERE owner IS NULL AND corrupt IS NULL;
+CREATE INDEX message_owned ON relay.message (owner, fence) WHERE corrupt IS NULL;
+
+CREATE TABLE relay.chunk (
+    queue_id    text COLLATE "C" NOT NULL REFERENCES relay.message ON DELETE CASCADE,
+    number      integer NOT NULL,
+    content     bytea NOT NULL,
+    PRIMARY KEY (queue_id, number)
+);
+ALTER TABLE relay.message ALTER content SET STORAGE EXTERNAL;
+ALTER TABLE relay.chunk ALTER content SET STORAGE EXTERNAL;

@@ -46,9 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(params=["a file", "a database with a clock of its own", "PostgreSQL"])
-def opened(
-    request: pytest.FixtureRequest, clock: FakeClock, path: Path
-) -> Iterator[Callable[[], History]]:
+def opened(request: pytest.FixtureRequest, clock: FakeClock, path: Path) -> Iterator[Callable[[], History]]:
     """Return what opens the same history again and again, as processes do."""
     opens: Callable[[], History]
     if request.param == "a file":

@@ -1,0 +1,370 @@
+"""The queue in PostgreSQL: the owner's side, one of several hosts.
+
+Guarantees: what a call of `settle` did is one transaction, so of a crash or a lost connection all of it is
+there or nothing, and to ask again is safe.  A message is claimed by one host at a time: by its identity,
+which its folder keeps, and by a fence, which is another one for each process.  What another host took over
+is absent here: a host that was stopped settles nothing.  A claim holds for LEASE_SECONDS after each call.
+Assumes: the folder of `root` is this host's own; its lock keeps a second process of this host away.
+Does not: know how much room the server has; where a statement says that there is none, it is Full.
+"""
+
+import contextlib
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import psycopg
+
+from relay.clock import Clock
+from relay.mail.envelope import QueueId
+from relay.spool.base import PAGE_BYTES, Failure, as_it_is
+from relay.spool.disk.durable import Disk, opened
+from relay.spool.disk.replacing import replace_file
+from relay.spool.interface import (
+    HEAD_BYTES,
+    INLINE_BYTES,
+    Absent,
+    Adopted,
+    Corrupt,
+    Full,
+    Message,
+    SetAside,
+    Settlement,
+    SpoolLook,
+    Status,
+    Unavailable,
+)
+from relay.spool.message import message_file, notes
+from relay.spool.message.message_file import checksum, decode_header
+from relay.spool.postgresql.database import Connection, Database, DatabaseError, in_words
+from relay.spool.postgresql.intake import FORMAT, ROOM_BYTES, Row, insert, prepare, stored
+from relay.spool.root.lock import take_lock
+from relay.spool.root.quarantine import OnCorrupt
+
+LEASE_SECONDS = 3600
+"""Twice the longest transaction: what one host has in flight no other takes over."""
+_BY_LETTER = {status.value.decode(): status for status in Status}
+_COLUMNS = "queue_id, header, envelope, content, statuses, notes, is_held, is_warned, next_attempt_at_ns"
+_OURS = "owner = %(owner)s AND fence = %(fence)s AND corrupt IS NULL"
+_FREE = (
+    "corrupt IS NULL AND (owner IS NULL OR (owner = %(owner)s AND fence < %(fence)s)"
+    " OR owner IN (SELECT identity FROM relay.owner WHERE until < clock_timestamp()))"
+)
+
+
+class PostgresqlSpool:
+    def __init__(
+        self, root: str, disk: Disk, clock: Clock, on_corrupt: OnCorrupt, database: Database, host: str
+    ) -> None:
+        """Raise SpoolBusy, OSError, ValueError, and Unavailable where the database cannot be asked."""
+        prepare(root, disk)
+        self._disk, self._clock, self._database, self._on_corrupt = disk, clock, database, on_corrupt
+        self._lock_fd: int | None = take_lock(root, disk, FORMAT)
+        self._connection: Connection | None = None
+        try:
+            self._who: dict[str, Any] = {"owner": _identity(root, disk), "host": host, "fence": 0}
+            with self._asking() as connection:
+                row = connection.execute(
+                    "INSERT INTO relay.owner VALUES (%(owner)s, %(host)s, 1, clock_timestamp() + %(lease)s)"
+                    " ON CONFLICT (identity) DO UPDATE SET host = excluded.host, until = excluded.until,"
+                    " fence = relay.owner.fence + 1 RETURNING fence",
+                    self._who | {"lease": _lease()},
+                ).fetchone()
+                assert row is not None
+                self._who["fence"] = row[0]
+        except BaseException:
+            self.close()
+            raise
+
+    def claim(self, most: int) -> list[Message]:
+        with self._asking() as connection:
+            self._renew(connection)
+            found = connection.execute(
+                f"SELECT queue_id, octet_length(content) FROM relay.message WHERE {_FREE}"
+                " ORDER BY queue_id LIMIT %(most)s FOR UPDATE SKIP LOCKED",
+                self._who | {"most": most},
+            ).fetchall()
+            page, size_bytes = [], 0
+            for queue_id, content_bytes in found:
+                if size_bytes >= PAGE_BYTES:
+                    break
+                page.append(queue_id)
+                size_bytes += HEAD_BYTES if content_bytes is None else content_bytes
+            connection.execute(
+                "UPDATE relay.message SET owner = %(owner)s, fence = %(fence)s WHERE queue_id = ANY(%(page)s)",
+                self._who | {"page": page},
+            )
+            messages = self._read(connection, page)
+        return [messages[each] for each in page if isinstance(messages.get(each), Message)]  # type: ignore[misc]
+
+    def read(self, queue_ids: Sequence[QueueId]) -> list[Message | Absent | Corrupt | Unavailable]:
+        try:
+            with self._asking() as connection:
+                found = self._read(connection, queue_ids)
+        except Unavailable as trouble:
+            return [trouble] * len(queue_ids)
+        return [found.get(each) or Absent(each) for each in queue_ids]
+
+    def content(self, queue_id: QueueId) -> Iterator[bytes]:
+        (message,) = self.read([queue_id])
+        if not isinstance(message, Message):
+            raise message
+        if message.content is not None:
+            yield message.content
+            return
+        checksums: list[int] = []
+        for crc, _ in self._chunks(message):
+            checksums.append(crc)
+            yield b""
+        with self._asking() as connection:
+            header = self._header(connection, queue_id)
+        if not checksums or checksums[-1] != header.content_crc:
+            self._set_aside_now(queue_id, "the content does not match its checksum")
+            raise Corrupt(queue_id)
+        for expected, (crc, chunk) in zip(checksums, self._chunks(message), strict=True):
+            if crc != expected:
+                self._set_aside_now(queue_id, "the content does not match its checksum")
+                raise Corrupt(queue_id)
+            yield chunk
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Failure | None]:
+        try:
+            return self._settle(settlements)
+        except Full as full:
+            # Relayed recipients are marked all the same: a crash must not send to them again.
+            with contextlib.suppress(Full, Unavailable):
+                self._settle([_relayed_of(each) for each in settlements])
+            return [full] * len(settlements)
+        except Unavailable as trouble:
+            return [trouble] * len(settlements)
+
+    def adopt(self, adopted: Sequence[Adopted]) -> None:
+        with self._asking() as connection:
+            for each in adopted:
+                message = each.message
+                with stored(message.queue_id, message.envelope, each.content, self._clock) as row:
+                    insert(connection, row, self._who)
+        for failure in self.settle([as_it_is(each.message) for each in adopted]):
+            if failure is not None:
+                raise failure
+
+    def look(self) -> SpoolLook:
+        with self._asking() as connection:
+            self._renew(connection)
+            row = connection.execute(
+                f"SELECT count(*) FILTER (WHERE corrupt IS NOT NULL), count(*) FILTER (WHERE {_FREE})"
+                " FROM relay.message",
+                self._who,
+            ).fetchone()
+            assert row is not None
+            return SpoolLook(2 * ROOM_BYTES, None, row[0], row[1])
+
+    def set_aside(self, most: int) -> list[SetAside]:
+        with self._asking() as connection:
+            rows = connection.execute(
+                "SELECT queue_id, octet_length(content), corrupt FROM relay.message"
+                " WHERE corrupt IS NOT NULL ORDER BY queue_id LIMIT %s",
+                (most,),
+            ).fetchall()
+        return [SetAside(queue_id, size or 0, 0, "", 0, why) for queue_id, size, why in rows]
+
+    def tidy(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._lock_fd is not None:
+            self._disk.close(self._lock_fd)
+            self._lock_fd = None
+
+    def _settle(self, settlements: Sequence[Settlement]) -> list[Failure | None]:
+        with self._asking() as connection:
+            self._renew(connection)
+            wanted = [each.queue_id for each in settlements]
+            rows = connection.execute(
+                f"SELECT {_COLUMNS}, {_OURS} FROM relay.message WHERE queue_id = ANY(%(wanted)s)"
+                " ORDER BY queue_id FOR UPDATE",
+                self._who | {"wanted": wanted},
+            ).fetchall()
+            there = {row[0]: Row(*row[:-1]) if row[-1] else None for row in rows}
+            results: list[Failure | None] = []
+            for each in settlements:
+                row = there.get(each.queue_id)
+                if row is None:
+                    # What ended before is ended.
+                    is_done = each.ends and each.queue_id not in there
+                    results.append(None if is_done else Absent(each.queue_id))
+                    continue
+                try:
+                    self._settle_one(connection, each, row)
+                    results.append(None)
+                except Corrupt as fault:
+                    self._set_aside(connection, each.queue_id, str(fault))
+                    results.append(fault)
+            ended = [
+                each.queue_id
+                for each, result in zip(settlements, results, strict=True)
+                if each.ends and result is None
+            ]
+            connection.execute("DELETE FROM relay.message WHERE queue_id = ANY(%s)", (ended,))
+        return results
+
+    def _settle_one(self, connection: Connection, each: Settlement, row: Row) -> None:
+        letters = list(row.statuses)
+        if decoded(row).envelope.recipients != each.envelope.recipients:
+            raise Corrupt("its recipients are not those that it was read with")
+        for index, status in each.marks.items():
+            before = _BY_LETTER[letters[index].upper()]
+            if before not in (Status.TODO, status):
+                raise Corrupt(f"recipient {index} is {before.name} already, and not {status.name}")
+            letters[index] = letters[index] if before is status else status.value.decode()
+        is_told = bool(each.told) and all(letters[index].islower() for index in each.told)
+        if each.report is not None and not is_told and not (each.is_warned and row.is_warned):
+            report = each.report
+            with stored(report.queue_id, report.envelope, [report.content], self._clock) as new:
+                insert(connection, new)
+        for index in each.told:
+            letters[index] = letters[index].lower()
+        if each.ends and Status.TODO.value.decode() in letters:
+            raise AssertionError(f"{each.queue_id} is to be removed with recipients to do")
+        row.statuses = "".join(letters)
+        row.notes = bytes(row.notes) + (notes.encode(each.notes) if each.notes else b"")
+        row.is_warned = row.is_warned or each.is_warned
+        row.is_held = row.is_held if each.is_held is None else each.is_held
+        row.next_attempt_at_ns = each.next_attempt_at_ns or row.next_attempt_at_ns
+        connection.execute(
+            "UPDATE relay.message SET statuses = %s, notes = %s, is_held = %s, is_warned = %s,"
+            " next_attempt_at_ns = %s WHERE queue_id = %s",
+            (row.statuses, row.notes, row.is_held, row.is_warned, row.next_attempt_at_ns, row.queue_id),
+        )
+
+    def _read(self, connection: Connection, queue_ids: Iterable[str]) -> dict[str, Message | Corrupt]:
+        rows = connection.execute(
+            f"SELECT {_COLUMNS} FROM relay.message WHERE queue_id = ANY(%(wanted)s) AND {_OURS}",
+            self._who | {"wanted": list(queue_ids)},
+        ).fetchall()
+        found: dict[str, Message | Corrupt] = {}
+        for row in rows:
+            try:
+                message = decoded(Row(*row))
+                if message.content is None:
+                    first = connection.execute(
+                        "SELECT substr(content, 1, %s) FROM relay.chunk WHERE queue_id = %s AND number = 0",
+                        (HEAD_BYTES, message.queue_id),
+                    ).fetchone()
+                    message = message._replace(long_head=b"" if first is None else bytes(first[0]))
+                found[row[0]] = message
+            except Corrupt as fault:
+                self._set_aside(connection, row[0], str(fault))
+                found[row[0]] = fault
+        return found
+
+    def _header(self, connection: Connection, queue_id: QueueId) -> message_file.Header:
+        row = connection.execute(
+            "SELECT header FROM relay.message WHERE queue_id = %s", (queue_id,)
+        ).fetchone()
+        if row is None:
+            raise Absent(queue_id)
+        return decode_header(bytes(row[0]))
+
+    def _chunks(self, message: Message) -> Iterator[tuple[int, bytes]]:
+        """Yield each chunk behind the checksum of the content up to its end."""
+        crc = 0
+        for number in range(-(-message.shape.size_bytes // INLINE_BYTES)):
+            with self._asking() as connection:
+                row = connection.execute(
+                    "SELECT content FROM relay.chunk WHERE queue_id = %s AND number = %s",
+                    (message.queue_id, number),
+                ).fetchone()
+            chunk = b"" if row is None else bytes(row[0])
+            crc = checksum(chunk, crc)
+            yield crc, chunk
+
+    def _set_aside_now(self, queue_id: QueueId, why: str) -> None:
+        with self._asking() as connection:
+            self._set_aside(connection, queue_id, why)
+
+    def _set_aside(self, connection: Connection, queue_id: str, why: str) -> None:
+        connection.execute("UPDATE relay.message SET corrupt = %s WHERE queue_id = %s", (why, queue_id))
+        self._on_corrupt(queue_id, why)
+
+    def _renew(self, connection: Connection) -> None:
+        row = connection.execute(
+            "UPDATE relay.owner SET until = clock_timestamp() + %(lease)s"
+            " WHERE identity = %(owner)s AND fence = %(fence)s AND until > clock_timestamp() RETURNING 1",
+            self._who | {"lease": _lease()},
+        ).fetchone()
+        if row is None:
+            raise Unavailable("this host's claims have ended: another one may have taken its messages over")
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[Connection]:
+        """Ask in one transaction.  Raises Full and Unavailable."""
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = self._database.connect()
+            yield self._connection
+            self._connection.commit()
+        except (psycopg.Error, DatabaseError) as error:
+            self._drop()
+            if isinstance(error, psycopg.errors.DiskFull):
+                raise Full(in_words(error)) from error
+            words = in_words(error) if isinstance(error, psycopg.Error) else str(error)
+            raise Unavailable(f"the database: {words}") from error
+        except BaseException:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                self._connection.close()
+            self._connection = None
+
+
+def decoded(row: Row) -> Message:
+    """Return a message as it is stored, but for long content.  Raises Corrupt."""
+    header = decode_header(bytes(row.header))
+    message = message_file.decode(QueueId(row.queue_id), header, bytes(row.envelope))
+    if len(row.statuses) != len(message.statuses):
+        raise Corrupt("it has not one status for each recipient")
+    content = None if row.content is None else bytes(row.content)
+    if content is not None and (len(content), checksum(content)) != (
+        header.content_bytes,
+        header.content_crc,
+    ):
+        raise Corrupt("the content does not match its checksum")
+    try:
+        statuses = tuple([_BY_LETTER[letter.upper()] for letter in row.statuses])
+    except KeyError:
+        raise Corrupt("it has a status that nobody gave") from None
+    told = frozenset([index for index, letter in enumerate(row.statuses) if letter.islower()])
+    message = message._replace(
+        statuses=statuses,
+        told=told,
+        is_held=row.is_held,
+        is_warned=row.is_warned,
+        next_attempt_at_ns=row.next_attempt_at_ns,
+        content=content,
+    )
+    return message.with_notes(notes.latest(bytes(row.notes)))
+
+
+def _relayed_of(each: Settlement) -> Settlement:
+    marks = {index: status for index, status in each.marks.items() if status.is_relayed}
+    return Settlement(each.queue_id, each.envelope, marks)
+
+
+def _identity(root: str, disk: Disk) -> uuid.UUID:
+    """Return who this host is, by its folder."""
+    path = f"{root}/owner"
+    if disk.inode(path) is None:
+        replace_file(disk, path, f"{uuid.uuid4()}\n".encode())
+    with opened(disk, disk.open_read(path)) as fd:
+        return uuid.UUID(disk.pread(fd, disk.size(fd), 0).decode().strip())
+
+
+def _lease() -> str:
+    return f"{LEASE_SECONDS} seconds"
