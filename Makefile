@@ -1,6 +1,6 @@
 # Everything a person types.  Needs Python 3.11 or newer, pip and make, and nothing else:
 # the rest goes into .venv/, pinned by hash: in requirements.lock what the relay runs on, in
-# requirements-test.lock that and what its tests need.  On Debian 12:
+# requirements-test.lock that and what its tests need, in requirements-postgresql.lock that and the extra.  On Debian 12:
 #     apt install --no-install-recommends make python3 python3-pip
 # pip's own configuration (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf) is honoured.
 
@@ -142,7 +142,8 @@ LOCK := uv pip compile -q --universal --python-version 3.11 --generate-hashes \
   --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 lock:
 	echo 'hatchling==1.27.0' | $(LOCK) -o requirements.lock pyproject.toml -
-	echo 'hatchling==1.27.0' | $(LOCK) --extra test -c requirements.lock -o requirements-test.lock pyproject.toml -
+	echo 'hatchling==1.27.0' | $(LOCK) --extra test --extra postgresql -c requirements.lock -o requirements-test.lock pyproject.toml -
+	$(LOCK) --extra postgresql -c requirements.lock -o requirements-postgresql.lock pyproject.toml
 
 # git keeps no file modes and no secrets: the password of the practice upstream is made here.
 $(PRACTICE_PASSWORD): | $(READY)

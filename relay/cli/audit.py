@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import click
 
@@ -18,8 +17,8 @@ from relay.status.snapshot import as_json
 from relay.throttle.audit import Audit
 from relay.throttle.audit import audit as count
 from relay.throttle.history import HistoryError
-from relay.throttle.history_check import slots_in_file
 from relay.throttle.limit import plain_words
+from relay.throttle.opening import recorded_book
 
 EXCEEDED = 1
 """The exit code where a window held more than its limit, as the policy states it today."""
@@ -39,13 +38,14 @@ def audit(where: Where, *, as_json: bool) -> int:
     policy, clock = found_policy(where), SystemClock()
     code = os.EX_OK
     for name, upstream in policy.upstreams.items():
-        path, limits = policy.history_path(name), with_ceilings(upstream.limits, policy.lanes)
-        if not path.exists():
+        place, limits = policy.history_of(name), with_ceilings(upstream.limits, policy.lanes)
+        if place.database is None and not place.path.exists():
             if not as_json:
-                click.echo(printable(f"{name}: {path} is not there: nothing was sent under a limit"))
+                click.echo(printable(f"{name}: {place} is not there: nothing was sent under a limit"))
             continue
         try:
-            found = _by_wall_clock(count(slots_in_file(path, RealDisk(), clock), limits), clock)
+            slots = recorded_book(place, (), None, RealDisk(), clock).slots()
+            found = _by_wall_clock(count(slots, limits), clock)
         except HistoryError as error:
             click.echo(printable(f"{name}: {error}"), err=True)
             code = os.EX_DATAERR
@@ -53,7 +53,9 @@ def audit(where: Where, *, as_json: bool) -> int:
         if code == os.EX_OK and any(peak.is_exceeded for peak in found.findings):
             code = EXCEEDED
         words = {limit.label: plain_words(limit) for limit in limits}
-        for line in _json_lines(name, path, found) if as_json else _lines(name, path, found, words):
+        for line in (
+            _json_lines(name, str(place), found) if as_json else _lines(name, str(place), found, words)
+        ):
             click.echo(line)
     return code
 
@@ -72,7 +74,7 @@ def _by_wall_clock(found: Audit, clock: SystemClock) -> Audit:
     )
 
 
-def _lines(name: str, path: Path, found: Audit, words: Mapping[str, str]) -> Iterator[str]:
+def _lines(name: str, path: str, found: Audit, words: Mapping[str, str]) -> Iterator[str]:
     """`words` are those for people, by the label of each limit."""
     known = f"{found.transactions} transactions"
     if found.in_flight:
@@ -95,7 +97,7 @@ def _lines(name: str, path: Path, found: Audit, words: Mapping[str, str]) -> Ite
         yield printable(f"  {words[peak.label]}: at most {peak.most} at once{key}{at}: {verdict}")
 
 
-def _json_lines(name: str, path: Path, found: Audit) -> Iterator[str]:
+def _json_lines(name: str, path: str, found: Audit) -> Iterator[str]:
     """Keys may be added, never renamed."""
     known = {
         "since": rfc3339_or_none(found.since_ns),
@@ -104,4 +106,4 @@ def _json_lines(name: str, path: Path, found: Audit) -> Iterator[str]:
     }
     for peak in found.findings:
         its = {"limit": peak.label, **as_json(peak), "exceeded": peak.is_exceeded}
-        yield json.dumps({"upstream": name, "history": str(path), **its, **known})
+        yield json.dumps({"upstream": name, "history": path, **its, **known})

@@ -40,7 +40,7 @@ def check(policy_path: Path, file: Path | None, *, is_shown: bool) -> None:
 
 
 def _summary(policy: Policy) -> Iterator[Row]:
-    yield "spool", f"{policy.spool} ({policy.storage.engine})"
+    yield "spool", f"{policy.spool} ({policy.storage.postgresql or policy.storage.engine})"
     for listen in policy.listen:
         yield "listen", f"{listen.address}: {_door(listen)}"
         if not listen.clients and listen.users_file is None:
@@ -74,14 +74,14 @@ def _upstream(policy: Policy, name: str, upstream: Upstream) -> Iterator[Row]:
         yield "", f"provider {upstream.provider}: {providers()[upstream.provider].note}"
     for limit in upstream.limits:
         yield "", f"at most {plain_words(limit)}"
-    yield "", f"history {policy.history_path(name)}"
+    yield "", f"history {policy.history_of(name)}"
     for note in _notes(policy, name, upstream):
         yield "", f"note: {note}"
 
 
 def _notes(policy: Policy, name: str, upstream: Upstream) -> Iterator[str]:
-    history = policy.history_path(name)
-    if others := [each for each in policy.upstreams if each != name and policy.history_path(each) == history]:
+    history = policy.history_of(name)
+    if others := [each for each in policy.upstreams if each != name and policy.history_of(each) == history]:
         shared = "both count in one history, each by its own limits"
         yield f"the same account as {', '.join(others)}: {shared}"
     credential = None if upstream.auth is None else upstream.auth.password_credential

@@ -9,9 +9,9 @@ from relay.cli.options import TryLater, Where, own_spool, printable, where_optio
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
 from relay.control.offline import refuse_strangers
-from relay.policy.model import SpoolEngine
 from relay.spool.convert import convert as convert_spool
 from relay.spool.disk.durable import RealDisk
+from relay.spool.engines import ENGINES
 from relay.spool.interface import Full
 
 
@@ -25,7 +25,7 @@ def spool() -> None:
 @click.option(
     "--to",
     "target",
-    type=click.Choice([str(each) for each in SpoolEngine]),
+    type=click.Choice([str(each) for each in ENGINES]),
     help="Default: as the policy says.",
 )
 def convert(where: Where, *, target: str | None) -> None:

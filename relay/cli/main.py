@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("export", "Write messages as .eml, with their envelopes."),
     "fsck": ("fsck", "Check the spool and the histories; changes nothing."),
     "spool": ("convert", "Convert the spool from one engine to another."),
+    "database": ("database", "Make, upgrade and check the tables in PostgreSQL."),
     "hash-password": ("password", "Hash a password for a users_file."),
 }
 """Of each verb its file in `relay.cli`, which is loaded when the verb is called, and what it does."""
@@ -126,7 +127,7 @@ def _ended_by(error: Exception) -> int:
 
     from relay.control.operations import Unreachable  # noqa: PLC0415 - see above
     from relay.policy.faults import PolicyError  # noqa: PLC0415 - see above
-    from relay.policy.secrets import SecretError  # noqa: PLC0415 - see above
+    from relay.policy.secrets import NO_PSYCOPG, SecretError  # noqa: PLC0415 - see above
     from relay.spool.interface import SpoolBusy, SpoolError  # noqa: PLC0415 - see above
     from relay.throttle.history import HistoryError  # noqa: PLC0415 - see above
 
@@ -136,6 +137,8 @@ def _ended_by(error: Exception) -> int:
             code = os.EX_CONFIG
         case Unreachable():
             code = os.EX_TEMPFAIL
+        case ModuleNotFoundError(name="psycopg"):
+            code, words = os.EX_CONFIG, NO_PSYCOPG
         case SpoolBusy():
             code, words = (
                 os.EX_TEMPFAIL,

@@ -24,7 +24,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.file_history import FileHistory
+from relay.throttle.opening import open_history
 from relay.throttle.throttle import Throttle
 from relay.upstream.connection import UpstreamUnavailable
 from relay.verdicts.verdict import Judge, Verdict
@@ -73,9 +73,9 @@ async def probe(policy: Policy, name: str, tell: Callable[[str, int, str, bool],
     hostname = policy.hostname or socket.getfqdn()
     logins = Logins(name, upstream, hostname, disk=disk, telemetry=telemetry)
     steps, judge = Steps(tell, clock), Judge(rules_of(name, upstream))
-    history = policy.history_path(name)
+    history = policy.history_of(name)
     exact = Throttle(
-        FileHistory(history, disk, clock),
+        open_history(history, disk, clock),
         with_ceilings(upstream.limits, policy.lanes),
         upstream.guard_ns,
         clock,

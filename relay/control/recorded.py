@@ -11,13 +11,13 @@ from dataclasses import replace
 from relay.clock import Clock
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
-from relay.sender.state_file import account_file
+from relay.sender.state_file import account_file, account_row
 from relay.sender.upstreams import UpstreamView
 from relay.spool.disk.durable import Disk
 from relay.throttle.history import HistoryError
-from relay.throttle.history_check import book_in_file
+from relay.throttle.opening import recorded_book
 from relay.throttle.throttle import Shared, View
-from relay.verdicts.account import AccountState, Event, PauseRecord, step
+from relay.verdicts.account import AccountState, Event, PauseRecord, adopted, step
 from relay.verdicts.health import Happening
 from relay.verdicts.operator_pause import PauseAsked
 
@@ -47,7 +47,7 @@ def _recorded(policy: Policy, name: str, disk: Disk, clock: Clock) -> UpstreamVi
     kept = PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), _kept(policy, name, disk, clock))
     state, limits = kept.at_a_start(now_ns), with_ceilings(upstream.limits, policy.lanes)
     try:
-        book = book_in_file(policy.history_path(name), limits, upstream.guard_ns, disk, clock)
+        book = recorded_book(policy.history_of(name), limits, upstream.guard_ns, disk, clock)
     except HistoryError as error:
         return _view(step(state, Event(Happening.FAULT, now_ns, str(error), until_ns=now_ns)))
     return replace(_view(state), limits=View(Shared(book), clock))
@@ -63,9 +63,14 @@ def _kept(policy: Policy, name: str, disk: Disk, clock: Clock) -> AccountState:
     record = None
     with contextlib.suppress(OSError, ValueError):
         record = account_file(policy, name, disk).load()
-    if record is None:
-        return AccountState()
-    return record.moved(clock.boot_id(), clock.boottime_ns(), clock.wall_ns()).state
+    now_ns, state = clock.boottime_ns(), AccountState()
+    if record is not None:
+        state = record.moved(clock.boot_id(), now_ns, clock.wall_ns()).state
+    if (row := account_row(policy.history_of(name), clock)) is not None:
+        row.look()
+        if (shared := row.news()) is not None:
+            state = adopted(state, shared, now_ns)
+    return state
 
 
 def _go_on(policy: Policy, name: str, event: Event, disk: Disk, clock: Clock) -> None:
@@ -73,3 +78,5 @@ def _go_on(policy: Policy, name: str, event: Event, disk: Disk, clock: Clock) ->
     # Crash here: the record of before is in force, and the operator has no answer.
     record = PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after)
     account_file(policy, name, disk).save(record)
+    if (row := account_row(policy.history_of(name), clock)) is not None:
+        row.apply(event)

@@ -148,8 +148,8 @@ def _faults_of(document: Document, detail: ErrorDetails, root: type[Section]) ->
     if steps[-1:] == ("[key]",) and not is_of_key:
         # Pydantic's own step, behind the key of a mapping of names.
         steps, is_of_key = steps[:-1], True
-    if steps and isinstance(steps[-1], int) and steps not in document.places:
-        # One value that stands for a list of it.
+    if steps and detail["type"] != "missing" and steps not in document.places:
+        # One value that stands for a list of it, or for a section that has no other key.
         steps = steps[:-1]
     yield Fault(_words(detail, steps, root), steps, document.mark_of(steps, of_key=is_of_key))
 

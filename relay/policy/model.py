@@ -11,12 +11,13 @@ import enum
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
+from relay.policy.database import DatabaseLogin, HistorySettings, history_settings, is_database_url
 from relay.policy.document import Fault, Steps
 from relay.policy.hook import MOST_HOOKS, HookSettings, faults_of_hooks
 from relay.policy.lane import (
@@ -61,6 +62,8 @@ from relay.policy.units import (
 )
 from relay.queue.sorting import NULL_SENDER, is_address
 
+SPOOL_OF_A_SERVICE = "/var/lib/relay/spool"
+"""In StateDirectory= of deploy/relay.service."""
 LEAST_RECENT_BYTES = 1024 * 1024
 RESTART_KEYS = ("storage", "listen", "http", "hostname", "practice")
 """Fields of a policy that are taken up at the start only; every other key is live."""
@@ -231,7 +234,7 @@ class Upstream(Section):
     guard_ns: Duration | None = Field(default=None, alias="guard")
     shield: ShieldSettings | None = ShieldSettings()
     """Waits instead of bouncing a list; null: every permanent refusal is believed at once."""
-    history: PolicyPath | None = None
+    history: Annotated[HistorySettings | None, BeforeValidator(history_settings)] = None
     verdicts: tuple[VerdictRule, ...] = ()
 
     def faults(self) -> Iterator[Fault]:
@@ -251,21 +254,34 @@ class Upstream(Section):
 
 
 class SpoolEngine(enum.StrEnum):
-    """How messages are kept on disk; `relay spool convert` leads from one to the other."""
+    """How messages are kept; `relay spool convert` leads from one that is on a disk to the other."""
 
     MAILDIR = "maildir"
     LOG = "log"
+    POSTGRESQL = "postgresql"
 
 
-class SpoolSettings(Section):
-    """In a policy a plain path is the whole of it."""
+def _engine(settings: dict[str, Any]) -> SpoolEngine:
+    return SpoolEngine.MAILDIR if settings.get("postgresql") is None else SpoolEngine.POSTGRESQL
+
+
+class SpoolSettings(DatabaseLogin):
+    """In a policy a plain path is the whole of it, or a plain URL."""
 
     path: PolicyPath
-    engine: SpoolEngine = SpoolEngine.MAILDIR
+    """With a database, what is this host's own."""
+    engine: SpoolEngine = Field(default_factory=_engine)
+
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        if (self.engine is SpoolEngine.POSTGRESQL) != (self.postgresql is not None):
+            yield Fault("the engine postgresql and the URL postgresql go together", ("engine",))
 
 
 def _as_settings(value: object) -> object:
-    return value if isinstance(value, Mapping | SpoolSettings) else {"path": value}
+    if isinstance(value, Mapping | SpoolSettings):
+        return value
+    return {"path": SPOOL_OF_A_SERVICE, "postgresql": value} if is_database_url(value) else {"path": value}
 
 
 def _warn_after_ns(settings: dict[str, Any]) -> int:
@@ -326,6 +342,17 @@ class Practice(Section):
                 yield Fault("the practice smarthost counts messages or recipients alone", ("limit", key))
         if not self.address.is_loopback:
             yield Fault("it takes a password without TLS: only on 127.0.0.1 or [::1]", ("address",))
+
+
+class HistoryPlace(NamedTuple):
+    path: Path
+    """Its file.  Of one in a database this host keeps its mark and its pauses beside that name."""
+    account: str
+    """What it is called in a database."""
+    database: DatabaseLogin | None
+
+    def __str__(self) -> str:
+        return str(self.path) if self.database is None else f"{self.account} in {self.database.postgresql}"
 
 
 class Policy(Section):
@@ -405,13 +432,19 @@ class Policy(Section):
         """Return where the reports of the last hour are counted."""
         return self.spool / "reports"
 
-    def history_path(self, upstream: str) -> Path:
+    def history_of(self, upstream: str) -> HistoryPlace:
         """Name the default by the account, not by the upstream.
 
         A new name in the policy must not forget what was sent; upstreams of one account share its limits.
         """
         its = self.upstreams[upstream]
-        account = f"{its.auth.user}@{its.host}" if its.auth else its.host
+        account = (f"{its.auth.user}@{its.host}" if its.auth else its.host).lower()
         # Quoted, so that no account can name a file elsewhere; cut, so that any name fits.
-        name = _NOT_IN_A_FILE_NAME.sub(lambda found: f"%{ord(found[0]):02x}", account.lower())[:200]
-        return its.history or self.spool.parent / "history" / name
+        name = _NOT_IN_A_FILE_NAME.sub(lambda found: f"%{ord(found[0]):02x}", account)[:200]
+        default, settings = self.spool.parent / "history" / name, its.history
+        if settings is None or settings.path is not None:
+            return HistoryPlace(default if settings is None else settings.path or default, account, None)
+        return HistoryPlace(default, account, settings)
+
+    def history_path(self, upstream: str) -> Path:
+        return self.history_of(upstream).path

@@ -17,10 +17,12 @@ import ssl
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from relay.clock import SECOND_NS
+from relay.policy.database import DatabaseLogin
 from relay.policy.document import Fault, Steps
 from relay.policy.model import Auth, Policy
 from relay.policy.named_file import SecretError as SecretError  # noqa: PLC0414 - all of this raises it
@@ -34,6 +36,7 @@ MAX_REFRESH_TOKEN_BYTES = 16 << 10
 MAX_SERVICE_ACCOUNT_BYTES = 64 << 10
 LONGEST_PEM_BYTES = 8 << 20
 """Of a certificate, a key, or all authorities of a system; those of Debian have 220 KiB."""
+NO_PSYCOPG = "it needs the package psycopg: install relay-smarthost[postgresql]"
 STANDARD_KEY_PREFIX = "whsec_"
 MAX_USERS_BYTES = 1 << 20
 MAX_HASH_MEMORY_KIB = 1 << 20
@@ -84,7 +87,12 @@ def read_client_secret(oauth2: OAuth2) -> str:
     return _secret_of(oauth2, *SECRETS)
 
 
-def _secret_of(section: Auth | OAuth2 | None, *keys: str) -> str:
+def database_password(login: DatabaseLogin) -> str:
+    """Return nothing where it logs in without one.  Raises SecretError."""
+    return _secret_of(login, *PASSWORDS)
+
+
+def _secret_of(section: Auth | OAuth2 | DatabaseLogin | None, *keys: str) -> str:
     given = ((key, getattr(section, key, None)) for key in keys)
     return next((_READERS[key](value) for key, value in given if value is not None), "")
 
@@ -230,6 +238,8 @@ def unusable(policy: Policy, *, is_service: bool) -> Iterator[Fault]:
                     pass  # `relay login` makes it
                 except SecretError as error:
                     yield Fault(error.words, (*at, key))
+        if getattr(section, "postgresql", None) is not None and find_spec("psycopg") is None:
+            yield Fault(NO_PSYCOPG, (*at, "postgresql"))
         for key, its_key in ("certificate", "key"), ("tls_certificate", "tls_key"):
             if (chain := getattr(section, key, None)) is not None:
                 try:

@@ -29,15 +29,15 @@ from relay.sender.known_offers import KnownOffers
 from relay.sender.logins import Logins
 from relay.sender.pausing import Pausing
 from relay.sender.settling import AccountBacklog
-from relay.sender.state_file import account_file
+from relay.sender.state_file import account_file, account_row
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.transactions import Transactions
 from relay.smtp.reply import Phase
 from relay.spool.disk.os_errors import is_lack_of_means
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import Request, TooLarge, Wait, request_for
-from relay.throttle.file_history import FileHistory
 from relay.throttle.history import HistoryError
+from relay.throttle.opening import open_history
 from relay.throttle.throttle import Reservation, Throttle
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Caps, Pool
@@ -82,9 +82,16 @@ class Account:
         self._line.on_change = self._wake.set
         self._judge = Judge(())
         self.offers = KnownOffers()
-        history = policy.history_path(name)
+        history = policy.history_of(name)
+
+        def tell_unrecorded(error: str) -> None:
+            self._events.tell("pause_unrecorded", upstream=name, error=error)
+
+        row = account_row(history, host.clock, tell_unrecorded)
         exact = Throttle(
-            FileHistory(history, host.disk, host.clock),
+            open_history(
+                history, host.disk, host.clock, lambda told: None if row is None else row.hear(told)
+            ),
             with_ceilings(self.upstream.limits, policy.lanes),
             self.upstream.guard_ns,
             host.clock,
@@ -97,16 +104,11 @@ class Account:
             lambda: self._events.tell("history_begun", upstream=name, path=str(history)),
             host.workers,
         )
-        kept = account_file(
-            policy,
-            name,
-            host.disk,
-            lambda error: self._events.tell("pause_unrecorded", upstream=name, error=error),
-        )
         self.pausing = Pausing(
             name,
             telemetry,
-            kept,
+            account_file(policy, name, host.disk, tell_unrecorded),
+            row=row,
             leaves_in_ns=self.throttle.leaves_in_ns,
             on_refused=self._tell_cut_off,
             on_change=partial(self._queue.note, name),
@@ -147,6 +149,9 @@ class Account:
 
     async def run(self) -> None:
         """Beat until halted."""
+        listening = None
+        if (row := self.pausing.row) is not None:
+            listening = asyncio.create_task(row.listen(self._learn))
         try:
             while not self._is_over:
                 self._wake.clear()
@@ -156,7 +161,14 @@ class Account:
                     looks_again_at_ns = self._fail_history(error)
                 await woken(self._wake, looks_again_at_ns, self._clock)
         finally:
+            if listening is not None:
+                listening.cancel()
             self._has_ended.set()
+
+    def _learn(self) -> None:
+        self.pausing.learn()
+        self.pausing.ask_history()
+        self.wake()
 
     async def _beat(self) -> int | None:
         """Begin what may begin; return when to look again, None for "when woken".  Raises HistoryError."""
@@ -228,6 +240,8 @@ class Account:
                 self._give_back(attempts, (), "the history of the limits failed")
                 raise
             self._metrics.decided(self.name, self._clock.boottime_ns() - began_ns)
+            # Another host may have been refused before this was granted.
+            self.pausing.learn()
         if self._must_not_begin:
             self._give_back(attempts, answers, "")
             return []
@@ -411,7 +425,7 @@ class Account:
         await self.transactions.stop(grace_seconds)
         await self.pool.close()
         await self.throttle.close()
-        await self.pausing.kept.written()
+        await self.pausing.recorded()
 
 
 def is_other_server(before: Upstream, after: Upstream) -> bool:

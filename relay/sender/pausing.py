@@ -6,18 +6,23 @@ as seldom as the refusal or its rule asks for.  The time of a rest is no message
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from relay.mail.text import clean
 from relay.queue.routes import Availability
 from relay.sender.state_file import AccountFile
 from relay.telemetry.telemetry import Telemetry
-from relay.verdicts.account import AccountState, Event, PauseRecord, lapsed, refused, step
+from relay.verdicts.account import AccountState, Event, PauseRecord, adopted, lapsed, refused, step
 from relay.verdicts.health import RESTING, Happening, Health
 from relay.verdicts.operator_pause import OperatorPause
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.pauses import Paused, within_ns
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Scope, Verdict
+
+if TYPE_CHECKING:
+    from relay.sender.account_row import AccountRow
 
 
 class Pausing:
@@ -27,15 +32,17 @@ class Pausing:
         telemetry: Telemetry,
         kept: AccountFile,
         *,
+        row: "AccountRow | None" = None,
         leaves_in_ns: Callable[[int], int | None],
         on_refused: Callable[[Answer], None],
         on_change: Callable[[Availability], None],
     ) -> None:
         """`leaves_in_ns` tells when the oldest entry that the history has within a span leaves that window.
 
+        `row` is what all hosts that use the account share; None: it is this host's alone.
         `on_refused` is told of each pause after a success; `on_change` what routing sees, at each change.
         """
-        self.state, self.kept, self.shield = AccountState(), kept, Shield()
+        self.state, self.kept, self.row, self.shield = AccountState(), kept, row, Shield()
         self.is_tried = False
         """A transaction or a refusal has shown since the start whether it works."""
         self.is_former = False
@@ -82,10 +89,30 @@ class Pausing:
             record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns())
             self._become(record.at_a_start(now_ns))
             self.shield.recall(record.state.doubts)
+        if self.row is not None:
+            if why := await asyncio.to_thread(self.row.look):
+                self._events.tell("pause_unrecorded", upstream=self._upstream, error=why)
+            self.learn()
+            self.shield.recall(self.state.doubts)
         if replaced is not None and replaced.operator is not None:
             self.keep_back(replaced.operator, since_ns=replaced.spans[-1][0])
         elif replaced is not None and self.state.operator is not None:
             self.end()
+
+    def learn(self) -> None:
+        """Go on as another host that uses the account came to it."""
+        if self.row is not None and (shared := self.row.news()) is not None:
+            self._become(adopted(self.state, shared, self._clock.boottime_ns()))
+
+    def ask_history(self) -> None:
+        """Have a history that failed be read at once: it answers again."""
+        if self.state.fault:
+            now_ns = self._clock.boottime_ns()
+            self._become(replace(self.state, fault_until_ns=min(now_ns, self.state.fault_until_ns)))
+
+    async def recorded(self) -> str:
+        """Wait until a restart would know the state; return nothing, or why it would not."""
+        return await self.kept.written() or ("" if self.row is None else await self.row.written())
 
     def until_ns(self, now_ns: int) -> int | None:
         """Return until when it rests (boottime), or None if it is used; ends a rest that is over.
@@ -125,6 +152,8 @@ class Pausing:
         """Go on: the history was read and is sound."""
         if self.state.fault:
             self._apply(Event(Happening.SOUND, self._clock.boottime_ns()))
+        if self.row is not None:
+            self.row.write_again()
 
     def end(self) -> None:
         """Use the upstream again, carefully, by an operator's word, which answers what the shield asks."""
@@ -145,7 +174,10 @@ class Pausing:
         self._apply(Event(Happening.KEEP, at_ns, pause=pause))
 
     def _apply(self, event: Event) -> None:
-        self._become(step(self.state, event))
+        before = self.state
+        self._become(step(before, event))
+        if self.row is not None and self.state != before and not self.is_former:
+            self.row.keep(event, self.state)
 
     def _become(self, after: AccountState) -> None:
         """Go on with a state; keep and tell what is different from the one before."""

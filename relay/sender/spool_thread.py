@@ -96,7 +96,7 @@ class SpoolThread:
     def keep(self, message: Message) -> None:
         """Keep a short message at hand, if there is room, until it is settled or forgotten."""
         has_room = len(self._at_hand) < MOST_AT_HAND and self._bytes_at_hand < MOST_BYTES_AT_HAND
-        if message.content is not None and has_room:
+        if message.content is not None and has_room and not self._spool.is_shared:
             self._at_hand[message.queue_id] = message
             self._bytes_at_hand += len(message.content)
 

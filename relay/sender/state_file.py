@@ -9,14 +9,19 @@ Does not: take part in any promise; losing the file loses no mail.  Only an oper
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
+from relay.clock import Clock
 from relay.mail.text import clean
-from relay.policy.model import Policy
+from relay.policy.model import HistoryPlace, Policy
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
 from relay.verdicts.account import PauseRecord
+
+if TYPE_CHECKING:
+    from relay.sender.account_row import AccountRow
 
 LARGEST_BYTES = 64 * 1024
 """Twice as much as the most that is remembered takes."""
@@ -32,6 +37,19 @@ def account_file(
     policy: Policy, upstream: str, disk: Disk, on_error: Callable[[str], None] = lambda _: None
 ) -> "AccountFile":
     return AccountFile(pause_path(policy, upstream), disk, on_error)
+
+
+def account_row(
+    place: HistoryPlace, clock: Clock, on_error: Callable[[str], None] = lambda _: None
+) -> "AccountRow | None":
+    """Return what hosts that use the account share of its state; None where its history is a file."""
+    if place.database is None:
+        return None
+    from relay.sender.account_row import AccountRow  # noqa: PLC0415 - it needs an extra
+    from relay.spool.database.account import SharedAccount  # noqa: PLC0415 - it needs an extra
+    from relay.spool.database.connection import database_of  # noqa: PLC0415 - it needs an extra
+
+    return AccountRow(SharedAccount(database_of(place.database), place.account), clock, on_error)
 
 
 def render(record: PauseRecord) -> bytes:

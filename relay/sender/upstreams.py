@@ -110,7 +110,7 @@ class Upstreams:
         replaced: dict[str, AccountState] = {}
         for name in list(self.in_use):
             # Another account has another history, and what goes through it must be counted there.
-            if name not in policy.upstreams or policy.history_path(name) != before.history_path(name):
+            if name not in policy.upstreams or policy.history_of(name) != before.history_of(name):
                 # Crash here: the pause is with the account of before, and its operator has to say it again.
                 replaced[name] = self.in_use[name].pausing.state
                 self._retire(self.in_use.pop(name), self._running.pop(name))
@@ -190,7 +190,7 @@ class Upstreams:
     async def recorded(self, name: str) -> str:
         """Wait until a restart would know for what it rests; return nothing, or why it would not."""
         each = self.in_use.get(name)
-        return "" if each is None else await each.pausing.kept.written()
+        return "" if each is None else await each.pausing.recorded()
 
     async def look_at_secrets(self) -> None:
         """See which certificates and passwords were replaced; call it each second."""

@@ -39,6 +39,8 @@ Failure = Full | Absent | Corrupt | Unavailable
 
 
 class BaseSpool(ABC):
+    is_shared = False
+
     def __init__(self, root: str, form: bytes, disk: Disk, clock: Clock, on_corrupt: OnCorrupt) -> None:
         """Raise SpoolBusy, OSError, and ValueError for a spool of another format."""
         self._root = root

@@ -53,6 +53,8 @@ def convert(root: str, target: str, disk: Disk, clock: Clock, on_corrupt: OnCorr
         raise ValueError(f"this relay has no engine {target}")
     if (found := engine_of(root, disk)) is None:
         raise FileNotFoundError(2, "no spool is here", root)
+    if found not in ENGINES:
+        raise ValueError(f"the queue of {root} is in a database, and leaves it only as mail")
     with kernel_errors("conversion"), opened(disk, without_intakes(root, disk)):
         old, new = ENGINES[found], f"{root}/{CONVERTING}"
         done = Converted(found, target)

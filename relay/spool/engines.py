@@ -8,10 +8,12 @@ another engine.  While an intake is open, no conversion begins.
 Does not: open the trigger (`root.trigger`), which is the same for every engine.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from relay.clock import Clock
+from relay.clock import SECOND_NS, Clock
 from relay.policy.model import Policy, SpoolEngine
 from relay.spool.disk.durable import Disk
 from relay.spool.interface import Intake, Spool
@@ -21,6 +23,7 @@ from relay.spool.log.intake import LogIntake
 from relay.spool.maildir import layout as maildir_layout
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake
+from relay.spool.postgresql import IN_A_DATABASE
 from relay.spool.root.lock import format_of
 from relay.spool.root.quarantine import OnCorrupt
 
@@ -53,10 +56,19 @@ ENGINES: dict[str, Engine] = {
 }
 
 
-def open_spool(policy: Policy, disk: Disk, clock: Clock, on_corrupt: OnCorrupt) -> Spool:
-    """Own the queue.  Raises SpoolBusy, OSError, and ValueError for one of another engine or version.
+"""Those on a disk."""
+LEAST_LEASE_NS = 3600 * SECOND_NS
+_NAMES = {engine.format: str(name) for name, engine in ENGINES.items()} | {
+    IN_A_DATABASE: str(SpoolEngine.POSTGRESQL)
+}
 
-    `on_corrupt` is told the name and the fault of each file that is set aside.
+
+def open_spool(policy: Policy, disk: Disk, clock: Clock, on_corrupt: OnCorrupt) -> Spool:
+    """Own the queue, or in a database this host's part of it.
+
+    Raises SpoolBusy, OSError, Unavailable where a database cannot be asked, and ValueError for one of another
+    engine or version.
+    `on_corrupt` is told the name and the fault of each message that is set aside.
     """
     return _engine(policy, disk).spool(str(policy.spool), disk, clock, on_corrupt)
 
@@ -68,24 +80,47 @@ def prepare_spool(policy: Policy, disk: Disk) -> None:
 
 def open_intake(policy: Policy, disk: Disk, clock: Clock) -> Intake:
     """Assume that the queue was owned before, or `prepare_spool`.  Raises OSError and SpoolBusy."""
-    return ENGINES[policy.storage.engine].intake(str(policy.spool), disk, clock)
+    return _wanted(policy).intake(str(policy.spool), disk, clock)
 
 
 def engine_of(root: str, disk: Disk) -> str | None:
     """Return whose spool is in a folder; None where there is none yet.  Raises OSError, ValueError."""
     if (found := format_of(root, disk)) is None:
         return None
-    names = [name for name, engine in ENGINES.items() if engine.format == found]
-    if not names:
+    if found not in _NAMES:
         raise ValueError(f"{root}/format says {found[:60]!r}, which this version does not know")
-    return names[0]
+    return _NAMES[found]
 
 
 def _engine(policy: Policy, disk: Disk) -> Engine:
     root, wanted = str(policy.spool), policy.storage.engine
     if (found := engine_of(root, disk)) not in (None, wanted):
+        advice = f"run `relay spool convert --to {wanted}`, or let the policy say `engine: {found}`"
+        if SpoolEngine.POSTGRESQL in (found, wanted):
+            advice = "give it another folder, and let a relay on this one send what it has"
         raise ValueError(
-            f"{root} is a spool of the engine {found}, and the policy asks for {wanted}: "
-            f"run `relay spool convert --to {wanted}`, or let the policy say `engine: {found}`"
+            f"{root} is a spool of the engine {found}, and the policy asks for {wanted}: {advice}"
         )
-    return ENGINES[wanted]
+    return _wanted(policy)
+
+
+def _wanted(policy: Policy) -> Engine:
+    if policy.storage.engine is SpoolEngine.POSTGRESQL:
+        return _in_database(policy)
+    return ENGINES[policy.storage.engine]
+
+
+def _in_database(policy: Policy) -> Engine:
+    from relay.spool.database.connection import database_of  # noqa: PLC0415 - it needs an extra
+    from relay.spool.postgresql.engine import PostgresqlSpool  # noqa: PLC0415 - it needs an extra
+    from relay.spool.postgresql.intake import PostgresqlIntake, prepare  # noqa: PLC0415 - it needs an extra
+
+    database, host = database_of(policy.storage), policy.hostname or os.uname().nodename
+    lease_ns = 2 * max(LEAST_LEASE_NS // 2, *(each.max_transaction_ns for each in policy.upstreams.values()))
+    return Engine(
+        IN_A_DATABASE,
+        (),
+        partial(PostgresqlSpool, database=database, host=host, lease_seconds=lease_ns // SECOND_NS),
+        prepare,
+        partial(PostgresqlIntake, database=database),
+    )

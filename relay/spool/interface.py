@@ -272,6 +272,9 @@ class Intake(Protocol):
 class Spool(Protocol):
     """The side of who owns the queue."""
 
+    is_shared: bool
+    """Another host may take over what was claimed: each message is read just before it is sent."""
+
     def claim(self, most: int) -> list[Message]:
         """Return messages that this owner has not had yet, the oldest first; empty: none is there now.
 

@@ -138,7 +138,7 @@ class Watch:
             old, new = self.policy.upstreams.get(name), edited.upstreams.get(name)
             seen = self._sender.upstreams.view(name) or recorded.get(name)
             before = self._pace_of(seen, old)
-            is_same = old and new and self.policy.history_path(name) == edited.history_path(name)
+            is_same = old and new and self.policy.history_of(name) == edited.history_of(name)
             after_seen = seen if is_same else recorded_edited.get(name)
             limits = () if new is None else with_ceilings(new.limits, edited.lanes)
             is_well = bool(old and new and is_same and is_mended(name, old, new))

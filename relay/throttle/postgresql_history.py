@@ -18,12 +18,15 @@ same name, sends nothing.
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
 from relay.clock import SECOND_NS, Clock
-from relay.spool.postgresql.database import Connection, DatabaseError, in_words
+from relay.spool.database.account import SharedAccount, clock_ns
+from relay.spool.database.connection import Connection, DatabaseError, commit, in_words
+from relay.spool.disk.durable import Disk
+from relay.spool.disk.replacing import replace_file
 from relay.throttle.events import Event
 from relay.throttle.history import NOTHING_SENT, HistoryError
 from relay.throttle.history_format import DamagedHistory, events_in, words_of
@@ -33,11 +36,21 @@ DRIFT = 5_000
 """Two clocks that nobody sets may part by 1/DRIFT of what passes (200 ppm)."""
 REPLACE_ABOVE_GROUPS = 4096
 """A shorter history is never replaced."""
-ADVICE = "wait for the longest period of its limits, then remove the mark of each host and restart the relays"
+ADVICE = "stop the relays, wait for the longest period of its limits, remove the .mark of each host, start"
+
+
+class Told(NamedTuple):
+    """What the account's row says of its pause."""
+
+    version: int
+    state: str
+    boottime_ns: int
+    now_ns: int
+    """By the history's clock, at that instant."""
 
 
 class Mark:
-    """How far a host knows a history to be.  In memory; a subclass keeps it."""
+    """How far this host knows a history to be.  In memory; a subclass keeps it."""
 
     def __init__(self) -> None:
         self.value: tuple[str, int] | None = None
@@ -49,19 +62,58 @@ class Mark:
     def save(self, identity: str, position: int) -> None:
         self.value = identity, position
 
+    def close(self) -> None: ...
+
+
+class MarkFile(Mark):
+    """One line of fixed length, written in place and not synced: a crash may leave an older one, or none."""
+
+    def __init__(self, path: str, disk: Disk) -> None:
+        super().__init__()
+        self._path, self._disk = path, disk
+        self._fd: int | None = None
+
+    def load(self) -> tuple[str, int] | None:
+        """Raise OSError."""
+        words = self._disk.pread(self._opened(), 128, 0).decode("ascii", "replace").split("\n")[0].split()
+        if len(words) == 2 and words[1].isdecimal():
+            return words[0], int(words[1])
+        return self.value
+
+    def save(self, identity: str, position: int) -> None:
+        """Raise OSError."""
+        super().save(identity, position)
+        self._disk.write_at(self._opened(), f"{identity} {position:020}\n".encode(), 0)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            self._disk.close(self._fd)
+            self._fd = None
+
+    def _opened(self) -> int:
+        if self._fd is None:
+            if self._disk.inode(self._path) is None:
+                replace_file(self._disk, self._path, b"\n")
+            self._fd = self._disk.open_update(self._path)
+        return self._fd
+
 
 class PostgresqlHistory:
     def __init__(
         self,
-        connect: Callable[[], Connection],
-        account: str,
+        account: SharedAccount,
         mark: Mark,
         clock: Clock,
         *,
+        on_state: Callable[[Told], None] = lambda _: None,
         replace_above_groups: int = REPLACE_ABOVE_GROUPS,
     ) -> None:
-        """Connect to nothing yet."""
-        self._connect, self._account, self._mark, self._clock = connect, account, mark, clock
+        """Connect to nothing yet.
+
+        `on_state` is told of the account's pause behind each lock: before anything is granted.
+        """
+        self._account, self._mark, self._clock = account, mark, clock
+        self._on_state = on_state
         self._replace_above = replace_above_groups
         self._connection: Connection | None = None
         self._cursor: int | None = None
@@ -82,7 +134,6 @@ class PostgresqlHistory:
             connection = self._connected()
             self._is_open = True
             self._lock(connection)
-            self._tell_time(connection)
             self._learn(connection)
         try:
             yield self
@@ -107,42 +158,32 @@ class PostgresqlHistory:
         if self._connection is not None:
             self._connection.close()
         self._connection = self._cursor = None
+        self._mark.close()
 
     def _connected(self) -> Connection:
         if self._connection is None or self._connection.closed:
-            self._connection, self._cursor = self._connect(), None
+            self._connection, self._cursor = self._account.database.connect(), None
         return self._connection
 
     def _lock(self, connection: Connection) -> None:
-        columns = "id, identity::text, position, replaced, offset_ns, now_ns"
-        statement = f"SELECT {columns} FROM relay.account WHERE name = %s FOR UPDATE"
-        if (row := connection.execute(statement, (self._account,)).fetchone()) is None:
-            connection.execute(
-                "INSERT INTO relay.account (name) VALUES (%s) ON CONFLICT DO NOTHING", (self._account,)
-            )
-            row = connection.execute(statement, (self._account,)).fetchone()
-            assert row is not None
-        self._id, self._identity, self._position, self._replaced, self._offset_ns, self.now_ns = row
-        mark = self._mark.load()
-        if (
-            mark is not None
-            and mark != (self._identity, self._position)
-            and (mark[0] != self._identity or mark[1] > self._position)
-        ):
-            what = (
-                "is another one" if mark[0] != self._identity else f"lost {mark[1] - self._position} commits"
-            )
-            raise DamagedHistory(f"it {what}; {NOTHING_SENT}.  To repair: {ADVICE}")
+        row = self._account.locked(connection)
+        self._id, self._identity, self._position, self._replaced, self._offset_ns, self.now_ns = row[:6]
+        if (mark := self._mark.load()) is not None:
+            identity, position = mark
+            if identity != self._identity:
+                raise DamagedHistory(f"it is another one; {NOTHING_SENT}.  To repair: {ADVICE}")
+            if position > self._position:
+                lost = f"it lost {position - self._position} commits"
+                raise DamagedHistory(f"{lost}; {NOTHING_SENT}.  To repair: {ADVICE}")
+        self._tell_time(connection)
+        if row.state is not None:
+            self._on_state(Told(row.state_version, row.state, self.now_ns - self.ahead_ns, self.now_ns))
 
     def _tell_time(self, connection: Connection) -> None:
         """Read the clock behind the lock, so that instants ascend in the history."""
         before_ns = self._clock.boottime_ns()
-        row = connection.execute(
-            "SELECT (extract(epoch FROM clock_timestamp()) * 1000000000)::bigint"
-        ).fetchone()
+        now_ns = clock_ns(connection) + self._offset_ns
         after_ns = self._clock.boottime_ns()
-        assert row is not None
-        now_ns = row[0] + self._offset_ns
         if self._seen is not None:
             then_ns, then_before_ns, then_after_ns = self._seen
             least_ns, most_ns = before_ns - then_after_ns, after_ns - then_before_ns
@@ -162,13 +203,13 @@ class PostgresqlHistory:
     def _end(self, connection: Connection) -> None:
         """End a transaction that committed nothing; what it learned of the clock is kept for others."""
         self._is_open = False
-        with contextlib.suppress(psycopg.Error):
+        with contextlib.suppress(psycopg.Error, DatabaseError):
             if self._was_stepped:
                 connection.execute(
                     "UPDATE relay.account SET offset_ns = %s, now_ns = %s WHERE id = %s",
                     (self._offset_ns, self.now_ns, self._id),
                 )
-                connection.commit()
+                commit(connection)
             else:
                 connection.rollback()
 
@@ -193,19 +234,23 @@ class PostgresqlHistory:
                 (self._id, position, json.dumps(group, separators=(",", ":"))),
             )
             connection.execute(
-                "UPDATE relay.account SET position = %s, replaced = %s, offset_ns = %s, now_ns = %s WHERE id = %s",
+                "UPDATE relay.account SET position = %s, replaced = %s, offset_ns = %s, now_ns = %s"
+                " WHERE id = %s",
                 (position, replaced, self._offset_ns, self.now_ns, self._id),
             )
-            connection.commit()
+            commit(connection)
         self._is_open = False
         self._cursor, self._position, self._replaced = position, position, replaced
-        self._mark.save(self._identity, position)
+        # Crash here: the mark says less than the history has, which is no harm.
+        with self._failing_closed():
+            self._mark.save(self._identity, position)
 
     @contextlib.contextmanager
     def _failing_closed(self) -> Iterator[None]:
         try:
             yield
-        except (psycopg.Error, DatabaseError, DamagedHistory, ValueError, TypeError) as error:
+        except (psycopg.Error, DatabaseError, DamagedHistory, OSError, ValueError, TypeError) as error:
             self.close()
-            words = in_words(error) if isinstance(error, psycopg.Error) else str(error)
-            raise HistoryError(f"the history of {self._account} in the database: {words}") from error
+            raise HistoryError(
+                f"the history of {self._account.name} in the database: {in_words(error)}"
+            ) from error

@@ -120,6 +120,12 @@ def refused(answer: Answer, at_ns: int, leaves_in_ns: Callable[[int], int | None
     return Event(happening, at_ns, answer.text, ruling, is_mail, answer.is_doubted, leaves_in_ns=leaves_in_ns)
 
 
+def adopted(state: AccountState, shared: AccountState, now_ns: int) -> AccountState:
+    """Return the state once another host came to `shared`: a fault, and when it sent nothing, are its own."""
+    after = replace(shared, fault=state.fault, fault_until_ns=state.fault_until_ns, spans=state.spans)
+    return _with_spans(state, after, now_ns)
+
+
 def step(state: AccountState, event: Event) -> AccountState:
     if event.happening is Happening.PROOF and state.is_used and state.in_a_row == 0 and state.taken is None:
         return state  # as nearly always
@@ -129,6 +135,11 @@ def step(state: AccountState, event: Event) -> AccountState:
     after = replace(_changed(state, event), health=health)
     if state.health in RESTING and health is Health.PROVING:
         after = replace(after, until_ns=min(now_ns, state.until_ns))
+    return _with_spans(state, after, now_ns)
+
+
+def _with_spans(state: AccountState, after: AccountState, now_ns: int) -> AccountState:
+    """Return the state after another one, with the span that begins or ends between them."""
     if after.is_resting and not state.is_resting:
         return replace(after, spans=begun(state.spans, now_ns, goes_on=state.in_a_row > 0))
     if state.is_resting and not after.is_resting:

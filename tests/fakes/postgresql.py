@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pwd
+import select
 import shutil
 import signal
 import socket
@@ -10,6 +11,8 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.fakes.certificates import Certificates
 
 USER = "postgres"
 """As which it runs: it refuses root."""
@@ -42,13 +45,56 @@ class Server:
     def stop(self, how: str = "fast") -> None:
         self.control("-m", how, "stop")
 
+    def execute(self, *statements: str, database: str = "postgres") -> None:
+        """Execute each by itself, as the superuser."""
+        commands = [part for each in statements for part in ("-c", each)]
+        self.run("psql", "-q", "-h", str(self.folder), "-p", str(self.port), "-d", database, *commands)
+
+    def make_database(self, name: str) -> str:
+        """Return the URL of an empty one."""
+        self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)", f"CREATE DATABASE {name}")
+        return self.url.rpartition("/")[0] + f"/{name}"
+
+    def ask_for_passwords_over_tls(self, certificates: Certificates) -> None:
+        """Let nobody in by TCP without both; the tests' own way in is the socket."""
+        for path in (certificates.cert, certificates.key):
+            copy = self.folder / "data" / path.name
+            copy.write_bytes(path.read_bytes())
+            copy.chmod(0o600)
+            if os.geteuid() == 0:
+                os.chown(copy, pwd.getpwnam(USER).pw_uid, -1)
+        hba = "local all all trust\nhostssl all all all scram-sha-256\n"
+        (self.folder / "data" / "pg_hba.conf").write_text(hba)
+        self.execute(
+            f"ALTER SYSTEM SET ssl_cert_file = '{certificates.cert.name}'",
+            f"ALTER SYSTEM SET ssl_key_file = '{certificates.key.name}'",
+            "ALTER SYSTEM SET ssl = on",
+            "SELECT pg_reload_conf()",
+        )
+
     @property
     def pid(self) -> int:
         return int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
 
     def kill(self) -> None:
-        """As the kernel would: its processes end, and the next start recovers."""
-        os.killpg(os.getpgid(self.pid), signal.SIGKILL)
+        """Kill all its processes; the next start recovers."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        pids = [self.pid, *map(int, children)]
+        with contextlib.ExitStack() as closing:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    ended = os.pidfd_open(pid)
+                    closing.callback(os.close, ended)
+                    os.kill(pid, signal.SIGKILL)
+                    select.select([ended], [], [])
+        # It may wait for its parent to hear of it, and a next one would take it for alive.
+        for name in ("data/postmaster.pid", f".s.PGSQL.{self.port}.lock"):
+            (self.folder / name).unlink(missing_ok=True)
+
+
+def missing() -> str | None:
+    """Return why no server can be started here, or None."""
+    return None if programs() else "no PostgreSQL here: apt install postgresql"
 
 
 def programs() -> Path | None:

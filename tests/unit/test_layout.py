@@ -31,7 +31,7 @@ NEVER_SEES = {
     "sender": {"listener", "practice"},
 }
 """Below them, and yet none of their business: disk and network meet in `sender` and above."""
-OF_THE_DISK = ("relay.spool.disk.",)
+OF_THE_DISK = ("relay.spool.disk.", "relay.spool.database.")
 """All that `throttle` may know of `spool`."""
 MOST_PARAMETERS = 8
 """Of a function, `self` and `cls` not counted."""
@@ -157,7 +157,7 @@ def test_imports_between_rooms_point_down() -> None:
 
 def test_only_engines_py_knows_an_engine_no_engine_another_and_the_disk_nothing_of_them() -> None:
     engines = {path.parent.name for path in (PACKAGE / "spool").glob("*/engine.py")}
-    assert engines == {"log", "maildir"}
+    assert engines == {"log", "maildir", "postgresql"}
 
     def knows(module: Module, name: str) -> bool:
         if module.name.startswith("relay/spool/disk/"):

@@ -1,7 +1,4 @@
-"""What is kept in PostgreSQL, for relays on several hosts.
+"""The queue in PostgreSQL, for relays on several hosts: `intake` for listeners, `engine` for its owners."""
 
-database      connections, as both engines use them: checked, bounded, and with errors in words
-schema.sql    the tables; relay database init makes them
-
-Nobody else imports this package: it needs the extra `relay-smarthost[postgresql]`.
-"""
+IN_A_DATABASE = b"relay spool 1 postgresql\n"
+"""What `format` says in the folder that a host has beside it."""

@@ -3,7 +3,8 @@
 Guarantees: what a call of `settle` did is one transaction, so of a crash or a lost connection all of it is
 there or nothing, and to ask again is safe.  A message is claimed by one host at a time: by its identity,
 which its folder keeps, and by a fence, which is another one for each process.  What another host took over
-is absent here: a host that was stopped settles nothing.  A claim holds for LEASE_SECONDS after each call.
+is absent here: a host that was stopped settles nothing.  A claim holds for its lease after each call,
+and from then on until another host takes the message; a clean stop ends the lease.
 Assumes: the folder of `root` is this host's own; its lock keeps a second process of this host away.
 Does not: know how much room the server has; where a statement says that there is none, it is Full.
 """
@@ -18,6 +19,7 @@ import psycopg
 from relay.clock import Clock
 from relay.mail.envelope import QueueId
 from relay.spool.base import PAGE_BYTES, Failure, as_it_is
+from relay.spool.database.connection import Connection, Database, DatabaseError, commit, in_words, one
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
 from relay.spool.interface import (
@@ -36,13 +38,11 @@ from relay.spool.interface import (
 )
 from relay.spool.message import message_file, notes
 from relay.spool.message.message_file import checksum, decode_header
-from relay.spool.postgresql.database import Connection, Database, DatabaseError, in_words
-from relay.spool.postgresql.intake import FORMAT, ROOM_BYTES, Row, insert, prepare, stored
+from relay.spool.postgresql import IN_A_DATABASE
+from relay.spool.postgresql.intake import ROOM_BYTES, Row, insert, prepare, stored
 from relay.spool.root.lock import take_lock
 from relay.spool.root.quarantine import OnCorrupt
 
-LEASE_SECONDS = 3600
-"""Twice the longest transaction: what one host has in flight no other takes over."""
 _BY_LETTER = {status.value.decode(): status for status in Status}
 _COLUMNS = "queue_id, header, envelope, content, statuses, notes, is_held, is_warned, next_attempt_at_ns"
 _OURS = "owner = %(owner)s AND fence = %(fence)s AND corrupt IS NULL"
@@ -53,25 +53,39 @@ _FREE = (
 
 
 class PostgresqlSpool:
+    is_shared = True
+
     def __init__(
-        self, root: str, disk: Disk, clock: Clock, on_corrupt: OnCorrupt, database: Database, host: str
+        self,
+        root: str,
+        disk: Disk,
+        clock: Clock,
+        on_corrupt: OnCorrupt,
+        *,
+        database: Database,
+        host: str,
+        lease_seconds: int,
     ) -> None:
-        """Raise SpoolBusy, OSError, ValueError, and Unavailable where the database cannot be asked."""
+        """`lease_seconds`: twice the longest transaction, so that nobody takes over what is in flight.
+
+        Raise SpoolBusy, OSError, ValueError, and Unavailable where the database cannot be asked.
+        """
         prepare(root, disk)
         self._disk, self._clock, self._database, self._on_corrupt = disk, clock, database, on_corrupt
-        self._lock_fd: int | None = take_lock(root, disk, FORMAT)
+        self._lock_fd: int | None = take_lock(root, disk, IN_A_DATABASE)
         self._connection: Connection | None = None
+        self._who: dict[str, Any] = {}
         try:
-            self._who: dict[str, Any] = {"owner": _identity(root, disk), "host": host, "fence": 0}
+            lease = f"{lease_seconds} seconds"
+            self._who |= {"owner": _identity(root, disk), "host": host, "fence": 0, "lease": lease}
             with self._asking() as connection:
-                row = connection.execute(
+                (self._who["fence"],) = one(
+                    connection,
                     "INSERT INTO relay.owner VALUES (%(owner)s, %(host)s, 1, clock_timestamp() + %(lease)s)"
                     " ON CONFLICT (identity) DO UPDATE SET host = excluded.host, until = excluded.until,"
                     " fence = relay.owner.fence + 1 RETURNING fence",
-                    self._who | {"lease": _lease()},
-                ).fetchone()
-                assert row is not None
-                self._who["fence"] = row[0]
+                    self._who,
+                )
         except BaseException:
             self.close()
             raise
@@ -91,11 +105,13 @@ class PostgresqlSpool:
                 page.append(queue_id)
                 size_bytes += HEAD_BYTES if content_bytes is None else content_bytes
             connection.execute(
-                "UPDATE relay.message SET owner = %(owner)s, fence = %(fence)s WHERE queue_id = ANY(%(page)s)",
+                "UPDATE relay.message SET owner = %(owner)s, fence = %(fence)s"
+                " WHERE queue_id = ANY(%(page)s)",
                 self._who | {"page": page},
             )
             messages = self._read(connection, page)
-        return [messages[each] for each in page if isinstance(messages.get(each), Message)]  # type: ignore[misc]
+        found_now = [messages.get(each) for each in page]
+        return [each for each in found_now if isinstance(each, Message)]
 
     def read(self, queue_ids: Sequence[QueueId]) -> list[Message | Absent | Corrupt | Unavailable]:
         try:
@@ -151,13 +167,13 @@ class PostgresqlSpool:
     def look(self) -> SpoolLook:
         with self._asking() as connection:
             self._renew(connection)
-            row = connection.execute(
+            aside, unclaimed = one(
+                connection,
                 f"SELECT count(*) FILTER (WHERE corrupt IS NOT NULL), count(*) FILTER (WHERE {_FREE})"
                 " FROM relay.message",
                 self._who,
-            ).fetchone()
-            assert row is not None
-            return SpoolLook(2 * ROOM_BYTES, None, row[0], row[1])
+            )
+            return SpoolLook(2 * ROOM_BYTES, None, aside, unclaimed)
 
     def set_aside(self, most: int) -> list[SetAside]:
         with self._asking() as connection:
@@ -172,9 +188,15 @@ class PostgresqlSpool:
         return 0
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """Let any host take over what is claimed here, at once."""
+        if self._who.get("fence"):
+            with contextlib.suppress(Full, Unavailable), self._asking() as connection:
+                connection.execute(
+                    "UPDATE relay.owner SET until = clock_timestamp()"
+                    " WHERE identity = %(owner)s AND fence = %(fence)s",
+                    self._who,
+                )
+        self._drop()
         if self._lock_fd is not None:
             self._disk.close(self._lock_fd)
             self._lock_fd = None
@@ -293,11 +315,11 @@ class PostgresqlSpool:
     def _renew(self, connection: Connection) -> None:
         row = connection.execute(
             "UPDATE relay.owner SET until = clock_timestamp() + %(lease)s"
-            " WHERE identity = %(owner)s AND fence = %(fence)s AND until > clock_timestamp() RETURNING 1",
-            self._who | {"lease": _lease()},
+            " WHERE identity = %(owner)s AND fence = %(fence)s RETURNING 1",
+            self._who,
         ).fetchone()
         if row is None:
-            raise Unavailable("this host's claims have ended: another one may have taken its messages over")
+            raise Unavailable("another relay owns this host's messages: is its folder a copy?")
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[Connection]:
@@ -306,13 +328,12 @@ class PostgresqlSpool:
             if self._connection is None or self._connection.closed:
                 self._connection = self._database.connect()
             yield self._connection
-            self._connection.commit()
+            commit(self._connection)
         except (psycopg.Error, DatabaseError) as error:
             self._drop()
             if isinstance(error, psycopg.errors.DiskFull):
                 raise Full(in_words(error)) from error
-            words = in_words(error) if isinstance(error, psycopg.Error) else str(error)
-            raise Unavailable(f"the database: {words}") from error
+            raise Unavailable(f"the database: {in_words(error)}") from error
         except BaseException:
             self._drop()
             raise
@@ -364,7 +385,3 @@ def _identity(root: str, disk: Disk) -> uuid.UUID:
         replace_file(disk, path, f"{uuid.uuid4()}\n".encode())
     with opened(disk, disk.open_read(path)) as fd:
         return uuid.UUID(disk.pread(fd, disk.size(fd), 0).decode().strip())
-
-
-def _lease() -> str:
-    return f"{LEASE_SECONDS} seconds"

@@ -19,21 +19,20 @@ import psycopg
 from relay.clock import Clock
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId, Shape
+from relay.spool.database.connection import Connection, Database, DatabaseError, commit, in_words
 from relay.spool.disk.durable import Disk
 from relay.spool.identity import Identities
 from relay.spool.interface import INLINE_BYTES, Full, Unavailable
 from relay.spool.message import message_file
-from relay.spool.postgresql.database import Connection, Database, DatabaseError, in_words
+from relay.spool.postgresql import IN_A_DATABASE
 from relay.spool.root.lock import as_intake, prepare_root
 
-FORMAT = b"relay spool 1 postgresql\n"
-PIECES = ("owner",)
 ROOM_BYTES = 1 << 40
 """How much may be taken: the server does not say how much room it has."""
 
 
 def prepare(root: str, disk: Disk) -> None:
-    prepare_root(root, disk, FORMAT, ())
+    prepare_root(root, disk, IN_A_DATABASE, ())
 
 
 @dataclass(slots=True)
@@ -110,10 +109,11 @@ class PostgresqlIntake:
         root: str,
         disk: Disk,
         clock: Clock,
+        *,
         database: Database,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self._lock_fd: int | None = as_intake(root, disk, FORMAT)
+        self._lock_fd: int | None = as_intake(root, disk, IN_A_DATABASE)
         self._disk, self._clock, self._database = disk, clock, database
         self._identities = Identities(clock, random_bytes)
         self._connection: Connection | None = None
@@ -131,7 +131,9 @@ class PostgresqlIntake:
                 if draft.is_given_up:
                     raise ValueError("a draft that was given up")
                 shape = Shape(draft.content_bytes, draft.eight_bit, envelope.smtputf8)
-                rows.append(row_of(draft.queue_id, envelope, shape, draft.crc, draft.chunks(), self._clock))
+                rows.append(
+                    row_of(draft.queue_id, envelope, shape, draft.crc, draft.chunks(), clock=self._clock)
+                )
             except ValueError as error:
                 rows.append(Unavailable(f"an envelope that cannot be stored: {error}"))
         failure = self._commit([row for row in rows if isinstance(row, Row)])
@@ -157,19 +159,19 @@ class PostgresqlIntake:
                     self._connection = self._database.connect()
                 for row in rows:
                     insert(self._connection, row)
-                self._connection.commit()
+                commit(self._connection)
             except (psycopg.Error, DatabaseError, OSError) as error:
                 if self._connection is not None:
                     self._connection.close()
                 self._connection = None
                 if isinstance(error, psycopg.errors.DiskFull):
                     return Full(in_words(error))
-                return Unavailable(in_words(error) if isinstance(error, psycopg.Error) else str(error))
+                return Unavailable(f"the database: {in_words(error)}")
         return None
 
 
 def row_of(
-    queue_id: QueueId, envelope: Envelope, shape: Shape, crc: int, chunks: Iterable[bytes], clock: Clock
+    queue_id: QueueId, envelope: Envelope, shape: Shape, crc: int, chunks: Iterable[bytes], *, clock: Clock
 ) -> Row:
     """Raise ValueError for what could not be read back."""
     if not envelope.boot_id:
@@ -193,7 +195,7 @@ def stored(queue_id: QueueId, envelope: Envelope, content: Iterable[bytes], cloc
             if draft.buffered_bytes > INLINE_BYTES:
                 draft.spill()
         shape = Shape(draft.content_bytes, draft.eight_bit, envelope.smtputf8)
-        yield row_of(queue_id, envelope, shape, draft.crc, draft.chunks(), clock)
+        yield row_of(queue_id, envelope, shape, draft.crc, draft.chunks(), clock=clock)
     finally:
         draft.discard()
 

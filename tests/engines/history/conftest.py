@@ -2,19 +2,23 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from relay.spool.database.account import SharedAccount
+from relay.spool.database.connection import Database
+from relay.spool.database.schema import make
 from relay.spool.disk.durable import Disk, RealDisk
-from relay.spool.postgresql.database import Database
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import History
 from relay.throttle.postgresql_history import Mark, PostgresqlHistory
 from tests.engines.history.memory_history import Kept, MemoryHistory
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
-from tests.fakes.postgresql import Server, started
+from tests.fakes.postgresql import Server, missing, started
+from tests.system.demand import demand
 
 
 @pytest.fixture
@@ -40,8 +44,9 @@ def memory() -> ModelDisk:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return a PostgreSQL server of this run with the relay's tables in its database."""
+    demand(missing())
     with started(tmp_path_factory.mktemp("postgresql")) as running:
-        Database(running.url).make()
+        make(Database(running.url))
         yield running
 
 
@@ -50,14 +55,14 @@ def opened(request: pytest.FixtureRequest, clock: FakeClock, path: Path) -> Iter
     """Return what opens the same history again and again, as processes do."""
     opens: Callable[[], History]
     if request.param == "a file":
-        opens = lambda: FileHistory(path, RealDisk(), clock, replace_above_bytes=0)  # noqa: E731
+        opens = partial(FileHistory, path, RealDisk(), clock, replace_above_bytes=0)
     elif request.param == "PostgreSQL":
         server: Server = request.getfixturevalue("server")
-        connect, account = Database(server.url).connect, str(path)
-        opens = lambda: PostgresqlHistory(connect, account, Mark(), clock, replace_above_groups=4)  # noqa: E731
+        account = SharedAccount(Database(server.url), str(path))
+        opens = lambda: PostgresqlHistory(account, Mark(), clock, replace_above_groups=4)  # noqa: E731 - a mark for each
     else:
         kept = Kept(clock, ahead_ns=10**15, refuses_to_replace=False)
-        opens = lambda: MemoryHistory(kept, replaces_above=4)  # noqa: E731
+        opens = partial(MemoryHistory, kept, replaces_above=4)
     with contextlib.ExitStack() as closing:
 
         def opened() -> History:

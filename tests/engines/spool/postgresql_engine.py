@@ -1,13 +1,14 @@
-"""The queue in PostgreSQL for the suite: a database of its own for each test, and a folder of the kernel's."""
+"""The queue in PostgreSQL for the suite: a database of its own for each test, and a folder."""
 
 import contextlib
 
 import psycopg
 
 from relay.mail.envelope import QueueId
+from relay.spool.database.connection import Database
+from relay.spool.database.schema import make
 from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Intake
-from relay.spool.postgresql.database import Database
 from relay.spool.postgresql.engine import PostgresqlSpool
 from relay.spool.postgresql.intake import PostgresqlIntake, prepare
 from tests.engines.spool.engine import OneSpool
@@ -17,17 +18,27 @@ class PostgresqlEngine(OneSpool):
     def __init__(self, root: str, url: str, closing: contextlib.ExitStack) -> None:
         super().__init__(root, RealDisk())
         self.database = Database(url)
-        self.database.make()
+        make(self.database)
         self._closing = closing
 
     def start(self) -> PostgresqlSpool:
-        spool = PostgresqlSpool(self.root, self.view(), self.clock, self.tell, self.database, "here")
+        spool = PostgresqlSpool(
+            self.root,
+            self.view(),
+            self.clock,
+            self.tell,
+            database=self.database,
+            host="here",
+            lease_seconds=60,
+        )
         self._closing.callback(spool.close)
         return spool
 
     def intake(self) -> Intake:
         prepare(self.root, self.disk)
-        intake = PostgresqlIntake(self.root, self.view(), self.clock, self.database, self.chance())
+        intake = PostgresqlIntake(
+            self.root, self.view(), self.clock, database=self.database, random_bytes=self.chance()
+        )
         self._closing.callback(intake.close)
         return intake
 

@@ -9,11 +9,13 @@ import pytest
 
 from tests.engines.spool.conformance import Conformance
 from tests.engines.spool.postgresql_engine import PostgresqlEngine
-from tests.fakes.postgresql import Server, started
+from tests.fakes.postgresql import Server, missing, started
+from tests.system.demand import demand
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    demand(missing())
     with started(tmp_path_factory.mktemp("postgresql")) as running:
         yield running
 

@@ -1,5 +1,7 @@
 """`relay check`: every fault and 78, or a summary and 0."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,44 @@ def test_before_the_first_start_a_credential_is_a_note(path: Path) -> None:
     assert b"note: the credential of its password was not checked" in summed.stdout
     # Whoever takes the key for the password's own place writes the password there.
     assert b"hunter2" not in summed.stdout + shown.stdout
+
+
+def test_a_database_is_named_without_its_secrets_and_needs_its_package(
+    path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "postgresql://relay@db.example.net/relay"
+    history = f"history: {{postgresql: '{url}', password_file: p}}"
+    path.write_text(with_upstream("host: smtp.example.net", history).replace("spool: spool", f"spool: {url}"))
+    (path.parent / "p").write_text("hunter2")
+    (path.parent / "p").chmod(0o600)
+    code, out, err = run("check")
+    assert (code, err) == (0, "")
+    assert f"spool     /var/lib/relay/spool ({url})" in out
+    assert f"history smtp.example.net in {url}" in out
+    assert run("check", "--show")[1].count("hunter2") == 0
+
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    code, _, err = run("check")
+    assert code == 78
+    assert err.count("install relay-smarthost[postgresql]") == 2
+
+
+def test_who_names_no_database_needs_no_package_for_it() -> None:
+    program = (
+        "import importlib, pkgutil, sys, relay\n"
+        "sys.modules['psycopg'] = None\n"
+        "for each in pkgutil.walk_packages(relay.__path__, 'relay.'):\n"
+        "    if each.name != 'relay.__main__':\n"
+        "        try: importlib.import_module(each.name)\n"
+        "        except ModuleNotFoundError: print(each.name)\n"
+    )
+    needs_it = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert needs_it.stdout.split() == [
+        "relay.sender.account_row",
+        *(f"relay.spool.database.{name}" for name in ("account", "connection", "schema")),
+        *(f"relay.spool.postgresql.{name}" for name in ("engine", "intake")),
+        "relay.throttle.postgresql_history",
+    ]
 
 
 def test_a_good_policy_is_summed_up(path: Path, run: Run) -> None:

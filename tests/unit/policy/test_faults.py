@@ -39,6 +39,11 @@ limits: [], guard: ¦0s                   | guard | above zero
 limits: [], history: ¦''                 | history | a path, got none
 limits: [], history: ¦5                  | history | a path, got a number
 limits: [], history: ¦~/history          | history | ~ is not expanded
+limits: [], history: ¦postgresql://u:hunter2@db/relay | history | without a password
+limits: [], history: ¦'postgresql://u@db/relay?sslmode=disable' | history | no parameters but
+limits: [], history: {postgresql: ¦db.example} | history.postgresql | such as postgresql://relay@db
+limits: [], history: ¦{}                 | history | one of path and postgresql
+limits: [], history: {path: h, ca_file: ¦c} | history.ca_file | without postgresql
 limits: [], source_address: ¦localhost   | source_address | an IP address of this host
 limits: [], ¦adapt: tighten              | adapt | no key any more: the log says
 limits: [], auth: ¦hunter2               | auth | a mapping of keys, got text

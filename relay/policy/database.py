@@ -1,0 +1,71 @@
+"""Where a policy names a PostgreSQL database, and how the relay logs in there.  Pure.
+
+Guarantees: no URL has a password in it, or a parameter that would weaken TLS.
+Does not: look whether it can be reached, or how it is set up (`relay database check`).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from relay.policy.document import Fault
+from relay.policy.units import CredentialName, PolicyPath, Section, VariableName
+
+_SCHEMES = ("postgresql://", "postgres://")
+_URL = re.compile(
+    r"postgres(?:ql)?://(?:[^\s:@/?#]+@)?[A-Za-z0-9._:,\[\]-]*/[^\s/?#]+"
+    r"(?:\?(?:host|target_session_attrs|sslcert|sslkey)=[^\s&#]+(?:&(?:host|target_session_attrs|sslcert|sslkey)=[^\s&#]+)*)?\Z"
+)
+_LOGINS = ("password_file", "password_env", "password_credential")
+
+
+def is_database_url(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(_SCHEMES)
+
+
+def _database_url(value: str) -> str:
+    if not _URL.match(value):
+        raise ValueError(
+            "expected a URL such as postgresql://relay@db.example.net/relay, without a password and with no "
+            "parameters but host, target_session_attrs, sslcert and sslkey"
+        )
+    return value
+
+
+DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
+
+
+class DatabaseLogin(Section):
+    """Keys of what may be kept in a database; in a policy a plain URL is the whole of it."""
+
+    postgresql: DatabaseUrl | None = None
+    password_file: PolicyPath | None = None
+    password_env: VariableName | None = None
+    password_credential: CredentialName | None = None
+    ca_file: PolicyPath | None = None
+
+    def faults(self) -> Iterator[Fault]:
+        given = [key for key in _LOGINS if getattr(self, key) is not None]
+        if len(given) > 1:
+            yield Fault(f"expected one password, got {' and '.join(given)}", (given[-1],))
+        if self.postgresql is None:
+            for key in (*given, *(["ca_file"] if self.ca_file else [])):
+                yield Fault("it is of no use without postgresql", (key,))
+
+
+class HistorySettings(DatabaseLogin):
+    path: PolicyPath | None = None
+
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        if (self.path is None) == (self.postgresql is None):
+            yield Fault("expected one of path and postgresql")
+
+
+def history_settings(value: object) -> object:
+    """Return what a plain path or URL stands for."""
+    if value is None or isinstance(value, Mapping | HistorySettings):
+        return value
+    return {"postgresql" if is_database_url(value) else "path": value}

@@ -1,0 +1,209 @@
+"""The state of an account in its row of a database: one pause for all hosts that use the account.
+
+What comes to pass here is applied to what the row says then, which is read and written in one transaction.
+Other hosts hear of it at once (NOTIFY), and at the latest behind the lock of their next reservation: what a
+host reserves after the commit of a pause it does not begin.
+A fault of a host's history, and when a host sent nothing, are its own: its file has them (`state_file`).
+While the database is away what came to pass counts here alone, and is told to it later.
+
+Threads: `hear` and `look` may be called from any; the rest belongs to one event loop.
+"""
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import Callable
+from dataclasses import replace
+
+import psycopg
+from psycopg.pq import ConnStatus
+
+from relay.clock import SECOND_NS, Clock
+from relay.mail.text import clean
+from relay.sender.host import seconds
+from relay.sender.state_file import parse, render
+from relay.spool.database.account import SharedAccount, clock_ns
+from relay.spool.database.connection import Connection, DatabaseError, commit, in_words
+from relay.throttle.postgresql_history import Told
+from relay.verdicts.account import AccountState, Event, PauseRecord, lapsed, step
+from relay.verdicts.health import Happening
+
+OWN = frozenset({Happening.FAULT, Happening.SOUND, Happening.RESTART})
+"""What comes to pass on one host alone."""
+LISTENS_AGAIN_NS = 5 * SECOND_NS
+_OF_ANOTHER_BOOT = "of the database"
+"""The wall clock of the row's records is the history's: it brings them into the time of any host."""
+
+
+class AccountRow:
+    def __init__(
+        self, account: SharedAccount, clock: Clock, on_error: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """`on_error` is told what could not be written or read."""
+        self._account, self._clock, self._on_error = account, clock, on_error
+        self.pending: list[Event] = []
+        """What the row does not say yet."""
+        self._state = AccountState()
+        self._version = 0
+        """Of the row, as it is known here."""
+        self._heard: Told | None = None
+        self._writing: asyncio.Task[str] | None = None
+
+    def hear(self, told: Told) -> None:
+        if told.version > self._version and (self._heard is None or told.version > self._heard.version):
+            self._heard = told
+
+    def look(self) -> str:
+        """Read the row; return nothing, or why it cannot be read."""
+        try:
+            connection = self._account.database.connect()
+            try:
+                self._hear_row(connection)
+                connection.rollback()
+            finally:
+                connection.close()
+        except (psycopg.Error, DatabaseError) as error:
+            return clean(in_words(error))
+        return ""
+
+    def news(self) -> AccountState | None:
+        """Return what another host made of the account, and then came to pass here; None: nothing new."""
+        told, self._heard = self._heard, None
+        if told is None or told.version <= self._version:
+            return None
+        self._version = told.version
+        return self._after_all(told, self.pending)
+
+    def keep(self, event: Event, state: AccountState) -> None:
+        """Have the row changed soon, by what came to pass; `state` is what it made of the account here."""
+        if event.happening in OWN:
+            return
+        self.pending.append(event)
+        self._state = state
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write())
+
+    def write_again(self) -> None:
+        """Write what could not be written."""
+        if self.pending and (self._writing is None or self._writing.done()):
+            self._writing = asyncio.create_task(self._write())
+
+    async def written(self) -> str:
+        """Wait until the row says all; return nothing, or why it does not."""
+        return "" if self._writing is None else await asyncio.shield(self._writing)
+
+    async def listen(self, on_news: Callable[[], None]) -> None:
+        """Read the row at once when another host changed it, for ever."""
+        while True:
+            with contextlib.suppress(psycopg.Error, DatabaseError):  # the history tells of them
+                connection = await asyncio.to_thread(self._listening)
+                try:
+                    await self._hear_on(connection, on_news)
+                finally:
+                    connection.close()
+            await asyncio.sleep(seconds(LISTENS_AGAIN_NS))
+
+    def apply(self, event: Event) -> None:
+        """Change the row, where no relay runs.  Raises OSError."""
+        try:
+            self._change([event], None)
+        except (psycopg.Error, DatabaseError) as error:
+            raise OSError(errno.EIO, in_words(error), f"{self._account.name} in the database") from error
+
+    async def _write(self) -> str:
+        while events := list(self.pending):
+            try:
+                await asyncio.to_thread(self._change, events, self._state)
+            except (psycopg.Error, DatabaseError) as failed:
+                error = clean(f"{self._account.name} in the database: {in_words(failed)}")
+                self._on_error(error)
+                return error
+            del self.pending[: len(events)]
+        return ""
+
+    def _change(self, events: list[Event], state: AccountState | None) -> None:
+        """Write what events make of the row's state: `state` where nobody else changed it."""
+        connection = self._account.database.connect()
+        try:
+            told = self._hear_row(connection)
+            if state is None or told.version != self._version:
+                state = self._after_all(told, events)
+            record = PauseRecord(
+                _OF_ANOTHER_BOOT, told.boottime_ns, told.now_ns, replace(state, fault="", fault_until_ns=0)
+            )
+            connection.execute(
+                "UPDATE relay.account SET state = %s, state_version = %s WHERE name = %s",
+                (render(record).decode(), told.version + 1, self._account.name),
+            )
+            connection.execute("SELECT pg_notify(%s, '')", (self._account.channel(connection),))
+            commit(connection)
+        finally:
+            connection.close()
+        if told.version == self._version:
+            self._version += 1
+        else:
+            self._heard = Told(told.version + 1, render(record).decode(), told.boottime_ns, told.now_ns)
+
+    def _hear_row(self, connection: Connection) -> Told:
+        """Return what the row says, locked."""
+        row = self._account.locked(connection)
+        before_ns = self._clock.boottime_ns()
+        now_ns = max(row.now_ns, clock_ns(connection) + row.offset_ns)
+        told = Told(row.state_version, row.state or "", before_ns, now_ns)
+        if row.state is not None:
+            self.hear(told)
+        return told
+
+    def _after_all(self, told: Told, events: list[Event]) -> AccountState:
+        state = AccountState()
+        if told.state:
+            try:
+                record = parse(told.state.encode())
+            except ValueError as error:
+                self._on_error(clean(f"{self._account.name} in the database: {error}"))
+            else:
+                state = record.moved(self._clock.boot_id(), told.boottime_ns, told.now_ns).state
+        for event in events:
+            state = step(lapsed(state, event.at_ns), event)
+        return lapsed(state, self._clock.boottime_ns())
+
+    def _listening(self) -> Connection:
+        connection = self._account.database.connect()
+        try:
+            channel = self._account.channel(connection)
+            connection.commit()
+            connection.autocommit = True
+            connection.execute(f"LISTEN {channel}".encode())
+        except psycopg.Error:
+            connection.close()
+            raise
+        return connection
+
+    async def _hear_on(self, connection: Connection, on_news: Callable[[], None]) -> None:
+        """Return once the connection is lost."""
+        loop, came, pgconn, fd = (
+            asyncio.get_running_loop(),
+            asyncio.Event(),
+            connection.pgconn,
+            connection.fileno(),
+        )
+        came.set()  # before it listened something may have changed
+
+        def read() -> None:
+            try:
+                pgconn.consume_input()
+            except psycopg.Error:
+                loop.remove_reader(fd)
+            came.set()
+
+        loop.add_reader(fd, read)
+        try:
+            while pgconn.status == ConnStatus.OK:
+                await came.wait()
+                came.clear()
+                while pgconn.notifies() is not None:
+                    pass
+                await asyncio.to_thread(self.look)
+                on_news()
+        finally:
+            loop.remove_reader(fd)

@@ -1,0 +1,45 @@
+"""The row of an account: the lock of all its writers, on whatever hosts they are, its clock and its pause."""
+
+from dataclasses import dataclass
+from typing import LiteralString, NamedTuple
+
+from relay.spool.database.connection import Connection, Database, one
+
+
+class AccountColumns(NamedTuple):
+    id: int
+    identity: str
+    position: int
+    replaced: int
+    offset_ns: int
+    now_ns: int
+    state: str | None
+    state_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAccount:
+    database: Database
+    name: str
+
+    def locked(self, connection: Connection) -> AccountColumns:
+        """Return the row, and exclude all others until the end of the transaction."""
+        select: LiteralString = (
+            "SELECT id, identity::text, position, replaced, offset_ns, now_ns, state, state_version"
+            " FROM relay.account WHERE name = %s FOR UPDATE"
+        )
+        if (row := connection.execute(select, (self.name,)).fetchone()) is not None:
+            return AccountColumns(*row)
+        insert = "INSERT INTO relay.account (name) VALUES (%s) ON CONFLICT DO NOTHING"
+        connection.execute(insert, (self.name,))
+        return AccountColumns(*one(connection, select, (self.name,)))
+
+    def channel(self, connection: Connection) -> str:
+        """Return what changes of its pause are told on."""
+        return f"relay_account_{self.locked(connection).id}"
+
+
+def clock_ns(connection: Connection) -> int:
+    """Return the server's clock.  Behind the lock of a row, so that instants ascend among its holders."""
+    (now_ns,) = one(connection, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000000)::bigint")
+    return int(now_ns)

@@ -1,0 +1,160 @@
+"""Connections to PostgreSQL, as queue and histories use them.
+
+Guarantees of each connection: TLS is verified, unless the server is named as a Unix socket or a loopback
+address; what is committed is on the server's disk, and on its synchronous standbys where it has any; the
+server can be written to and has our tables, in a version that we know; no statement and no wait for a lock
+takes longer than STATEMENT_SECONDS; and the server ends a transaction that is left alone for IDLE_SECONDS, so
+that a host that was stopped in one keeps nobody waiting.
+Errors are psycopg's, and DatabaseError with words for an operator; none has a password in it.
+"""
+
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.errors import Diagnostic
+
+from relay.policy.database import DatabaseLogin
+from relay.policy.named_file import SecretError
+from relay.policy.secrets import database_password
+
+VERSION = 1
+"""Of our tables."""
+CONNECT_SECONDS = 5
+STATEMENT_SECONDS = 20
+IDLE_SECONDS = 10
+DURABLE = frozenset({"on", "remote_apply"})
+"""Values of synchronous_commit: flushed here, and by the synchronous standbys if there are any."""
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class DatabaseError(Exception):
+    """What is wrong, and what to do; the connection is not used again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    url: str
+    """Without a password."""
+    password: Callable[[], str] = lambda: ""
+    """Asked for each connection; empty: none.  Raises SecretError."""
+    ca_file: str = ""
+    """Empty: what this system trusts."""
+
+    def connect(self, *, is_checked: bool = True) -> Connection:
+        """Return a connection without a transaction.  Raises DatabaseError.
+
+        `is_checked` False: it may lack our tables, or be no good for them.
+        """
+        try:
+            connection = psycopg.connect(self.url, **self._parameters())
+        except (psycopg.Error, SecretError) as error:
+            raise DatabaseError(f"cannot connect: {in_words(error)}") from error
+        try:
+            if is_checked:
+                _check(connection)
+            connection.commit()
+        except psycopg.Error as error:
+            connection.close()
+            raise DatabaseError(in_words(error)) from error
+        except DatabaseError:
+            connection.close()
+            raise
+        return connection
+
+    @property
+    def role(self) -> str:
+        """Return as whom it logs in, if that is written."""
+        return str(conninfo_to_dict(self.url).get("user") or "")
+
+    def _parameters(self) -> dict[str, Any]:
+        timeouts = {
+            "statement_timeout": STATEMENT_SECONDS,
+            "lock_timeout": STATEMENT_SECONDS,
+            "idle_in_transaction_session_timeout": IDLE_SECONDS,
+        }
+        parameters: dict[str, Any] = {
+            "connect_timeout": CONNECT_SECONDS,
+            "application_name": "relay",
+            # A peer that is gone is noticed.
+            "tcp_user_timeout": STATEMENT_SECONDS * 1000,
+            "keepalives_idle": IDLE_SECONDS,
+            "keepalives_interval": CONNECT_SECONDS,
+            "keepalives_count": 3,
+            "options": " ".join(f"-c {name}={seconds}s" for name, seconds in timeouts.items()),
+        }
+        # Without a host libpq takes a socket, or what the environment says; on a socket it does no TLS.
+        if not all(map(_is_near, str(conninfo_to_dict(self.url).get("host") or "-").split(","))):
+            parameters |= {"sslmode": "verify-full", "sslrootcert": self.ca_file or "system"}
+        if password := self.password():
+            parameters["password"] = password
+        return parameters
+
+
+def database_of(login: DatabaseLogin) -> Database:
+    ca_file = "" if login.ca_file is None else str(login.ca_file)
+    return Database(login.postgresql or "", lambda: database_password(login), ca_file)
+
+
+def commit(connection: Connection) -> None:
+    """Raise DatabaseError and psycopg.Error: then nobody knows whether it is committed, and where."""
+    warnings: list[str] = []
+
+    def warned(told: Diagnostic) -> None:
+        # A wait for the standbys that was cut short ends with a warning alone.
+        warnings.append(str(told.message_primary))
+
+    connection.add_notice_handler(warned)
+    try:
+        connection.commit()
+    finally:
+        connection.remove_notice_handler(warned)
+    if warnings:
+        connection.close()
+        raise DatabaseError("; ".join(warnings))
+
+
+def one(connection: Connection, statement: LiteralString, values: Any = ()) -> tuple[Any, ...]:
+    """Return the first row of what there is at least one of."""
+    if (row := connection.execute(statement, values).fetchone()) is None:
+        raise DatabaseError("it has no such row; relay database check")
+    return row
+
+
+def in_words(error: Exception) -> str:
+    """Return what an error says, on one line."""
+    text = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return " ".join((text or str(error) or type(error).__name__).split())
+
+
+def _check(connection: Connection) -> None:
+    read_only, durable, synced, is_made = one(
+        connection,
+        "SELECT current_setting('transaction_read_only'), current_setting('synchronous_commit'),"
+        " current_setting('fsync'), to_regclass('relay.schema_version') IS NOT NULL",
+    )
+    if read_only != "off":
+        raise DatabaseError("it is read-only, as a standby is: name the server that takes writes")
+    if durable not in DURABLE:
+        raise DatabaseError(f"synchronous_commit is {durable}: set it to on for the role of the relay")
+    if synced != "on":
+        raise DatabaseError("fsync is off: what it commits does not survive a crash")
+    if not is_made:
+        raise DatabaseError("it has no tables of the relay, or its role has no rights: relay database init")
+    (version,) = one(connection, "SELECT version FROM relay.schema_version")
+    if version != VERSION:
+        what = "relay database upgrade" if version < VERSION else "this relay is older than they are"
+        raise DatabaseError(f"its tables are of version {version}, this relay knows {VERSION}: {what}")
+
+
+def _is_near(host: str) -> bool:
+    if host.startswith(("/", "@")) or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,103 @@
+"""The tables in PostgreSQL: made, brought up to date, and looked at (`relay database`)."""
+
+from collections.abc import Iterator
+from importlib import resources
+from typing import LiteralString
+
+import psycopg
+from psycopg import sql
+
+from relay.spool.database.connection import VERSION, Database, DatabaseError, commit, in_words, one
+
+UPGRADES: tuple[bytes, ...] = ()
+"""What leads from each version to the next, beginning with that from 1 to 2."""
+RIGHTS: tuple[LiteralString, ...] = (
+    "USAGE ON SCHEMA relay",
+    "SELECT ON relay.schema_version",
+    "SELECT, INSERT, UPDATE, DELETE ON relay.account, relay.history, relay.owner, relay.message, relay.chunk",
+)
+
+
+def make(database: Database, role: str = "") -> None:
+    """Make the tables, and let a role use them: what a relay needs, and no more.  Raises DatabaseError."""
+    connection = database.connect(is_checked=False)
+    try:
+        connection.execute(resources.files(__package__).joinpath("schema.sql").read_bytes())
+        if role:
+            for grant in RIGHTS:
+                connection.execute(sql.SQL("GRANT {} TO {}").format(sql.SQL(grant), sql.Identifier(role)))
+        commit(connection)
+    except psycopg.errors.DuplicateSchema:
+        raise DatabaseError("it has the schema `relay` already: relay database check, or upgrade") from None
+    except psycopg.Error as error:
+        raise DatabaseError(in_words(error)) from error
+    finally:
+        connection.close()
+
+
+def upgrade(database: Database) -> int:
+    """Bring the tables to VERSION, in one transaction; return of which they were.  Raises DatabaseError."""
+    connection = database.connect(is_checked=False)
+    try:
+        (found,) = one(connection, "SELECT version FROM relay.schema_version FOR UPDATE")
+        if found > VERSION:
+            raise DatabaseError(f"its tables are of version {found}, and this relay knows {VERSION}")
+        for step in UPGRADES[found - 1 :]:
+            connection.execute(step)
+        connection.execute("UPDATE relay.schema_version SET version = %s", (VERSION,))
+        commit(connection)
+    except psycopg.Error as error:
+        raise DatabaseError(in_words(error)) from error
+    finally:
+        connection.close()
+    return int(found)
+
+
+def looked_at(database: Database) -> Iterator[str]:
+    """Tell how a database is set up, and who uses it.  Raises DatabaseError where a relay would refuse it."""
+    connection = database.connect()
+    try:
+        server, role, standbys = one(
+            connection,
+            "SELECT current_setting('server_version'), current_user,"
+            " current_setting('synchronous_standby_names')",
+        )
+        yield f"PostgreSQL {server}, as {role}, tables of version {VERSION}"
+        yield (
+            f"synchronous standbys: {standbys}"
+            if standbys
+            else ("no synchronous standby: what it committed last is lost where its disk is")
+        )
+        (lacks,) = one(
+            connection,
+            "SELECT string_agg(DISTINCT name, ', ')"
+            " FROM unnest(ARRAY['account', 'history', 'owner', 'message', 'chunk']) AS name,"
+            " unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS needed"
+            " WHERE NOT has_table_privilege('relay.' || name, needed)",
+        )
+        if lacks is not None:
+            raise DatabaseError(f"the role {role} lacks rights on {lacks}: relay database init --as")
+        for name, commits, kept in connection.execute(
+            "SELECT name, position, position - greatest(replaced, 1) + 1 FROM relay.account ORDER BY name"
+        ):
+            yield f"account {name}: {commits} commits, {max(0, kept)} of them kept"
+        for host, is_live, count in connection.execute(
+            "SELECT host, until > clock_timestamp(), (SELECT count(*) FROM relay.message"
+            " WHERE message.owner = owner.identity AND corrupt IS NULL) FROM relay.owner ORDER BY host"
+        ):
+            yield f"host {host}: {count} messages{'' if is_live else ', for any other host to take over'}"
+        free, aside = one(
+            connection,
+            "SELECT count(*) FILTER (WHERE owner IS NULL AND corrupt IS NULL),"
+            " count(*) FILTER (WHERE corrupt IS NOT NULL) FROM relay.message",
+        )
+        yield f"no host yet: {free} messages; set aside: {aside}"
+        (dead,) = one(
+            connection,
+            "SELECT coalesce(sum(n_dead_tup), 0) FROM pg_stat_user_tables WHERE schemaname = 'relay'",
+        )
+        yield f"{dead} dead rows, for autovacuum"
+    except psycopg.Error as error:
+        raise DatabaseError(in_words(error)) from error
+    finally:
+        connection.close()

@@ -1,0 +1,225 @@
+"""Two real relays, one account, one real PostgreSQL: never over, nothing lost, and told what is wrong."""
+
+import random
+import smtplib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.cut_line import CutLine
+from tests.fakes.postgresql import Server, missing, started
+from tests.system.demand import demand
+from tests.system.feeder import Feeder
+from tests.system.hosts import host, make_tables, through
+from tests.system.kills import Kills, judge, told_relayed_twice
+from tests.system.strict_smarthost import StrictSmarthost
+from tests.system.waiting import wait_until
+from tests.system.warm import WarmRelay
+
+CONNECTIONS = 6
+OF_B = 1_000_000
+"""The first number of what is handed to the second host."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    demand(missing())
+    with started(tmp_path_factory.mktemp("postgresql")) as running:
+        yield running
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return server.make_database("mail")
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Iterator[StrictSmarthost]:
+    """Return one that allows more than any test here sends."""
+    with StrictSmarthost(tmp_path, {"messages": 1000, "per": "1s"}, seed=1) as host:
+        yield host
+
+
+def send(relay: WarmRelay, number: int = 0) -> None:
+    with smtplib.SMTP("127.0.0.1", relay.port) as session:
+        session.sendmail("mjd@front.test", [f"r{number}.0@list.test"], f"Subject: {number}\r\n\r\nhello\r\n")
+
+
+def test_two_hosts_together_never_exceed_whatever_is_killed(
+    tmp_path: Path, server: Server, url: str, tell: Callable[[str], None]
+) -> None:
+    """A relay, the server or a line dies about each half second, a line also behind a COMMIT."""
+    dice, limit, kills = random.Random(5), {"messages": 40, "per": "1s"}, Kills()
+    with (
+        StrictSmarthost(tmp_path, limit, seed=5, latest_reply_s=0.05) as upstream,
+        CutLine(server.port) as line,
+    ):
+        isp = upstream.upstream(connections=CONNECTIONS, limits=[limit], max_transaction="1500ms")
+        relays = [host(tmp_path, "a", isp, through(line, url)), host(tmp_path, "b", isp, url)]
+        make_tables(relays[1])
+        for relay in relays:
+            relay.start()
+
+        def kill_relay() -> None:
+            relay = dice.choice(relays)
+            with kills.one():
+                relay.kill_all()
+            relay.start()
+
+        def kill_server() -> None:
+            server.kill()
+            server.start()
+
+        acts = [kill_relay, line.cut_all, lambda: line.lose_reply(b"COMMIT"), kill_server]
+        happened: Counter[int] = Counter()
+        with Feeder(relays[0].port, ahead=0) as one, Feeder(relays[1].port, ahead=0, first=OF_B) as other:
+            for number in range(16):
+                seen = len(upstream.ledger.seen)
+                for feeder in (one, other):
+                    feeder.allow(12)
+                upstream.wait_until(lambda ledger, seen=seen: len(ledger.seen) >= seen + 12)  # type: ignore[misc]  # bound now
+                happened[number % len(acts)] += 1
+                acts[number % len(acts)]()
+        for relay in relays:
+            relay.wait_until_empty()
+        wait_until(lambda: upstream.unanswered == 0)
+        audits = [relay.command("audit") for relay in relays]
+        for relay in relays:
+            assert relay.stop() == 0
+            assert told_relayed_twice(relay.log()) == []
+    assert [(each.returncode, each.stderr) for each in audits] == [(0, ""), (0, "")]
+    verdict = judge(
+        upstream.seen(),
+        upstream.tried,
+        kills,
+        one.acknowledged | other.acknowledged,
+        one.attempted | other.attempted,
+    )
+    verdict.assert_good(connections=CONNECTIONS)
+    most = upstream.ledger.most_in_any_window()
+    tell(
+        f"{len(upstream.seen())} transactions of two hosts: at most {most} of 40 in any 1 s, {line.cuts} cuts"
+    )
+    assert upstream.ledger.refused == 0
+    assert 30 < most <= 40
+    assert line.cuts > 0
+
+
+FAILURES: dict[str, tuple[Callable[[Server], None], Callable[[Server], None], str]] = {
+    "stopped": (Server.stop, Server.start, "Connection refused"),
+    "stopped at once": (lambda server: server.stop("immediate"), Server.start, "Connection refused"),
+    "killed": (Server.kill, Server.start, "Connection refused"),
+    "read-only": (
+        lambda server: server.execute("ALTER ROLE relay SET default_transaction_read_only = on", DISCONNECT),
+        lambda server: server.execute("ALTER ROLE relay RESET ALL"),
+        "it is read-only, as a standby is",
+    ),
+    "with tables of another version": (
+        lambda server: server.execute(VERSION.format(2), DISCONNECT, database="mail"),
+        lambda server: server.execute(VERSION.format(1), database="mail"),
+        "its tables are of version 2, this relay knows 1",
+    ),
+    "without rights": (
+        lambda server: server.execute("REVOKE UPDATE ON relay.account FROM relay", database="mail"),
+        lambda server: server.execute("GRANT UPDATE ON relay.account TO relay", database="mail"),
+        "permission denied for table account",
+    ),
+}
+VERSION = "UPDATE relay.schema_version SET version = {}"
+DISCONNECT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'relay'"
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_while_its_history_is_away_a_relay_takes_mail_and_sends_nothing(
+    tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost, failure: str
+) -> None:
+    fail, mend, words = FAILURES[failure]
+    server.execute("DROP ROLE IF EXISTS relay", "CREATE ROLE relay LOGIN")
+    relay = host(tmp_path, "a", upstream.upstream(), url.replace("postgres@", "relay@"))
+    assert relay.command("database", "init", "--as", url).returncode == 0
+    with relay:
+        send(relay, 1)
+        upstream.wait_until(lambda ledger: ledger.relayed == 1)
+        fail(server)
+        try:
+            send(relay, 2)
+            relay.wait_for_log(lambda line: "event=history_failed" in line and "nothing is sent" in line)
+            relay.wait_for_log(lambda line: words in line)
+            assert [each["state"] for each in relay.queue()] == ["waiting"]
+            assert "in the database" in relay.command("status").stdout
+            assert upstream.ledger.relayed == 1
+        finally:
+            mend(server)
+        relay.wait_until_empty()
+    assert upstream.ledger.relayed == 2
+    server.execute("DROP OWNED BY relay", "DROP ROLE relay", database="mail")
+
+
+def test_an_operator_pauses_an_account_for_all_hosts_and_wakes_all(
+    tmp_path: Path, url: str, upstream: StrictSmarthost
+) -> None:
+    one, other = (host(tmp_path, name, upstream.upstream(), url) for name in "ab")
+    make_tables(one)
+    with one, other:
+        assert one.command("pause", "isp").returncode == 0
+        other.wait_for_log(lambda line: "event=operator_paused" in line)
+        send(other)
+        assert [each["state"] for each in other.queue()] == ["waiting"]
+        assert upstream.ledger.relayed == 0
+        assert one.command("resume", "isp").returncode == 0
+        other.wait_until_empty()
+    assert upstream.ledger.relayed == 1
+    # So does a relay that is down.
+    assert one.command("pause", "isp").returncode == 0
+    with other:
+        assert "paused" in other.command("status").stdout
+        assert one.command("resume", "isp").returncode == 0
+        other.wait_for_log(lambda line: "event=operator_pause_ended" in line)
+
+
+def test_no_host_knocks_where_another_one_was_refused(tmp_path: Path, url: str) -> None:
+    with StrictSmarthost(tmp_path, {"messages": 2, "per": "1h"}, seed=1) as upstream:
+        one, other = (host(tmp_path, name, upstream.upstream(), url) for name in "ab")
+        make_tables(one)
+        with one, other:
+            for number in range(3):
+                send(one, number)
+            other.wait_for_log(lambda line: "event=upstream_paused" in line)
+            send(other, OF_B)
+            assert [each["state"] for each in other.queue()] == ["waiting"]
+        # A start knows it too.
+        with other:
+            assert [each["state"] for each in other.queue()] == ["waiting"]
+        assert (upstream.ledger.relayed, upstream.ledger.refused) == (2, 1)
+
+
+def test_a_database_that_lost_commits_is_recognised_and_nothing_is_sent(
+    tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost
+) -> None:
+    """As after a failover to a standby that was behind."""
+    relay = host(tmp_path, "a", upstream.upstream(), url)
+    make_tables(relay)
+    with relay:
+        send(relay, 1)
+        relay.wait_until_empty()
+    server.execute(
+        "UPDATE relay.account SET position = position - 1",
+        "DELETE FROM relay.history WHERE position > (SELECT position FROM relay.account)",
+        database="mail",
+    )
+    with relay:
+        send(relay, 2)
+        told = relay.wait_for_log(lambda line: "it lost 1 commits" in line)
+        assert "remove the .mark of each host" in told
+        assert upstream.ledger.relayed == 1
+    (mark,) = relay.folder.glob("history/*.mark")
+    mark.unlink()
+    with relay:
+        relay.wait_until_empty()
+    server.execute("DELETE FROM relay.history", "DELETE FROM relay.account", database="mail")
+    with relay:
+        send(relay, 3)
+        relay.wait_for_log(lambda line: "it is another one" in line)
+    assert upstream.ledger.relayed == 2

@@ -1,0 +1,210 @@
+"""Two real relays with one queue in a real PostgreSQL: what was taken is sent once, whoever is gone."""
+
+import os
+import random
+import signal
+import smtplib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.cut_line import CutLine
+from tests.fakes.postgresql import Server, missing, started
+from tests.system.demand import demand
+from tests.system.feeder import Feeder, partly_refused
+from tests.system.hosts import make_tables, through
+from tests.system.kills import Kills, judge, told_relayed_twice
+from tests.system.strict_smarthost import StrictSmarthost
+from tests.system.waiting import free_port, wait_until
+from tests.system.warm import WarmRelay
+
+CONNECTIONS = 4
+OF_B = 1_000_000
+ENDED = "UPDATE relay.owner SET until = clock_timestamp() WHERE host = 'a.test'"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    demand(missing())
+    with started(tmp_path_factory.mktemp("postgresql")) as running:
+        yield running
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return server.make_database("mail")
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Iterator[StrictSmarthost]:
+    with StrictSmarthost(tmp_path, {"messages": 1000, "per": "1s"}, seed=1) as host:
+        yield host
+
+
+def host(folder: Path, name: str, isp: dict[str, Any], url: str) -> WarmRelay:
+    (folder / name).mkdir()
+    spool = {"path": "./spool", "postgresql": url}
+    reports = {"per_hour": None}
+    return WarmRelay(folder / name, {"isp": isp}, spool=spool, hostname=f"{name}.test", reports=reports)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, url: str, upstream: StrictSmarthost) -> tuple[WarmRelay, WarmRelay]:
+    """Return one whose upstream does not answer, and one that can send."""
+    a = host(tmp_path, "a", upstream.upstream() | {"port": free_port()}, url)
+    make_tables(a)
+    return a, host(tmp_path, "b", upstream.upstream(), url)
+
+
+def send(relay: WarmRelay, number: int) -> None:
+    with smtplib.SMTP("127.0.0.1", relay.port) as session:
+        session.sendmail("mjd@front.test", [f"r{number}.0@list.test"], f"Subject: {number}\r\n\r\nhello\r\n")
+
+
+def test_what_a_host_claimed_another_one_sends_once_it_is_gone(
+    server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost
+) -> None:
+    """Stopped: at once.  Killed: when its lease ends."""
+    a, b = hosts
+    a.start()
+    send(a, 1)
+    wait_until(lambda: len(a.queue()) == 1)
+    assert a.stop() == 0
+    with b:
+        upstream.wait_until(lambda ledger: ledger.relayed == 1)
+        a.start()
+        send(a, 2)
+        wait_until(lambda: a.queue() or upstream.ledger.relayed == 2)
+        a.kill_all()
+        told = b.command("database", "check").stdout
+        assert "host a.test: " in told
+        server.execute(ENDED, database="mail")
+        upstream.wait_until(lambda ledger: ledger.relayed == 2)
+        b.wait_until_empty()
+        with a:
+            assert a.queue() == []
+        assert a.command("fsck").returncode == 0
+
+
+def test_a_host_that_was_stopped_and_wakes_up_sends_nothing_that_another_took_over(
+    server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost
+) -> None:
+    a, b = hosts
+    with a:
+        for number in range(3):
+            send(a, number)
+        wait_until(lambda: len(a.queue()) == 3)
+        os.kill(a.pid, signal.SIGSTOP)
+        server.execute(ENDED, database="mail")
+        with b:
+            upstream.wait_until(lambda ledger: ledger.relayed == 3)
+            b.wait_until_empty()
+            os.kill(a.pid, signal.SIGCONT)
+            a.policy["upstreams"]["isp"]["port"] = upstream.port
+            a.write_policy()
+            a.reload()
+            send(a, 3)
+            a.wait_until_empty()
+            b.wait_until_empty()
+    assert sorted(each.recipients for each in upstream.seen()) == [(f"r{n}.0@list.test",) for n in range(4)]
+
+
+def test_without_its_database_no_mail_is_taken(
+    server: Server, hosts: tuple[WarmRelay, WarmRelay], upstream: StrictSmarthost
+) -> None:
+    _, b = hosts
+    with b:
+        send(b, 1)
+        upstream.wait_until(lambda ledger: ledger.relayed == 1)
+        server.stop("immediate")
+        try:
+            with pytest.raises(smtplib.SMTPDataError) as refused:
+                send(b, 2)
+            b.wait_for_log(lambda line: "event=spool_failed" in line and "the database: " in line)
+        finally:
+            server.start()
+        assert refused.value.smtp_code == 451
+        send(b, 3)
+        b.wait_until_empty()
+        assert b.stop() == 0
+        server.stop()
+        try:
+            with pytest.raises(ChildProcessError, match="exited 75"):
+                b.start()
+        finally:
+            server.start()
+    assert upstream.ledger.relayed == 2
+
+
+def test_nothing_is_lost_and_nothing_twice_whatever_is_killed(
+    tmp_path: Path, server: Server, url: str, tell: Callable[[str], None]
+) -> None:
+    """Both hosts have one queue and one history; a relay, the server or a line dies, also behind a COMMIT."""
+    dice, limit, kills = random.Random(7), {"messages": 60, "per": "1s"}, Kills()
+    with (
+        StrictSmarthost(tmp_path, limit, seed=7, latest_reply_s=0.02) as upstream,
+        CutLine(server.port) as line,
+    ):
+        isp = upstream.upstream(
+            connections=CONNECTIONS, limits=[limit], max_transaction="1500ms", shield=None
+        )
+        by_line = through(line, url)
+        relays = [
+            host(tmp_path, "a", isp | {"history": by_line}, by_line),
+            host(tmp_path, "b", isp | {"history": url}, url),
+        ]
+        for relay in relays:
+            relay.policy["hostname"] = "relay.test"
+            relay.write_policy()
+        make_tables(relays[1])
+        for relay in relays:
+            relay.start()
+
+        def kill_relay() -> None:
+            relay = dice.choice(relays)
+            with kills.one():
+                relay.kill_all()
+            relay.start()
+
+        def kill_server() -> None:
+            server.kill()
+            server.start()
+
+        acts = [kill_relay, lambda: line.lose_reply(b"COMMIT"), kill_server, line.cut_all]
+        with (
+            Feeder(relays[0].port, ahead=0, letter=partly_refused) as one,
+            Feeder(relays[1].port, ahead=0, first=OF_B, letter=partly_refused) as other,
+        ):
+            for number in range(12):
+                seen = len(upstream.ledger.seen)
+                for feeder in (one, other):
+                    feeder.allow(12)
+                upstream.wait_until(lambda ledger, seen=seen: len(ledger.seen) >= seen + 12)  # type: ignore[misc]  # bound now
+                acts[number % len(acts)]()
+        for relay in relays:
+            relay.wait_until_empty()
+        wait_until(lambda: upstream.unanswered == 0)
+        for relay in relays:
+            assert relay.stop() == 0
+            assert told_relayed_twice(relay.log()) == []
+        left = relays[0].command("database", "check").stdout
+    assert "no host yet: 0 messages; set aside: 0" in left
+    assert left.count(": 0 messages") == 3
+    verdict = judge(
+        upstream.seen(),
+        upstream.tried,
+        kills,
+        one.acknowledged | other.acknowledged,
+        one.attempted | other.attempted,
+        letter=partly_refused,
+    )
+    tell(
+        f"{len(upstream.seen())} transactions from one queue, {verdict.duplicates} twice, {line.cuts} cuts, "
+        f"{one.turned_away + other.turned_away} turned away"
+    )
+    verdict.assert_good(connections=2 * CONNECTIONS)
+    assert upstream.ledger.refused == 0
+    assert upstream.ledger.most_in_any_window() <= 60
+    assert line.cuts > 0

@@ -1,0 +1,125 @@
+"""`relay database` on a real server: the tables, and what is refused, in words."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.certificates import make_certificates
+from tests.fakes.postgresql import Server, missing, started
+from tests.system.demand import demand, missing_program
+from tests.unit.cli.conftest import Run
+from tests.unit.policy.examples import with_upstream
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    demand(missing())
+    with started(tmp_path_factory.mktemp("postgresql")) as running:
+        running.execute("CREATE ROLE relay LOGIN PASSWORD 'hunter2'")
+        yield running
+
+
+@pytest.fixture
+def url(server: Server, policy_path: Path) -> str:
+    """Return the URL of an empty database; the policy has its history there."""
+    url = server.make_database("mail")
+    write(policy_path, url.replace("postgres@", "relay@"))
+    return url
+
+
+def write(policy_path: Path, url: str, more: str = "") -> None:
+    history = f"history: {{postgresql: '{url}'{more}}}"
+    policy_path.write_text(with_upstream("host: smtp.example.net", history))
+
+
+def test_who_owns_the_tables_lets_the_role_of_the_policy_use_them_and_nothing_else(
+    server: Server, url: str, run: Run
+) -> None:
+    assert "no tables of the relay" in run("database", "check").err
+    assert run("database", "init").code == 69
+    assert run("database", "init", "--as", url).code == 0
+    assert "it has the schema `relay` already" in run("database", "init", "--as", url).err
+
+    code, out, _ = run("database", "check")
+    assert code == 0
+    assert ", as relay, tables of version 1\n" in out
+    with pytest.raises(Exception, match="returned non-zero"):
+        server.execute("SET ROLE relay", "DROP TABLE relay.history", database="mail")
+
+
+def test_a_policy_without_a_database_is_told_so(policy_path: Path, run: Run) -> None:
+    assert policy_path.exists()
+    assert run("database", "check").code == 78
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("ALTER ROLE relay SET synchronous_commit = off", "synchronous_commit is off: set it to on"),
+        ("ALTER ROLE relay SET synchronous_commit = local", "synchronous_commit is local"),
+        ("ALTER ROLE relay SET default_transaction_read_only = on", "it is read-only"),
+        (
+            "UPDATE relay.schema_version SET version = 2",
+            "of version 2, this relay knows 1: this relay is older",
+        ),
+        (
+            "UPDATE relay.schema_version SET version = 0",
+            "of version 0, this relay knows 1: relay database upg",
+        ),
+        ("REVOKE USAGE ON SCHEMA relay FROM relay", "permission denied for schema relay"),
+        ("REVOKE DELETE ON relay.history FROM relay", "lacks rights on history"),
+        ("ALTER ROLE relay NOLOGIN", 'role "relay" is not permitted to log in'),
+    ],
+)
+def test_what_a_relay_cannot_rely_on_is_refused(
+    server: Server, url: str, run: Run, statement: str, words: str
+) -> None:
+    assert run("database", "init", "--as", url).code == 0
+    server.execute(statement, database="mail")
+    try:
+        code, out, err = run("database", "check")
+    finally:
+        server.execute("ALTER ROLE relay RESET ALL", "ALTER ROLE relay LOGIN")
+    assert (code, out) == (69, "")
+    assert words in err
+
+
+def test_an_upgrade_leads_to_the_version_of_this_relay(server: Server, url: str, run: Run) -> None:
+    run("database", "init", "--as", url)
+    assert "of version 1, and are of version 1" in run("database", "upgrade", "--as", url).out
+    assert "permission denied" in run("database", "upgrade").err
+    server.execute("UPDATE relay.schema_version SET version = 2", database="mail")
+    assert "of version 2, and this relay knows 1" in run("database", "upgrade", "--as", url).err
+
+
+def test_tls_is_verified_and_no_password_is_told(
+    server: Server, policy_path: Path, tmp_path: Path, run: Run
+) -> None:
+    demand(missing_program("openssl"))
+    run("database", "init", "--as", server.make_database("secure"))
+    certificates = make_certificates(tmp_path)
+    server.ask_for_passwords_over_tls(certificates)
+    (tmp_path / "right").write_text("hunter2\n")
+    (tmp_path / "wrong").write_text("hunter3\n")
+    for name in ("right", "wrong"):
+        (tmp_path / name).chmod(0o600)
+    # By its spelling it is not this host; the certificate is for it all the same.
+    url = f"postgresql://relay@LOCALHOST:{server.port}/secure"
+    trusted = f", ca_file: '{certificates.ca}'"
+    told = ""
+    for more, words in (
+        (f", password_file: right{trusted}", "no tables"),
+        (f", password_file: wrong{trusted}", "password authentication failed"),
+        (trusted, "no password supplied"),
+        (", password_file: right", "certificate verify failed"),
+        (f", password_file: gone{trusted}", "cannot read it: No such file"),
+    ):
+        write(policy_path, url, more)
+        ran = run("database", "check")
+        assert ran.code == 69
+        assert words in ran.err
+        told += ran.out + ran.err
+    write(policy_path, url.replace("LOCALHOST", "LOCALHOST.LOCALDOMAIN"), f", password_file: right{trusted}")
+    told += run("database", "check").err
+    assert "hunter" not in told
