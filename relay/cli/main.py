@@ -127,18 +127,17 @@ def _ended_by(error: Exception) -> int:
 
     from relay.control.operations import Unreachable  # noqa: PLC0415 - see above
     from relay.policy.faults import PolicyError  # noqa: PLC0415 - see above
-    from relay.policy.secrets import NO_PSYCOPG, SecretError  # noqa: PLC0415 - see above
+    from relay.policy.secrets import SecretError  # noqa: PLC0415 - see above
+    from relay.spool.database import DatabaseError  # noqa: PLC0415 - see above
     from relay.spool.interface import SpoolBusy, SpoolError  # noqa: PLC0415 - see above
     from relay.throttle.history import HistoryError  # noqa: PLC0415 - see above
 
     words = str(error)
     match error:
-        case PolicyError() | SecretError():
+        case PolicyError() | SecretError() | ModuleNotFoundError(name="psycopg"):
             code = os.EX_CONFIG
         case Unreachable():
             code = os.EX_TEMPFAIL
-        case ModuleNotFoundError(name="psycopg"):
-            code, words = os.EX_CONFIG, NO_PSYCOPG
         case SpoolBusy():
             code, words = (
                 os.EX_TEMPFAIL,
@@ -146,6 +145,8 @@ def _ended_by(error: Exception) -> int:
             )
         case SpoolError():
             code, words = os.EX_TEMPFAIL, f"the spool cannot be read now: {words}"
+        case DatabaseError():
+            code, words = os.EX_UNAVAILABLE, f"the database: {words}"
         case HistoryError():
             code, words = os.EX_TEMPFAIL, f"the history fails, so nothing may be opened: {words}"
         case sqlite3.Error():

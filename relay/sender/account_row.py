@@ -12,7 +12,7 @@ Threads: `hear` and `look` may be called from any; the rest belongs to one event
 import asyncio
 import contextlib
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import psycopg
@@ -22,8 +22,9 @@ from relay.clock import SECOND_NS, Clock
 from relay.mail.text import clean
 from relay.sender.host import seconds
 from relay.sender.state_file import parse, render
+from relay.spool.database import DatabaseError
 from relay.spool.database.account import SharedAccount, clock_ns
-from relay.spool.database.connection import Connection, DatabaseError, commit, in_words
+from relay.spool.database.connection import Connection, Transactions
 from relay.throttle.postgresql_history import Told
 from relay.verdicts.account import AccountState, Event, PauseRecord, lapsed, step
 from relay.verdicts.health import Happening
@@ -41,6 +42,7 @@ class AccountRow:
     ) -> None:
         """`on_error` is told what could not be written or read."""
         self._account, self._clock, self._on_error = account, clock, on_error
+        self._named = f"{account.name} in the database"
         self.pending: list[Event] = []
         """What the row does not say yet."""
         self._state = AccountState()
@@ -56,14 +58,10 @@ class AccountRow:
     def look(self) -> str:
         """Read the row; return nothing, or why it cannot be read."""
         try:
-            connection = self._account.database.connect()
-            try:
+            with self._transaction() as connection:
                 self._hear_row(connection)
-                connection.rollback()
-            finally:
-                connection.close()
-        except (psycopg.Error, DatabaseError) as error:
-            return clean(in_words(error))
+        except DatabaseError as error:
+            return clean(str(error))
         return ""
 
     def news(self) -> AccountState | None:
@@ -76,15 +74,13 @@ class AccountRow:
 
     def keep(self, event: Event, state: AccountState) -> None:
         """Have the row changed soon, by what came to pass; `state` is what it made of the account here."""
-        if event.happening in OWN:
-            return
-        self.pending.append(event)
-        self._state = state
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write())
+        if event.happening not in OWN:
+            self.pending.append(event)
+            self._state = state
+            self.write()
 
-    def write_again(self) -> None:
-        """Write what could not be written."""
+    def write(self) -> None:
+        """Have what is pending written soon."""
         if self.pending and (self._writing is None or self._writing.done()):
             self._writing = asyncio.create_task(self._write())
 
@@ -107,15 +103,15 @@ class AccountRow:
         """Change the row, where no relay runs.  Raises OSError."""
         try:
             self._change([event], None)
-        except (psycopg.Error, DatabaseError) as error:
-            raise OSError(errno.EIO, in_words(error), f"{self._account.name} in the database") from error
+        except DatabaseError as error:
+            raise OSError(errno.EIO, str(error), self._named) from error
 
     async def _write(self) -> str:
         while events := list(self.pending):
             try:
                 await asyncio.to_thread(self._change, events, self._state)
-            except (psycopg.Error, DatabaseError) as failed:
-                error = clean(f"{self._account.name} in the database: {in_words(failed)}")
+            except DatabaseError as failed:
+                error = clean(f"{self._named}: {failed}")
                 self._on_error(error)
                 return error
             del self.pending[: len(events)]
@@ -123,26 +119,32 @@ class AccountRow:
 
     def _change(self, events: list[Event], state: AccountState | None) -> None:
         """Write what events make of the row's state: `state` where nobody else changed it."""
-        connection = self._account.database.connect()
-        try:
+        with self._transaction() as connection:
             told = self._hear_row(connection)
-            if state is None or told.version != self._version:
-                state = self._after_all(told, events)
+            is_alone = state is not None and told.version == self._version
+            after = state if state is not None and is_alone else self._after_all(told, events)
             record = PauseRecord(
-                _OF_ANOTHER_BOOT, told.boottime_ns, told.now_ns, replace(state, fault="", fault_until_ns=0)
+                _OF_ANOTHER_BOOT, told.boottime_ns, told.now_ns, replace(after, fault="", fault_until_ns=0)
             )
+            written = told._replace(version=told.version + 1, state=render(record).decode())
             connection.execute(
                 "UPDATE relay.account SET state = %s, state_version = %s WHERE name = %s",
-                (render(record).decode(), told.version + 1, self._account.name),
+                (written.state, written.version, self._account.name),
             )
             connection.execute("SELECT pg_notify(%s, '')", (self._account.channel(connection),))
-            commit(connection)
-        finally:
-            connection.close()
-        if told.version == self._version:
-            self._version += 1
+        if is_alone:
+            self._version = written.version
         else:
-            self._heard = Told(told.version + 1, render(record).decode(), told.boottime_ns, told.now_ns)
+            self._heard = written
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """Begin one on a connection of its own: there are few.  Raises DatabaseError."""
+        with (
+            contextlib.closing(Transactions(self._account.database)) as transactions,
+            transactions.begin() as connection,
+        ):
+            yield connection
 
     def _hear_row(self, connection: Connection) -> Told:
         """Return what the row says, locked."""
@@ -160,7 +162,7 @@ class AccountRow:
             try:
                 record = parse(told.state.encode())
             except ValueError as error:
-                self._on_error(clean(f"{self._account.name} in the database: {error}"))
+                self._on_error(clean(f"{self._named}: {error}"))
             else:
                 state = record.moved(self._clock.boot_id(), told.boottime_ns, told.now_ns).state
         for event in events:

@@ -153,7 +153,7 @@ class Pausing:
         if self.state.fault:
             self._apply(Event(Happening.SOUND, self._clock.boottime_ns()))
         if self.row is not None:
-            self.row.write_again()
+            self.row.write()
 
     def end(self) -> None:
         """Use the upstream again, carefully, by an operator's word, which answers what the shield asks."""

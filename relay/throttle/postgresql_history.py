@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 import psycopg
 
 from relay.clock import SECOND_NS, Clock
+from relay.spool.database import DatabaseError
 from relay.spool.database.account import SharedAccount, clock_ns
-from relay.spool.database.connection import Connection, DatabaseError, commit, in_words
+from relay.spool.database.connection import Connection, commit, in_words
 from relay.spool.disk.durable import Disk
 from relay.spool.disk.replacing import replace_file
 from relay.throttle.events import Event
@@ -50,51 +51,43 @@ class Told(NamedTuple):
 
 
 class Mark:
-    """How far this host knows a history to be.  In memory; a subclass keeps it."""
+    """How far this host knows a history to be: the identity of the account, and the position of a group.
 
-    def __init__(self) -> None:
-        self.value: tuple[str, int] | None = None
+    In memory, and in a file, if one is named: one line of fixed length, written in place and not synced.  A
+    crash may leave an older one, or none.
+    """
 
-    def load(self) -> tuple[str, int] | None:
-        """Return the identity of the account and the position of its last known group."""
-        return self.value
-
-    def save(self, identity: str, position: int) -> None:
-        self.value = identity, position
-
-    def close(self) -> None: ...
-
-
-class MarkFile(Mark):
-    """One line of fixed length, written in place and not synced: a crash may leave an older one, or none."""
-
-    def __init__(self, path: str, disk: Disk) -> None:
-        super().__init__()
+    def __init__(self, path: str = "", disk: Disk | None = None) -> None:
         self._path, self._disk = path, disk
         self._fd: int | None = None
+        self._value: tuple[str, int] | None = None
 
     def load(self) -> tuple[str, int] | None:
         """Raise OSError."""
-        words = self._disk.pread(self._opened(), 128, 0).decode("ascii", "replace").split("\n")[0].split()
-        if len(words) == 2 and words[1].isdecimal():
-            return words[0], int(words[1])
-        return self.value
+        if self._disk is not None:
+            line, _, _ = self._disk.pread(self._opened(self._disk), 128, 0).partition(b"\n")
+            words = line.decode("ascii", "replace").split()
+            if len(words) == 2 and words[1].isdecimal():
+                return words[0], int(words[1])
+        return self._value
 
     def save(self, identity: str, position: int) -> None:
         """Raise OSError."""
-        super().save(identity, position)
-        self._disk.write_at(self._opened(), f"{identity} {position:020}\n".encode(), 0)
+        self._value = identity, position
+        if self._disk is not None:
+            line = f"{identity} {position:020}\n".encode()
+            self._disk.write_at(self._opened(self._disk), line, 0)
 
     def close(self) -> None:
-        if self._fd is not None:
+        if self._disk is not None and self._fd is not None:
             self._disk.close(self._fd)
             self._fd = None
 
-    def _opened(self) -> int:
+    def _opened(self, disk: Disk) -> int:
         if self._fd is None:
-            if self._disk.inode(self._path) is None:
-                replace_file(self._disk, self._path, b"\n")
-            self._fd = self._disk.open_update(self._path)
+            if disk.inode(self._path) is None:
+                replace_file(disk, self._path, b"\n")
+            self._fd = disk.open_update(self._path)
         return self._fd
 
 

@@ -12,16 +12,16 @@ class CutLine:
     def __init__(self, port: int) -> None:
         """Lead to a port of this host."""
         self._to = port
-        self._lost = b""
+        self._lost, self._after = b"", 0
         self.cuts = 0
         """How many there were."""
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         self._open: set[socket.socket] = set()
 
-    def lose_reply(self, to: bytes) -> None:
-        """Cut the next connection on which this goes to the server: its client hears no more."""
-        self._lost = to
+    def lose_reply(self, to: bytes, *, after: int = 0) -> None:
+        """Cut the connection on which this goes to the server once more after so many times."""
+        self._lost, self._after = to, after
 
     def cut_all(self) -> None:
         for each in list(self._open):
@@ -51,7 +51,10 @@ class CutLine:
     def _pass_on(self, source: socket.socket, target: socket.socket, is_to_server: bool) -> None:
         with contextlib.suppress(OSError):
             while content := source.recv(65536):
-                if is_to_server and self._lost and self._lost in content:
+                is_meant = is_to_server and self._lost and self._lost in content
+                if is_meant and self._after:
+                    self._after -= 1
+                elif is_meant:
                     self._lost = b""
                     # Nothing that the server says from here on is passed on.
                     source.shutdown(socket.SHUT_RDWR)

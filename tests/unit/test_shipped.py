@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from relay import __version__
 from relay.cli.main import relay
+from relay.policy.database import HistorySettings
 from relay.policy.hook import HookSettings
 from relay.policy.lane import LaneSettings, RouteSettings
 from relay.policy.limits import LimitSettings
@@ -159,7 +160,7 @@ SECTIONS: dict[str, tuple[type[BaseModel], str]] = {
 }
 WITHIN: dict[str, dict[str, type[BaseModel]]] = {
     "listen": {"timeouts": TimeoutSettings, "users": ListenUser},
-    "upstreams": {"auth": Auth},
+    "upstreams": {"auth": Auth, "history": HistorySettings},
 }
 WITHOUT_A_ROW = {"timeouts"}
 """A key that only groups others, all of which have a default."""

@@ -8,8 +8,9 @@ that a host that was stopped in one keeps nobody waiting.
 Errors are psycopg's, and DatabaseError with words for an operator; none has a password in it.
 """
 
+import contextlib
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
@@ -20,6 +21,7 @@ from psycopg.errors import Diagnostic
 from relay.policy.database import DatabaseLogin
 from relay.policy.named_file import SecretError
 from relay.policy.secrets import database_password
+from relay.spool.database import DatabaseError
 
 VERSION = 1
 """Of our tables."""
@@ -30,10 +32,6 @@ DURABLE = frozenset({"on", "remote_apply"})
 """Values of synchronous_commit: flushed here, and by the synchronous standbys if there are any."""
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-
-
-class DatabaseError(Exception):
-    """What is wrong, and what to do; the connection is not used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +96,37 @@ class Database:
 def database_of(login: DatabaseLogin) -> Database:
     ca_file = "" if login.ca_file is None else str(login.ca_file)
     return Database(login.postgresql or "", lambda: database_password(login), ca_file)
+
+
+class Transactions:
+    """One connection, opened when it is needed, and again after an error.  One thread at a time."""
+
+    def __init__(self, database: Database, *, is_checked: bool = True) -> None:
+        """`is_checked` as for `Database.connect`."""
+        self._database, self._is_checked = database, is_checked
+        self._connection: Connection | None = None
+
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """Commit at the end; after an error nothing is relied on.  Raises DatabaseError."""
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = self._database.connect(is_checked=self._is_checked)
+            yield self._connection
+            commit(self._connection)
+        except psycopg.Error as error:
+            self.close()
+            told = DatabaseError(in_words(error))
+            told.is_full = isinstance(error, psycopg.errors.DiskFull)
+            raise told from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def commit(connection: Connection) -> None:

@@ -1,13 +1,14 @@
 """The tables in PostgreSQL: made, brought up to date, and looked at (`relay database`)."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from importlib import resources
 from typing import LiteralString
 
-import psycopg
 from psycopg import sql
 
-from relay.spool.database.connection import VERSION, Database, DatabaseError, commit, in_words, one
+from relay.spool.database import DatabaseError
+from relay.spool.database.connection import VERSION, Database, Transactions, one
 
 UPGRADES: tuple[bytes, ...] = ()
 """What leads from each version to the next, beginning with that from 1 to 2."""
@@ -20,43 +21,36 @@ RIGHTS: tuple[LiteralString, ...] = (
 
 def make(database: Database, role: str = "") -> None:
     """Make the tables, and let a role use them: what a relay needs, and no more.  Raises DatabaseError."""
-    connection = database.connect(is_checked=False)
-    try:
+    with (
+        closing(Transactions(database, is_checked=False)) as transactions,
+        transactions.begin() as connection,
+    ):
+        (is_made,) = one(connection, "SELECT to_regnamespace('relay') IS NOT NULL")
+        if is_made:
+            raise DatabaseError("it has the schema `relay` already: relay database check, or upgrade")
         connection.execute(resources.files(__package__).joinpath("schema.sql").read_bytes())
-        if role:
-            for grant in RIGHTS:
-                connection.execute(sql.SQL("GRANT {} TO {}").format(sql.SQL(grant), sql.Identifier(role)))
-        commit(connection)
-    except psycopg.errors.DuplicateSchema:
-        raise DatabaseError("it has the schema `relay` already: relay database check, or upgrade") from None
-    except psycopg.Error as error:
-        raise DatabaseError(in_words(error)) from error
-    finally:
-        connection.close()
+        for grant in RIGHTS if role else ():
+            connection.execute(sql.SQL("GRANT {} TO {}").format(sql.SQL(grant), sql.Identifier(role)))
 
 
 def upgrade(database: Database) -> int:
     """Bring the tables to VERSION, in one transaction; return of which they were.  Raises DatabaseError."""
-    connection = database.connect(is_checked=False)
-    try:
+    with (
+        closing(Transactions(database, is_checked=False)) as transactions,
+        transactions.begin() as connection,
+    ):
         (found,) = one(connection, "SELECT version FROM relay.schema_version FOR UPDATE")
         if found > VERSION:
             raise DatabaseError(f"its tables are of version {found}, and this relay knows {VERSION}")
         for step in UPGRADES[found - 1 :]:
             connection.execute(step)
         connection.execute("UPDATE relay.schema_version SET version = %s", (VERSION,))
-        commit(connection)
-    except psycopg.Error as error:
-        raise DatabaseError(in_words(error)) from error
-    finally:
-        connection.close()
-    return int(found)
+        return int(found)
 
 
 def looked_at(database: Database) -> Iterator[str]:
     """Tell how a database is set up, and who uses it.  Raises DatabaseError where a relay would refuse it."""
-    connection = database.connect()
-    try:
+    with closing(Transactions(database)) as transactions, transactions.begin() as connection:
         server, role, standbys = one(
             connection,
             "SELECT current_setting('server_version'), current_user,"
@@ -97,7 +91,3 @@ def looked_at(database: Database) -> Iterator[str]:
             "SELECT coalesce(sum(n_dead_tup), 0) FROM pg_stat_user_tables WHERE schemaname = 'relay'",
         )
         yield f"{dead} dead rows, for autovacuum"
-    except psycopg.Error as error:
-        raise DatabaseError(in_words(error)) from error
-    finally:
-        connection.close()

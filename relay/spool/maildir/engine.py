@@ -25,7 +25,7 @@ from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import FORMAT, MaildirLayout, prepare
 from relay.spool.maildir.marks import Marks, tellings
 from relay.spool.message import notes, reading
-from relay.spool.message.draft import abandoned
+from relay.spool.message.draft import remove_abandoned
 from relay.spool.message.reading import Stretch
 from relay.spool.root.quarantine import OnCorrupt
 
@@ -77,13 +77,7 @@ class MaildirSpool(BaseSpool):
 
     def tidy(self) -> int:
         with kernel_errors("tidy"):
-            removed = 0
-            for name in abandoned(self._disk, self._layout.drafts):
-                # What cannot be removed now is in nobody's way.
-                with contextlib.suppress(OSError):
-                    self._disk.unlink(f"{self._layout.drafts}/{name}")
-                    removed += 1
-            return removed
+            return remove_abandoned(self._disk, self._layout.drafts)
 
     def _start(self) -> None:
         """List everything, oldest first; of one name a held file goes before a queued one."""

@@ -157,6 +157,17 @@ def _create(disk: Disk, path: str) -> int:
     return fd
 
 
+def remove_abandoned(disk: Disk, folder: str) -> int:
+    """Remove files whose writers are dead; return how many."""
+    removed = 0
+    for name in abandoned(disk, folder):
+        # What cannot be removed now is in nobody's way.
+        with contextlib.suppress(OSError):
+            disk.unlink(f"{folder}/{name}")
+            removed += 1
+    return removed
+
+
 def abandoned(disk: Disk, folder: str) -> Iterator[str]:
     """Yield the names of files whose writers are dead; each is locked until the next is asked for."""
     for name in disk.names(folder):

@@ -12,16 +12,17 @@ Does not: know how much room the server has; where a statement says that there i
 import contextlib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
-
-import psycopg
+from functools import partial
+from typing import Any, NoReturn
 
 from relay.clock import Clock
 from relay.mail.envelope import QueueId
 from relay.spool.base import PAGE_BYTES, Failure, as_it_is
-from relay.spool.database.connection import Connection, Database, DatabaseError, commit, in_words, one
+from relay.spool.database import DatabaseError
+from relay.spool.database.connection import Connection, Database, Transactions, one
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
+from relay.spool.errors import kernel_errors
 from relay.spool.interface import (
     HEAD_BYTES,
     INLINE_BYTES,
@@ -37,12 +38,14 @@ from relay.spool.interface import (
     Unavailable,
 )
 from relay.spool.message import message_file, notes
+from relay.spool.message.draft import remove_abandoned
 from relay.spool.message.message_file import checksum, decode_header
 from relay.spool.postgresql import IN_A_DATABASE
-from relay.spool.postgresql.intake import ROOM_BYTES, Row, insert, prepare, stored
+from relay.spool.postgresql.intake import ROOM_BYTES, Row, drafts_of, insert, prepare, refusal, stored
 from relay.spool.root.lock import take_lock
 from relay.spool.root.quarantine import OnCorrupt
 
+MISMATCH = "the content does not match its checksum"
 _BY_LETTER = {status.value.decode(): status for status in Status}
 _COLUMNS = "queue_id, header, envelope, content, statuses, notes, is_held, is_warned, next_attempt_at_ns"
 _OURS = "owner = %(owner)s AND fence = %(fence)s AND corrupt IS NULL"
@@ -71,9 +74,11 @@ class PostgresqlSpool:
         Raise SpoolBusy, OSError, ValueError, and Unavailable where the database cannot be asked.
         """
         prepare(root, disk)
-        self._disk, self._clock, self._database, self._on_corrupt = disk, clock, database, on_corrupt
+        self._drafts = drafts_of(root)
+        self._stored = partial(stored, root=root, disk=disk, clock=clock)
+        self._disk, self._on_corrupt = disk, on_corrupt
+        self._transactions = Transactions(database)
         self._lock_fd: int | None = take_lock(root, disk, IN_A_DATABASE)
-        self._connection: Connection | None = None
         self._who: dict[str, Any] = {}
         try:
             lease = f"{lease_seconds} seconds"
@@ -133,14 +138,12 @@ class PostgresqlSpool:
             checksums.append(crc)
             yield b""
         with self._asking() as connection:
-            header = self._header(connection, queue_id)
-        if not checksums or checksums[-1] != header.content_crc:
-            self._set_aside_now(queue_id, "the content does not match its checksum")
-            raise Corrupt(queue_id)
+            (header,) = one(connection, "SELECT header FROM relay.message WHERE queue_id = %s", (queue_id,))
+        if checksums[-1] != decode_header(bytes(header)).content_crc:
+            self._damaged(queue_id)
         for expected, (crc, chunk) in zip(checksums, self._chunks(message), strict=True):
             if crc != expected:
-                self._set_aside_now(queue_id, "the content does not match its checksum")
-                raise Corrupt(queue_id)
+                self._damaged(queue_id)
             yield chunk
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Failure | None]:
@@ -158,7 +161,7 @@ class PostgresqlSpool:
         with self._asking() as connection:
             for each in adopted:
                 message = each.message
-                with stored(message.queue_id, message.envelope, each.content, self._clock) as row:
+                with self._stored(message.queue_id, message.envelope, each.content) as row:
                     insert(connection, row, self._who)
         for failure in self.settle([as_it_is(each.message) for each in adopted]):
             if failure is not None:
@@ -185,7 +188,8 @@ class PostgresqlSpool:
         return [SetAside(queue_id, size or 0, 0, "", 0, why) for queue_id, size, why in rows]
 
     def tidy(self) -> int:
-        return 0
+        with kernel_errors("tidy"):
+            return remove_abandoned(self._disk, self._drafts)
 
     def close(self) -> None:
         """Let any host take over what is claimed here, at once."""
@@ -196,7 +200,7 @@ class PostgresqlSpool:
                     " WHERE identity = %(owner)s AND fence = %(fence)s",
                     self._who,
                 )
-        self._drop()
+        self._transactions.close()
         if self._lock_fd is not None:
             self._disk.close(self._lock_fd)
             self._lock_fd = None
@@ -245,7 +249,7 @@ class PostgresqlSpool:
         is_told = bool(each.told) and all(letters[index].islower() for index in each.told)
         if each.report is not None and not is_told and not (each.is_warned and row.is_warned):
             report = each.report
-            with stored(report.queue_id, report.envelope, [report.content], self._clock) as new:
+            with self._stored(report.queue_id, report.envelope, [report.content]) as new:
                 insert(connection, new)
         for index in each.told:
             letters[index] = letters[index].lower()
@@ -283,14 +287,6 @@ class PostgresqlSpool:
                 found[row[0]] = fault
         return found
 
-    def _header(self, connection: Connection, queue_id: QueueId) -> message_file.Header:
-        row = connection.execute(
-            "SELECT header FROM relay.message WHERE queue_id = %s", (queue_id,)
-        ).fetchone()
-        if row is None:
-            raise Absent(queue_id)
-        return decode_header(bytes(row[0]))
-
     def _chunks(self, message: Message) -> Iterator[tuple[int, bytes]]:
         """Yield each chunk behind the checksum of the content up to its end."""
         crc = 0
@@ -304,9 +300,10 @@ class PostgresqlSpool:
             crc = checksum(chunk, crc)
             yield crc, chunk
 
-    def _set_aside_now(self, queue_id: QueueId, why: str) -> None:
+    def _damaged(self, queue_id: QueueId) -> NoReturn:
         with self._asking() as connection:
-            self._set_aside(connection, queue_id, why)
+            self._set_aside(connection, queue_id, MISMATCH)
+        raise Corrupt(MISMATCH)
 
     def _set_aside(self, connection: Connection, queue_id: str, why: str) -> None:
         connection.execute("UPDATE relay.message SET corrupt = %s WHERE queue_id = %s", (why, queue_id))
@@ -325,46 +322,27 @@ class PostgresqlSpool:
     def _asking(self) -> Iterator[Connection]:
         """Ask in one transaction.  Raises Full and Unavailable."""
         try:
-            if self._connection is None or self._connection.closed:
-                self._connection = self._database.connect()
-            yield self._connection
-            commit(self._connection)
-        except (psycopg.Error, DatabaseError) as error:
-            self._drop()
-            if isinstance(error, psycopg.errors.DiskFull):
-                raise Full(in_words(error)) from error
-            raise Unavailable(f"the database: {in_words(error)}") from error
-        except BaseException:
-            self._drop()
-            raise
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            with contextlib.suppress(psycopg.Error):
-                self._connection.close()
-            self._connection = None
+            with self._transactions.begin() as connection:
+                yield connection
+        except DatabaseError as error:
+            raise refusal(error) from error
 
 
 def decoded(row: Row) -> Message:
     """Return a message as it is stored, but for long content.  Raises Corrupt."""
     header = decode_header(bytes(row.header))
-    message = message_file.decode(QueueId(row.queue_id), header, bytes(row.envelope))
-    if len(row.statuses) != len(message.statuses):
+    facts, *lines = bytes(row.envelope).split(b"\n")
+    if len(row.statuses) != len(lines) - 1:
         raise Corrupt("it has not one status for each recipient")
+    marked = [letter.encode() + line[1:] for letter, line in zip(row.statuses, lines, strict=False)]
+    message = message_file.decode(QueueId(row.queue_id), header, b"\n".join([facts, *marked, b""]))
     content = None if row.content is None else bytes(row.content)
     if content is not None and (len(content), checksum(content)) != (
         header.content_bytes,
         header.content_crc,
     ):
-        raise Corrupt("the content does not match its checksum")
-    try:
-        statuses = tuple([_BY_LETTER[letter.upper()] for letter in row.statuses])
-    except KeyError:
-        raise Corrupt("it has a status that nobody gave") from None
-    told = frozenset([index for index, letter in enumerate(row.statuses) if letter.islower()])
+        raise Corrupt(MISMATCH)
     message = message._replace(
-        statuses=statuses,
-        told=told,
         is_held=row.is_held,
         is_warned=row.is_warned,
         next_attempt_at_ns=row.next_attempt_at_ns,

@@ -83,6 +83,7 @@ def test_who_names_no_database_needs_no_package_for_it() -> None:
     )
     needs_it = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert needs_it.stdout.split() == [
+        "relay.cli.database",
         "relay.sender.account_row",
         *(f"relay.spool.database.{name}" for name in ("account", "connection", "schema")),
         *(f"relay.spool.postgresql.{name}" for name in ("engine", "intake")),
