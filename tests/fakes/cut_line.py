@@ -12,16 +12,20 @@ class CutLine:
     def __init__(self, port: int) -> None:
         """Lead to a port of this host."""
         self._to = port
-        self._lost, self._after = b"", 0
+        self._cut_at: bytes | None = None
+        self._after, self._is_passed_on = 0, True
         self.cuts = 0
         """How many there were."""
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         self._open: set[socket.socket] = set()
 
-    def lose_reply(self, to: bytes, *, after: int = 0) -> None:
-        """Cut the connection on which this goes to the server once more after so many times."""
-        self._lost, self._after = to, after
+    def cut(self, to: bytes = b"", *, after: int = 0, is_passed_on: bool = True) -> None:
+        """Cut the connection on which this goes to the server once more after so many times.
+
+        It is passed on, and what the server says to it is lost; or it is lost itself.
+        """
+        self._cut_at, self._after, self._is_passed_on = to, after, is_passed_on
 
     def cut_all(self) -> None:
         for each in list(self._open):
@@ -51,20 +55,24 @@ class CutLine:
     def _pass_on(self, source: socket.socket, target: socket.socket, is_to_server: bool) -> None:
         with contextlib.suppress(OSError):
             while content := source.recv(65536):
-                is_meant = is_to_server and self._lost and self._lost in content
-                if is_meant and self._after:
-                    self._after -= 1
-                elif is_meant:
-                    self._lost = b""
-                    # Nothing that the server says from here on is passed on.
-                    source.shutdown(socket.SHUT_RDWR)
-                    target.sendall(content)
+                if is_to_server and self._is_now(content):
                     self.cuts += 1
-                    return
+                    _cut(source)
+                    if self._is_passed_on:
+                        target.sendall(content)
+                    break
                 target.sendall(content)
         for each in (source, target):
             _cut(each)
         self._open -= {source, target}
+
+    def _is_now(self, content: bytes) -> bool:
+        if self._cut_at is None or self._cut_at not in content:
+            return False
+        self._after -= 1
+        if self._after < 0:
+            self._cut_at = None
+        return self._after < 0
 
 
 def _cut(line: socket.socket) -> None:

@@ -72,7 +72,7 @@ def test_two_hosts_together_never_exceed_whatever_is_killed(
             server.kill()
             server.start()
 
-        acts = [kill_relay, line.cut_all, lambda: line.lose_reply(b"COMMIT"), kill_server]
+        acts = [kill_relay, line.cut_all, lambda: line.cut(b"COMMIT"), kill_server]
         happened: Counter[int] = Counter()
         with Feeder(relays[0].port, ahead=0) as one, Feeder(relays[1].port, ahead=0, first=OF_B) as other:
             for number in range(16):

@@ -172,7 +172,7 @@ def test_nothing_is_lost_and_nothing_twice_whatever_is_killed(
             server.kill()
             server.start()
 
-        acts = [kill_relay, lambda: line.lose_reply(b"COMMIT"), kill_server, line.cut_all]
+        acts = [kill_relay, lambda: line.cut(b"COMMIT"), kill_server, line.cut_all]
         with (
             Feeder(relays[0].port, ahead=0, letter=partly_refused) as one,
             Feeder(relays[1].port, ahead=0, first=OF_B, letter=partly_refused) as other,

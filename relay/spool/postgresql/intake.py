@@ -101,7 +101,9 @@ class PostgresqlIntake:
         try:
             with self._turn, kernel_errors("message"), self._transactions.begin() as connection:
                 for row in rows:
-                    insert(connection, row)
+                    if not insert(connection, row):
+                        # Never yet: another host drew the same id within a microsecond.
+                        raise DatabaseError(f"there is a message {row.queue_id}")
         except DatabaseError as error:
             return refusal(error)
         except (Full, Unavailable) as error:
@@ -154,8 +156,8 @@ def _chunks(draft: SpoolDraft, disk: Disk) -> Iterator[bytes]:
     yield from (whole[at : at + INLINE_BYTES] for at in range(0, len(whole), INLINE_BYTES))
 
 
-def insert(connection: Connection, row: Row, who: dict[str, Any] | None = None) -> None:
-    """Add a message to the present transaction, unless it is there."""
+def insert(connection: Connection, row: Row, who: dict[str, Any] | None = None) -> bool:
+    """Add a message to the present transaction; return False where one of that id is there."""
     owner, fence = (None, None) if who is None else (who["owner"], who["fence"])
     added = connection.execute(
         "INSERT INTO relay.message (queue_id, header, envelope, content, statuses, owner, fence)"
@@ -164,8 +166,9 @@ def insert(connection: Connection, row: Row, who: dict[str, Any] | None = None) 
         binary=True,
     ).fetchone()
     if added is None:
-        return
+        return False
     for number, chunk in enumerate(row.chunks):
         connection.execute(
             "INSERT INTO relay.chunk VALUES (%s, %s, %s)", (row.queue_id, number, chunk), binary=True
         )
+    return True

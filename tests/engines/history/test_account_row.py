@@ -104,7 +104,7 @@ async def test_a_commit_whose_reply_is_lost_counts_once(server: Server, account:
         one = Host(SharedAccount(by_line, account.name), 0, 1001 * SECOND_NS)
         other = Host(account, 0, 1002 * SECOND_NS)
         # Behind that of the check of the connection.
-        line.lose_reply(b"COMMIT", after=1)
+        line.cut(b"COMMIT", after=1)
         assert "in the database: " in await one.meet(Happening.PAUSE)
         assert other.learn().health is Health.PAUSED
         one.row.write()

@@ -1,16 +1,44 @@
 """The engine in PostgreSQL: held to the suite that every engine is held to, and what is its own."""
 
 import contextlib
-from collections.abc import Iterator
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from tests.engines.spool.conformance import Conformance
+from relay.mail.envelope import QueueId
+from relay.spool.identity import report_id
+from relay.spool.interface import (
+    INLINE_BYTES,
+    Absent,
+    Report,
+    Settlement,
+    Spool,
+    Status,
+    Unavailable,
+)
+from tests.engines.spool.conformance import EVERY, REPORT, Conformance
+from tests.engines.spool.engine import (
+    BOUNCED,
+    CONTENT,
+    ENVELOPE,
+    RELAYED,
+    accept,
+    claimed,
+    note,
+    read,
+    settle,
+)
 from tests.engines.spool.postgresql_engine import PostgresqlEngine
+from tests.fakes.cut_line import CutLine
 from tests.fakes.postgresql import Server, missing, started
 from tests.system.demand import demand
+
+LONG = CONTENT + bytes(2 * INLINE_BYTES)
+LAPSED = "UPDATE relay.owner SET until = clock_timestamp() - interval '1 second'"
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +48,197 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture
+def closing() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def url(server: Server, closing: contextlib.ExitStack) -> str:
+    """Return an empty database; who uses it is closed before the next one is made."""
+    assert closing is not None
+    return server.make_database("spool")
+
+
 class TestOnAServer(Conformance):
     @pytest.fixture
-    def engine(self, server: Server, tmp_path: Path) -> Iterator[PostgresqlEngine]:
-        name = f"spool_{abs(hash(tmp_path))}"
-        with psycopg.connect(server.url, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        url = server.url.rpartition("/")[0] + f"/{name}"
-        with contextlib.ExitStack() as closing:
-            yield PostgresqlEngine(str(tmp_path / "spool"), url, closing)
-        with psycopg.connect(server.url, autocommit=True) as connection:
-            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    def engine(self, url: str, tmp_path: Path, closing: contextlib.ExitStack) -> PostgresqlEngine:
+        return PostgresqlEngine(str(tmp_path / "spool"), url, closing)
+
+
+Hosts = tuple[PostgresqlEngine, PostgresqlEngine]
+
+
+@pytest.fixture
+def hosts(url: str, tmp_path: Path, closing: contextlib.ExitStack) -> Hosts:
+    one, other = (PostgresqlEngine(str(tmp_path / name), url, closing) for name in "ab")
+    # They would draw the same ids.
+    other.clock.advance(3_600_000_000_000)
+    return one, other
+
+
+def taken(hosts: Hosts, count: int = 3) -> tuple[Spool, Spool, list[QueueId]]:
+    """Have the first host claim what it accepted; return both owners."""
+    one, other = (host.start() for host in hosts)
+    intake = hosts[0].intake()
+    ids = [accept(intake) for _ in range(count)]
+    assert [message.queue_id for message in claimed(one)] == ids
+    return one, other, ids
+
+
+def test_what_one_host_accepts_any_may_claim_and_only_one(hosts: Hosts) -> None:
+    one, other = (host.start() for host in hosts)
+    intakes = [host.intake() for host in hosts]
+    ids = {accept(intake) for intake in intakes for _ in range(40)}
+    found: dict[Spool, list[QueueId]] = {one: [], other: []}
+    together = threading.Barrier(2)
+
+    def claim(spool: Spool) -> None:
+        together.wait()
+        while page := spool.claim(3):
+            found[spool] += [message.queue_id for message in page]
+
+    threads = [threading.Thread(target=claim, args=(spool,)) for spool in found]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    while left := [message.queue_id for spool in found for message in spool.claim(9)]:
+        found[one] += left
+    assert sorted(found[one] + found[other]) == sorted(ids)
+
+
+def test_a_claim_holds_while_its_lease_does_and_a_stop_ends_it(hosts: Hosts) -> None:
+    one, other, ids = taken(hosts)
+    assert other.claim(9) == []
+    assert other.read(ids[:1])[0].__class__ is Absent
+    one.close()
+    assert [message.queue_id for message in other.claim(9)] == ids
+
+
+def test_what_was_taken_over_is_absent_for_the_host_that_was_stopped(server: Server, hosts: Hosts) -> None:
+    one, other, ids = taken(hosts)
+    server.execute(LAPSED, database="spool")
+    assert [message.queue_id for message in other.claim(2)] == ids[:2]
+    done = [Settlement(each, ENVELOPE, EVERY, ends=True) for each in ids]
+
+    assert [type(each) for each in one.settle(done)] == [Absent, Absent, type(None)]
+    assert [type(each) for each in one.read(ids)] == [Absent] * 3
+    assert [read(other, each).left for each in ids[:2]] == [(0, 1, 2)] * 2
+    # It goes on with what comes.
+    new = accept(hosts[0].intake())
+    assert [message.queue_id for message in one.claim(9)] == [new]
+    assert other.settle(done[:2]) == [None, None]
+
+
+def test_a_restart_has_its_own_at_once_and_the_one_before_nothing(hosts: Hosts, tmp_path: Path) -> None:
+    """As where a folder was copied to another host."""
+    one, _, ids = taken(hosts)
+    shutil.copytree(hosts[0].root, tmp_path / "copy")
+    hosts[0].root = str(tmp_path / "copy")
+    copy = hosts[0].start()
+    assert [message.queue_id for message in claimed(copy)] == ids
+    (failure,) = one.settle([Settlement(ids[0], ENVELOPE, EVERY, ends=True)])
+    assert isinstance(failure, Unavailable)
+    assert "is its folder a copy?" in str(failure)
+    with pytest.raises(Unavailable):
+        one.claim(1)
+    assert read(copy, ids[0]).left == (0, 1, 2)
+
+
+def test_a_claim_waits_for_nobody(server: Server, hosts: Hosts, url: str) -> None:
+    """Neither for a settlement that goes on, nor for another claim."""
+    _, other, ids = taken(hosts)
+    server.execute(LAPSED, database="spool")
+    with psycopg.connect(url) as settling:
+        settling.execute("SELECT 1 FROM relay.message WHERE queue_id = %s FOR UPDATE", (ids[0],))
+        assert [message.queue_id for message in other.claim(9)] == ids[1:]
+    assert [message.queue_id for message in other.claim(9)] == ids[:1]
+
+
+def test_two_messages_of_one_id_are_not_one(hosts: Hosts) -> None:
+    spool, intake, same = hosts[0].start(), hosts[0].intake(), hosts[0].intake()
+    draft = intake.draft()
+    draft.append(CONTENT)
+    assert intake.accept([(draft, ENVELOPE)]) == [None]
+    copied = same.draft()
+    copied.queue_id = draft.queue_id
+    copied.append(b"Subject: another\r\n")
+    (refused,) = same.accept([(copied, ENVELOPE)])
+    assert isinstance(refused, Unavailable)
+    assert [message.content for message in claimed(spool)] == [CONTENT]
+
+
+Step = Callable[[PostgresqlEngine, Spool, Sequence[QueueId]], None]
+
+
+def _accepts(host: PostgresqlEngine, spool: Spool, ids: Sequence[QueueId]) -> None:
+    del spool, ids
+    accept(host.intake(), content=LONG, chunk=INLINE_BYTES)
+
+
+def _claims(host: PostgresqlEngine, spool: Spool, ids: Sequence[QueueId]) -> None:
+    del host, ids
+    claimed(spool)
+
+
+def _settles(host: PostgresqlEngine, spool: Spool, ids: Sequence[QueueId]) -> None:
+    """Mark, report and end one, and mark another, as one group."""
+    del host
+    marks = {0: RELAYED, 1: BOUNCED, 2: RELAYED}
+    report = Report(report_id(ids[0]), REPORT, b"Subject: sorry\r\n")
+    ended = Settlement(ids[0], ENVELOPE, marks, [note(1)], report, told=(1,), ends=True)
+    settle(spool, ended, Settlement(ids[1], ENVELOPE, {0: RELAYED}))
+
+
+@pytest.mark.parametrize("is_passed_on", [True, False])
+@pytest.mark.parametrize("step", [_accepts, _claims, _settles])
+def test_a_line_cut_at_any_statement_leaves_all_or_nothing(
+    hosts: Hosts, server: Server, step: Step, is_passed_on: bool
+) -> None:
+    """Before it is heard, or behind it: also between a COMMIT and its reply."""
+    host, watch = hosts
+    witness = watch.start()
+    with CutLine(server.port) as line:
+        direct = host.database
+        host.database = type(direct)(direct.url.replace(f":{server.port}/", f":{line.port}/"))
+        for number in range(100):
+            ids = [accept(watch.intake()) for _ in range(2)]
+            spool = host.start()
+            if step is not _claims:
+                claimed(spool)
+            cuts = line.cuts
+            line.cut(after=number, is_passed_on=is_passed_on)
+            try:
+                step(host, spool, ids)
+                failed = False
+            except (Unavailable, AssertionError):
+                failed = True
+            line.cut(b"nothing")
+            if step is _accepts:
+                # It is there or not, and whole; only who was told 250 may rely on it.
+                queued = [message for message in claimed(spool) if message.shape.size_bytes == len(LONG)]
+                assert len(queued) <= 1
+                assert failed or len(queued) == 1
+                for message in queued:
+                    assert b"".join(spool.content(message.queue_id)) == LONG
+            else:
+                step(host, spool, ids)
+            rest = {
+                message.queue_id: message for message in spool.read(ids) if not isinstance(message, Exception)
+            }
+            if step is _settles:
+                assert set(rest) == {ids[1]}
+                assert rest[ids[1]].statuses == (RELAYED, Status.TODO, Status.TODO)
+                assert len([each for each in claimed(spool) if not each.envelope.reverse_path]) == 1
+            else:
+                assert set(rest) == set(ids)
+            spool.close()
+            server.execute("DELETE FROM relay.message", database="spool")
+            if line.cuts == cuts:
+                break
+        else:
+            raise AssertionError("it never ends")
+        assert line.cuts > 3
+    witness.close()
