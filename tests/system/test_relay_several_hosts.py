@@ -128,6 +128,7 @@ FAILURES: dict[str, tuple[Callable[[Server], None], Callable[[Server], None], st
     ),
 }
 VERSION = "UPDATE relay.schema_version SET version = {}"
+DEAF = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
 DISCONNECT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'relay'"
 
 
@@ -193,6 +194,24 @@ def test_no_host_knocks_where_another_one_was_refused(tmp_path: Path, url: str) 
         with other:
             assert [each["state"] for each in other.queue()] == ["waiting"]
         assert (upstream.ledger.relayed, upstream.ledger.refused) == (2, 1)
+
+
+def test_a_host_that_did_not_hear_of_a_refusal_sends_nothing_either(
+    tmp_path: Path, server: Server, url: str
+) -> None:
+    """What it reserves behind the refusal it gives back."""
+    with StrictSmarthost(tmp_path, {"messages": 1, "per": "1h"}, seed=1) as upstream:
+        one, other = (host(tmp_path, name, upstream.upstream(), url) for name in "ab")
+        make_tables(one)
+        with one, other:
+            send(other)
+            other.wait_until_empty()
+            server.execute(DEAF)
+            send(one, 1)
+            one.wait_for_log(lambda line: "event=upstream_paused" in line)
+            send(other, OF_B)
+            other.wait_for_log(lambda line: "event=upstream_paused" in line)
+        assert (upstream.ledger.relayed, upstream.ledger.refused) == (1, 1)
 
 
 def test_a_database_that_lost_commits_is_recognised_and_nothing_is_sent(

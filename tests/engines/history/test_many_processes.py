@@ -20,7 +20,7 @@ KILLED = 9
 FLIGHT_NS = TRANSACTION_NS // 4
 
 
-def _start(history: Path, grants: int, seed: int) -> subprocess.Popen[str]:
+def _start(history: object, grants: int, seed: int) -> subprocess.Popen[str]:
     numbers = (COUNT, PERIOD_NS, TRANSACTION_NS, FLIGHT_NS, grants, seed)
     return subprocess.Popen(
         [sys.executable, "-m", "tests.engines.history.worker", str(history), *map(str, numbers)],
@@ -44,7 +44,7 @@ def _told(lines: list[str]) -> list[Seen]:
     return list(flights.values())
 
 
-def _live_and_die(history: Path, *, senders: int, killed: int, random: Random) -> list[Seen]:
+def _live_and_die(history: object, *, senders: int, killed: int, random: Random) -> list[Seen]:
     """Have so many senders at work, kill so many one by one, and have a last one prove that none is stuck."""
     seen: list[Seen] = []
     alive = [_start(history, 10**9, seed) for seed in range(senders)]
@@ -65,8 +65,12 @@ def _live_and_die(history: Path, *, senders: int, killed: int, random: Random) -
 
 
 @pytest.mark.full
-def test_killed_senders_never_exceed_and_block_nobody(tmp_path: Path) -> None:
-    seen = _live_and_die(tmp_path / "isp", senders=SENDERS, killed=KILLED, random=Random(20))
+@pytest.mark.parametrize("store", ["a file", "PostgreSQL"])
+def test_killed_senders_never_exceed_and_block_nobody(
+    tmp_path: Path, request: pytest.FixtureRequest, store: str
+) -> None:
+    history = tmp_path / "isp" if store == "a file" else request.getfixturevalue("server").url
+    seen = _live_and_die(history, senders=SENDERS, killed=KILLED, random=Random(20))
 
     assert len(seen) > COUNT
     assert worst_window(seen, "messages", PERIOD_NS) <= COUNT

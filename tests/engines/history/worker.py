@@ -1,8 +1,8 @@
 """A sender of its own: reserves, flies, settles, and says so, until it is killed or has enough.
 
 Run as `python -m tests.engines.history.worker HISTORY COUNT PERIOD_NS TRANSACTION_NS FLIGHT_NS GRANTS
-SEED`, where no flight is longer than FLIGHT_NS if the machine keeps up.  Says, a line each,
-`granted ID START DEADLINE` before a transaction starts and `ended ID END` after it ended, or
+SEED`, with a path or a URL for HISTORY, where no flight is longer than FLIGHT_NS if the machine keeps up.
+Says, a line each, `granted ID START DEADLINE` before a transaction starts, `ended ID END` after it ended, or
 `late ID END` if it missed its deadline because the machine is slow: that proves nothing.
 """
 
@@ -12,13 +12,17 @@ from pathlib import Path
 from random import Random
 
 from relay.clock import SECOND_NS, SystemClock
+from relay.spool.database.account import SharedAccount
+from relay.spool.database.connection import Database
 from relay.spool.disk.durable import RealDisk
 from relay.throttle.admission import Request
 from relay.throttle.file_history import FileHistory
+from relay.throttle.history import History
+from relay.throttle.postgresql_history import Mark, PostgresqlHistory
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import limit as any_limit
 
-REPLACE_ABOVE_BYTES = 4096
+REPLACE_ABOVE_BYTES, REPLACE_ABOVE_GROUPS = 4096, 64
 """So that some are killed in it."""
 
 
@@ -27,8 +31,7 @@ def main() -> None:
     count, period_ns, transaction_ns, flight_ns, grants, seed = map(int, numbers)
     clock, random = SystemClock(), Random(seed)
     limits = [any_limit(count, period_ns)]
-    history = FileHistory(Path(path), RealDisk(), clock, replace_above_bytes=REPLACE_ABOVE_BYTES)
-    account = Throttle(history, limits, 0, clock, transaction_ns=transaction_ns)
+    account = Throttle(_history(path, clock), limits, 0, clock, transaction_ns=transaction_ns)
     while grants > 0:
         answers = account.reserve([Request(1)] * random.randint(1, 3))
         for answer in answers:
@@ -42,6 +45,13 @@ def main() -> None:
         until_ns = max(usage.opens_at_ns for usage in account.usage())
         time.sleep(max(0, until_ns - clock.boottime_ns()) / SECOND_NS)
     account.flush()
+
+
+def _history(path: str, clock: SystemClock) -> History:
+    if path.startswith("postgresql://"):
+        account = SharedAccount(Database(path), "isp")
+        return PostgresqlHistory(account, Mark(), clock, replace_above_groups=REPLACE_ABOVE_GROUPS)
+    return FileHistory(Path(path), RealDisk(), clock, replace_above_bytes=REPLACE_ABOVE_BYTES)
 
 
 def _say(*words: object) -> None:

@@ -11,6 +11,8 @@ from tests.system.demand import demand, missing_program
 from tests.unit.cli.conftest import Run
 from tests.unit.policy.examples import with_upstream
 
+RELOAD = "SELECT pg_reload_conf()"
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -67,6 +69,7 @@ def test_a_policy_without_a_database_is_told_so(policy_path: Path, run: Run) -> 
             "UPDATE relay.schema_version SET version = 0",
             "of version 0, this relay knows 1: relay database upg",
         ),
+        ("ALTER SYSTEM SET fsync = off", "fsync is off"),
         ("REVOKE USAGE ON SCHEMA relay FROM relay", "permission denied for schema relay"),
         ("REVOKE DELETE ON relay.history FROM relay", "lacks rights on history"),
         ("ALTER ROLE relay NOLOGIN", 'role "relay" is not permitted to log in'),
@@ -76,11 +79,13 @@ def test_what_a_relay_cannot_rely_on_is_refused(
     server: Server, url: str, run: Run, statement: str, words: str
 ) -> None:
     assert run("database", "init", "--as", url).code == 0
-    server.execute(statement, database="mail")
+    server.execute(statement, RELOAD, database="mail")
     try:
         code, out, err = run("database", "check")
     finally:
-        server.execute("ALTER ROLE relay RESET ALL", "ALTER ROLE relay LOGIN")
+        server.execute(
+            "ALTER ROLE relay RESET ALL", "ALTER ROLE relay LOGIN", "ALTER SYSTEM RESET ALL", RELOAD
+        )
     assert (code, out) == (69, "")
     assert words in err
 

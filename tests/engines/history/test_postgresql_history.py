@@ -1,0 +1,156 @@
+"""A history in a real PostgreSQL: cut lines, clocks that are set, and commits that were lost."""
+
+import contextlib
+import itertools
+import threading
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.spool.database.account import SharedAccount
+from relay.spool.database.connection import Database
+from relay.spool.disk.durable import RealDisk
+from relay.throttle.events import Issued
+from relay.throttle.history import HistoryError
+from relay.throttle.postgresql_history import Mark, PostgresqlHistory
+from relay.throttle.throttle import Throttle
+from tests.engines.history.limits import TRANSACTION_NS, granted, messages
+from tests.fakes.clock import FakeClock
+from tests.fakes.cut_line import CutLine
+from tests.fakes.postgresql import Server
+
+HOUR_NS = 3600 * SECOND_NS
+COUNT = 3
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def account(server: Server) -> SharedAccount:
+    return SharedAccount(Database(server.url), f"isp {next(NUMBERS)}")
+
+
+@pytest.mark.parametrize("is_passed_on", [True, False])
+def test_a_line_cut_at_any_statement_forgets_no_slot(
+    server: Server, clock: FakeClock, is_passed_on: bool
+) -> None:
+    """What was granted is charged for all hosts, and what was not is charged at most."""
+    with CutLine(server.port) as line:
+        by_line = Database(server.url.replace(f":{server.port}/", f":{line.port}/"))
+        for number in itertools.count():
+            name = f"cut {next(NUMBERS)}"
+            one, other = (
+                Throttle(
+                    PostgresqlHistory(SharedAccount(database, name), Mark(), clock, replace_above_groups=1),
+                    [messages(COUNT, seconds=3600)],
+                    0,
+                    clock,
+                    transaction_ns=TRANSACTION_NS,
+                )
+                for database in (by_line, Database(server.url))
+            )
+            one.flush()
+            cuts, grants = line.cuts, 0
+            line.cut(after=number, is_passed_on=is_passed_on)
+            for account in (one, one, other, one, other):
+                with contextlib.suppress(HistoryError):
+                    grants += len(granted(account, 1))
+            line.cut(b"nothing")
+            other.flush()
+            one.flush()
+            used = [account.usage()[0].used for account in (one, other)]
+            assert used == [COUNT, COUNT]
+            # Only a COMMIT whose reply was lost is charged and was not granted.
+            assert COUNT - is_passed_on <= grants <= COUNT
+            for account in (one, other):
+                account.close()
+            if line.cuts == cuts:
+                break
+        assert number > 3
+
+
+@pytest.mark.parametrize("by_ns", [HOUR_NS, -HOUR_NS])
+def test_a_step_of_the_servers_clock_frees_and_keeps_nothing(
+    server: Server, account: SharedAccount, by_ns: int
+) -> None:
+    one, other = (PostgresqlHistory(account, Mark(), FakeClock(up * HOUR_NS)) for up in (1, 9))
+    before_ns = 0
+    for each in (one, other):
+        with each.transaction() as transaction:
+            transaction.commit([Issued(1)])
+            before_ns = transaction.now_ns
+    # As if it had been set by that much; its own is that of this host.
+    server.execute(f"UPDATE relay.account SET offset_ns = offset_ns + {by_ns} WHERE name = '{account.name}'")
+    for each in (one, other, one):
+        with each.transaction() as transaction:
+            assert 0 <= transaction.now_ns - before_ns < HOUR_NS // 2
+        each.close()
+
+
+def test_what_a_host_knows_it_knows_after_a_restart(
+    server: Server, account: SharedAccount, path: Path
+) -> None:
+    def opened() -> PostgresqlHistory:
+        return PostgresqlHistory(account, Mark(f"{path}.mark", RealDisk()), FakeClock())
+
+    def commit(number: int) -> None:
+        history = opened()
+        try:
+            with history.transaction() as transaction:
+                transaction.commit([Issued(number)])
+        finally:
+            history.close()
+
+    for number in (1, 2):
+        commit(number)
+    where = f"WHERE name = '{account.name}'"
+    server.execute(f"UPDATE relay.account SET position = 1 {where}")
+    with pytest.raises(HistoryError, match="it lost 1 commits; nothing is sent"):
+        commit(3)
+    server.execute(f"UPDATE relay.account SET position = 2, identity = gen_random_uuid() {where}")
+    with pytest.raises(HistoryError, match="it is another one; nothing is sent"):
+        commit(3)
+    # A crash may take a mark that was not synced.
+    path.with_name(f"{path.name}.mark").write_bytes(bytes(64))
+    commit(3)
+
+
+def test_what_is_no_history_of_ours_sends_nothing(server: Server, account: SharedAccount) -> None:
+    history = PostgresqlHistory(account, Mark(), FakeClock())
+    with history.transaction() as transaction:
+        transaction.commit([Issued(1)])
+    for events in ("[[1]]", "[", '[["ended", 1]]'):
+        server.execute(f"UPDATE relay.history SET events = '{events}'")
+        history.close()
+        with pytest.raises(HistoryError), history.transaction():
+            pass
+    server.execute("DELETE FROM relay.history")
+
+
+def test_a_commit_that_no_standby_has_grants_nothing(server: Server, account: SharedAccount) -> None:
+    """A wait for a standby that is cut short ends as a success, with a warning."""
+    history = PostgresqlHistory(account, Mark(), FakeClock())
+    with history.transaction() as transaction:
+        transaction.commit([Issued(1)])
+    server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
+    waits = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    is_over = threading.Event()
+
+    def cut_short() -> None:
+        while not is_over.is_set():
+            server.execute(waits)
+
+    cutting = threading.Thread(target=cut_short)
+    cutting.start()
+    try:
+        with pytest.raises(HistoryError, match="canceling wait for"), history.transaction() as transaction:
+            transaction.commit([Issued(2)])
+    finally:
+        server.execute("ALTER SYSTEM RESET ALL", "SELECT pg_reload_conf()")
+        is_over.set()
+        cutting.join()
+        history.close()
+    # It is charged all the same.
+    with history.transaction() as transaction:
+        assert transaction.news == [Issued(1), Issued(2)]
+    history.close()
