@@ -46,10 +46,9 @@ def account_row(
     if place.database is None:
         return None
     from relay.sender.account_row import AccountRow  # noqa: PLC0415 - it needs an extra
-    from relay.spool.database.account import SharedAccount  # noqa: PLC0415 - it needs an extra
-    from relay.spool.database.connection import database_of  # noqa: PLC0415 - it needs an extra
+    from relay.spool.database.account import account_of  # noqa: PLC0415 - it needs an extra
 
-    return AccountRow(SharedAccount(database_of(place.database), place.account), clock, on_error)
+    return AccountRow(account_of(place.database, place.account), clock, on_error)
 
 
 def render(record: PauseRecord) -> bytes:

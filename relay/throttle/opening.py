@@ -23,11 +23,10 @@ def open_history(
     """Touch neither disk nor network yet; `on_state` is for a database."""
     if place.database is None:
         return FileHistory(place.path, disk, clock)
-    from relay.spool.database.account import SharedAccount  # noqa: PLC0415 - it needs an extra
-    from relay.spool.database.connection import database_of  # noqa: PLC0415 - it needs an extra
+    from relay.spool.database.account import account_of  # noqa: PLC0415 - it needs an extra
     from relay.throttle.postgresql_history import Mark, PostgresqlHistory  # noqa: PLC0415 - as above
 
-    account = SharedAccount(database_of(place.database), place.account)
+    account = account_of(place.database, place.account)
     return PostgresqlHistory(account, Mark(f"{place.path}.mark", disk), clock, on_state=on_state)
 
 

@@ -143,7 +143,7 @@ class PostgresqlHistory:
 
     def replace(self, events: Sequence[Event]) -> bool:
         with self._failing_closed():
-            self._connected().execute("DELETE FROM relay.history WHERE account_id = %s", (self._id,))
+            self._locked().execute("DELETE FROM relay.history WHERE account_id = %s", (self._id,))
         self._commit(events, self._position + 1)
         return True
 
@@ -156,6 +156,12 @@ class PostgresqlHistory:
     def _connected(self) -> Connection:
         if self._connection is None or self._connection.closed:
             self._connection, self._cursor = self._account.database.connect(), None
+        return self._connection
+
+    def _locked(self) -> Connection:
+        """Return the connection that has the lock: never another one."""
+        if self._connection is None or not self._is_open:
+            raise DatabaseError("the transaction is over")
         return self._connection
 
     def _lock(self, connection: Connection) -> None:
@@ -221,7 +227,7 @@ class PostgresqlHistory:
         position = self._position + 1
         group: list[Any] = [words_of(event) for event in events]
         with self._failing_closed():
-            connection = self._connected()
+            connection = self._locked()
             connection.execute(
                 "INSERT INTO relay.history (account_id, position, events) VALUES (%s, %s, %s)",
                 (self._id, position, json.dumps(group, separators=(",", ":"))),

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import LiteralString, NamedTuple
 
-from relay.spool.database.connection import Connection, Database, one
+from relay.policy.database import DatabaseLogin
+from relay.spool.database.connection import Connection, Database, database_of, one
 
 
 class AccountColumns(NamedTuple):
@@ -37,6 +38,10 @@ class SharedAccount:
     def channel(self, connection: Connection) -> str:
         """Return what changes of its pause are told on."""
         return f"relay_account_{self.locked(connection).id}"
+
+
+def account_of(login: DatabaseLogin, name: str) -> SharedAccount:
+    return SharedAccount(database_of(login), name)
 
 
 def clock_ns(connection: Connection) -> int:

@@ -5,6 +5,7 @@ import itertools
 import threading
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from relay.clock import SECOND_NS
@@ -28,6 +29,34 @@ NUMBERS = itertools.count()
 @pytest.fixture
 def account(server: Server) -> SharedAccount:
     return SharedAccount(Database(server.url), f"isp {next(NUMBERS)}")
+
+
+def test_a_transaction_waits_for_another_and_then_knows_all_of_it(
+    server: Server, account: SharedAccount
+) -> None:
+    one, other = (PostgresqlHistory(account, Mark(), FakeClock()) for _ in range(2))
+    for each in (one, other):
+        with each.transaction() as transaction:
+            transaction.commit([Issued(1)])
+    known: list[object] = []
+
+    def decide() -> None:
+        with other.transaction() as transaction:
+            known.extend(transaction.news)
+            transaction.commit([Issued(3)])
+
+    deciding = threading.Thread(target=decide)
+    with one.transaction() as transaction, psycopg.connect(server.url, autocommit=True) as watching:
+        deciding.start()
+        blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        while deciding.is_alive() and watching.execute(blocked).fetchone() is None:
+            pass
+        assert deciding.is_alive()
+        transaction.commit([Issued(2)])
+    deciding.join()
+    assert known == [Issued(2)]
+    for each in (one, other):
+        each.close()
 
 
 @pytest.mark.parametrize("is_passed_on", [True, False])
