@@ -8,8 +8,9 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.fakes.certificates import Certificates
@@ -23,6 +24,8 @@ class Server:
     folder: Path
     port: int
     bin: Path
+    databases: set[str] = field(default_factory=set)
+    """Those that `make_database` made."""
 
     @property
     def url(self) -> str:
@@ -51,8 +54,14 @@ class Server:
         self.run("psql", "-q", "-h", str(self.folder), "-p", str(self.port), "-d", database, *commands)
 
     def make_database(self, name: str) -> str:
-        """Return the URL of an empty one."""
-        self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)", f"CREATE DATABASE {name}")
+        """Return the URL of one without tables, in which nobody is."""
+        if name in self.databases:
+            others = f"FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
+            self.execute(f"SELECT pg_terminate_backend(pid, 10000) {others}")
+            self.execute("DROP SCHEMA IF EXISTS relay CASCADE", database=name)
+        else:
+            self.execute(f"CREATE DATABASE {name}")
+            self.databases.add(name)
         return self.url.rpartition("/")[0] + f"/{name}"
 
     def ask_for_passwords_over_tls(self, certificates: Certificates) -> None:
@@ -108,22 +117,26 @@ def programs() -> Path | None:
 
 @contextlib.contextmanager
 def started(folder: Path) -> Iterator[Server]:
+    """Start one whose data is in memory, where there is a place for that: nothing here loses power."""
     bin_folder = programs()
     assert bin_folder is not None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = Server(folder, port, bin_folder)
-    if os.geteuid() == 0:
-        entry = pwd.getpwnam(USER)
-        os.chown(folder, entry.pw_uid, entry.pw_gid)
-        for parent in folder.parents:
-            if parent.stat().st_uid == 0 and parent != Path("/"):
-                parent.chmod(parent.stat().st_mode | 0o011)
-    server.run("initdb", "-D", str(folder / "data"), "-A", "trust", "-U", USER, "--no-sync")
-    server.start()
-    try:
-        yield server
-    finally:
-        with contextlib.suppress(subprocess.CalledProcessError):
-            server.stop("immediate")
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else folder) as made:
+        server = Server(Path(made), port, bin_folder)
+        if os.geteuid() == 0:
+            entry = pwd.getpwnam(USER)
+            os.chown(made, entry.pw_uid, entry.pw_gid)
+            for parent in server.folder.parents:
+                if parent.stat().st_uid == 0 and parent != Path("/"):
+                    parent.chmod(parent.stat().st_mode | 0o011)
+        data = str(server.folder / "data")
+        server.run("initdb", "-D", data, "-A", "trust", "-U", USER, "--no-sync", "--wal-segsize=1")
+        server.start()
+        try:
+            yield server
+        finally:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                server.stop("immediate")

@@ -47,6 +47,7 @@ def send(relay: WarmRelay, number: int = 0) -> None:
         session.sendmail("mjd@front.test", [f"r{number}.0@list.test"], f"Subject: {number}\r\n\r\nhello\r\n")
 
 
+@pytest.mark.full
 def test_two_hosts_together_never_exceed_whatever_is_killed(
     tmp_path: Path, server: Server, url: str, tell: Callable[[str], None]
 ) -> None:
@@ -132,7 +133,10 @@ DEAF = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 
 DISCONNECT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'relay'"
 
 
-@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize(
+    "failure",
+    ["killed", *(pytest.param(each, marks=pytest.mark.full) for each in FAILURES if each != "killed")],
+)
 def test_while_its_history_is_away_a_relay_takes_mail_and_sends_nothing(
     tmp_path: Path, server: Server, url: str, upstream: StrictSmarthost, failure: str
 ) -> None:

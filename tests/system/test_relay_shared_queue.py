@@ -138,6 +138,7 @@ def test_without_its_database_no_mail_is_taken(
     assert upstream.ledger.relayed == 2
 
 
+@pytest.mark.full
 def test_nothing_is_lost_and_nothing_twice_whatever_is_killed(
     tmp_path: Path, server: Server, url: str, tell: Callable[[str], None]
 ) -> None:
