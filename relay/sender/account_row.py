@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import errno
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import psycopg
 from psycopg.pq import ConnStatus
@@ -45,7 +44,6 @@ class AccountRow:
         self._named = f"{account.name} in the database"
         self.pending: list[Event] = []
         """What the row does not say yet."""
-        self._state = AccountState()
         self._version = 0
         """Of the row, as it is known here."""
         self._heard: Told | None = None
@@ -72,11 +70,10 @@ class AccountRow:
         self._version = told.version
         return self._after_all(told, self.pending)
 
-    def keep(self, event: Event, state: AccountState) -> None:
-        """Have the row changed soon, by what came to pass; `state` is what it made of the account here."""
+    def keep(self, event: Event) -> None:
+        """Have the row changed soon, by what came to pass."""
         if event.happening not in OWN:
             self.pending.append(event)
-            self._state = state
             self.write()
 
     def write(self) -> None:
@@ -102,14 +99,14 @@ class AccountRow:
     def apply(self, event: Event) -> None:
         """Change the row, where no relay runs.  Raises OSError."""
         try:
-            self._change([event], None)
+            self._change([event])
         except DatabaseError as error:
             raise OSError(errno.EIO, str(error), self._named) from error
 
     async def _write(self) -> str:
         while events := list(self.pending):
             try:
-                await asyncio.to_thread(self._change, events, self._state)
+                await asyncio.to_thread(self._change, events)
             except DatabaseError as failed:
                 error = clean(f"{self._named}: {failed}")
                 self._on_error(error)
@@ -117,22 +114,19 @@ class AccountRow:
             del self.pending[: len(events)]
         return ""
 
-    def _change(self, events: list[Event], state: AccountState | None) -> None:
-        """Write what events make of the row's state: `state` where nobody else changed it."""
+    def _change(self, events: list[Event]) -> None:
         with self._transaction() as connection:
             told = self._hear_row(connection)
-            is_alone = state is not None and told.version == self._version
-            after = state if state is not None and is_alone else self._after_all(told, events)
-            record = PauseRecord(
-                _OF_ANOTHER_BOOT, told.boottime_ns, told.now_ns, replace(after, fault="", fault_until_ns=0)
-            )
+            after = self._after_all(told, events)
+            record = PauseRecord(_OF_ANOTHER_BOOT, told.boottime_ns, told.now_ns, after)
             written = told._replace(version=told.version + 1, state=render(record).decode())
             connection.execute(
                 "UPDATE relay.account SET state = %s, state_version = %s WHERE name = %s",
                 (written.state, written.version, self._account.name),
             )
             connection.execute("SELECT pg_notify(%s, '')", (self._account.channel(connection),))
-        if is_alone:
+        if told.version == self._version:
+            # Nobody else changed it: so it is here already.
             self._version = written.version
         else:
             self._heard = written

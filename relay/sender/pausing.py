@@ -177,7 +177,7 @@ class Pausing:
         before = self.state
         self._become(step(before, event))
         if self.row is not None and self.state != before and not self.is_former:
-            self.row.keep(event, self.state)
+            self.row.keep(event)
 
     def _become(self, after: AccountState) -> None:
         """Go on with a state; keep and tell what is different from the one before."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.fakes.certificates import Certificates
 
+ENOUGH_BYTES = 1 << 30
 USER = "postgres"
 """As which it runs: it refuses root."""
 
@@ -124,7 +125,8 @@ def started(folder: Path) -> Iterator[Server]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else folder) as made:
+    has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ENOUGH_BYTES
+    with tempfile.TemporaryDirectory(dir=memory if has_room else folder) as made:
         server = Server(Path(made), port, bin_folder)
         if os.geteuid() == 0:
             entry = pwd.getpwnam(USER)

@@ -36,7 +36,7 @@ class Host:
         pause = PauseAsked("ann", minutes * 60 * SECOND_NS).begun(now_ns, 0) if minutes else None
         event = Event(happening, now_ns, "450 4.7.1 slow down", pause=pause)
         self.state = step(self.state, event)
-        self.row.keep(event, self.state)
+        self.row.keep(event)
         return await self.row.written()
 
     def learn(self) -> AccountState:
@@ -81,6 +81,10 @@ async def test_a_fault_of_one_history_is_that_hosts_alone(hosts: tuple[Host, Hos
     await one.meet(Happening.KEEP, minutes=1)
     assert other.learn().fault == ""
     assert one.learn().operator is not None
+    # It proves itself once it is sound again, and the other host need not.
+    await one.meet(Happening.SOUND)
+    await one.meet(Happening.KEEP, minutes=2)
+    assert (one.state.health, other.learn().health) == (Health.PROVING, Health.USED)
 
 
 async def test_what_comes_to_pass_while_it_is_away_is_written_later(
@@ -93,9 +97,14 @@ async def test_what_comes_to_pass_while_it_is_away_is_written_later(
     finally:
         server.start()
     assert one.told
+    # News of the other host do not undo it.
+    await other.meet(Happening.KEEP, minutes=60)
+    assert one.learn().health is Health.PAUSED
+    assert one.state.operator is not None
     one.row.write()
     assert await one.row.written() == ""
     assert other.learn().health is Health.PAUSED
+    assert other.state.operator is not None
 
 
 async def test_a_commit_whose_reply_is_lost_counts_once(server: Server, account: SharedAccount) -> None:
