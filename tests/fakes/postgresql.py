@@ -36,11 +36,11 @@ class Server:
         """Call pg_ctl."""
         self.run("pg_ctl", "-D", str(self.folder / "data"), "-w", *arguments)
 
-    def run(self, program: str, *arguments: str) -> None:
+    def run(self, program: str, *arguments: str) -> bytes:
         command = [str(self.bin / program), *arguments]
         if os.geteuid() == 0:
             command = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *command]
-        subprocess.run(command, check=True, capture_output=True, cwd=self.folder)
+        return subprocess.run(command, check=True, capture_output=True, cwd=self.folder).stdout
 
     def start(self) -> None:
         options = f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1 -c shared_buffers=16MB"
@@ -53,6 +53,11 @@ class Server:
         """Execute each by itself, as the superuser."""
         commands = [part for each in statements for part in ("-c", each)]
         self.run("psql", "-q", "-h", str(self.folder), "-p", str(self.port), "-d", database, *commands)
+
+    def is_so(self, condition: str, *, database: str) -> bool:
+        """Ask whether there is a row."""
+        command = ["-At", "-h", str(self.folder), "-p", str(self.port), "-d", database]
+        return self.run("psql", *command, "-c", f"SELECT EXISTS (SELECT {condition})").strip() == b"t"
 
     def make_database(self, name: str) -> str:
         """Return the URL of one without tables, in which nobody is."""

@@ -212,7 +212,7 @@ def test_a_host_that_did_not_hear_of_a_refusal_sends_nothing_either(
             other.wait_until_empty()
             server.execute(DEAF)
             send(one, 1)
-            one.wait_for_log(lambda line: "event=upstream_paused" in line)
+            wait_until(lambda: server.is_so("FROM relay.account WHERE state_version > 0", database="mail"))
             send(other, OF_B)
             other.wait_for_log(lambda line: "event=upstream_paused" in line)
         assert (upstream.ledger.relayed, upstream.ledger.refused) == (1, 1)

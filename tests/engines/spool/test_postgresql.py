@@ -145,6 +145,7 @@ def test_a_restart_has_its_own_at_once_and_the_one_before_nothing(hosts: Hosts, 
     assert "is its folder a copy?" in str(failure)
     with pytest.raises(Unavailable):
         one.claim(1)
+    assert [type(each) for each in one.read(ids)] == [Absent] * 3
     assert read(copy, ids[0]).left == (0, 1, 2)
 
 
