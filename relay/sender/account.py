@@ -240,9 +240,7 @@ class Account:
                 self._give_back(attempts, (), "the history of the limits failed")
                 raise
             self._metrics.decided(self.name, self._clock.boottime_ns() - began_ns)
-            # Another host may have been refused before this was granted.
-            self.pausing.learn()
-        if self._must_not_begin:
+        if not self._may_begin():
             self._give_back(attempts, answers, "")
             return []
         return list(zip(attempts, answers, strict=True))
@@ -255,6 +253,11 @@ class Account:
         for attempt in reversed(attempts):
             self._line.give_back(attempt.queued, WaitReason(why))
             self.pool.release(attempt.connection, was_used=False)
+
+    def _may_begin(self) -> bool:
+        """Ask behind the lock of a reservation, where what other hosts met is known."""
+        self.pausing.learn()
+        return not self._must_not_begin
 
     @property
     def _must_not_begin(self) -> bool:
@@ -322,7 +325,7 @@ class Account:
         """Return what opens connections as the policy has it now."""
         on_open = partial(self._opened, self.upstream)
         open_one = partial(open_with_slot, self.throttle, self._logins, self._judge, self._clock)
-        return partial(open_one, on_open=on_open)
+        return partial(open_one, on_open=on_open, may_begin=self._may_begin)
 
     def _opened(self, upstream: Upstream, connection: Connection) -> None:
         if not is_other_server(upstream, self.upstream):

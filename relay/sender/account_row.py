@@ -12,7 +12,7 @@ Threads: `hear` and `look` may be called from any; the rest belongs to one event
 import asyncio
 import contextlib
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import psycopg
 from psycopg.pq import ConnStatus
@@ -23,7 +23,7 @@ from relay.sender.host import seconds
 from relay.sender.state_file import parse, render
 from relay.spool.database import DatabaseError
 from relay.spool.database.account import SharedAccount, clock_ns
-from relay.spool.database.connection import Connection, Transactions
+from relay.spool.database.connection import Connection, once
 from relay.throttle.postgresql_history import Told
 from relay.verdicts.account import AccountState, Event, PauseRecord, lapsed, step
 from relay.verdicts.health import Happening
@@ -56,7 +56,7 @@ class AccountRow:
     def look(self) -> str:
         """Read the row; return nothing, or why it cannot be read."""
         try:
-            with self._transaction() as connection:
+            with once(self._account.database) as connection:
                 self._hear_row(connection)
         except DatabaseError as error:
             return clean(str(error))
@@ -115,7 +115,7 @@ class AccountRow:
         return ""
 
     def _change(self, events: list[Event]) -> None:
-        with self._transaction() as connection:
+        with once(self._account.database) as connection:
             told = self._hear_row(connection)
             after = self._after_all(told, events)
             record = PauseRecord(_OF_ANOTHER_BOOT, told.boottime_ns, told.now_ns, after)
@@ -130,15 +130,6 @@ class AccountRow:
             self._version = written.version
         else:
             self._heard = written
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        """Begin one on a connection of its own: there are few.  Raises DatabaseError."""
-        with (
-            contextlib.closing(Transactions(self._account.database)) as transactions,
-            transactions.begin() as connection,
-        ):
-            yield connection
 
     def _hear_row(self, connection: Connection) -> Told:
         """Return what the row says, locked."""

@@ -37,10 +37,13 @@ async def open_with_slot(
     judge: Judge,
     clock: Clock,
     *,
+    may_begin: Callable[[], bool] = lambda: True,
     on_open: Callable[[Connection], None] = lambda _: None,
     on_step: OnStep = lambda _, __: None,
 ) -> Connection:
     """Open a connection that is ready for MAIL; `on_step` is told as by `open_connection`.
+
+    `may_begin` is asked behind its slot: another host may have been refused meanwhile.
 
     Where a token is refused, another one is tried, once.
     Raises UpstreamUnavailable, NoRoomToConnect, and HistoryError before anything was begun.
@@ -52,7 +55,7 @@ async def open_with_slot(
         if login.token is not None:
             on_step("token", "an access token is at hand")
         try:
-            connection = await _open(throttle, login, clock, on_step)
+            connection = await _open(throttle, login, clock, may_begin, on_step)
         except UpstreamUnavailable as unavailable:
             answer = unavailable.answer
             is_refusal = answer.phase is Phase.AUTH and answer.verdict is Verdict.STOP
@@ -66,10 +69,19 @@ async def open_with_slot(
             return connection
 
 
-async def _open(throttle: ThrottleThread, login: UpstreamServer, clock: Clock, on_step: OnStep) -> Connection:
+async def _open(
+    throttle: ThrottleThread,
+    login: UpstreamServer,
+    clock: Clock,
+    may_begin: Callable[[], bool],
+    on_step: OnStep,
+) -> Connection:
     reservation = await throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
     if isinstance(reservation, Wait):
         raise NoRoomToConnect(reservation)
+    if not may_begin():
+        throttle.ended(reservation)
+        raise NoRoomToConnect(Wait(reservation.reserved_at_ns, "a pause of the account"))
     try:
         async with asyncio.timeout(OPENING_SECONDS):
             return await open_connection(login, clock, on_step=on_step)

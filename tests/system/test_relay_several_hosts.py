@@ -200,21 +200,25 @@ def test_no_host_knocks_where_another_one_was_refused(tmp_path: Path, url: str) 
         assert (upstream.ledger.relayed, upstream.ledger.refused) == (2, 1)
 
 
+@pytest.mark.parametrize("is_connected", [True, False])
 def test_a_host_that_did_not_hear_of_a_refusal_sends_nothing_either(
-    tmp_path: Path, server: Server, url: str
+    tmp_path: Path, server: Server, url: str, is_connected: bool
 ) -> None:
-    """What it reserves behind the refusal it gives back."""
+    """What it reserves behind the refusal it gives back, and it opens no connection."""
     with StrictSmarthost(tmp_path, {"messages": 1, "per": "1h"}, seed=1) as upstream:
         one, other = (host(tmp_path, name, upstream.upstream(), url) for name in "ab")
         make_tables(one)
         with one, other:
-            send(other)
-            other.wait_until_empty()
+            first = other if is_connected else one
+            send(first)
+            first.wait_until_empty()
             server.execute(DEAF)
             send(one, 1)
             wait_until(lambda: server.is_so("FROM relay.account WHERE state_version > 0", database="mail"))
             send(other, OF_B)
             other.wait_for_log(lambda line: "event=upstream_paused" in line)
+            connects = 'relay_upstream_connects_total{result="ready",upstream="isp"}'
+            assert other.metrics().get(connects, 0) == is_connected
         assert (upstream.ledger.relayed, upstream.ledger.refused) == (1, 1)
 
 

@@ -129,6 +129,14 @@ class Transactions:
             self._connection = None
 
 
+@contextlib.contextmanager
+def once(database: Database, *, is_checked: bool = True) -> Iterator[Connection]:
+    """Begin one transaction on a connection of its own.  Raises DatabaseError."""
+    transactions = Transactions(database, is_checked=is_checked)
+    with contextlib.closing(transactions), transactions.begin() as connection:
+        yield connection
+
+
 def commit(connection: Connection) -> None:
     """Raise DatabaseError and psycopg.Error: then nobody knows whether it is committed, and where."""
     warnings: list[str] = []

@@ -1,14 +1,13 @@
 """The tables in PostgreSQL: made, brought up to date, and looked at (`relay database`)."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from importlib import resources
 from typing import LiteralString
 
 from psycopg import sql
 
 from relay.spool.database import DatabaseError
-from relay.spool.database.connection import VERSION, Database, Transactions, one
+from relay.spool.database.connection import VERSION, Database, once, one
 
 UPGRADES: tuple[bytes, ...] = ()
 """What leads from each version to the next, beginning with that from 1 to 2."""
@@ -21,10 +20,7 @@ RIGHTS: tuple[LiteralString, ...] = (
 
 def make(database: Database, role: str = "") -> None:
     """Make the tables, and let a role use them: what a relay needs, and no more.  Raises DatabaseError."""
-    with (
-        closing(Transactions(database, is_checked=False)) as transactions,
-        transactions.begin() as connection,
-    ):
+    with once(database, is_checked=False) as connection:
         (is_made,) = one(connection, "SELECT to_regnamespace('relay') IS NOT NULL")
         if is_made:
             raise DatabaseError("it has the schema `relay` already: relay database check, or upgrade")
@@ -35,10 +31,7 @@ def make(database: Database, role: str = "") -> None:
 
 def upgrade(database: Database) -> int:
     """Bring the tables to VERSION, in one transaction; return of which they were.  Raises DatabaseError."""
-    with (
-        closing(Transactions(database, is_checked=False)) as transactions,
-        transactions.begin() as connection,
-    ):
+    with once(database, is_checked=False) as connection:
         (found,) = one(connection, "SELECT version FROM relay.schema_version FOR UPDATE")
         if found > VERSION:
             raise DatabaseError(f"its tables are of version {found}, and this relay knows {VERSION}")
@@ -50,18 +43,14 @@ def upgrade(database: Database) -> int:
 
 def looked_at(database: Database) -> Iterator[str]:
     """Tell how a database is set up, and who uses it.  Raises DatabaseError where a relay would refuse it."""
-    with closing(Transactions(database)) as transactions, transactions.begin() as connection:
+    with once(database) as connection:
         server, role, standbys = one(
             connection,
             "SELECT current_setting('server_version'), current_user,"
             " current_setting('synchronous_standby_names')",
         )
         yield f"PostgreSQL {server}, as {role}, tables of version {VERSION}"
-        yield (
-            f"synchronous standbys: {standbys}"
-            if standbys
-            else ("no synchronous standby: what it committed last is lost where its disk is")
-        )
+        yield f"synchronous standbys: {standbys or 'none, so what it committed last is lost with its disk'}"
         (lacks,) = one(
             connection,
             "SELECT string_agg(DISTINCT name, ', ')"
@@ -86,8 +75,3 @@ def looked_at(database: Database) -> Iterator[str]:
             " count(*) FILTER (WHERE corrupt IS NOT NULL) FROM relay.message",
         )
         yield f"no host yet: {free} messages; set aside: {aside}"
-        (dead,) = one(
-            connection,
-            "SELECT coalesce(sum(n_dead_tup), 0) FROM pg_stat_user_tables WHERE schemaname = 'relay'",
-        )
-        yield f"{dead} dead rows, for autovacuum"
