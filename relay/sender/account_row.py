@@ -28,7 +28,7 @@ from relay.throttle.postgresql_history import Told
 from relay.verdicts.account import AccountState, Event, PauseRecord, lapsed, step
 from relay.verdicts.health import Happening
 
-OWN = frozenset({Happening.FAULT, Happening.SOUND, Happening.RESTART})
+OWN = frozenset({Happening.FAULT, Happening.SOUND})
 """What comes to pass on one host alone."""
 LISTENS_AGAIN_NS = 5 * SECOND_NS
 _OF_ANOTHER_BOOT = "of the database"

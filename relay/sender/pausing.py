@@ -94,6 +94,7 @@ class Pausing:
                 self._events.tell("pause_unrecorded", upstream=self._upstream, error=why)
             self.learn()
             self.shield.recall(self.state.doubts)
+            self._apply(Event(Happening.RESTART, self._clock.boottime_ns()))
         if replaced is not None and replaced.operator is not None:
             self.keep_back(replaced.operator, since_ns=replaced.spans[-1][0])
         elif replaced is not None and self.state.operator is not None:

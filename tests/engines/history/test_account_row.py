@@ -75,6 +75,17 @@ async def test_what_two_hosts_meet_at_a_time_comes_together(hosts: tuple[Host, H
     assert [host.learn().health for host in hosts] == [Health.PROVING, Health.PROVING]
 
 
+async def test_a_start_has_all_hosts_look_again_at_an_account_that_was_refused(
+    hosts: tuple[Host, Host],
+) -> None:
+    """Whoever starts one may have mended the password."""
+    one, other = hosts
+    await one.meet(Happening.REFUSE)
+    assert other.learn().health is Health.REFUSED
+    await other.meet(Happening.RESTART)
+    assert one.learn().health is Health.PROVING
+
+
 async def test_a_fault_of_one_history_is_that_hosts_alone(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
     await one.meet(Happening.FAULT)
