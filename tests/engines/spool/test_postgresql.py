@@ -157,6 +157,26 @@ def test_a_claim_waits_for_nobody(server: Server, hosts: Hosts, url: str) -> Non
     assert [message.queue_id for message in other.claim(9)] == ids[:1]
 
 
+def test_a_settlement_waits_for_a_take_over_that_goes_on_and_finds_it_done(hosts: Hosts, url: str) -> None:
+    one, _, ids = taken(hosts, count=1)
+    found: list[object] = []
+
+    def end() -> None:
+        found.extend(one.settle([Settlement(ids[0], ENVELOPE, EVERY, ends=True)]))
+
+    ending = threading.Thread(target=end)
+    with psycopg.connect(url) as taking, psycopg.connect(url, autocommit=True) as watching:
+        taking.execute("UPDATE relay.message SET owner = gen_random_uuid()")
+        ending.start()
+        blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        while ending.is_alive() and watching.execute(blocked).fetchone() is None:
+            pass
+        taking.commit()
+        ending.join()
+        assert [type(each) for each in found] == [Absent]
+        assert watching.execute("SELECT statuses FROM relay.message").fetchall() == [("TTT",)]
+
+
 def test_two_messages_of_one_id_are_not_one(hosts: Hosts) -> None:
     spool, intake, same = hosts[0].start(), hosts[0].intake(), hosts[0].intake()
     draft = intake.draft()
