@@ -15,7 +15,7 @@ import pytest
 from relay.policy.units import HostPort
 from relay.status import page
 from relay.status.chart import Samples
-from relay.status.collector import collect
+from relay.status.collector import SnapshotCollector
 from relay.status.http import StatusServer
 from relay.status.snapshot import MessageView, PolicyStatus, QueueState, Snapshot, UpstreamState, public
 from relay.telemetry.events import Events
@@ -59,7 +59,8 @@ async def world() -> AsyncIterator[World]:
     world, clock = World(), FakeClock()
     events = Events(world.log, "text", clock)
     metrics = Metrics(clock)
-    collect(metrics, world.snapshot, events, clock)
+    collector = SnapshotCollector(metrics, world.snapshot, events, clock)
+    metrics.registry.register(collector)
     server = StatusServer(
         HostPort("127.0.0.1", 0), world, metrics.registry, events, names=["Relay.Example.Org"]
     )

@@ -13,6 +13,10 @@ def _named(names: tuple[str, ...]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+def fields_of(kind: Kind) -> set[str]:
+    return {field for field, _ in kind.shown if field[0] != "_"} | {*kind.only_json}
+
+
 def _line(kind: Kind) -> str:
     """Return a template with what may be left out in brackets."""
 
@@ -24,18 +28,17 @@ def _line(kind: Kind) -> str:
 
 
 def _events() -> str:
-    rows = []
-    for kind in KINDS.values():
-        shown = {name for name, _ in kind.shown}
-        only_json = tuple(field for field in kind.fields if field not in shown)
-        rows.append(
-            f"| `{kind.name}` | {kind.level.name.lower()} | `{_line(kind)}` | {_named(only_json)} |\n"
-        )
+    rows = [
+        f"| `{kind.name}` | {kind.level.name.lower()} | `{_line(kind)}` | {_named(kind.only_json)} |\n"
+        for kind in KINDS.values()
+    ]
     return "| event | level | as text | only in JSON |\n| --- | --- | --- | --- |\n" + "".join(rows)
 
 
 def _metrics() -> str:
-    rows = [f"| `{m.name}` | {m.type} | {_named(m.labels)} | {m.meaning} |\n" for m in METRICS.values()]
+    rows = [
+        f"| `{m.name}` | {m.type} | {_named(tuple(m.labels))} | {m.meaning} |\n" for m in METRICS.values()
+    ]
     return "| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n" + "".join(rows)
 
 
