@@ -22,7 +22,7 @@ from relay.policy.units import BROKEN, Section
 _Section = TypeVar("_Section", bound=Section)
 
 MOST_FAULTS = 200
-"""Told of one file; the rest is only counted."""
+"""Told of one file, the first; the rest is only counted."""
 WHOLE = "policy"
 """The key of a fault that is about the whole file."""
 FOREIGN_KEY = "?"
@@ -85,10 +85,13 @@ class PolicyFault:
 class PolicyError(Exception):
     def __init__(self, path: Path, faults: Iterable[Fault]) -> None:
         """There is at least one."""
-        told = (PolicyFault(path, *each.mark, _key(each.at), each.message) for each in faults)
-        self.errors = tuple(
-            sorted(told, key=lambda each: (each.line, each.column, each.key == WHOLE, each.key))
-        )
+        told = [PolicyFault(path, *each.mark, _key(each.at), each.message) for each in faults]
+        told.sort(key=lambda each: (each.line, each.column, each.key == WHOLE, each.key))
+        if len(told) > MOST_FAULTS:
+            last = told[MOST_FAULTS - 1]
+            words = f"and {len(told) - MOST_FAULTS} more faults"
+            told[MOST_FAULTS:] = [PolicyFault(path, last.line, last.column, WHOLE, words)]
+        self.errors = tuple(told)
         """In the order of the file; never empty."""
         super().__init__(*self.errors)
 
@@ -117,25 +120,14 @@ def validated(
         )
     except ValidationError as error:
         # Nothing is raised from it: pydantic's own text quotes the values.
-        faults += _faults_of_validation(document, error, kind)
+        for detail in error.errors(include_url=False):
+            # A default that other keys make is no fault of its own.
+            if detail["type"] != "default_factory_not_called":
+                faults += _faults_of(document, detail, kind)
     else:
         if not faults:
             return section, document
     raise PolicyError(path, faults)
-
-
-def _faults_of_validation(document: Document, error: ValidationError, root: type[Section]) -> Iterator[Fault]:
-    # A default that other keys make is no fault of its own.
-    details = [
-        each for each in error.errors(include_url=False) if each["type"] != "default_factory_not_called"
-    ]
-    last = Mark()
-    for detail in details[:MOST_FAULTS]:
-        for fault in _faults_of(document, detail, root):
-            last = max(last, fault.mark)
-            yield fault
-    if len(details) > MOST_FAULTS:
-        yield Fault(f"and {len(details) - MOST_FAULTS} more faults", (), last)
 
 
 def _faults_of(document: Document, detail: ErrorDetails, root: type[Section]) -> Iterator[Fault]:
