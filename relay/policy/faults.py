@@ -16,7 +16,7 @@ from typing import TypeVar, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from relay.policy.document import Document, Fault, Mark, Step, read_document
+from relay.policy.document import Document, Fault, Step, read_document
 from relay.policy.units import BROKEN, Section
 
 _Section = TypeVar("_Section", bound=Section)

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     # A listener process of its own needs no prometheus_client.
     from relay.telemetry.metrics import Counts, Metrics, Series
 
-PHASES = frozenset({
-    "connect", "helo", "ehlo", "starttls", "auth", "mail", "rcpt", "data", "eod", "rset", "noop", "vrfy",
-    "expn", "help", "quit", "unknown",
-})  # fmt: skip
-"""Values of the label; whatever else a client makes a phase of is `other`."""
 MOST_SPANS = 10_000
 """In memory, while the sender's process takes none."""
 
@@ -64,11 +59,7 @@ class ListenerObserver:
         self._events.tell("disconnected", listener=listener, client=client, reason=reason)
 
     def refused(self, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
-        """Count a reply under labels of which there is a bounded number."""
-        code = reply[:3]
-        is_code = len(code) == 3 and code[0] in "45" and code.isascii() and code.isdigit()
-        labels = phase if phase in PHASES else "other", code if is_code else "other"
-        self._metrics.count("relay_smtpd_rejects_total", listener, *labels)
+        self._metrics.count("relay_smtpd_rejects_total", listener, phase, reply[:3])
         self._events.refused(listener=listener, client=client, phase=phase, reply=reply, user=user)
 
     def accepted(

@@ -38,8 +38,6 @@ class LogStream(io.TextIOBase):
         self._held_bytes = 0
         """Of what waits and what is being written."""
         self._partial = ""
-        self._is_cut = False
-        """The last line was not written to its end."""
         # A daemon: the interpreter must not wait for a thread that waits for the reader.
         threading.Thread(target=self._run, name="stderr", daemon=True).start()
 
@@ -95,19 +93,12 @@ class LogStream(io.TextIOBase):
 
     def _put(self, content: bytes) -> int:
         """Write lines in one write where that can be; return how many were not written."""
-        whole = b"\n" + content if self._is_cut else content
-        left = memoryview(whole)
-        while left:
-            try:
+        left = memoryview(content)
+        try:
+            while left:
                 left = left[os.write(self._fd, left) :]
-            except BlockingIOError:
-                # A process that shares the descriptor set O_NONBLOCK: wait as a blocking write does.
-                select.select([], [self._fd], [])
-            except OSError:
-                # Gone, full, broken: the next line may find it well again, and begins as a line.
-                self._is_cut = self._is_cut or len(left) < len(whole)
-                return bytes(left).count(b"\n")
-        self._is_cut = False
+        except OSError:
+            return bytes(left).count(b"\n")
         return 0
 
 

@@ -81,14 +81,3 @@ def test_a_process_counts_as_if_it_were_here() -> None:
     listeners.metrics.drop_process("a process")
 
     assert (listeners.value("open_connections"), listeners.value("connections_total")) == (1, 4)
-
-
-@pytest.mark.parametrize("code", ["250", "55", "5500", "5x0", "\u0665\u0665\u0660", ""])
-def test_labels_have_a_bounded_number_of_values(code: str) -> None:
-    listeners = Listeners()
-    for number in range(100):
-        listeners.here.refused(HERE, CLIENT, f"phase {number}", code, None)
-
-    (rejects,) = (each for each in listeners.metrics.registry.collect() if each.name.endswith("rejects"))
-    (sample,) = rejects.samples
-    assert (sample.labels["phase"], sample.value) == ("other", 100)
