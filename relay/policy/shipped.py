@@ -35,7 +35,7 @@ class Provider:
     """Who says that it takes no mail from `<>`, or from another address than the account's."""
     oauth2: dict[str, Any] = field(default_factory=dict)
     """Keys of `auth.oauth2`, where `{tenant}` stands for the owner's; of `scopes` the one of the grant."""
-    verdicts: list[dict[str, object]] = field(default_factory=list)
+    verdicts: list[dict[str, Any]] = field(default_factory=list)
 
 
 @functools.cache
