@@ -16,7 +16,7 @@ from typing import TypeVar, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from relay.policy.document import Document, Fault, Step, read_document
+from relay.policy.document import Document, Fault, Step
 from relay.policy.units import BROKEN, Section
 
 _Section = TypeVar("_Section", bound=Section)
@@ -106,7 +106,7 @@ def validated(
     fill: Callable[[object], object] = lambda value: value,
 ) -> tuple[_Section, Document]:
     """Return what a file says, and where.  Raises PolicyError with all faults."""
-    document = read_document(content)
+    document = Document(content)
     faults = list(document.faults)
     if faults and document.value is None:
         raise PolicyError(path, faults)
@@ -140,7 +140,7 @@ def _faults_of(document: Document, detail: ErrorDetails, root: type[Section]) ->
     if steps[-1:] == ("[key]",) and not is_of_key:
         # Pydantic's own step, behind the key of a mapping of names.
         steps, is_of_key = steps[:-1], True
-    if steps and isinstance(steps[-1], int) and steps not in document.places:
+    if steps and isinstance(steps[-1], int) and not document.has(steps):
         # One value that stands for a list of it.
         steps = steps[:-1]
     yield Fault(_words(detail, steps, root), steps, document.mark_of(steps, of_key=is_of_key))

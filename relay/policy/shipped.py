@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relay.policy.document import Document, Steps, read_document
+from relay.policy.document import Document, Steps
 from relay.policy.rules import VerdictRule
 from relay.verdicts.verdict import Judge, Layer, Rule
 
@@ -40,7 +40,7 @@ class Provider:
 
 @functools.cache
 def _read(path: Path) -> tuple[Any, Document]:
-    document = read_document(path.read_bytes())
+    document = Document(path.read_bytes())
     return document.value, document
 
 

@@ -8,7 +8,7 @@ text names, so that a policy which it returns can be put to work.
 from collections.abc import Sequence
 from pathlib import Path
 
-from relay.policy.document import MAX_BYTES, Fault, Mark, Step, read_document
+from relay.policy.document import MAX_BYTES, Document, Fault, Mark, Step
 from relay.policy.faults import PolicyError, validated
 from relay.policy.model import Policy
 from relay.policy.named_file import read_regular
@@ -29,7 +29,7 @@ def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
 
 def place_of(path: Path, steps: Sequence[Step]) -> Mark:
     """Return where a value of a policy stands in its file.  Raises PolicyError where it cannot be read."""
-    return read_document(policy_bytes(path)).mark_of(steps)
+    return Document(policy_bytes(path)).mark_of(steps)
 
 
 def policy_bytes(path: Path) -> bytes:

@@ -39,7 +39,7 @@ MOST_HEARD = 20_000
 LONGEST_TEXT = 1000
 """Characters that are kept of a reply or an address."""
 _AT_ONCE = 500
-"""Rows of one transaction, or of one answer: neither keeps the other side for long."""
+"""Rows of one transaction, so that the write-ahead log stays small, and of one answer."""
 _ROW_BYTES = 1024
 """About the most that a row takes."""
 _BUSY_SECONDS = 10.0
@@ -188,28 +188,26 @@ class OutcomeStore:
         if bounds is None:
             self._remove()
             return
+        now_ns = self._clock.wall_ns()
         try:
-            self._add(heard, bounds)
+            database = self._database or self._open()
+            if heard:
+                leave_headroom(self._disk.free(self._folder), len(heard) * _ROW_BYTES)
+            for start in range(0, max(1, len(heard)), _AT_ONCE):
+                with database:
+                    database.executemany(_INSERT, map(_as_row, heard[start : start + _AT_ONCE]))
+                    # What a clock that was ahead wrote would else be young for as long as that was.
+                    times = (now_ns - bounds.keep_ns, now_ns + bounds.keep_ns)
+                    database.execute("DELETE FROM outcome WHERE at_ns < ? OR at_ns > ?", times)
+                    while database.execute(_USED).fetchone()[0] > bounds.most_bytes:
+                        if not database.execute(_DROP_OLDEST).rowcount:
+                            break
         except sqlite3.OperationalError:  # no damage: no room, no answer, or not ours to write
             self._disconnect()
             raise
         except sqlite3.DatabaseError:
             self._remove()
             raise
-
-    def _add(self, outcomes: Sequence[PastOutcome], bounds: "RecentSettings") -> None:
-        database, now_ns = self._database or self._open(), self._clock.wall_ns()
-        if outcomes:
-            leave_headroom(self._disk.free(self._folder), len(outcomes) * _ROW_BYTES)
-        for start in range(0, max(1, len(outcomes)), _AT_ONCE):
-            with database:
-                database.executemany(_INSERT, map(_as_row, outcomes[start : start + _AT_ONCE]))
-                # What a clock that was ahead wrote would else be young for as long as that was.
-                times = (now_ns - bounds.keep_ns, now_ns + bounds.keep_ns)
-                database.execute("DELETE FROM outcome WHERE at_ns < ? OR at_ns > ?", times)
-                while database.execute(_USED).fetchone()[0] > bounds.most_bytes:
-                    if not database.execute(_DROP_OLDEST).rowcount:
-                        break
 
     def _open(self) -> sqlite3.Connection:
         path = f"{self._folder}/outcomes"
