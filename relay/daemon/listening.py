@@ -15,7 +15,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relay.clock import Clock
 from relay.daemon.capacity import EACH_CLIENT, fitted, listener_processes
@@ -27,7 +27,10 @@ from relay.mail.formats import described
 from relay.policy.model import Listen, Policy, Tls
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listeners import ListenerObserver
-from relay.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    # A listener process needs what stands here, and no prometheus_client.
+    from relay.telemetry.metrics import Metrics
 
 CLOSE_SECONDS = 10.0
 """How long content in flight may take at a stop."""
@@ -75,7 +78,7 @@ class Listening:
         start: Start,
         intake: SpoolIntake,
         events: Events,
-        metrics: Metrics,
+        metrics: "Metrics",
         *,
         clock: Clock,
         limit: int,

@@ -15,8 +15,6 @@ from relay.listener.accepting import Door
 from relay.mail.formats import described
 from relay.telemetry.events import Events
 
-MOST = 64
-"""A handful of scrapers and browsers; each costs a descriptor."""
 BACKLOG = 128
 STOP_SECONDS = 1.0
 """How long an answer may still take when the server stops."""
@@ -25,7 +23,7 @@ STOP_SECONDS = 1.0
 class ConnectionLimit:
     """For one event loop."""
 
-    def __init__(self, events: Events, where: str, *, most: int = MOST) -> None:
+    def __init__(self, events: Events, where: str, *, most: int) -> None:
         """`where` is what an event calls the server."""
         self._events, self._where, self._most = events, where, most
         self._runner: web.AppRunner | None = None
