@@ -27,7 +27,6 @@ class Kind(NamedTuple):
 
     name: str
     level: Level
-    template: str
     pattern: str
     """The template with `%s` for each field."""
     shown: tuple[tuple[str, str], ...]
@@ -148,7 +147,7 @@ def _kind(name: str, level: Level, template: str, only_json: str) -> Kind:
         if field is not None:
             pattern += "%s"
             shown.append((field, optional or ""))
-    return Kind(name, level, template, pattern, tuple(shown), tuple(only_json.split()))
+    return Kind(name, level, pattern, tuple(shown), tuple(only_json.split()))
 
 
 KINDS: dict[str, Kind] = {row[0]: _kind(*row) for row in _ROWS}

@@ -19,12 +19,11 @@ def fields_of(kind: Kind) -> set[str]:
 
 def _line(kind: Kind) -> str:
     """Return a template with what may be left out in brackets."""
-
-    def shown(found: re.Match[str]) -> str:
-        name, _, around = found[1].partition(":")
-        return f"[{around.replace('%', f'{{{name}}}')}]" if around else f"{{{name.lstrip('_')}}}"
-
-    return re.sub(r"\{([^}]*)\}", shown, kind.template)
+    shown = [
+        f"[{around.replace('%', f'{{{name}}}')}]" if around else f"{{{name.lstrip('_')}}}"
+        for name, around in kind.shown
+    ]
+    return kind.pattern % tuple(shown)
 
 
 def _events() -> str:
