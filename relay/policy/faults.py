@@ -100,10 +100,7 @@ class PolicyError(Exception):
 
 
 def validated(
-    content: bytes,
-    path: Path,
-    kind: type[_Section],
-    fill: Callable[[object], object] = lambda value: value,
+    content: bytes, path: Path, kind: type[_Section], fill: Callable[[object], object] = lambda value: value
 ) -> tuple[_Section, Document]:
     """Return what a file says, and where.  Raises PolicyError with all faults."""
     document = Document(content)

@@ -11,21 +11,15 @@ import re
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from relay.policy.document import Fault
-from relay.policy.units import Duration, NotEmpty, OneOrMore, Section, Text, matching, one_of
+from relay.policy.units import Duration, NotEmpty, OneOrMore, Section, Text, checked, matching, one_of
 from relay.smtp.reply import Phase
 from relay.verdicts.phrases import Phrases
 from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Layer, Rule
 
 LONGEST_PHRASE = 200
-
-
-def _phrase(value: str) -> str:
-    if not value.strip(" *") or len(value) > LONGEST_PHRASE:
-        raise ValueError(f"expected a phrase of at most {LONGEST_PHRASE} characters")
-    return value
 
 
 Code = Annotated[
@@ -37,7 +31,14 @@ Enhanced = Annotated[
     str,
     matching(r"[45x]\.(?:[0-9]{1,3}|x)\.(?:[0-9]{1,3}|x)", "an enhanced code such as 5.7.1, 5.7.x or x.4.5"),
 ]
-Texts = Annotated[tuple[Annotated[str, AfterValidator(_phrase)], ...], OneOrMore, NotEmpty]
+Phrase = Annotated[
+    str,
+    checked(
+        lambda value: value.strip(" *") and len(value) <= LONGEST_PHRASE,
+        f"a phrase of at most {LONGEST_PHRASE} characters",
+    ),
+]
+Texts = Annotated[tuple[Phrase, ...], OneOrMore, NotEmpty]
 Codes = Annotated[tuple[Code, ...], OneOrMore, NotEmpty]
 EnhancedCodes = Annotated[tuple[Enhanced, ...], OneOrMore, NotEmpty]
 

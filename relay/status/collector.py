@@ -14,14 +14,7 @@ from prometheus_client.registry import Collector
 from relay.clock import SECOND_NS, Clock
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.routes import Because
-from relay.status.snapshot import (
-    LaneStatus,
-    QueueState,
-    RouteStatus,
-    Snapshot,
-    UpstreamState,
-    UpstreamStatus,
-)
+from relay.status.snapshot import LaneStatus, QueueState, RouteStatus, Snapshot, UpstreamState, UpstreamStatus
 from relay.telemetry.events import Events
 from relay.telemetry.metric_table import METRICS
 from relay.telemetry.metrics import Metrics

@@ -5,16 +5,17 @@ from ipaddress import ip_network
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from relay.clock import LONGEST_DURATION_NS
 from relay.policy.units import (
     HostPort,
+    OwnName,
     duration_ns,
     endpoint,
     https_url,
     is_loopback_host,
     network,
-    own_name,
     size_bytes,
     source_address,
     upstream_host,
@@ -22,6 +23,9 @@ from relay.policy.units import (
 
 HOUR_NS = 3600 * 10**9
 Read = Callable[[Any], object]
+
+
+own_name = TypeAdapter(OwnName).validate_python
 
 
 def web_url(value: object) -> str:
