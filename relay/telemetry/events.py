@@ -80,6 +80,7 @@ class Events:
         hostname: str | None = None,
     ) -> None:
         self._stream, self._style, self._clock, self._level = stream, style, clock, level
+        self._log = stream if isinstance(stream, LogStream) else None
         self._unwritten = self._counted = self._dropped = 0
         """Lines: that could not be written, that `take_lines_lost` told of, that the log tells of."""
         self._watchers: dict[str, tuple[Watcher, ...]] = {}
@@ -92,7 +93,7 @@ class Events:
 
     def take_lines_lost(self) -> int:
         """Return how many lines more were dropped, or could not be written, since the last call."""
-        lost = self._unwritten + self._lines_dropped()
+        lost = self._unwritten + (self._log.lines_lost if self._log else 0)
         counted, self._counted = self._counted, lost
         return lost - counted
 
@@ -109,9 +110,7 @@ class Events:
         untold, self._refusals_untold = self._refusals_untold, 0
         if untold:
             self.tell("refusals_untold", untold=untold)
-        dropped, self._dropped = self._lines_dropped() - self._dropped, self._lines_dropped()
-        if dropped:
-            self.tell("log_lines_dropped", lines=dropped)
+        self._tell_dropped()
 
     def tell(self, name: str, subject: Subject | None = None, /, **fields: Any) -> None:
         """Log an event with the fields of its row.
@@ -133,6 +132,7 @@ class Events:
             for watcher in self._watchers.get(name, ()):
                 watcher(name, fields, subject)
             if is_logged:
+                self._tell_dropped()
                 self._stream.write(self._line(kind, fields) + "\n")
                 self._stream.flush()
         except Exception:  # noqa: BLE001 - mail goes on whatever is wrong with a line about it
@@ -210,8 +210,11 @@ class Events:
         ]
         self.tell("fault", where=where, client=client, error=described(error), traceback=frames)
 
-    def _lines_dropped(self) -> int:
-        return self._stream.lines_lost if isinstance(self._stream, LogStream) else 0
+    def _tell_dropped(self) -> None:
+        """Say in front of the next line that has room, or of none, how many lines are missing."""
+        if self._log is not None and self._log.lines_lost > self._dropped and self._log.has_room:
+            dropped, self._dropped = self._dropped, self._log.lines_lost
+            self.tell("log_lines_dropped", lines=self._dropped - dropped)
 
     def _line(self, kind: Kind, fields: Mapping[str, Any]) -> str:
         now, level = rfc3339(self._clock.wall_ns()), kind.level.name.lower()

@@ -41,6 +41,10 @@ class LogStream(io.TextIOBase):
         # A daemon: the interpreter must not wait for a thread that waits for the reader.
         threading.Thread(target=self._run, name="stderr", daemon=True).start()
 
+    @property
+    def has_room(self) -> bool:
+        return self._held_bytes < self._most_held_bytes // 2
+
     def write(self, text: str) -> int:
         """Take text; lines go out once they are whole."""
         with self._changed:
