@@ -21,8 +21,6 @@ LONGEST_QUESTION_BYTES = 2 * MAX_BYTES
 """A policy as base64, and some more."""
 LINES_AT_ONCE = 200
 """Messages of a listing between two turns of the loop: a long queue does not hold up mail."""
-LONGEST_ANSWER_SECONDS = 600.0
-"""Enough for many messages on a slow disk; a stuck reader holds a listing in memory for so long."""
 MOST_AT_ONCE = 16
 """Connections."""
 
@@ -56,9 +54,7 @@ class ControlServer:
         self, spool: Path, session: Session, events: Events, policy: Callable[[], PolicyInForce]
     ) -> None:
         self._spool, self._session, self._events, self._policy = spool, session, events, policy
-        self._connections = ConnectionLimit(
-            events, "the control socket", most=MOST_AT_ONCE, seconds=LONGEST_ANSWER_SECONDS
-        )
+        self._connections = ConnectionLimit(events, "the control socket", most=MOST_AT_ONCE)
 
     async def start(self) -> None:
         app = web.Application(client_max_size=LONGEST_QUESTION_BYTES)

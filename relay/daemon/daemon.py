@@ -38,7 +38,7 @@ from relay.smtp.sasl import Credentials
 from relay.spool.disk.durable import RealDisk, doubt_about
 from relay.spool.engines import open_spool
 from relay.spool.interface import Full, Unavailable
-from relay.status.collector import collect
+from relay.status.collector import SnapshotCollector
 from relay.status.http import StatusServer
 from relay.status.snapshot import Condition, PolicyStatus
 from relay.telemetry.event_table import Level
@@ -99,7 +99,8 @@ class Daemon:
             path = str(start.path.absolute())
             status = PolicyStatus(digest(start.text), self._clock.wall_ns(), path=path)
             relay = Assembly(spool, host, policy, start.hostname, self._telemetry, status, self._fail)
-            collect(self._metrics, relay.watch.snapshot, events, self._clock)
+            collector = SnapshotCollector(self._metrics, relay.watch.snapshot, events, self._clock)
+            self._metrics.registry.register(collector)
             await self._serve(relay, listening)
         finally:
             events.flush()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
@@ -56,6 +56,7 @@ from relay.policy.units import (
     Text,
     UpstreamHost,
     VariableName,
+    checked,
     is_loopback_host,
     one_of,
 )
@@ -288,16 +289,16 @@ class Retry(Section):
             yield Fault("it is not below lifetime: the bounce would come first", ("warn_after",))
 
 
-def _report_sender(value: str) -> str:
+def _is_report_sender(value: str) -> bool:
     # Only the recipient `Postmaster` needs no domain.
-    if "@" in value and len(value) <= LONGEST_PATTERN and is_valid_address(value, smtputf8=False):
-        return value
-    raise ValueError("expected one address, in ASCII")
+    return "@" in value and len(value) <= LONGEST_PATTERN and is_valid_address(value, smtputf8=False)
 
 
 class Reports(Section):
     upstreams: UpstreamNames | None = None
-    sender: Annotated[str, AfterValidator(_report_sender)] | None = Field(default=None, alias="from")
+    sender: Annotated[str, checked(_is_report_sender, "one address, in ASCII")] | None = Field(
+        default=None, alias="from"
+    )
     per_hour: Count | None = 60
 
 

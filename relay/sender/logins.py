@@ -136,7 +136,7 @@ class Logins:
             self._telemetry.events.tell(
                 "client_certificate_refused", upstream=self._name, error=watched.error
             )
-        elif watched is not None and change is not FileChange.NOTHING:
+        elif watched is not None and change is FileChange.CHANGED:
             self._tell_loaded(watched.in_force)
 
     @property

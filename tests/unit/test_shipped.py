@@ -36,7 +36,7 @@ from relay.telemetry.event_table import KINDS
 from relay.telemetry.metric_table import METRICS
 from tests.system import postfix, prometheus
 from tests.system.demand import demand, missing_program
-from tests.unit.telemetry.page import made
+from tests.unit.telemetry.page import fields_of, made
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -64,7 +64,7 @@ def test_the_tables_of_events_and_metrics_are_those_of_the_code() -> None:
     named = {name for cells in _rows(page) for name in re.findall("`([a-z0-9_]+)`", cells[0])}
 
     assert page == made(page)
-    _none([field for kind in KINDS.values() for field in kind.fields if field not in named])
+    _none([field for kind in KINDS.values() for field in fields_of(kind) if field not in named])
 
 
 def test_what_the_runbook_says_that_the_log_says_is_the_name_of_an_event() -> None:

@@ -29,7 +29,12 @@ ENHANCED = st.none() | st.builds(
 
 
 TEXTS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40) | st.sampled_from(
-    [phrase for provider in providers().values() for rule in provider.verdicts for phrase in rule.text or ()]
+    [
+        phrase
+        for provider in providers().values()
+        for rule in provider.verdicts
+        for phrase in rule.get("text", ())
+    ]
 )
 ANY_JUDGE = st.sampled_from([None, *providers()]).map(
     lambda name: Judge((*provider_rules(name), *standard_rules()))
