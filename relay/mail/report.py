@@ -8,6 +8,7 @@ Assumes: addresses passed `relay.mail.address`; host names, ids and status codes
 nobody is told where the sender is `<>`.
 """
 
+import base64
 import binascii
 import enum
 import hashlib
@@ -97,8 +98,11 @@ def report(
     `sender` is in ASCII; `suffix` tells its Message-ID from those of other reports of the message.
     """
     actions = {each.reason.action for each in recipients}
+    # Mailman's parser takes failed and late recipients in ASCII; without one it guesses from the text.
+    guessed = not any(each.recipient.isascii() and each.reason is not Reason.RELAYED for each in recipients)
     returns_all = (
         "failed" in actions  # RFC 3461, 4.3: RET is about failures
+        and not guessed
         and message.envelope.dsn.ret is Ret.FULL
         and message.is_whole
         and message.content.isascii()  # other content might not leave by each upstream
@@ -107,9 +111,11 @@ def report(
     subject, opening = _opening(actions, _date(message.envelope.arrival_at_ns), until_ns)
     opening += f"  The {'message' if returns_all else 'header of the message'}\nis attached."
     parts = [
-        _for_people(f"This is the mail relay at {hostname}.\n\n{opening}", recipients),
+        _for_people(f"This is the mail relay at {hostname}.\n\n{opening}", recipients, guessed=guessed),
         _for_machines(message, recipients, hostname, until_ns),
-        _returned_message(message.content) if returns_all else _returned_header(message.content),
+        _returned_message(message.content)
+        if returns_all
+        else _returned_header(message.content, guessed=guessed),
     ]
     # No content can hold its own SHA-256, so no part can hold its own boundary.
     boundary = f"=_{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}"
@@ -151,7 +157,7 @@ def _opening(actions: set[str], date: str, until_ns: int | None) -> tuple[str, s
     )
 
 
-def _for_people(opening: str, recipients: Sequence[ReportedRecipient]) -> bytes:
+def _for_people(opening: str, recipients: Sequence[ReportedRecipient], *, guessed: bool) -> bytes:
     lines, shown = opening.split("\n"), recipients[:SPELLED_OUT]
     for reason, title in _TITLES.items():
         group = [each for each in shown if each.reason is reason]
@@ -164,7 +170,7 @@ def _for_people(opening: str, recipients: Sequence[ReportedRecipient]) -> bytes:
     if len(recipients) > len(shown):
         lines += ["", f"And {len(recipients) - len(shown)} more, all named in the next part."]
     kind = ["Content-Description: Notification", "Content-Type: text/plain; charset=utf-8"]
-    return _part(kind, _lines(lines))
+    return _part(kind, _lines(lines), guessed=guessed)
 
 
 def _for_machines(
@@ -206,12 +212,13 @@ def _recipient_fields(each: ReportedRecipient) -> Iterator[str]:
         yield f"Last-Attempt-Date: {_date(each.at_ns)}"
 
 
-def _returned_header(content: bytes) -> bytes:
+def _returned_header(content: bytes, *, guessed: bool) -> bytes:
     """Return the part with the original header (RFC 6522, 4)."""
     end = (b"\r\n" + content).find(b"\r\n\r\n")
     header = content if end < 0 else content[:end]
     header += b"\r\n" if header and not header.endswith(b"\r\n") else b""
-    return _part(["Content-Description: Message Headers", "Content-Type: text/rfc822-headers"], header)
+    kind = ["Content-Description: Message Headers", "Content-Type: text/rfc822-headers"]
+    return _part(kind, header, guessed=guessed)
 
 
 def _returned_message(content: bytes) -> bytes:
@@ -220,7 +227,11 @@ def _returned_message(content: bytes) -> bytes:
     return _lines([*kind, ""]) + content
 
 
-def _part(kind: list[str], octets: bytes) -> bytes:
+def _part(kind: list[str], octets: bytes, *, guessed: bool) -> bytes:
+    """Encode what is not plain, and where Mailman would guess everything."""
+    if guessed:
+        encoded = base64.encodebytes(octets).replace(b"\n", b"\r\n")
+        return _lines([*kind, "Content-Transfer-Encoding: base64", ""]) + encoded
     if _PLAIN_LINES.match(octets):
         return _lines([*kind, ""]) + octets
     # By lines, since an end of line other than CRLF is to be an octet like any other (RFC 2045, 6.7).
