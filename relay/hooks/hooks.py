@@ -1,8 +1,9 @@
 """Tells the hooks of the policy: hears of events, keeps notices in memory until they are told.
 
 Guarantees: a notice is tried until its receiver takes it or GIVE_UP_NS are over; what is dropped is counted
-and logged.  One attempt at a time for each hook.  Nothing here raises into a caller or holds up mail; a stop
-waits at most LAST_SECONDS.
+and logged.  One attempt at a time for each hook, first of notices never tried; each other notice has a
+back-off of its own, so one that its receiver never takes holds up no other.  Nothing here raises into a
+caller or holds up mail; a stop waits at most LAST_SECONDS.
 Assumes: one event loop.  Does not: keep notices over a restart (the log has their events), or in order.
 """
 
@@ -11,6 +12,7 @@ import json
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from relay.clock import SECOND_NS
@@ -24,10 +26,18 @@ from relay.telemetry.telemetry import Telemetry
 
 MOST_NOTICES = 500
 """So many wait for one hook; the oldest goes first.  A notice has about 1 kB, at most 50 kB."""
-FIRST_BACK_OFF_SECONDS = 5.0
-LONGEST_BACK_OFF_SECONDS = 600.0
+FIRST_BACK_OFF_NS = 5 * SECOND_NS
+LONGEST_BACK_OFF_NS = 600 * SECOND_NS
 GIVE_UP_NS = 3600 * SECOND_NS
 LAST_SECONDS = 2.0
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    notice: Notice
+    next_at_ns: int = 0
+    """Boottime of the next attempt; 0 before the first."""
+    back_off_ns: int = FIRST_BACK_OFF_NS
 
 
 class Hooks:
@@ -44,8 +54,11 @@ class Hooks:
         self._sleep = sleep
         self._heard: list[dict[str, Any]] = []
         """In this turn of the loop."""
-        self._waiting: dict[HookSettings, deque[Notice]] = {}
+        self._waiting: dict[HookSettings, deque[_Waiting]] = {}
+        """The oldest first."""
         self._telling: dict[HookSettings, asyncio.Task[None]] = {}
+        self._resting: set[HookSettings] = set()
+        """Of those in `_telling`: no notice is due."""
         self._failing: set[HookSettings] = set()
         self.use(policy)
         self._events.watch(self._hear, HEARD)
@@ -55,12 +68,14 @@ class Hooks:
         for hook in self._waiting.keys() - set(policy.notify):
             self._stop(hook, "the policy changed their hook")
         self._waiting = {hook: self._waiting.get(hook, deque()) for hook in policy.notify}
+        self._count_waiting()
 
     async def close(self) -> None:
         """Give receivers that answer a moment for what waits, and stop."""
         self._take()
         telling = list(self._telling.values())
-        if hopeful := [task for hook, task in self._telling.items() if hook not in self._failing]:
+        hopeless = self._failing | self._resting
+        if hopeful := [task for hook, task in self._telling.items() if hook not in hopeless]:
             await asyncio.wait(hopeful, timeout=LAST_SECONDS)
         for hook in list(self._waiting):
             self._stop(hook, "the relay stopped")
@@ -70,6 +85,7 @@ class Hooks:
         if (telling := self._telling.pop(hook, None)) is not None:
             telling.cancel()
         self._failing.discard(hook)
+        self._resting.discard(hook)
         if count := len(self._waiting.pop(hook)):
             self._dropped(hook, count, reason)
 
@@ -89,35 +105,42 @@ class Hooks:
             notice = Notice(told["id"], json.dumps(told).encode(), until_ns)
             for hook, waiting in self._waiting.items():
                 if told["event"] in hook.events:
-                    waiting.append(notice)
+                    waiting.append(_Waiting(notice))
         for hook, waiting in self._waiting.items():
             if (too_many := len(waiting) - MOST_NOTICES) > 0:
                 for _ in range(too_many):
                     waiting.popleft()
                 self._dropped(hook, too_many, "too many wait")
+            if hook in self._resting:
+                self._resting.remove(hook)
+                self._telling.pop(hook).cancel()
             if waiting and hook not in self._telling:
                 self._telling[hook] = asyncio.get_running_loop().create_task(self._tell(hook, waiting))
+        self._count_waiting()
 
-    async def _tell(self, hook: HookSettings, waiting: deque[Notice]) -> None:
-        back_off_seconds = FIRST_BACK_OFF_SECONDS
+    async def _tell(self, hook: HookSettings, waiting: deque[_Waiting]) -> None:
         while waiting:
-            self._metrics.set("relay_notices_waiting", to=sum(map(len, self._waiting.values())))
-            notice = waiting[0]
-            is_taken = await self._is_taken(hook, notice)
-            if waiting[0] is not notice:
+            first = min(waiting, key=lambda each: each.next_at_ns)
+            if (left_ns := first.next_at_ns - self._clock.boottime_ns()) > 0:
+                self._resting.add(hook)
+                await self._sleep(left_ns / SECOND_NS)  # cancelled where a new notice comes
+                self._resting.remove(hook)
+                continue
+            is_taken = await self._is_taken(hook, first.notice)
+            if first not in waiting:
                 continue  # too many wait, and so it was dropped meanwhile
-            if is_taken:
-                waiting.popleft()
-                back_off_seconds = FIRST_BACK_OFF_SECONDS
-            elif self._clock.boottime_ns() >= notice.until_ns:
-                waiting.popleft()
-                self._dropped(hook, 1, "told in vain for an hour")
+            now_ns, until_ns = self._clock.boottime_ns(), first.notice.until_ns
+            if is_taken or now_ns >= until_ns:
+                waiting.remove(first)
+                self._count_waiting()
+                if not is_taken:
+                    self._dropped(hook, 1, "told in vain for an hour")
             else:
-                # Another goes next: one that is never taken keeps no others from being told.
-                waiting.rotate(-1)
-                await self._sleep(back_off_seconds)
-                back_off_seconds = min(2 * back_off_seconds, LONGEST_BACK_OFF_SECONDS)
+                first.next_at_ns = min(now_ns + first.back_off_ns, until_ns)
+                first.back_off_ns = min(2 * first.back_off_ns, LONGEST_BACK_OFF_NS)
         del self._telling[hook]
+
+    def _count_waiting(self) -> None:
         self._metrics.set("relay_notices_waiting", to=sum(map(len, self._waiting.values())))
 
     async def _is_taken(self, hook: HookSettings, notice: Notice) -> bool:
