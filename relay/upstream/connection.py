@@ -272,6 +272,8 @@ class _Opening:
         needs_ehlo = self._account.tls is Tls.STARTTLS or self._account.user is not None
         if reply.code in EHLO_NOT_KNOWN and not needs_ehlo and self._ruling(reply).layer is Layer.DEFAULT:
             reply = await self._protocol.command(b"HELO" + line[4:], Phase.EHLO, self._timeouts.hello_s)
+            # RFC 5321, 4.1.1.1: only EHLO is answered by extensions.
+            reply = reply._replace(lines=reply.lines[:1])
         self._expect(reply, 250)
         offered = extensions_of(reply)
         self._extensions = replace(offered, pipelining=offered.pipelining and self._account.pipelining)

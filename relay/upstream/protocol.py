@@ -211,7 +211,7 @@ class StrictProtocol(SMTPProtocol):
                 if reply.code == 421 and self._due:
                     # Behind it the upstream obeys no command.
                     self._due, self._is_closing, self._parser = 0, True, ReplyParser()
-            if not self._due and not self._parser.is_empty:
+            if not self._due and self._parser.held_bytes:
                 self._take_unasked()
         except MalformedReply as error:
             # What is said to AUTH may repeat the password, and is not shown.
@@ -267,7 +267,7 @@ class StrictProtocol(SMTPProtocol):
 
     def _take_unasked(self) -> None:
         unasked = self._parser.next_reply()
-        if unasked is not None and unasked.code == 421 and self._parser.is_empty:
+        if unasked is not None and unasked.code == 421 and not self._parser.held_bytes:
             self._fault = Farewell(unasked)
             self._fault.is_unasked = True
         else:
@@ -299,7 +299,7 @@ class StrictProtocol(SMTPProtocol):
             self._break(Late(text))
 
     def _lose(self, text: str) -> None:
-        self._break(Lost(text if self._parser.is_empty else f"{text}, in the middle of a reply"))
+        self._break(Lost(f"{text}, in the middle of a reply" if self._parser.held_bytes else text))
 
     def _break(self, fault: Broken) -> None:
         """End the connection, if it has not ended yet: the first reason is the one told."""

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from relay.clock import SECOND_NS
-from relay.mail.dsn import NOTHING_ASKED, DsnRequest, decode_xtext, original_recipient
+from relay.mail.dsn import NO_REQUEST, NOTHING_ASKED, DsnRequest, decode_xtext, original_recipient
 from relay.mail.envelope import Shape
 from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.extensions import Extensions
@@ -334,11 +334,17 @@ class Exchange:
         if reply.code == 503 and self._is_pipelined:
             # A command was lost, or the replies are out of step.
             raise Garbled(f"a command was in its order, but: {reply}")
-        if self._dsn != NOTHING_ASKED and answer.phase in {Phase.MAIL, Phase.RCPT} and is_about_dsn(reply):
+        if self._has_dsn(answer.phase) and is_about_dsn(reply):
             self._is_dsn_refused = True
             # As if refused at MAIL, where nobody was asked yet: the message goes again at once, without them.
             return answer._replace(verdict=Verdict.LATER, phase=Phase.MAIL, ruling=None)
         return answer
+
+    def _has_dsn(self, phase: Phase) -> bool:
+        """Whether the command that was refused carried parameters of DSN."""
+        if phase is Phase.MAIL:
+            return self._dsn.ret is not None or bool(self._dsn.envid)
+        return phase is Phase.RCPT and self._dsn.of(self._asked) != NO_REQUEST
 
     def _answer(self, reply: Reply) -> Answer:
         phase = self._protocol.phase

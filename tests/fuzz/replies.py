@@ -44,7 +44,7 @@ def _read(pieces: list[bytes]) -> tuple[list[Reply], bool]:
                 parser.feed(piece)
                 while (reply := parser.next_reply()) is not None:
                     found.append(reply)
-                assert parser._kept_bytes + len(parser._buffer) <= MAX_REPLY_BYTES + MAX_LINE_BYTES
+                assert parser.held_bytes <= MAX_REPLY_BYTES + MAX_LINE_BYTES
     except MalformedReply as error:
         must_be_shown(error)
         return found, True

@@ -8,6 +8,7 @@ import pytest
 
 from relay.clock import SystemClock
 from relay.policy.model import Tls
+from relay.smtp.extensions import Extensions
 from relay.smtp.reply import Phase
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable, open_connection
 from relay.upstream.timeouts import Timeouts
@@ -95,6 +96,26 @@ async def test_close_says_quit_and_ends_whatever_the_host_says(turn: Turn) -> No
 
         assert host.commands[-1] == "QUIT"
         assert not connection.is_usable
+
+
+@pytest.mark.parametrize(
+    ("reply", "is_known"),
+    [
+        ("502 5.5.1 what?", False),
+        ("550 5.7.1 not you", True),
+        ("502 5.4.5 Daily sending quota exceeded", True),
+    ],
+)
+async def test_helo_follows_only_where_ehlo_is_not_known(reply: str, is_known: bool) -> None:
+    async with Smarthost(Script(ehlo=reply, helo=b"250-fake.example\r\n250 SMTPUTF8\r\n")) as host:
+        if is_known:
+            assert (await failure(account(host)))[1:] == (Phase.EHLO, reply)
+            assert host.commands == ["EHLO client.example"]
+            return
+        async with connected(account(host)) as connection:
+            # RFC 5321, 4.1.1.1: what HELO is answered by announces nothing.
+            assert connection.extensions == Extensions()
+            assert host.commands == ["EHLO client.example", "HELO client.example"]
 
 
 async def test_a_connection_is_used_up_after_the_announced_transactions() -> None:
