@@ -7,7 +7,6 @@ on top becomes a field; a text without a header gets one.  All else stays, octet
 nothing to what came from a mail server.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,7 +17,6 @@ from relay.mail.dsn import Notify, Ret
 from relay.mail.header import MAILBOX_LINE, field_name, header_fields, opened, parted
 from relay.submission.addresses import NotAnAddress, addresses_in
 
-_NEWLINE = re.compile(rb"\r\n|\r|\n")
 _TO, _RESENT = ("to", "cc", "bcc"), ("resent-to", "resent-cc", "resent-bcc")
 _NEVER_SENT = {b"bcc", b"resent-bcc"}
 _RETURN_PATH, _DELIVERED_TO = b"return-path", b"delivered-to"
@@ -125,10 +123,9 @@ def submitted(
     recipients = [addresses_in(each, author.hostname) for each in argv]
     if takes_header:
         recipients += [addresses_in(each, author.hostname) for each in _recipients_of(named)]
-    own_address = addresses_in(author.user, author.hostname)[0]
-    reverse_path = own_address if author.sender is None else _reverse_path(author.sender, author.hostname)
+    reverse_path = _reverse_path(author.user if author.sender is None else author.sender, author.hostname)
     kept = [each for each in fields if field_name(each) not in _NEVER_SENT]
-    added = _missing({name for name, _ in named}, author, reverse_path or own_address) if completes else []
+    added = _missing({name for name, _ in named}, author, reverse_path) if completes else []
     empty_line = b"\r\n" if completes and not rest.startswith(b"\r\n") else b""
     content = b"".join([*added, *kept, empty_line, rest])
     return Submission(reverse_path, tuple(dict.fromkeys(chain(*recipients))), content)
@@ -136,7 +133,7 @@ def submitted(
 
 def _crlf(text: bytes) -> bytes:
     """Make each end of a line CRLF, whatever it was, and end the last one."""
-    lines = _NEWLINE.sub(b"\r\n", text)
+    lines = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"\r\n")
     return lines if not lines or lines.endswith(b"\r\n") else lines + b"\r\n"
 
 
@@ -146,7 +143,8 @@ def _recipients_of(named: Iterable[tuple[str, str]]) -> list[str]:
     return [value for name, value in by_name if name in names]
 
 
-def _missing(names: set[str], author: Author, address: str) -> list[bytes]:
+def _missing(names: set[str], author: Author, reverse_path: str) -> list[bytes]:
+    address = reverse_path or _reverse_path(author.user, author.hostname)
     # A control character would end the line.
     full_name = "".join(filter(str.isprintable, author.full_name or ""))
     wanted = {

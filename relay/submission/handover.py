@@ -24,6 +24,7 @@ from relay.smtp.reply import MalformedReply, Reply, ReplyParser
 from relay.submission.composing import Submission
 
 _CHUNK_BYTES = 64 * 1024
+_TAKEN_OFF_BYTES = 1 << 20
 _ANSWER_WITHIN_S = 300.0
 """RFC 5321, 4.5.3.2."""
 _ON_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach a listener on all addresses
@@ -96,6 +97,11 @@ def _is_own(policy: Policy) -> bool:
         return policy.spool.stat().st_uid == os.geteuid()
     except OSError:
         return False
+
+
+def most_bytes(policy: Policy) -> int:
+    """Return how much of a message is worth reading: what a listener takes, and what goes before (Bcc)."""
+    return max(listen.max_size for listen in policy.listen) + _TAKEN_OFF_BYTES
 
 
 def _reachable(policy: Policy) -> Listen | None:
