@@ -74,10 +74,6 @@ def _providers() -> tuple[ProvidersFile, Document]:
     return validated(PROVIDERS_FILE.read_bytes(), PROVIDERS_FILE, ProvidersFile)
 
 
-def rules_file() -> RulesFile:
-    return _rules()[0]
-
-
 def providers() -> Mapping[str, Provider]:
     """In the order of the file."""
     return _providers()[0].providers

@@ -103,8 +103,8 @@ def parse_mail(argument: str | None, *, has_dsn: bool = True) -> MailCommand:
                     pass  # RFC 4954, 5: must be accepted; we trust nobody's word for it, so it is dropped
                 case "RET", _ if has_dsn:
                     ret = parse_ret(value or "")
-                case "ENVID", str() if has_dsn:
-                    envid = parse_envid(value)
+                case "ENVID", _ if has_dsn:
+                    envid = parse_envid(value or "")
                 case (("SIZE" | "BODY" | "SMTPUTF8"), _):
                     raise Refused(replies.BAD_PARAMETER)
                 case _:

@@ -46,6 +46,7 @@ def test_rcpt_is_read_as_it_was_written(address: str) -> None:
         *(("FROM:<a@b> BODY", "501 5.5.4"), ("FROM:<a@b> BODY=9BIT", "501 5.5.4")),
         *(("FROM:<a@b> SIZE=x", "501 5.5.4"), ("FROM:<a@b> SMTPUTF8=1", "501 5.5.4")),
         *(("FROM:<a@b> RET", "501 5.5.4"), ("FROM:<a@b> ENVID=+", "501 5.5.4")),
+        ("FROM:<a@b> ENVID", "501 5.5.4"),
         *(("FROM:<a@b> X", "555 5.5.4"), ("TO:<a@b>", "501 5.5.4"), (None, "501 5.5.4")),
     ],
 )
