@@ -218,60 +218,33 @@ async def test_a_notice_that_is_refused_is_sent_again_with_the_same_id(
     assert "SECRET" not in telling.said
 
 
-async def test_a_notice_is_given_up_after_an_hour_and_keeps_no_other_waiting(
-    tmp_path: Path, receiver: Receiver
-) -> None:
-    receiver.answers = [500, 204, *[500] * 100]
-    telling = Telling(policy_with(tmp_path, {"url": receiver.url}))
-    began_ns = telling.clock.boottime_ns()
-
-    telling.resume("never")
-    telling.resume("soon")
-    await telling.until("dropped", 1)
-
-    assert telling.count("sent") == 1
-    assert [told["upstream"] for told in receiver.told[:3]] == ["never", "soon", "never"]
-    assert telling.clock.boottime_ns() - began_ns >= GIVE_UP_NS
-    assert "told in vain for an hour" in telling.said
-    assert telling.waiting == 0
-
-
-async def test_a_new_notice_waits_for_no_other_that_its_receiver_refuses(
-    tmp_path: Path, receiver: Receiver
-) -> None:
-    receiver.never_takes = {"never"}
-    telling = Telling(policy_with(tmp_path, {"url": receiver.url}))
-    telling.resume("never")
-    await telling.until_asleep(3)
-    telling.may_sleep.clear()
-    await telling.until_asleep(4)
-
-    now_ns = telling.clock.boottime_ns()
-    telling.resume("new")
-    await telling.until("sent", 1)
-
-    assert telling.clock.boottime_ns() == now_ns
-    assert telling.waiting == 1
-    await telling.hooks.close()
-
-
-async def test_each_notice_is_tried_after_5_s_and_then_after_twice_as_long(
+async def test_each_notice_is_tried_for_an_hour_and_keeps_no_other_waiting(
     tmp_path: Path, receiver: Receiver
 ) -> None:
     receiver.never_takes = {"never", "nor this"}
     telling = Telling(policy_with(tmp_path, {"url": receiver.url}))
+    began_ns = telling.clock.boottime_ns()
     telling.resume("never")
-    await telling.until_asleep(4)
-    telling.may_sleep.clear()
-    await telling.until_asleep(5)
+    await telling.until("dropped", 1)
+
+    assert telling.slept == [5, 10, 20, 40, 80, 160, 320, 600, 600, 600, 600, 565]
+    assert telling.clock.boottime_ns() - began_ns == GIVE_UP_NS
+    assert "told in vain for an hour" in telling.said
+
     telling.slept.clear()
-
+    telling.resume("never")
     telling.resume("nor this")
-    telling.may_sleep.set()
     await telling.until_asleep(4)
-    await telling.hooks.close()
+    assert telling.slept[:4] == [5, 5, 10, 10]
 
-    assert telling.slept[:4] == [5.0, 10.0, 20.0, 40.0]
+    telling.may_sleep.clear()
+    await telling.until_asleep(len(telling.slept) + 1)
+    now_ns = telling.clock.boottime_ns()
+    telling.resume("new")
+    await telling.until("sent", 1)
+    assert telling.clock.boottime_ns() == now_ns
+    await telling.until_so(lambda: telling.waiting == 2)
+    await telling.hooks.close()
 
 
 async def test_the_oldest_go_first_and_a_stop_waits_for_no_receiver(
