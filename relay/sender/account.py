@@ -248,8 +248,7 @@ class Account:
 
     def _request(self, attempt: Attempt) -> Request:
         """Return the request: as many recipients as a transaction may have, of those that have room."""
-        allowed, offered = self.upstream.max_recipients, attempt.connection.max_recipients
-        most = largest(min(allowed, offered or allowed), self.pausing.state.taken)
+        most = largest(self.upstream.max_recipients, self.pausing.state.taken)
         lane = self._line.lane_of(attempt.queued)
         # Never over by the upstream's count: a limit for each sender is for the one that it sees.
         return request_for(attempt.sent_envelope, attempt.indices, most, lane, attempt.shape.size_bytes)

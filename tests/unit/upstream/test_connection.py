@@ -14,7 +14,7 @@ from relay.upstream.connection import UpstreamServer, UpstreamUnavailable, open_
 from relay.upstream.timeouts import Timeouts
 from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import CLOSE, DEFAULT, SILENCE, Script, Smarthost, Turn
-from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
+from tests.unit.upstream.sessions import SOON_S, account, connected
 
 
 async def failure(opened: UpstreamServer, timeouts: Timeouts | None = None) -> tuple[Verdict, Phase, str]:
@@ -27,12 +27,11 @@ async def failure(opened: UpstreamServer, timeouts: Timeouts | None = None) -> t
 
 
 async def test_a_connection_knows_what_it_is() -> None:
-    async with Smarthost(extensions=("LIMITS RCPTMAX=3",)) as host, connected(account(host)) as connection:
+    async with Smarthost() as host, connected(account(host)) as connection:
         assert connection.name == f"127.0.0.1[127.0.0.1]:{host.port}"
         assert connection.tls == "none"
         assert connection.is_usable
         assert connection.transactions == 0
-        assert connection.max_recipients == 3
         assert 0 < connection.opened_at_ns <= SystemClock().boottime_ns()
         assert host.commands == ["EHLO client.example"]
 
@@ -116,12 +115,3 @@ async def test_helo_follows_only_where_ehlo_is_not_known(reply: str, is_known: b
             # RFC 5321, 4.1.1.1: what HELO is answered by announces nothing.
             assert connection.extensions == Extensions()
             assert host.commands == ["EHLO client.example", "HELO client.example"]
-
-
-async def test_a_connection_is_used_up_after_the_announced_transactions() -> None:
-    async with Smarthost(extensions=("LIMITS MAILMAX=2",)) as host, connected(account(host)) as connection:
-        await connection.transact(transaction())
-        assert connection.is_usable
-        await connection.transact(transaction())
-
-        assert not connection.is_usable
