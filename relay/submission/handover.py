@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from relay.mail.dsn import NO_REQUEST, RecipientRequest
+from relay.mail.dsn import NO_REQUEST, NOTHING_ASKED, DsnRequest, RecipientRequest
+from relay.mail.envelope import Shape
 from relay.policy.model import Listen, Policy, Tls
 from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.dot_stuffing import DotStuffing
@@ -126,15 +127,11 @@ class Handover:
 
     def give(self, submission: Submission) -> str:
         """Return the last reply, which names the queue id.  Raises Refusal: the session may go on."""
-        mail = mail_line(
-            submission.reverse_path,
-            size_bytes=len(submission.content),
-            eight_bit=not submission.content.isascii(),
-            smtputf8=submission.smtputf8,
-            ret=submission.ret if self._has_dsn else None,
-            envid=submission.envid if self._has_dsn else "",
-        )
+        content = submission.content
+        shape = Shape(len(content), not content.isascii(), submission.smtputf8)
+        dsn = DsnRequest(submission.ret, submission.envid) if self._has_dsn else NOTHING_ASKED
         asked = RecipientRequest(submission.notify) if self._has_dsn else NO_REQUEST
+        mail = mail_line(submission.reverse_path, shape, dsn, has_size=True)
         try:
             self._say(mail, _SENDER)
             for recipient in submission.recipients:
@@ -146,8 +143,8 @@ class Handover:
             raise
         # Killed here: the session ends without its final dot, and nothing is queued.
         stuffing = DotStuffing()
-        for start in range(0, len(submission.content), _CHUNK_BYTES):
-            self._send(stuffing.add(submission.content[start : start + _CHUNK_BYTES]))
+        for start in range(0, len(content), _CHUNK_BYTES):
+            self._send(stuffing.add(content[start : start + _CHUNK_BYTES]))
         self._send(stuffing.finish())
         # Killed here: queued whole, or not at all; the caller has not seen exit 0 and may send it again.
         try:

@@ -135,47 +135,50 @@ class Exchange:
         Raises only what the content raises (nothing was relayed then), and CancelledError; then the
         connection is closed at once.
         """
-        is_ambiguous, is_over, broken = False, True, None
+        broken = None
         try:
-            await self._walk(range(len(self._answers)))
+            await self._walk()
         except BaseException as error:
             # Crash here: the final dot was not sent, or its reply was not read.
             self._protocol.abort()
             if not isinstance(error, Broken):
                 raise
-            broken, is_over = error, self._is_over(error)
-            is_ambiguous = self._is_dot_out and not is_over
-            self._settle_rest(self._answer_to_break(error))
+            broken = error
+            self._settle_rest(self._answer_to_break(broken))
         self._take_back_unproven(broken)
+        is_over = broken is None or self._is_over(broken)
         answers = tuple([answer for answer in self._answers if answer is not None])
+        is_ambiguous = self._is_dot_out and not is_over
         return Outcome(answers, is_ambiguous, gravest(answers), is_over, self._is_dsn_refused)
 
-    async def _walk(self, named: Sequence[int]) -> None:
-        """Have a reply settle each of these recipients.  Raises Broken, and what the content raises."""
-        self._send(Phase.MAIL, [self._mail_line(), *self._ahead_of(named)])
+    async def _walk(self) -> None:
+        """Have a reply settle each recipient.  Raises Broken, and what the content raises."""
+        transaction, has_size = self._transaction, self._channel.extensions.has_size
+        mail = mail_line(transaction.reverse_path, transaction.shape, self._dsn, has_size=has_size)
+        self._send(Phase.MAIL, [mail, *self._ahead_of(0)])
         reply = await self._reply(Phase.MAIL, self._timeouts.mail_s)
         of_mail = None if reply.code == 250 else self._refusal(reply)
         if of_mail is not None:
             self._settle_rest(of_mail)
-        accepted = await self._name(named, of_mail)
+        accepted = await self._name(of_mail)
         if accepted and not self._ahead:
             self._send(Phase.DATA, [b"DATA"])
         if self._ahead:
             reply = await self._reply(Phase.DATA, self._timeouts.data_s)
             if reply.code == 354 and of_mail is None:
                 self._know_in_step()
-                if not accepted:
+                if accepted:
+                    await self._send_content()
+                else:
                     # It would take content for no recipient (RFC 2920, 3.1); send none, and no dot.
                     self._protocol.abort()
-                    return
-                await self._send_content()
                 return
             self._check_refused(reply)
             if accepted:
                 self._settle_rest(self._refusal(reply))
         await self._end_refused()
 
-    async def _name(self, named: Sequence[int], of_mail: Answer | None) -> list[int]:
+    async def _name(self, of_mail: Answer | None) -> list[int]:
         """Settle the refused recipients, return the accepted.
 
         A refusal because of their number, or about the message or us, holds for all recipients behind
@@ -184,11 +187,11 @@ class Exchange:
         """
         accepted: list[int] = []
         of_all = of_mail
-        for place, index in enumerate(named):
+        for index in range(len(self._answers)):
             if not self._ahead:
                 if of_all is not None:
                     break
-                self._send(Phase.RCPT, self._ahead_of(named[place:]) or [self._rcpt_line(index)])
+                self._send(Phase.RCPT, self._ahead_of(index) or [self._rcpt_line(index)])
             self._asked = index
             reply = await self._reply(Phase.RCPT, self._timeouts.rcpt_s)
             if of_mail is not None:
@@ -290,23 +293,13 @@ class Exchange:
             raise Late("the transaction took too long")
         return left_s
 
-    def _ahead_of(self, left: Sequence[int]) -> list[bytes]:
+    def _ahead_of(self, first: int) -> list[bytes]:
         """Return the commands that go out before a reply came: RCPTs, and DATA behind the last."""
         if not self._is_pipelined:
             return []
-        lines = [self._rcpt_line(index) for index in left[:AHEAD]]
-        return [*lines, b"DATA"] if len(left) <= AHEAD else lines
-
-    def _mail_line(self) -> bytes:
-        shape = self._transaction.shape
-        return mail_line(
-            self._transaction.reverse_path,
-            size_bytes=shape.size_bytes if self._channel.extensions.has_size else None,
-            eight_bit=shape.eight_bit,
-            smtputf8=shape.smtputf8,
-            ret=self._dsn.ret,
-            envid=self._dsn.envid,
-        )
+        count, end = len(self._answers), first + AHEAD
+        lines = [self._rcpt_line(index) for index in range(first, min(end, count))]
+        return [*lines, b"DATA"] if count <= end else lines
 
     def _rcpt_line(self, index: int) -> bytes:
         transaction = self._transaction
