@@ -114,7 +114,7 @@ def _delivered_to(text: str | None, prefix: str) -> str:
 def submitted(
     text: bytes, author: Author, argv: Sequence[str], *, takes_header: bool, completes: bool = True
 ) -> Submission:
-    """Raise NotAnAddress.  Without a recipient there is none: the caller refuses that.
+    """Raise NotAnAddress, and ValueError.  Without a recipient there is none: the caller refuses that.
 
     Without `completes` nothing is added.
     """
@@ -123,7 +123,8 @@ def submitted(
     recipients = [addresses_in(each, author.hostname) for each in argv]
     if takes_header:
         recipients += [addresses_in(each, author.hostname) for each in _recipients_of(named)]
-    reverse_path = _reverse_path(author.user if author.sender is None else author.sender, author.hostname)
+    sender = author.sender
+    reverse_path = _own_address(author) if sender is None else _reverse_path(sender, author.hostname)
     kept = [each for each in fields if field_name(each) not in _NEVER_SENT]
     added = _missing({name for name, _ in named}, author, reverse_path) if completes else []
     empty_line = b"\r\n" if completes and not rest.startswith(b"\r\n") else b""
@@ -144,7 +145,7 @@ def _recipients_of(named: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _missing(names: set[str], author: Author, reverse_path: str) -> list[bytes]:
-    address = reverse_path or _reverse_path(author.user, author.hostname)
+    address = reverse_path or _own_address(author)
     # A control character would end the line.
     full_name = "".join(filter(str.isprintable, author.full_name or ""))
     wanted = {
@@ -153,6 +154,14 @@ def _missing(names: set[str], author: Author, reverse_path: str) -> list[bytes]:
         "Message-ID": author.message_id,
     }
     return [f"{name}: {value}\r\n".encode() for name, value in wanted.items() if name.lower() not in names]
+
+
+def _own_address(author: Author) -> str:
+    """Raise ValueError where the user's name is no local part, which is no fault of the message."""
+    try:
+        return addresses_in(author.user, author.hostname)[0]
+    except NotAnAddress as error:
+        raise ValueError(f"{error}: name a sender with -f, or --sender") from None
 
 
 def _reverse_path(text: str, hostname: str) -> str:
