@@ -62,7 +62,7 @@ class Pool(Generic[C]):
         """`on_change` is called when there is one more, or none to be had.
 
         `on_failed` is told why one could not be opened; it returns for how many nanoseconds no other is
-        tried, or raises what the next `take` is to raise.
+        tried.
         """
         self._opener, self._caps, self._clock = opener, caps, clock
         self._on_change, self._on_failed = on_change, on_failed
@@ -73,7 +73,6 @@ class Pool(Generic[C]):
         self._opening: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._rests_until_ns = 0
-        self._failure: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
 
@@ -90,9 +89,6 @@ class Pool(Generic[C]):
 
         Give each back by release or discard.
         """
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
         self._drop_unfit()
         taken = [each for each, place in reversed(self._places.items()) if not place.is_busy][:most]
         for connection in taken:
@@ -165,7 +161,7 @@ class Pool(Generic[C]):
             connection = await opener()
         except Exception as error:  # noqa: BLE001 - whatever it is, `on_failed` judges it
             if not self._is_stopped and opener is self._opener:
-                self._fail(error)
+                self._rest(self._on_failed(error))
         else:
             self._opening -= {asyncio.current_task()}
             self._keep(connection, opener, self._clock.boottime_ns())
@@ -176,13 +172,8 @@ class Pool(Generic[C]):
         if self._timer is None:
             self._look()
 
-    def _fail(self, error: Exception) -> None:
-        try:
-            rest_ns = self._on_failed(error)
-        except Exception as failure:  # noqa: BLE001 - whatever it is, the next `take` raises it
-            self._failure = failure
-            return
-        if rest_ns:
+    def _rest(self, rest_ns: int) -> None:
+        if rest_ns > 0:
             until_ns = max(self._rests_until_ns, self._clock.boottime_ns() + rest_ns)
             self._rests_until_ns = until_ns
             asyncio.get_running_loop().call_later(rest_ns / SECOND_NS, self._rested, until_ns)
