@@ -52,7 +52,7 @@ async def open_with_slot(
     try:
         connection = await _open(throttle, login, clock, on_step)
     except UpstreamUnavailable as unavailable:
-        if not _is_refused(logins, login, unavailable):
+        if not _is_worth_another(logins, login, unavailable):
             raise
         refused, login = login, await logins.account(judge)
         if login.token == refused.token:
@@ -61,15 +61,15 @@ async def open_with_slot(
         try:
             connection = await _open(throttle, login, clock, on_step)
         except UpstreamUnavailable as again:
-            _is_refused(logins, login, again)
+            _is_worth_another(logins, login, again)
             raise
     logins.worked(login)
     on_open(connection)
     return connection
 
 
-def _is_refused(logins: Logins, login: UpstreamServer, unavailable: UpstreamUnavailable) -> bool:
-    """Tell of a token that is refused; return whether another one is worth a second login."""
+def _is_worth_another(logins: Logins, login: UpstreamServer, unavailable: UpstreamUnavailable) -> bool:
+    """Tell the logins of a refused token; return whether another one is worth a second login."""
     answer = unavailable.answer
     return answer.phase is Phase.AUTH and answer.verdict is Verdict.STOP and logins.refused(login)
 
