@@ -1,16 +1,14 @@
 """The wire: commands out, exactly one strict reply to each in, over aiosmtplib's protocol.
 
 Guarantees
-- a reply is believed only if its code can be read (`relay.smtp.reply`) and it was due: octets that
-  wait before a command, or follow the last reply unasked, end the connection.  Only 421 may
-  come unasked (RFC 5321, 3.8); replies in front of it stand;
+- a reply is believed only if its code can be read (`relay.smtp.reply`) and it was due: octets that wait
+  before a command, or follow the last reply, end the connection.  Only 421 may come unasked (RFC 5321, 3.8),
+  and replies in front of it stand;
 - after any `Broken` the connection is of no more use, and says so;
 - no command line contains a control character, and no exception contains a command line;
-- the final dot is written only behind content that arrived whole and ended in CRLF, and not behind a reply
-  that came before it.
-Takes from the base class: the transport and its flow control; not its reading of replies, which pairs
-`250ok` or a leftover line with a command.
-Costs: no asyncio Task and no wait_for per command.
+- the final dot is written only behind whole content that ended in CRLF, and not behind an early reply.
+Takes from the base class the transport and its flow control.  Not its reading of replies: that pairs
+`250ok`, or a leftover line, with a command, and costs a Task for each.
 Assumes: one user at a time.
 """
 

@@ -1,22 +1,15 @@
 """One transaction on one connection: MAIL, RCPT, DATA, content, final dot (RFC 5321, 3.3).
 
-Guarantees: one `Outcome` for whatever the upstream does, with one `Answer` for each
-recipient; a recipient is RELAYED only by 250 to the final dot, BOUNCE only by a
-well-formed refusal that the rules of the `Judge` call so; whatever is unclear ends the connection.
-If no recipient was accepted, neither content nor a dot is sent.
-
-Where PIPELINING is offered (RFC 2920), MAIL, RCPTs and DATA go out at once, and only the order
-tells which command a reply answers.  So one reply too many or too few, or replies that
-contradict each other, make every refusal before them doubtful, and no recipient bounces; but for
-those before 354, which answers DATA and nothing else.  A refusal for good is believed once a second EHLO, or
-QUIT, is answered as only they are.  Where the upstream hangs up before, it is left unproven
-(`Answer.is_unproven`).
-
-What the sender wants to be told (RFC 3461) goes along where DSN is offered.  A refusal that may be of these
-parameters refuses nobody: its recipients are as if not asked, and the outcome says so.
-
-Crash anywhere before the final dot: nothing was relayed.  From the dot to the end of
-`Exchange.run`: nobody knows, which is what `Outcome.is_ambiguous` says while we live.
+Guarantees: one `Outcome` for whatever the upstream does, with one `Answer` for each recipient.  A
+recipient is RELAYED only by 250 to the final dot, and BOUNCE only by a well-formed refusal that the rules
+of the `Judge` call so.  Whatever is unclear ends the connection.  No content goes where no recipient was
+accepted.
+With PIPELINING (RFC 2920) only the order tells which command a reply answers.  So a refusal for good is
+believed once 354, a second EHLO or QUIT is answered as only they are; until then a reply too many or too
+few takes it back, and a hang-up leaves it unproven (`Answer.is_unproven`).
+A refusal that may be of DSN's parameters (RFC 3461) refuses nobody, and the outcome says so.
+Crash before the final dot: nothing was relayed.  From the dot to the end of `Exchange.run`: nobody knows,
+which `Outcome.is_ambiguous` says while we live.
 Assumes: the addresses are valid, and `unfit` found nothing.
 Does not: choose the recipients, count, or settle anything durably.
 """
