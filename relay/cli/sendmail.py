@@ -9,11 +9,12 @@ import os
 import pwd
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import make_msgid
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 
@@ -24,12 +25,10 @@ from relay.policy.model import Policy
 from relay.submission.addresses import NotAnAddress
 from relay.submission.command_line import Mode, SendmailCall, WrongUsage, parse_call
 from relay.submission.composing import Author, submitted
-from relay.submission.handover import Handover, Refusal, bridged, taker
+from relay.submission.handover import Handover, Refusal, bridged, most_bytes, taker
 
 _STANDS_FOR = {"sendmail": (), "mailq": ("-bp",), "newaliases": ("-bi",)}
 """What each name of a link means."""
-MOST_BYTES = 1 << 30
-"""Of what is read before the listener's own limit is asked."""
 
 
 class _AsItIs(click.Command):
@@ -67,7 +66,7 @@ def run_sendmail(words: Sequence[str], policy_path: Path) -> int:
         _act(call, where)
     except (Refusal, WrongUsage, ValueError, OSError) as error:
         why, code = failure_of(error)
-        _tell(why)
+        _tell(f"{why}, nothing was queued" if isinstance(error, OSError) else why)
         return code
     return os.EX_OK
 
@@ -82,7 +81,7 @@ def failure_of(error: Exception) -> tuple[str, int]:
         case NotAnAddress():
             return str(error), os.EX_DATAERR
         case OSError():
-            return f"{error.strerror or error}, nothing was queued", os.EX_TEMPFAIL
+            return error.strerror or str(error), os.EX_TEMPFAIL
     return str(error), os.EX_CONFIG
 
 
@@ -109,7 +108,7 @@ def _submit(call: SendmailCall, policy: Policy) -> None:
     if not (call.recipients or call.takes_header):
         raise WrongUsage("no recipients: name them, or take those of the header with -t")
     hostname = hostname_of(policy)
-    text = read_message(sys.stdin.buffer, dot_ends=call.dot_ends)
+    text = read_message(sys.stdin.buffer, most_bytes(policy), dot_ends=call.dot_ends)
     author = author_of(hostname, call.sender, call.full_name)
     submission = submitted(text, author, call.recipients, takes_header=call.takes_header)
     if not submission.recipients:
@@ -131,18 +130,19 @@ def author_of(hostname: str, sender: str | None, full_name: str | None = None) -
     )
 
 
-def read_message(stream: Iterable[bytes], *, dot_ends: bool) -> bytes:
-    """Return all lines, or those before a line of a single dot, behind which nothing is read."""
-    lines: list[bytes] = []
-    size_bytes = 0
-    for line in stream:
+def read_message(stream: BinaryIO, most: int, *, dot_ends: bool) -> bytes:
+    """Return all lines, or those before a line of a single dot, behind which nothing is read.
+
+    Raises Refusal for more than `most` octets.
+    """
+    text = bytearray()
+    for line in iter(lambda: stream.readline(most + 1), b""):
         if dot_ends and line in {b".\n", b".\r\n", b"."}:
             break
-        size_bytes += len(line)
-        if size_bytes > MOST_BYTES:
+        text += line
+        if len(text) > most:
             raise Refusal("the message is too long", os.EX_DATAERR)
-        lines.append(line)
-    return b"".join(lines)
+    return bytes(text)
 
 
 def _speak(policy: Policy) -> None:

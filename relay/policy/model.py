@@ -218,7 +218,7 @@ class Upstream(Section):
     source_address: SourceAddress | None = None
     connections: Annotated[int, Field(strict=True, ge=1, le=1000)] = 4
     max_recipients: Count = 100
-    """Per transaction; what an upstream announces by LIMITS RCPTMAX (RFC 9422) lowers it."""
+    """Per transaction."""
     max_messages: Count = 100
     """Per connection; then it is closed and another opened."""
     max_age_ns: Duration = Field(default=10 * MINUTE_NS, alias="max_age")

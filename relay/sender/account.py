@@ -248,8 +248,7 @@ class Account:
 
     def _request(self, attempt: Attempt) -> Request:
         """Return the request: as many recipients as a transaction may have, of those that have room."""
-        allowed, offered = self.upstream.max_recipients, attempt.connection.max_recipients
-        most = largest(min(allowed, offered or allowed), self.pausing.state.taken)
+        most = largest(self.upstream.max_recipients, self.pausing.state.taken)
         lane = self._line.lane_of(attempt.queued)
         # Never over by the upstream's count: a limit for each sender is for the one that it sees.
         return request_for(attempt.sent_envelope, attempt.indices, most, lane, attempt.shape.size_bytes)
@@ -318,15 +317,15 @@ class Account:
         self._events.tell("upstream_connected", upstream=self.name, relay=connection.name, tls=connection.tls)
 
     def _failed_to_open(self, error: Exception) -> int:
-        """Return for how many nanoseconds no other is tried; raise HistoryError where that is what failed."""
+        """Return for how many nanoseconds no other is tried."""
         match error:
             case HistoryError():
-                raise error
+                return self._fail_history(error) - self._clock.boottime_ns()
             case NoRoomToConnect(wait=wait):
                 if (first := self._line.first(self._clock.boottime_ns())) is not None:
                     first.why = _no_room(wait)
                     self._tell_waiting(Waits(first, wait.until_ns, None, first.why))
-                return max(0, wait.until_ns - self._clock.boottime_ns())
+                return wait.until_ns - self._clock.boottime_ns()
             case UpstreamUnavailable() if is_lack_of_means(error.__cause__):
                 # The upstream had no part in it.
                 self._events.shortage(where=f"upstream {self.name}", error=str(error))

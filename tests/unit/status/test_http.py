@@ -1,5 +1,6 @@
 """The pages over a real socket: read-only, escaped, and only for those who name this server."""
 
+import asyncio
 import base64
 import hashlib
 import io
@@ -7,6 +8,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import pairwise
 
 import aiohttp
 import pytest
@@ -31,6 +33,9 @@ class World:
         self.shown: Snapshot | Exception = a_snapshot()
         self.comes: list[MessageView] = []
         self.refuses = ""
+        self.takes_seconds = 0.0
+        self.spans: list[tuple[float, float]] = []
+        """Of the loop's time, in which a page looked at what comes."""
         self.log = io.StringIO()
         self.base = ""
         self.session: aiohttp.ClientSession
@@ -41,6 +46,11 @@ class World:
         return self.shown
 
     def coming(self) -> list[MessageView]:
+        time = asyncio.get_running_loop().time
+        began_at = time()
+        while time() < began_at + self.takes_seconds:
+            pass
+        self.spans.append((began_at, time()))
         return self.comes
 
     def why_not_ready(self) -> str:
@@ -128,6 +138,15 @@ async def test_ready_is_accepting_mail_and_health_is_the_loop(world: World) -> N
 
     assert (await world.get("/readyz"))[:2] == (503, "no room on the disk for <address>\n")
     assert (await world.get("/healthz"))[:2] == (200, "ok\n")
+
+
+async def test_answers_take_at_most_a_fifth_of_the_time(world: World) -> None:
+    world.takes_seconds = 0.01
+    await asyncio.gather(*(world.get("/") for _ in range(4)))
+
+    assert len(world.spans) == 4
+    for (began_at, ended_at), (next_at, _) in pairwise(world.spans):
+        assert next_at - ended_at >= 4 * (ended_at - began_at)
 
 
 async def test_a_page_that_fails_is_500_and_a_line_in_the_log(world: World) -> None:
