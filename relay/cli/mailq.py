@@ -3,13 +3,15 @@
 The form is that of Postfix' showq_compat.c with long queue ids.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from relay.cli.locate import ask
+from relay.cli.locate import asked
 from relay.cli.options import Where, printable
 from relay.clock import SECOND_NS
-from relay.control.operations import Session
+from relay.control.operations import NotDone, Session
+from relay.status.filters import Filters, Wanted
 from relay.status.snapshot import MessageView, QueueState
 
 _HEADER = "----Queue ID----- --Size-- ---Arrival Time---- --Sender/Recipient------"
@@ -18,29 +20,25 @@ _REASON_ENDS_AT = 76
 
 
 def mailq(where: Where) -> Iterator[str]:
-    return _lines(ask(where, _listed))
+    with asked(where) as session:
+        whole = [_whole(session, each) for each in session.queue() if each.state is not QueueState.CORRUPT]
+    return _lines(whole)
 
 
 def flush(where: Where) -> None:
     """Have deferred messages tried now."""
-
-    async def retry(session: Session) -> None:
-        deferred = [each.queue_id for each in await session.queue() if each.state is QueueState.DEFERRED]
-        if deferred:
-            await session.act("retry", deferred)
-
-    ask(where, retry)
+    with asked(where) as session:
+        session.act(
+            "retry", [each.queue_id for each in session.queue(Wanted(Filters(states=(QueueState.DEFERRED,))))]
+        )
 
 
-async def _listed(session: Session) -> list[MessageView]:
-    """Return all messages with all their recipients: a listing has only the first."""
-    found: list[MessageView] = []
-    for message in await session.queue():
-        if message.state is not QueueState.CORRUPT:
-            is_whole = len(message.recipients) >= message.recipients_left
-            shown = message if is_whole else await session.show(message.queue_id)
-            found.append(message if isinstance(shown, str) else shown)
-    return found
+def _whole(session: Session, message: MessageView) -> MessageView:
+    """Return a message with all its recipients: a listing has only the first."""
+    if len(message.recipients) < message.recipients_left:
+        with contextlib.suppress(NotDone):
+            return session.show(message.queue_id)
+    return message
 
 
 def _lines(messages: Sequence[MessageView]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from relay.cli.locate import ask, found_policy
+from relay.cli.locate import asked, found_policy
 from relay.cli.options import Where, json_option, where_options
 from relay.cli.render import (
     drain_words,
@@ -50,7 +50,8 @@ def status(where: Where, *, as_json: bool, by: str | None) -> int:
     window itself counts slots.  Works with the relay up or down; down, it reads the spool, and the
     exit code is 69.
     """
-    snapshot = ask(where, lambda session: session.snapshot())
+    with asked(where) as session:
+        snapshot = session.snapshot()
     is_down = snapshot.condition is Condition.DOWN
     if is_down:
         named = replace(snapshot.policy, path=str(where.policy_path.absolute()))

@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import sys
+from asyncio import to_thread
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
@@ -77,6 +78,8 @@ async def _watch(relay: ControlClient) -> int:
     for number in ENDS:
         loop.add_signal_handler(number, partial(app.exit, return_code=128 + number))
     await app.run_async(mouse=False)
+    # A thread that still waits for an answer would keep the program from ending.
+    relay.close()
     # The library says 1 of a fault, whose traceback it printed; signals are told apart by more.
     return os.EX_SOFTWARE if app.return_code == 1 else app.return_code or os.EX_OK
 
@@ -215,11 +218,11 @@ class Top(App[None]):
 
     async def _look(self) -> None:
         try:
-            self._snapshot, self._trouble = await self._relay.snapshot(), ""
+            self._snapshot, self._trouble = await to_thread(self._relay.snapshot), ""
             self._seen_ns = began_ns = self._clock.boottime_ns()
             if began_ns >= self._counts_at_ns:
-                self._senders = await self._relay.summary(EVERYTHING, By.SENDER, MOST_LISTED)
-                self._reasons = await self._relay.summary(EVERYTHING, By.REASON, MOST_LISTED)
+                self._senders = await to_thread(self._relay.summary, EVERYTHING, By.SENDER, MOST_LISTED)
+                self._reasons = await to_thread(self._relay.summary, EVERYTHING, By.REASON, MOST_LISTED)
                 now_ns = self._clock.boottime_ns()
                 self._counts_at_ns = now_ns + max(COUNT_NS, OFTEN * (now_ns - began_ns))
         except (Unreachable, OSError) as error:
@@ -283,11 +286,11 @@ class Top(App[None]):
                 self._say("choose an upstream, a lane or a sender first")
                 return
         async with self._told(verb):
-            queue_ids = [each.queue_id for each in await self._relay.queue(Wanted(filters))]
+            queue_ids = [each.queue_id for each in await to_thread(self._relay.queue, Wanted(filters))]
             what = f"{len(queue_ids)} messages of {row.kind} {name}"
             if await self._consents(f"{verb} {what} ({' or '.join(states)} now): {TABLE[verb].done}"):
                 # What is in another state by then is left alone.
-                results = Counter((await self._relay.act(verb, queue_ids, states)).values())
+                results = Counter((await to_thread(self._relay.act, verb, queue_ids, states)).values())
                 done = [f"{results.pop(OK, 0)} messages: {TABLE[verb].done}"]
                 self._say("; ".join(done + [f"{n}: {_SAID.get(why, why)}" for why, n in results.items()]))
 
@@ -302,14 +305,14 @@ class Top(App[None]):
             self._say("nothing was done")
             return
         asked = PauseAsked(who_asks(), _length_ns(length))
-        await self._do(name, "pause", self._relay.pause(name, asked))
+        await self._do(name, "pause", to_thread(self._relay.pause, name, asked))
 
     @work(exclusive=True, group="asking")
     async def action_resume(self) -> None:
         name = self._upstream_chosen()
         again = "one message first; senders that it refused, and what its shield doubts, are tried again"
         if name is not None and await self._consents(f"Use upstream {name} again: {again}."):
-            await self._do(name, "resume", self._relay.resume(name))
+            await self._do(name, "resume", to_thread(self._relay.resume, name))
 
     async def _do(self, name: str, verb: Verb, asked: Awaitable[str]) -> None:
         async with self._told(verb):

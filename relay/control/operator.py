@@ -5,12 +5,16 @@ the command line.  It carries out the deeds of `relay.control.operations.TABLE`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from inspect import isasyncgen
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator
 
 from relay.control.operations import (
     ABSENT,
@@ -21,16 +25,17 @@ from relay.control.operations import (
     UNCHANGED,
     UNREAD,
     Deed,
-    Found,
+    NotDone,
+    PolicyInForce,
     Results,
-    Session,
     Verb,
-    Write,
 )
 from relay.control.recorded import recorded_upstreams
 from relay.mail.dsn import decode_xtext
-from relay.mail.envelope import Envelope, QueueId
+from relay.mail.envelope import QUEUE_ID_PATTERN, Envelope, QueueId
 from relay.mail.text import clean
+from relay.policy.differences import policy_text
+from relay.policy.faults import PolicyError
 from relay.policy.lane import numbering_sorter
 from relay.policy.source import parse_policy
 from relay.queue.queued import Queued, State, WaitReason
@@ -92,7 +97,17 @@ _Refusals = Mapping[QueueId, Mapping[int, Answer]]
 """What the shield doubts: of each message, the refusals by the index of the recipient."""
 
 
-class Operator(Session):
+def _checked(name: str) -> str:
+    if not QUEUE_ID_PATTERN.match(name):
+        raise ValueError("not a queue id")
+    return name
+
+
+AskedId = Annotated[QueueId, AfterValidator(_checked)]
+"""An id from outside: it becomes part of a path."""
+
+
+class Operator:
     def __init__(self, sender: Sender, watch: Watch, events: Events) -> None:
         self._sender = sender
         self._queue = sender.queue
@@ -102,9 +117,6 @@ class Operator(Session):
         self._watch = watch
         self._events = events
 
-    async def close(self) -> None:
-        """Do nothing: the relay that runs ends by itself."""
-
     async def _know(self, queue_ids: Collection[QueueId] | None = None) -> None:
         """Have the queue, or these messages of it, in memory: of a relay that runs they are."""
 
@@ -113,14 +125,21 @@ class Operator(Session):
         await self._watch.look()
         return self._watch.snapshot()
 
-    async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
+    async def policy(self) -> PolicyInForce:
+        # Without its hooks: what may be secret in their URLs is not told, and so no policy takes them.
+        without_hooks = self._watch.policy.model_copy(update={"notify": ()})
+        return PolicyInForce(Path(self._watch.policy_status.path), policy_text(without_hooks))
+
+    async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> AsyncGenerator[Sequence[MessageView], None]:
         if wanted.sort:
             best: list[MessageView] = []
             async for some in self._listed(wanted.filters):
                 # Of a list without limit the order is made at its end.
                 best += [each.view for each in some]
                 best = best if wanted.limit is None else wanted.arranged(best)
-            yield wanted.arranged(best)
+            in_order = iter(wanted.arranged(best))
+            while views := list(islice(in_order, ROWS_AT_ONCE)):
+                yield views
             return
         left = wanted.limit
         async for some in self._listed(wanted.filters):
@@ -131,7 +150,10 @@ class Operator(Session):
             if left == 0:
                 return
 
-    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[GroupRow]:
+    async def queue(self, wanted: Wanted = WHOLE_QUEUE) -> list[MessageView]:
+        return [view async for some in self.rows(wanted) for view in some]
+
+    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
         adding = Summary(by)
         async for some in self._listed(filters):
             whole = {each.view.queue_id: each for each in some}
@@ -142,13 +164,17 @@ class Operator(Session):
             adding.add(whole.values())
         return adding.rows(limit)
 
-    async def plan(self, text: bytes, path: Path) -> Plan | str:
+    async def plan(self, text: str, path: Path) -> Plan:
         await self._know()
         if self._sender.is_reading:
-            return "the relay still reads its queue after the start; ask again later"
-        policy, watch = parse_policy(text, path), self._watch
+            raise NotDone("the relay still reads its queue after the start; ask again later")
+        try:
+            policy, watch = parse_policy(text.encode(), path), self._watch
+        except PolicyError as error:
+            # The command line has read it, so this relay is of another version.
+            raise NotDone(f"this relay cannot read that policy: {error}") from error
         if policy.routes != watch.policy.routes:
-            return "it changes the routes, and a plan does not know what mail then goes another way"
+            raise NotDone("it changes the routes, and a plan does not know what mail then goes another way")
         read = partial(recorded_upstreams, disk=RealDisk(), clock=watch.clock)
         recorded = [await asyncio.to_thread(read, each) for each in (watch.policy, policy)]
         return watch.plan(policy, *recorded)
@@ -192,15 +218,13 @@ class Operator(Session):
                 if isinstance(message, Message):
                     yield each, [message.envelope.recipients[index] for index in message.left]
 
-    async def show(self, queue_id: QueueId) -> MessageView | str:
+    async def show(self, queue_id: AskedId) -> MessageView:
         await self._know((queue_id,))
         message = await self._load(queue_id)
-        if isinstance(message, str):
-            return message
         left = tuple(message.envelope.recipients[index] for index in message.left)
         view = self._watch.listing().message(queue_id, left)
         if view is None:
-            return ABSENT
+            raise NotDone(ABSENT)
         return _whole(view, message, self._settling.replies.get(queue_id, {}), self._ways(message))
 
     def _ways(self, message: Message) -> dict[int, _Way]:
@@ -216,23 +240,20 @@ class Operator(Session):
             for index in part.part.left(message.left)
         }
 
-    async def content(self, queue_id: QueueId, write: Write) -> str:
+    async def content(self, queue_id: AskedId) -> AsyncGenerator[bytes, None]:
         await self._know((queue_id,))
         message = await self._load(queue_id)
-        if isinstance(message, str):
-            return message
         if message.content is not None:
-            await write(message.content)
-            return OK
+            yield message.content
+            return
         try:
             async for chunk in self._spool_thread.content(queue_id):
-                await write(chunk)
+                yield chunk
         except (Absent, Corrupt, Unavailable) as error:
-            return clean(str(error)) or "it cannot be read whole"
-        return OK
+            raise NotDone(clean(str(error)) or "it cannot be read whole") from error
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
+        self, verb: Verb, queue_ids: Sequence[AskedId], states: Sequence[QueueState] = ()
     ) -> Results:
         await self._know(queue_ids)
         return await self._each(verb, queue_ids, {}, states)
@@ -315,6 +336,8 @@ class Operator(Session):
         except (Absent, Corrupt):
             self._settling.forget(queue_id)
             return ABSENT
+        except NotDone as why:
+            result = str(why)
         except (Full, Unavailable) as trouble:
             self._spool_thread.tell(trouble)
             result = clean(str(trouble)) or "the spool failed"
@@ -350,8 +373,6 @@ class Operator(Session):
         self, queued: Queued, before: Mapping[Queued, State], deed: Deed, refusals: Mapping[int, Answer]
     ) -> str:
         message = await self._load(queued.queue_id)
-        if isinstance(message, str):
-            return message
         match deed:
             case Deed.BOUNCE:
                 refused = dict.fromkeys(message.left, REMOVED)
@@ -379,13 +400,26 @@ class Operator(Session):
         """Say of an id that is not in the queue what is known of it."""
         return UNREAD if self._sender.is_reading else ABSENT
 
-    async def _load(self, queue_id: QueueId) -> Message | str:
+    async def _load(self, queue_id: QueueId) -> Message:
+        """Raise NotDone."""
         if queue_id not in self._queue:
-            return self._not_there()
+            raise NotDone(self._not_there())
         (message,) = await self._spool_thread.read([queue_id])
         if isinstance(message, Absent | Corrupt):
-            return ABSENT
-        return clean(str(message)) if isinstance(message, Exception) else message
+            raise NotDone(ABSENT)
+        if isinstance(message, Exception):
+            raise NotDone(clean(str(message)))
+        return message
+
+
+async def values(answer: Any) -> AsyncGenerator[Any, None]:
+    """Yield what a call of the operator comes to, whether it yields or returns it."""
+    if not isasyncgen(answer):
+        yield await answer
+        return
+    async with aclosing(answer):
+        async for value in answer:
+            yield value
 
 
 def _whole(

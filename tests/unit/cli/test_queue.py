@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.control.client import IDS_AT_ONCE
-from relay.control.operations import VERBS
+from relay.control.operations import IDS_AT_ONCE, VERBS
 from relay.mail.envelope import QueueId
 from relay.status.snapshot import QueueState, detail_to_json, message_to_json
 from tests.fakes.operations import FakeOperations
