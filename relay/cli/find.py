@@ -4,9 +4,9 @@ The queue is asked as `relay queue` asks it.  The recent past is read from its d
 and shown as it is found: a relay that runs takes no part in that.
 """
 
+import asyncio
 import json
 import os
-import time
 from collections.abc import Sequence
 from itertools import islice
 
@@ -62,7 +62,7 @@ def find(where: Where, wanted: Sought, *, limit: int | None, since: int | None, 
         return os.EX_OK if messages else NOTHING_FOUND
     if ControlClient(policy.spool).is_up():
         # What left the queue just now is written by then.
-        time.sleep(2 * GATHER_SECONDS)
+        asyncio.run(asyncio.sleep(2 * GATHER_SECONDS))
     left, count = None if limit is None else limit - len(messages), 0
     table = Table(
         "ended".ljust(20), "became".ljust(8), "queue id".ljust(17), "message: reply", is_folded=True

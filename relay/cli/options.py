@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
+
+if TYPE_CHECKING:
+    from relay.policy.model import Policy, Upstream
 
 DEFAULT_POLICY = Path("policy.yaml")
 SYSTEM_POLICY = Path("/etc/relay/policy.yaml")
@@ -105,6 +108,14 @@ def checked_ids(words: Sequence[str]) -> list[QueueId]:
                 raise click.UsageError(f"{printable(name)} is not a queue id")
             queue_ids[QueueId(name)] = None
     return list(queue_ids)
+
+
+def named_upstream(policy: "Policy", name: str) -> "Upstream":
+    """Raise UsageError where the policy has no such upstream."""
+    if name not in policy.upstreams:
+        known = ", ".join(policy.upstreams)
+        raise click.UsageError(f"there is no upstream {printable(name)}; the policy has {known}")
+    return policy.upstreams[name]
 
 
 def ids_argument(verb: Verb) -> Verb:

@@ -13,12 +13,11 @@ The command line reads values by what is below: pydantic takes longer to load th
 
 import base64
 import contextlib
-import enum
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -70,15 +69,14 @@ def decode(kind: Any, value: object) -> Any:
 @cache
 def _reader(kind: Any) -> _Read:
     """Return what takes a value of JSON for one of a kind, or raises what `decode` expects."""
-    kind = getattr(kind, "__supertype__", kind)  # of a NewType
     origin, parts = get_origin(kind), get_args(kind)
+    if types := _plain_types(kind):
+        return lambda value: value if type(value) in types else _raise(TypeError)
     if is_dataclass(kind):
         return _reader_of_fields(kind)
     if origin in (Union, UnionType):
-        # Of several kinds at most one is no plain one.
-        plain = tuple(part for part in parts if part in (str, NoneType))
-        (read,) = map(_reader, set(parts).difference(plain) or {str})
-        return lambda value: value if isinstance(value, plain) else read(value)
+        (read,) = (_reader(part) for part in parts if part is not NoneType)
+        return lambda value: None if value is None else read(value)
     if origin is Literal:
         return lambda value: parts[parts.index(value)]
     if origin is not None and issubclass(origin, Mapping):
@@ -86,24 +84,36 @@ def _reader(kind: Any) -> _Read:
         return lambda value: {read_key(key): read_its(its) for key, its in value.items()}
     if origin is not None:
         read = _reader(parts[0])
-        return lambda value: origin(map(read, _taken(list, value)))
-    if kind is bytes:
-        return lambda value: base64.b64decode(value, validate=True)
-    return kind if issubclass(kind, enum.Enum | Path) else lambda value: _taken(kind, value)
+        return lambda value: origin(map(read, value)) if type(value) is list else _raise(TypeError)
+    return partial(base64.b64decode, validate=True) if kind is bytes else partial(kind)
+
+
+def _plain_types(kind: Any) -> tuple[type, ...]:
+    """Return the types that JSON makes of a kind, where these are the kind's own; else nothing."""
+    kind = getattr(kind, "__supertype__", kind)  # of a NewType
+    if kind is float:
+        return float, int
+    types = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return types if {str, int, bool, NoneType}.issuperset(types) else ()
 
 
 def _reader_of_fields(kind: Any) -> _Read:
-    readers = {name: _reader(its) for name, its in get_type_hints(kind).items()}
+    hints = get_type_hints(kind)
+    plain = {name: types for name, its in hints.items() if (types := _plain_types(its))}
+    readers = {name: _reader(its) for name, its in hints.items() if name not in plain}
 
     def read(value: Mapping[str, Any]) -> Any:
-        return kind(**{name: readers[name](its) for name, its in value.items() if name in readers})
+        made = {}
+        # A long queue comes through here: no call for a plain value.
+        for name, its in value.items():
+            if name in plain:
+                made[name] = its if type(its) in plain[name] else _raise(TypeError)
+            elif name in readers:
+                made[name] = readers[name](its)
+        return kind(**made)
 
     return read
 
 
-def _taken(kind: type, value: Any) -> Any:
-    if type(value) is kind:
-        return value
-    if kind is float and type(value) is int:
-        return float(value)
-    raise TypeError
+def _raise(error: type[Exception]) -> Any:
+    raise error
