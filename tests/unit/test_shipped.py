@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import yaml
 from pydantic import BaseModel
 
 from relay import __version__
-from relay.cli.main import relay
 from relay.policy.hook import HookSettings
 from relay.policy.lane import LaneSettings, RouteSettings
 from relay.policy.limits import LimitSettings
@@ -183,32 +181,6 @@ def test_the_page_of_the_policy_has_each_key(name: str) -> None:
     section, prefix = SECTIONS[name]
 
     assert rows == set(_keys(section, prefix, WITHIN.get(name, {}))) - WITHOUT_A_ROW
-
-
-def test_the_page_of_commands_has_each_and_its_options() -> None:
-    page = (DOCS / "commands.md").read_text()
-    context = click.Context(relay)
-    missing = []
-    for name in relay.list_commands(context):
-        command = relay.get_command(context, name)
-        part = re.search(rf"(?ms)^## relay {name}$(.*?)(?=^## |\Z)", page)
-        if command is None or part is None:
-            missing.append(name)
-            continue
-        verbs = dict(command.commands) if isinstance(command, click.Group) else {}
-        missing += [f"{name} {verb}" for verb in verbs if f"`relay {name} {verb} " not in part[1]]
-        options = {
-            option
-            for each in (command, *verbs.values())
-            for param in each.params
-            for option in param.opts
-            if option[:2] == "--"
-        }
-        missing += [
-            f"{name} {option}" for option in options - {"--help", "--policy"} if option not in part[1]
-        ]
-
-    _none(missing)
 
 
 @pytest.mark.parametrize("name", ["policy.yaml", "deploy/policy.yaml"])
