@@ -10,7 +10,7 @@ from typing import BinaryIO
 import click
 
 from relay.cli.locate import asked
-from relay.cli.options import Where, ids_argument, printable, where_options
+from relay.cli.options import Failed, Where, ids_argument, printable, where_options
 from relay.cli.queue import echo_content, told
 from relay.control.operations import OK, NotDone, Session
 from relay.mail.envelope import QueueId
@@ -18,10 +18,6 @@ from relay.status.snapshot import detail_to_json
 
 FILE_MODE = 0o600
 """It is other people's mail."""
-
-
-class NotWritten(click.ClickException):
-    exit_code = os.EX_CANTCREAT
 
 
 @click.command()
@@ -47,7 +43,7 @@ def export(where: Where, ids: Sequence[QueueId], *, output: Path | None) -> int:
     try:
         output.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise NotWritten(f"{output}: {error.strerror}") from error
+        raise Failed(f"{output}: {error.strerror}", os.EX_CANTCREAT) from error
     with asked(where) as session:
         return told({queue_id: _to_files(session, queue_id, output) for queue_id in ids})
 

@@ -5,6 +5,7 @@ the file only the key `spool` is read first, and nothing is loaded that checks a
 """
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from relay.cli.options import Misconfigured, RelayDown, Where
+from relay.cli.options import Failed, Where
 from relay.control.client import ControlClient
 from relay.control.operations import Session
 from relay.policy.named_file import read_regular
@@ -39,14 +40,14 @@ def asked(where: Where) -> Iterator[Session]:
             try:
                 session = stack.enter_context(offline(policy))
             except ValueError as error:
-                raise Misconfigured(str(error)) from error
+                raise Failed(str(error), os.EX_CONFIG) from error
         yield session
 
 
 def located(where: Where) -> "tuple[ControlClient, Policy | None]":
     """Return the relay on the spool; and the policy, if none runs.
 
-    Raises PolicyError where there is neither, and RelayDown where a spool was named on which none runs.
+    Raises PolicyError where there is neither, and Failed where a spool was named on which none runs.
     """
     spool = where.spool or _spool_in(where.policy_path)
     if spool is not None and (client := ControlClient(spool)).is_up():
@@ -60,9 +61,8 @@ def located(where: Where) -> "tuple[ControlClient, Policy | None]":
             click.echo("no relay was found by this policy; --spool DIR asks the one on DIR", err=True)
         raise
     if where.spool is not None and policy.spool.resolve() != where.spool.resolve():
-        raise RelayDown(
-            f"no relay runs on {spool}, and {where.policy_path} is about another spool, {policy.spool}"
-        )
+        about = f"{where.policy_path} is about another spool, {policy.spool}"
+        raise Failed(f"no relay runs on {spool}, and {about}", os.EX_UNAVAILABLE)
     client = ControlClient(policy.spool)
     return client, None if client.is_up() else policy
 

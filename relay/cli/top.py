@@ -13,8 +13,10 @@ import sys
 from asyncio import to_thread
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple
 
 import click
 from rich.text import Text
@@ -53,8 +55,9 @@ OFTEN = 20
 MOST_LISTED = 20
 """Senders, and reasons."""
 BAR_CELLS = 20
+ONE, SEVERAL = ("upstream",), ("upstream", "lane", "sender")
+"""The kinds of rows that a verb is for."""
 ENDS = (signal.SIGTERM, signal.SIGHUP)
-_Answer = TypeVar("_Answer")
 _SAID = {ABSENT: "gone by now", BUSY: "in a transaction", UNCHANGED: "nothing to change"}
 
 
@@ -77,9 +80,9 @@ async def _watch(relay: ControlClient) -> int:
     app, loop = Top(relay), asyncio.get_running_loop()
     for number in ENDS:
         loop.add_signal_handler(number, partial(app.exit, return_code=128 + number))
-    await app.run_async(mouse=False)
     # A thread that still waits for an answer would keep the program from ending.
-    relay.close()
+    with closing(relay):
+        await app.run_async(mouse=False)
     # The library says 1 of a fault, whose traceback it printed; signals are told apart by more.
     return os.EX_SOFTWARE if app.return_code == 1 else app.return_code or os.EX_OK
 
@@ -179,8 +182,8 @@ class Top(App[None]):
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("p", "pause", "Pause"),
-        Binding("u", "resume", "Use again"),
+        Binding("p", "act('pause')", "Pause"),
+        Binding("u", "act('resume')", "Use again"),
         Binding("h", "act('hold')", "Hold"),
         Binding("r", "act('retry')", "Retry"),
         Binding("q", "quit", "Quit"),
@@ -269,74 +272,52 @@ class Top(App[None]):
 
     @work(exclusive=True, group="asking")
     async def action_act(self, verb: Verb) -> None:
-        row, done, states = self._chosen, TABLE[verb].done, TABLE[verb].changes
-        match row:
-            case Row("upstream", name):
-                filters = Filters(upstreams=(name,), states=states)
-            case Row("lane", name):
-                filters = Filters(lanes=(name,), states=states)
-            case Row("sender", name):
-                filters = Filters(senders=(name,), states=states)
-            case _:
-                self._say("choose an upstream, a lane or a sender first")
-                return
-        found = await self._answer(verb, self._relay.queue, Wanted(filters))
-        if found is None:
+        row = self._chosen
+        is_of_upstream = TABLE[verb].needs_upstream
+        if row is None or row.kind not in (
+            ("upstream",) if is_of_upstream else ("upstream", "lane", "sender")
+        ):
+            self._say(f"choose an upstream{'' if is_of_upstream else ', a lane or a sender'} first")
             return
-        queue_ids = [each.queue_id for each in found]
-        what = f"{verb} {len(found)} messages of {row.kind} {row.name} ({' or '.join(states)} now): {done}"
-        if await self._consent(Question(what)) is None:
-            return
-        # What is in another state by then is left alone.
-        results = await self._answer(verb, self._relay.act, verb, queue_ids, states)
-        if results is not None:
-            counts = Counter(results.values())
-            said = [f"{counts.pop(OK, 0)} messages: {done}"]
-            self._say("; ".join(said + [f"{count}: {_SAID.get(why, why)}" for why, count in counts.items()]))
-            await self._look()
-
-    @work(exclusive=True, group="asking")
-    async def action_pause(self) -> None:
-        prompt = "for how long: 30m, 2h; empty: until it is used again"
-        waits = "what is in flight finishes, nothing new begins, and mail waits"
-        if (name := self._upstream_chosen()) is None:
-            return
-        length = await self._consent(Question(f"Pause upstream {name}: {waits}.", prompt, _length_ns))
-        if length is not None:
-            await self._do("pause", name, self._relay.pause, PauseAsked(who_asks(), _length_ns(length)))
-
-    @work(exclusive=True, group="asking")
-    async def action_resume(self) -> None:
-        name = self._upstream_chosen()
-        again = "one message first; senders that it refused, and what its shield doubts, are tried again"
-        if name and await self._consent(Question(f"Use upstream {name} again: {again}.")) is not None:
-            await self._do("resume", name, self._relay.resume)
-
-    def _upstream_chosen(self) -> str | None:
-        if (row := self._chosen) is not None and row.kind == "upstream":
-            return row.name
-        self._say("choose an upstream first")
-        return None
-
-    async def _consent(self, question: Question) -> str | None:
-        if (answer := await self.push_screen_wait(question)) is None:
-            self._say("nothing was done")
-        return answer
-
-    async def _do(self, verb: Verb, name: str, call: Callable[..., str], *arguments: object) -> None:
-        result = await self._answer(verb, call, name, *arguments)
-        if result is not None:
-            said = {OK: TABLE[verb].done, UNCHANGED: TABLE[verb].already, ABSENT: "there is no such upstream"}
-            self._say(f"{name}: {said.get(result, result)}")
-            await self._look()
-
-    async def _answer(self, verb: Verb, call: Callable[..., _Answer], *arguments: Any) -> _Answer | None:
-        """Return what the relay answers; None, and say why, where it does not."""
         try:
-            return await to_thread(call, *arguments)
+            done = await (self._rest(verb, row.name) if is_of_upstream else self._move(verb, row))
+            self._say(done or "nothing was done")
         except (Unreachable, OSError) as error:
             self._say(f"{verb}: not all was answered: {self._why(error)}")
-            return None
+        await self._look()
+
+    async def _rest(self, verb: Verb, name: str) -> str:
+        """Pause an upstream, or use it again; return what came of it, nothing where the operator says no."""
+        if verb == "pause":
+            waits = "what is in flight finishes, nothing new begins, and mail waits"
+            prompt = "for how long: 30m, 2h; empty: until it is used again"
+            question = Question(f"Pause upstream {name}: {waits}.", prompt, _length_ns)
+        else:
+            again = "one message first; senders that it refused, and what its shield doubts, are tried again"
+            question = Question(f"Use upstream {name} again: {again}.")
+        if (answer := await self.push_screen_wait(question)) is None:
+            return ""
+        if verb == "pause":
+            asked = PauseAsked(who_asks(), _length_ns(answer))
+            result = await to_thread(self._relay.pause, name, asked)
+        else:
+            result = await to_thread(self._relay.resume, name)
+        said = {OK: TABLE[verb].done, UNCHANGED: TABLE[verb].already, ABSENT: "there is no such upstream"}
+        return f"{name}: {said.get(result, result)}"
+
+    async def _move(self, verb: Verb, row: Row) -> str:
+        """As `_rest`, on the messages of an upstream, a lane or a sender."""
+        done, states = TABLE[verb].done, TABLE[verb].changes
+        of_kind = {"upstream": Filters(upstreams=(row.name,)), "lane": Filters(lanes=(row.name,))}
+        filters = replace(of_kind.get(row.kind, Filters(senders=(row.name,))), states=states)
+        queue_ids = [each.queue_id for each in await to_thread(self._relay.queue, Wanted(filters))]
+        what = f"{len(queue_ids)} messages of {row.kind} {row.name} ({' or '.join(states)} now)"
+        if await self.push_screen_wait(Question(f"{verb} {what}: {done}")) is None:
+            return ""
+        # What is in another state by then is left alone.
+        results = Counter((await to_thread(self._relay.act, verb, queue_ids, states)).values())
+        said = [f"{results.pop(OK, 0)} messages: {done}"]
+        return "; ".join(said + [f"{count}: {_SAID.get(why, why)}" for why, count in results.items()])
 
     def _say(self, text: str) -> None:
         self._update("#said", printable(text))

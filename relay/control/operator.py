@@ -5,14 +5,14 @@ the command line.  It carries out the deeds of `relay.control.operations.TABLE`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from inspect import isasyncgen
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
@@ -44,7 +44,7 @@ from relay.sender.attempt import recipients_left
 from relay.sender.sender import Sender
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
-from relay.spool.interface import Absent, Corrupt, Full, Message, Note, Settlement, Status, Unavailable
+from relay.spool.interface import Absent, Corrupt, Full, Message, Settlement, Status, Unavailable
 from relay.status.filters import WHOLE_QUEUE, By, Filters, GroupRow, Listed, Summary, Wanted
 from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
@@ -84,13 +84,6 @@ _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
     Status.EXPIRED: "expired",
     Status.DELETED: "deleted",
 }
-
-
-class _Way(NamedTuple):
-    """What a `RecipientView` says of it."""
-
-    route: int | None = None
-    upstream: str = ""
 
 
 _Refusals = Mapping[QueueId, Mapping[int, Answer]]
@@ -155,13 +148,8 @@ class Operator:
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
         adding = Summary(by)
-        async for some in self._listed(filters):
-            whole = {each.view.queue_id: each for each in some}
-            if by is By.DOMAIN:
-                async for each, recipients in self._read(each for each in some if not each.knows_recipients):
-                    view = replace(each.view, recipients=tuple(recipients))
-                    whole[view.queue_id] = each._replace(view=view)
-            adding.add(whole.values())
+        async for some in self._listed(filters, is_whole=by is By.DOMAIN):
+            adding.add(some)
         return adding.rows(limit)
 
     async def plan(self, text: str, path: Path) -> Plan:
@@ -179,10 +167,10 @@ class Operator:
         recorded = [await asyncio.to_thread(read, each) for each in (watch.policy, policy)]
         return watch.plan(policy, *recorded)
 
-    async def _listed(self, filters: Filters) -> AsyncIterator[list[Listed]]:
+    async def _listed(self, filters: Filters, *, is_whole: bool = False) -> AsyncIterator[list[Listed]]:
         """Yield what matches, oldest first and then what is set aside, in slices between turns of the loop.
 
-        Read only messages of which nothing in memory tells whether they match.
+        `is_whole`: with all recipients left, as far as the message can be read.
         """
         await self._know()
         aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
@@ -190,55 +178,89 @@ class Operator:
         # A million that nearly came in this order take some 50 ms.
         in_order = iter(sorted(self._queue.ids()))
         while queue_ids := list(islice(in_order, ROWS_AT_ONCE)):
-            rows = map(listing.row, queue_ids)
-            if fitting := await self._fitting(filters, [each for each in rows if each is not None]):
-                yield fitting
+            rows = [row for row in map(listing.row, queue_ids) if row is not None]
+            yield await self._fitting(filters, rows, is_whole=is_whole)
             await asyncio.sleep(0)
-        if fitting := await self._fitting(filters, [listing.set_aside(file) for file in aside]):
-            yield fitting
+        yield [row for row in map(listing.set_aside, aside) if filters.judge(row)]
 
-    async def _fitting(self, filters: Filters, rows: Sequence[Listed]) -> list[Listed]:
-        answers = [filters.judge(each) for each in rows]
-        unknown = [each for each, answer in zip(rows, answers, strict=True) if answer is None]
-        fitting = {
-            each.view.queue_id
-            async for each, recipients in self._read(unknown)
-            if filters.fits_recipients(each.view, recipients)
-        }
-        judged = zip(rows, answers, strict=True)
-        return [each for each, answer in judged if answer or each.view.queue_id in fitting]
+    async def _fitting(self, filters: Filters, rows: Sequence[Listed], *, is_whole: bool) -> list[Listed]:
+        """Read only messages of which nothing in memory tells whether they match, or who is left."""
+        judged = [(row, filters.judge(row)) for row in rows]
+        asked = [
+            row for row, fits in judged if fits is None or (fits and is_whole and not row.knows_recipients)
+        ]
+        whole = {row.view.queue_id: row async for row in self._read(asked)}
+        fitting = []
+        for row, fits in judged:
+            read = whole.get(row.view.queue_id, row)
+            if fits or filters.judge(read):
+                fitting.append(read if is_whole else row)
+        return fitting
 
-    async def _read(self, listed: Iterable[Listed]) -> AsyncIterator[tuple[Listed, Sequence[str]]]:
-        """Return messages with all recipients left; not those that are gone or cannot be read by now."""
-        asked = list(listed)
-        for start in range(0, len(asked), LOADED_AT_ONCE):
-            some = asked[start : start + LOADED_AT_ONCE]
-            messages = await self._spool_thread.read([each.view.queue_id for each in some])
-            for each, message in zip(some, messages, strict=True):
+    async def _read(self, rows: Sequence[Listed]) -> AsyncIterator[Listed]:
+        """Yield messages with all recipients left; not those that are gone or cannot be read by now."""
+        for start in range(0, len(rows), LOADED_AT_ONCE):
+            some = rows[start : start + LOADED_AT_ONCE]
+            messages = await self._spool_thread.read([row.view.queue_id for row in some])
+            for row, message in zip(some, messages, strict=True):
                 if isinstance(message, Message):
-                    yield each, [message.envelope.recipients[index] for index in message.left]
+                    left = tuple(message.envelope.recipients[index] for index in message.left)
+                    # Marks go ahead of what memory knows.
+                    view = replace(row.view, recipients=left, recipients_left=len(left))
+                    yield row._replace(view=view)
 
     async def show(self, queue_id: AskedId) -> MessageView:
         await self._know((queue_id,))
         message = await self._load(queue_id)
-        left = tuple(message.envelope.recipients[index] for index in message.left)
+        envelope = message.envelope
+        left = tuple(envelope.recipients[index] for index in message.left)
         view = self._watch.listing().message(queue_id, left)
         if view is None:
             raise NotDone(ABSENT)
-        return _whole(view, message, self._settling.replies.get(queue_id, {}), self._ways(message))
+        return replace(
+            view,
+            client=envelope.client,
+            helo=envelope.helo,
+            protocol=envelope.protocol,
+            user=envelope.user,
+            ret=envelope.dsn.ret or "",
+            envid=decode_xtext(envelope.dsn.envid) if envelope.dsn.envid else "",
+            recipient_statuses=tuple(self._recipients(message, view.next_attempt_at_ns)),
+            header=message.head.partition(b"\r\n\r\n")[0].decode("utf-8", "replace"),
+        )
 
-    def _ways(self, message: Message) -> dict[int, _Way]:
-        """Return for each recipient left the number of its route, and with which upstream it stands."""
+    def _recipients(self, message: Message, next_attempt_at_ns: int | None) -> Iterator[RecipientView]:
         numbers: dict[int, int] = {}
         if routes := self._watch.policy.routes:
             for part in sort(message, numbering_sorter(routes)).parts:
                 if part.route is not None:
                     numbers |= dict.fromkeys(part.left(message.left), int(part.route.upstreams[0]))
-        return {
-            index: _Way(numbers.get(index), part.upstream)
-            for part in self._queue.parts(message.queue_id)
-            for index in part.part.left(message.left)
+        upstreams = {
+            index: each.upstream
+            for each in self._queue.parts(message.queue_id)
+            for index in each.part.left(message.left)
         }
+        notes = {note.index: note for note in message.notes} | dict(
+            self._settling.replies.get(message.queue_id, {})
+        )
+        for index, (address, status) in enumerate(
+            zip(message.envelope.recipients, message.statuses, strict=True)
+        ):
+            # Of one that was relayed a note is of an attempt before.
+            note = None if status is Status.RELAYED else notes.get(index)
+            notify, orcpt = message.envelope.dsn.of(index)
+            yield RecipientView(
+                address,
+                _STATUS_WORDS[status],
+                "" if note is None else note.diagnostic or "",
+                None if note is None else note.at_ns,
+                next_attempt_at_ns if status is Status.TODO else None,
+                index in message.told,
+                numbers.get(index) if index in upstreams else None,
+                upstreams.get(index, ""),
+                "" if notify is None else str(notify),
+                orcpt,
+            )
 
     async def content(self, queue_id: AskedId) -> AsyncGenerator[bytes, None]:
         await self._know((queue_id,))
@@ -420,43 +442,3 @@ async def values(answer: Any) -> AsyncGenerator[Any, None]:
     async with aclosing(answer):
         async for value in answer:
             yield value
-
-
-def _whole(
-    view: MessageView, message: Message, replies: Mapping[int, Note], ways: Mapping[int, _Way]
-) -> MessageView:
-    envelope, known = message.envelope, {note.index: note for note in message.notes} | dict(replies)
-    return replace(
-        view,
-        client=envelope.client,
-        helo=envelope.helo,
-        protocol=envelope.protocol,
-        user=envelope.user,
-        ret=envelope.dsn.ret or "",
-        envid=decode_xtext(envelope.dsn.envid) if envelope.dsn.envid else "",
-        recipient_statuses=tuple(
-            _recipient(message, index, known.get(index), ways.get(index, _Way()), view.next_attempt_at_ns)
-            for index in range(len(envelope.recipients))
-        ),
-        header=message.head.partition(b"\r\n\r\n")[0].decode("utf-8", "replace"),
-    )
-
-
-def _recipient(
-    message: Message, index: int, note: Note | None, way: _Way, next_attempt_at_ns: int | None
-) -> RecipientView:
-    address, status = message.envelope.recipients[index], message.statuses[index]
-    notify, orcpt = message.envelope.dsn.of(index)
-    if status is Status.RELAYED:
-        note = None  # of an attempt before
-    return RecipientView(
-        address,
-        _STATUS_WORDS[status],
-        "" if note is None else note.diagnostic or "",
-        None if note is None else note.at_ns,
-        next_attempt_at_ns if status is Status.TODO else None,
-        index in message.told,
-        *way,
-        "" if notify is None else str(notify),
-        orcpt,
-    )
