@@ -14,22 +14,14 @@ import pytest
 
 from relay.control.client import ControlClient
 from relay.control.operations import (
-    ABSENT,
-    BUSY,
-    IDS_AT_ONCE,
-    OK,
-    UNANSWERED,
-    VERBS,
-    NotDone,
     Unreachable,
-    Verb,
 )
 from relay.control.wire import SOCKET_NAME
 from relay.mail.envelope import QueueId
 from relay.status.filters import By, Filters, Wanted
 from relay.status.snapshot import QueueState
 from tests.fakes.operations import FakeOperations
-from tests.fakes.snapshots import FIRST, REPORT, SECOND, a_message, a_plan, a_snapshot
+from tests.fakes.snapshots import FIRST, SECOND, a_message, a_plan, a_snapshot
 from tests.unit.cli.control import relay_up
 
 
@@ -56,52 +48,6 @@ def test_values_arrive_as_they_were_sent(tmp_path: Path) -> None:
 
     assert operations.planned == [("a: ü", tmp_path)]
     assert operations.among == held.states
-
-
-def test_why_there_is_nothing_to_show_is_told(tmp_path: Path) -> None:
-    with relay_up(tmp_path, FakeOperations([a_message(SECOND, state=QueueState.CORRUPT)])) as client:
-        for queue_id, why in ((SECOND, "its checksum is wrong"), (REPORT, ABSENT)):
-            with pytest.raises(NotDone, match=why):
-                client.show(queue_id)
-
-
-def test_content_arrives_as_it_is_and_says_how_it_ended(tmp_path: Path) -> None:
-    operations = FakeOperations([a_message(FIRST)])
-    operations.chunks = [b"Subject: \xff\0\r\n", b"\n"]
-
-    with relay_up(tmp_path, operations) as client:
-        assert list(client.content(FIRST)) == operations.chunks
-        operations.content_ends = "it cannot be read whole"
-        content = client.content(FIRST)
-        assert [next(content), next(content)] == operations.chunks
-        with pytest.raises(NotDone, match="it cannot be read whole"):
-            next(content)
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_reaches_its_method_and_each_id_has_its_result(tmp_path: Path, verb: Verb) -> None:
-    state = {"release": QueueState.HELD, "retry": QueueState.DEFERRED}.get(verb, QueueState.WAITING)
-    operations = FakeOperations([a_message(FIRST, state=state), a_message(SECOND, state=QueueState.ACTIVE)])
-
-    with relay_up(tmp_path, operations) as client:
-        assert client.act(verb, [FIRST, SECOND, REPORT]) == {FIRST: OK, SECOND: BUSY, REPORT: ABSENT}
-
-    assert operations.asked == [(verb, (FIRST, SECOND, REPORT))]
-
-
-def test_a_relay_that_goes_midway_leaves_the_results_of_what_it_did(tmp_path: Path) -> None:
-    operations = FakeOperations()
-    queue_ids = many(3 * IDS_AT_ONCE)
-
-    with relay_up(tmp_path, operations) as client:
-        assert list(client.act("delete", queue_ids)) == queue_ids
-        assert [len(asked) for _, asked in operations.asked] == [IDS_AT_ONCE] * 3
-        operations.acts_before_fault = 4
-        results = client.act("delete", queue_ids)
-
-    assert list(results) == queue_ids
-    assert {results[queue_id] for queue_id in queue_ids[:IDS_AT_ONCE]} == {ABSENT}
-    assert {results[queue_id] for queue_id in queue_ids[IDS_AT_ONCE:]} == {UNANSWERED}
 
 
 def test_the_socket_is_for_its_owner_and_gone_after_the_stop(tmp_path: Path) -> None:

@@ -137,21 +137,6 @@ async def test_a_listing_shows_only_recipients_that_are_left(tmp_path: Path) -> 
             assert found.queue_id == view.queue_id
 
 
-@pytest.mark.parametrize("size", [1, INLINE_BYTES, 3 * INLINE_BYTES + 1])
-async def test_content_is_what_is_stored_and_nothing_changes(tmp_path: Path, size: int) -> None:
-    relay = Relay(policy_of(tmp_path, 1))
-    content = CONTENT + b"x" * 70 + b"\r\n" * (size // 2) + b"\x00\xff\r\n"
-    queue_id = relay.accept(content=content)
-    await relay.sender.read()
-    before = relay.queued(queue_id)
-
-    assert b"".join([chunk async for chunk in relay.operator.content(queue_id)]).endswith(content)
-    assert relay.queued(queue_id) == before
-    with pytest.raises(NotDone, match=ABSENT):
-        await anext(relay.operator.content(QueueId("0" * 16)))
-    await relay.sender.stop()
-
-
 def damage(path: Path) -> None:
     stored = bytearray(path.read_bytes())
     stored[-10] ^= 1
