@@ -16,7 +16,7 @@ from relay.status.snapshot import (
     detail_to_json,
 )
 
-_MARKS = {QueueState.ACTIVE: "*", QueueState.HELD: "!"}
+MARKS = {QueueState.ACTIVE: "*", QueueState.HELD: "!"}
 """After a queue id, as mailq has them."""
 _COLUMNS = (
     *("queue id".ljust(17), "size".rjust(9), "arrived".ljust(20), "state".ljust(9), "left"),
@@ -127,7 +127,7 @@ class QueueTable:
         self._size_bytes += sum(message.size_bytes for message in messages)
         return self._table.lines(
             (
-                message.queue_id + _MARKS.get(message.state, ""),
+                message.queue_id + MARKS.get(message.state, ""),
                 message.size_bytes,
                 utc(message.arrival_at_ns),
                 message.state.value,

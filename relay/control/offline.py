@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from relay.clock import SystemClock
 from relay.control.operations import ABSENT, IS_DOWN, OK, UNCHANGED, Results, Session, Verb
 from relay.control.operator import Operator, values
-from relay.control.recorded import record_pause, record_resume, recorded_upstreams
+from relay.control.recorded import record, recorded_upstreams
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.sender.host import Host
@@ -112,7 +112,7 @@ class OfflineOperator(Operator):
     async def pause(self, upstream: str, asked: PauseAsked) -> str:
         if upstream not in self._policy.upstreams:
             return ABSENT
-        record_pause(self._policy, upstream, asked, self._disk, self._clock)
+        record(self._policy, upstream, asked, self._disk, self._clock)
         return OK
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
@@ -121,7 +121,7 @@ class OfflineOperator(Operator):
             return ABSENT
         if believes:
             return "the relay is down; which refusals it doubts is known while it runs"
-        return OK if record_resume(self._policy, upstream, self._disk, self._clock) else UNCHANGED
+        return OK if record(self._policy, upstream, None, self._disk, self._clock) else UNCHANGED
 
     async def _know(self, queue_ids: Collection[QueueId] | None = None) -> None:
         if not self._is_begun:
