@@ -130,7 +130,8 @@ def show(where: Where, ids: Sequence[QueueId], *, as_json: bool) -> int:
     """Show messages with all that is known of their recipients."""
     failures: dict[QueueId, str] = {}
     with asked(where) as session:
-        limits = () if as_json else limits_of(session.snapshot())
+        # Of a relay that is down no message names a limit.
+        limits = () if as_json or session.is_down else limits_of(session.snapshot())
         for queue_id in ids:
             try:
                 shown = session.show(queue_id)
@@ -229,6 +230,8 @@ def _act(
 
 def what_holds_now(session: Session, upstream: str = "") -> str:
     """Return nothing where the relay does not say: what was asked for is done."""
+    if session.is_down:
+        return "the relay is down"
     try:
         return what_holds(session.snapshot(), upstream)
     except Unreachable:

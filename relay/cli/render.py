@@ -50,8 +50,6 @@ def unread_words(snapshot: Snapshot) -> str:
 
 def what_holds(snapshot: Snapshot, name: str = "") -> str:
     """Return what keeps back all mail for an upstream, by default the first, and until when; or nothing."""
-    if snapshot.condition is Condition.DOWN:
-        return "the relay is down"
     upstream = next((each for each in snapshot.upstreams if each.name == name), snapshot.upstreams[0])
     if upstream.state is not UpstreamState.OPEN:
         return f"{upstream.name} is {upstream.state}{until_words(upstream)}: {upstream.paused_because}"

@@ -70,7 +70,8 @@ class ControlClient(Session):
                 while answer.readline().strip():
                     pass
                 if not status.startswith("200 "):
-                    raise Unreachable(f"the relay says: {status} {answer.read().decode(errors='replace')}")
+                    said = f"{status} {answer.read().decode(errors='replace')}".strip()
+                    raise Unreachable(f"the relay says: {said or 'nothing'}")
                 yield from (line for line in answer if line.endswith(b"\n"))
         except OSError as error:
             raise Unreachable(f"the relay did not answer: {error}") from error

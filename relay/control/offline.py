@@ -57,6 +57,8 @@ async def _begun(policy: Policy) -> "OfflineOperator":
 
 
 class _Offline(Session):
+    is_down = True
+
     def __init__(self, runner: asyncio.Runner, operator: "OfflineOperator") -> None:
         self._runner, self._operator = runner, operator
 

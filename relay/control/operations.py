@@ -195,6 +195,9 @@ class PolicyInForce:
 class Session(ABC):
     """All methods raise Unreachable.  Ids passed QUEUE_ID_PATTERN."""
 
+    is_down = False
+    """It is the spool of a relay that is down: a snapshot reads all of it, a named message is read alone."""
+
     @abstractmethod
     def ask(self, kind: type[_Kind], name: str, **arguments: object) -> Iterator[_Kind]:
         """Yield the values of one of CALLS."""
