@@ -7,7 +7,7 @@ import pytest
 
 from relay.clock import SECOND_NS, SystemClock
 from relay.control.offline import offline
-from relay.control.operations import ABSENT, IS_DOWN, OK, UNCHANGED, NotDone, Verb
+from relay.control.operations import ABSENT, IS_DOWN, OK, UNCHANGED, NotDone
 from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Policy
 from relay.spool.interface import Settlement
@@ -62,24 +62,6 @@ def test_a_back_off_is_known_of_a_message_that_is_read_alone(tmp_path: Path) -> 
     for result in (OK, UNCHANGED):
         with offline(policy) as session:
             assert session.act("retry", [first]) == {first: result}
-
-
-@pytest.mark.parametrize("verb", ["release", "delete", "bounce"])
-def test_what_a_verb_does_a_later_session_finds(tmp_path: Path, verb: Verb) -> None:
-    policy = policy_of(tmp_path, 1)
-    first, second = asyncio.run(a_spool(policy, 2))
-    verbs: tuple[Verb, ...] = "hold", verb
-    for each in verbs:
-        with offline(policy) as session:
-            assert session.act(each, [first, first]) == {first: OK}
-
-    with offline(policy) as session:
-        found = {view.queue_id: view for view in session.queue()}
-
-    assert found[second].state is QueueState.WAITING
-    assert (first in found) is (verb == "release")
-    reports = [view for view in found.values() if view.reverse_path == ""]
-    assert len(reports) == (verb == "bounce")
 
 
 def test_what_is_not_claimed_yet_is_found_and_what_is_nowhere_is_absent(tmp_path: Path) -> None:
