@@ -224,6 +224,8 @@ class Upstreams:
             on_fault=self._on_fault,
         )
         await added.pausing.recall(replaced)
+        # What nothing is known of tells no change, and the account of before may have been down.
+        self._backlog.queue.note(name, added.pausing.availability)
         self.in_use[name] = added
         self._running[name] = asyncio.create_task(self.guard(added.run))
 

@@ -7,7 +7,10 @@ from relay.control.operations import OK
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.sender.pausing import Pausing
+from relay.smtp.reply import Phase
 from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.outcome import Answer
+from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import CLOSE, Script, Smarthost, turns
 from tests.unit.sender.in_process_relay import Relay, virtual_clock
@@ -118,6 +121,25 @@ async def test_an_unknown_outcome_stays_with_its_upstream_to_the_deadline(tmp_pa
     # Perhaps twice: that is the window between the final dot and its reply.
     assert recipients(two) == ["a@x.example", "b@x.example"]
     assert len(one.transactions) == 1
+
+
+async def test_failover_ends_with_an_edit_that_gives_the_upstream_another_account(tmp_path: Path) -> None:
+    clock = virtual_clock()
+    async with Smarthost() as one, Smarthost() as two:
+        routes = "  - {upstreams: [one, two], failover_after: 1m}"
+        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
+        async with Relay(policy) as relay:
+            pausing(relay, "one").rest(Answer(Verdict.STOP, Phase.AUTH, None, "535 account closed"))
+            await leap(relay, clock, 2 * MINUTE_NS)
+            relay.accept("before@x.example")
+            await relay.until_empty()
+            another = policy.upstreams["one"].model_copy(update={"history": tmp_path / "another"})
+            edited = policy.model_copy(update={"upstreams": {**policy.upstreams, "one": another}})
+            await relay.sender.apply(edited)
+            relay.accept("after@x.example")
+            await relay.until_empty()
+
+    assert (recipients(one), recipients(two)) == (["after@x.example"], ["before@x.example"])
 
 
 async def test_mail_that_has_waited_too_long_goes_to_the_next_upstream_that_is_usable(tmp_path: Path) -> None:
