@@ -235,7 +235,10 @@ class Upstreams:
         await stopped.transactions.give_up()
 
     def _retire(self, retired: Account, running: asyncio.Task[None]) -> None:
-        retired.pausing.is_former = True
+        pausing, path = retired.pausing, retired.pausing.kept.path
+        # What it learns of its account counts when that comes back, unless another one tells the same file.
+        pausing.may_keep = lambda: all(each.pausing.kept.path != path for each in self.in_use.values())
+        pausing.on_change = lambda _: None
 
         async def retire() -> None:
             await retired.stop(GRACE_SECONDS)
