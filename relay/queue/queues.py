@@ -70,7 +70,7 @@ class Queues:
         self._lacking: set[str] = set()
         """Upstreams that prove themselves, and found nothing to do it with."""
         self._unsorted: set[QueueId] = set()
-        """Messages whose parts an edit changes, and which were active then."""
+        """Messages whose parts an edit changes, and which were active or unreadable then."""
         self._unfit: dict[Queued, frozenset[str]] = {}
         """The upstreams that can never take a part, as the policy is."""
         self._is_stale = False
@@ -282,8 +282,13 @@ class Queues:
             # The message keeps its place among all.
             self.add(*fresh, now_ns=now_ns)
 
+    def sort_later(self, queue_ids: Iterable[QueueId]) -> None:
+        """Put off messages that cannot be read now."""
+        self._unsorted.update(queue_ids)
+        self.on_change()
+
     def sortable(self) -> list[QueueId]:
-        """Return the messages that `sort_anew` put off and that are active no more, to be read anew."""
+        """Return the messages that were put off and that are active no more, to be read anew."""
         ready = [queue_id for queue_id in self._unsorted if self.state_of(queue_id) is not State.ACTIVE]
         self._unsorted.difference_update(ready)
         return ready

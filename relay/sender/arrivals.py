@@ -21,6 +21,7 @@ from relay.sender.attempt import which_of
 from relay.sender.host import seconds, woken
 from relay.sender.report_limit import REASON, OwedReports
 from relay.sender.settling import Backlog
+from relay.sender.spool_thread import UNREADABLE_RETRY_NS
 from relay.spool.interface import Full, Message, Unavailable
 from relay.spool.root.trigger import TriggerPort
 from relay.telemetry.telemetry import Telemetry
@@ -240,15 +241,24 @@ class Arrivals:
         await self._sort(self._queue.ids())
 
     async def _sort(self, queue_ids: Sequence[QueueId]) -> None:
-        sorter = self._sorter
+        sorter, unreadable = self._sorter, list[QueueId]()
         for start in range(0, len(queue_ids), SORTED_AT_ONCE):
-            found = await self._spool_thread.read(queue_ids[start : start + SORTED_AT_ONCE])
+            ids = queue_ids[start : start + SORTED_AT_ONCE]
+            found = await self._settling.load(ids)
+            if sorter is not self._sorter:
+                return  # the edit that came sorts them all
             now_ns = self._clock.boottime_ns()
-            for message in found:
-                # What cannot be read is met when its turn comes.
-                if isinstance(message, Message) and message.left:
+            for queue_id, message in zip(ids, found, strict=True):
+                if isinstance(message, Unavailable):
+                    self._spool_thread.tell(message)
+                    unreadable.append(queue_id)
+                elif message is not None and message.left:
                     self._queue.sort_anew(self._parts(message, _place(message, sorter)), now_ns)
             self._may_stand_elsewhere.set()
+        if unreadable:
+            # Where its upstream left the policy, no turn of a message comes before it is sorted.
+            retry_seconds = seconds(UNREADABLE_RETRY_NS)
+            asyncio.get_running_loop().call_later(retry_seconds, self._queue.sort_later, unreadable)
 
     def _tell_route(self, route: Route, choice: Choice, before: Because) -> None:
         numbers = self._numbers.get(route, ())
