@@ -235,6 +235,8 @@ class Queues:
 
         Returns False, and changes nothing, where no other may take it, or this one may have taken it.
         """
+        if not part.upstream:
+            return True  # it ended
         others = set(self._route(part).upstreams).intersection(self._standings) - {part.upstream}
         if not others or part.past.unknown_until_ns > now_ns:
             return False
@@ -270,7 +272,14 @@ class Queues:
             self.line_of(part).move(part, lane)
         if [part.part for part in before] == [part.part for part in fresh] or not before:
             return
-        if any(part.state is State.ACTIVE for part in before):
+        is_one = len(before) == len(fresh) == 1 and before[0].part.indices == fresh[0].part.indices
+        if is_one and before[0].sender == fresh[0].sender:
+            # It keeps its place.  Under another sender another's pauses and limits hold it.
+            self._count(before[0], -1)
+            before[0].part, before[0].origin = fresh[0].part, fresh[0].origin
+            self._count(before[0], 1)
+            self._notice(before[0])
+        elif any(part.state is State.ACTIVE for part in before):
             # What its transaction comes to is settled for the recipients that it was begun for.
             self._unsorted.add(queue_id)
         else:
@@ -458,9 +467,13 @@ class Queues:
         if stays:
             return part.choice
         for name in self._lacking if part.state is State.WAITING else ():
-            is_wanted = is_better(route, name, choice.upstream, self._standings)
-            if is_wanted and not self.line(name).has_candidate:
+            line = self.line(name)
+            if line.has_candidate or not is_better(route, name, choice.upstream, self._standings):
+                continue
+            if (until_ns := line.waits_until_ns(part, now_ns)) is None:
                 return Choice(name, Because.PROBE, part.upstream)
+            # It would prove nothing there before that.
+            self._choose_anew_at_ns = min(self._choose_anew_at_ns or until_ns, until_ns)
         preferred = (part.part.route or self._default).upstreams[0]
         if part in self._unfit and choice.because is Because.PREFERRED and choice.upstream != preferred:
             return choice._replace(because=Because.UNFIT, instead_of=preferred)

@@ -262,7 +262,8 @@ def test_mail_of_a_sender_that_is_trusted_again_goes_at_once() -> None:
     assert names(line.take(9, 2)) == "a"
 
 
-def test_an_overdue_message_is_overdue_for_one_transaction() -> None:
+@pytest.mark.parametrize("verb", ["again", "back-off", "release"])
+def test_the_patience_of_a_lane_counts_from_when_a_message_may_go(verb: str) -> None:
     lanes = (Lane("a", 99), Lane(DEFAULT_LANE, 1, patience_ns=100))
     large = a_message("large")
     line = a_line(large, by=Arrangement(lanes, Price(0, 1), 100))
@@ -270,7 +271,14 @@ def test_an_overdue_message_is_overdue_for_one_transaction() -> None:
         line.enter(a_message(f"a{number}", lane="a"))
     assert large in line.take(3, 1000)
     line.granted(large, 1)
-    line.again(large, 999, NO_REASON)
+    match verb:
+        case "again":
+            line.again(large, 999, NO_REASON)
+        case "back-off":
+            line.postpone(large, 1000, 999, NO_REASON)
+        case "release":
+            line.keep(large, H, NO_REASON)
+            line.release(large)
 
     assert large not in line.take(40, 1099)
     assert large in line.take(3, 1100)
