@@ -127,7 +127,7 @@ fmt: $(TEST_READY)
 	$(RUN) -m ruff format relay tests
 	$(RUN) -m ruff check --fix relay tests
 
-# These pages are made of the corpus and the tables of states; tests hold them to it.
+# The tables of events and metrics, the manual pages and the completions; tests hold them to the code.
 docs: $(TEST_READY)
 	$(RUN) -m tests.unit.telemetry.page
 	$(RUN) -m tests.unit.cli.manual_pages

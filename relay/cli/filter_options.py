@@ -43,6 +43,10 @@ def filter_options(verb: Verb) -> Verb:
 
     @functools.wraps(verb)
     def filtered(*arguments: Any, states: tuple[str, ...], **options: Any) -> Any:
+        for option, field, *_ in _MANY:
+            if "" in options[field]:
+                # As of a shell variable that is not set: it would match what has none.
+                raise click.UsageError(f"{option} needs a value")
         named = {name: value for name in _NAMES if (value := options.pop(name))}
         return verb(*arguments, filters=Filters(**named, states=tuple(map(QueueState, states))), **options)
 

@@ -11,12 +11,11 @@ from pathlib import Path
 import click
 
 from relay.cli.options import policy_option, printable
+from relay.clock import SECOND_NS
 from relay.control.login import ConsentFailed, Shown, log_in
 from relay.control.probe import probe as probe_upstream
 from relay.policy.model import Policy
 from relay.policy.source import read_policy
-
-SECOND_NS = 1_000_000_000
 
 
 @click.command()

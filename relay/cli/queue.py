@@ -25,6 +25,7 @@ from relay.control.operations import (
     BUSY,
     OK,
     TABLE,
+    UNANSWERED,
     UNCHANGED,
     UNREAD,
     VERBS,
@@ -208,14 +209,15 @@ def _verb(verb: Verb) -> None:
         if words and EVERYTHING not in words:
             queue_ids = checked_ids(words)
             results = ask(where, lambda session: _act(session, verb, queue_ids))
-            unanswered = dict.fromkeys(queue_ids, "the relay gave no answer about it")
-            return told(unanswered | dict(results))
+            return told(dict.fromkeys(queue_ids, UNANSWERED) | dict(results))
         if not is_confirmed:
             return _preview(where, TABLE[verb], filters)
 
         async def question(session: Session) -> tuple[Results, Snapshot]:
             queue_ids = [each.queue_id for each in await _queued(session, filters)]
-            return await _act(session, verb, queue_ids, filters.states), await session.snapshot()
+            # Ahead of the verb: where the relay goes in it, what was done is told all the same.
+            snapshot = await session.snapshot()
+            return await _act(session, verb, queue_ids, filters.states), snapshot
 
         results, snapshot = ask(where, question)
         _tell_unread(snapshot)
@@ -291,6 +293,6 @@ def told(results: Results) -> int:
     failures = {queue_id: result for queue_id, result in results.items() if result not in (OK, UNCHANGED)}
     for queue_id, result in failures.items():
         click.echo(f"{queue_id}: {printable(_NOT_DONE.get(result, result))}", err=True)
-    if {BUSY, UNREAD}.intersection(failures.values()):
+    if {BUSY, UNREAD, UNANSWERED}.intersection(failures.values()):
         return os.EX_TEMPFAIL
     return SOME_NOT_DONE if failures else os.EX_OK

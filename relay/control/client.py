@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relay.control.operations import Found, Results, Session, Unreachable, Verb, Write
+from relay.control.operations import UNANSWERED, Found, Results, Session, Unreachable, Verb, Write
 from relay.control.wire import PolicyInForce, decode, encode, short_path
 from relay.mail.envelope import QueueId
 from relay.status.filters import WHOLE_QUEUE, By, Filters, GroupRow, Wanted
@@ -126,16 +126,16 @@ class ControlClient(Session):
     async def act(
         self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> Results:
-        """Where the relay is gone midway, return what it did, and of the others why nothing is known."""
+        """Where the relay is gone midway, return what it did, and UNANSWERED for the others."""
         results: dict[QueueId, str] = {}
         for start in range(0, len(queue_ids), IDS_AT_ONCE):
             some = queue_ids[start : start + IDS_AT_ONCE]
             try:
                 results |= await self._call(dict[QueueId, str], "act", verb, some, tuple(states))
-            except Unreachable as gone:
+            except Unreachable:
                 if not results:
                     raise
-                return results | dict.fromkeys(queue_ids[start:], str(gone))
+                return results | dict.fromkeys(queue_ids[start:], UNANSWERED)
         return results
 
     async def pause(self, upstream: str, asked: "PauseAsked") -> str:
@@ -170,6 +170,8 @@ class ControlClient(Session):
                         if "failed" in line:
                             raise Unreachable((_NOT_ALL if is_begun else "") + line["failed"])
                         yield line
+        except http.client.IncompleteRead as error:
+            raise Unreachable(f"{_NOT_ALL}see its log") from error
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(f"the relay did not answer: {str(error) or type(error).__name__}") from error
         finally:

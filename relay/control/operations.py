@@ -33,6 +33,7 @@ CHANGED = "it is in another state by now; nothing changed"
 """Of a message that was listed by its state."""
 IS_DOWN = "the relay is down: what goes first is kept in memory, and can be said only while it runs"
 FAULT = "a fault of the relay; see its log"
+UNANSWERED = "not known: the relay gave no answer about it; see its log, and call this again"
 ONLY_REPORT_LEFT = "only its report is left, which waits for reports.per_hour: `delete` ends it without"
 
 Results = Mapping[QueueId, str]

@@ -100,7 +100,7 @@ class Filters:
                 not self.upstreams or not {view.upstream, *view.further_upstreams}.isdisjoint(self.upstreams)
             )
             and (not self.senders or is_address(self.senders, view.reverse_path))
-            and (not self.users or any(is_like(user, view.user or "") for user in self.users))
+            and (not self.users or any(is_like(user, view.user) for user in self.users if view.user))
             and (not self.clients or any(_is_client(client, view.client) for client in self.clients))
             and any(self.reason.lower() in why.lower() for why in (view.reason, view.held_by))
         )

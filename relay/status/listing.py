@@ -1,7 +1,7 @@
 """The listing of the queue: a row a message, each with when it will go by estimate.  Reads memory only."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from relay.clock import Clock
@@ -153,8 +153,3 @@ def _as_one(one: Listed, other: Listed) -> Listed:
         ),
         one.age_ns,
     )
-
-
-def _load_of(parts: Collection[Queued]) -> Load:
-    recipients = sum(each.recipients_left for each in parts)
-    return Load(len(parts), recipients, sum(each.size_bytes for each in parts))

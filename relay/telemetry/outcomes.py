@@ -193,8 +193,8 @@ class OutcomeStore:
             self._add(heard, bounds)
         except sqlite3.DatabaseError as error:
             self._disconnect()
-            if isinstance(error, sqlite3.OperationalError):
-                raise  # no damage: no room, no answer, or not ours to write
+            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                raise  # no damage: no room, no answer, or not ours to write; else its tables are others
             self._remove()
             self._add(heard, bounds)
             return f"{clean(str(error))}; the database is begun anew, and what it had is lost"

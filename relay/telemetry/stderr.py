@@ -1,8 +1,8 @@
 """Standard error that never blocks: a bounded queue, and a thread that writes it.
 
 Guarantees: `write` never waits for the reader and never raises, in any thread.  Lines stay whole and in
-order.  Lines beyond MOST_HELD_BYTES are dropped and counted; the next line that fits is preceded by one that
-says how many are missing.  `drain` waits for a bounded time.
+order.  Lines beyond MOST_HELD_BYTES are dropped and counted; a line in their place says how many are missing,
+at the latest once all else is written.  `drain` waits for a bounded time.
 
 Not logging's QueueListener: its `stop` waits for the reader without an end, and each line would be a
 LogRecord, which takes longer than all else here.  O_NONBLOCK instead of a thread would not do: it belongs
@@ -22,6 +22,8 @@ from typing import TextIO
 
 MOST_HELD_BYTES = 1024 * 1024
 """Some 5,000 lines: a reader that is slow for seconds loses none, one that is stuck costs no memory."""
+MOST_PARTIAL_CHARACTERS = 64 * 1024
+"""Of a line without an end."""
 LAST_WORDS_SECONDS = 1.0
 """How long the end of the program waits for the reader."""
 
@@ -38,8 +40,10 @@ class LogStream(io.TextIOBase):
         self._partial = ""
         self._gap = self._dropped = self._unwritten = 0
         """Lines: dropped since the last one that fitted, dropped in all, and not written."""
+        self._is_cut = False
+        """The last line was not written to its end."""
         self._taken_bytes = self._written_bytes = 0
-        """The first is the writers', under the lock; the second belongs to the thread."""
+        """Under the lock."""
         # A daemon: the interpreter must not wait for a thread that waits for the reader.
         threading.Thread(target=self._run, name="stderr", daemon=True).start()
 
@@ -53,11 +57,15 @@ class LogStream(io.TextIOBase):
             whole, newline, self._partial = (self._partial + text).rpartition("\n")
             if newline:
                 self._add(whole + newline)
+            if len(self._partial) > MOST_PARTIAL_CHARACTERS:
+                self._end_line()
         return len(text)
 
     def drain(self, within_seconds: float = LAST_WORDS_SECONDS) -> bool:
         """Return whether all is written by then."""
         is_written = threading.Event()
+        with self._lock:
+            self._end_line()
         self._queue.put(is_written)
         return is_written.wait(within_seconds)
 
@@ -67,6 +75,11 @@ class LogStream(io.TextIOBase):
     @property
     def encoding(self) -> str:  # type: ignore[override]  # a property there too, which typeshed does not say
         return "utf-8"
+
+    def _end_line(self) -> None:
+        if self._partial:
+            self._add(f"{self._partial}\n")
+            self._partial = ""
 
     def _add(self, lines: str) -> None:
         if self._gap:
@@ -95,11 +108,15 @@ class LogStream(io.TextIOBase):
                     break
                 content, ahead = content + ahead, None
             self._put(content)
-            self._written_bytes += len(content)
+            with self._lock:
+                self._written_bytes += len(content)
+                if self._gap and self._taken_bytes == self._written_bytes:
+                    self._add("")  # the gap alone: nothing may come for hours
 
     def _put(self, content: bytes) -> None:
         """Write lines in one write where that can be: several processes share what we write to."""
-        left = memoryview(content)
+        whole = b"\n" + content if self._is_cut else content
+        left = memoryview(whole)
         while left:
             try:
                 left = left[os.write(self._fd, left) :]
@@ -107,9 +124,11 @@ class LogStream(io.TextIOBase):
                 # A process that shares the descriptor set O_NONBLOCK: wait as a blocking write does.
                 select.select([], [self._fd], [])
             except OSError:
-                # Gone, full, broken: the next line may find it well again.
+                # Gone, full, broken: the next line may find it well again, and begins as a line.
+                self._is_cut = self._is_cut or len(left) < len(whole)
                 self._unwritten += bytes(left).count(b"\n")
                 return
+        self._is_cut = False
 
 
 def divert() -> None:

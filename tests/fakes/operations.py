@@ -93,7 +93,8 @@ class FakeOperations(Session):
         self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
     ) -> dict[QueueId, str]:
         if self.acts_before_fault is not None and len(self.asked) >= self.acts_before_fault:
-            raise RuntimeError("odd")
+            self.raises = RuntimeError("gone")
+            raise self.raises
         self.asked.append((verb, tuple(queue_ids)))
         self.among = tuple(states)
         return {queue_id: self._act_on(queue_id, verb) for queue_id in queue_ids}

@@ -76,6 +76,15 @@ COMMON = {
     "biff": "no",
 }
 
+TRIES_SOON = {
+    "queue_run_delay": "1s",
+    "minimal_backoff_time": "1s",
+    "maximal_backoff_time": "1s",
+    # A transport of which one process ended badly is left alone for a minute by default.
+    "transport_retry_time": "1s",
+}
+"""What it deferred goes again by itself.  A flush misses what is deferred just after it."""
+
 
 def why_missing() -> str | None:
     """Return why no private Postfix can run here, or None."""
@@ -141,9 +150,6 @@ class Postfix:
     def queue(self) -> list[dict[str, Any]]:
         """Return what is queued, one dictionary a message, as `postqueue -j` has it."""
         return [json.loads(line) for line in self.run("postqueue", "-j").splitlines()]
-
-    def flush(self) -> None:
-        self.run("postqueue", "-f")
 
     def log(self) -> str:
         path = self.home / "maillog"

@@ -40,14 +40,9 @@ UPSTREAM = {
     "virtual_mailbox_maps": r"regexp:{ {!/^(nobody|r[0-9]+\.2)@/ all/} }",
     "smtpd_discard_ehlo_keyword_address_maps": f"inline:{{ {{ {DEAF_ADDRESS} = dsn, silent-discard }} }}",
 }
-FRONT = {
+FRONT = postfix.TRIES_SOON | {
     # Postfix breaks lines longer than 998 octets unless it is told not to.
     "smtp_line_length_limit": "0",
-    "minimal_backoff_time": "1s",
-    "maximal_backoff_time": "1s",
-    "queue_run_delay": "1s",
-    # A transport of which one process ended badly is left alone for a minute by default.
-    "transport_retry_time": "1s",
     "default_destination_concurrency_limit": str(SESSIONS),
     # A relay that is away for an instant is no reason to give up on it.
     "default_destination_concurrency_failed_cohort_limit": "100",
@@ -238,8 +233,6 @@ def test_kills_between_two_postfixes_lose_neither_mail_nor_reports(
         chain.upstream.mailbox.wait_for(first + dice.randint(1, A_KILL))
         chain.relay.kill_all()
         chain.relay.start()
-        # Nothing that it deferred meanwhile is for later.
-        chain.front.flush()
     chain.until_all_are_empty()
 
     reports: list[bytes] = []

@@ -241,10 +241,9 @@ def test_postfix_hands_over_everything_through_a_restart(relay: WarmRelay, upstr
     demand(postfix.why_missing())
     lines = snippet("postfix", port=relay.port).splitlines()
     settings = dict(line.split(" = ") for line in lines)
-    with postfix.front(relay.port, **settings) as front:
+    with postfix.front(relay.port, **settings | postfix.TRIES_SOON) as front:
         with smtplib.SMTP("127.0.0.1", front.port, timeout=60) as session:
             _over_smtp(session, relay)
-        front.flush()
         wait_for_change(lambda: front.queue() == [] or None, front.home)
 
     assert _arrived(relay, upstream, traces=2) == SENT

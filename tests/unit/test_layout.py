@@ -29,7 +29,7 @@ NEVER_SEES = {
     "sender": {"listener", "practice"},
 }
 """Below them, and yet none of their business: disk and network meet in `sender` and above."""
-OF_THE_DISK = ("relay.spool.disk.", "relay.spool.finding.")
+OF_THE_DISK = ("relay.spool.disk.",)
 """All that `throttle` may know of `spool`."""
 MOST_PARAMETERS = 8
 """Of a function, `self` and `cls` not counted."""

@@ -53,7 +53,7 @@ def test_a_reader_who_has_seen_enough_is_no_error_and_a_full_disk_is_one(
 
 HEAVY = {"pydantic", "aiohttp", "rich", "textual", "jinja2", "prometheus_client", "aiosmtpd", "aiosmtplib"}
 HEAVY |= {"cryptography", "argon2", "uvloop", "watchfiles"}
-OF_A_POLICY = {"relay.policy.model", "yaml"}
+OF_A_POLICY = {"relay.policy.model"}
 OF_A_RELAY = {"relay.sender.sender", "relay.upstream.connection", "relay.queue.upstream_queue"}
 RELAY_SCRIPT = """
 import sys

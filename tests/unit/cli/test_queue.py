@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.control.client import IDS_AT_ONCE
 from relay.control.operations import VERBS
 from relay.mail.envelope import QueueId
 from relay.status.snapshot import QueueState, detail_to_json, message_to_json
@@ -221,3 +222,29 @@ def test_what_goes_first_is_refused_while_the_relay_is_down(run: Run) -> None:
     code, _, err = run("queue", "first", FIRST)
     assert code == 1
     assert err.startswith(f"{FIRST}: the relay is down: ")
+
+
+@pytest.mark.parametrize("by_filters", [False, True])
+def test_what_a_relay_that_goes_midway_was_not_asked_of_is_told_and_may_be_tried_again(
+    operations: FakeOperations, by_filters: bool, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue_ids = [QueueId(f"{number:016d}") for number in range(IDS_AT_ONCE + 9)]
+    operations.messages |= {queue_id: replace(a_message(queue_id), user="ann") for queue_id in queue_ids}
+    operations.acts_before_fault = 1
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(queue_ids)))
+    words = ["--user", "ann", "--yes"] if by_filters else ["-"]
+    code, out, err = run("queue", "delete", *words)
+    assert (code, len(out.splitlines()), len(err.splitlines())) == (os.EX_TEMPFAIL, IDS_AT_ONCE, 9)
+
+
+@pytest.mark.usefixtures("operations")
+@pytest.mark.parametrize("option", ["--user", "--lane", "--upstream", "--client", "--sender", "--domain"])
+def test_an_empty_filter_is_a_wrong_call_and_acts_on_nothing(option: str, run: Run) -> None:
+    code, _, err = run("queue", "delete", option, "", "--yes")
+    assert (code, option in err) == (os.EX_USAGE, True)
+
+
+def test_a_pattern_of_users_matches_no_message_without_a_login(operations: FakeOperations, run: Run) -> None:
+    operations.messages[FIRST] = replace(a_message(FIRST), user="ann")
+    assert run("queue", "hold", "--user", "*", "--yes").code == os.EX_OK
+    assert operations.asked == [("hold", (FIRST,))]

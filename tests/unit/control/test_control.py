@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from relay.control.client import IDS_AT_ONCE, ControlClient
-from relay.control.operations import ABSENT, BUSY, FAULT, OK, VERBS, Unreachable, Verb
+from relay.control.operations import ABSENT, BUSY, OK, UNANSWERED, VERBS, Unreachable, Verb
 from relay.control.server import ControlServer
 from relay.control.wire import SOCKET_NAME, PolicyInForce
 from relay.mail.envelope import QueueId
@@ -96,7 +96,7 @@ async def test_a_relay_that_goes_midway_leaves_the_results_of_what_it_did(tmp_pa
 
     assert list(results) == queue_ids
     assert {results[queue_id] for queue_id in queue_ids[:IDS_AT_ONCE]} == {ABSENT}
-    assert {results[queue_id] for queue_id in queue_ids[IDS_AT_ONCE:]} == {FAULT}
+    assert {results[queue_id] for queue_id in queue_ids[IDS_AT_ONCE:]} == {UNANSWERED}
 
 
 async def test_the_socket_is_for_its_owner_and_gone_after_the_stop(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ async def test_long_content_that_is_damaged_is_not_told_as_whole(tmp_path: Path)
     relay = Relay(policy_of(tmp_path, 1))
     queue_id = relay.accept(content=CONTENT + b"x\r\n" * INLINE_BYTES)
     await relay.sender.read()
-    damage(Path(relay.spool._layout.queued(queue_id)))
+    damage(next(relay.policy.spool.glob(f"cur/*/{queue_id}")))
 
     async def write(_chunk: bytes) -> None: ...
 

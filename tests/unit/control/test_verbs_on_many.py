@@ -19,7 +19,7 @@ async def test_one_that_is_gone_keeps_back_no_other(tmp_path: Path) -> None:
     relay = Relay(policy_of(tmp_path, 1))
     ids = [relay.accept() for _ in range(20)]
     await relay.sender.read()
-    RealDisk().unlink(relay.spool._layout.queued(ids[7]))
+    next(relay.policy.spool.glob(f"cur/*/{ids[7]}")).unlink()
 
     results = await relay.operator.act("hold", [*ids, QueueId("0123456789abcdef")])
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,17 @@ async def test_what_is_too_old_goes_and_so_does_what_a_clock_that_was_ahead_wrot
     assert hearing.recipients() == ["b@x.example"]
 
 
-@pytest.mark.parametrize("damage", [b"x" * 20_000, b"SQLite format 3\0" + b"\1" * 9000])
+def _of_another_version() -> bytes:
+    database = sqlite3.connect(":memory:")
+    database.execute("CREATE TABLE outcome (at_ns)")
+    content: bytes = database.serialize()
+    database.close()
+    return content
+
+
+@pytest.mark.parametrize(
+    "damage", [b"x" * 20_000, b"SQLite format 3\0" + b"\1" * 9000, _of_another_version()]
+)
 async def test_a_damaged_database_is_told_of_once_and_begun_anew(tmp_path: Path, damage: bytes) -> None:
     hearing = Hearing(tmp_path)
     hearing.folder.mkdir()

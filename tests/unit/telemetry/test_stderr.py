@@ -2,7 +2,10 @@
 
 import contextlib
 import os
+import resource
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -36,11 +39,42 @@ def test_a_gap_stands_where_the_lines_would(pipe: tuple[int, int]) -> None:
     while seen < 3000 - lost:
         assert int(next_line()[:5]) == number
         number, seen = number + 1, seen + 1
-    stream.write("later\n")
-
-    assert next_line() == "later\n"
-    assert number == 3000
+    # Told without a line behind it: nothing may come for hours.
+    said = reader.readline()
+    assert said == f"gap {3000 - number}\n"
     assert lost > 1000
+    stream.write("later\n")
+    assert reader.readline() == "later\n"
+
+
+def test_words_without_an_end_are_written_at_the_end_and_bounded(pipe: tuple[int, int]) -> None:
+    stream = LogStream(pipe[1])
+    stream.write("x" * 70_000)
+    with open(pipe[0], closefd=False) as reader:
+        assert len(reader.readline()) == 70_001
+        stream.write("last words")
+        assert stream.drain()
+        assert reader.readline() == "last words\n"
+
+
+def test_a_line_behind_a_torn_one_begins_as_a_line(tmp_path: Path) -> None:
+    """A full disk takes a part of a line."""
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        stream = LogStream(file.fileno())
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12, before[1]))
+        try:
+            stream.write("first\nsecond line\n")
+            assert stream.drain()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, ignored)
+        stream.write("third\n")
+        assert stream.drain()
+    assert path.read_text().splitlines() == ["first", "second", "third"]
+    assert stream.lines_lost == 1
 
 
 def test_a_reader_that_is_gone_costs_lines_and_nothing_else(pipe: tuple[int, int]) -> None:
