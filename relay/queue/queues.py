@@ -22,13 +22,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import TypeVar
 
 from relay.mail.envelope import QueueId
 from relay.queue.counts import Sums, total
 from relay.queue.instants import Instants
 from relay.queue.queued import NO_REASON, NOWHERE, Queued, State, WaitReason
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, is_better, next_listed
-from relay.queue.upstream_queue import SLICE, KeysOf, UpstreamQueue
+from relay.queue.upstream_queue import AT_ONCE_NS, SLICE, KeysOf, UpstreamQueue
+
+Counted = TypeVar("Counted")
 
 MOST_RESTED = 16
 """Waits for upstreams that were down, remembered of one part; the latest count."""
@@ -73,8 +76,8 @@ class Queues:
         """Messages whose parts an edit changes, and which were active or unreadable then."""
         self._unfit: dict[Queued, frozenset[str]] = {}
         """The upstreams that can never take a part, as the policy is."""
-        self._is_stale = False
-        self._choose_anew_at_ns: int | None = None
+        self._walks_at_ns: int | None = None
+        """When all are looked at anew: a state changed, or time alone has a route choose another upstream."""
 
     def line(self, upstream: str) -> UpstreamQueue:
         if (line := self._lines.get(upstream)) is None:
@@ -119,18 +122,13 @@ class Queues:
 
         The oldest of a lane is the first that came: mostly it is found near the beginning.
         """
-        sums: dict[str, list[Sums]] = {}
-        for line in self._lines.values():
-            for lane, its in line.counts.of(state).items():
-                sums.setdefault(lane, []).append(its)
-        found = {lane: total(its) for lane, its in sums.items()}
-        sought = set(found)
-        for part in self if sought else ():
+        each = [line.counts.of(state) for line in self._lines.values()]
+        found = {lane: total([its[lane] for its in each if lane in its]) for lane in set(chain(*each))}
+        sought, parts = set(found), iter(self)
+        while sought and (part := next(parts, None)) is not None:
             if part.state is state and part.lane in sought:
                 found[part.lane] = found[part.lane]._replace(oldest_arrived_at_ns=part.arrived_at_ns)
                 sought.discard(part.lane)
-                if not sought:
-                    break
         return found
 
     def state_of(self, queue_id: QueueId) -> State | None:
@@ -159,7 +157,9 @@ class Queues:
             # Mail that just came in stands there since it came in.
             is_new = part.choice is NOWHERE
             self._enter(part, self._choose(part, now_ns), part.arrived_at_ns if is_new else now_ns)
-            self._wait_unknown(part)
+            if part.past.unknown_until_ns:
+                self._looks.add(part.past.unknown_until_ns, part)
+                self.on_change()
 
     def remove(self, queue_id: QueueId) -> None:
         """Forget a message, all its parts; absent ids are ignored."""
@@ -228,7 +228,8 @@ class Queues:
     def stay_unknown(self, part: Queued, until_ns: int) -> None:
         """Keep a part with its upstream, which may still relay it until an instant."""
         part.past = part.past.but(unknown_until_ns=max(part.past.unknown_until_ns, until_ns))
-        self._wait_unknown(part)
+        self._looks.add(until_ns, part)
+        self.on_change()
 
     def pass_on(self, part: Queued, why: WaitReason, now_ns: int) -> bool:
         """Have an active part go through another upstream of its route, as it can never go through this one.
@@ -302,32 +303,26 @@ class Queues:
         self._unsorted.difference_update(ready)
         return ready
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether `move_on` has more to do at once."""
-        return self._is_stale or bool(self._walk)
-
     def next_look_ns(self) -> int | None:
         """Return when `move_on` has something to do though nothing happens; None: never."""
+        if self._walk:
+            return AT_ONCE_NS
         first = self._looks.first()
-        dues = [self._choose_anew_at_ns, None if first is None else first[0]]
+        dues = [self._walks_at_ns, None if first is None else first[0]]
         return min((each for each in dues if each is not None), default=None)
 
     def move_on(self, now_ns: int) -> None:
-        """Move parts to the lines where they stand by now."""
-        if self._is_stale or (self._choose_anew_at_ns is not None and now_ns >= self._choose_anew_at_ns):
-            self._is_stale = False
+        """Move parts to the lines where they stand by now, at most `SLICE` of them."""
+        if self._walks_at_ns is not None and now_ns >= self._walks_at_ns:
             self._begin_walk(now_ns)
-        looked_at: list[Queued] = []
-        while len(looked_at) < SLICE and (due := self._looks.pop_due(now_ns)) is not None:
-            looked_at.append(due)
-        while len(looked_at) < SLICE and self._walk:
-            looked_at.append(self._walk.popleft())
-        for part in looked_at:
+        for _ in range(SLICE):
+            part = self._looks.pop_due(now_ns) or (self._walk.popleft() if self._walk else None)
+            if part is None:
+                break
             self._look_at(part, now_ns)
         if not self._without_mail() <= self._lacking:
             # Of what waits elsewhere the oldest that may go there is the probe.
-            self._is_stale = True
+            self._walks_at_ns = AT_ONCE_NS
 
     def choice(self, part: Queued, now_ns: int) -> Choice:
         """Return why a part stands where it does, for showing."""
@@ -346,7 +341,7 @@ class Queues:
     def _change(self) -> None:
         """Have all parts looked at."""
         self._proving = [name for name, standing in self._standings.items() if standing.is_proving]
-        self._is_stale = True
+        self._walks_at_ns = AT_ONCE_NS
         self.on_change()
 
     def _begin_walk(self, now_ns: int) -> None:
@@ -357,7 +352,7 @@ class Queues:
         standing = [(name, route or self._default) for name, route in self._present]
         routes = {*self._routes, *(route for _, route in standing)}
         untils = [self.choice_of(route, now_ns).until_ns for route in routes]
-        self._choose_anew_at_ns = min((each for each in untils if each is not None), default=None)
+        self._walks_at_ns = min((each for each in untils if each is not None), default=None)
         is_settled = all(route.upstreams == (name,) for name, route in standing)
         self._walk = deque(() if is_settled else self)
 
@@ -377,26 +372,15 @@ class Queues:
             return
         route = self._route(part)
         if (spills_ns := _spills_ns(part, route)) is not None:
-            self._look_later(part, spills_ns)
+            self._looks.add(spills_ns, part)
         if route.upstreams != (part.upstream,):
             self._walk.append(part)
-            self.on_change()
         self._wake()
 
     def _wake(self) -> None:
-        """Call `on_change` where an upstream may need mail to prove itself, or an edit waits for a part."""
-        if self._proving or self._unsorted:
+        """Have `move_on` called where a part may move, an upstream needs a probe, or an edit waits for a part."""
+        if self._walk or self._proving or self._unsorted:
             self.on_change()
-
-    def _look_later(self, part: Queued, at_ns: int) -> None:
-        first = self._looks.first()
-        self._looks.add(at_ns, part)
-        if first is None or at_ns < first[0]:
-            self.on_change()
-
-    def _wait_unknown(self, part: Queued) -> None:
-        if part.past.unknown_until_ns:
-            self._look_later(part, part.past.unknown_until_ns)
 
     def _look_at(self, part: Queued, now_ns: int) -> None:
         if not part.upstream:
@@ -442,16 +426,10 @@ class Queues:
         self._wake()
 
     def _own(self, part: Queued, by: int) -> None:
-        owner = (part.user, "") if part.user else ("", part.client)
-        self.owners[owner] += by
-        if not self.owners[owner]:
-            del self.owners[owner]
+        _tally(self.owners, (part.user, "") if part.user else ("", part.client), by)
 
     def _count(self, part: Queued, by: int) -> None:
-        where = part.upstream, part.part.route
-        self._present[where] += by
-        if not self._present[where]:
-            del self._present[where]
+        _tally(self._present, (part.upstream, part.part.route), by)
 
     def _choose(self, part: Queued, now_ns: int) -> Choice:
         if now_ns < part.past.unknown_until_ns:
@@ -473,7 +451,7 @@ class Queues:
             if (until_ns := line.waits_until_ns(part, now_ns)) is None:
                 return Choice(name, Because.PROBE, part.upstream)
             # It would prove nothing there before that.
-            self._choose_anew_at_ns = min(self._choose_anew_at_ns or until_ns, until_ns)
+            self._walks_at_ns = until_ns if self._walks_at_ns is None else min(self._walks_at_ns, until_ns)
         preferred = (part.part.route or self._default).upstreams[0]
         if part in self._unfit and choice.because is Because.PREFERRED and choice.upstream != preferred:
             return choice._replace(because=Because.UNFIT, instead_of=preferred)
@@ -494,6 +472,12 @@ class Queues:
         if unfit is None:
             return route
         return replace(route, upstreams=tuple(name for name in route.upstreams if name not in unfit))
+
+
+def _tally(counts: Counter[Counted], key: Counted, by: int) -> None:
+    counts[key] += by
+    if not counts[key]:
+        del counts[key]
 
 
 def _spills_ns(part: Queued, route: Route) -> int | None:

@@ -144,9 +144,6 @@ class Arrivals:
             self._queue.move_on(self._clock.boottime_ns())
             if ids := self._queue.sortable():
                 await self._sort(ids)
-            if self._queue.is_behind:
-                await asyncio.sleep(0)
-                continue
             await woken(self._may_stand_elsewhere, self._queue.next_look_ns(), self._clock)
 
     def reroute(self) -> None:

@@ -10,6 +10,7 @@ from relay.mail.envelope import QueueId
 from relay.queue.queued import NO_REASON, Past, Queued, RecipientsLeft, State, WaitReason, origin_of
 from relay.queue.queues import Queues
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, next_listed
+from relay.queue.upstream_queue import AT_ONCE_NS
 
 NAMES = ("a", "b", "c")
 FATES = ("back", "done", "deferred", "unknown", "lost")
@@ -169,7 +170,7 @@ class AnyQueue(RuleBasedStateMachine):
             self.queue.move_on(self.now_ns)
             for queue_id in self.queue.sortable():
                 self._sort(queue_id)
-            self.is_changed = self.is_changed or self.queue.is_behind
+            self.is_changed = self.is_changed or self.queue.next_look_ns() == AT_ONCE_NS
         self._is_in_place()
 
     def is_routed(self, route: Route, choice: Choice, before: Because) -> None:
@@ -240,7 +241,7 @@ TestAnyQueue = AnyQueue.TestCase
 
 
 def settle(queue: Queues, now_ns: int) -> None:
-    while queue.is_behind:
+    while queue.next_look_ns() == AT_ONCE_NS:
         queue.move_on(now_ns)
 
 
