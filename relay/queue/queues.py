@@ -378,7 +378,7 @@ class Queues:
         self._wake()
 
     def _wake(self) -> None:
-        """Have `move_on` called where a part may move, an upstream needs a probe, or an edit waits for a part."""
+        """Have `move_on` called where a part may move, a probe is needed, or an edit waits for a part."""
         if self._walk or self._proving or self._unsorted:
             self.on_change()
 

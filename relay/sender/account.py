@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from relay.clock import SECOND_NS
-from relay.mail.envelope import QueueId, Shape
+from relay.mail.envelope import QueueId
 from relay.mail.text import clean
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy, Upstream
@@ -90,23 +90,12 @@ class Account:
             host.clock,
             transaction_ns=self.upstream.max_transaction_ns,
         )
-        self.throttle = ThrottleThread(
-            exact,
-            host.clock,
-            self._tell_history,
-            lambda: self._events.tell("history_begun", upstream=name, path=str(history)),
-            host.workers,
-        )
-        kept = account_file(
-            policy,
-            name,
-            host.disk,
-            lambda error: self._events.tell("pause_unrecorded", upstream=name, error=error),
-        )
+        begun = partial(self._events.tell, "history_begun", upstream=name, path=str(history))
+        self.throttle = ThrottleThread(exact, host.clock, self._tell_history, begun, host.workers)
         self.pausing = Pausing(
             name,
             telemetry,
-            kept,
+            account_file(policy, name, host.disk, self._tell_unrecorded),
             leaves_in_ns=self.throttle.leaves_in_ns,
             on_refused=self._tell_cut_off,
             on_change=partial(self._queue.note, name),
@@ -169,8 +158,12 @@ class Account:
         connections = self.pool.take(self._most_now())
         if not connections:
             return None  # one that is opened, or the end of a transaction, wakes this
+        taken = self._line.take(len(connections), now_ns)
+        attempts = await self.transactions.load(taken, connections)
+        for connection in connections:
+            self.pool.release(connection, was_used=False)
         waits: list[Waits] = []
-        for attempt, answer in await self._reserve(await self._load(connections, now_ns)):
+        for attempt, answer in await self._reserve(attempts):
             match answer:
                 case Reservation():
                     self.transactions.begin(attempt, answer)
@@ -193,29 +186,6 @@ class Account:
             free = min(free, 1 - begun.unsettled)
         unsettled = UNSETTLED * connections - begun.unsettled
         return max(0, min(MOST_AT_ONCE, unsettled, free, self._line.ready_count))
-
-    async def _load(self, connections: list[Connection], now_ns: int) -> list[Attempt]:
-        """Take what goes next, read it, and give each a connection that can carry it; release the others."""
-        attempts: list[Attempt] = []
-        taken = self._line.take(len(connections), now_ns)
-        for queued, message, rewritten in await self.transactions.load(taken):
-            left = queued.part.left(message.left)
-            attempt = Attempt(queued, message, connections[-1], list(left), rewritten=rewritten)
-            if (fit := _fitting(connections, attempt.shape)) is not None:
-                connections.remove(fit)
-                attempt.connection = fit
-                # None is asked for twice in a round.
-                attempt.indices = [index for index in left if index not in queued.past.tried] or list(left)
-                # A report that the upstream makes goes to whom it knows as the sender.
-                offers_dsn = fit.extensions.dsn and not self.offers.is_dsn_refused
-                attempt.passes_dsn = rewritten is None and offers_dsn
-                attempts.append(attempt)
-            elif (unfit := attempt.connection.unfit(attempt.shape)) is not None:
-                answer = self.offers.judged(unfit, attempt.shape.size_bytes)
-                self.transactions.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
-        for connection in connections:
-            self.pool.release(connection, was_used=False)
-        return attempts
 
     async def _reserve(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, _Answer]]:
         """Have the throttle decide; give all back where a stop, or a refusal of another, overtakes it."""
@@ -269,6 +239,9 @@ class Account:
                 lane=self._line.lane_of(queued) or None,
             )
 
+    def _tell_unrecorded(self, error: str) -> None:
+        self._events.tell("pause_unrecorded", upstream=self.name, error=error)
+
     def _tell_cut_off(self, answer: Answer) -> None:
         """Tell what our own windows held where the upstream says that it was too much."""
         if (ruling := answer.ruling) is not None and ruling.is_too_much:
@@ -306,9 +279,8 @@ class Account:
 
     def _opener(self) -> Callable[[], Coroutine[Any, Any, Connection]]:
         """Return what opens connections as the policy has it now."""
-        on_open = partial(self._opened, self.upstream)
-        open_one = partial(open_with_slot, self.throttle, self._logins, self._judge, self._clock)
-        return partial(open_one, on_open=on_open)
+        to = self.throttle, self._logins, self._judge, self._clock
+        return partial(open_with_slot, *to, on_open=partial(self._opened, self.upstream))
 
     def _opened(self, upstream: Upstream, connection: Connection) -> None:
         if not is_other_server(upstream, self.upstream):
@@ -444,7 +416,3 @@ def _no_room(wait: Wait) -> WaitReason:
     if wait.place is not None and wait.place.for_each == "lane":
         return WaitReason(f"no room under the ceiling of lane {wait.place.key}")
     return WaitReason(f"no room in {wait.limit_label}")
-
-
-def _fitting(connections: Sequence[Connection], shape: Shape) -> Connection | None:
-    return next((each for each in reversed(connections) if each.unfit(shape) is None), None)

@@ -6,6 +6,7 @@ When the state of an upstream, an edit or time alone has mail stand in another l
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ SWEEP_NS = 3 * SECOND_NS
 """The delay that a lost trigger can cost, and for how long a spool that fails is left alone."""
 CLAIMED_AT_ONCE = 500
 SORTED_AT_ONCE = 100
-"""Messages read between two other calls of the spool, when an edit of the lanes sorts the queue anew."""
+"""Messages read between two other calls of the spool, when an edit sorts the queue anew."""
 
 Guard = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 """Runs a chore, whose end by an error ends the sender."""
@@ -59,14 +60,13 @@ class Arrivals:
         self._events, self._metrics, self._clock = telemetry
         self._owed = owed
         self._guard = guard
-        self._longest_wait_ns = policy.retry.max_ns
         self._sorter = sorter_of(policy.lanes, policy.routes)
-        self._numbers = numbers_of(policy.routes)
-        self._queue.use(list(policy.upstreams), routes_of(policy.routes))
+        self._go_by(policy)
         self._began_ns = 0
         self.is_reading = True
         """Whether the start goes on: some of the queue is not known yet."""
-        self._sorting: asyncio.Task[None] | None = None
+        self._to_sort: deque[QueueId] = deque()
+        """Messages that came in before an edit, to be sorted by it."""
         self._ending: set[asyncio.Task[None]] = set()
         """Of messages that only lack their ends."""
         self._new_mail = asyncio.Event()
@@ -130,7 +130,7 @@ class Arrivals:
                 self._admit(message, place)
         if sorter is not self._sorter:
             # An edit came while they were read, by the rules before it.
-            self._begin_sorting()
+            self._sort_all()
         if not page and self.is_reading:
             self.is_reading = False
             took_ns = self._clock.boottime_ns() - self._began_ns
@@ -138,13 +138,18 @@ class Arrivals:
         return bool(page)
 
     async def route_forever(self) -> None:
-        """Move mail to the lines where it stands by now, whenever that may have changed."""
+        """Move mail to the lines where it stands by now, whenever that may have changed; sort it by edits.
+
+        Mail goes on meanwhile: no pass over all of a long queue at once holds up the loop.
+        """
         while True:
             self._may_stand_elsewhere.clear()
             self._queue.move_on(self._clock.boottime_ns())
-            if ids := self._queue.sortable():
-                await self._sort(ids)
-            await woken(self._may_stand_elsewhere, self._queue.next_look_ns(), self._clock)
+            self._to_sort.extend(self._queue.sortable())
+            if self._to_sort:
+                await self._sort()
+            else:
+                await woken(self._may_stand_elsewhere, self._queue.next_look_ns(), self._clock)
 
     def reroute(self) -> None:
         """Have `route_forever` look at once."""
@@ -152,22 +157,24 @@ class Arrivals:
 
     def use(self, policy: Policy) -> None:
         """Go on by another policy; queued messages are sorted by it in the background."""
-        self._longest_wait_ns = policy.retry.max_ns
-        self._queue.use(list(policy.upstreams), routes_of(policy.routes))
-        self._numbers = numbers_of(policy.routes)
+        self._go_by(policy)
         self.reroute()
         sorter = sorter_of(policy.lanes, policy.routes)
         if sorter != self._sorter:
             self._sorter = sorter
-            self._begin_sorting()
+            self._sort_all()
+
+    def _go_by(self, policy: Policy) -> None:
+        self._longest_wait_ns = policy.retry.max_ns
+        self._numbers = numbers_of(policy.routes)
+        self._queue.use(list(policy.upstreams), routes_of(policy.routes))
 
     async def stop(self) -> None:
         """Look no more, and cancel what is under way: the next start finds it."""
         asyncio.get_running_loop().remove_reader(self._trigger.listen())
-        chores = [*self._ending, *([self._sorting] if self._sorting else [])]
-        for chore in chores:
-            chore.cancel()
-        await asyncio.gather(*chores, return_exceptions=True)
+        for ending in self._ending:
+            ending.cancel()
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     def let_go(self) -> None:
         """Let go of the trigger; another sender may have it from here on."""
@@ -227,52 +234,40 @@ class Arrivals:
             part=part,
         )
 
-    def _begin_sorting(self) -> None:
-        if self._sorting is not None:
-            self._sorting.cancel()
-        self._sorting = asyncio.create_task(self._guard(self._sort_anew))
+    def _sort_all(self) -> None:
+        """Have lane and routes found anew of every message that is queued."""
+        self._to_sort = deque(self._queue.ids())
+        self.reroute()
 
-    async def _sort_anew(self) -> None:
-        """Find lane and routes of every message that came in before an edit; mail goes on meanwhile."""
-        # No pass over all of them at once: a long queue holds up the loop.
-        await self._sort(self._queue.ids())
-
-    async def _sort(self, queue_ids: Sequence[QueueId]) -> None:
-        sorter, unreadable = self._sorter, list[QueueId]()
-        for start in range(0, len(queue_ids), SORTED_AT_ONCE):
-            ids = queue_ids[start : start + SORTED_AT_ONCE]
-            found = await self._settling.load(ids)
-            if sorter is not self._sorter:
-                return  # the edit that came sorts them all
-            now_ns = self._clock.boottime_ns()
-            for queue_id, message in zip(ids, found, strict=True):
-                if isinstance(message, Unavailable):
-                    self._spool_thread.tell(message)
-                    unreadable.append(queue_id)
-                elif message is not None and message.left:
-                    self._queue.sort_anew(self._parts(message, _place(message, sorter)), now_ns)
-            self._may_stand_elsewhere.set()
+    async def _sort(self) -> None:
+        """Sort some messages by the lanes and routes of now."""
+        sorter = self._sorter
+        ids = [self._to_sort.popleft() for _ in range(min(SORTED_AT_ONCE, len(self._to_sort)))]
+        found = await self._settling.load(ids)
+        if sorter is not self._sorter:
+            return  # the edit that came has them all sorted
+        unreadable: list[QueueId] = []
+        for queue_id, message in zip(ids, found, strict=True):
+            if isinstance(message, Unavailable):
+                self._spool_thread.tell(message)
+                unreadable.append(queue_id)
+            elif message is not None and message.left:
+                parts = self._parts(message, _place(message, sorter))
+                self._queue.sort_anew(parts, self._clock.boottime_ns())
         if unreadable:
             # Where its upstream left the policy, no turn of a message comes before it is sorted.
             retry_seconds = seconds(UNREADABLE_RETRY_NS)
             asyncio.get_running_loop().call_later(retry_seconds, self._queue.sort_later, unreadable)
 
     def _tell_route(self, route: Route, choice: Choice, before: Because) -> None:
-        numbers = self._numbers.get(route, ())
+        fields = {"routes": list(self._numbers.get(route, ())), "upstream": choice.upstream}
         if choice.because is Because.PREFERRED:
-            self._events.tell(
-                "route_restored", routes=list(numbers), upstream=choice.upstream, because=before
-            )
+            self._events.tell("route_restored", **fields, because=before)
         elif choice.because is Because.ALL_DOWN:
-            self._events.tell("route_down", routes=list(numbers), upstream=choice.upstream)
+            self._events.tell("route_down", **fields)
         else:
-            self._events.tell(
-                "route_diverted",
-                routes=list(numbers),
-                upstream=choice.upstream,
-                instead_of=choice.instead_of,
-                because=choice.because,
-            )
+            instead = {"instead_of": choice.instead_of, "because": choice.because}
+            self._events.tell("route_diverted", **fields, **instead)
 
 
 def _place(message: Message, sorter: Sorter) -> _Place:

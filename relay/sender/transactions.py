@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from relay.clock import SECOND_NS
 from relay.mail.dsn import NOTHING_ASKED
@@ -42,13 +42,6 @@ SUSPENDED_NS = SECOND_NS
 
 class Overslept(Exception):  # noqa: N818 - what this host did
     """A reservation's deadline is past though no timer said so: the host was suspended."""
-
-
-class Loaded(NamedTuple):
-    queued: Queued
-    message: Message
-    rewritten: Rewritten | None
-    """What of it is sent in another form, by the route that it goes by now."""
 
 
 class Transactions:
@@ -85,9 +78,9 @@ class Transactions:
     def on_connections(self) -> int:
         return len(self._transacting)
 
-    async def load(self, taken: Sequence[Queued]) -> list[Loaded]:
-        """Read messages; what is left of them goes, the others leave ACTIVE here."""
-        loaded: list[Loaded] = []
+    async def load(self, taken: Sequence[Queued], connections: list[Connection]) -> list[Attempt]:
+        """Read messages, and give each that may go one of the connections; the others leave ACTIVE here."""
+        attempts: list[Attempt] = []
         messages = await self._settling.load([queued.queue_id for queued in taken])
         for queued, message in zip(taken, messages, strict=True):
             if message is None:
@@ -101,10 +94,29 @@ class Transactions:
                 self._queue.end_part(queued)
             else:
                 try:
-                    loaded.append(Loaded(queued, message, await self._rewritten(queued, message)))
+                    attempt = await self._attempt(queued, message, connections[-1])
                 except (Corrupt, Absent, Unavailable) as error:
                     self._unreadable(queued, error)
-        return loaded
+                    continue
+                if (unfit := attempt.connection.unfit(attempt.shape)) is None:
+                    attempts.append(attempt)
+                    connections.pop()
+                else:
+                    answer = self._offers.judged(unfit, attempt.shape.size_bytes)
+                    self.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
+        return attempts
+
+    async def _attempt(self, queued: Queued, message: Message, connection: Connection) -> Attempt:
+        """Return what is to be sent of a message.  Raises Corrupt, Absent, Unavailable."""
+        left = queued.part.left(message.left)
+        # None is asked for twice in a round.
+        untried = [index for index in left if index not in queued.past.tried]
+        rewritten = await self._rewritten(queued, message)
+        attempt = Attempt(queued, message, connection, untried or list(left), rewritten=rewritten)
+        # A report that the upstream makes goes to whom it knows as the sender.
+        offers_dsn = connection.extensions.dsn and not self._offers.is_dsn_refused
+        attempt.passes_dsn = rewritten is None and offers_dsn
+        return attempt
 
     def begin(self, attempt: Attempt, reservation: Reservation) -> None:
         # The reservation is on disk: a crash from here on wastes a slot, and can exceed no limit.
@@ -150,17 +162,16 @@ class Transactions:
         await self.settled()
 
     def _begin(self, attempt: Attempt, run: Coroutine[Any, Any, None]) -> None:
-        self._unsettled[attempt.queued] = asyncio.create_task(self._guarded(attempt, run))
+        self._unsettled[attempt.queued] = asyncio.create_task(self._guarded(attempt.queued, run))
 
-    async def _guarded(self, attempt: Attempt, run: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, queued: Queued, run: Coroutine[Any, Any, None]) -> None:
         try:
             await run
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - whatever it is, what was sent is not settled
+        except Exception as error:  # noqa: BLE001 - whatever it is, what was sent is not settled
             self._on_fault(error)
         finally:
-            self._unsettled.pop(attempt.queued, None)
+            # Not in a callback of the task: the message may begin again before that.
+            del self._unsettled[queued]
             self._on_end()
 
     async def _send(self, attempt: Attempt, reservation: Reservation) -> None:
