@@ -102,7 +102,7 @@ class Transactions:
                     attempts.append(attempt)
                     connections.pop()
                 else:
-                    answer = self._offers.judged(unfit, attempt.shape.size_bytes)
+                    answer = self._offers.judged(unfit, attempt.shape)
                     self.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
         return attempts
 
