@@ -70,8 +70,6 @@ class Queues:
         """Parts to be looked at: all where anything changed, and those that just became able to move."""
         self._looks: Instants[Queued] = Instants(lambda _, part: part.upstream != "")
         """When time alone may move a part: it has waited for long, or is known not to be relayed."""
-        self._lacking: set[str] = set()
-        """Upstreams that prove themselves, and found nothing to do it with."""
         self._unsorted: set[QueueId] = set()
         """Messages whose parts an edit changes, and which were active or unreadable then."""
         self._unfit: dict[Queued, frozenset[str]] = {}
@@ -320,9 +318,6 @@ class Queues:
             if part is None:
                 break
             self._look_at(part, now_ns)
-        if not self._without_mail() <= self._lacking:
-            # Of what waits elsewhere the oldest that may go there is the probe.
-            self._walks_at_ns = AT_ONCE_NS
 
     def choice(self, part: Queued, now_ns: int) -> Choice:
         """Return why a part stands where it does, for showing."""
@@ -346,7 +341,6 @@ class Queues:
 
     def _begin_walk(self, now_ns: int) -> None:
         """Have everything looked at that may stand elsewhere by now."""
-        self._lacking = self._without_mail()
         for route in self._routes:
             self._tell(route, self.choice_of(route, now_ns), now_ns)
         standing = [(name, route or self._default) for name, route in self._present]
@@ -362,10 +356,6 @@ class Queues:
             self._told[route] = choice, now_ns
             self.on_routed(route, choice, before.because)
 
-    def _without_mail(self) -> set[str]:
-        """Return the upstreams that prove themselves, and have nothing to do it with."""
-        return {name for name in self._proving if not self.line(name).has_candidate}
-
     def _notice(self, part: Queued) -> None:
         """Hear that a part waits for its turn, or is active no more: it may have to stand elsewhere."""
         if part.state is State.ACTIVE:
@@ -378,8 +368,8 @@ class Queues:
         self._wake()
 
     def _wake(self) -> None:
-        """Have `move_on` called where a part may move, a probe is needed, or an edit waits for a part."""
-        if self._walk or self._proving or self._unsorted:
+        """Have `move_on` called where a part may move, or an edit waits for a part."""
+        if self._walk or self._unsorted:
             self.on_change()
 
     def _look_at(self, part: Queued, now_ns: int) -> None:
@@ -412,10 +402,12 @@ class Queues:
         part.choice, part.stands_since_ns = choice, since_ns
         self._count(part, 1)
         self.line(choice.upstream).enter(part, is_in_front=is_in_front)
-        if choice.because is Because.PROBE:
-            self._lacking.discard(choice.upstream)
 
     def _leave(self, part: Queued) -> None:
+        if part.choice.because is Because.PROBE:
+            # Of what waits elsewhere the oldest that may go there is the next one.
+            self._walks_at_ns = AT_ONCE_NS
+            self.on_change()
         self._count(part, -1)
         self.line_of(part).leave(part)
         part.choice = NOWHERE
@@ -444,14 +436,13 @@ class Queues:
                 return Choice(to, Because.SPILL, choice.upstream)
         if stays:
             return part.choice
-        for name in self._lacking if part.state is State.WAITING else ():
-            line = self.line(name)
-            if line.has_candidate or not is_better(route, name, choice.upstream, self._standings):
-                continue
-            if (until_ns := line.waits_until_ns(part, now_ns)) is None:
+        for name in self._proving if part.state is State.WAITING else ():
+            if (
+                is_better(route, name, choice.upstream, self._standings)
+                and not self.line(name).has_candidate
+                and not self.line(name).is_closed_for(part, now_ns)
+            ):
                 return Choice(name, Because.PROBE, part.upstream)
-            # It would prove nothing there before that.
-            self._walks_at_ns = until_ns if self._walks_at_ns is None else min(self._walks_at_ns, until_ns)
         preferred = (part.part.route or self._default).upstreams[0]
         if part in self._unfit and choice.because is Because.PREFERRED and choice.upstream != preferred:
             return choice._replace(because=Because.UNFIT, instead_of=preferred)

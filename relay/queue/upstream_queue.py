@@ -104,10 +104,9 @@ class UpstreamQueue:
         """Whether a message is on its way, or could be."""
         return bool(self.ready_count or self.counts.members(State.ACTIVE))
 
-    def waits_until_ns(self, message: Queued, now_ns: int) -> int | None:
-        """Return until when a message, in this line or not, waits for a key; None for none."""
-        closed = self._closed_for(message, now_ns)
-        return None if closed is None else closed[1]
+    def is_closed_for(self, message: Queued, now_ns: int) -> bool:
+        """Whether a message, in this line or not, has to wait for a key."""
+        return self._closed_for(message, now_ns) is not None
 
     def lane_of(self, message: Queued) -> str:
         return self._lanes.home_of(message.lane) if self._lanes.by.lanes else ""

@@ -352,9 +352,7 @@ def test_what_waits_for_a_paused_sender_probes_nothing_there_before_the_pause_en
     queue.note("a", down._replace(is_proving=True))
     settle(queue, 30)
     assert len(queue.line("a")) == 0
-    assert queue.next_look_ns() == until_ns
-    queue.move_on(until_ns)
-    settle(queue, until_ns)
+    queue.add(*message(4, Part(route), sender="s@x"), now_ns=until_ns)
     assert [part.choice.because for part in queue.line("a").take(9, until_ns)] == [Because.PROBE]
 
 
