@@ -117,6 +117,7 @@ MOST_RUNS = 64
 class RecipientsLeft(NamedTuple):
     """What is kept in memory of the recipients left."""
 
+    recipients: int = 0
     domains: tuple[tuple[str, int], ...] = ()
     shown: tuple[str, ...] = ()
 

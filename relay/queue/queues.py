@@ -404,7 +404,7 @@ class Queues:
         self.line(choice.upstream).enter(part, is_in_front=is_in_front)
 
     def _leave(self, part: Queued) -> None:
-        if part.choice.because is Because.PROBE:
+        if part.choice.because is Because.PROBE and part.upstream in self._proving:
             # Of what waits elsewhere the oldest that may go there is the next one.
             self._walks_at_ns = AT_ONCE_NS
             self.on_change()

@@ -170,25 +170,29 @@ class UpstreamQueue:
             self._lanes.add(message, is_in_front=True, is_next=True)
             self._changed(message)
 
-    def again(self, message: Queued, recipients_left: int, why: WaitReason) -> None:
+    def again(self, message: Queued, why: WaitReason) -> None:
         """Put an active message behind its sender's others: it made progress, or is to go again at once."""
-        if self._returns(message, why, recipients_left):
+        if self._returns(message, why):
             # Or a large one would be overdue for all of its transactions once it is for one.
             message.ready_at_ns = self._now_ns
             self._resolve(message)
             self._place(message)
 
-    def postpone(self, message: Queued, due_at_ns: int, recipients_left: int, why: WaitReason) -> None:
+    def postpone(self, message: Queued, due_at_ns: int, why: WaitReason) -> None:
         """Have an active message wait for its back-off."""
-        if self._returns(message, why, recipients_left, State.DEFERRED):
+        if self._returns(message, why, State.DEFERRED):
             message.due_at_ns = due_at_ns
             self._resolve(message)
             self._place(message)
 
     def attempted(self, message: Queued, tried: frozenset[int], refusals: int, left: RecipientsLeft) -> None:
-        """Note what an attempt left of a message."""
-        message.note_left(left)
+        """Note what an attempt left of an active message."""
+        self.note_left(message, left)
         message.past = message.past.but(tried=tried, refusals=refusals)
+
+    def note_left(self, message: Queued, left: RecipientsLeft) -> None:
+        self.update(message, recipients_left=left.recipients)
+        message.note_left(left)
 
     def trust_sender(self, sender: str, now_ns: int) -> None:
         """End a sender's pause: the upstream took mail of it, or an operator acted."""
@@ -219,12 +223,10 @@ class UpstreamQueue:
             self.update(message, state=State.ACTIVE)
             self.on_change()
 
-    def put_back(self, message: Queued, state: State, left: tuple[int, RecipientsLeft] | None = None) -> None:
-        """Put an active message into a state; `left`: how many recipients it has, and which."""
-        if self._returns(message, message.why, None if left is None else left[0], state):
+    def put_back(self, message: Queued, state: State) -> None:
+        """Put an active message into a state."""
+        if self._returns(message, message.why, state):
             self._unplace(message)
-            if left is not None:
-                message.note_left(left[1])
             self._place(message)
 
     def keep(self, message: Queued, state: State, why: WaitReason) -> None:
@@ -394,14 +396,12 @@ class UpstreamQueue:
                 self._open(key)
         message.spot = None
 
-    def _returns(
-        self, message: Queued, why: WaitReason, left: int | None = None, state: State = State.WAITING
-    ) -> bool:
+    def _returns(self, message: Queued, why: WaitReason, state: State = State.WAITING) -> bool:
         """End that a message is active; False where it is not, or is gone."""
         if message.state is not State.ACTIVE or not message.upstream:
             return False
         self._lanes.refund(message)
-        self.update(message, state=state, recipients_left=message.recipients_left if left is None else left)
+        self.update(message, state=state)
         message.why = why
         return True
 

@@ -82,9 +82,8 @@ def recipients_left(
 def which_of(message: Message, in_order: Sequence[int], shown: Sequence[int]) -> RecipientsLeft:
     recipients = message.envelope.recipients
     of_domains = runs([recipients[index] for index in in_order])
-    return RecipientsLeft(
-        runs_of(of_domains), tuple([recipients[index] for index in shown[:RECIPIENTS_SHOWN]])
-    )
+    shown_first = tuple([recipients[index] for index in shown[:RECIPIENTS_SHOWN]])
+    return RecipientsLeft(len(shown), runs_of(of_domains), shown_first)
 
 
 def keys_of(queued: Queued) -> list[Place]:

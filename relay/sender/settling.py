@@ -349,7 +349,7 @@ class Settling:
 
     def _put_back(self, attempt: Attempt, decision: Decision) -> None:
         """Put a part back into its line; the caller wakes the accounts."""
-        queued, left = attempt.queued, decision.recipients_left
+        queued = attempt.queued
         line = self._queue.line_of(queued)
         if decision.next is Next.FINISH:
             self._queue.end_part(queued)
@@ -361,10 +361,10 @@ class Settling:
             case Next.GIVE_BACK:
                 line.give_back(queued, why)
             case Next.AGAIN:
-                line.again(queued, left, why)
+                line.again(queued, why)
             case Next.POSTPONE:
                 due_at_ns = self._clock.boottime_ns() + decision.back_off_ns
-                line.postpone(queued, due_at_ns, left, why)
+                line.postpone(queued, due_at_ns, why)
 
 
 class AccountBacklog(NamedTuple):

@@ -358,7 +358,7 @@ class Transactions:
         self._spool_thread.tell(error)
         due_at_ns = self._clock.boottime_ns() + UNREADABLE_RETRY_NS
         why = WaitReason(f"cannot be read now: {clean(str(error))}")
-        self._line.postpone(queued, due_at_ns, queued.recipients_left, why)
+        self._line.postpone(queued, due_at_ns, why)
 
     async def _rewritten(self, queued: Queued, message: Message) -> Rewritten | None:
         """Return what a route has sent in another form.  Raises Corrupt, Absent, Unavailable."""

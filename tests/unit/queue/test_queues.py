@@ -108,7 +108,7 @@ class AnyQueue(RuleBasedStateMachine):
             case _:
                 if fate == "unknown":
                     self.queue.stay_unknown(part, self.now_ns + 30)
-                line.postpone(part, self.now_ns + 5, part.recipients_left, NO_REASON)
+                line.postpone(part, self.now_ns + 5, NO_REASON)
 
     @precondition(lambda self: self.left)
     @rule(which=st.integers(0), is_released=st.booleans())
@@ -312,7 +312,7 @@ def test_what_may_have_been_relayed_proves_an_upstream_once_it_was_not() -> None
     queue.add(part, now_ns=20)
     assert queue.line("b").take(1, 20) == [part]
     queue.stay_unknown(part, 50)
-    queue.line("b").again(part, 2, NO_REASON)
+    queue.line("b").again(part, NO_REASON)
     queue.note("a", down._replace(is_proving=True))
     settle(queue, 30)
     assert part.upstream == "b"
@@ -328,8 +328,8 @@ def test_an_edit_of_its_route_leaves_a_message_its_place_and_what_is_known_of_it
         queue.add(*message(number, Part(route)), now_ns=0)
     line, (tried, _, wanted) = queue.line("a"), list(queue)
     assert line.take(1, 5) == [tried]
-    line.attempted(tried, frozenset([0]), 2, RecipientsLeft())
-    line.again(tried, 2, NO_REASON)
+    line.attempted(tried, frozenset([0]), 2, RecipientsLeft(1))
+    line.again(tried, NO_REASON)
     queue.put_first(wanted.queue_id)
     queue.use(("a", "b"), (edited,))
     for number in range(3):
@@ -364,7 +364,7 @@ def test_refusals_and_the_reason_of_a_paused_sender_do_not_outlive_a_move() -> N
     line = queue.line("a")
     assert line.take(1, 0) == [part]
     line.sender_pauses.begin("s@x", 0, "553 not yours")
-    line.attempted(part, frozenset([0]), 2, RecipientsLeft())
+    line.attempted(part, frozenset([0]), 2, RecipientsLeft(1))
     line.give_back(part, WaitReason("553 not yours"))
     assert line.take(1, 0) == []
     assert part.is_sitting_out
