@@ -41,7 +41,7 @@ from relay.throttle.history import HistoryError
 from relay.throttle.throttle import Reservation, Throttle
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Caps, Pool
-from relay.verdicts.account import largest
+from relay.verdicts.account import AccountState, largest
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
 
@@ -120,7 +120,7 @@ class Account:
         self._judge_by(self.upstream)
         self._is_over = False
         """Nothing more may begin."""
-        self._has_ended = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
         self._has_history = False
         self._told: dict[str, QueueId] = {}
         """By lane: the message last logged as waiting for room."""
@@ -134,8 +134,15 @@ class Account:
         """Look again: an operator or an edit changed something."""
         self._wake.set()
 
-    async def run(self) -> None:
-        """Beat until halted."""
+    async def start(self, replaced: AccountState | None) -> None:
+        """Beat until halted; what was known is read before anything can change it.
+
+        `replaced` is the state of the account that an edit replaced by this one.
+        """
+        await self.pausing.recall(replaced)
+        self._running = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
         try:
             while not self._is_over:
                 self._wake.clear()
@@ -144,8 +151,8 @@ class Account:
                 except HistoryError as error:
                     looks_again_at_ns = self._fail_history(error)
                 await woken(self._wake, looks_again_at_ns, self._clock)
-        finally:
-            self._has_ended.set()
+        except Exception as error:  # noqa: BLE001 - whatever it is, mail must not silently stop
+            self._fail(error)
 
     async def _beat(self) -> int | None:
         """Begin what may begin; return when to look again, None for "when woken".  Raises HistoryError."""
@@ -378,8 +385,9 @@ class Account:
         What they came to is settled however late (`Transactions.settled`): else it would be sent again.
         """
         self.halt()
-        # A beat that is under way may still begin something, or give it back.
-        await self._has_ended.wait()
+        if self._running is not None:
+            # A beat that is under way may still begin something, or give it back.
+            await self._running
         await self.transactions.stop(grace_seconds)
         await self.pool.close()
         await self.throttle.close()
