@@ -10,12 +10,12 @@ ended, and of whom its sender was told, is asked of all of them.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from relay.mail.dsn import Notify
-from relay.mail.envelope import Envelope, QueueId, is_notice
+from relay.mail.envelope import QueueId, is_notice
 from relay.queue.queued import Queued, State, WaitKind, WaitReason
 from relay.queue.queues import Queues
 from relay.queue.upstream_queue import UpstreamQueue
@@ -111,10 +111,6 @@ class Settling:
             after = await self._go_on(after, queued, ends=ends)
             if not after.left:
                 return
-            late = told_of_delay(message.envelope, delays) if decision.warns else ()
-            if late and not queued.is_warned:
-                until_at_ns = now_ns + self.terms.lifetime_ns - decision.age_ns
-                after = await self._warn(after, queued, late, until_at_ns)
             self._put_back(attempt, decision)
             self._keep(after)
 
@@ -179,13 +175,20 @@ class Settling:
             )
         self._events.tell("deleted", queue_id=queue_id, message_id=message_id, nrcpt=len(message.left))
 
-    async def warn(self, message: Message, queued: Queued, delays: Sequence[Note], until_at_ns: int) -> bool:
+    async def warn(self, message: Message, delays: Sequence[Note], until_at_ns: int) -> bool:
         """Tell the sender, durably and once, that recipients wait; return whether it was told now."""
         async with self._lock(message.queue_id):
             message = self._as_settled(message)
-            after = await self._warn(message, queued, delays, until_at_ns)
-            self._keep(after)
-            return after is not message
+            if message.is_warned or not await self._owed.may_go():
+                return False
+            report = self._reporter.warning(message, delays, until_at_ns)
+            what = Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
+            if not await self._write(what):
+                return False
+            self._queue.warned(message.queue_id)
+            self._published(what, "warning")
+            self._keep(message._replace(is_warned=True))
+            return True
 
     def _keep_replies(self, message: Message, notes: Sequence[Note]) -> None:
         if notes:
@@ -255,19 +258,6 @@ class Settling:
         if ends:
             self._ended(after)
         return after
-
-    async def _warn(
-        self, message: Message, queued: Queued, delays: Sequence[Note], until_at_ns: int
-    ) -> Message:
-        if message.is_warned or message.envelope.is_null or not await self._owed.may_go():
-            return message
-        report = self._reporter.warning(message, delays, until_at_ns)
-        what = Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
-        if not await self._write(what):
-            return message
-        self._queue.warned(queued.queue_id)
-        self._published(what, "warning")
-        return message._replace(is_warned=True)
 
     def _published(self, what: Settlement, kind: Literal["report", "success", "warning"]) -> None:
         """Tell of a report that is queued by now."""
@@ -385,11 +375,6 @@ class Backlog(NamedTuple):
     def of(self, upstream: str) -> AccountBacklog:
         line = self.queue.line(upstream)
         return AccountBacklog(upstream, line, self.spool_thread, self.settling, self.queue)
-
-
-def told_of_delay(envelope: Envelope, delays: Iterable[Note]) -> tuple[Note, ...]:
-    """Return the delays of which the sender wants to be told."""
-    return tuple([note for note in delays if envelope.tells_of(note.index, Notify.DELAY)])
 
 
 def _notes(attempt: Attempt, decision: Decision, indices: Sequence[int], at_ns: int) -> tuple[Note, ...]:
