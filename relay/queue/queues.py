@@ -227,6 +227,7 @@ class Queues:
         """Keep a part with its upstream, which may still relay it until an instant."""
         part.past = part.past.but(unknown_until_ns=max(part.past.unknown_until_ns, until_ns))
         self._looks.add(until_ns, part)
+        self._walk.append(part)
         self.on_change()
 
     def pass_on(self, part: Queued, why: WaitReason, now_ns: int) -> bool:
@@ -318,11 +319,6 @@ class Queues:
             if part is None:
                 break
             self._look_at(part, now_ns)
-
-    def choice(self, part: Queued, now_ns: int) -> Choice:
-        """Return why a part stands where it does, for showing."""
-        choice = self._choose(part, now_ns)
-        return choice if choice.upstream == part.upstream else part.choice
 
     def choice_of(self, route: Route, now_ns: int) -> Choice:
         """Return where mail of a route stands now, but for what is spilled, probes or is unknown."""

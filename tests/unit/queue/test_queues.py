@@ -199,8 +199,7 @@ class AnyQueue(RuleBasedStateMachine):
                 continue
             is_active = self.queue.state_of(part.queue_id) is State.ACTIVE
             assert is_active or route in self.routes[part.queue_id]
-            choice = self.queue.choice(part, self.now_ns)
-            assert choice.upstream == part.upstream
+            choice = part.choice
             if part.past.unknown_until_ns > self.now_ns:
                 assert choice.because is Because.UNKNOWN
             elif choice.because is Because.PROBE:
