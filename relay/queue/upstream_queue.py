@@ -12,7 +12,8 @@ is first.
 
 Every change that may let a message go calls `on_change`; `next_look_ns` is when time alone does.  A look
 moves at most `SLICE` messages, however long the queue is; where more are to be moved first, nothing goes, and
-`next_look_ns` says at once.  Only an edit of the lanes touches each message that is ready: 0.5 s of 200,000.
+`next_look_ns` says at once.  Only an edit of lanes or limits touches each message that is ready: 0.5 s of
+200,000.
 Instants are nanoseconds of one boot (`Clock.boottime_ns`).
 """
 
@@ -257,9 +258,8 @@ class UpstreamQueue:
     # What an edit does.
 
     def arrange(self, by: Arrangement) -> None:
-        """Go by other lanes and another price."""
-        if by.lanes == self._lanes.by.lanes:
-            self._lanes.reprice(by)
+        """Go by other lanes or another price; what is ready goes on in the order in which it came."""
+        if by == self._lanes.by:
             return
         old, self._lanes = self._lanes, LaneQueue(by)
         self._lanes.firsts = old.firsts
