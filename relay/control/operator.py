@@ -369,7 +369,7 @@ class Operator(Session):
     def _put_back(self, message: Message, before: Mapping[Queued, State], gone: Collection[int]) -> None:
         """Put back each part without recipients that are done by now."""
         for part in self._queue.parts(message.queue_id):
-            if (left := recipients_left(message, part, gone, part.past.tried)).recipients:
+            if (left := recipients_left(message, part, gone)).recipients:
                 self._queue.line_of(part).note_left(part, left)
                 self._queue.line_of(part).put_back(part, before[part])
             else:

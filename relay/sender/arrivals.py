@@ -216,7 +216,7 @@ class Arrivals:
         wait_ns = (message.next_attempt_at_ns or 0) - wall_ns
         is_deferred = not message.is_held and 0 < wait_ns <= self._longest_wait_ns
         state = State.HELD if message.is_held else State.DEFERRED if is_deferred else State.WAITING
-        which = which_of(message, left, left)
+        which = which_of(message, left)
         return Queued(
             message.queue_id,
             origin_of(
@@ -230,7 +230,7 @@ class Arrivals:
             WaitReason("deferred before the last start") if is_deferred else NO_REASON,
             is_warned=message.is_warned,
             listed=ListedWords(place.names, envelope.arrival_at_ns, which.shown).text(),
-            domains=which.domains,
+            domain=which.domain,
             part=part,
         )
 

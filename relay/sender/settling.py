@@ -344,7 +344,7 @@ class Settling:
         if decision.next is Next.FINISH:
             self._queue.end_part(queued)
             return
-        which = recipients_left(attempt.message, queued, decision.gone(), decision.tried)
+        which = recipients_left(attempt.message, queued, decision.gone())
         line.attempted(queued, decision.tried, decision.refusals, which)
         why = WaitReason(decision.reason, WaitKind.REFUSAL, decision.status)
         match decision.next:
