@@ -70,8 +70,6 @@ class Queues:
         """Parts to be looked at: all where anything changed, and those that just became able to move."""
         self._looks: Instants[Queued] = Instants(lambda _, part: part.upstream != "")
         """When time alone may move a part: it has waited for long, or is known not to be relayed."""
-        self._unsorted: set[QueueId] = set()
-        """Messages whose parts an edit changes, and which were active or unreadable then."""
         self._unfit: dict[Queued, frozenset[str]] = {}
         """The upstreams that can never take a part, as the policy is."""
         self._walks_at_ns: int | None = None
@@ -261,8 +259,8 @@ class Queues:
             self._standings[upstream] = standing
             self._change()
 
-    def sort_anew(self, fresh: Sequence[Queued], now_ns: int) -> None:
-        """Go by the lane and parts that an edit gives a message; put off while it is active in other parts.
+    def sort_anew(self, fresh: Sequence[Queued], now_ns: int) -> bool:
+        """Go by the lane and parts that an edit gives a message; False while it is active in other parts.
 
         `fresh` is the message as a start would find it; of the parts there are, what is known goes on.
         """
@@ -271,7 +269,7 @@ class Queues:
         for part in before:
             self.line_of(part).move(part, lane)
         if [part.part for part in before] == [part.part for part in fresh] or not before:
-            return
+            return True
         is_one = len(before) == len(fresh) == 1 and before[0].part.indices == fresh[0].part.indices
         if is_one and before[0].sender == fresh[0].sender:
             # It keeps its place.  Under another sender another's pauses and limits hold it.
@@ -281,7 +279,7 @@ class Queues:
             self._notice(before[0])
         elif any(part.state is State.ACTIVE for part in before):
             # What its transaction comes to is settled for the recipients that it was begun for.
-            self._unsorted.add(queue_id)
+            return False
         else:
             for part in fresh:
                 _carry_over(part, before)
@@ -290,17 +288,7 @@ class Queues:
             self._own(before[0], -1)
             # The message keeps its place among all.
             self.add(*fresh, now_ns=now_ns)
-
-    def sort_later(self, queue_ids: Iterable[QueueId]) -> None:
-        """Put off messages that cannot be read now."""
-        self._unsorted.update(queue_ids)
-        self.on_change()
-
-    def sortable(self) -> list[QueueId]:
-        """Return the messages that were put off and that are active no more, to be read anew."""
-        ready = [queue_id for queue_id in self._unsorted if self.state_of(queue_id) is not State.ACTIVE]
-        self._unsorted.difference_update(ready)
-        return ready
+        return True
 
     def next_look_ns(self) -> int | None:
         """Return when `move_on` has something to do though nothing happens; None: never."""
@@ -361,11 +349,6 @@ class Queues:
             self._looks.add(spills_ns, part)
         if route.upstreams != (part.upstream,):
             self._walk.append(part)
-        self._wake()
-
-    def _wake(self) -> None:
-        """Have `move_on` called where a part may move, or an edit waits for a part."""
-        if self._walk or self._unsorted:
             self.on_change()
 
     def _look_at(self, part: Queued, now_ns: int) -> None:
@@ -411,7 +394,6 @@ class Queues:
     def _take_out(self, part: Queued) -> None:
         self._leave(part)
         self._unfit.pop(part, None)
-        self._wake()
 
     def _own(self, part: Queued, by: int) -> None:
         _tally(self.owners, (part.user, "") if part.user else ("", part.client), by)

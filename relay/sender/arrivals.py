@@ -32,6 +32,8 @@ SWEEP_NS = 3 * SECOND_NS
 CLAIMED_AT_ONCE = 500
 SORTED_AT_ONCE = 100
 """Messages read between two other calls of the spool, when an edit sorts the queue anew."""
+SORTED_AGAIN_NS = SECOND_NS
+"""After so long a message is sorted that was active when its turn came."""
 
 Guard = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 """Runs a chore, whose end by an error ends the sender."""
@@ -145,7 +147,6 @@ class Arrivals:
         while True:
             self._may_stand_elsewhere.clear()
             self._queue.move_on(self._clock.boottime_ns())
-            self._to_sort.extend(self._queue.sortable())
             if self._to_sort:
                 await self._sort()
             else:
@@ -246,18 +247,22 @@ class Arrivals:
         found = await self._settling.load(ids)
         if sorter is not self._sorter:
             return  # the edit that came has them all sorted
-        unreadable: list[QueueId] = []
         for queue_id, message in zip(ids, found, strict=True):
             if isinstance(message, Unavailable):
+                # Where its upstream left the policy, no turn of a message comes before it is sorted.
                 self._spool_thread.tell(message)
-                unreadable.append(queue_id)
+                self._sort_later(queue_id, UNREADABLE_RETRY_NS)
             elif message is not None and message.left:
                 parts = self._parts(message, _place(message, sorter))
-                self._queue.sort_anew(parts, self._clock.boottime_ns())
-        if unreadable:
-            # Where its upstream left the policy, no turn of a message comes before it is sorted.
-            retry_seconds = seconds(UNREADABLE_RETRY_NS)
-            asyncio.get_running_loop().call_later(retry_seconds, self._queue.sort_later, unreadable)
+                if not self._queue.sort_anew(parts, self._clock.boottime_ns()):
+                    self._sort_later(queue_id, SORTED_AGAIN_NS)
+
+    def _sort_later(self, queue_id: QueueId, after_ns: int) -> None:
+        def sort_now() -> None:
+            self._to_sort.append(queue_id)
+            self.reroute()
+
+        asyncio.get_running_loop().call_later(seconds(after_ns), sort_now)
 
     def _tell_route(self, route: Route, choice: Choice, before: Because) -> None:
         fields = {"routes": list(self._numbers.get(route, ())), "upstream": choice.upstream}

@@ -57,6 +57,8 @@ class AnyQueue(RuleBasedStateMachine):
         self.told = {route: (route.upstreams[0], Because.PREFERRED) for route in ROUTES}
         self.active: dict[Queued, str] = {}
         """Parts in a transaction, and where."""
+        self.put_off = set[QueueId]()
+        """Messages that an edit could not sort."""
 
     def changed(self) -> None:
         self.is_changed = True
@@ -133,7 +135,8 @@ class AnyQueue(RuleBasedStateMachine):
         before = self.queue.parts(queue_id)
         states = {part.state for part in before}
         fresh = message(int(queue_id), *parts_of(self.routes[queue_id]))
-        self.queue.sort_anew(fresh, self.now_ns)
+        if not self.queue.sort_anew(fresh, self.now_ns):
+            self.put_off.add(fresh[0].queue_id)
         after = self.queue.parts(queue_id)
         if State.ACTIVE in states or not before:
             assert after == before, "put off, or gone"
@@ -168,7 +171,8 @@ class AnyQueue(RuleBasedStateMachine):
         while self.is_changed:
             self.is_changed = False
             self.queue.move_on(self.now_ns)
-            for queue_id in self.queue.sortable():
+            put_off, self.put_off = self.put_off, set()
+            for queue_id in put_off:
                 self._sort(queue_id)
             self.is_changed = self.is_changed or self.queue.next_look_ns() == AT_ONCE_NS
         self._is_in_place()
