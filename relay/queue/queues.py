@@ -262,7 +262,7 @@ class Queues:
     def sort_anew(self, fresh: Sequence[Queued], now_ns: int) -> bool:
         """Go by the lane and parts that an edit gives a message; False while it is active in other parts.
 
-        `fresh` is the message as a start would find it; of the parts there are, what is known goes on.
+        `fresh` is the message as a start would find it.
         """
         queue_id, lane = fresh[0].queue_id, fresh[0].lane
         before = self.parts(queue_id)
@@ -457,21 +457,13 @@ def _spills_ns(part: Queued, route: Route) -> int | None:
 
 
 def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
-    """Have a new part of a message go on from the parts that its recipients were in."""
+    """Have a new part of a message, as a start finds it, go on with what only memory knows."""
     was = [each for each in before if _overlap(each.part, part.part)]
-    # An operator holds a message whole, also recipients that none of its parts still had.
-    by_hand = next((each for each in before if each.state is State.HELD), None)
-    if by_hand is not None:
-        part.state = State.HELD
-    elif {each.state for each in was} == {State.DEFERRED}:
-        part.state, part.due_at_ns = State.DEFERRED, max(each.due_at_ns for each in was)
-    else:
-        part.state, part.due_at_ns = State.WAITING, 0
-    last = max(was, key=lambda each: each.past.unknown_until_ns, default=part)
+    last = max(was, key=lambda each: each.past.unknown_until_ns, default=before[0])
     part.past = part.past.but(unknown_until_ns=last.past.unknown_until_ns, rested=last.past.rested)
-    part.choice = last.choice
-    part.why = NO_REASON if part.state is State.WAITING else (by_hand or last).why
-    part.is_warned = part.is_warned or any(each.is_warned for each in was)
+    part.choice, part.is_warned = last.choice, last.is_warned
+    if part.state is not State.WAITING:
+        part.why = last.why
 
 
 def _overlap(one: Part, other: Part) -> bool:

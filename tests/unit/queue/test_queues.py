@@ -135,6 +135,12 @@ class AnyQueue(RuleBasedStateMachine):
         before = self.queue.parts(queue_id)
         states = {part.state for part in before}
         fresh = message(int(queue_id), *parts_of(self.routes[queue_id]))
+        for part in fresh:
+            # As the spool has it: held is the whole message, and the next attempt of one in parts is unknown.
+            if State.HELD in states:
+                part.state = State.HELD
+            elif len(fresh) == 1 and states == {State.DEFERRED}:
+                part.state, part.due_at_ns = State.DEFERRED, before[0].due_at_ns
         if not self.queue.sort_anew(fresh, self.now_ns):
             self.put_off.add(fresh[0].queue_id)
         after = self.queue.parts(queue_id)
