@@ -25,10 +25,9 @@ from relay.queue.upstream_queue import Waits
 from relay.sender.attempt import Attempt
 from relay.sender.connections import NoRoomToConnect, open_with_slot
 from relay.sender.host import Host, woken
-from relay.sender.known_offers import KnownOffers
 from relay.sender.logins import Logins
 from relay.sender.pausing import Pausing
-from relay.sender.settling import AccountBacklog
+from relay.sender.settling import Backlog
 from relay.sender.state_file import account_file
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.transactions import Transactions
@@ -62,8 +61,9 @@ _Answer = Reservation | Wait | TooLarge
 class Account:
     def __init__(
         self,
+        name: str,
         policy: Policy,
-        backlog: AccountBacklog,
+        backlog: Backlog,
         *,
         logins: Logins,
         host: Host,
@@ -71,17 +71,16 @@ class Account:
         on_fault: Callable[[BaseException], None],
     ) -> None:
         """`on_fault` is told of what must end the sender."""
-        self.name = name = backlog.upstream
+        self.name = name
         self.upstream = policy.upstreams[name]
         self.certificate_ends_at_ns: int | None = None
         """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
-        self._line, self._queue, self._logins = backlog.line, backlog.queue, logins
+        self._line, self._logins = backlog.queue.line(name), logins
         self._events, self._metrics, self._clock = telemetry
         self._on_fault = on_fault
         self._wake = asyncio.Event()
         self._line.on_change = self._wake.set
         self._judge = Judge(())
-        self.offers = KnownOffers()
         history = policy.history_path(name)
         exact = Throttle(
             FileHistory(history, host.disk, host.clock),
@@ -98,7 +97,7 @@ class Account:
             account_file(policy, name, host.disk, self._tell_unrecorded),
             leaves_in_ns=self.throttle.leaves_in_ns,
             on_refused=self._tell_cut_off,
-            on_change=partial(self._queue.note, name),
+            on_change=partial(backlog.queue.note, name),
         )
         self.pool: Pool[Connection] = Pool(
             self._opener(),
@@ -108,11 +107,11 @@ class Account:
             on_failed=self._failed_to_open,
         )
         self.transactions = Transactions(
+            name,
             backlog,
             throttle=self.throttle,
             pool=self.pool,
             pausing=self.pausing,
-            offers=self.offers,
             telemetry=telemetry,
             on_end=self._wake.set,
             on_fault=self._fail,
@@ -291,7 +290,7 @@ class Account:
 
     def _opened(self, upstream: Upstream, connection: Connection) -> None:
         if not is_other_server(upstream, self.upstream):
-            self.offers.seen(connection)
+            self.transactions.offers.seen(connection)
             self.certificate_ends_at_ns = connection.certificate_ends_at_ns
         self._metrics.count("relay_upstream_connects_total", self.name, "ready")
         self._events.tell("upstream_connected", upstream=self.name, relay=connection.name, tls=connection.tls)
@@ -337,7 +336,7 @@ class Account:
         if is_other_server(before, after):
             # No transaction begins on a connection opened for another account.
             opener = self._opener()
-            self.offers.forget()
+            self.transactions.offers.forget()
             self.certificate_ends_at_ns = None
         limits = with_ceilings(after.limits, policy.lanes)
         await self.throttle.replan(limits, after.guard_ns, after.max_transaction_ns)

@@ -18,7 +18,6 @@ from relay.mail.dsn import Notify
 from relay.mail.envelope import QueueId, is_notice
 from relay.queue.queued import Queued, State, WaitKind, WaitReason
 from relay.queue.queues import Queues
-from relay.queue.upstream_queue import UpstreamQueue
 from relay.sender.attempt import MARKS, Attempt, recipients_left
 from relay.sender.report_limit import REASON, OwedReports
 from relay.sender.reports import Reporter
@@ -357,24 +356,12 @@ class Settling:
                 line.postpone(queued, due_at_ns, why)
 
 
-class AccountBacklog(NamedTuple):
-    """The queue as one upstream account has it, and what its messages are settled with."""
-
-    upstream: str
-    line: UpstreamQueue
-    spool_thread: SpoolThread
-    settling: Settling
-    queue: Queues
-
-
 class Backlog(NamedTuple):
+    """The queue, and what its messages are read and settled with."""
+
     queue: Queues
     spool_thread: SpoolThread
     settling: Settling
-
-    def of(self, upstream: str) -> AccountBacklog:
-        line = self.queue.line(upstream)
-        return AccountBacklog(upstream, line, self.spool_thread, self.settling, self.queue)
 
 
 def _notes(attempt: Attempt, decision: Decision, indices: Sequence[int], at_ns: int) -> tuple[Note, ...]:

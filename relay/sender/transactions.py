@@ -21,7 +21,7 @@ from relay.queue.routes import Because
 from relay.sender.attempt import Attempt
 from relay.sender.known_offers import KnownOffers
 from relay.sender.pausing import Pausing
-from relay.sender.settling import AccountBacklog
+from relay.sender.settling import Backlog
 from relay.sender.spool_thread import UNREADABLE_RETRY_NS
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.dot_stuffing import UnsendableContent
@@ -47,12 +47,12 @@ class Overslept(Exception):  # noqa: N818 - what this host did
 class Transactions:
     def __init__(
         self,
-        backlog: AccountBacklog,
+        upstream: str,
+        backlog: Backlog,
         *,
         throttle: ThrottleThread,
         pool: Pool[Connection],
         pausing: Pausing,
-        offers: KnownOffers,
         telemetry: Telemetry,
         on_end: Callable[[], None],
         on_fault: Callable[[BaseException], None],
@@ -60,8 +60,10 @@ class Transactions:
         """`on_end` is called where a connection, or room for another message, is free again."""
         self.transaction_ns = 0
         """How long a transaction takes: an average in which the last ones count most."""
-        self._upstream, self._line, self._spool_thread, self._settling, self._queue = backlog
-        self._throttle, self._pool, self._pausing, self._offers = throttle, pool, pausing, offers
+        self.offers = KnownOffers()
+        self._upstream, self._line = upstream, backlog.queue.line(upstream)
+        self._queue, self._spool_thread, self._settling = backlog
+        self._throttle, self._pool, self._pausing = throttle, pool, pausing
         self._events, self._metrics, self._clock = telemetry
         self._on_end, self._on_fault = on_end, on_fault
         self._unsettled: dict[Queued, asyncio.Task[None]] = {}
@@ -102,7 +104,7 @@ class Transactions:
                     attempts.append(attempt)
                     connections.pop()
                 else:
-                    answer = self._offers.judged(unfit, attempt.shape)
+                    answer = self.offers.judged(unfit, attempt.shape)
                     self.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
         return attempts
 
@@ -114,7 +116,7 @@ class Transactions:
         rewritten = await self._rewritten(queued, message)
         attempt = Attempt(queued, message, connection, untried or list(left), rewritten=rewritten)
         # A report that the upstream makes goes to whom it knows as the sender.
-        offers_dsn = connection.extensions.dsn and not self._offers.is_dsn_refused
+        offers_dsn = connection.extensions.dsn and not self.offers.is_dsn_refused
         attempt.passes_dsn = rewritten is None and offers_dsn
         return attempt
 
@@ -298,7 +300,7 @@ class Transactions:
                 # Another upstream would relay it twice if this one has it.
                 self._queue.stay_unknown(attempt.queued, attempt.reservation.deadline_ns)
         if outcome.is_dsn_refused:
-            self._offers.is_dsn_refused = True
+            self.offers.is_dsn_refused = True
         self._pausing.observe(decision.outcome, began_ns)
         self._rest_sender(attempt, decision)
         await self._settling.settle(self._upstream, attempt, decision)

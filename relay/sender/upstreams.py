@@ -214,8 +214,9 @@ class Upstreams:
             )
         logins.upstream = upstream
         added = Account(
+            name,
             self._policy,
-            self._backlog.of(name),
+            self._backlog,
             logins=logins,
             host=self._host,
             telemetry=self._telemetry,
