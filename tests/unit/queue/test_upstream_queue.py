@@ -148,14 +148,6 @@ def test_what_goes_again_goes_behind_its_senders_others() -> None:
     assert names(line.take(9, 0)) == "cba"
 
 
-def test_what_leaves_out_of_its_turn_keeps_the_others_in_order() -> None:
-    messages = [a_message(f"{number:03d}") for number in range(500)]
-    line = a_line(*messages)
-    for message in messages[1::3] + messages[2::3]:
-        line.leave(message)
-    assert line.take(500, 0) == messages[::3]
-
-
 def test_where_the_account_has_no_room_the_first_waits_and_another_that_is_first_is_asked_for() -> None:
     a, b = a_message("a"), a_message("b")
     line = a_line(a, b)
