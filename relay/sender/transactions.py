@@ -81,7 +81,7 @@ class Transactions:
         return len(self._transacting)
 
     async def load(self, taken: Sequence[Queued], connections: list[Connection]) -> list[Attempt]:
-        """Read messages, and give each that may go one of the connections; the others leave ACTIVE here."""
+        """Read messages; each that may go takes one of the connections, the others leave ACTIVE here."""
         attempts: list[Attempt] = []
         messages = await self._settling.load([queued.queue_id for queued in taken])
         for queued, message in zip(taken, messages, strict=True):

@@ -9,6 +9,7 @@ from relay.control.operations import OK
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
+from relay.queue.queued import State
 from relay.sender.pausing import Pausing
 from relay.smtp.reply import Phase
 from relay.verdicts.operator_pause import PauseAsked
@@ -211,6 +212,24 @@ async def test_what_is_sorted_late_goes_by_an_edit_that_came_meanwhile(tmp_path:
         await relay.until(lambda: disk.asked > count)
         await turns_of_the_loop()
         assert {part.upstream for part in relay.sender.queue} == {"two"}
+
+
+async def test_an_edit_that_divides_a_message_leaves_it_held_or_deferred(tmp_path: Path) -> None:
+    later = "retry: {min: 1h, max: 1h, lifetime: 1d}"
+    async with Smarthost(Script(rcpt="450 4.2.0 come again")) as one, Smarthost() as two:
+        ports = {"one": one.port, "two": two.port}
+        async with Relay(policy_of(tmp_path, ports, TO_ONE, later)) as relay:
+            held, deferred = (relay.accept("a@x.one", "b@x.two") for _ in range(2))
+            states = relay.sender.queue.state_of
+            await relay.until(lambda: {states(held), states(deferred)} == {State.DEFERRED})
+            assert await relay.operator.act("hold", [held]) == {held: OK}
+            await relay.sender.apply(policy_of(tmp_path, ports, BY_DOMAIN, later))
+            parts = relay.sender.queue.parts
+            await relay.until(lambda: len(parts(held)) == len(parts(deferred)) == 2)
+            assert {part.state for part in parts(held)} == {State.HELD}
+            assert {part.state for part in parts(deferred)} == {State.DEFERRED}
+            assert {part.reason for part in parts(deferred)} == {"450 4.2.0 come again"}
+        assert two.commands == []
 
 
 async def test_mail_that_has_waited_too_long_goes_to_the_next_upstream_that_is_usable(tmp_path: Path) -> None:
