@@ -412,9 +412,9 @@ class Operator:
     def _put_back(self, message: Message, before: Mapping[Queued, State], gone: Collection[int]) -> None:
         """Put back each part without recipients that are done by now."""
         for part in self._queue.parts(message.queue_id):
-            if left := len(set(part.part.left(message.left)).difference(gone)):
-                which = recipients_left(message, part, gone, part.past.tried)
-                self._queue.line_of(part).put_back(part, before[part], (left, which))
+            if (left := recipients_left(message, part, gone)).recipients:
+                self._queue.line_of(part).note_left(part, left)
+                self._queue.line_of(part).put_back(part, before[part])
             else:
                 self._queue.end_part(part)
 

@@ -64,13 +64,9 @@ def keys_of(reverse_path: str, client: str, user: str) -> tuple[str, str, str, s
 
 
 @functools.lru_cache(maxsize=65_536)
-def _run_of(address: str, count: int) -> tuple[str, int]:
-    return _domain(address), count
-
-
-def runs_of(runs: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Return runs of recipients by the keys of their domains; many messages share what is in it."""
-    return tuple([_run_of(*run) for run in runs])
+def domain_key(domain: str) -> str:
+    """Return the same object each time: many messages share it."""
+    return key_of(comparable_domain(domain))
 
 
 def request_for(
@@ -88,7 +84,7 @@ def request_for(
 
 
 def _domain(address: str) -> str:
-    return key_of(comparable_domain(address.rpartition("@")[2])) if "@" in address else ""
+    return domain_key(address.rpartition("@")[2]) if "@" in address else ""
 
 
 class Place(NamedTuple):

@@ -122,8 +122,6 @@ class Decision(NamedTuple):
     """Why recipients are left."""
     status: str = UNKNOWN_STATUS
     """The enhanced code of the refusal that defers it."""
-    warns: bool = False
-    """The sender should be told that the message is late."""
     sender_rests: Answer | None = None
     """The refusal for which the sender's mail waits."""
     rest_ns: int = 0
@@ -171,8 +169,6 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
         back_off_ns=back_off_ns(age_ns, terms.min_ns, terms.max_ns) if is_postponed else terms.min_ns,
         reason=because.text if because is not None else EARLIER if is_postponed else "",
         status=because.status if because is not None else UNKNOWN_STATUS,
-        # It will be here for as long again as it is old: the rule of back-offs, before `retry.max` cuts them.
-        warns=is_postponed and terms.warn_after_ns is not None and standing.late_ns >= terms.warn_after_ns,
         sender_rests=about_sender,
         # Of a sender's own window our history knows nothing.
         rest_ns=0 if about_sender is None else rest_ns(about_sender.ruling, 0, lambda _span_ns: None),

@@ -100,7 +100,6 @@ def test_a_refusal_that_is_about_us_changes_nothing_of_the_message(
     decision = settled(*[verdict] * count, age_ns=age_ns, more=more)
 
     assert decision.next is Next.GIVE_BACK
-    assert not decision.warns
     assert decision.recipients_left == count + more
 
 
@@ -151,7 +150,7 @@ def test_the_order_of_the_recipients_does_not_matter(
 
     assert {i: fate for i, (fate, _) in one.fates.items()} == {i: f for i, (f, _) in other.fates.items()}
     assert (one.next, one.tried, one.refusals) == (other.next, other.tried, other.refusals)
-    assert (one.back_off_ns, one.warns, one.is_relayed) == (other.back_off_ns, other.warns, other.is_relayed)
+    assert (one.back_off_ns, one.is_relayed) == (other.back_off_ns, other.is_relayed)
 
 
 @given(verdicts, spans_ns)
@@ -198,16 +197,10 @@ def test_a_kept_connection_that_died_before_mail_is_no_attempt() -> None:
     assert (decision.next, decision.fates[0][0]) == (Next.GIVE_BACK, Fate.WAITING)
 
 
-def test_a_late_message_warns_once_it_is_deferred() -> None:
-    assert settled(Verdict.DEFER, age_ns=TERMS.warn_after_ns or 0).warns
-    assert not settled(Verdict.DEFER, age_ns=(TERMS.warn_after_ns or 0) - 1).warns
-
-
-def test_late_is_counted_with_pauses_and_age_without() -> None:
+def test_age_is_counted_without_pauses() -> None:
     standing = NEW._replace(late_ns=5 * HOUR_NS, paused_ns=4 * HOUR_NS, resting_ns=4 * HOUR_NS)
     decision = believed(an_outcome(Verdict.DEFER), standing)
 
-    assert decision.warns
     assert (decision.age_ns, decision.back_off_ns) == (HOUR_NS, HOUR_NS)
 
 
