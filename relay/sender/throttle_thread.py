@@ -42,7 +42,6 @@ class ThrottleThread(View):
         self._thread = workers.one("history")
         self.counted: dict[str, int] = {}
         """By the label of each limit, the most slots that were occupied at once, as of the last audit."""
-        self._crowded: set[str] = set()
         self._flushing: asyncio.Task[None] | None = None
         """What writes ends soon."""
 
@@ -65,11 +64,9 @@ class ThrottleThread(View):
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush_soon())
 
-    async def audit_peaks(self) -> list[str]:
-        """Count what each limit held at most; return those that have too many keys since the last call."""
+    async def audit_peaks(self) -> None:
+        """Count what each limit held at most."""
         self.counted = {each.label: each.most for each in (await asyncio.to_thread(self.audit)).findings}
-        before, self._crowded = self._crowded, {each.label for each in self.usage() if each.is_crowded}
-        return sorted(self._crowded - before)
 
     async def replan(
         self, limits: Sequence[Limit], guard_ns: int | None, transaction_ns: int | None = None

@@ -132,9 +132,8 @@ class Upstreams:
             each.wake()
 
     async def audit(self) -> None:
-        for name, each in list(self.in_use.items()):
-            for label in await each.throttle.audit_peaks():
-                self._telemetry.events.tell("keys_crowded", upstream=name, limit=label)
+        for each in list(self.in_use.values()):
+            await each.throttle.audit_peaks()
 
     @property
     def in_flight(self) -> int:

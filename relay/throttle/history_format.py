@@ -56,9 +56,11 @@ class Contents(NamedTuple):
     at: At | None
     """Of the last whole group; None if there is none."""
     end: int
-    """The offset behind the last whole group; what follows was torn."""
+    """The offset behind the last whole group."""
     first_end: int
     """The offset behind the first group."""
+    is_torn: bool
+    """Something but room stands behind the last whole group."""
 
 
 MARK_BYTES = 64
@@ -70,7 +72,7 @@ def header(boot_id: str) -> bytes:
 
 
 def group(at: At, events: Iterable[Event]) -> bytes:
-    return _line([at, *map(_words, events)])
+    return _line([at, *map(words_of, events)])
 
 
 def mark_line(mark_ns: int) -> bytes:
@@ -108,13 +110,13 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
         try:
             (boottime_ns, mark_ns), *told = said
             at = At(_whole(boottime_ns), _whole(mark_ns))
-            events += map(_event, told)
+            events += events_in(told)
         except (ValueError, TypeError) as error:
             # Its checksum was right, so another program wrote it.
             raise DamagedHistory(f"byte {origin + end}: a group that this version cannot read") from error
         first_end = behind if first_end == start else first_end
         end = behind
-    return Contents(events, at, end, first_end)
+    return Contents(events, at, end, first_end, is_torn=content[end:].strip(b"\0") != b"")
 
 
 def read_mark(content: bytes) -> int | None:
@@ -125,23 +127,7 @@ def read_mark(content: bytes) -> int | None:
     return None
 
 
-def _line(value: Any) -> bytes:
-    text = _JSON.encode(value).encode("ascii")
-    return b"%08x %s\n" % (zlib.crc32(text), text)
-
-
-def _read(line: bytes) -> Any:
-    """Return what a whole line says; None if it is not whole."""
-    text = line[9:-1]
-    if line[:9] + line[-1:] != b"%08x \n" % zlib.crc32(text):
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _words(event: Event) -> list[Any]:
+def words_of(event: Event) -> list[Any]:
     match event:
         case Ended():
             return ["ended", *event]
@@ -151,8 +137,12 @@ def _words(event: Event) -> list[Any]:
             return ["reserved" if event.is_open else "charged", *event[:7], *event.shares]
 
 
+def events_in(group: Iterable[list[Any]]) -> list[Event]:
+    """Raise ValueError or TypeError for what is none."""
+    return [_event(words) for words in group]
+
+
 def _event(words: list[Any]) -> Event:
-    """Raise ValueError or TypeError where it is none."""
     match words:
         case ["ended", slot_id, at_ns]:
             return Ended(_whole(slot_id), _whole(at_ns))
@@ -178,10 +168,26 @@ def _weight(value: Any) -> int:
     # A negative one would make room for others.
     if _whole(value) < 0:
         raise ValueError(value)
-    return _whole(value)
+    return int(value)
 
 
 def _whole(value: Any) -> int:
     if type(value) is not int:
         raise TypeError(value)
     return value
+
+
+def _line(value: Any) -> bytes:
+    text = _JSON.encode(value).encode("ascii")
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _read(line: bytes) -> Any:
+    """Return what a whole line says; None if it is not whole."""
+    text = line[9:-1]
+    if line[:9] + line[-1:] != b"%08x \n" % zlib.crc32(text):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

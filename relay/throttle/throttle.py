@@ -33,7 +33,7 @@ from relay.throttle.book import Book
 from relay.throttle.events import Ended, Event, Slot
 from relay.throttle.history import History, Transaction
 from relay.throttle.limit import Limit
-from relay.throttle.limit_state import Limited, Usage, fullest
+from relay.throttle.limit_state import Limited, Usage
 
 __all__ = ["TRANSACTION_NS", "Reservation", "Shared", "Throttle", "View"]
 
@@ -52,8 +52,6 @@ class Shared:
     ahead_ns: int = 0
     """How far the clock of the history was ahead of boottime at the last transaction, at the most."""
     least_ahead_ns: int = 0
-    own: set[int] = field(default_factory=set)
-    """Slots in flight that this process reserved: those of others may belong to the dead."""
 
 
 class View:
@@ -70,12 +68,10 @@ class View:
     def usage(self) -> list[Usage]:
         """Keep the order of the limits.
 
-        The fullest key is looked for without the lock: another may have become fuller meanwhile.
+        The fullest key of very many is looked for without the lock: another may become fuller meanwhile.
         """
-        windows = self._look(
-            lambda book: {state.label: state.windows.copy() for state in book.limits if state.for_each}
-        )
-        keys = {label: fullest(each) for label, each in windows.items()}
+        now_ns = self._look(lambda book: book.now_ns)
+        keys = {state.label: state.fullest_key(now_ns) for state in self.shared.book.limits}
         usages = self._look(
             lambda book: [state.usage(book.now_ns, keys.get(state.label)) for state in book.limits]
         )
@@ -85,7 +81,7 @@ class View:
         self, transaction_ns: int, limits: Sequence[Limit] | None = None, guard_ns: int | None = None
     ) -> tuple[Limited, ...]:
         """Return what occupies each limit; with `limits`, each of those after a `replan`."""
-        return self._look(lambda book: book.limited(transaction_ns, self.shared.own, limits, guard_ns))
+        return self._look(lambda book: book.limited(transaction_ns, limits, guard_ns))
 
     def leaves_in_ns(self, span_ns: int) -> int | None:
         """Nanoseconds until the oldest end of the last `span_ns` is that old; None without one.
@@ -175,8 +171,7 @@ class Throttle(View):
         What was reserved keeps its deadline.
         """
         with self._turn, self.shared.mutex:
-            if transaction_ns is not None:
-                self._transaction_ns = transaction_ns
+            self._transaction_ns = self._transaction_ns if transaction_ns is None else transaction_ns
             self.shared.book.judge_by(limits, guard_ns)
 
     def has_begun(self) -> bool:
@@ -193,23 +188,21 @@ class Throttle(View):
         self, decide: Callable[[Book], Sequence[Reservation | Wait | TooLarge]]
     ) -> list[Reservation | Wait | TooLarge]:
         """Learn, decide, commit, and only then apply."""
-        shared, book = self.shared, self.shared.book
+        mutex, book = self.shared.mutex, self.shared.book
         with self._turn, self._history.transaction() as transaction:
             try:
-                with shared.mutex:
+                with mutex:
                     self._learn(transaction)
                     answers = decide(book)
                     ends, granted = list(self._ends), list(book.granted)
                 self._commit(transaction, ends, granted)
             except BaseException:
-                with shared.mutex:
+                with mutex:
                     book.forget()
                 raise
-            with shared.mutex:
+            with mutex:
                 book.forget()
                 book.apply(granted)
-                shared.own.update(slot.id for slot in granted)
-                shared.own &= book.in_flight.keys()
                 del self._ends[: len(ends)]
         return [self._here(each) for each in answers]
 
@@ -220,7 +213,7 @@ class Throttle(View):
                 return answer._replace(ahead_ns=self.shared.ahead_ns)
             case Wait():
                 return replace(answer, until_ns=self._boottime_of(answer.until_ns))
-            case _:
+            case TooLarge():
                 return answer
 
     def _learn(self, transaction: Transaction) -> None:
