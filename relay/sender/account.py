@@ -107,7 +107,7 @@ class Account:
             name,
             telemetry,
             kept,
-            leaves_in_ns=self.throttle.leaves_in_ns,
+            leaves_in_ns=self.throttle.view.leaves_in_ns,
             on_refused=self._tell_cut_off,
             on_change=partial(self._queue.note, name),
         )
@@ -273,7 +273,7 @@ class Account:
         """Tell what our own windows held where the upstream says that it was too much."""
         if (ruling := answer.ruling) is not None and ruling.is_too_much:
             self._metrics.count("relay_upstream_cut_offs_total", self.name)
-            windows = ", ".join(f"{each.used}/{each.label}" for each in self.throttle.usage())
+            windows = ", ".join(f"{each.used}/{each.label}" for each in self.throttle.view.usage())
             self._events.tell(
                 "cut_off", upstream=self.name, windows=windows or "none", named_slots=ruling.named
             )

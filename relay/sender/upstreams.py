@@ -148,7 +148,7 @@ class Upstreams:
             because=state.why,
             paused_until_ns=state.over_ns,
             operator=state.operator,
-            limits=each.throttle,
+            limits=each.throttle.view,
             proving_after=state.because if state.is_proving and not state.is_resting else "",
             is_tried=each.pausing.is_tried,
             connections_open=each.pool.open,

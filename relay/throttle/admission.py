@@ -148,6 +148,9 @@ class Reservation(NamedTuple):
         return self.slot.until_ns - self.ahead_ns
 
 
+Admission = Reservation | Wait | TooLarge
+
+
 def judged(states: Sequence[LimitState], request: Request, now_ns: int) -> Sequence[int] | Wait | TooLarge:
     """Return the indices of as many recipients as there is room for, at least one; or why none may go."""
     asked = [state for state in states if state.unit != "connections" and state.only in (None, request.lane)]

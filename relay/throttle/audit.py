@@ -1,6 +1,6 @@
 """The most that any window of a limit can have held, laid on a line and counted.  Pure.
 
-Shares no arithmetic with `window`, which it judges.  A slot is occupied from its reservation until T
+Shares no arithmetic with `limit_state`, which it judges.  A slot is occupied from its reservation until T
 after its end; one without an end until T after its deadline.  Whatever an upstream counted in one window
 of length T was occupied at the instant at which the last of it began, so the most that is occupied at one
 instant is the most that any window can hold.  T is the policy's; the guard is beyond what is promised.

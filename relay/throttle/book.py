@@ -12,7 +12,7 @@ what another needs.  Windows are filled again from what compaction keeps, so the
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 
-from relay.throttle.admission import Request, Reservation, TooLarge, Wait, judged, shares_of
+from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait, judged, shares_of
 from relay.throttle.compaction import BOUNDS, Bounds, compacted, end_of
 from relay.throttle.events import Ended, Event, Issued, Share, Slot
 from relay.throttle.limit import Limit
@@ -85,9 +85,9 @@ class Book:
         if self._size > self._compact_above:
             self._compact()
 
-    def decide(self, requests: Sequence[Request], transaction_ns: int) -> list[Reservation | Wait | TooLarge]:
+    def decide(self, requests: Sequence[Request], transaction_ns: int) -> list[Admission]:
         """Decide in the order of the requests: once one waits for what all need, so do all behind it."""
-        answers: list[Reservation | Wait | TooLarge] = []
+        answers: list[Admission] = []
         waiting: Wait | None = None
         for request in requests:
             answer = waiting or self._decide(request, transaction_ns)
@@ -136,7 +136,7 @@ class Book:
         index = bisect_right(self.ended, self.now_ns - span_ns, key=end_of)
         return None if index == len(self.ended) else self.ended[index].until_ns + span_ns - self.now_ns
 
-    def _decide(self, request: Request, transaction_ns: int) -> Reservation | Wait | TooLarge:
+    def _decide(self, request: Request, transaction_ns: int) -> Admission:
         chosen = judged(self.limits, request, self.now_ns)
         if isinstance(chosen, Wait | TooLarge):
             return chosen

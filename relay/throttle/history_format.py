@@ -109,7 +109,7 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
             break
         try:
             (boottime_ns, mark_ns), *told = said
-            at = At(_whole(boottime_ns), _whole(mark_ns))
+            at = At(int(boottime_ns), int(mark_ns))
             events += events_in(told)
         except (ValueError, TypeError) as error:
             # Its checksum was right, so another program wrote it.
@@ -144,36 +144,35 @@ def events_in(group: Iterable[list[Any]]) -> list[Event]:
 
 def _event(words: list[Any]) -> Event:
     match words:
-        case ["ended", slot_id, at_ns]:
-            return Ended(_whole(slot_id), _whole(at_ns))
-        case ["issued", slot_id]:
-            return Issued(_whole(slot_id))
-        case ["reserved" | "charged" as word, slot_id, start_ns, until_ns, m, r, c, size_bytes, *shares]:
-            weights = _weight(m), _weight(r), _weight(c), _weight(size_bytes)
-            instants = _whole(start_ns), _whole(until_ns)
-            slot = Slot(_whole(slot_id), *instants, *weights, tuple(map(_share, shares)), word == "reserved")
-            if slot.id >= slot.is_open:
-                return slot
+        case ["ended", int(slot_id), int(at_ns)]:
+            return Ended(slot_id, at_ns)
+        case ["issued", int(slot_id)]:
+            return Issued(slot_id)
+        case [
+            "reserved" | "charged" as word,
+            int(slot_id),
+            int(start_ns),
+            int(until_ns),
+            m,
+            r,
+            c,
+            size,
+            *shares,
+        ]:
+            weights = _weight(m), _weight(r), _weight(c), _weight(size)
+            known = tuple([_share(*share) for share in shares])
+            return Slot(slot_id, start_ns, until_ns, *weights, known, word == "reserved")
     raise ValueError(words)
 
 
-def _share(words: list[Any]) -> Share:
-    match words:
-        case [str(for_each), str(key), messages, recipients, size_bytes]:
-            return Share(for_each, key, _weight(messages), _weight(recipients), _weight(size_bytes))
-    raise ValueError(words)
+def _share(for_each: str, key: str, messages: int, recipients: int, size_bytes: int) -> Share:
+    return Share(str(for_each), str(key), _weight(messages), _weight(recipients), _weight(size_bytes))
 
 
 def _weight(value: Any) -> int:
     # A negative one would make room for others.
-    if _whole(value) < 0:
+    if not isinstance(value, int) or value < 0:
         raise ValueError(value)
-    return int(value)
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(value)
     return value
 
 

@@ -72,6 +72,6 @@ def test_each_key_is_counted_by_itself_and_what_may_be_of_any_is_left_out(clock:
     account.replan([each], 0)
     granted(account, 1, 1)
 
-    (peak,) = audit(account.shared.book.slots(), [each]).findings
+    (peak,) = audit(account.book.slots(), [each]).findings
 
     assert (peak.most, peak.key) == (1, "")

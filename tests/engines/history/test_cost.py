@@ -16,7 +16,7 @@ from relay.throttle.admission import Request, Reservation
 from relay.throttle.book import Book
 from relay.throttle.compaction import KEEP_NS, Bounds, compacted
 from relay.throttle.events import Ended, Share, Slot
-from relay.throttle.window import Window
+from relay.throttle.limit_state import Window
 from tests.engines.history.limits import TRANSACTION_NS, messages, recipients, throttle
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
