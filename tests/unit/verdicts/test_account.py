@@ -127,20 +127,14 @@ def test_a_refusal_is_told_by_its_verdict(
     assert heard.happening is expected
     assert (after.health in ENDLESS) == (verdict is Verdict.STOP)
     assert (after.until_ns == FOREVER_NS) == (verdict is Verdict.STOP and not may_probe)
-    assert after.doubts == ("no" if is_doubted else "")
 
 
 def test_where_no_probe_is_allowed_only_somebody_ends_it() -> None:
-    doubted = step(AccountState(), replace_doubted(event(Happening.STOP)))
+    doubted = step(AccountState(), event(Happening.STOP))
     barred = step(doubted, event(Happening.STOP, 1, ruling_of("no", may_probe=False)))
-    assert (doubted.until_ns, doubted.doubts) == (PROBE_NS, "STOP")
-    assert (barred.until_ns, barred.doubts) == (FOREVER_NS, "")
+    assert (doubted.until_ns, barred.until_ns) == (PROBE_NS, FOREVER_NS)
     assert lapsed(barred, FOREVER_NS - 1) == barred
     assert step(barred, event(Happening.EDIT)).health is Health.PROVING
-
-
-def replace_doubted(heard: Event) -> Event:
-    return heard._replace(is_doubted=True)
 
 
 def test_a_pause_grows_only_by_what_a_later_refusal_asks_for() -> None:
