@@ -186,22 +186,6 @@ def test_a_second_refusal_of_mail_makes_it_small_and_one_of_a_connection_does_no
     assert largest(7, step(once, again).taken) == expected
 
 
-@given(st.integers(1, 1000), st.integers(1, 1000))
-def test_whatever_an_upstream_takes_at_all_a_message_goes_through(takes: int, recipients: int) -> None:
-    """It takes so many in a window, and whoever exceeds has to wait for the next."""
-    state, left, windows = AccountState(), recipients, 0
-    while left:
-        room = takes
-        while left and (size := min(left, largest(100, state.taken))) <= room:
-            left, room = left - size, room - size
-            state = step(state, event(Happening.PROOF)._replace(recipients=size))
-        if left:
-            state = step(step(state, event(Happening.PAUSE, 0, TOO_MUCH)), event(Happening.OVER))
-        windows += 1
-        # Never less than half of what it takes, but for the first window, in which too much was tried.
-        assert recipients - left >= min(recipients, (windows - 1) * min(takes, 100) // 2)
-
-
 def test_what_an_operator_asks_for_begins_now() -> None:
     timed = PauseAsked("anna", 60 * SECOND_NS).begun(5, 0)
     lasting = PauseAsked("anna\n" + "x" * 99).begun(5, 0)
@@ -228,29 +212,30 @@ def test_the_time_paused_is_that_of_the_instants_that_were_paused(
     assert len(begun(spans, now, goes_on=True)) == max(1, len(spans))
 
 
-@given(st.integers(0, 100))
-def test_without_a_word_of_how_long_the_back_off_doubles(number: int) -> None:
-    assert rest_ns(None, number, _nothing) == min(LONGEST_NS, FIRST_NS * 2**number)
-    assert rest_ns(ruling_of("no"), number, _nothing) == rest_ns(None, number, _nothing)
-
-
-def test_the_time_asked_for_is_kept_to_and_grows_if_it_did_not_help() -> None:
-    ruling = ruling_of("try again in 5 seconds")
-    assert rest_ns(ruling, 0, _nothing) == 5 * SECOND_NS
-    assert rest_ns(ruling, 3, _nothing) == FIRST_NS * 8
-    assert rest_ns(ruling_of("try again in 2 hours"), 3, _nothing) == 7200 * SECOND_NS
-
-
-def test_where_a_window_is_named_our_history_says_when_it_has_room() -> None:
-    hourly = ruling_of("100 messages per hour exceeded")
-    assert rest_ns(hourly, 0, lambda span_ns: span_ns // 3) == 1200 * SECOND_NS
-    assert rest_ns(hourly, 0, _nothing) == FIRST_NS
-
-
-def test_where_a_look_makes_it_worse_the_whole_window_is_waited_for() -> None:
-    assert rest_ns(ruling_of("daily limit", may_probe=False), 0, lambda _: 1) == 86400 * SECOND_NS
-    assert rest_ns(ruling_of("no", may_probe=False), 0, _nothing) == PROBE_NS
-    assert rest_ns(ruling_of("no", may_probe=False, wait_ns=7 * PROBE_NS), 0, _nothing) == 7 * PROBE_NS
+@pytest.mark.parametrize(
+    ("ruling", "step_", "oldest_leaves_in", "expected"),
+    [
+        # Without a word of how long, the back-off doubles.
+        (None, 0, None, FIRST_NS),
+        (ruling_of("no"), 3, None, FIRST_NS * 8),
+        (ruling_of("no"), 99, None, LONGEST_NS),
+        # The time asked for is kept to, and grows if it did not help.
+        (ruling_of("try again in 5 seconds"), 0, None, 5 * SECOND_NS),
+        (ruling_of("try again in 5 seconds"), 3, None, FIRST_NS * 8),
+        (ruling_of("try again in 2 hours"), 3, None, 2 * HOUR_NS),
+        # Where a window is named, our history says when it has room.
+        (ruling_of("100 messages per hour exceeded"), 0, HOUR_NS // 3, HOUR_NS // 3),
+        (ruling_of("100 messages per hour exceeded"), 0, None, FIRST_NS),
+        # Where a look makes it worse, the whole window is waited for.
+        (ruling_of("daily limit", may_probe=False), 0, 1, 24 * HOUR_NS),
+        (ruling_of("no", may_probe=False), 0, None, PROBE_NS),
+        (ruling_of("no", may_probe=False, wait_ns=7 * PROBE_NS), 0, None, 7 * PROBE_NS),
+    ],
+)
+def test_how_long_a_refusal_has_the_upstream_rest(
+    ruling: Ruling | None, step_: int, oldest_leaves_in: int | None, expected: int
+) -> None:
+    assert rest_ns(ruling, step_, lambda _span_ns: oldest_leaves_in) == expected
 
 
 instants = st.integers(0, 10**18)
