@@ -177,7 +177,9 @@ class Book:
 
     def _compact(self) -> None:
         self.ended = compacted(self.ended, self.now_ns, self._bounds)
-        self.limits = self._filled(self.judged, self._guard_ns)
         self._size = sum(1 + len(slot.shares) for slot in self.ended)
+        # A key of one slot takes a window and an instant.
+        if any(state.size > 2 * self._size for state in self.limits):
+            self.limits = self._filled(self.judged, self._guard_ns)
         # The more is kept, the longer it takes, and the more decisions share its cost.
         self._compact_above = max(self._bounds.least, 2 * self._size)

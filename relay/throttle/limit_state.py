@@ -125,9 +125,11 @@ class LimitState:
 
     def charge(self, slot: Slot, now_ns: int) -> None:
         """Count a slot that has ended."""
-        if slot.until_ns + self.span_ns > now_ns:
-            self.start(slot)
-            self.end(slot, slot.until_ns)
+        if (free_at_ns := slot.until_ns + self.span_ns) > now_ns:
+            for key, weight in self._weights(slot):
+                window = self._window(key)
+                window.used += weight
+                window.open_at(free_at_ns, weight)
 
     # Questions.
 
@@ -184,6 +186,11 @@ class LimitState:
             taken += [(ends_ns + self.span_ns, weight) for key, weight in self._weights(slot) if key in keys]
         its = self.label, self.unit, self.count, self.span_ns, self.for_each, self.only
         return Limited(*its, tuple(taken))
+
+    @property
+    def size(self) -> int:
+        """Return how much memory it takes, in windows and instants."""
+        return sum([1 + len(window.openings) for window in self._windows.values()])
 
     def _openings(self, keys: Iterable[str | None]) -> list[list[Opening]]:
         return [self._windows[key].openings for key in keys if key in self._windows]
