@@ -160,6 +160,15 @@ def test_a_limit_for_each_holds_for_all_spellings_and_keeps_back_no_other(
     assert wait.place.for_each == kind
 
 
+def test_a_ceiling_that_an_edit_brings_knows_what_its_lane_holds(memory: ModelDisk, clock: FakeClock) -> None:
+    account = throttle(PATH, memory, clock, [])
+    lists, mine = Request(1, lane="lists"), Request(1, lane="mine")
+    account.reserve([lists])
+    account.replan([limit(1, 60 * SECOND_NS, for_each="lane", only=lane) for lane in ("mine", "lists")], 0)
+
+    assert _went(account, lists, mine) == [False, True]
+
+
 def test_clients_users_and_lanes_are_keys_too(memory: ModelDisk, clock: FakeClock) -> None:
     whose = _request("a@b.example", client="mail.example[2001:DB8::1]", user="zo\u00eb b")
     assert (whose.client, whose.user) == ("2001:db8::1", "zo%c3%ab%20b")
