@@ -28,9 +28,9 @@ class ConnectionLimit:
     def __init__(
         self, events: Events, where: str, *, most: int = MOST, seconds: float = LONGEST_SECONDS
     ) -> None:
-        """`where` is what an event calls the server."""
+        """`where` is what an event calls the server.  Of a larger `most` no more than MOST counts."""
         self._events, self._where = events, where
-        self._most, self._seconds = most, seconds
+        self._most, self._seconds = min(MOST, most), seconds
         self._runner: web.AppRunner | None = None
         self._door: Door | None = None
         self._ends: dict[asyncio.Transport, asyncio.TimerHandle] = {}
