@@ -95,14 +95,6 @@ def test_one_sender_refused_alike_has_only_that_sender_wait(sender: str) -> None
     assert (outcome.pause.verdict, outcome.pause.scope) == (Verdict.STOP, Scope.UPSTREAM)
 
 
-def test_what_is_relayed_in_between_ends_the_row() -> None:
-    shield = Shield(in_a_row=3)
-    for number in range(0, 60, 3):
-        assert _one(shield, _answer(UNKNOWN), number) is Verdict.DEFER
-        assert _one(shield, _answer(UNKNOWN), number + 1) is Verdict.DEFER
-        assert _one(shield, RELAYED, number + 2) is Verdict.RELAYED
-
-
 def test_what_was_under_way_and_is_relayed_in_between_does_not_end_the_row() -> None:
     shield, began_ns = Shield(in_a_row=3), next(_INSTANTS)
     for number in (0, 1):
