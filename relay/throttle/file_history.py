@@ -195,7 +195,8 @@ class FileHistory:
             self._know(fd, found)
             with self._giving_up():
                 self._disk.sync_directory(self._folder)
-            self._worth_bytes = found.first_end
+            # The first group is what was written anew last.
+            self._worth_bytes = content.index(b"\n", content.index(b"\n") + 1)
         else:
             self.news, self._at = found.events, found.at
             self._put(found.events)

@@ -17,7 +17,7 @@ from relay.throttle.history import NOTHING_SENT, HistoryError
 from relay.throttle.history_format import MARK_BYTES, Contents, DamagedHistory, read_mark
 from relay.throttle.limit import Limit
 
-NO_PAST = Contents([], None, 0, 0, is_torn=False)
+NO_PAST = Contents([], None, 0, is_torn=False)
 
 
 @dataclass(frozen=True, slots=True)

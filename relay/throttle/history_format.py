@@ -57,8 +57,6 @@ class Contents(NamedTuple):
     """Of the last whole group; None if there is none."""
     end: int
     """The offset behind the last whole group."""
-    first_end: int
-    """The offset behind the first group."""
     is_torn: bool
     """Something but room stands behind the last whole group."""
 
@@ -99,7 +97,7 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
     """
     events: list[Event] = []
     at: At | None = None
-    end = first_end = start
+    end = start
     while end < len(content):
         behind = content.find(b"\n", end) + 1
         said = _read(content[end:behind])
@@ -114,9 +112,8 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
         except (ValueError, TypeError) as error:
             # Its checksum was right, so another program wrote it.
             raise DamagedHistory(f"byte {origin + end}: a group that this version cannot read") from error
-        first_end = behind if first_end == start else first_end
         end = behind
-    return Contents(events, at, end, first_end, is_torn=content[end:].strip(b"\0") != b"")
+    return Contents(events, at, end, is_torn=content[end:].strip(b"\0") != b"")
 
 
 def read_mark(content: bytes) -> int | None:
@@ -188,5 +185,5 @@ def _read(line: bytes) -> Any:
         return None
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
