@@ -217,14 +217,9 @@ class PauseRecord:
             until_ns=later(state.until_ns),
             fault_until_ns=later(state.fault_until_ns),
             operator=None if pause is None else replace(pause, until_ns=later(pause.until_ns)),
+            spans=tuple((later(begin), later(end)) for begin, end in state.spans),
         )
-        # The one under way is over if it is so by the wall clock; it was under way until then.
-        end_ns = FOREVER_NS if state.over_ns > now_ns else min(now_ns, later(self.state.over_ns))
-        spans = tuple(
-            (later(begin), max(later(begin), end_ns) if end == FOREVER_NS else later(end))
-            for begin, end in state.spans
-        )
-        return PauseRecord(boot_id, self.written_at_ns + by_ns, self.wall_ns, replace(state, spans=spans))
+        return PauseRecord(boot_id, self.written_at_ns + by_ns, self.wall_ns, state)
 
     def at_a_start(self, now_ns: int) -> AccountState:
         """Return what a start at that instant makes of a record of this boot."""

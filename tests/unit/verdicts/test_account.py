@@ -286,7 +286,7 @@ def test_within_a_boot_a_record_is_as_written_by_any_wall_clock() -> None:
 @given(instants, st.integers(-(10**18), 10**18))
 def test_after_a_reboot_the_wall_clock_says_how_much_pause_is_left(now_ns: int, off_ns: int) -> None:
     moved = RECORD.moved("there", now_ns, RECORD.wall_ns + off_ns)
-    state = moved.state
+    state = moved.at_a_start(now_ns)
     assert state.until_ns - now_ns == 300 - max(0, off_ns)
     assert [end - begin for begin, end in state.spans[:-1]] == [100]
     assert state.spans[-1][1] == (FOREVER_NS if state.until_ns > now_ns else state.until_ns)
