@@ -27,7 +27,6 @@ Not noticed: both files removed under a relay that runs; a file that is put back
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from relay.clock import SECOND_NS, Clock
 from relay.spool.disk.durable import Disk, write_with_room
@@ -58,15 +57,11 @@ ADVICE = "stop, wait for the longest period of its limits, move it and its .lock
 """What repairs damage."""
 
 
-class Found(NamedTuple):
-    """What a whole history tells, in the time of this boot."""
+def found_in(content: bytes, mark_ns: int | None, clock: Clock) -> tuple[Contents, bool]:
+    """Return what a whole history tells, in the time of this boot, and whether it is of this boot.
 
-    contents: Contents
-    is_of_this_boot: bool
-
-
-def found_in(content: bytes, mark_ns: int | None, clock: Clock) -> Found:
-    """Read a whole history; `mark_ns` is what its lock says.  Raises DamagedHistory."""
+    `mark_ns` is what its lock says.  Raises DamagedHistory.
+    """
     boot_id, start = read_header(content)
     contents = read_groups(content, start)
     if (last := contents.at) is None:
@@ -77,12 +72,12 @@ def found_in(content: bytes, mark_ns: int | None, clock: Clock) -> Found:
     if boot_id == clock.boot_id():
         if last.boottime_ns > now_ns + CLOCK_SKEW_NS:
             raise DamagedHistory("it was written in the future of this boot: by a host with another clock")
-        return Found(contents, is_of_this_boot=True)
+        return contents, True
     passed_ns = max(0, clock.wall_ns() - last.mark_ns)
     shift_ns = now_ns - (0 if passed_ns > LONGEST_BELIEVED_NS else passed_ns) - last.boottime_ns
     events = [moved(event, shift_ns) for event in contents.events]
     at = last._replace(boottime_ns=last.boottime_ns + shift_ns)
-    return Found(contents._replace(events=events, at=at), is_of_this_boot=False)
+    return contents._replace(events=events, at=at), False
 
 
 def check_mark(last: At | None, mark_ns: int | None) -> None:

@@ -17,8 +17,6 @@ from relay.throttle.history import NOTHING_SENT, HistoryError
 from relay.throttle.history_format import MARK_BYTES, Contents, DamagedHistory, read_mark
 from relay.throttle.limit import Limit
 
-NO_PAST = Contents([], None, 0, is_torn=False)
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -94,5 +92,5 @@ def _read(path: Path, disk: Disk, clock: Clock) -> Contents:
             content = disk.pread(fd, disk.size(fd), 0)
     except FileNotFoundError:
         check_mark(None, mark_ns)
-        return NO_PAST
-    return found_in(content, mark_ns, clock).contents
+        return Contents([], None, 0, is_torn=False)
+    return found_in(content, mark_ns, clock)[0]
