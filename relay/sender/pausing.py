@@ -81,8 +81,7 @@ class Pausing:
             now_ns = self._clock.boottime_ns()
             record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns())
             self._become(record.at_a_start(now_ns))
-            if record.state.health is Health.STOPPED:
-                self.shield.recall(record.state.because)
+            self.shield.recall(record.state.doubts)
         if replaced is not None and replaced.operator is not None:
             self.keep_back(replaced.operator, since_ns=replaced.spans[-1][0])
         elif replaced is not None and self.state.operator is not None:

@@ -65,6 +65,11 @@ class AccountState:
         return self.health in ENDLESS
 
     @property
+    def doubts(self) -> str:
+        """Return why the shield stopped it; empty where it did not."""
+        return self.because if self.health is Health.STOPPED else ""
+
+    @property
     def shown(self) -> Health:
         """Return its health, to show: a history that fails is a stop."""
         return Health.STOPPED if self.fault and self.health not in RESTING else self.health

@@ -110,9 +110,9 @@ class Shield:
             pause = pause._replace(text=self._why, is_doubted=True)
         return outcome._replace(answers=tuple(answers), pause=pause)
 
-    def recall(self, why: str) -> None:
-        """Have the upstream stopped as before a restart."""
-        self._is_stopped, self._why = True, why
+    def recall(self, because: str) -> None:
+        """Have the upstream stopped as before a restart; empty where it was not."""
+        self._is_stopped, self._why = because != "", because
 
     def clear(self) -> None:
         """Forget all doubts: the operator does not believe them, or has settled them."""
