@@ -92,7 +92,7 @@ def drain_words(upstream: UpstreamStatus, now_ns: int) -> str:
 def used_words(limit: LimitStatus) -> str:
     """Return used/N, whose that is, and what else there is to say."""
     by = f" by {limit.key or '<>'}" if limit.key is not None else ""
-    return f"{limit.used}/{limit.count}{by}{limit.remarks}"
+    return f"{limit.used}/{limit.count}{by}"
 
 
 def limits_of(snapshot: Snapshot) -> list[LimitStatus]:

@@ -16,7 +16,7 @@ from relay.sender.upstreams import UpstreamView
 from relay.spool.disk.durable import Disk
 from relay.throttle.history import HistoryError
 from relay.throttle.history_check import book_in_file
-from relay.throttle.throttle import Shared, View
+from relay.throttle.throttle import View
 from relay.verdicts.account import AccountState, Event, PauseRecord, step
 from relay.verdicts.health import Happening
 from relay.verdicts.operator_pause import PauseAsked
@@ -52,7 +52,7 @@ def _recorded(policy: Policy, name: str, disk: Disk, clock: Clock) -> UpstreamVi
         book = book_in_file(policy.history_path(name), limits, upstream.guard_ns, disk, clock)
     except HistoryError as error:
         return _view(step(state, Event(Happening.FAULT, now_ns, str(error), until_ns=now_ns)))
-    return replace(_view(state), limits=View(Shared(book), clock))
+    return replace(_view(state), limits=View(book, clock))
 
 
 def _view(state: AccountState) -> UpstreamView:

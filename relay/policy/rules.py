@@ -103,4 +103,4 @@ def _any_code(codes: tuple[str, ...] | None) -> re.Pattern[str] | None:
 def _any_phrase(phrases: tuple[str, ...] | None, *, begin_words: bool) -> Phrases | None:
     if phrases is None:
         return None
-    return Phrases((" ".join(phrase.lower().split()) for phrase in phrases), begin_words=begin_words)
+    return Phrases(tuple(" ".join(phrase.lower().split()) for phrase in phrases), begin_words)

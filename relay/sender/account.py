@@ -95,7 +95,7 @@ class Account:
             name,
             telemetry,
             account_file(policy, name, host.disk, self._tell_unrecorded),
-            leaves_in_ns=self.throttle.leaves_in_ns,
+            leaves_in_ns=self.throttle.view.leaves_in_ns,
             on_refused=self._tell_cut_off,
             on_change=partial(backlog.queue.note, name),
         )
@@ -251,7 +251,7 @@ class Account:
         """Tell what our own windows held where the upstream says that it was too much."""
         if (ruling := answer.ruling) is not None and ruling.is_too_much:
             self._metrics.count("relay_upstream_cut_offs_total", self.name)
-            windows = ", ".join(f"{each.used}/{each.label}" for each in self.throttle.usage())
+            windows = ", ".join(f"{each.used}/{each.label}" for each in self.throttle.view.usage())
             self._events.tell(
                 "cut_off", upstream=self.name, windows=windows or "none", named_slots=ruling.named
             )

@@ -131,9 +131,8 @@ class Upstreams:
             each.wake()
 
     async def audit(self) -> None:
-        for name, each in list(self.in_use.items()):
-            for label in await each.throttle.audit_peaks():
-                self._telemetry.events.tell("keys_crowded", upstream=name, limit=label)
+        for each in list(self.in_use.values()):
+            await each.throttle.audit_peaks()
 
     @property
     def in_flight(self) -> int:
@@ -148,7 +147,7 @@ class Upstreams:
             because=state.why,
             paused_until_ns=state.over_ns,
             operator=state.operator,
-            limits=each.throttle,
+            limits=each.throttle.view,
             proving_after=state.because if state.is_proving and not state.is_resting else "",
             is_tried=each.pausing.is_tried,
             connections_open=each.pool.open,

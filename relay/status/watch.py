@@ -316,7 +316,6 @@ class Watch:
                 usage.for_each,
                 usage.key,
                 max(usage.used, seen.counted.get(usage.label, 0)),
-                usage.is_crowded,
                 words.get(usage.label, ""),
             )
             for usage in (() if seen.limits is None else seen.limits.usage())

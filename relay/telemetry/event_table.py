@@ -101,8 +101,6 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
     ("cut_off", _WARNING,
      ("upstream {upstream}: it says that this was too much{named_slots:, and names %}; "
       "our windows held {windows}"), ""),
-    ("keys_crowded", _WARNING,
-     "upstream {upstream}: limit {limit}: more keys than are kept apart, its mail waits", ""),
     ("shortage", _WARNING, "{where} waits, out of descriptors or memory: {error}", ""),
     ("descriptors_short", _WARNING,
      ("{where}: {descriptors} descriptors where the policy needs {needed}; "
