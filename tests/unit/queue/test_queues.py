@@ -174,12 +174,13 @@ class AnyQueue(RuleBasedStateMachine):
 
     def _settle(self) -> None:
         """Look where the queue asks for it, as the sender does: and then all is in its place."""
+        # What was active at an edit is sorted a moment later, whether anything changed or not.
+        put_off, self.put_off = self.put_off, set()
+        for queue_id in put_off:
+            self._sort(queue_id)
         while self.is_changed:
             self.is_changed = False
             self.queue.move_on(self.now_ns)
-            put_off, self.put_off = self.put_off, set()
-            for queue_id in put_off:
-                self._sort(queue_id)
             self.is_changed = self.is_changed or self.queue.next_look_ns() == AT_ONCE_NS
         self._is_in_place()
 
