@@ -24,6 +24,7 @@ ENVELOPE = Envelope(
 )
 CONTENT = b"Received: by us\r\nSubject: minutes\r\n\r\n.dots\r\n\x00\xff, and no end of line"
 RELAYED, BOUNCED, EXPIRED, DELETED = Status.RELAYED, Status.BOUNCED, Status.EXPIRED, Status.DELETED
+TOLD = Status.SUCCESS
 
 
 class Engine(Protocol):
