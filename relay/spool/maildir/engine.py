@@ -87,8 +87,6 @@ class MaildirSpool(BaseSpool):
 
     def _start(self) -> None:
         """List everything, oldest first; of one name a held file goes before a queued one."""
-        # What a killed owner wrote may be in memory only, and would be taken for durable.
-        self._disk.sync_all(self._root)
         there: dict[str, str] = {}
         for folder in (self._layout.hold, *self._layout.queued_folders(), self._layout.new):
             for name in self._disk.names(folder):

@@ -53,6 +53,9 @@ class MaildirOnModel:
     def listener(self, disk: Disk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
         return MaildirIntake(self.root, disk, clock, chance)
 
+    def prepare(self, disk: Disk) -> None:
+        prepare(self.root, disk)
+
     def vary(self, rng: random.Random) -> None:
         """Nothing: a message is a file."""
 

@@ -18,10 +18,11 @@ import pytest
 
 from relay.mail.envelope import QueueId
 from tests.engines.spool.cuts import Judge, cuts, killed, prefixes
-from tests.engines.spool.engine import BOUNCED, RELAYED, OnModel
+from tests.engines.spool.engine import BOUNCED, RELAYED, OnModel, accept, claimed
 from tests.engines.spool.maildir_engine import MAILDIR
 from tests.engines.spool.scenarios import STORIES, Scenario, drawn, of_one_recipient
-from tests.engines.spool.world import Letter, Listener, Snapshot, Violation, World, prepared
+from tests.engines.spool.world import Letter, Listener, Snapshot, Violation, World, no_corruption, prepared
+from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 
@@ -56,6 +57,18 @@ def test_a_story_survives_any_two_crashes(name: str, engine: OnModel) -> None:
 @pytest.mark.parametrize("model", Model)
 def test_the_first_start_of_all_may_be_cut_or_killed_too(model: Model, engine: OnModel) -> None:
     Judge(engine).judge_slice(replace(STORIES["bounced"], is_started=False), model, random.Random(1), 2)
+
+
+def test_what_a_killed_start_left_is_durable_before_any_mail(engine: OnModel) -> None:
+    """The folders, and which format the spool is of: else another engine may start in it."""
+    for snapshot in replace(STORIES["relayed"], is_started=False).run(Model.ANY_SUBSET, engine):
+        ((_, image),) = killed(snapshot)
+        engine.prepare(image)
+        accepted = accept(engine.listener(image, FakeClock(), random.Random(2).randbytes))
+        cut = ModelDisk(image.platter.after_cut(()))
+        assert cut.inode(f"{engine.root}/format") is not None
+        found = claimed(engine.spool(cut, FakeClock(), no_corruption))
+        assert accepted in [message.queue_id for message in found]
 
 
 @pytest.mark.parametrize("each", [SHORT_STEP, pytest.param(FULL_STEP, marks=pytest.mark.full)])
