@@ -27,7 +27,7 @@ CUTS = "tests/engines/spool/test_crash.py"
 FAULTS = "tests/engines/spool/test_faults.py"
 LOG = "tests/engines/spool/test_log_segments.py tests/engines/spool/test_log.py"
 MAILDIR = "tests/engines/spool/test_maildir.py"
-CONVERT = "tests/engines/spool/test_convert.py"
+CONVERT = "tests/unit/cli/test_spool_convert.py"
 LISTENER = "tests/unit/listener"
 DAEMON = "tests/unit/daemon"
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from tests.engines.spool.engine import OnModel
-from tests.engines.spool.oracle import Known, live_on
+from tests.engines.spool.oracle import live_on
 from tests.engines.spool.scenarios import Scenario
 from tests.engines.spool.world import Snapshot, Violation
 from tests.fakes.disk import Fault, ModelDisk
@@ -48,7 +48,6 @@ class Judge:
     def __init__(self, engine: OnModel) -> None:
         self.tally = Tally()
         self._engine = engine
-        self._known = Known()
 
     def judge_slice(self, scenario: Scenario, model: Model, rng: random.Random, most: int) -> None:
         """Judge one scenario on one model, `most` images of an instant where not all.
@@ -92,36 +91,19 @@ class Judge:
         for snapshot in snapshots:
             for label, image in images(snapshot):
                 self.tally.offered += 1
-                number = hash(image.fingerprint())
-                state = hash((number, snapshot.told))
+                state = hash((image.fingerprint(), snapshot.told))
                 if state not in self.tally.states:
-                    if not self._known.has(number, snapshot.told):
-                        self.go_on(image, snapshot, f"{story}, {label}", number=number)
+                    self.go_on(image, snapshot, f"{story}, {label}")
                     self.tally.states.add(state)
                     if is_second:
                         self.tally.second.add(state)
 
     def go_on(
-        self,
-        image: ModelDisk,
-        snapshot: Snapshot,
-        story: str,
-        *,
-        record: bool = False,
-        number: int | None = None,
+        self, image: ModelDisk, snapshot: Snapshot, story: str, *, record: bool = False
     ) -> list[Snapshot]:
         """Judge one image, uncounted; return the instants of recovering from it and ending its messages."""
-        if number is None:
-            number = hash(image.fingerprint())
         try:
-            return live_on(
-                image,
-                snapshot.trace.copy(),
-                record=record,
-                known=self._known,
-                keys=(number, snapshot.told),
-                engine=self._engine,
-            )
+            return live_on(image, snapshot.trace.copy(), record=record, engine=self._engine)
         except Exception as error:
             raise Violation(f"{story}: {error!r}") from error
 

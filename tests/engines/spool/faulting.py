@@ -5,6 +5,7 @@ that was judged already, with the same trace, is not judged again: `live_on` is 
 of both.
 """
 
+import dataclasses
 import errno
 import functools
 from collections.abc import Callable, Iterator
@@ -32,12 +33,7 @@ def _kinds() -> Iterator[tuple[str, Kind]]:
 
 
 def _forever(kind: Kind) -> Kind:
-    def fault(nth: int) -> Fault:
-        once = kind(nth)
-        once.forever = True
-        return once
-
-    return fault
+    return lambda nth: dataclasses.replace(kind(nth), forever=True)
 
 
 ONCE: dict[str, Kind] = dict(_kinds())

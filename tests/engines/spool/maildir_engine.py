@@ -33,13 +33,6 @@ class MaildirEngine(OneSpool):
         path = self.layout.queued(queue_id)
         self.flip(path, HEADER_BYTES + (len(self.content_of(path)) - HEADER_BYTES) // 2)
 
-    def plant(self, path: str, content: bytes) -> None:
-        """Put something there that is no message."""
-        if isinstance(self.disk, ModelDisk):
-            self.disk.plant(path, content)
-        else:
-            Path(path).write_bytes(content)
-
 
 class MaildirOnModel:
     """See tests.engines.spool.engine.OnModel."""

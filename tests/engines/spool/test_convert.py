@@ -19,7 +19,6 @@ from relay.spool.interface import (
     Report,
     Settlement,
     Spool,
-    SpoolBusy,
     Status,
     Unavailable,
 )
@@ -158,21 +157,6 @@ def test_a_disk_that_fails_at_any_call_leaves_one_or_the_other(was: str, now: st
         converted(disk, now)
         assert (engine_of(ROOT, disk), state_of(disk)) == (now, before)
     assert nth > 50
-
-
-@BOTH
-def test_nothing_is_converted_beside_a_relay_or_a_listener(was: str, now: str) -> None:
-    disk = filled(was)
-    spool = opened(disk.another(), was)
-    with pytest.raises(SpoolBusy):
-        converted(disk, now)
-    spool.close()
-    intakes = [ENGINES[was].intake(ROOT, disk.another(), FakeClock()) for _ in range(2)]
-    for intake in intakes:
-        with pytest.raises(SpoolBusy, match="a listener"):
-            converted(disk, now)
-        intake.close()
-    assert converted(disk, now).messages > 0
 
 
 @BOTH

@@ -202,15 +202,3 @@ def test_a_listener_that_is_killed_leaves_whole_messages_or_none(model: Model, e
         assert engine.drafts(world.sender_disk) == []
         judge.judge(world.snapshots, lambda s: cuts(s, rng, 2), story=f"listener killed at {nth}")
     assert nth > 4
-
-
-def test_the_model_sees_what_it_is_there_for() -> None:
-    """A spool whose folders were never synced would be caught: the judge is no rubber stamp."""
-    judge, snapshots = Judge(MAILDIR), STORIES["bounced"].run(Model.ANY_SUBSET, MAILDIR)
-    accepted = next(s for s in snapshots if s.trace.accepted)
-    with pytest.raises(AssertionError, match="is lost"):
-        judge.go_on(prepared(engine=MAILDIR), accepted, "nothing is left")
-    relayed = next(s for s in snapshots if s.trace.marked)
-    earlier = ModelDisk(accepted.platter).after_kill()
-    with pytest.raises(AssertionError, match="though marked"):
-        judge.go_on(earlier, relayed, "the marks are gone")

@@ -195,15 +195,6 @@ def test_a_short_write_goes_on_until_all_is_written(tmp_path: Path, monkeypatch:
     assert (tmp_path / "a").read_bytes() == b"01234abcde"
 
 
-def test_a_write_that_writes_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = RealDisk()
-    monkeypatch.setattr(os, "write", lambda _fd, _view: 0)
-    monkeypatch.setattr(os, "pwrite", lambda _fd, _view, _offset: 0)
-    with opened(disk, disk.open_new(str(tmp_path / "a"))) as fd:
-        assert error_of(lambda: disk.write_all(fd, b"x")) == errno.EIO
-        assert error_of(lambda: disk.write_at(fd, b"x", 0)) == errno.EIO
-
-
 def test_files_and_folders_are_for_us_alone(tmp_path: Path) -> None:
     disk = RealDisk()
     disk.make_directory(str(tmp_path / "folder"))

@@ -23,7 +23,6 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Model, Platter
 
-ROOT = MAILDIR.root
 MOST = 100
 
 
