@@ -58,8 +58,8 @@ CHANGES = (
     Change(
         "a key's window is off by one",
         "throttle/limit_state.py",
-        "return 0 if self.is_crowded else max(0, self.count - used)",
-        "return 0 if self.is_crowded else max(0, self.count + 1 - used)",
+        "return max(0, self.count - self.used(key, now_ns))",
+        "return max(0, self.count + 1 - self.used(key, now_ns))",
         SIMULATION,
     ),
     Change(

@@ -10,7 +10,7 @@ import resource
 from collections.abc import Sequence
 
 from relay.policy.model import Listen
-from relay.status.connection_limit import MOST
+from relay.status import MOST_CONNECTIONS
 
 EACH_CLIENT = 4
 """Of the limit: its two descriptors, and as many for everything else."""
@@ -39,7 +39,7 @@ def raise_limit() -> int:
 
 
 def most_status_connections(limit: int) -> int:
-    return min(MOST, max(4, limit // ONE_STATUS_OF))
+    return min(MOST_CONNECTIONS, max(4, limit // ONE_STATUS_OF))
 
 
 def fitted(listens: Sequence[Listen], limit: int) -> list[Listen]:

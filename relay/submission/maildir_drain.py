@@ -26,8 +26,6 @@ from relay.submission.handover import Handover, Refusal, SessionLost
 FOLDERS = ("new", "cur")
 LOCK_NAME = "relay-drain.lock"
 """In the maildir, never removed: a lock that can go away keeps nobody out."""
-MOST_BYTES = 1 << 30
-"""Of what is read before the listener's own limit is asked."""
 _FLAGS = re.compile(r":2,([A-Za-z]*)\Z")
 _NOT_TO_BE_SENT = {"D": "a draft", "T": "trash"}
 """Flags of maildir(5) that the user's own program set."""
@@ -65,13 +63,19 @@ class MaildirDrain:
         choice: EnvelopeSource,
         author: Callable[[], Author],
         tell: Callable[[str], None],
+        *,
+        most_bytes: int,
     ) -> None:
-        """Ask `author` for each message; `tell` hears of each that stays, in one line."""
+        """Ask `author` for each message; `tell` hears of each that stays, in one line.
+
+        A file longer than `most_bytes` is refused.
+        """
         self._maildir = maildir
         self._disk = disk
         self._choice = choice
         self._author = author
         self._tell = tell
+        self._most_bytes = most_bytes
         self._drained = Drained()
 
     def drain(self, open_session: Open) -> Drained:
@@ -173,5 +177,5 @@ class MaildirDrain:
             ours.add(os.geteuid())
         if found.st_uid not in ours:
             raise Refusal(f"it belongs to user {found.st_uid}, and the maildir does not", os.EX_DATAERR)
-        if found.st_size > MOST_BYTES:
-            raise Refusal(f"it is longer than {MOST_BYTES} bytes", os.EX_DATAERR)
+        if found.st_size > self._most_bytes:
+            raise Refusal(f"it is longer than {self._most_bytes} bytes", os.EX_DATAERR)

@@ -6,6 +6,8 @@ Each law is one test, and a broken one lists every offender.
 import ast
 import functools
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -118,8 +120,9 @@ def _none(offenders: list[str]) -> None:
 
 
 def _room_of(name: str) -> str:
-    parts = name.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else ""
+    package, _, rest = name.partition(".")
+    room = rest.partition(".")[0]
+    return room if package == "relay" and room in ROOMS else ""
 
 
 def _imported(is_banned: Callable[[Module, str], bool]) -> list[str]:
@@ -166,6 +169,14 @@ def test_only_engines_py_knows_an_engine_no_engine_another_and_the_disk_nothing_
         )
 
     _none(_imported(knows))
+
+
+def test_a_listener_process_loads_no_web_server_and_no_client() -> None:
+    """Each costs memory: aiohttp alone a fifth of what such a process has."""
+    loaded = "import sys, relay.daemon.listener_process; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True, cwd=ROOT)
+    needless = {"aiohttp", "aiosmtplib", "click", "jinja2", "sqlite3", "textual"}
+    assert needless.isdisjoint(ran.stdout.split())
 
 
 def test_pure_rooms_do_no_input_and_no_output_and_the_disk_knows_no_network() -> None:
