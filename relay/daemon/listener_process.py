@@ -70,8 +70,8 @@ async def take_mail(bound: socket.socket) -> None:
 async def _obey(stdin: asyncio.StreamReader, name: str, listener: Listener, events: Events) -> None:
     async for line in stdin:
         order = json.loads(line)
-        if "held" in order:
-            listener.quotas.told({Owner(user, client): count for user, client, count in order["held"]})
+        if "full" in order:
+            listener.quotas.told({Owner(*each) for each in order["full"]})
         else:
             files = ListenerFiles.from_order(order)
             listener.use(files)

@@ -158,13 +158,13 @@ class Listening:
         asked = [(each, quotas) for each in self._all if (quotas := Quotas(each.listen)).is_any]
         while asked:
             for each, quotas in asked:
-                held = quotas.worth_telling(owners())
+                full = quotas.worth_telling(owners())
                 if each.listener is not None:
-                    each.listener.quotas.told(held)
+                    each.listener.quotas.told(full)
                 for orders in each.orders:
                     # A process that is stopped reads none, and they would fill the memory.
                     if not orders.transport.get_write_buffer_size():
-                        _order(orders, {"held": [[*owner, held[owner]] for owner in held]})
+                        _order(orders, {"full": [*full]})
             await asyncio.sleep(TELL_SECONDS)
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ on top becomes a field; a text without a header gets one.  All else stays, octet
 nothing to what came from a mail server.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import format_datetime, formataddr
@@ -138,10 +138,9 @@ def _crlf(text: bytes) -> bytes:
     return lines if not lines or lines.endswith(b"\r\n") else lines + b"\r\n"
 
 
-def _recipients_of(named: Iterable[tuple[str, str]]) -> list[str]:
-    by_name = list(named)
-    names = _RESENT if any(name in _RESENT for name, _ in by_name) else _TO
-    return [value for name, value in by_name if name in names]
+def _recipients_of(named: Sequence[tuple[str, str]]) -> list[str]:
+    names = _RESENT if any(name in _RESENT for name, _ in named) else _TO
+    return [value for name, value in named if name in names]
 
 
 def _missing(names: set[str], author: Author, reverse_path: str) -> list[bytes]:

@@ -26,7 +26,6 @@ from relay.submission.handover import Handover, Refusal, SessionLost
 FOLDERS = ("new", "cur")
 LOCK_NAME = "relay-drain.lock"
 """In the maildir, never removed: a lock that can go away keeps nobody out."""
-_PIECE_BYTES = 1 << 20
 _FLAGS = re.compile(r":2,([A-Za-z]*)\Z")
 _NOT_TO_BE_SENT = {"D": "a draft", "T": "trash"}
 """Flags of maildir(5) that the user's own program set."""
@@ -126,15 +125,13 @@ class MaildirDrain:
                 if tries > 1 and not lost.may_be_queued:
                     waiting.appendleft((path, tries - 1))
                 else:
-                    self._left(path, lost, is_passing=True)
+                    self._left(path, lost)
                 return
-            except Refusal as refusal:
-                self._left(path, refusal, is_passing=refusal.exit_code == os.EX_TEMPFAIL)
-            except NotAnAddress as fault:
-                self._left(path, fault, is_passing=False)
+            except (Refusal, NotAnAddress) as why:
+                self._left(path, why)
 
-    def _left(self, path: str, why: Exception, *, is_passing: bool) -> None:
-        if is_passing:
+    def _left(self, path: str, why: Exception) -> None:
+        if isinstance(why, Refusal) and why.exit_code == os.EX_TEMPFAIL:
             self._drained.later += 1
         else:
             self._drained.refused += 1
@@ -162,10 +159,7 @@ class MaildirDrain:
         try:
             with opened(self._disk, self._disk.open_read(path)) as fd:
                 self._check(fd)
-                pieces = [b""]
-                while piece := self._disk.pread(fd, _PIECE_BYTES, sum(map(len, pieces))):
-                    pieces.append(piece)
-                return b"".join(pieces)
+                return self._disk.pread(fd, self._disk.size(fd), 0)
         except OSError as error:
             if isinstance(error, FileNotFoundError) or is_our_own_lack(error):
                 raise

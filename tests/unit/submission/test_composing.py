@@ -56,7 +56,9 @@ def test_bcc_goes_and_counts_only_where_the_header_is_asked() -> None:
     ("sender", "path"), [(None, "me@host.test"), ("", ""), ("<>", ""), ("x", "x@host.test")]
 )
 def test_the_sender_is_the_user_unless_named(sender: str | None, path: str) -> None:
-    assert compose(b"\n", "a@b.test", author=replace(AUTHOR, sender=sender)).reverse_path == path
+    found = compose(b"\n", "a@b.test", author=replace(AUTHOR, sender=sender))
+    assert found.reverse_path == path
+    assert found.content.startswith(f"From: {path or 'me@host.test'}\r\n".encode())
 
 
 @pytest.mark.parametrize("line", [b"\n", b"\r", b"\r\n", b"x\n"])
