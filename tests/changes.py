@@ -23,11 +23,11 @@ LONGEST_S = 1800
 PYTEST = ("pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not full and not measures and not crash")
 
 SIMULATION = "the simulation"
-CUTS = "tests/engines/spool/test_crash.py tests/engines/spool/test_small_scenarios.py"
+CUTS = "tests/engines/spool/test_crash.py"
 FAULTS = "tests/engines/spool/test_faults.py"
 LOG = "tests/engines/spool/test_log_segments.py tests/engines/spool/test_log.py"
 MAILDIR = "tests/engines/spool/test_maildir.py"
-CONVERT = "tests/engines/spool/test_convert.py"
+CONVERT = "tests/unit/cli/test_spool_convert.py"
 LISTENER = "tests/unit/listener"
 DAEMON = "tests/unit/daemon"
 
@@ -58,8 +58,8 @@ CHANGES = (
     Change(
         "a key's window is off by one",
         "throttle/limit_state.py",
-        "return 0 if self.is_crowded else max(0, self.count - used)",
-        "return 0 if self.is_crowded else max(0, self.count + 1 - used)",
+        "return max(0, self.count - self.used(key, now_ns))",
+        "return max(0, self.count + 1 - self.used(key, now_ns))",
         SIMULATION,
     ),
     Change(

@@ -5,7 +5,7 @@ import os
 import click
 
 from relay.cli.locate import found_policy
-from relay.cli.options import TryLater, Where, own_spool, printable, where_options
+from relay.cli.options import Failed, Where, own_spool, printable, where_options
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
 from relay.control.offline import refuse_strangers
@@ -38,7 +38,7 @@ def convert(where: Where, *, target: str | None) -> None:
     policy = found_policy(where)
     wanted = target or str(policy.storage.engine)
     if ControlClient(policy.spool).is_up():
-        raise TryLater(f"a relay runs on {policy.spool}: stop it first")
+        raise Failed(f"a relay runs on {policy.spool}: stop it first", os.EX_TEMPFAIL)
     refuse_strangers(policy.spool)
     # Files of another mode would be set aside.
     os.umask(0o077)
@@ -46,7 +46,8 @@ def convert(where: Where, *, target: str | None) -> None:
         try:
             done = convert_spool(str(policy.spool), wanted, RealDisk(), SystemClock(), _tell_corrupt)
         except Full as error:
-            raise TryLater(f"{error}; the spool is as it was: make room, and run this again") from error
+            why = f"{error}; the spool is as it was: make room, and run this again"
+            raise Failed(why, os.EX_TEMPFAIL) from error
     words = f"is of the engine {done.now}"
     if done.was != done.now:
         what = f"{done.messages} messages, {done.held} of them held, {done.recipients} recipients to do"

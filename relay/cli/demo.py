@@ -59,65 +59,43 @@ def demo(messages: int, count: int, per: str) -> int:
     Takes half a minute and leaves nothing behind.  The exit code is 0 if the upstream
     got every message and refused none.
     """
-    told: list[int] = []
     try:
         limit = LimitSettings.model_validate({"messages": count, "per": per})
     except ValueError as error:
         raise click.BadParameter("expected a time such as 2s or 1m", param_hint="--per") from error
     try:
-        return asyncio.run(_until_told(Demo(messages, limit, per), told))
-    except asyncio.CancelledError:
-        click.echo("\ninterrupted; everything was removed", err=True)
-        return 128 + told[0]
+        return asyncio.run(Demo(messages, limit, per).run())
     except OSError as error:
         click.echo(f"cannot show the demo: {error}", err=True)
         return os.EX_OSERR
 
 
-async def _until_told(demo: "Demo", told: list[int]) -> int:
-    showing = asyncio.create_task(demo.run())
-
-    def end(number: int) -> None:
-        # Once: the clean-up that follows must not be cut short itself.
-        if not told:
-            told.append(number)
-            showing.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, end, number)
-    return await showing
-
-
 class Demo:
     def __init__(self, messages: int, limit: LimitSettings, per: str) -> None:
-        self._messages = messages
-        self._limit = limit
-        self._per = per
+        self._messages, self._limit, self._per = messages, limit, per
         self._ideal_ns = (-(-messages // limit.count) - 1) * limit.per_ns
         self._account = PracticeAccount(limit, CUT_OFF_SECONDS * SECOND_NS)
         self._arrived: list[Practised] = []
         self._handed_in = 0
         self._clock = SystemClock()
+        self._signals: list[int] = []
+        """That came, and end the demo at its next frame."""
 
     async def run(self) -> int:
         """Return the exit code.  Raises OSError."""
-        password = secrets.token_urlsafe(24)
-        upstream = PracticeSmarthost(
-            HostPort("127.0.0.1", 0),
-            Credentials("demo", password),
-            self._account,
-            self._clock,
-            observer=self._arrived.append,
-        )
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._signals.append, number)
+        login = Credentials("demo", secrets.token_urlsafe(24))
+        address, observer = HostPort("127.0.0.1", 0), self._arrived.append
+        upstream = PracticeSmarthost(address, login, self._account, self._clock, observer=observer)
         with tempfile.TemporaryDirectory(prefix="relay-demo-") as name, socket.socket() as reserving:
             # Nobody else gets a bound port; with SO_REUSEADDR the relay may listen on it (socket(7)).
             reserving.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             reserving.bind(("127.0.0.1", 0))
-            port = reserving.getsockname()[1]
+            port, folder = reserving.getsockname()[1], Path(name)
             await upstream.start()
-            folder = Path(name)
             (folder / "password").touch(mode=0o600)
-            (folder / "password").write_text(password)
+            (folder / "password").write_text(login.password)
             (folder / "policy.yaml").write_text(
                 _POLICY.format(port=port, upstream=upstream.port, count=self._limit.count, per=self._per)
             )
@@ -137,6 +115,9 @@ class Demo:
             if why_not:
                 log = (folder / "log").read_text("utf-8", errors="replace").splitlines()
                 why_not = "\n  ".join([f"{why_not}; the relay said last:", *map(printable, log[-3:])])
+        if self._signals:
+            click.echo("\ninterrupted; everything was removed", err=True)
+            return 128 + self._signals[0]
         return self._conclude(why_not)
 
     async def _hand_in(self, port: int) -> None:
@@ -153,10 +134,10 @@ class Demo:
                 self._handed_in += 1
 
     async def _watch(self, relay: asyncio.subprocess.Process, handing_in: "asyncio.Task[None]") -> str:
-        """Show what the upstream counts until it has everything; return why it has not."""
+        """Show what the upstream counts until it has everything, or a signal came; return why it has not."""
         latest_ns = self._clock.boottime_ns() + self._ideal_ns + PATIENCE_NS
         frames = 0
-        while self._account.relayed < self._messages:
+        while self._account.relayed < self._messages and not self._signals:
             # Elsewhere than on a terminal, a line each second is enough.
             if sys.stdout.isatty() or frames % 10 == 0:
                 self._show()
@@ -174,12 +155,11 @@ class Demo:
         return ""
 
     def _show(self) -> None:
-        now_ns, count = self._clock.boottime_ns(), self._limit.count
-        used = sum(each.at_ns > now_ns - self._limit.per_ns for each in self._arrived)
-        cells = min(BAR_CELLS, -(-used * BAR_CELLS // count))
-        full, empty = ("█", "░") if (sys.stdout.encoding or "").lower() == "utf-8" else ("#", "-")
+        since_ns, count = self._clock.boottime_ns() - self._limit.per_ns, self._limit.count
+        used = sum(each.at_ns > since_ns for each in self._arrived)
+        bar = "#" * min(BAR_CELLS, -(-used * BAR_CELLS // count))
         line = (
-            f"  window {full * cells}{empty * (BAR_CELLS - cells)} {used:>2}/{count}"
+            f"  window {bar:-<{BAR_CELLS}} {used:>2}/{count}"
             f"  waiting {self._handed_in - len(self._arrived):>2}"
             f"  relayed {self._account.relayed:>2}/{self._messages}"
         )

@@ -16,7 +16,7 @@ from relay.cli.options import Where, printable, where_options
 from relay.cli.sendmail import author_of, failure_of, hostname_of
 from relay.spool.disk.durable import RealDisk
 from relay.submission.composing import EnvelopeSource
-from relay.submission.handover import Handover, Refusal, taker
+from relay.submission.handover import Handover, Refusal, most_bytes, taker
 from relay.submission.maildir_drain import MaildirDrain, NotRemoved
 
 
@@ -61,7 +61,14 @@ def drain(
         with taker(policy, hostname, _tell) as connected:
             yield Handover(connected, hostname)
 
-    draining = MaildirDrain(str(maildir), RealDisk(), source, lambda: author_of(hostname, sender), _tell)
+    draining = MaildirDrain(
+        str(maildir),
+        RealDisk(),
+        source,
+        lambda: author_of(hostname, sender),
+        _tell,
+        most_bytes=most_bytes(policy),
+    )
     try:
         drained = draining.drain(session)
     except NotRemoved as error:

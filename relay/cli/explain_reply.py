@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from relay.cli.options import default_policy, policy_option, printable
+from relay.cli.options import default_policy, named_upstream, policy_option, printable
 from relay.mail.envelope import QueueId
 from relay.mail.formats import span
 from relay.policy.model import ShieldSettings
@@ -31,7 +31,6 @@ _ASKED = {
     Layer.WORDING: "the wording",
     Layer.DEFAULT: "the first digit: no rule knows this refusal",
 }
-_IN_DOUBT = "nothing: the deciding words may be the client's own"
 _FOLLOWS = {
     Verdict.RELAYED: "{} is relayed",
     Verdict.DEFER: "{} is tried again after a back-off; it expires after `lifetime`",
@@ -40,9 +39,6 @@ _FOLLOWS = {
     Verdict.PAUSE: "the upstream rests; every message stays as it is, no attempt, no age",
     Verdict.STOP: "the upstream is stopped until somebody acts; every message stays as it is",
 }
-_Judge = tuple[str, tuple[Rule, ...], ShieldSettings | None]
-"""An upstream, its rules and its shield."""
-_SENDER_RESTS = "mail from this sender waits, untouched; all other mail goes on"
 
 
 @click.command("explain-reply")
@@ -83,28 +79,44 @@ def explain_reply(
         lines = tuple(_explained(rules, shield, Phase(phase), reply, client))
         said.setdefault(lines, []).append(name)
     for lines, names in said.items():
-        if len(said) > 1:
-            click.echo(f"of {printable(', '.join(names))}:")
-        for line in lines:
+        heading = [f"of {', '.join(names)}:"] if len(said) > 1 else []
+        for line in (*heading, *lines):
             click.echo(printable(line))
 
 
-def _judges(path: Path, upstream: str | None, host: str | None) -> Iterator[_Judge]:
-    """Yield each upstream that gets mail, in the order of the policy, unless one is named."""
+def _reply(text: str) -> Reply:
+    """Return a reply as it would come off the wire.  Raises UsageError."""
+    code = text.strip()[:3]
+    lines = [line.strip() for line in text.replace("\\n", "\n").splitlines() if line.strip()] or [""]
+    plain = [line[4:] if line.startswith((f"{code}-", f"{code} ")) else line for line in lines]
+    parser = ReplyParser()
+    try:
+        parser.feed("".join(f"{code}-{line}\r\n" for line in plain[:-1]).encode())
+        parser.feed(f"{code} {plain[-1]}\r\n".encode())
+        reply = parser.next_reply()
+    except MalformedReply as malformed:
+        raise click.UsageError(f"that is no reply of an SMTP server: {malformed}") from None
+    if reply is None:
+        raise click.UsageError("that is no whole reply of an SMTP server")
+    return reply
+
+
+def _judges(
+    path: Path, name: str | None, host: str | None
+) -> Iterator[tuple[str, tuple[Rule, ...], ShieldSettings | None]]:
+    """Yield name, rules and shield of each upstream that gets mail, or of the one that is named."""
     if host is not None:
         yield host, (*provider_rules(provider_of(None, host)), *standard_rules()), ShieldSettings()
         return
-    if upstream is None and path == default_policy() and not path.exists():
+    if name is None and path == default_policy() and not path.exists():
         yield "", standard_rules(), ShieldSettings()
         return
     # What it says of replies counts, whether or not its secrets can be read here.
     policy = read_policy(path, looks_at_files=False)
-    if upstream is not None and upstream not in policy.upstreams:
-        known = ", ".join(policy.upstreams)
-        raise click.UsageError(f"there is no upstream {printable(upstream)} in {path}; known: {known}")
-    for name, its in policy.upstreams.items():
-        if name == upstream or (upstream is None and name in policy.listed_upstreams):
-            yield name, tuple(_placed(rule, path) for rule in rules_of(name, its)), its.shield
+    chosen = policy.listed_upstreams if name is None else {name: named_upstream(policy, name)}
+    for each, its in policy.upstreams.items():
+        if each in chosen:
+            yield each, tuple(_placed(rule, path) for rule in rules_of(each, its)), its.shield
 
 
 def _placed(rule: Rule, path: Path) -> Rule:
@@ -120,15 +132,18 @@ def _explained(
     rules: tuple[Rule, ...], shield: ShieldSettings | None, phase: Phase, reply: Reply, client: ClientWords
 ) -> Iterator[str]:
     ruling = Judge(rules).ruling(phase, reply, client)
-    answer = Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling)
+    in_doubt = "nothing: the deciding words may be the client's own"
     yield f"verdict  {ruling.words}"
-    yield f"by       {_IN_DOUBT if ruling.is_in_doubt else _ASKED[ruling.layer]}"
+    yield f"by       {in_doubt if ruling.is_in_doubt else _ASKED[ruling.layer]}"
     if ruling.rule is not None:
         yield f"rule     {ruling.rule.place}"
         yield f"source   {ruling.rule.source}"
-    decided = answer if phase in BEFORE_MAIL else _decided(answer, shield)
-    who = "this recipient" if ruling.scope is Scope.RECIPIENT else "the message"
-    follows = _SENDER_RESTS if decided.scope is Scope.SENDER else _FOLLOWS[decided.verdict].format(who)
+    decided = _decided(Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling), shield)
+    follows = _FOLLOWS[decided.verdict].format(
+        "this recipient" if ruling.scope is Scope.RECIPIENT else "the message"
+    )
+    if decided.scope is Scope.SENDER:
+        follows = "mail from this sender waits, untouched; all other mail goes on"
     yield f"then     {follows}"
     if shield is not None and decided.is_doubted:
         yield "shield   doubts it: it fails if it is refused again after other mail went through"
@@ -145,25 +160,9 @@ def _explained(
 
 def _decided(answer: Answer, settings: ShieldSettings | None) -> Answer:
     """Return the answer as it counts: of the first message that the upstream refuses."""
+    if answer.phase in BEFORE_MAIL:
+        return answer
     shield = Shield(is_off=True) if settings is None else Shield(settings.in_a_row)
     standing = Standing(QueueId(""), recipients=("",), left=(0,), asked=(0,), tried=frozenset())
     new = Terms(0, 0, lifetime_ns=1, warn_after_ns=None)
     return decide(Outcome((answer,), pause=gravest([answer])), standing, new, shield).outcome.answers[0]
-
-
-def _reply(text: str) -> Reply:
-    """Return a reply as it would come off the wire.  Raises UsageError."""
-    lines = [line.strip() for line in text.replace("\\n", "\n").split("\n") if line.strip()]
-    code = lines[0][:3] if lines else ""
-    plain = [line[4:] if line.startswith((f"{code}-", f"{code} ")) else line for line in lines]
-    parser = ReplyParser()
-    try:
-        for line in plain[:-1]:
-            parser.feed(f"{code}-{line}\r\n".encode())
-        parser.feed(f"{code} {plain[-1] if plain else ''}\r\n".encode())
-        reply = parser.next_reply()
-    except MalformedReply as malformed:
-        raise click.UsageError(f"that is no reply of an SMTP server: {malformed}") from None
-    if reply is None:
-        raise click.UsageError("that is no whole reply of an SMTP server")
-    return reply

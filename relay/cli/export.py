@@ -9,19 +9,15 @@ from typing import BinaryIO
 
 import click
 
-from relay.cli.locate import ask
-from relay.cli.options import Where, ids_argument, printable, where_options
+from relay.cli.locate import asked
+from relay.cli.options import Failed, Where, ids_argument, printable, where_options
 from relay.cli.queue import echo_content, told
-from relay.control.operations import OK, Session
+from relay.control.operations import OK, NotDone, Session
 from relay.mail.envelope import QueueId
 from relay.status.snapshot import detail_to_json
 
 FILE_MODE = 0o600
 """It is other people's mail."""
-
-
-class NotWritten(click.ClickException):
-    exit_code = os.EX_CANTCREAT
 
 
 @click.command()
@@ -47,32 +43,27 @@ def export(where: Where, ids: Sequence[QueueId], *, output: Path | None) -> int:
     try:
         output.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise NotWritten(f"{output}: {error.strerror}") from error
-    return told(ask(where, lambda session: _to_files(session, ids, output)))
+        raise Failed(f"{output}: {error.strerror}", os.EX_CANTCREAT) from error
+    with asked(where) as session:
+        return told({queue_id: _to_files(session, queue_id, output) for queue_id in ids})
 
 
-async def _to_files(session: Session, queue_ids: Sequence[QueueId], folder: Path) -> dict[QueueId, str]:
-    return {queue_id: await _to_file(session, queue_id, folder) for queue_id in queue_ids}
-
-
-async def _to_file(session: Session, queue_id: QueueId, folder: Path) -> str:
-    shown = await session.show(queue_id)
-    if isinstance(shown, str):
-        return shown
+def _to_files(session: Session, queue_id: QueueId, folder: Path) -> str:
     content_path, envelope_path = folder / f"{queue_id}.eml", folder / f"{queue_id}.json"
     made: list[Path] = []
     result = ""
     try:
+        shown = session.show(queue_id)
         with _new_file(content_path) as content:
             made.append(content_path)
-
-            async def write(chunk: bytes) -> None:
+            for chunk in session.content(queue_id):
                 content.write(chunk)
-
-            result = await session.content(queue_id, write)
         with _new_file(envelope_path) as envelope:
             made.append(envelope_path)
             envelope.write(json.dumps(detail_to_json(shown), indent=2).encode() + b"\n")
+        result = OK
+    except NotDone as why:
+        result = str(why)
     except OSError as error:
         result = f"{error.filename or folder}: {error.strerror}"
     finally:

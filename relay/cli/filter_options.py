@@ -16,13 +16,13 @@ _sender = checked("relay.policy.lane", "sender_pattern")
 _domain = checked("relay.policy.lane", "domain_pattern")
 _client = checked("relay.cli.filter_options", "client_pattern")
 _MANY: tuple[tuple[str, str, str, Callable[..., Any] | None, str], ...] = (
-    ("--sender", "senders", "WHO", _sender, "By reverse-path."),
+    ("--sender", "senders", "WHO", _sender, "By reverse-path: address, @domain, pattern, <>."),
     ("--recipient", "recipients", "WHO", _sender, "By a recipient left."),
-    ("--domain", "domains", "DOMAIN", _domain, "By a recipient's."),
-    ("--user", "users", "NAME", None, "By who had logged in."),
-    ("--client", "clients", "HOST", _client, "By address, network or name."),
+    ("--domain", "domains", "DOMAIN", _domain, "By the domain of a recipient left; *.x.example: below it."),
+    ("--user", "users", "NAME", None, "By who had logged in, or a pattern."),
+    ("--client", "clients", "HOST", _client, "By the client's address, network or name."),
     ("--lane", "lanes", "NAME", None, "By lane."),
-    ("--upstream", "upstreams", "NAME", None, "By upstream."),
+    ("--upstream", "upstreams", "NAME", None, "By upstream, also of a part of the message."),
 )
 """Option, field of `Filters`, what stands for its value, what reads it, help; each may be repeated."""
 _size = checked("relay.policy.units", "size_bytes")

@@ -12,17 +12,16 @@ from itertools import islice
 
 import click
 
-from relay.cli.locate import ask, found_policy
+from relay.cli.locate import asked, found_policy
 from relay.cli.options import Where, duration, json_option, where_options
 from relay.cli.render import queue_lines
 from relay.cli.table import Table
 from relay.clock import SystemClock
 from relay.control.client import ControlClient
-from relay.control.operations import Session
 from relay.mail.formats import rfc3339, utc
 from relay.mail.sought import Sought, sought
 from relay.status.filters import Filters, Wanted
-from relay.status.snapshot import MessageView, Snapshot, message_to_json
+from relay.status.snapshot import message_to_json
 from relay.telemetry.outcomes import GATHER_SECONDS, PastOutcome, found, oldest_ns, past_outcomes
 
 NOTHING_FOUND = 1
@@ -49,12 +48,9 @@ def find(where: Where, wanted: Sought, *, limit: int | None, since: int | None, 
     reply.  Works with the relay up or down.  Exit code 1: nothing found.
     """
     policy = found_policy(where)
-
-    async def question(session: Session) -> tuple[Sequence[MessageView], Snapshot | None]:
-        messages = await session.queue(Wanted(Filters(text=wanted.text), limit=limit))
-        return messages, await session.snapshot() if messages else None
-
-    messages, snapshot = ask(Where(where.policy_path, policy.spool), question)
+    with asked(Where(where.policy_path, policy.spool)) as session:
+        messages = session.queue(Wanted(Filters(text=wanted.text), limit=limit))
+        snapshot = session.snapshot() if messages else None
     now_ns = SystemClock().wall_ns()
     if as_json:
         for message in messages:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import click
 
 from relay.cli.locate import found_policy
-from relay.cli.options import Where, json_option, own_spool, printable, where_options
+from relay.cli.options import Failed, Where, json_option, own_spool, printable, where_options
 from relay.clock import SystemClock
 from relay.control.offline import refuse_strangers
 from relay.policy.model import Policy
@@ -27,10 +27,6 @@ from relay.throttle.history_check import Finding, history_findings
 FINDINGS_THAT_NEED_NOBODY = 1
 AT_ONCE = 256
 MOST_LISTED = 1000
-
-
-class NoSpool(click.ClickException):
-    exit_code = os.EX_NOINPUT
 
 
 @click.command()
@@ -48,7 +44,7 @@ def fsck(where: Where, *, as_json: bool) -> int:
     busy, messages, findings = "", 0, list[Finding]()
     with own_spool():
         if engine_of(str(policy.spool), RealDisk()) is None:
-            raise NoSpool(f"{policy.spool}: no spool is here")
+            raise Failed(f"{policy.spool}: no spool is here", os.EX_NOINPUT)
         refuse_strangers(policy.spool)
         try:
             messages, findings = _of_spool(policy)

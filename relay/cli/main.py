@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "find": ("find", "Find a message, in the queue and among what ended."),
     "pause": ("pause", "Send nothing more through an upstream, for a time."),
     "resume": ("pause", "Use a paused or stopped upstream again."),
-    "login": ("probe", "Consent to mail through an upstream by OAuth2."),
+    "login": ("login", "Consent to mail through an upstream by OAuth2."),
     "probe": ("probe", "Log in at an upstream, and tell each step."),
     "explain-reply": ("explain_reply", "Explain what a reply of an upstream means for the relay."),
     "audit": ("audit", "Prove from the history that no limit was exceeded."),

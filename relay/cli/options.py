@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
+
+if TYPE_CHECKING:
+    from relay.policy.model import Policy, Upstream
 
 DEFAULT_POLICY = Path("policy.yaml")
 SYSTEM_POLICY = Path("/etc/relay/policy.yaml")
@@ -107,6 +110,14 @@ def checked_ids(words: Sequence[str]) -> list[QueueId]:
     return list(queue_ids)
 
 
+def named_upstream(policy: "Policy", name: str) -> "Upstream":
+    """Raise UsageError where the policy has no such upstream."""
+    if name not in policy.upstreams:
+        known = ", ".join(policy.upstreams)
+        raise click.UsageError(f"there is no upstream {printable(name)}; the policy has {known}")
+    return policy.upstreams[name]
+
+
 def ids_argument(verb: Verb) -> Verb:
     """Give a verb at least one `ID`, which it takes as `ids: list[QueueId]`."""
 
@@ -116,20 +127,11 @@ def ids_argument(verb: Verb) -> Verb:
     return click.argument("ids", metavar="ID...", nargs=-1, required=True, callback=read)(verb)
 
 
-class TryLater(click.ClickException):
-    exit_code = os.EX_TEMPFAIL
-
-
-class RelayDown(click.ClickException):
-    exit_code = os.EX_UNAVAILABLE
-
-
-class Misconfigured(click.ClickException):
-    exit_code = os.EX_CONFIG
-
-
-class DiskFailed(click.ClickException):
-    exit_code = os.EX_IOERR
+class Failed(click.ClickException):
+    def __init__(self, words: str, code: int) -> None:
+        """`code`: as sysexits(3) has it."""
+        super().__init__(words)
+        self.exit_code = code  # type: ignore[misc]  # of click, which means it to be set
 
 
 @contextmanager
@@ -140,11 +142,11 @@ def own_spool() -> Iterator[None]:
     try:
         yield
     except SpoolBusy as busy:
-        raise TryLater(str(busy)) from busy
+        raise Failed(str(busy), os.EX_TEMPFAIL) from busy
     except SpoolError as error:
-        raise DiskFailed(f"{error}; run this again once the disk is well") from error
+        raise Failed(f"{error}; run this again once the disk is well", os.EX_IOERR) from error
     except ValueError as error:
-        raise Misconfigured(str(error)) from error
+        raise Failed(str(error), os.EX_CONFIG) from error
 
 
 def printable(text: object) -> str:

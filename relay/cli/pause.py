@@ -6,15 +6,14 @@ Both work with the relay up or down, and return once what they did is durable.
 import contextlib
 import getpass
 import os
-from collections.abc import Awaitable, Callable
 
 import click
 
-from relay.cli.locate import ask
+from relay.cli.locate import asked
 from relay.cli.options import Where, duration, printable, where_options
 from relay.cli.queue import SOME_NOT_DONE, what_holds_now
 from relay.cli.render import until_words
-from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, Session, Unreachable
+from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, Unreachable
 from relay.verdicts.operator_pause import PauseAsked
 
 
@@ -35,18 +34,14 @@ def pause(where: Where, upstream: str, *, length_ns: int | None) -> int:
     reboots.  Of a paused upstream it changes the end.  Then one message goes first, as after
     `relay resume`.
     """
-
-    async def question(session: Session) -> tuple[str, str]:
-        result = await session.pause(upstream, PauseAsked(who_asks(), length_ns))
-        done = TABLE["pause"].done
+    with asked(where) as session:
+        result, done = session.pause(upstream, PauseAsked(who_asks(), length_ns)), TABLE["pause"].done
         with contextlib.suppress(Unreachable):  # what was asked for is done
-            for each in (await session.snapshot()).upstreams if result == OK else ():
+            for each in session.snapshot().upstreams if result == OK else ():
                 if each.name == upstream:
                     finishing = f"; {each.in_flight} in flight finish" if each.in_flight else ""
                     done += f"{until_words(each)}{finishing}"
-        return result, done
-
-    return _told(where, upstream, question)
+    return _told(upstream, result, done)
 
 
 @click.command()
@@ -61,19 +56,14 @@ def resume(where: Where, upstream: str, *, believes: bool) -> int:
     tried again, or with --bounce reported to their senders.
     """
     row = TABLE["believe" if believes else "resume"]
-
-    async def question(session: Session) -> tuple[str, str]:
-        result = await session.resume(upstream, believes=believes)
-        if result != OK:
-            return result, row.already
-        holds = await what_holds_now(session, upstream)
-        return result, "; ".join(filter(None, (row.done, holds)))
-
-    return _told(where, upstream, question)
+    with asked(where) as session:
+        result, done = session.resume(upstream, believes=believes), row.already
+        if result == OK:
+            done = "; ".join(filter(None, (row.done, what_holds_now(session, upstream))))
+    return _told(upstream, result, done)
 
 
-def _told(where: Where, upstream: str, question: Callable[[Session], Awaitable[tuple[str, str]]]) -> int:
-    result, done = ask(where, question)
+def _told(upstream: str, result: str, done: str) -> int:
     if result in (OK, UNCHANGED):
         click.echo(printable(f"{upstream}: {done}"))
         return os.EX_OK

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import click
 
-from relay.cli.locate import ask
+from relay.cli.locate import asked
 from relay.cli.options import Where, duration, json_option, printable, where_options
+from relay.control.operations import NotDone
 from relay.mail.formats import span, utc
 from relay.policy.source import policy_bytes, read_policy
 from relay.status.plan import Plan, plan_to_json
@@ -41,10 +42,12 @@ def plan(where: Where, path: Path, *, within_ns: int | None, as_json: bool) -> i
     """
     # Every fault is told here, as `relay check` does it; the relay that is asked reads the text once more.
     read_policy(path)
-    content = policy_bytes(path)
-    planned = ask(where, lambda session: session.plan(content, path.absolute()))
-    if isinstance(planned, str):
-        click.echo(f"{_UNKNOWN} what this edit would do: {planned}", err=True)
+    text = policy_bytes(path).decode()
+    try:
+        with asked(where) as session:
+            planned = session.plan(text, path.absolute())
+    except NotDone as why:
+        click.echo(f"{_UNKNOWN} what this edit would do: {why}", err=True)
         return UNTOLD
     if as_json:
         click.echo(json.dumps(plan_to_json(planned)))

@@ -1,21 +1,41 @@
-"""`relay probe` and `relay login`: an account tried out, and a person's consent for one.
+"""`relay probe`: log in at an upstream, beside a relay that runs, or without one.
 
-Both work beside a relay that runs, and need none.
+Guarantees: a connection is reserved in the account's own history, under its lock, where a limit in force
+counts connections; no mail is sent.  Does not: take the spool's lock, or talk to the running relay.
 """
 
 import asyncio
+import io
 import os
-import sys
+import socket
+import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from relay.cli.options import policy_option, printable
-from relay.clock import SECOND_NS
-from relay.control.login import ConsentFailed, Shown, log_in
-from relay.control.probe import probe as probe_upstream
+from relay.cli.options import named_upstream, policy_option, printable
+from relay.clock import SECOND_NS, SystemClock
+from relay.control.offline import refuse_strangers
+from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
+from relay.policy.secrets import NotLoggedIn, SecretError, read_secrets
+from relay.policy.shipped import rules_of
 from relay.policy.source import read_policy
+from relay.sender.connections import NoRoomToConnect, open_with_slot
+from relay.sender.logins import Logins
+from relay.sender.throttle_thread import ThrottleThread
+from relay.smtp.reply import Phase
+from relay.spool.disk.durable import RealDisk
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics
+from relay.telemetry.telemetry import Telemetry
+from relay.throttle.opening import open_history
+from relay.throttle.throttle import Throttle
+from relay.upstream.connection import UpstreamUnavailable
+from relay.verdicts.verdict import Judge, Verdict
+
+_STEP_OF = {Phase.CONNECT: "connect", Phase.EHLO: "ehlo", Phase.STARTTLS: "tls", Phase.AUTH: "login"}
 
 
 @click.command()
@@ -28,64 +48,65 @@ def probe(policy_path: Path, upstream: str) -> int:
     later, 77 if the account was refused, 78 for a fault in the policy, a secret or the certificate.  Works
     beside a relay that runs, and without one.
     """
-    end = asyncio.run(probe_upstream(_policy_with(policy_path, upstream), upstream, _tell))
-    if end.is_good:
-        return os.EX_OK
-    if end.is_untrusted:
-        return os.EX_CONFIG
-    return os.EX_NOPERM if end.is_refused else os.EX_TEMPFAIL
+    policy = read_policy(policy_path)
+    named_upstream(policy, upstream)
+    return asyncio.run(probed(policy, upstream, click.echo))
 
 
-@click.command()
-@click.argument("upstream")
-@policy_option
-def login(policy_path: Path, upstream: str) -> int:
-    """Consent to mail through UPSTREAM by OAuth2, and keep the refresh token.
+async def probed(policy: Policy, name: str, echo: Callable[[str], object]) -> int:
+    """Resolve, connect, TLS, EHLO, AUTH, QUIT; return the exit code.
 
-    Prints an address and a code for any device with a browser, and waits.  Where the provider has no such
-    codes for mail (Gmail), it prints a link, and asks for the address that the browser shows at the end.
-    Needs `grant: refresh_token`; run it as the user that the relay runs as.  A running relay takes the new
-    token by itself.  Exit codes: 0, 75 to try later, 77 if it was refused, 78 for a fault in the policy.
+    Raises SecretError, HistoryError, and PermissionError where the relay runs as another user.
     """
-    policy = _policy_with(policy_path, upstream)
+    refuse_strangers(policy.spool)
+    upstream, clock, disk = policy.upstreams[name], SystemClock(), RealDisk()
     try:
-        path = asyncio.run(log_in(policy, upstream, Shown(_show_code, _ask_for_address)))
-    except ConsentFailed as failed:
-        click.echo(printable(f"{upstream}: {str(failed).replace('UPSTREAM', upstream)}"), err=True)
-        return failed.code
-    except PermissionError:
-        raise
-    except OSError as error:
-        click.echo(printable(f"{upstream}: the refresh token could not be kept: {error}"), err=True)
+        if upstream.auth is not None:
+            read_secrets(upstream.auth)
+    except NotLoggedIn as error:
+        raise SecretError(f"{error}: run `relay login {name}`") from None
+    since_ns, told = clock.boottime_ns(), list[str]()
+
+    def step(step: str, text: str, *, is_good: bool = True) -> None:
+        nonlocal since_ns
+        took_ns, since_ns = clock.boottime_ns() - since_ns, clock.boottime_ns()
+        told.append(step)
+        mark = "" if is_good else "failed: "
+        echo(f"{step:<9}{took_ns / SECOND_NS:8.3f} s  {mark}{printable(text)}")
+
+    # What the log would say, the steps say.
+    telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), clock)
+    logins = Logins(name, upstream, policy.hostname or socket.getfqdn(), disk=disk, telemetry=telemetry)
+    history = policy.history_of(name)
+    throttle = ThrottleThread(
+        Throttle(
+            open_history(history, disk, clock),
+            with_ceilings(upstream.limits, policy.lanes),
+            upstream.guard_ns,
+            clock,
+            transaction_ns=upstream.max_transaction_ns,
+        ),
+        clock,
+        lambda error: step("history", str(error), is_good=False),
+        # Said once, and so not by the next start.
+        lambda: step("history", f"begins empty, at {history}: nothing sent before counts"),
+    )
+    try:
+        judge = Judge(rules_of(name, upstream))
+        await (await open_with_slot(throttle, logins, judge, clock, on_step=step)).close()
+    except UpstreamUnavailable as unavailable:
+        answer = unavailable.answer
+        # Before any step it is the token that failed, not the connection.
+        step(_STEP_OF.get(answer.phase, str(answer.phase)) if told else "token", answer.text, is_good=False)
+        if isinstance(unavailable.__cause__, ssl.SSLCertVerificationError):
+            return os.EX_CONFIG
+        # The upstream, or the token server, refused the account: a person has to act.
+        return os.EX_NOPERM if answer.verdict in {Verdict.STOP, Verdict.BOUNCE} else os.EX_TEMPFAIL
+    except NoRoomToConnect as full:
+        step("slot", f"no room in {full}: nothing was opened", is_good=False)
         return os.EX_TEMPFAIL
-    click.echo(printable(f"{upstream}: consent is kept in {path}; try it: relay probe {upstream}"))
+    finally:
+        await throttle.close()
+        await logins.close()
+    step("quit", "closed")
     return os.EX_OK
-
-
-def _policy_with(path: Path, name: str) -> Policy:
-    policy = read_policy(path)
-    if name not in policy.upstreams:
-        known = ", ".join(policy.upstreams)
-        raise click.UsageError(f"there is no upstream {printable(name)}; the policy has {known}")
-    return policy
-
-
-def _tell(name: str, duration_ns: int, text: str, is_good: bool) -> None:  # noqa: FBT001 - as the step has it
-    mark = "" if is_good else "failed: "
-    click.echo(f"{name:<9}{duration_ns / SECOND_NS:8.3f} s  {mark}{printable(text)}")
-
-
-def _show_code(url: str, code: str) -> None:
-    click.echo(f"Open {printable(url)} on any device, and type this code:\n\n    {printable(code)}\n")
-    click.echo("Log in there as the account that sends, and consent.  Waiting ...")
-
-
-async def _ask_for_address(link: str) -> str:
-    click.echo(f"Open this link in any browser, log in as the account that sends, and consent:\n\n{link}\n")
-    click.echo("At the end the browser shows that it cannot open a page of 127.0.0.1: that is right.")
-    if sys.stdin.isatty():
-        address: str = await asyncio.to_thread(
-            click.prompt, "Copy the whole address from its address line to here", hide_input=True
-        )
-        return address
-    return sys.stdin.readline()

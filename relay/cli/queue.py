@@ -4,18 +4,17 @@ Ids are checked before anything is asked.  Of each id stdout tells what was done
 the exit code is 75 if some message was busy, else 1 if some was absent or could not be changed.
 """
 
-import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import click
 
 from relay.cli.filter_options import filter_options
-from relay.cli.locate import ask
+from relay.cli.locate import asked
 from relay.cli.options import Where, checked_ids, ids_argument, json_option, printable, where_options
 from relay.cli.render import QueueTable, detail_lines, limits_of, queue_lines, unread_words, what_holds
 from relay.cli.table import Table
@@ -30,6 +29,7 @@ from relay.control.operations import (
     UNREAD,
     VERBS,
     Deed,
+    NotDone,
     Results,
     Session,
     Unreachable,
@@ -37,14 +37,8 @@ from relay.control.operations import (
     VerbRow,
 )
 from relay.mail.envelope import QueueId
-from relay.status.filters import AGES, SORTS, By, Filters, GroupRow, Wanted, group_to_json
-from relay.status.snapshot import (
-    MessageView,
-    QueueState,
-    Snapshot,
-    detail_to_json,
-    message_to_json,
-)
+from relay.status.filters import AGES, SORTS, By, Filters, Wanted, group_to_json
+from relay.status.snapshot import MessageView, QueueState, Snapshot, detail_to_json, message_to_json
 
 EVERYTHING = "ALL"
 MOST_PREVIEWED = 20
@@ -77,35 +71,35 @@ def queue(
         if as_json or any(options.values()) or not filters.is_any:
             raise click.UsageError("--json and filters go behind the verb")
         return
-    wanted = Wanted(filters, options["sort"] or "", options["limit"])
-    if options["by"] is not None:
-        _summarize(where, wanted, By(options["by"]), as_json=as_json)
-    elif ask(where, lambda session: _list(session, wanted, as_json=as_json)):
-        click.echo(f"only the first {wanted.limit} are listed; there are more", err=True)
+    if options["by"] and options["sort"]:
+        raise click.UsageError("--by has an order of its own: most messages first")
+    with asked(where) as session:
+        snapshot = session.snapshot()
+        _tell_unread(snapshot)
+        if options["by"]:
+            lines = _summary(session, filters, By(options["by"]), options["limit"], as_json=as_json)
+        else:
+            wanted = Wanted(filters, options["sort"] or "", options["limit"])
+            lines = _listing(session, snapshot, wanted, as_json=as_json)
+        for line in lines:
+            click.echo(line)
 
 
-async def _list(session: Session, wanted: Wanted, *, as_json: bool) -> bool:
-    """Print messages as they are found; return whether there are more than were wanted."""
+def _listing(session: Session, snapshot: Snapshot, wanted: Wanted, *, as_json: bool) -> Iterator[str]:
+    """Yield messages as they are found, many lines at a time; say at the end whether there are more."""
     # With one more it is known whether the list was cut.
-    asked = wanted if wanted.limit is None else replace(wanted, limit=wanted.limit + 1)
-    snapshot = await session.snapshot()
-    _tell_unread(snapshot)
-    table = QueueTable(SystemClock().wall_ns(), snapshot)
-    found = 0
-    async with contextlib.aclosing(session.rows(asked)) as rows:
-        async for some in rows:
-            listed = some if wanted.limit is None else some[: wanted.limit - found]
-            found += len(some)
-            if listed:
-                lines = map(_json_line, listed) if as_json else table.lines(listed)
-                click.echo("\n".join(lines))
+    further = wanted if wanted.limit is None else replace(wanted, limit=wanted.limit + 1)
+    table, found = QueueTable(SystemClock().wall_ns(), snapshot), 0
+    for some in session.rows(further):
+        listed = some if wanted.limit is None else some[: wanted.limit - found]
+        found += len(some)
+        if listed:
+            told = (json.dumps(message_to_json(each)) for each in listed)
+            yield "\n".join(told if as_json else table.lines(listed))
     if not as_json:
-        click.echo(table.end() if found or wanted.filters.is_any else NOTHING_MATCHES)
-    return wanted.limit is not None and found > wanted.limit
-
-
-def _json_line(message: MessageView) -> str:
-    return json.dumps(message_to_json(message))
+        yield table.end() if found or wanted.filters.is_any else NOTHING_MATCHES
+    if wanted.limit is not None and found > wanted.limit:
+        click.echo(f"only the first {wanted.limit} are listed; there are more", err=True)
 
 
 def _tell_unread(snapshot: Snapshot) -> None:
@@ -114,24 +108,18 @@ def _tell_unread(snapshot: Snapshot) -> None:
         click.echo(unread_words(snapshot), err=True)
 
 
-def _summarize(where: Where, wanted: Wanted, by: By, *, as_json: bool) -> None:
-    if wanted.sort:
-        raise click.UsageError("--by has an order of its own: most messages first")
-
-    async def question(session: Session) -> tuple[Sequence[GroupRow], Snapshot]:
-        return await session.summary(wanted.filters, by, wanted.limit), await session.snapshot()
-
-    groups, snapshot = ask(where, question)
-    _tell_unread(snapshot)
+def _summary(
+    session: Session, filters: Filters, by: By, limit: int | None, *, as_json: bool
+) -> Iterator[str]:
+    groups = session.summary(filters, by, limit)
+    if as_json:
+        return (json.dumps(group_to_json(group)) for group in groups)
     # The columns of qshape(1): messages in all, and by age in minutes.
-    columns = "T", *map(str, AGES), f"{AGES[-1]}+"
-    rows = [
+    columns = by.value, "T", *map(str, AGES), f"{AGES[-1]}+"
+    return Table(*columns, numbers=columns).lines(
         ("TOTAL" if group.key is None else group.key or "-", group.messages, *group.messages_by_age)
         for group in groups
-    ]
-    table = Table(by.value, *columns, numbers=(by.value, *columns))
-    for line in (json.dumps(group_to_json(group)) for group in groups) if as_json else table.lines(rows):
-        click.echo(line)
+    )
 
 
 @queue.command()
@@ -140,21 +128,19 @@ def _summarize(where: Where, wanted: Wanted, by: By, *, as_json: bool) -> None:
 @json_option
 def show(where: Where, ids: Sequence[QueueId], *, as_json: bool) -> int:
     """Show messages with all that is known of their recipients."""
-
-    async def question(session: Session) -> tuple[dict[QueueId, MessageView | str], Snapshot | None]:
-        shown = {queue_id: await session.show(queue_id) for queue_id in ids}
-        return shown, None if as_json else await session.snapshot()
-
-    messages, snapshot = ask(where, question)
-    for shown in messages.values():
-        if isinstance(shown, str):
-            continue
-        if as_json:
-            click.echo(json.dumps(detail_to_json(shown)))
-        else:
-            for line in detail_lines(shown, limits_of(snapshot) if snapshot is not None else ()):
+    failures: dict[QueueId, str] = {}
+    with asked(where) as session:
+        # Of a relay that is down no message names a limit.
+        limits = () if as_json or session.is_down else limits_of(session.snapshot())
+        for queue_id in ids:
+            try:
+                shown = session.show(queue_id)
+            except NotDone as why:
+                failures[queue_id] = str(why)
+                continue
+            for line in (json.dumps(detail_to_json(shown)),) if as_json else detail_lines(shown, limits):
                 click.echo(line)
-    return told({queue_id: shown for queue_id, shown in messages.items() if isinstance(shown, str)})
+    return told(failures)
 
 
 @queue.command()
@@ -169,18 +155,18 @@ def content(where: Where, ids: Sequence[QueueId]) -> int:
 
 def echo_content(where: Where, queue_id: QueueId) -> int:
     """Print a message as it is stored, on a terminal without what would steer it; return the exit code."""
-    begun = b""
-
-    async def write(chunk: bytes) -> None:
-        nonlocal begun
-        if not sys.stdout.isatty():
-            click.echo(chunk, nl=False)
-            return
-        *lines, begun = (begun + chunk).split(b"\n")
-        for line in lines:
-            click.echo(_shown(line))
-
-    result = ask(where, lambda session: session.content(queue_id, write))
+    begun, result = b"", OK
+    try:
+        with asked(where) as session:
+            for chunk in session.content(queue_id):
+                if not sys.stdout.isatty():
+                    click.echo(chunk, nl=False)
+                    continue
+                *lines, begun = (begun + chunk).split(b"\n")
+                for line in lines:
+                    click.echo(_shown(line))
+    except NotDone as why:
+        result = str(why)
     if begun:
         click.echo(_shown(begun))
     return told({queue_id: result})
@@ -191,8 +177,9 @@ def _shown(line: bytes) -> str:
 
 
 def _verb(verb: Verb) -> None:
+    row = TABLE[verb]
     words = (
-        f"{TABLE[verb].summary}  `-` reads ids from stdin; ALL with --yes means the whole queue.  "
+        f"{row.summary}  `-` reads ids from stdin; ALL with --yes means the whole queue.  "
         "In place of ids, filters: what would be done is shown, and with --yes it is done."
     )
 
@@ -206,20 +193,18 @@ def _verb(verb: Verb) -> None:
             raise click.UsageError("name messages by their ids, or by filters")
         if EVERYTHING in words and (len(words) > 1 or not is_confirmed):
             raise click.UsageError(f"{EVERYTHING} stands alone, and needs --yes")
-        if words and EVERYTHING not in words:
-            queue_ids = checked_ids(words)
-            results = ask(where, lambda session: _act(session, verb, queue_ids))
-            return told(dict.fromkeys(queue_ids, UNANSWERED) | dict(results))
-        if not is_confirmed:
-            return _preview(where, TABLE[verb], filters)
-
-        async def question(session: Session) -> tuple[Results, Snapshot]:
-            queue_ids = [each.queue_id for each in await _queued(session, filters)]
+        queue_ids = [] if EVERYTHING in words else checked_ids(words)
+        with asked(where) as session:
+            if queue_ids:
+                return told(dict.fromkeys(queue_ids, UNANSWERED) | _act(session, verb, queue_ids))
             # Ahead of the verb: where the relay goes in it, what was done is told all the same.
-            snapshot = await session.snapshot()
-            return await _act(session, verb, queue_ids, filters.states), snapshot
-
-        results, snapshot = ask(where, question)
+            snapshot = session.snapshot()
+            # The corrupt are only looked at.
+            found = [each for each in session.queue(Wanted(filters)) if each.state is not QueueState.CORRUPT]
+            if not is_confirmed:
+                _preview(row, found, snapshot)
+                return os.EX_OK
+            results = _act(session, verb, [each.queue_id for each in found], filters.states)
         _tell_unread(snapshot)
         code = told(results)
         return os.EX_TEMPFAIL if snapshot.recovering else code
@@ -229,14 +214,13 @@ for _each in VERBS:
     _verb(_each)
 
 
-async def _act(
+def _act(
     session: Session, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
-) -> Results:
+) -> dict[QueueId, str]:
     """Have it done, and say on stdout of what it was done."""
-    row = TABLE[verb]
-    results = await session.act(verb, queue_ids, states) if queue_ids else {}
+    row, results = TABLE[verb], session.act(verb, queue_ids, states)
     asks = row.done_but_waits and OK in results.values()
-    holds = await what_holds_now(session) if asks else ""
+    holds = what_holds_now(session) if asks else ""
     words = {OK: f"{row.done_but_waits}; {holds}" if holds else row.done, UNCHANGED: row.already}
     for queue_id, result in results.items():
         if result in words:
@@ -244,41 +228,31 @@ async def _act(
     return results
 
 
-async def what_holds_now(session: Session, upstream: str = "") -> str:
+def what_holds_now(session: Session, upstream: str = "") -> str:
     """Return nothing where the relay does not say: what was asked for is done."""
+    if session.is_down:
+        return "the relay is down"
     try:
-        return what_holds(await session.snapshot(), upstream)
+        return what_holds(session.snapshot(), upstream)
     except Unreachable:
         return ""
 
 
-async def _queued(session: Session, filters: Filters) -> list[MessageView]:
-    """Leave out the corrupt: they are only looked at."""
-    messages = await session.queue(Wanted(filters))
-    return [message for message in messages if message.state is not QueueState.CORRUPT]
-
-
-def _preview(where: Where, row: VerbRow, filters: Filters) -> int:
+def _preview(row: VerbRow, found: Sequence[MessageView], snapshot: Snapshot) -> None:
     """Say what a verb would do to the messages that filters find."""
-
-    async def question(session: Session) -> tuple[list[MessageView], Snapshot]:
-        return await _queued(session, filters), await session.snapshot()
-
-    messages, snapshot = ask(where, question)
-    if not messages:
+    if not found:
         click.echo(NOTHING_MATCHES)
-        return os.EX_OK
-    for line in queue_lines(messages[:MOST_PREVIEWED], SystemClock().wall_ns(), snapshot):
+        return
+    for line in queue_lines(found[:MOST_PREVIEWED], SystemClock().wall_ns(), snapshot):
         click.echo(line)
-    if len(messages) > MOST_PREVIEWED:
-        click.echo(f"and {len(messages) - MOST_PREVIEWED} more: `relay queue` with these filters lists them")
+    if len(found) > MOST_PREVIEWED:
+        click.echo(f"and {len(found) - MOST_PREVIEWED} more: `relay queue` with these filters lists them")
     would: dict[str, list[int]] = {}
-    for message in messages:
+    for message in found:
         would.setdefault(_would(row, message), []).append(message.recipients_left)
     click.echo("Nothing was done.  With --yes:")
     for what, recipients in would.items():
         click.echo(f"  {len(recipients)} messages, {sum(recipients)} recipients: {what}")
-    return os.EX_OK
 
 
 def _would(row: VerbRow, message: MessageView) -> str:

@@ -16,7 +16,7 @@ from relay.status.snapshot import (
     detail_to_json,
 )
 
-_MARKS = {QueueState.ACTIVE: "*", QueueState.HELD: "!"}
+MARKS = {QueueState.ACTIVE: "*", QueueState.HELD: "!"}
 """After a queue id, as mailq has them."""
 _COLUMNS = (
     *("queue id".ljust(17), "size".rjust(9), "arrived".ljust(20), "state".ljust(9), "left"),
@@ -50,8 +50,6 @@ def unread_words(snapshot: Snapshot) -> str:
 
 def what_holds(snapshot: Snapshot, name: str = "") -> str:
     """Return what keeps back all mail for an upstream, by default the first, and until when; or nothing."""
-    if snapshot.condition is Condition.DOWN:
-        return "the relay is down"
     upstream = next((each for each in snapshot.upstreams if each.name == name), snapshot.upstreams[0])
     if upstream.state is not UpstreamState.OPEN:
         return f"{upstream.name} is {upstream.state}{until_words(upstream)}: {upstream.paused_because}"
@@ -94,7 +92,7 @@ def drain_words(upstream: UpstreamStatus, now_ns: int) -> str:
 def used_words(limit: LimitStatus) -> str:
     """Return used/N, whose that is, and what else there is to say."""
     by = f" by {limit.key or '<>'}" if limit.key is not None else ""
-    return f"{limit.used}/{limit.count}{by}{limit.remarks}"
+    return f"{limit.used}/{limit.count}{by}"
 
 
 def limits_of(snapshot: Snapshot) -> list[LimitStatus]:
@@ -127,7 +125,7 @@ class QueueTable:
         self._size_bytes += sum(message.size_bytes for message in messages)
         return self._table.lines(
             (
-                message.queue_id + _MARKS.get(message.state, ""),
+                message.queue_id + MARKS.get(message.state, ""),
                 message.size_bytes,
                 utc(message.arrival_at_ns),
                 message.state.value,

@@ -31,7 +31,11 @@ _ADDRESS_ERRORS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES
 )
 @click.option("--verbose", is_flag=True, help="Log connections too.")
 def run(policy_path: Path, style: LogStyle, *, verbose: bool) -> int:
-    """Accept mail and relay it until SIGTERM; SIGHUP reads the policy again."""
+    """Accept mail and relay it, in the foreground.
+
+    SIGTERM and SIGINT finish the transactions in flight, for a minute at most, and exit 0; a second one exits
+    at once.  SIGHUP reads the policy again.
+    """
     # Files that the relay creates are private, whatever umask it was started with.
     os.umask(0o077)
     divert()

@@ -5,31 +5,36 @@ the relay's; 75 where the program should try again.  About the queue (`-bp`, `-q
 is asked, as by `relay queue`.
 """
 
+import contextlib
 import os
 import pwd
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import make_msgid
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 
-from relay.cli.locate import found_policy
+from relay.cli.locate import asked, found_policy
 from relay.cli.options import POLICY_VARIABLE, SYSTEM_POLICY, Where, default_policy, printable
+from relay.cli.render import MARKS
 from relay.clock import SECOND_NS, SystemClock
+from relay.control.operations import NotDone, Session
 from relay.policy.model import Policy
+from relay.status.filters import Filters, Wanted
+from relay.status.snapshot import MessageView, QueueState
 from relay.submission.addresses import NotAnAddress
 from relay.submission.command_line import Mode, SendmailCall, WrongUsage, parse_call
 from relay.submission.composing import Author, submitted
-from relay.submission.handover import Handover, Refusal, bridged, taker
+from relay.submission.handover import Handover, Refusal, bridged, most_bytes, taker
 
 _STANDS_FOR = {"sendmail": (), "mailq": ("-bp",), "newaliases": ("-bi",)}
 """What each name of a link means."""
-MOST_BYTES = 1 << 30
-"""Of what is read before the listener's own limit is asked."""
+_REASON_ENDS_AT = 76
 
 
 class _AsItIs(click.Command):
@@ -67,7 +72,7 @@ def run_sendmail(words: Sequence[str], policy_path: Path) -> int:
         _act(call, where)
     except (Refusal, WrongUsage, ValueError, OSError) as error:
         why, code = failure_of(error)
-        _tell(why)
+        _tell(f"{why}, nothing was queued" if isinstance(error, OSError) else why)
         return code
     return os.EX_OK
 
@@ -82,7 +87,7 @@ def failure_of(error: Exception) -> tuple[str, int]:
         case NotAnAddress():
             return str(error), os.EX_DATAERR
         case OSError():
-            return f"{error.strerror or error}, nothing was queued", os.EX_TEMPFAIL
+            return error.strerror or str(error), os.EX_TEMPFAIL
     return str(error), os.EX_CONFIG
 
 
@@ -92,15 +97,14 @@ def _act(call: SendmailCall, where: Where) -> None:
             _submit(call, found_policy(where))
         case Mode.SMTP:
             _speak(found_policy(where))
-        case Mode.LIST | Mode.FLUSH:
-            # Imported only here: it takes as long to load as a message takes to be handed over.
-            from relay.cli.mailq import flush, mailq  # noqa: PLC0415 - see above
-
-            if call.mode is Mode.FLUSH:
-                flush(where)
-                return
-            for line in mailq(where):
-                click.echo(line)
+        case Mode.LIST:
+            with asked(where) as session:
+                for line in mailq(session):
+                    click.echo(line)
+        case Mode.FLUSH:
+            deferred = Wanted(Filters(states=(QueueState.DEFERRED,)))
+            with asked(where) as session:
+                session.act("retry", [each.queue_id for each in session.queue(deferred)])
         case Mode.NEW_ALIASES:
             pass  # there are none
 
@@ -109,7 +113,7 @@ def _submit(call: SendmailCall, policy: Policy) -> None:
     if not (call.recipients or call.takes_header):
         raise WrongUsage("no recipients: name them, or take those of the header with -t")
     hostname = hostname_of(policy)
-    text = read_message(sys.stdin.buffer, dot_ends=call.dot_ends)
+    text = read_message(sys.stdin.buffer, most_bytes(policy), dot_ends=call.dot_ends)
     author = author_of(hostname, call.sender, call.full_name)
     submission = submitted(text, author, call.recipients, takes_header=call.takes_header)
     if not submission.recipients:
@@ -131,18 +135,19 @@ def author_of(hostname: str, sender: str | None, full_name: str | None = None) -
     )
 
 
-def read_message(stream: Iterable[bytes], *, dot_ends: bool) -> bytes:
-    """Return all lines, or those before a line of a single dot, behind which nothing is read."""
-    lines: list[bytes] = []
-    size_bytes = 0
-    for line in stream:
+def read_message(stream: BinaryIO, most: int, *, dot_ends: bool) -> bytes:
+    """Return all lines, or those before a line of a single dot, behind which nothing is read.
+
+    Raises Refusal for more than `most` octets.
+    """
+    text = bytearray()
+    for line in iter(lambda: stream.readline(most + 1), b""):
         if dot_ends and line in {b".\n", b".\r\n", b"."}:
             break
-        size_bytes += len(line)
-        if size_bytes > MOST_BYTES:
+        text += line
+        if len(text) > most:
             raise Refusal("the message is too long", os.EX_DATAERR)
-        lines.append(line)
-    return b"".join(lines)
+    return bytes(text)
 
 
 def _speak(policy: Policy) -> None:
@@ -168,3 +173,32 @@ def _user() -> str:
 
 def _tell(text: str) -> None:
     click.echo(f"sendmail: {printable(text)}", err=True)
+
+
+def mailq(session: Session) -> Iterator[str]:
+    """Yield the queue in the form of Postfix' showq_compat.c with long queue ids, for scripts."""
+    messages = [_whole(session, each) for each in session.queue() if each.state is not QueueState.CORRUPT]
+    if not messages:
+        yield "Mail queue is empty"
+        return
+    yield "----Queue ID----- --Size-- ---Arrival Time---- --Sender/Recipient------"
+    for message in messages:
+        arrival = datetime.fromtimestamp(message.arrival_at_ns // SECOND_NS, UTC).astimezone()
+        name = message.queue_id + MARKS.get(message.state, "")
+        sender = printable(message.reverse_path) or "MAILER-DAEMON"
+        yield f"{name:<17} {message.size_bytes:8} {arrival:%a %b} {arrival.day:2} {arrival:%H:%M:%S} {sender}"
+        if message.reason:
+            yield f"({printable(message.reason)})".rjust(_REASON_ENDS_AT)
+        for recipient in message.recipients:
+            yield f"{'':<17} {'':>8} {'':19} {printable(recipient)}"
+        yield ""
+    kilobytes = (sum(message.size_bytes for message in messages) + 1023) // 1024
+    yield f"-- {kilobytes} Kbytes in {len(messages)} Request{'s' * (len(messages) != 1)}."
+
+
+def _whole(session: Session, message: MessageView) -> MessageView:
+    """Return a message with all its recipients: a listing has only the first."""
+    if len(message.recipients) < message.recipients_left:
+        with contextlib.suppress(NotDone):
+            return session.show(message.queue_id)
+    return message

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from relay.cli.locate import ask, found_policy
+from relay.cli.locate import asked, found_policy
 from relay.cli.options import Where, json_option, where_options
 from relay.cli.render import (
     drain_words,
     in_plain_words,
+    limits_of,
     relay_words,
     state_words,
     used_words,
@@ -21,22 +22,9 @@ from relay.cli.render import (
 from relay.cli.table import Table, line_width, wrapped
 from relay.mail.formats import rfc3339_or_none, span
 from relay.status.filters import USAGE_KEYS
-from relay.status.snapshot import (
-    Condition,
-    LaneStatus,
-    QueueCounts,
-    QueueState,
-    RouteStatus,
-    Snapshot,
-    UpstreamStatus,
-    to_json,
-)
+from relay.status.snapshot import Condition, QueueState, Snapshot, to_json
 
-UPSTREAM_COLUMNS = "upstream", "host", "state", "connections", "in flight", "waiting", "held by", "drained"
-LIMIT_COLUMNS = "upstream", "limit", "used", "next slot"
-ROUTE_COLUMNS = "route", "by", "prefers", "goes through", "why", "stands with"
-LANE_COLUMNS = "lane", "share", "ceiling", "messages", "recipients", "oldest"
-QUEUE_COLUMNS = "queue", "messages", "recipients", "bytes", "oldest"
+USAGE_COUNTS = "messages", "recipients", "size_bytes"
 
 
 @click.command()
@@ -50,7 +38,8 @@ def status(where: Where, *, as_json: bool, by: str | None) -> int:
     window itself counts slots.  Works with the relay up or down; down, it reads the spool, and the
     exit code is 69.
     """
-    snapshot = ask(where, lambda session: session.snapshot())
+    with asked(where) as session:
+        snapshot = session.snapshot()
     is_down = snapshot.condition is Condition.DOWN
     if is_down:
         named = replace(snapshot.policy, path=str(where.policy_path.absolute()))
@@ -82,15 +71,14 @@ def _usage(where: Where, snapshot: Snapshot, by: str) -> dict[str, Any]:
 
 
 def _usage_lines(snapshot: Snapshot, usage: dict[str, Any], by: str) -> Iterator[str]:
-    yield from _limit_lines(snapshot)
-    columns = "upstream", "limit", by, "messages", "recipients", "octets"
-    words = {limit.label: limit.words for upstream in snapshot.upstreams for limit in upstream.limits}
-    counts = "messages", "recipients", "size_bytes"
-    rows: list[Sequence[object]] = [
-        (row["upstream"], words[row["limit"]], row["key"] or "<>", *map(row.__getitem__, counts))
+    yield from _limits(snapshot)
+    counts = "messages", "recipients", "octets"
+    words = {limit.label: limit.words for limit in limits_of(snapshot)}
+    rows = [
+        (row["upstream"], words[row["limit"]], row["key"] or "<>", *map(row.get, USAGE_COUNTS))
         for row in usage["usage"]
     ]
-    yield from _section(columns, rows, columns[3:])
+    yield from _section(("upstream", "limit", by, *counts), rows, counts)
     since = f"since {usage['usage_since']}" if usage["usage_since"] else "nothing so far"
     yield from wrapped(
         f"what was relayed within the length of each limit, as `recent` keeps it, {since}; a window counts "
@@ -100,23 +88,91 @@ def _usage_lines(snapshot: Snapshot, usage: dict[str, Any], by: str) -> Iterator
 
 
 def _lines(snapshot: Snapshot) -> Iterator[str]:
+    at_ns = snapshot.at_ns
     policy = f"; policy {snapshot.policy.path}" if snapshot.policy.path else ""
-    yield from wrapped(f"{relay_words(snapshot, snapshot.at_ns)}{policy}", line_width())
-    for words in wrong_words(snapshot):
+    for words in (f"{relay_words(snapshot, at_ns)}{policy}", *wrong_words(snapshot)):
         yield from wrapped(words, line_width())
     yield ""
-    at_ns = snapshot.at_ns
-    yield from _section(UPSTREAM_COLUMNS, [_upstream(each, at_ns) for each in snapshot.upstreams])
-    yield from _limit_lines(snapshot)
-    yield from _section(ROUTE_COLUMNS, [_route(each, at_ns) for each in snapshot.routes])
-    yield from _section(LANE_COLUMNS, [_lane(each) for each in snapshot.lanes], LANE_COLUMNS[1:])
-    counts = [_counted(state, snapshot.counts(state)) for state in QueueState]
-    yield from _section(QUEUE_COLUMNS, counts, QUEUE_COLUMNS[1:])
+    yield from _section(
+        ("upstream", "host", "state", "connections", "in flight", "waiting", "held by", "drained"),
+        [
+            (
+                upstream.name,
+                f"{upstream.host}:{upstream.port}",
+                state_words(upstream, at_ns),
+                f"{upstream.connections_open} open, {upstream.connections_idle} idle",
+                upstream.in_flight,
+                f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients",
+                in_plain_words(upstream.held_by, upstream.limits) or "-",
+                drain_words(upstream, at_ns),
+            )
+            for upstream in snapshot.upstreams
+        ],
+    )
+    yield from _limits(snapshot)
+    yield from _section(
+        ("route", "by", "prefers", "goes through", "why", "stands with"),
+        [
+            (
+                route.numbers_words,
+                route.takes_words,
+                ", ".join(route.upstreams),
+                route.upstream or "-",
+                route.why(at_ns) or "-",
+                ", ".join(f"{name} {count}" for name, count in route.stands.items()) or "-",
+            )
+            for route in snapshot.routes
+        ],
+    )
+    numbers = "share", "ceiling", "messages", "recipients", "bytes", "oldest"
+    yield from _section(
+        ("lane", "share", "ceiling", "messages", "recipients", "oldest"),
+        [
+            (
+                lane.name,
+                f"{lane.share_percent:.4g} %",
+                "-" if lane.ceiling_percent is None else f"{lane.ceiling_percent} %",
+                lane.waiting_messages,
+                lane.waiting_recipients,
+                span(lane.oldest_age_ns) if lane.waiting_messages else "-",
+            )
+            for lane in snapshot.lanes
+        ],
+        numbers,
+    )
+    counts = [(state.value, snapshot.counts(state)) for state in QueueState]
+    yield from _section(
+        ("queue", "messages", "recipients", "bytes", "oldest"),
+        [
+            (
+                name,
+                its.messages,
+                its.recipients,
+                its.size_bytes,
+                span(its.oldest_age_ns) if its.messages else "-",
+            )
+            for name, its in counts
+        ],
+        numbers,
+    )
     if snapshot.started_at_ns is not None:
         totals = ", ".join(f"{count} {fate}" for fate, count in snapshot.totals.by_fate().items())
         yield from wrapped(f"recipients since the start: {totals}", line_width())
     inodes = "" if snapshot.disk.free_inodes is None else f", {snapshot.disk.free_inodes} inodes"
     yield f"disk: {snapshot.disk.free_bytes // 2**20} MiB free{inodes}"
+
+
+def _limits(snapshot: Snapshot) -> Iterator[str]:
+    rows = [
+        (
+            limit.upstream,
+            limit.words,
+            used_words(limit),
+            "now" if limit.opens_at_ns is None else f"in {span(limit.opens_at_ns - snapshot.at_ns)}",
+        )
+        for limit in limits_of(snapshot)
+    ]
+    yield from _section(("upstream", "limit", "used", "next slot"), rows, ["used"])
 
 
 def _section(
@@ -125,53 +181,3 @@ def _section(
     if rows:
         yield from Table(*columns, numbers=numbers).lines(rows)
         yield ""
-
-
-def _upstream(upstream: UpstreamStatus, at_ns: int) -> Sequence[object]:
-    return (
-        upstream.name,
-        f"{upstream.host}:{upstream.port}",
-        state_words(upstream, at_ns),
-        f"{upstream.connections_open} open, {upstream.connections_idle} idle",
-        upstream.in_flight,
-        f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients",
-        in_plain_words(upstream.held_by, upstream.limits) or "-",
-        drain_words(upstream, at_ns),
-    )
-
-
-def _limit_lines(snapshot: Snapshot) -> Iterator[str]:
-    rows = [
-        (
-            upstream.name,
-            limit.words,
-            used_words(limit),
-            "now" if limit.opens_at_ns is None else f"in {span(limit.opens_at_ns - snapshot.at_ns)}",
-        )
-        for upstream in snapshot.upstreams
-        for limit in upstream.limits
-    ]
-    yield from _section(LIMIT_COLUMNS, rows, ["used"])
-
-
-def _route(route: RouteStatus, at_ns: int) -> Sequence[object]:
-    return (
-        route.numbers_words,
-        route.takes_words,
-        ", ".join(route.upstreams),
-        route.upstream or "-",
-        route.why(at_ns) or "-",
-        ", ".join(f"{name} {count}" for name, count in route.stands.items()) or "-",
-    )
-
-
-def _lane(lane: LaneStatus) -> Sequence[object]:
-    ceiling = "-" if lane.ceiling_percent is None else f"{lane.ceiling_percent} %"
-    oldest = span(lane.oldest_age_ns) if lane.waiting_messages else "-"
-    share = f"{lane.share_percent:.4g} %"
-    return lane.name, share, ceiling, lane.waiting_messages, lane.waiting_recipients, oldest
-
-
-def _counted(state: QueueState, its: QueueCounts) -> Sequence[object]:
-    oldest = span(its.oldest_age_ns) if its.messages else "-"
-    return state.value, its.messages, its.recipients, its.size_bytes, oldest

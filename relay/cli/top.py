@@ -7,12 +7,14 @@ Does not: read the spool of a relay that is down, whose lock its next start need
 """
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
+from asyncio import to_thread
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, NamedTuple
 
@@ -53,6 +55,8 @@ OFTEN = 20
 MOST_LISTED = 20
 """Senders, and reasons."""
 BAR_CELLS = 20
+ONE, SEVERAL = ("upstream",), ("upstream", "lane", "sender")
+"""The kinds of rows that a verb is for."""
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 _SAID = {ABSENT: "gone by now", BUSY: "in a transaction", UNCHANGED: "nothing to change"}
 
@@ -76,7 +80,9 @@ async def _watch(relay: ControlClient) -> int:
     app, loop = Top(relay), asyncio.get_running_loop()
     for number in ENDS:
         loop.add_signal_handler(number, partial(app.exit, return_code=128 + number))
-    await app.run_async(mouse=False)
+    # A thread that still waits for an answer would keep the program from ending.
+    with closing(relay):
+        await app.run_async(mouse=False)
     # The library says 1 of a fault, whose traceback it printed; signals are told apart by more.
     return os.EX_SOFTWARE if app.return_code == 1 else app.return_code or os.EX_OK
 
@@ -136,7 +142,7 @@ class Question(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical():
-            yield Static(Text(self._text))
+            yield Static(Text(printable(self._text)))
             if self._prompt:
                 yield Input(placeholder=self._prompt, compact=True)
             yield Static("", id="wrong")
@@ -154,21 +160,21 @@ class Question(ModalScreen[str | None]):
             self._check(submitted.value)
         except ValueError as error:
             self.query_one("#wrong", Static).update(Text(str(error)))
-            return
-        self.dismiss(submitted.value)
+        else:
+            self.dismiss(submitted.value)
 
 
 class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    Screen, DataTable, Footer, FooterKey, Static { background: ansi_default; color: ansi_default; }
-    DataTable { height: 1fr; scrollbar-size: 0 0; }
-    DataTable > .datatable--cursor, DataTable:focus > .datatable--cursor {
-        background: ansi_default; color: ansi_default; text-style: reverse;
-    }
-    DataTable > .datatable--header { background: ansi_default; color: ansi_default; text-style: bold; }
+    Screen, DataTable, Footer, FooterKey, Static, DataTable > .datatable--header,
     FooterKey .footer-key--key, FooterKey .footer-key--description {
         background: ansi_default; color: ansi_default;
+    }
+    DataTable { height: 1fr; scrollbar-size: 0 0; }
+    DataTable > .datatable--header { text-style: bold; }
+    DataTable > .datatable--cursor, DataTable:focus > .datatable--cursor {
+        background: ansi_default; color: ansi_default; text-style: reverse;
     }
     Question { align: center middle; }
     Question > Vertical {
@@ -176,8 +182,8 @@ class Top(App[None]):
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("p", "pause", "Pause"),
-        Binding("u", "resume", "Use again"),
+        Binding("p", "act('pause')", "Pause"),
+        Binding("u", "act('resume')", "Use again"),
         Binding("h", "act('hold')", "Hold"),
         Binding("r", "act('retry')", "Retry"),
         Binding("q", "quit", "Quit"),
@@ -193,11 +199,10 @@ class Top(App[None]):
         self._senders, self._reasons = list[GroupRow](), list[GroupRow]()
         self._seen_ns = self._counts_at_ns = 0
         """Boottime."""
-        self._trouble = f"asking the relay on {relay.spool}"
         self._rows: list[Row] = []
 
     def compose(self) -> ComposeResult:
-        yield Static(id="head", markup=False)
+        yield Static(f"asking the relay on {self._relay.spool}", id="head", markup=False)
         yield DataTable(cursor_type="row")
         yield Static(id="said", markup=False)
         yield Footer()
@@ -214,17 +219,19 @@ class Top(App[None]):
             await asyncio.sleep(EVERY_SECONDS)
 
     async def _look(self) -> None:
+        trouble = []
         try:
-            self._snapshot, self._trouble = await self._relay.snapshot(), ""
+            self._snapshot = await to_thread(self._relay.snapshot)
             self._seen_ns = began_ns = self._clock.boottime_ns()
             if began_ns >= self._counts_at_ns:
-                self._senders = await self._relay.summary(EVERYTHING, By.SENDER, MOST_LISTED)
-                self._reasons = await self._relay.summary(EVERYTHING, By.REASON, MOST_LISTED)
+                self._senders = await to_thread(self._relay.summary, EVERYTHING, By.SENDER, MOST_LISTED)
+                self._reasons = await to_thread(self._relay.summary, EVERYTHING, By.REASON, MOST_LISTED)
                 now_ns = self._clock.boottime_ns()
                 self._counts_at_ns = now_ns + max(COUNT_NS, OFTEN * (now_ns - began_ns))
         except (Unreachable, OSError) as error:
-            self._trouble = self._why(error)
-        self._draw()
+            trouble = [self._why(error)]
+        if self.is_running and self.screen_stack:
+            self._draw(trouble)
 
     def _why(self, error: Exception) -> str:
         """Return why the relay did not answer."""
@@ -234,28 +241,22 @@ class Top(App[None]):
             return f"the relay on {self._relay.spool} cannot be asked: {denied.strerror}"
         return str(error) if is_up else f"no relay runs on {self._relay.spool}; looking again and again"
 
-    def _draw(self) -> None:
+    def _draw(self, lines: list[str]) -> None:
         """Show what is known now; a row that was chosen stays so."""
-        if not self.is_running or not self.screen_stack:
-            return
-        lines = [self._trouble] if self._trouble else []
         if self._snapshot is not None:
             now_ns = self._snapshot.at_ns + self._clock.boottime_ns() - self._seen_ns
             counts = [(self._snapshot.counts(state).messages, state.value) for state in QueueState]
             queued = ", ".join(f"{count} {state}" for count, state in counts if count) or "empty"
             lines += [relay_words(self._snapshot, now_ns), f"queue: {queued}", *wrong_words(self._snapshot)]
-            self._show(list(_rows(self._snapshot, self._senders, self._reasons, now_ns)))
-        self.screen_stack[0].query_one("#head", Static).update(Text("\n".join(map(printable, lines))))
-
-    def _show(self, rows: list[Row]) -> None:
-        chosen, self._rows = self._chosen, rows
-        with self.batch_update():
-            self._table.clear()
-            for row in self._rows:
-                self._table.add_row(row.kind, Text(printable(row.name)), Text(printable(row.now)))
-            names = [row[:2] for row in self._rows]
-            if chosen is not None and chosen[:2] in names:
-                self._table.move_cursor(row=names.index(chosen[:2]))
+            chosen, table = self._chosen, self._table
+            self._rows = list(_rows(self._snapshot, self._senders, self._reasons, now_ns))
+            with self.batch_update():
+                table.clear()
+                for row in self._rows:
+                    table.add_row(row.kind, Text(printable(row.name)), Text(printable(row.now)))
+                    if chosen is not None and chosen[:2] == row[:2]:
+                        table.move_cursor(row=table.row_count - 1)
+        self._update("#head", "\n".join(map(printable, lines)))
 
     @property
     def _table(self) -> "DataTable[str | Text]":
@@ -266,78 +267,60 @@ class Top(App[None]):
         at = self._table.cursor_row
         return self._rows[at] if at < len(self._rows) else None
 
-    def _say(self, text: str) -> None:
-        self.screen_stack[0].query_one("#said", Static).update(Text(printable(text)))
+    def _update(self, which: str, text: str) -> None:
+        self.screen_stack[0].query_one(which, Static).update(Text(text))
 
     @work(exclusive=True, group="asking")
     async def action_act(self, verb: Verb) -> None:
-        states, row = TABLE[verb].changes, self._chosen
-        match row:
-            case Row("upstream", name):
-                filters = Filters(upstreams=(name,), states=states)
-            case Row("lane", name):
-                filters = Filters(lanes=(name,), states=states)
-            case Row("sender", name):
-                filters = Filters(senders=(name,), states=states)
-            case _:
-                self._say("choose an upstream, a lane or a sender first")
-                return
-        async with self._told(verb):
-            queue_ids = [each.queue_id for each in await self._relay.queue(Wanted(filters))]
-            what = f"{len(queue_ids)} messages of {row.kind} {name}"
-            if await self._consents(f"{verb} {what} ({' or '.join(states)} now): {TABLE[verb].done}"):
-                # What is in another state by then is left alone.
-                results = Counter((await self._relay.act(verb, queue_ids, states)).values())
-                done = [f"{results.pop(OK, 0)} messages: {TABLE[verb].done}"]
-                self._say("; ".join(done + [f"{n}: {_SAID.get(why, why)}" for why, n in results.items()]))
-
-    @work(exclusive=True, group="asking")
-    async def action_pause(self) -> None:
-        if (name := self._upstream_chosen()) is None:
+        row = self._chosen
+        is_of_upstream = TABLE[verb].needs_upstream
+        if row is None or row.kind not in (
+            ("upstream",) if is_of_upstream else ("upstream", "lane", "sender")
+        ):
+            self._say(f"choose an upstream{'' if is_of_upstream else ', a lane or a sender'} first")
             return
-        prompt = "for how long: 30m, 2h; empty: until it is used again"
-        waits = "what is in flight finishes, nothing new begins, and mail waits"
-        length = await self.push_screen_wait(Question(f"Pause upstream {name}: {waits}.", prompt, _length_ns))
-        if length is None:
-            self._say("nothing was done")
-            return
-        asked = PauseAsked(who_asks(), _length_ns(length))
-        await self._do(name, "pause", self._relay.pause(name, asked))
-
-    @work(exclusive=True, group="asking")
-    async def action_resume(self) -> None:
-        name = self._upstream_chosen()
-        again = "one message first; senders that it refused, and what its shield doubts, are tried again"
-        if name is not None and await self._consents(f"Use upstream {name} again: {again}."):
-            await self._do(name, "resume", self._relay.resume(name))
-
-    async def _do(self, name: str, verb: Verb, asked: Awaitable[str]) -> None:
-        async with self._told(verb):
-            result = await asked
-            said = {OK: TABLE[verb].done, UNCHANGED: TABLE[verb].already, ABSENT: "there is no such upstream"}
-            self._say(f"{name}: {said.get(result, result)}")
-
-    @contextlib.asynccontextmanager
-    async def _told(self, verb: Verb) -> AsyncIterator[None]:
-        """Say what the relay left unanswered, and look at what came of it."""
         try:
-            yield
+            done = await (self._rest(verb, row.name) if is_of_upstream else self._move(verb, row))
+            self._say(done or "nothing was done")
         except (Unreachable, OSError) as error:
             self._say(f"{verb}: not all was answered: {self._why(error)}")
         await self._look()
 
-    async def _consents(self, text: str) -> bool:
-        consents = await self.push_screen_wait(Question(printable(text))) is not None
-        if not consents:
-            self._say("nothing was done")
-        return consents
+    async def _rest(self, verb: Verb, name: str) -> str:
+        """Pause an upstream, or use it again; return what came of it, nothing where the operator says no."""
+        if verb == "pause":
+            waits = "what is in flight finishes, nothing new begins, and mail waits"
+            prompt = "for how long: 30m, 2h; empty: until it is used again"
+            question = Question(f"Pause upstream {name}: {waits}.", prompt, _length_ns)
+        else:
+            again = "one message first; senders that it refused, and what its shield doubts, are tried again"
+            question = Question(f"Use upstream {name} again: {again}.")
+        if (answer := await self.push_screen_wait(question)) is None:
+            return ""
+        if verb == "pause":
+            asked = PauseAsked(who_asks(), _length_ns(answer))
+            result = await to_thread(self._relay.pause, name, asked)
+        else:
+            result = await to_thread(self._relay.resume, name)
+        said = {OK: TABLE[verb].done, UNCHANGED: TABLE[verb].already, ABSENT: "there is no such upstream"}
+        return f"{name}: {said.get(result, result)}"
 
-    def _upstream_chosen(self) -> str | None:
-        row = self._chosen
-        if row is None or row.kind != "upstream":
-            self._say("choose an upstream first")
-            return None
-        return row.name
+    async def _move(self, verb: Verb, row: Row) -> str:
+        """As `_rest`, on the messages of an upstream, a lane or a sender."""
+        done, states = TABLE[verb].done, TABLE[verb].changes
+        of_kind = {"upstream": Filters(upstreams=(row.name,)), "lane": Filters(lanes=(row.name,))}
+        filters = replace(of_kind.get(row.kind, Filters(senders=(row.name,))), states=states)
+        queue_ids = [each.queue_id for each in await to_thread(self._relay.queue, Wanted(filters))]
+        what = f"{len(queue_ids)} messages of {row.kind} {row.name} ({' or '.join(states)} now)"
+        if await self.push_screen_wait(Question(f"{verb} {what}: {done}")) is None:
+            return ""
+        # What is in another state by then is left alone.
+        results = Counter((await to_thread(self._relay.act, verb, queue_ids, states)).values())
+        said = [f"{results.pop(OK, 0)} messages: {done}"]
+        return "; ".join(said + [f"{count}: {_SAID.get(why, why)}" for why, count in results.items()])
+
+    def _say(self, text: str) -> None:
+        self._update("#said", printable(text))
 
 
 def _length_ns(text: str) -> int | None:

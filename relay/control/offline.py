@@ -1,4 +1,4 @@
-"""An operator's work on the spool of a relay that is down.
+"""The `Session` of a relay that is down: an operator at work on its spool.
 
 Takes the spool's lock for as long as it lasts, so that no sender can start meanwhile; reads what is asked
 about as a start would, and answers as a running relay would, but sends nothing.  Reports that a verb causes
@@ -10,13 +10,15 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 from relay.clock import SystemClock
-from relay.control.operations import ABSENT, IS_DOWN, OK, UNCHANGED, Results, Verb
-from relay.control.operator import Operator
-from relay.control.recorded import record_pause, record_resume, recorded_upstreams
+from relay.control.operations import ABSENT, IS_DOWN, OK, UNCHANGED, Results, Session, Verb
+from relay.control.operator import Operator, values
+from relay.control.recorded import record, recorded_upstreams
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.sender.host import Host
@@ -34,12 +36,44 @@ from relay.verdicts.operator_pause import PauseAsked
 
 MOST_NAMED = 32
 """Messages that are read alone; for more of them all are claimed, a page at a time."""
+_END = object()
+_Kind = TypeVar("_Kind")
 
 
-class OfflineOperations(Operator):
+@contextmanager
+def offline(policy: Policy) -> Iterator[Session]:
+    """Raise SpoolBusy, OSError (PermissionError: another user's spool), ValueError for another format."""
+    refuse_strangers(policy.spool)
+    with asyncio.Runner() as runner:
+        operator = runner.run(_begun(policy))
+        try:
+            yield _Offline(runner, operator)
+        finally:
+            runner.run(operator.close())
+
+
+async def _begun(policy: Policy) -> "OfflineOperator":
+    return OfflineOperator(policy)
+
+
+class _Offline(Session):
+    is_down = True
+
+    def __init__(self, runner: asyncio.Runner, operator: "OfflineOperator") -> None:
+        self._runner, self._operator = runner, operator
+
+    def ask(self, kind: type[_Kind], name: str, **arguments: object) -> Iterator[_Kind]:  # noqa: ARG002 - as it comes
+        answer = values(getattr(self._operator, name)(**arguments))
+        while (value := self._runner.run(_next(answer))) is not _END:
+            yield value
+
+
+async def _next(answer: AsyncGenerator[Any, None]) -> Any:
+    return await anext(answer, _END)
+
+
+class OfflineOperator(Operator):
     def __init__(self, policy: Policy) -> None:
-        """Raise SpoolBusy, OSError (PermissionError: another user's spool), ValueError for another format."""
-        refuse_strangers(policy.spool)
         self._policy, clock, disk = policy, SystemClock(), RealDisk()
         self._disk, self._clock = disk, clock
         events = Events(sys.stderr, "text", clock, level=Level.WARNING)
@@ -67,13 +101,11 @@ class OfflineOperations(Operator):
         await self._sender.stop()
 
     async def snapshot(self) -> Snapshot:
-        self._watch.recorded = await asyncio.to_thread(
-            recorded_upstreams, self._policy, self._disk, self._clock
-        )
+        self._watch.recorded = recorded_upstreams(self._policy, self._disk, self._clock)
         return await super().snapshot()
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Sequence[QueueState] = ()
     ) -> Results:
         if verb == "first":
             return dict.fromkeys(queue_ids, IS_DOWN)
@@ -82,7 +114,7 @@ class OfflineOperations(Operator):
     async def pause(self, upstream: str, asked: PauseAsked) -> str:
         if upstream not in self._policy.upstreams:
             return ABSENT
-        await asyncio.to_thread(record_pause, self._policy, upstream, asked, self._disk, self._clock)
+        record(self._policy, upstream, asked, self._disk, self._clock)
         return OK
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
@@ -91,8 +123,7 @@ class OfflineOperations(Operator):
             return ABSENT
         if believes:
             return "the relay is down; which refusals it doubts is known while it runs"
-        rested = await asyncio.to_thread(record_resume, self._policy, upstream, self._disk, self._clock)
-        return OK if rested else UNCHANGED
+        return OK if record(self._policy, upstream, None, self._disk, self._clock) else UNCHANGED
 
     async def _know(self, queue_ids: Collection[QueueId] | None = None) -> None:
         if not self._is_begun:

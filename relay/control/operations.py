@@ -1,13 +1,16 @@
 """What an operator may ask for: of a running relay, or of its spool while it is down.
 
-`TABLE` is the one list of verbs, for every room.  Pure.
+`TABLE` is the one list of verbs, for every room.  `Session` is what commands ask: `relay.control.client` of a
+relay that runs, `relay.control.offline` of the spool of one that is down.  Either has
+`relay.control.operator.Operator` carry out what was asked.
 """
 
 import enum
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, State
@@ -15,7 +18,6 @@ from relay.status.filters import WHOLE_QUEUE, By, Filters, GroupRow, Wanted
 from relay.status.snapshot import MessageView, QueueState, Snapshot
 
 if TYPE_CHECKING:
-    # With a plan comes the whole sender, which takes 0.5 s to load: no verb but `relay plan` needs it.
     from relay.status.plan import Plan
     from relay.verdicts.operator_pause import PauseAsked
 
@@ -88,7 +90,7 @@ class VerbRow:
             if isinstance(deed, Deed) and deed is not Deed.NOTHING
         )
 
-    def deed_of(self, message: "Queued | MessageView") -> Deed | str:
+    def deed_of(self, message: Queued | MessageView) -> Deed | str:
         """Raise ValueError for a state that is of no queued message."""
         return self.deeds[State(message.state.value)]
 
@@ -167,72 +169,111 @@ TABLE: Mapping[Verb, VerbRow] = {
 VERBS = tuple(verb for verb, row in TABLE.items() if not row.needs_upstream)
 """Those that name messages."""
 
-
-CALLS = ("snapshot", "rows", "summary", "plan", "show", "content", "act", "pause", "resume", "policy")
-"""What can be asked of a relay that runs: the methods of `Session`, and the policy in force."""
-
-Write = Callable[[bytes], Awaitable[None]]
-Found = AsyncGenerator[Sequence[MessageView], None]
+CALLS = ("snapshot", "policy", "rows", "summary", "plan", "show", "content", "act", "pause", "resume")
+"""The methods of `relay.control.operator.Operator` that a session may call."""
+IDS_AT_ONCE = 256
+"""In one call of a verb: what becomes of them is known only at its end."""
+_Kind = TypeVar("_Kind")
 
 
 class Unreachable(Exception):  # noqa: N818 - a state, not an error of ours
     """The relay did not answer, or not properly; the text says how."""
 
 
-class Session(Protocol):
-    """What can be asked.  Ids passed QUEUE_ID_PATTERN; every result names every id."""
+class NotDone(Exception):  # noqa: N818 - as above
+    """There is nothing to show, or no more of it; the text is ABSENT, or says what went wrong."""
 
-    async def snapshot(self) -> Snapshot: ...
 
-    def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
+@dataclass(frozen=True, slots=True)
+class PolicyInForce:
+    path: Path
+    """Of the file that it is of, absolute; by now the file may hold something else."""
+    text: str
+    """As a policy file would say it, with absolute paths."""
+
+
+class Session(ABC):
+    """All methods raise Unreachable.  Ids passed QUEUE_ID_PATTERN."""
+
+    is_down = False
+    """It is the spool of a relay that is down: a snapshot reads all of it, a named message is read alone."""
+
+    @abstractmethod
+    def ask(self, kind: type[_Kind], name: str, **arguments: object) -> Iterator[_Kind]:
+        """Yield the values of one of CALLS."""
+
+    def _one(self, kind: type[_Kind], name: str, **arguments: object) -> _Kind:
+        (value,) = self.ask(kind, name, **arguments)
+        return value
+
+    def snapshot(self) -> Snapshot:
+        return self._one(Snapshot, "snapshot")
+
+    def policy(self) -> PolicyInForce:
+        return self._one(PolicyInForce, "policy")
+
+    def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Iterator[list[MessageView]]:
         """Yield the queue, or part of it, as it is found; of each message's recipients only the first ones.
 
         Oldest first.  The queue changes meanwhile: what is there from the beginning to the end is listed
         once, what comes or goes once or not at all.
         """
-        ...
+        if wanted.sort and wanted.limit is None:
+            # The order of all of them is made here: the relay need not keep them for it.
+            yield wanted.arranged(self.queue(replace(wanted, sort="")))
+        else:
+            yield from self.ask(list[MessageView], "rows", wanted=wanted)
 
-    async def queue(self, wanted: Wanted = WHOLE_QUEUE) -> Sequence[MessageView]:
+    def queue(self, wanted: Wanted = WHOLE_QUEUE) -> list[MessageView]:
         """Return all that `rows` yields."""
-        return [view async for some in self.rows(wanted) for view in some]
+        return [view for some in self.rows(wanted) for view in some]
 
-    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[GroupRow]:
+    def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
         """Return the row of all, then those with most messages, `limit` of them."""
-        ...
+        return self._one(list[GroupRow], "summary", filters=filters, by=by, limit=limit)
 
-    async def plan(self, text: bytes, path: Path) -> "Plan | str":
-        """Return what the text of a policy's file would do, or why nobody can tell; changes nothing.
+    def plan(self, text: str, path: Path) -> "Plan":
+        """Return what the text of a policy's file would do; changes nothing.  Raises NotDone."""
+        from relay.status.plan import Plan  # noqa: PLC0415 - with the whole policy, which takes 0.2 s to load
 
-        Raises PolicyError where it is no policy.
-        """
-        ...
+        return self._one(Plan, "plan", text=text, path=path)
 
-    async def show(self, queue_id: QueueId) -> MessageView | str:
-        """Return one message with all its recipients, or ABSENT, or what went wrong."""
-        ...
+    def show(self, queue_id: QueueId) -> MessageView:
+        """Return one message with all its recipients.  Raises NotDone."""
+        return self._one(MessageView, "show", queue_id=queue_id)
 
-    async def content(self, queue_id: QueueId, write: Write) -> str:
-        """Write the content as it is stored; OK, ABSENT, or what went wrong, also behind its first bytes."""
-        ...
+    def content(self, queue_id: QueueId) -> Iterator[bytes]:
+        """Yield the content as it is stored.  Raises NotDone, also behind its first bytes."""
+        return self.ask(bytes, "content", queue_id=queue_id)
 
-    async def act(
+    def act(
         self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
-    ) -> Results:
-        """With `states`, leave alone and tell of what is in none of them by now.
+    ) -> dict[QueueId, str]:
+        """Return what became of each: a text for what went wrong, which keeps back no other.
 
-        What goes wrong with one message is its result; the others go on.
+        With `states`, leave alone what is in none of them by now.  Where the relay goes midway, the rest is
+        UNANSWERED.
         """
-        ...
+        results: dict[QueueId, str] = {}
+        for start in range(0, len(queue_ids), IDS_AT_ONCE):
+            some = queue_ids[start : start + IDS_AT_ONCE]
+            try:
+                results |= self._one(
+                    dict[QueueId, str], "act", verb=verb, queue_ids=some, states=tuple(states)
+                )
+            except Unreachable:
+                if not results:
+                    raise
+                return results | dict.fromkeys(queue_ids[start:], UNANSWERED)
+        return results
 
-    async def pause(self, upstream: str, asked: "PauseAsked") -> str:
+    def pause(self, upstream: str, asked: "PauseAsked") -> str:
         """Begin no transaction; OK once that is durable, ABSENT, or what is in the way."""
-        ...
+        return self._one(str, "pause", upstream=upstream, asked=asked)
 
-    async def resume(self, upstream: str, *, believes: bool = False) -> str:
+    def resume(self, upstream: str, *, believes: bool = False) -> str:
         """Send one transaction first; OK, UNCHANGED, ABSENT, or what is in the way.
 
         `believes`: the row `believe`.
         """
-        ...
-
-    async def close(self) -> None: ...
+        return self._one(str, "resume", upstream=upstream, believes=believes)

@@ -5,12 +5,16 @@ the command line.  It carries out the deeds of `relay.control.operations.TABLE`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from inspect import isasyncgen
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 from relay.control.operations import (
     ABSENT,
@@ -21,16 +25,17 @@ from relay.control.operations import (
     UNCHANGED,
     UNREAD,
     Deed,
-    Found,
+    NotDone,
+    PolicyInForce,
     Results,
-    Session,
     Verb,
-    Write,
 )
 from relay.control.recorded import recorded_upstreams
 from relay.mail.dsn import decode_xtext
-from relay.mail.envelope import Envelope, QueueId
+from relay.mail.envelope import QUEUE_ID_PATTERN, Envelope, QueueId
 from relay.mail.text import clean
+from relay.policy.differences import policy_text
+from relay.policy.faults import PolicyError
 from relay.policy.lane import numbering_sorter
 from relay.policy.source import parse_policy
 from relay.queue.queued import Queued, State, WaitReason
@@ -39,7 +44,7 @@ from relay.sender.attempt import recipients_left
 from relay.sender.sender import Sender
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
-from relay.spool.interface import Absent, Corrupt, Full, Message, Note, Settlement, Status, Unavailable
+from relay.spool.interface import Absent, Corrupt, Full, Message, Settlement, Status, Unavailable
 from relay.status.filters import WHOLE_QUEUE, By, Filters, GroupRow, Listed, Summary, Wanted
 from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
@@ -81,18 +86,21 @@ _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
 }
 
 
-class _Way(NamedTuple):
-    """What a `RecipientView` says of it."""
-
-    route: int | None = None
-    upstream: str = ""
-
-
 _Refusals = Mapping[QueueId, Mapping[int, Answer]]
 """What the shield doubts: of each message, the refusals by the index of the recipient."""
 
 
-class Operator(Session):
+def _checked(name: str) -> str:
+    if not QUEUE_ID_PATTERN.match(name):
+        raise ValueError("not a queue id")
+    return name
+
+
+AskedId = Annotated[QueueId, AfterValidator(_checked)]
+"""An id from outside: it becomes part of a path."""
+
+
+class Operator:
     def __init__(self, sender: Sender, watch: Watch, events: Events) -> None:
         self._sender = sender
         self._queue = sender.queue
@@ -102,9 +110,6 @@ class Operator(Session):
         self._watch = watch
         self._events = events
 
-    async def close(self) -> None:
-        """Do nothing: the relay that runs ends by itself."""
-
     async def _know(self, queue_ids: Collection[QueueId] | None = None) -> None:
         """Have the queue, or these messages of it, in memory: of a relay that runs they are."""
 
@@ -113,14 +118,21 @@ class Operator(Session):
         await self._watch.look()
         return self._watch.snapshot()
 
-    async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
+    async def policy(self) -> PolicyInForce:
+        # Without its hooks: what may be secret in their URLs is not told, and so no policy takes them.
+        without_hooks = self._watch.policy.model_copy(update={"notify": ()})
+        return PolicyInForce(Path(self._watch.policy_status.path), policy_text(without_hooks))
+
+    async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> AsyncGenerator[Sequence[MessageView], None]:
         if wanted.sort:
             best: list[MessageView] = []
             async for some in self._listed(wanted.filters):
                 # Of a list without limit the order is made at its end.
                 best += [each.view for each in some]
                 best = best if wanted.limit is None else wanted.arranged(best)
-            yield wanted.arranged(best)
+            in_order = iter(wanted.arranged(best))
+            while views := list(islice(in_order, ROWS_AT_ONCE)):
+                yield views
             return
         left = wanted.limit
         async for some in self._listed(wanted.filters):
@@ -131,32 +143,34 @@ class Operator(Session):
             if left == 0:
                 return
 
-    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[GroupRow]:
+    async def queue(self, wanted: Wanted = WHOLE_QUEUE) -> list[MessageView]:
+        return [view async for some in self.rows(wanted) for view in some]
+
+    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
         adding = Summary(by)
-        async for some in self._listed(filters):
-            whole = {each.view.queue_id: each for each in some}
-            if by is By.DOMAIN:
-                async for each, recipients in self._read(each for each in some if not each.knows_recipients):
-                    view = replace(each.view, recipients=tuple(recipients))
-                    whole[view.queue_id] = each._replace(view=view)
-            adding.add(whole.values())
+        async for some in self._listed(filters, is_whole=by is By.DOMAIN):
+            adding.add(some)
         return adding.rows(limit)
 
-    async def plan(self, text: bytes, path: Path) -> Plan | str:
+    async def plan(self, text: str, path: Path) -> Plan:
         await self._know()
         if self._sender.is_reading:
-            return "the relay still reads its queue after the start; ask again later"
-        policy, watch = parse_policy(text, path), self._watch
+            raise NotDone("the relay still reads its queue after the start; ask again later")
+        try:
+            policy, watch = parse_policy(text.encode(), path), self._watch
+        except PolicyError as error:
+            # The command line has read it, so this relay is of another version.
+            raise NotDone(f"this relay cannot read that policy: {error}") from error
         if policy.routes != watch.policy.routes:
-            return "it changes the routes, and a plan does not know what mail then goes another way"
+            raise NotDone("it changes the routes, and a plan does not know what mail then goes another way")
         read = partial(recorded_upstreams, disk=RealDisk(), clock=watch.clock)
         recorded = [await asyncio.to_thread(read, each) for each in (watch.policy, policy)]
         return watch.plan(policy, *recorded)
 
-    async def _listed(self, filters: Filters) -> AsyncIterator[list[Listed]]:
+    async def _listed(self, filters: Filters, *, is_whole: bool = False) -> AsyncIterator[list[Listed]]:
         """Yield what matches, oldest first and then what is set aside, in slices between turns of the loop.
 
-        Read only messages of which nothing in memory tells whether they match.
+        `is_whole`: with all recipients left, as far as the message can be read.
         """
         await self._know()
         aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
@@ -164,75 +178,104 @@ class Operator(Session):
         # A million that nearly came in this order take some 50 ms.
         in_order = iter(sorted(self._queue.ids()))
         while queue_ids := list(islice(in_order, ROWS_AT_ONCE)):
-            rows = map(listing.row, queue_ids)
-            if fitting := await self._fitting(filters, [each for each in rows if each is not None]):
-                yield fitting
+            rows = [row for row in map(listing.row, queue_ids) if row is not None]
+            yield await self._fitting(filters, rows, is_whole=is_whole)
             await asyncio.sleep(0)
-        if fitting := await self._fitting(filters, [listing.set_aside(file) for file in aside]):
-            yield fitting
+        yield [row for row in map(listing.set_aside, aside) if filters.judge(row)]
 
-    async def _fitting(self, filters: Filters, rows: Sequence[Listed]) -> list[Listed]:
-        answers = [filters.judge(each) for each in rows]
-        unknown = [each for each, answer in zip(rows, answers, strict=True) if answer is None]
-        fitting = {
-            each.view.queue_id
-            async for each, recipients in self._read(unknown)
-            if filters.fits_recipients(each.view, recipients)
-        }
-        judged = zip(rows, answers, strict=True)
-        return [each for each, answer in judged if answer or each.view.queue_id in fitting]
+    async def _fitting(self, filters: Filters, rows: Sequence[Listed], *, is_whole: bool) -> list[Listed]:
+        """Read only messages of which nothing in memory tells whether they match, or who is left."""
+        judged = [(row, filters.judge(row)) for row in rows]
+        asked = [
+            row for row, fits in judged if fits is None or (fits and is_whole and not row.knows_recipients)
+        ]
+        whole = {row.view.queue_id: row async for row in self._read(asked)}
+        fitting = []
+        for row, fits in judged:
+            read = whole.get(row.view.queue_id, row)
+            if fits or filters.judge(read):
+                fitting.append(read if is_whole else row)
+        return fitting
 
-    async def _read(self, listed: Iterable[Listed]) -> AsyncIterator[tuple[Listed, Sequence[str]]]:
-        """Return messages with all recipients left; not those that are gone or cannot be read by now."""
-        asked = list(listed)
-        for start in range(0, len(asked), LOADED_AT_ONCE):
-            some = asked[start : start + LOADED_AT_ONCE]
-            messages = await self._spool_thread.read([each.view.queue_id for each in some])
-            for each, message in zip(some, messages, strict=True):
+    async def _read(self, rows: Sequence[Listed]) -> AsyncIterator[Listed]:
+        """Yield messages with all recipients left; not those that are gone or cannot be read by now."""
+        for start in range(0, len(rows), LOADED_AT_ONCE):
+            some = rows[start : start + LOADED_AT_ONCE]
+            messages = await self._spool_thread.read([row.view.queue_id for row in some])
+            for row, message in zip(some, messages, strict=True):
                 if isinstance(message, Message):
-                    yield each, [message.envelope.recipients[index] for index in message.left]
+                    left = tuple(message.envelope.recipients[index] for index in message.left)
+                    # Marks go ahead of what memory knows.
+                    view = replace(row.view, recipients=left, recipients_left=len(left))
+                    yield row._replace(view=view)
 
-    async def show(self, queue_id: QueueId) -> MessageView | str:
+    async def show(self, queue_id: AskedId) -> MessageView:
         await self._know((queue_id,))
         message = await self._load(queue_id)
-        if isinstance(message, str):
-            return message
-        left = tuple(message.envelope.recipients[index] for index in message.left)
+        envelope = message.envelope
+        left = tuple(envelope.recipients[index] for index in message.left)
         view = self._watch.listing().message(queue_id, left)
         if view is None:
-            return ABSENT
-        return _whole(view, message, self._settling.replies.get(queue_id, {}), self._ways(message))
+            raise NotDone(ABSENT)
+        return replace(
+            view,
+            client=envelope.client,
+            helo=envelope.helo,
+            protocol=envelope.protocol,
+            user=envelope.user,
+            ret=envelope.dsn.ret or "",
+            envid=decode_xtext(envelope.dsn.envid) if envelope.dsn.envid else "",
+            recipient_statuses=tuple(self._recipients(message, view.next_attempt_at_ns)),
+            header=message.head.partition(b"\r\n\r\n")[0].decode("utf-8", "replace"),
+        )
 
-    def _ways(self, message: Message) -> dict[int, _Way]:
-        """Return for each recipient left the number of its route, and with which upstream it stands."""
+    def _recipients(self, message: Message, next_attempt_at_ns: int | None) -> Iterator[RecipientView]:
         numbers: dict[int, int] = {}
         if routes := self._watch.policy.routes:
             for part in sort(message, numbering_sorter(routes)).parts:
                 if part.route is not None:
                     numbers |= dict.fromkeys(part.left(message.left), int(part.route.upstreams[0]))
-        return {
-            index: _Way(numbers.get(index), part.upstream)
-            for part in self._queue.parts(message.queue_id)
-            for index in part.part.left(message.left)
+        upstreams = {
+            index: each.upstream
+            for each in self._queue.parts(message.queue_id)
+            for index in each.part.left(message.left)
         }
+        notes = {note.index: note for note in message.notes} | dict(
+            self._settling.replies.get(message.queue_id, {})
+        )
+        for index, (address, status) in enumerate(
+            zip(message.envelope.recipients, message.statuses, strict=True)
+        ):
+            # Of one that was relayed a note is of an attempt before.
+            note = None if status is Status.RELAYED else notes.get(index)
+            notify, orcpt = message.envelope.dsn.of(index)
+            yield RecipientView(
+                address,
+                _STATUS_WORDS[status],
+                "" if note is None else note.diagnostic or "",
+                None if note is None else note.at_ns,
+                next_attempt_at_ns if status is Status.TODO else None,
+                index in message.told,
+                numbers.get(index) if index in upstreams else None,
+                upstreams.get(index, ""),
+                "" if notify is None else str(notify),
+                orcpt,
+            )
 
-    async def content(self, queue_id: QueueId, write: Write) -> str:
+    async def content(self, queue_id: AskedId) -> AsyncGenerator[bytes, None]:
         await self._know((queue_id,))
         message = await self._load(queue_id)
-        if isinstance(message, str):
-            return message
         if message.content is not None:
-            await write(message.content)
-            return OK
+            yield message.content
+            return
         try:
             async for chunk in self._spool_thread.content(queue_id):
-                await write(chunk)
+                yield chunk
         except (Absent, Corrupt, Unavailable) as error:
-            return clean(str(error)) or "it cannot be read whole"
-        return OK
+            raise NotDone(clean(str(error)) or "it cannot be read whole") from error
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
+        self, verb: Verb, queue_ids: Sequence[AskedId], states: Sequence[QueueState] = ()
     ) -> Results:
         await self._know(queue_ids)
         return await self._each(verb, queue_ids, {}, states)
@@ -315,6 +358,8 @@ class Operator(Session):
         except (Absent, Corrupt):
             self._settling.forget(queue_id)
             return ABSENT
+        except NotDone as why:
+            result = str(why)
         except (Full, Unavailable) as trouble:
             self._spool_thread.tell(trouble)
             result = clean(str(trouble)) or "the spool failed"
@@ -350,8 +395,6 @@ class Operator(Session):
         self, queued: Queued, before: Mapping[Queued, State], deed: Deed, refusals: Mapping[int, Answer]
     ) -> str:
         message = await self._load(queued.queue_id)
-        if isinstance(message, str):
-            return message
         match deed:
             case Deed.BOUNCE:
                 refused = dict.fromkeys(message.left, REMOVED)
@@ -369,9 +412,9 @@ class Operator(Session):
     def _put_back(self, message: Message, before: Mapping[Queued, State], gone: Collection[int]) -> None:
         """Put back each part without recipients that are done by now."""
         for part in self._queue.parts(message.queue_id):
-            if left := len(set(part.part.left(message.left)).difference(gone)):
-                which = recipients_left(message, part, gone, part.past.tried)
-                self._queue.line_of(part).put_back(part, before[part], (left, which))
+            if (left := recipients_left(message, part, gone)).recipients:
+                self._queue.line_of(part).note_left(part, left)
+                self._queue.line_of(part).put_back(part, before[part])
             else:
                 self._queue.end_part(part)
 
@@ -379,50 +422,23 @@ class Operator(Session):
         """Say of an id that is not in the queue what is known of it."""
         return UNREAD if self._sender.is_reading else ABSENT
 
-    async def _load(self, queue_id: QueueId) -> Message | str:
+    async def _load(self, queue_id: QueueId) -> Message:
+        """Raise NotDone."""
         if queue_id not in self._queue:
-            return self._not_there()
+            raise NotDone(self._not_there())
         (message,) = await self._spool_thread.read([queue_id])
         if isinstance(message, Absent | Corrupt):
-            return ABSENT
-        return clean(str(message)) if isinstance(message, Exception) else message
+            raise NotDone(ABSENT)
+        if isinstance(message, Exception):
+            raise NotDone(clean(str(message)))
+        return message
 
 
-def _whole(
-    view: MessageView, message: Message, replies: Mapping[int, Note], ways: Mapping[int, _Way]
-) -> MessageView:
-    envelope, known = message.envelope, {note.index: note for note in message.notes} | dict(replies)
-    return replace(
-        view,
-        client=envelope.client,
-        helo=envelope.helo,
-        protocol=envelope.protocol,
-        user=envelope.user,
-        ret=envelope.dsn.ret or "",
-        envid=decode_xtext(envelope.dsn.envid) if envelope.dsn.envid else "",
-        recipient_statuses=tuple(
-            _recipient(message, index, known.get(index), ways.get(index, _Way()), view.next_attempt_at_ns)
-            for index in range(len(envelope.recipients))
-        ),
-        header=message.head.partition(b"\r\n\r\n")[0].decode("utf-8", "replace"),
-    )
-
-
-def _recipient(
-    message: Message, index: int, note: Note | None, way: _Way, next_attempt_at_ns: int | None
-) -> RecipientView:
-    address, status = message.envelope.recipients[index], message.statuses[index]
-    notify, orcpt = message.envelope.dsn.of(index)
-    if status is Status.RELAYED:
-        note = None  # of an attempt before
-    return RecipientView(
-        address,
-        _STATUS_WORDS[status],
-        "" if note is None else note.diagnostic or "",
-        None if note is None else note.at_ns,
-        next_attempt_at_ns if status is Status.TODO else None,
-        index in message.told,
-        *way,
-        "" if notify is None else str(notify),
-        orcpt,
-    )
+async def values(answer: Any) -> AsyncGenerator[Any, None]:
+    """Yield what a call of the operator comes to, whether it yields or returns it."""
+    if not isasyncgen(answer):
+        yield await answer
+        return
+    async with aclosing(answer):
+        async for value in answer:
+            yield value

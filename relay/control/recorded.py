@@ -16,7 +16,7 @@ from relay.sender.upstreams import UpstreamView
 from relay.spool.disk.durable import Disk
 from relay.throttle.history import HistoryError
 from relay.throttle.opening import recorded_book
-from relay.throttle.throttle import Shared, View
+from relay.throttle.throttle import View
 from relay.verdicts.account import AccountState, Event, PauseRecord, adopted, step
 from relay.verdicts.health import Happening
 from relay.verdicts.operator_pause import PauseAsked
@@ -27,18 +27,22 @@ def recorded_upstreams(policy: Policy, disk: Disk, clock: Clock) -> Mapping[str,
     return {name: _recorded(policy, name, disk, clock) for name in policy.upstreams}
 
 
-def record_pause(policy: Policy, name: str, asked: PauseAsked, disk: Disk, clock: Clock) -> None:
-    """Have the next start pause it.  Raises OSError."""
-    now_ns = clock.boottime_ns()
-    pause = asked.begun(now_ns, clock.wall_ns())
-    _go_on(policy, name, Event(Happening.KEEP, now_ns, pause=pause), disk, clock)
+def record(policy: Policy, name: str, asked: PauseAsked | None, disk: Disk, clock: Clock) -> bool:
+    """Have the next start pause it as asked, or use it, one message first.  Raises OSError.
 
-
-def record_resume(policy: Policy, name: str, disk: Disk, clock: Clock) -> bool:
-    """Have the next start use it, one message first; return whether it would have rested.  Raises OSError."""
-    if not _kept(policy, name, disk, clock).is_resting:
+    Return whether that is new.
+    """
+    kept, now_ns = _kept(policy, name, disk, clock), clock.boottime_ns()
+    if asked is None and not kept.is_resting:
         return False
-    _go_on(policy, name, Event(Happening.RESUME, clock.boottime_ns()), disk, clock)
+    event = Event(Happening.RESUME, now_ns)
+    if asked is not None:
+        event = Event(Happening.KEEP, now_ns, pause=asked.begun(now_ns, clock.wall_ns()))
+    # Crash here: the record of before is in force, and the operator has no answer.
+    after = PauseRecord(clock.boot_id(), now_ns, clock.wall_ns(), step(kept, event))
+    account_file(policy, name, disk).save(after)
+    if (row := account_row(policy.history_of(name), clock)) is not None:
+        row.apply(event)
     return True
 
 
@@ -50,7 +54,7 @@ def _recorded(policy: Policy, name: str, disk: Disk, clock: Clock) -> UpstreamVi
         book = recorded_book(policy.history_of(name), limits, upstream.guard_ns, disk, clock)
     except HistoryError as error:
         return _view(step(state, Event(Happening.FAULT, now_ns, str(error), until_ns=now_ns)))
-    return replace(_view(state), limits=View(Shared(book), clock))
+    return replace(_view(state), limits=View(book, clock))
 
 
 def _view(state: AccountState) -> UpstreamView:
@@ -71,12 +75,3 @@ def _kept(policy: Policy, name: str, disk: Disk, clock: Clock) -> AccountState:
         if (shared := row.news()) is not None:
             state = adopted(state, shared, now_ns)
     return state
-
-
-def _go_on(policy: Policy, name: str, event: Event, disk: Disk, clock: Clock) -> None:
-    after = step(_kept(policy, name, disk, clock), event)
-    # Crash here: the record of before is in force, and the operator has no answer.
-    record = PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after)
-    account_file(policy, name, disk).save(record)
-    if (row := account_row(policy.history_of(name), clock)) is not None:
-        row.apply(event)

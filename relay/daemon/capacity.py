@@ -10,6 +10,7 @@ import resource
 from collections.abc import Sequence
 
 from relay.policy.model import Listen
+from relay.status import MOST_CONNECTIONS
 
 EACH_CLIENT = 4
 """Of the limit: its two descriptors, and as many for everything else."""
@@ -38,8 +39,7 @@ def raise_limit() -> int:
 
 
 def most_status_connections(limit: int) -> int:
-    """Return how many there is room for; the server has a bound of its own."""
-    return max(4, limit // ONE_STATUS_OF)
+    return min(MOST_CONNECTIONS, max(4, limit // ONE_STATUS_OF))
 
 
 def fitted(listens: Sequence[Listen], limit: int) -> list[Listen]:

@@ -17,7 +17,6 @@ from pathlib import Path
 from relay import __version__
 from relay.clock import SystemClock
 from relay.control.server import ControlServer
-from relay.control.wire import PolicyInForce
 from relay.daemon.assembly import Assembly
 from relay.daemon.capacity import most_status_connections, raise_limit
 from relay.daemon.listener_files_watch import ListenerFilesWatch
@@ -28,7 +27,6 @@ from relay.daemon.policy_watch import PolicyWatch, digest
 from relay.daemon.reload import Reload
 from relay.daemon.spool_intake import spool_intake
 from relay.hooks.hooks import Hooks
-from relay.policy.differences import policy_text
 from relay.policy.model import Policy
 from relay.policy.secrets import read_password_file
 from relay.policy.source import inspected_policy, policy_bytes
@@ -38,7 +36,7 @@ from relay.smtp.sasl import Credentials
 from relay.spool.disk.durable import RealDisk, doubt_about
 from relay.spool.engines import open_spool
 from relay.spool.interface import Full, Unavailable
-from relay.status.collector import collect
+from relay.status.collector import SnapshotCollector
 from relay.status.http import StatusServer
 from relay.status.snapshot import Condition, PolicyStatus
 from relay.telemetry.event_table import Level
@@ -99,7 +97,8 @@ class Daemon:
             path = str(start.path.absolute())
             status = PolicyStatus(digest(start.text), self._clock.wall_ns(), path=path)
             relay = Assembly(spool, host, policy, start.hostname, self._telemetry, status, self._fail)
-            collect(self._metrics, relay.watch.snapshot, events, self._clock)
+            collector = SnapshotCollector(self._metrics, relay.watch.snapshot, events, self._clock)
+            self._metrics.registry.register(collector)
             await self._serve(relay, listening)
         finally:
             events.flush()
@@ -162,15 +161,7 @@ class Daemon:
         """Take mail and relay; on return nothing is in flight."""
         start, sender, watch = self._start, relay.sender, relay.watch
         guard, owners = sender.upstreams.guard, sender.queue.owners.items
-        control = ControlServer(
-            start.policy.spool,
-            relay.operator,
-            self._events,
-            # Without its hooks: what may be secret in their URLs is not told, and so no policy takes them.
-            lambda: PolicyInForce(
-                start.path.absolute(), policy_text(watch.policy.model_copy(update={"notify": ()}))
-            ),
-        )
+        control = ControlServer(start.policy.spool, relay.operator, self._events)
         await control.start()
         ours = guard(lambda: self._keep_looking(watches)), guard(lambda: listening.tell_owners(owners))
         chores = [asyncio.create_task(each) for each in (keep_watchdog(), *ours, *relay.chores())]

@@ -51,9 +51,8 @@ class ListenerFilesWatch:
             if found is FileChange.REFUSED:
                 self._metrics.count("relay_policy_reloads_total", "refused")
                 self._events.tell("listener_files_refused", listener=str(listen.address), error=files.error)
-            elif found is not FileChange.NOTHING:
-                if found is FileChange.CHANGED:
-                    self._metrics.count("relay_policy_reloads_total", "ok")
+            elif found is FileChange.CHANGED:
+                self._metrics.count("relay_policy_reloads_total", "ok")
                 self._use(index, files.in_force)
                 if listener_processes(listen) == 0:
                     self._tell_loaded(listen, files.in_force)

@@ -26,8 +26,7 @@ from relay.policy.source import parse_policy
 from relay.sender.host import Host
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
-from relay.telemetry.listeners import ListenerObserver
-from relay.telemetry.metrics import Metrics
+from relay.telemetry.listeners import ListenerObserver, Tally
 from relay.telemetry.stderr import divert
 
 REPORT_SECONDS = 1.0
@@ -49,15 +48,15 @@ async def take_mail(bound: socket.socket) -> None:
     events = Events(sys.stderr, orders["style"], clock, hostname=orders["hostname"])
     tell_unhandled(events)
     start_threads()
-    metrics = Metrics(clock, events)
-    observer = ListenerObserver(events, metrics, [name])
+    tally = Tally(events)
+    observer = ListenerObserver(events, tally)
     intake = spool_intake(policy, Host(clock, RealDisk()), events)
     files = ListenerFiles.from_order(orders["files"])
     listener = Listener(listen, orders["hostname"], intake, observer, files=files, clock=clock)
     obeying = asyncio.create_task(_obey(stdin, name, listener, events))
     loop.add_signal_handler(signal.SIGTERM, obeying.cancel)
     await listener.start(bound)
-    chores = [asyncio.create_task(_report(metrics))]
+    chores = [asyncio.create_task(_report(tally, events))]
     chores.append(asyncio.create_task(intake.keep_looking_for_room()))
     await asyncio.wait([obeying])
     await listener.close(CLOSE_SECONDS)
@@ -71,8 +70,8 @@ async def take_mail(bound: socket.socket) -> None:
 async def _obey(stdin: asyncio.StreamReader, name: str, listener: Listener, events: Events) -> None:
     async for line in stdin:
         order = json.loads(line)
-        if "held" in order:
-            listener.quotas.told({Owner(user, client): count for user, client, count in order["held"]})
+        if "full" in order:
+            listener.quotas.told({Owner(*each) for each in order["full"]})
         else:
             files = ListenerFiles.from_order(order)
             listener.use(files)
@@ -81,11 +80,12 @@ async def _obey(stdin: asyncio.StreamReader, name: str, listener: Listener, even
             )
 
 
-async def _report(metrics: Metrics) -> None:
+async def _report(tally: Tally, events: Events) -> None:
     """Send counts to the parent.  A parent that does not read gets them later, and holds up nothing else."""
     while True:
         await asyncio.sleep(REPORT_SECONDS)
-        report = json.dumps(metrics.take_delta()).encode() + b"\n"
+        events.flush()
+        report = json.dumps(tally.take()).encode() + b"\n"
         # An error: the parent is gone, and stdin says so too.
         await asyncio.to_thread(os.write, sys.stdout.fileno(), report)
 

@@ -15,7 +15,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relay.clock import Clock
 from relay.daemon.capacity import EACH_CLIENT, fitted, listener_processes
@@ -27,13 +27,18 @@ from relay.mail.formats import described
 from relay.policy.model import Listen, Policy, Tls
 from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listeners import ListenerObserver
-from relay.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    # A listener process needs what stands here, and no prometheus_client.
+    from relay.telemetry.metrics import Metrics
 
 CLOSE_SECONDS = 10.0
 """How long content in flight may take at a stop."""
 BIND_AGAIN_SECONDS = 0.1
 RESTART_SECONDS = 1.0
 """Between the end of a listener process and the next one."""
+MOST_COUNTS_BYTES = 16 * 1024 * 1024
+"""Of a line with what a listener process counted."""
 TELL_SECONDS = 1.0
 """How often listeners with quotas are told who has how much in the queue."""
 
@@ -73,7 +78,7 @@ class Listening:
         start: Start,
         intake: SpoolIntake,
         events: Events,
-        metrics: Metrics,
+        metrics: "Metrics",
         *,
         clock: Clock,
         limit: int,
@@ -119,7 +124,8 @@ class Listening:
 
     async def start(self) -> None:
         names = [str(listen.address) for listen in self._start.policy.listen]
-        observer = ListenerObserver(self._events, self._metrics, names)
+        self._metrics.know_listeners(names)
+        observer = ListenerObserver(self._events, self._metrics)
         listens = fitted([each.listen for each in self._here], self._limit)
         for each, listen in zip(self._here, listens, strict=True):
             each.listener = Listener(
@@ -152,13 +158,13 @@ class Listening:
         asked = [(each, quotas) for each in self._all if (quotas := Quotas(each.listen)).is_any]
         while asked:
             for each, quotas in asked:
-                held = quotas.worth_telling(owners())
+                full = quotas.worth_telling(owners())
                 if each.listener is not None:
-                    each.listener.quotas.told(held)
+                    each.listener.quotas.told(full)
                 for orders in each.orders:
                     # A process that is stopped reads none, and they would fill the memory.
                     if not orders.transport.get_write_buffer_size():
-                        _order(orders, {"held": [[*owner, held[owner]] for owner in held]})
+                        _order(orders, {"full": [*full]})
             await asyncio.sleep(TELL_SECONDS)
 
     async def close(self) -> None:
@@ -194,7 +200,9 @@ class Listening:
     async def _start_process(self, of: _Listening) -> Process:
         fd = of.bound.fileno() if of.bound is not None else -1
         module = (sys.executable, "-m", "relay.daemon.listener_process")
-        return await asyncio.create_subprocess_exec(*module, str(fd), stdin=PIPE, stdout=PIPE, pass_fds=[fd])
+        return await asyncio.create_subprocess_exec(
+            *module, str(fd), stdin=PIPE, stdout=PIPE, pass_fds=[fd], limit=MOST_COUNTS_BYTES
+        )
 
     async def _attend(self, of: _Listening, process: Process) -> int:
         """Order a process, and count what it counts, to its end; return how it ended."""
@@ -225,7 +233,7 @@ class Listening:
         """Return at the end of the lines, or at one that is no counts, as of a process that was killed."""
         with contextlib.suppress(ValueError):
             async for line in counted:
-                self._metrics.add_delta(json.loads(line), str(pid))
+                self._metrics.add(json.loads(line), str(pid))
 
 
 def _order(orders: asyncio.StreamWriter, order: dict[str, Any]) -> None:

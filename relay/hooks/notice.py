@@ -4,7 +4,7 @@ The keys are an interface: they stay, each is always there, and null is "none".
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from relay.mail.formats import Value
 from relay.policy.hook import HookEvent
@@ -29,33 +29,20 @@ HEARD = ("delivery", *_EVENTS)
 """The events of the log of which some are told."""
 
 
-class Notice(NamedTuple):
-    notice_id: str
-    """The same at each attempt, so that a receiver can drop repeats."""
-    content: bytes
-    """JSON, the same octets each time: they are signed."""
-    until_ns: int
-    """When it is given up, by boottime."""
-
-
 def told_of(name: str, fields: Mapping[str, Value]) -> dict[str, Any] | None:
     """Return what is told of an event of the log, or None where nothing is."""
     is_delivery = name == "delivery"
-    event = _FATES.get(str(fields["status"])) if is_delivery else _EVENTS.get(name)
+    event = _FATES.get(str(fields["status"])) if is_delivery else _EVENTS[name]
     if event is None:
         return None
     by = fields.get("by")
     return {
         "event": event,
         "upstream": fields.get("upstream") or None,
-        "queue_id": fields.get("queue_id"),
-        "message_id": fields.get("message_id"),
         "sender": fields.get("reverse_path"),
         "recipients": [_recipient(fields)] if is_delivery else [],
         "reason": _cut(f"relay pause, by {by}" if by else fields.get("reason", fields.get("because"))),
-        "until_at": fields.get("until_at"),
-        "routes": fields.get("routes"),
-        "instead_of": fields.get("instead_of"),
+        **{key: fields.get(key) for key in ("queue_id", "message_id", "until_at", "routes", "instead_of")},
     }
 
 

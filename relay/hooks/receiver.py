@@ -12,17 +12,24 @@ import hmac
 import os
 import signal
 from subprocess import DEVNULL, PIPE
+from typing import NamedTuple
 
 import aiohttp
 
 from relay import __version__
 from relay.clock import SECOND_NS
-from relay.hooks.notice import Notice
 from relay.policy.hook import HookSettings
 from relay.policy.secrets import SecretError, read_signing_key
 
 # No environment of ours: it may hold passwords.
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+
+
+class Notice(NamedTuple):
+    notice_id: str
+    """The same at each attempt, so that a receiver can drop repeats."""
+    content: bytes
+    """JSON, the same octets each time: they are signed."""
 
 
 class Undelivered(Exception):  # noqa: N818 - said of a notice

@@ -47,6 +47,5 @@ def paths_of(listen: Listen) -> tuple[Path, ...]:
 def read_listener_files(listen: Listen) -> ListenerFiles:
     """Raise SecretError for a file that cannot be used."""
     hashes = {} if listen.users_file is None else read_users(listen.users_file)
-    if listen.certificate is not None:
-        return ListenerFiles(hashes, read_key_pair(listen.certificate, listen.key))
-    return ListenerFiles(hashes, None)
+    pair = None if listen.certificate is None else read_key_pair(listen.certificate, listen.key)
+    return ListenerFiles(hashes, pair)

@@ -3,7 +3,7 @@
 The sender counts; about once a second it tells who has as much as it may.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from relay.policy.model import Listen
@@ -21,26 +21,23 @@ class Owner(NamedTuple):
         return cls(user, "") if user else cls("", client)
 
 
-Held = Mapping[Owner, int]
-
-
 class Quotas:
     def __init__(self, listen: Listen) -> None:
         self._listen = listen
         mosts = [rule.max_queued for rule in listen.users.values()] + [listen.max_queued_per_client]
         self.is_any = any(most is not None for most in mosts)
-        self._full: Held = {}
+        self._full: set[Owner] = set()
 
-    def worth_telling(self, held: Iterable[tuple[tuple[str, str], int]]) -> Held:
+    def worth_telling(self, held: Iterable[tuple[tuple[str, str], int]]) -> set[Owner]:
         """Return those who may have no more."""
-        full: dict[Owner, int] = {}
+        full: set[Owner] = set()
         for (user, client), count in held:
             most = self._listen.most_queued(user or None)
             if most is not None and count >= most:
-                full[Owner(user, client)] = count
+                full.add(Owner(user, client))
         return full
 
-    def told(self, full: Held) -> None:
+    def told(self, full: set[Owner]) -> None:
         """Go by what `worth_telling` returned."""
         self._full = full
 

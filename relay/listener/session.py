@@ -115,10 +115,8 @@ class ClientSession(ClientConnection):
         except Refused as refused:
             self._say(refused.reply)
         self._idle_commands += self._machine.phase not in {"rcpt", "eod"}
-        if (
-            self._errors + max(0, self._idle_commands - MAX_IDLE_COMMANDS)
-            >= self._reception.listen.max_errors
-        ):
+        errors = self._errors + max(0, self._idle_commands - MAX_IDLE_COMMANDS)
+        if errors >= self._reception.listen.max_errors:
             raise SessionEnd("errors", replies.TOO_MANY_ERRORS)
 
     @property

@@ -62,14 +62,6 @@ class RecipientRequest(NamedTuple):
     orcpt: str = ""
     """As given, `type;xtext`."""
 
-    def joined(self, other: "RecipientRequest") -> "RecipientRequest":
-        """Return what both together ask, where one recipient is named twice."""
-        orcpt = self.orcpt or other.orcpt
-        if self.notify is other.notify is None:
-            return RecipientRequest(None, orcpt)
-        both = [_UNASKED if notify is None else notify for notify in (self.notify, other.notify)]
-        return RecipientRequest(both[0] | both[1], orcpt)
-
 
 NO_REQUEST = RecipientRequest()
 

@@ -73,15 +73,9 @@ def in_seconds(span_ns: int) -> str:
 
 
 def postfix_delay(delay_ns: int) -> str:
-    """Return a delay as Postfix shows it: two significant digits below ten seconds, to a microsecond."""
-    if delay_ns <= 0:
-        return "0"
-    seconds = delay_ns / SECOND_NS
-    digits = 0
-    while digits < 6 and seconds * 10**digits < 10:
-        digits += 1
-    shown = f"{seconds:.{digits}f}"
-    return shown.rstrip("0").rstrip(".") if digits else shown
+    """Return a delay as Postfix shows it: two significant digits below ten seconds."""
+    seconds = round(max(delay_ns, 0) / SECOND_NS, 4)
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
 
 
 def described(error: BaseException) -> str:

@@ -8,14 +8,16 @@ Assumes: addresses passed `relay.mail.address`; host names, ids and status codes
 nobody is told where the sender is `<>`.
 """
 
-import binascii
 import enum
 import hashlib
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.contentmanager import raw_data_manager
+from email.message import Message, MIMEPart
+from email.policy import compat32
 from email.utils import format_datetime
 
 from relay.clock import SECOND_NS
@@ -31,6 +33,10 @@ SPELLED_OUT = 100
 
 _SMTP_REPLY = re.compile(r"[2-5][0-9][0-9](?: |\Z)")
 _PLAIN_LINES = re.compile(rb"(?:[\t\x20-\x7e]{0,998}\r\n)*\Z")
+Payload = list[Message | str]
+_PARTS = compat32.clone(linesep="\r\n")
+_AS_WRITTEN = _PARTS.clone(max_line_length=0)
+"""Readers of delivery status may not know folded fields."""
 
 
 class Reason(enum.StrEnum):
@@ -96,38 +102,44 @@ def report(
 
     `sender` is in ASCII; `suffix` tells its Message-ID from those of other reports of the message.
     """
-    actions = {each.reason.action for each in recipients}
+    envelope, actions = message.envelope, {each.reason.action for each in recipients}
+    # Mailman's parser takes failed and late recipients in ASCII; without one it guesses from the text.
+    is_guessed = not any(
+        each.recipient.isascii() and each.reason is not Reason.RELAYED for each in recipients
+    )
     returns_all = (
         "failed" in actions  # RFC 3461, 4.3: RET is about failures
-        and message.envelope.dsn.ret is Ret.FULL
+        and not is_guessed
+        and envelope.dsn.ret is Ret.FULL
         and message.is_whole
         and message.content.isascii()  # other content might not leave by each upstream
         and b"\0" not in message.content
     )
-    subject, opening = _opening(actions, _date(message.envelope.arrival_at_ns), until_ns)
-    opening += f"  The {'message' if returns_all else 'header of the message'}\nis attached."
-    parts = [
-        _for_people(f"This is the mail relay at {hostname}.\n\n{opening}", recipients),
-        _for_machines(message, recipients, hostname, until_ns),
-        _returned_message(message.content) if returns_all else _returned_header(message.content),
-    ]
-    # No content can hold its own SHA-256, so no part can hold its own boundary.
-    boundary = f"=_{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}"
-    head = [
-        f"From: Mail Delivery System <{sender}>",
-        f"To: <{message.envelope.reverse_path}>",
-        f"Subject: {subject}",
-        f"Date: {_date(at_ns)}",
-        f"Message-ID: <{message.queue_id}{suffix}@{hostname}>",
-        "Auto-Submitted: auto-replied",
-        "MIME-Version: 1.0",
-        f'Content-Type: multipart/report; report-type=delivery-status;\r\n boundary="{boundary}"',
-        "\r\nThis is a MIME-encapsulated message.\r\n",
-    ]
-    delimiter = f"--{boundary}".encode()
-    return (
-        _lines(head) + b"".join(b"%b\r\n%b\r\n" % (delimiter, part) for part in parts) + delimiter + b"--\r\n"
+    subject, opening = _opening(actions, _date(envelope.arrival_at_ns), until_ns)
+    opening = (
+        f"This is the mail relay at {hostname}.\n\n{opening}"
+        f"  The {'message' if returns_all else 'header of the message'}\nis attached."
     )
+    parts: Payload = [
+        _for_people(opening, recipients, is_guessed=is_guessed),
+        _for_machines(message, recipients, hostname, until_ns),
+        _returned(message.content, is_whole=returns_all, is_guessed=is_guessed),
+    ]
+    # Nothing can hold its own SHA-256, so what is told cannot hold its boundary.
+    digest = hashlib.sha256(repr((message, recipients)).encode()).hexdigest()
+    fields = {
+        "From": f"Mail Delivery System <{sender}>",
+        "To": f"<{envelope.reverse_path}>".encode().decode("ascii", "surrogateescape"),
+        "Subject": subject,
+        "Date": _date(at_ns),
+        "Message-ID": f"<{message.queue_id}{suffix}@{hostname}>",
+        "Auto-Submitted": "auto-replied",
+        "MIME-Version": "1.0",
+        "Content-Type": f'multipart/report; report-type=delivery-status; boundary="=_{digest[:32]}"',
+    }
+    whole = _part(fields, parts)
+    whole.preamble = "This is a MIME-encapsulated message."
+    return whole.as_bytes(policy=_AS_WRITTEN)
 
 
 def _opening(actions: set[str], date: str, until_ns: int | None) -> tuple[str, str]:
@@ -151,83 +163,83 @@ def _opening(actions: set[str], date: str, until_ns: int | None) -> tuple[str, s
     )
 
 
-def _for_people(opening: str, recipients: Sequence[ReportedRecipient]) -> bytes:
-    lines, shown = opening.split("\n"), recipients[:SPELLED_OUT]
+def _for_people(opening: str, recipients: Sequence[ReportedRecipient], *, is_guessed: bool) -> MIMEPart:
+    lines, shown = [opening], recipients[:SPELLED_OUT]
     for reason, title in _TITLES.items():
         group = [each for each in shown if each.reason is reason]
         lines += ["", title] if group else []
         for each in group:
+            text = textwrap.fill(clean(each.diagnostic or "")[:MAX_TEXT], 72, break_long_words=False)
             lines += ["", f"  <{each.recipient}>"]
-            text = clean(each.diagnostic or "")[:MAX_TEXT]
-            lines += [f"    {line}" for line in textwrap.wrap(text, 72, break_long_words=False)]
+            lines += [textwrap.indent(text, "    ")] if text else []
             lines += [f"    (upstream: {clean(each.remote)})"] if each.remote is not None else []
     if len(recipients) > len(shown):
         lines += ["", f"And {len(recipients) - len(shown)} more, all named in the next part."]
-    kind = ["Content-Description: Notification", "Content-Type: text/plain; charset=utf-8"]
-    return _part(kind, _lines(lines))
+    text = "\n".join(lines)
+    encoding = "base64" if is_guessed else "7bit" if text.isascii() else "quoted-printable"
+    part = _part({})
+    part.set_content(text, "plain", cte=encoding, content_manager=raw_data_manager)
+    return part
 
 
 def _for_machines(
     message: ReportedMessage, recipients: Sequence[ReportedRecipient], hostname: str, until_ns: int | None
-) -> bytes:
+) -> MIMEPart:
     """Return the fields of the message, then those of each recipient (RFC 3464, 2.1)."""
     envelope = message.envelope
-    lines = ["Content-Description: Delivery report", "Content-Type: message/delivery-status", ""]
+    of_message = {
+        "Reporting-MTA": f"dns; {hostname}",
+        "X-relay-Queue-ID": message.queue_id,
+        "X-relay-Sender": _typed(envelope.reverse_path),
+        "Arrival-Date": _date(envelope.arrival_at_ns),
+    }
     if envelope.dsn.envid:
-        lines.append(f"Original-Envelope-Id: {decode_xtext(envelope.dsn.envid)}")
-    lines += [
-        f"Reporting-MTA: dns; {hostname}",
-        f"X-relay-Queue-ID: {message.queue_id}",
-        f"X-relay-Sender: {_typed(envelope.reverse_path)}",
-        f"Arrival-Date: {_date(envelope.arrival_at_ns)}",
-    ]
-    for each in recipients:
-        lines += ["", *_recipient_fields(each)]
-        if until_ns is not None:
-            lines.append(f"Will-Retry-Until: {_date(until_ns)}")
-    return _lines(lines)
+        of_message["Original-Envelope-Id"] = decode_xtext(envelope.dsn.envid)
+    blocks: Payload = [_part(of_message), *(_part(_recipient_fields(each, until_ns)) for each in recipients)]
+    return _part({"Content-Type": "message/delivery-status"}, blocks)
 
 
-def _recipient_fields(each: ReportedRecipient) -> Iterator[str]:
-    """Yield the lines of RFC 3464, 2.3."""
+def _recipient_fields(each: ReportedRecipient, until_ns: int | None) -> dict[str, str]:
+    """Return the fields of a recipient (RFC 3464, 2.3); damage on the disk may have reached its texts."""
+    fields = {}
     if each.orcpt:
         kind, address = original_recipient(each.orcpt)
-        yield f"Original-Recipient: {_typed(address, kind)}"
-    yield f"Final-Recipient: {_typed(each.recipient)}"
-    yield f"Action: {each.reason.action}"
-    # Damage on the disk may have reached these two.
-    yield f"Status: {clean(each.status)}"
+        fields["Original-Recipient"] = _typed(address, kind)
+    fields["Final-Recipient"] = _typed(each.recipient)
+    fields["Action"] = each.reason.action
+    fields["Status"] = clean(each.status)
     if each.remote is not None:
-        yield f"Remote-MTA: dns; {clean(each.remote)}"
+        fields["Remote-MTA"] = f"dns; {clean(each.remote)}"
     if diagnostic := clean(each.diagnostic or "")[:MAX_TEXT]:
         # RFC 3464, 2.3.6: `smtp` promises a reply as the server sent it; ours are not that.
-        yield f"Diagnostic-Code: {'smtp' if _SMTP_REPLY.match(diagnostic) else 'X-relay'}; {diagnostic}"
+        kind = "smtp" if _SMTP_REPLY.match(diagnostic) else "X-relay"
+        fields["Diagnostic-Code"] = f"{kind}; {diagnostic}"
     if each.remote is not None or each.reason is not Reason.DELAYED:
-        yield f"Last-Attempt-Date: {_date(each.at_ns)}"
+        fields["Last-Attempt-Date"] = _date(each.at_ns)
+    if until_ns is not None:
+        fields["Will-Retry-Until"] = _date(until_ns)
+    return fields
 
 
-def _returned_header(content: bytes) -> bytes:
-    """Return the part with the original header (RFC 6522, 4)."""
-    end = (b"\r\n" + content).find(b"\r\n\r\n")
-    header = content if end < 0 else content[:end]
+def _returned(content: bytes, *, is_whole: bool, is_guessed: bool) -> MIMEPart:
+    """Return the part with the original message, to the octet, or its header (RFC 6522, 4)."""
+    if is_whole:
+        # It knows no encoding (RFC 2046, 5.2.1).
+        return _part({"Content-Type": "message/rfc822"}, content.decode("ascii"))
+    header = (b"\r\n" + content).partition(b"\r\n\r\n")[0][2:]
     header += b"\r\n" if header and not header.endswith(b"\r\n") else b""
-    return _part(["Content-Description: Message Headers", "Content-Type: text/rfc822-headers"], header)
+    encoding = "base64" if is_guessed else "7bit" if _PLAIN_LINES.match(header) else "quoted-printable"
+    part = _part({})
+    part.set_content(header, "text", "rfc822-headers", cte=encoding, content_manager=raw_data_manager)
+    return part
 
 
-def _returned_message(content: bytes) -> bytes:
-    """Return the part with the original message, which knows no encoding (RFC 2046, 5.2.1)."""
-    kind = ["Content-Description: Undelivered Message", "Content-Type: message/rfc822"]
-    return _lines([*kind, ""]) + content
-
-
-def _part(kind: list[str], octets: bytes) -> bytes:
-    if _PLAIN_LINES.match(octets):
-        return _lines([*kind, ""]) + octets
-    # By lines, since an end of line other than CRLF is to be an octet like any other (RFC 2045, 6.7).
-    encoded = b"\n".join(binascii.b2a_qp(line, istext=False) for line in octets.split(b"\r\n"))
-    return _lines([*kind, "Content-Transfer-Encoding: quoted-printable", ""]) + encoded.replace(
-        b"\n", b"\r\n"
-    )
+def _part(fields: Mapping[str, str], payload: Payload | str = "") -> MIMEPart:
+    part = MIMEPart(_PARTS)
+    for name, value in fields.items():
+        part[name] = value
+    part.set_payload(payload)
+    return part
 
 
 def _typed(address: str, kind: str = "rfc822") -> str:
@@ -241,7 +253,3 @@ def _date(at_ns: int) -> str:
     """Return an instant in UTC as RFC 5322, 3.3 writes it; the nearest that has a year of four digits."""
     seconds = min(max(at_ns // SECOND_NS, 0), LAST_SECOND)
     return format_datetime(datetime.fromtimestamp(seconds, UTC))
-
-
-def _lines(lines: Iterable[str]) -> bytes:
-    return "".join(f"{line}\r\n" for line in lines).encode()

@@ -2,7 +2,8 @@
 
 The rule is one address, or `@` and a domain, which takes the place of every other domain.  It changes the
 reverse-path, and of the header the fields From and Sender; their values of before are kept, as they were, in
-X-Original-From and X-Original-Sender, and the authors in Reply-To where the message has none.
+X-Original-From and X-Original-Sender, and the first From that named an author in Reply-To where the message
+has none.
 
 Guarantees: the null reverse-path stays null; a message that is as the rule wants it stays as it is, octet
 for octet; so does whatever stands behind the header, and every other field; only ASCII is added; any header

@@ -9,7 +9,6 @@ everything else is text (`no`, `22:22`, `0777`, `1e3`, dates).  A key that is tr
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import yaml
@@ -46,39 +45,68 @@ class Fault(NamedTuple):
     mark: Mark = Mark()
 
 
-@dataclass(frozen=True, slots=True)
 class Document:
-    value: object = None
-    """None where a fault left nothing worth looking at."""
-    places: Mapping[Steps, tuple[Mark, Mark]] = field(default_factory=dict)
-    """Of each key, or place in a list, and of its value."""
-    faults: tuple[Fault, ...] = ()
+    def __init__(self, content: bytes) -> None:
+        self.value: object = None
+        """None where a fault left nothing worth looking at."""
+        self.faults: list[Fault] = []
+        self._places: dict[Steps, tuple[Mark, Mark]] = {}
+        """Of each key, or place in a list, and of its value."""
+        self._count = 0
+        text = ""
+        try:
+            text = _text(content)
+            _refuse_too_much(text)
+            root = yaml.compose(text, Loader=_LOADER)
+            if root is None:
+                raise _RefusedError("the file is empty; a policy is a mapping of keys")
+            self.value = self._read(root, (), root)
+        except _RefusedError as refused:
+            self.faults.append(Fault(*refused.args))
+        except yaml.MarkedYAMLError as error:
+            self.faults.append(_not_yaml(text, error))
+        except yaml.YAMLError:
+            self.faults.append(Fault("not YAML"))
 
     def mark_of(self, steps: Sequence[Step], *, of_key: bool = False) -> Mark:
         """Where a step leads nowhere, return the mark of the value that lacks it."""
-        place = self.places.get(tuple(steps))
+        place = self._places.get(tuple(steps))
         if place is None:
             return self.mark_of(steps[:-1]) if steps else Mark()
         return place[0] if of_key else place[1]
 
+    def has(self, steps: Steps) -> bool:
+        return steps in self._places
 
-def read_document(content: bytes) -> Document:
-    reader = _Reader()
-    text = ""
-    try:
-        text = _text(content)
-        _count(text)
-        root = yaml.compose(text, Loader=_LOADER)
-        if root is None:
-            raise _RefusedError("the file is empty; a policy is a mapping of keys")
-        return Document(reader.value(root, (), root), reader.places, tuple(reader.faults))
-    except _RefusedError as refused:
-        reader.faults.append(Fault(*refused.args))
-    except yaml.MarkedYAMLError as error:
-        reader.faults.append(_not_yaml(text, error))
-    except yaml.YAMLError:
-        reader.faults.append(Fault("not YAML"))
-    return Document(faults=tuple(reader.faults))
+    def _read(self, node: yaml.Node, steps: Steps, key: yaml.Node) -> object:
+        mark = _mark(node.start_mark)
+        self._places[steps] = _mark(key.start_mark), mark
+        self._count += 1
+        if self._count > MAX_NODES:
+            raise _RefusedError(f"more than {MAX_NODES} values, aliases written out", steps, mark)
+        if isinstance(node, yaml.ScalarNode):
+            if not node.value.isprintable():
+                raise _RefusedError("a line end or another control character in a value", steps, mark)
+            return _meaning(node)
+        if len(steps) >= MAX_DEPTH:
+            raise _RefusedError(f"nested deeper than {MAX_DEPTH}", steps, mark)
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, steps)
+        return [self._read(child, (*steps, index), child) for index, child in enumerate(node.value)]
+
+    def _mapping(self, node: yaml.MappingNode, steps: Steps) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for key, child in node.value:
+            mark = _mark(key.start_mark)
+            if not isinstance(key, yaml.ScalarNode) or not key.value.isprintable():
+                self.faults.append(Fault("a key must be plain text", steps, mark))
+            elif key.value in found:
+                line, column = self.mark_of((*steps, key.value), of_key=True)
+                message = f"duplicate key; the first is at line {line}, column {column}"
+                self.faults.append(Fault(message, (*steps, key.value), mark))
+            else:
+                found[key.value] = self._read(child, (*steps, key.value), key)
+        return found
 
 
 class _RefusedError(Exception):
@@ -104,55 +132,19 @@ def _end_of(before: str) -> Mark:
     return Mark(before.count("\n") + 1, len(before) - before.rfind("\n"))
 
 
-def _count(text: str) -> None:
-    """Refuse what is too deep or too much: the composer in C has no bounds, and its stack would overflow."""
+def _refuse_too_much(text: str) -> None:
+    """Count before any node is made: the composer in C has no bounds, and its stack would overflow."""
     depth = nodes = 0
     for event in yaml.parse(text, Loader=_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         nodes += isinstance(event, yaml.NodeEvent)
+        mark = _mark(event.start_mark)
         if nodes > MAX_NODES:
-            raise _RefusedError(f"more than {MAX_NODES} values", (), _mark(event.start_mark))
+            raise _RefusedError(f"more than {MAX_NODES} values", (), mark)
         if depth > MAX_DEPTH:
-            raise _RefusedError(f"nested deeper than {MAX_DEPTH}", (), _mark(event.start_mark))
+            raise _RefusedError(f"nested deeper than {MAX_DEPTH}", (), mark)
         if getattr(event, "tag", None) is not None:
-            raise _RefusedError("tags such as !!str have no place in a policy", (), _mark(event.start_mark))
-
-
-class _Reader:
-    def __init__(self) -> None:
-        self.places: dict[Steps, tuple[Mark, Mark]] = {}
-        self.faults: list[Fault] = []
-        self._count = 0
-
-    def value(self, node: yaml.Node, steps: Steps, key: yaml.Node) -> object:
-        mark = _mark(node.start_mark)
-        self.places[steps] = _mark(key.start_mark), mark
-        self._count += 1
-        if self._count > MAX_NODES:
-            raise _RefusedError(f"more than {MAX_NODES} values, aliases written out", steps, mark)
-        if isinstance(node, yaml.ScalarNode):
-            if not node.value.isprintable():
-                raise _RefusedError("a line end or another control character in a value", steps, mark)
-            return _meaning(node)
-        if len(steps) >= MAX_DEPTH:
-            raise _RefusedError(f"nested deeper than {MAX_DEPTH}", steps, mark)
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, steps)
-        return [self.value(child, (*steps, index), child) for index, child in enumerate(node.value)]
-
-    def _mapping(self, node: yaml.MappingNode, steps: Steps) -> dict[str, object]:
-        found: dict[str, object] = {}
-        for key, child in node.value:
-            mark = _mark(key.start_mark)
-            if not isinstance(key, yaml.ScalarNode) or not key.value.isprintable():
-                self.faults.append(Fault("a key must be plain text", steps, mark))
-            elif key.value in found:
-                line, column = self.places[*steps, key.value][0]
-                message = f"duplicate key; the first is at line {line}, column {column}"
-                self.faults.append(Fault(message, (*steps, key.value), mark))
-            else:
-                found[key.value] = self.value(child, (*steps, key.value), key)
-        return found
+            raise _RefusedError("tags such as !!str have no place in a policy", (), mark)
 
 
 def _meaning(node: yaml.ScalarNode) -> bool | int | str | None:

@@ -8,21 +8,20 @@ those that a policy has.  Any other key is shown as `?`.
 import difflib
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, get_args, get_origin
+from typing import get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from relay.policy.document import Document, Fault, Mark, Step, read_document
+from relay.policy.document import Document, Fault, Steps
+from relay.policy.model import Policy
 from relay.policy.units import BROKEN, Section
 
-_Section = TypeVar("_Section", bound=Section)
-
 MOST_FAULTS = 200
-"""Told of one file; the rest is only counted."""
+"""Told of one file, the first; the rest is only counted."""
 WHOLE = "policy"
 """The key of a fault that is about the whole file."""
 FOREIGN_KEY = "?"
@@ -85,10 +84,13 @@ class PolicyFault:
 class PolicyError(Exception):
     def __init__(self, path: Path, faults: Iterable[Fault]) -> None:
         """There is at least one."""
-        told = (PolicyFault(path, *each.mark, _key(each.at), each.message) for each in faults)
-        self.errors = tuple(
-            sorted(told, key=lambda each: (each.line, each.column, each.key == WHOLE, each.key))
-        )
+        told = [PolicyFault(path, *each.mark, _key(each.at), each.message) for each in faults]
+        told.sort(key=lambda each: (each.line, each.column, each.key == WHOLE, each.key))
+        if len(told) > MOST_FAULTS:
+            last = told[MOST_FAULTS - 1]
+            words = f"and {len(told) - MOST_FAULTS} more faults"
+            told[MOST_FAULTS:] = [PolicyFault(path, last.line, last.column, WHOLE, words)]
+        self.errors = tuple(told)
         """In the order of the file; never empty."""
         super().__init__(*self.errors)
 
@@ -96,68 +98,30 @@ class PolicyError(Exception):
         return "\n".join(map(str, self.errors))
 
 
-def validated(
-    content: bytes,
-    path: Path,
-    kind: type[_Section],
-    fill: Callable[[object], object] = lambda value: value,
-) -> tuple[_Section, Document]:
-    """Return what a file says, and where.  Raises PolicyError with all faults."""
-    document = read_document(content)
-    faults = list(document.faults)
-    if faults and document.value is None:
-        raise PolicyError(path, faults)
-    try:
-        section = kind.model_validate(
-            fill(document.value),
-            # Not resolved: a policy behind a symbolic link stands where the link is.
-            context=path.absolute().parent,
-            by_alias=True,
-            by_name=False,
-        )
-    except ValidationError as error:
-        # Nothing is raised from it: pydantic's own text quotes the values.
-        faults += _faults_of_validation(document, error, kind)
-    else:
-        if not faults:
-            return section, document
-    raise PolicyError(path, faults)
+def faults_of(document: Document, error: ValidationError) -> Iterator[Fault]:
+    """Yield what pydantic found, in words of ours: its own quote the values."""
+    for detail in error.errors(include_url=False):
+        steps: Steps = detail["loc"]
+        if detail["type"] == BROKEN:
+            for message, at, _ in detail["ctx"]["faults"]:
+                yield Fault(message, (*steps, *at), document.mark_of((*steps, *at)))
+            continue
+        if detail["type"] == "default_factory_not_called":
+            continue  # a default that other keys make is no fault of its own
+        is_of_key = detail["type"] == "extra_forbidden"
+        if steps[-1:] == ("[key]",) and not is_of_key:
+            # Pydantic's own step, behind the key of a mapping of names.
+            steps, is_of_key = steps[:-1], True
+        if steps and detail["type"] != "missing" and not document.has(steps):
+            # One value that stands for a list of it, or for a section that has no other key.
+            steps = steps[:-1]
+        yield Fault(_words(detail, steps), steps, document.mark_of(steps, of_key=is_of_key))
 
 
-def _faults_of_validation(document: Document, error: ValidationError, root: type[Section]) -> Iterator[Fault]:
-    # A default that other keys make is no fault of its own.
-    details = [
-        each for each in error.errors(include_url=False) if each["type"] != "default_factory_not_called"
-    ]
-    last = Mark()
-    for detail in details[:MOST_FAULTS]:
-        for fault in _faults_of(document, detail, root):
-            last = max(last, fault.mark)
-            yield fault
-    if len(details) > MOST_FAULTS:
-        yield Fault(f"and {len(details) - MOST_FAULTS} more faults", (), last)
-
-
-def _faults_of(document: Document, detail: ErrorDetails, root: type[Section]) -> Iterator[Fault]:
-    steps: tuple[Step, ...] = detail["loc"]
-    if detail["type"] == BROKEN:
-        for message, at, _ in detail["ctx"]["faults"]:
-            yield Fault(message, (*steps, *at), document.mark_of((*steps, *at)))
-        return
-    is_of_key = detail["type"] == "extra_forbidden"
-    if steps[-1:] == ("[key]",) and not is_of_key:
-        # Pydantic's own step, behind the key of a mapping of names.
-        steps, is_of_key = steps[:-1], True
-    if steps and detail["type"] != "missing" and steps not in document.places:
-        # One value that stands for a list of it, or for a section that has no other key.
-        steps = steps[:-1]
-    yield Fault(_words(detail, steps, root), steps, document.mark_of(steps, of_key=is_of_key))
-
-
-def _words(detail: ErrorDetails, steps: Sequence[Step], root: type[Section]) -> str:
+def _words(detail: ErrorDetails, steps: Steps) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
-        return _of_unknown_key(str(steps[-1]), _section_at(steps[:-1], root))
+        return _of_unknown_key(str(steps[-1]), _section_at(steps[:-1]))
     if kind == "missing" and steps[-1] == "limits":
         return "this key is required: what the provider allows, or `limits: []` for as fast as it takes mail"
     found = _KINDS[type(detail["input"])]
@@ -181,7 +145,7 @@ def _of_unknown_key(key: str, section: type[Section]) -> str:
     return f"unknown key; known here: {', '.join(known)}"
 
 
-def _key(steps: Sequence[Step]) -> str:
+def _key(steps: Steps) -> str:
     path = ""
     for step in steps:
         if isinstance(step, int):
@@ -206,8 +170,8 @@ def _annotations(section: type[Section]) -> dict[str, object]:
     return {each.alias or name: each.annotation for name, each in section.model_fields.items()}
 
 
-def _section_at(steps: Sequence[Step], root: type[Section]) -> type[Section]:
-    section = root
+def _section_at(steps: Steps) -> type[Section]:
+    section: type[Section] = Policy
     remaining = iter(steps)
     for step in remaining:
         annotation = _annotations(section)[str(step)]

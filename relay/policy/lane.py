@@ -28,6 +28,7 @@ from relay.policy.units import (
     Percent,
     Section,
     Text,
+    checked,
     matching,
 )
 from relay.queue import lanes, sorting
@@ -52,13 +53,12 @@ def domain_pattern(value: str) -> str:
     raise ValueError("expected a domain such as example.net or '*.example.net'")
 
 
-def _rewrite_rule(value: str) -> str:
+def _is_rewrite_rule(value: str) -> bool:
     tried = f"x{value}" if value.startswith("@") else value
-    if "@" in value and "*" not in value and is_valid_address(tried, smtputf8=False):
-        return value
-    raise ValueError("expected one address, or @ and a domain, that mail is sent by")
+    return "@" in value and "*" not in value and is_valid_address(tried, smtputf8=False)
 
 
+_REWRITES = "one address, or @ and a domain, that mail is sent by"
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_PATTERN)]
 Patterns = Annotated[tuple[Pattern, ...], OneOrMore, NotEmpty]
 SenderPatterns = Annotated[
@@ -199,7 +199,7 @@ class RouteSettings(MatchSettings):
     upstreams: UpstreamNames
     failover_after_ns: Duration | None = Field(default=15 * MINUTE_NS, alias="failover_after")
     spill_after_ns: Duration | None = Field(default=None, alias="spill_after")
-    rewrite: Annotated[str, AfterValidator(_rewrite_rule)] | None = None
+    rewrite: Annotated[str, checked(_is_rewrite_rule, _REWRITES)] | None = None
 
 
 Routes = tuple[RouteSettings, ...]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
@@ -57,6 +57,7 @@ from relay.policy.units import (
     Text,
     UpstreamHost,
     VariableName,
+    checked,
     is_loopback_host,
     one_of,
 )
@@ -220,7 +221,7 @@ class Upstream(Section):
     source_address: SourceAddress | None = None
     connections: Annotated[int, Field(strict=True, ge=1, le=1000)] = 4
     max_recipients: Count = 100
-    """Per transaction; what an upstream announces by LIMITS RCPTMAX (RFC 9422) lowers it."""
+    """Per transaction."""
     max_messages: Count = 100
     """Per connection; then it is closed and another opened."""
     max_age_ns: Duration = Field(default=10 * MINUTE_NS, alias="max_age")
@@ -304,16 +305,16 @@ class Retry(Section):
             yield Fault("it is not below lifetime: the bounce would come first", ("warn_after",))
 
 
-def _report_sender(value: str) -> str:
+def _is_report_sender(value: str) -> bool:
     # Only the recipient `Postmaster` needs no domain.
-    if "@" in value and len(value) <= LONGEST_PATTERN and is_valid_address(value, smtputf8=False):
-        return value
-    raise ValueError("expected one address, in ASCII")
+    return "@" in value and len(value) <= LONGEST_PATTERN and is_valid_address(value, smtputf8=False)
 
 
 class Reports(Section):
     upstreams: UpstreamNames | None = None
-    sender: Annotated[str, AfterValidator(_report_sender)] | None = Field(default=None, alias="from")
+    sender: Annotated[str, checked(_is_report_sender, "one address, in ASCII")] | None = Field(
+        default=None, alias="from"
+    )
     per_hour: Count | None = 60
 
 

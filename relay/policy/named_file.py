@@ -36,10 +36,8 @@ class FileChange(enum.Enum):
     """What became of watched files since the last look."""
 
     NOTHING = enum.auto()
-    REREAD = enum.auto()
-    """Read by request, and as before."""
     CHANGED = enum.auto()
-    """What they say now is in force."""
+    """What they say now is in force; by request also where it is as before."""
     REFUSED = enum.auto()
     """They changed, or were asked for, and cannot be used: what was in force stays."""
 
@@ -75,9 +73,8 @@ class WatchedFiles(Generic[T]):
         if isinstance(now, str):
             self.error = now
             return FileChange.REFUSED
-        is_changed = bool(self.error) or now != self.in_force
         self.error, self.in_force = "", now
-        return FileChange.CHANGED if is_changed else FileChange.REREAD
+        return FileChange.CHANGED
 
 
 def read_regular(path: Path, most_bytes: int, check: Callable[[os.stat_result], None] | None = None) -> bytes:

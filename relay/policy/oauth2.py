@@ -13,15 +13,7 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from relay.policy.document import Fault
-from relay.policy.units import (
-    CredentialName,
-    PolicyPath,
-    Section,
-    Text,
-    VariableName,
-    https_url,
-    matching,
-)
+from relay.policy.units import CredentialName, PolicyPath, Section, Text, VariableName, https_url, matching
 
 
 class GrantType(enum.StrEnum):

@@ -9,24 +9,17 @@ begin inside one: a pause keeps the message.  An owner's phrases are found where
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from relay.policy.document import Fault
-from relay.policy.units import Duration, NotEmpty, OneOrMore, Section, Text, matching, one_of
+from relay.policy.units import Duration, NotEmpty, OneOrMore, Section, Text, checked, matching, one_of
 from relay.smtp.reply import Phase
 from relay.verdicts.phrases import Phrases
 from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Layer, Rule
 
 LONGEST_PHRASE = 200
-ASKED = ("code", "enhanced", "text", "names_sender")
-
-
-def _phrase(value: str) -> str:
-    if not value.strip(" *") or len(value) > LONGEST_PHRASE:
-        raise ValueError(f"expected a phrase of at most {LONGEST_PHRASE} characters")
-    return value
 
 
 Code = Annotated[
@@ -38,15 +31,20 @@ Enhanced = Annotated[
     str,
     matching(r"[45x]\.(?:[0-9]{1,3}|x)\.(?:[0-9]{1,3}|x)", "an enhanced code such as 5.7.1, 5.7.x or x.4.5"),
 ]
-Texts = Annotated[tuple[Annotated[str, AfterValidator(_phrase)], ...], OneOrMore, NotEmpty]
+Phrase = Annotated[
+    str,
+    checked(
+        lambda value: value.strip(" *") and len(value) <= LONGEST_PHRASE,
+        f"a phrase of at most {LONGEST_PHRASE} characters",
+    ),
+]
+Texts = Annotated[tuple[Phrase, ...], OneOrMore, NotEmpty]
 Codes = Annotated[tuple[Code, ...], OneOrMore, NotEmpty]
 EnhancedCodes = Annotated[tuple[Enhanced, ...], OneOrMore, NotEmpty]
 
 
 class VerdictRule(Section):
     """One rule.  What it does not name matches anything; it must name something."""
-
-    layer: ClassVar = Layer.OPERATOR
 
     phase: Annotated[tuple[Phase, ...], OneOrMore, NotEmpty] = tuple(sorted(FROM_MAIL))
     code: Codes | None = None
@@ -63,10 +61,10 @@ class VerdictRule(Section):
     def faults(self) -> Iterator[Fault]:
         try:
             # A rule itself knows what its phases allow.
-            Rule(self.layer, *WORDS[self.verdict], "", "", phases=frozenset(self.phase))
+            Rule(Layer.OPERATOR, *WORDS[self.verdict], "", "", phases=frozenset(self.phase))
         except ValueError as error:
             yield Fault(str(error), ("verdict",))
-        if self.layer is not Layer.DEFAULT and not any(getattr(self, key) for key in ASKED):
+        if not (self.code or self.enhanced or self.text or self.names_sender):
             words = "a rule without a condition matches every refusal"
             yield Fault(f"{words}: write a code, an enhanced code or a text", ("verdict",))
         if WORDS[self.verdict][0] not in ABOUT_US:
@@ -95,16 +93,6 @@ class VerdictRule(Section):
         )
 
 
-class SourcedRule(VerdictRule):
-    source: Text
-
-
-class DefaultRule(SourcedRule):
-    """A rule of the last layer, which may match every refusal of its phases."""
-
-    layer: ClassVar = Layer.DEFAULT
-
-
 def _any_code(codes: tuple[str, ...] | None) -> re.Pattern[str] | None:
     if codes is None:
         return None
@@ -115,4 +103,4 @@ def _any_code(codes: tuple[str, ...] | None) -> re.Pattern[str] | None:
 def _any_phrase(phrases: tuple[str, ...] | None, *, begin_words: bool) -> Phrases | None:
     if phrases is None:
         return None
-    return Phrases((" ".join(phrase.lower().split()) for phrase in phrases), begin_words=begin_words)
+    return Phrases(tuple(" ".join(phrase.lower().split()) for phrase in phrases), begin_words)

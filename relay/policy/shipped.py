@@ -1,20 +1,17 @@
-"""The rules about replies and the providers that are shipped with the relay.
+"""The rules about replies and the providers that are shipped with the relay: two files beside this one.
 
-Guarantees: what is read is valid as a whole, or PolicyError with file, line and column
-of each fault, in the words of a policy's errors; read once.  The only I/O is reading
-two files beside this one.
+They are read once, and are sound as the tests find them.
 """
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relay.policy.document import Document, Step
-from relay.policy.faults import validated
-from relay.policy.rules import DefaultRule, SourcedRule, VerdictRule
-from relay.policy.units import Section, Text
+from relay.policy.document import Document, Steps
+from relay.policy.rules import VerdictRule
 from relay.verdicts.verdict import Judge, Layer, Rule
 
 if TYPE_CHECKING:
@@ -24,73 +21,39 @@ RULES_FILE = Path(__file__).with_name("verdicts.yaml")
 PROVIDERS_FILE = Path(__file__).with_name("providers.yaml")
 
 
-class RulesFile(Section):
-    """`verdicts.yaml`."""
-
-    codes: tuple[SourcedRule, ...]
-    wording: tuple[SourcedRule, ...]
-    default: tuple[DefaultRule, ...]
-
-
-class ProviderOAuth2(Section):
-    """What a provider fills in of `auth.oauth2`; `{tenant}` stands for the owner's."""
-
-    token_url: Text
-    device_url: Text | None = None
-    login_url: Text | None = None
-    scopes: dict[str, Text]
-    """By grant."""
-    mechanism: Text
-
-
-class Provider(Section):
-    hosts: tuple[Text, ...]
+@dataclass(frozen=True, slots=True)
+class Provider:
+    hosts: list[str]
     """Hosts that are the provider's whatever the policy calls them; `*` is any part of a name."""
-    note: Text
-    source: Text
-    checked: Text
+    note: str
+    source: str
+    checked: str
     """The day on which the source said so."""
     preset: dict[str, object]
     """Keys of an upstream, as they would be written."""
-    refuses_reports: Text | None = None
+    refuses_reports: str = ""
     """Who says that it takes no mail from `<>`, or from another address than the account's."""
-    oauth2: ProviderOAuth2 | None = None
-    verdicts: tuple[SourcedRule, ...] = ()
-
-
-class ProvidersFile(Section):
-    """`providers.yaml`."""
-
-    providers: dict[str, Provider]
+    oauth2: dict[str, Any] = field(default_factory=dict)
+    """Keys of `auth.oauth2`, where `{tenant}` stands for the owner's; of `scopes` the one of the grant."""
+    verdicts: list[dict[str, Any]] = field(default_factory=list)
 
 
 @functools.cache
-def _rules() -> tuple[RulesFile, Document]:
-    return validated(RULES_FILE.read_bytes(), RULES_FILE, RulesFile)
+def _read(path: Path) -> tuple[Any, Document]:
+    document = Document(path.read_bytes())
+    return document.value, document
 
 
 @functools.cache
-def _providers() -> tuple[ProvidersFile, Document]:
-    return validated(PROVIDERS_FILE.read_bytes(), PROVIDERS_FILE, ProvidersFile)
-
-
-def rules_file() -> RulesFile:
-    return _rules()[0]
-
-
 def providers() -> Mapping[str, Provider]:
     """In the order of the file."""
-    return _providers()[0].providers
+    return {name: Provider(**its) for name, its in _read(PROVIDERS_FILE)[0]["providers"].items()}
 
 
 @functools.cache
 def standard_rules() -> tuple[Rule, ...]:
-    file, document = _rules()
-    return (
-        *_placed(Layer.CODE, file.codes, RULES_FILE, document, "codes"),
-        *_placed(Layer.WORDING, file.wording, RULES_FILE, document, "wording"),
-        *_placed(Layer.DEFAULT, file.default, RULES_FILE, document, "default"),
-    )
+    layers = {"codes": Layer.CODE, "wording": Layer.WORDING, "default": Layer.DEFAULT}
+    return tuple(rule for key, layer in layers.items() for rule in _rules(layer, RULES_FILE, (key,)))
 
 
 @functools.cache
@@ -98,20 +61,25 @@ def standard_judge() -> Judge:
     return Judge(standard_rules())
 
 
+@functools.cache
 def provider_rules(name: str | None) -> tuple[Rule, ...]:
     """Return the rules of a provider; none where it is not known."""
     if name is None or name not in providers():
         return ()
-    steps = "providers", name, "verdicts"
-    return _placed(Layer.PROVIDER, providers()[name].verdicts, PROVIDERS_FILE, _providers()[1], *steps)
+    return _rules(Layer.PROVIDER, PROVIDERS_FILE, ("providers", name, "verdicts"))
 
 
-def _placed(
-    layer: Layer, rules: Sequence[VerdictRule], path: Path, document: Document, *steps: Step
-) -> tuple[Rule, ...]:
-    """Return rules with the line where each stands."""
-    lines = (document.mark_of((*steps, index)).line for index in range(len(rules)))
-    return tuple(rule.rule(layer, f"{path.name}:{line}") for rule, line in zip(rules, lines, strict=True))
+def _rules(layer: Layer, path: Path, steps: Steps) -> tuple[Rule, ...]:
+    """Return the rules in a list of a file, each with the line where it stands."""
+    rows, document = _read(path)
+    for step in steps:
+        rows = rows.get(step, [])
+    return tuple(
+        VerdictRule.model_validate(row, by_alias=True).rule(
+            layer, f"{path.name}:{document.mark_of((*steps, index)).line}"
+        )
+        for index, row in enumerate(rows)
+    )
 
 
 def rules_of(name: str, upstream: "Upstream") -> tuple[Rule, ...]:
@@ -128,15 +96,11 @@ def provider_of(name: str | None, host: str) -> str | None:
     if name is not None:
         return name
     wanted = host.lower().removesuffix(".")
-    return next(
-        (
-            known
-            for known, provider in providers().items()
-            for pattern in provider.hosts
-            if re.fullmatch("[a-z0-9.-]*".join(map(re.escape, pattern.split("*"))), wanted)
-        ),
-        None,
-    )
+    for known, provider in providers().items():
+        for pattern in provider.hosts:
+            if re.fullmatch("[a-z0-9.-]*".join(map(re.escape, pattern.split("*"))), wanted):
+                return known
+    return None
 
 
 def with_presets(policy: object) -> object:
@@ -156,19 +120,18 @@ def _filled(upstream: object) -> object:
             return upstream
     filled: dict[Any, Any] = {**provider.preset, "provider": name, **written}
     match filled:
-        case {"auth": {"oauth2": dict() as oauth2, **auth}} if provider.oauth2 is not None:
+        case {"auth": {"oauth2": dict() as oauth2, **auth}}:
             filled["auth"] = {**auth, "oauth2": {**_oauth2_of(provider.oauth2, oauth2), **oauth2}}
     return filled
 
 
-def _oauth2_of(known: ProviderOAuth2, written: Mapping[str, object]) -> dict[str, object]:
+def _oauth2_of(known: Mapping[str, Any], written: Mapping[str, object]) -> dict[str, object]:
     """Return what a provider knows; a URL with the tenant only where the owner wrote a tenant."""
     grant, tenant = written.get("grant"), written.get("tenant")
-    filled: dict[str, object] = {"mechanism": known.mechanism}
-    if isinstance(grant, str) and grant in known.scopes:
-        filled["scope"] = known.scopes[grant]
-    for key in ("token_url", "device_url", "login_url"):
-        url = getattr(known, key)
-        if url is not None and (isinstance(tenant, str) or "{tenant}" not in url):
-            filled[key] = url.replace("{tenant}", str(tenant))
+    filled: dict[str, object] = {}
+    for key, its in known.items():
+        if key == "scopes":
+            filled |= {"scope": its[grant]} if isinstance(grant, str) and grant in its else {}
+        elif isinstance(tenant, str) or "{tenant}" not in its:
+            filled[key] = its.replace("{tenant}", str(tenant))
     return filled

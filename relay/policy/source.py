@@ -8,8 +8,10 @@ text names, so that a policy which it returns can be put to work.
 from collections.abc import Sequence
 from pathlib import Path
 
-from relay.policy.document import MAX_BYTES, Fault, Mark, Step, read_document
-from relay.policy.faults import PolicyError, validated
+from pydantic import ValidationError
+
+from relay.policy.document import MAX_BYTES, Document, Fault, Mark, Step
+from relay.policy.faults import PolicyError, faults_of
 from relay.policy.model import Policy
 from relay.policy.named_file import read_regular
 from relay.policy.secrets import unusable
@@ -29,7 +31,7 @@ def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
 
 def place_of(path: Path, steps: Sequence[Step]) -> Mark:
     """Return where a value of a policy stands in its file.  Raises PolicyError where it cannot be read."""
-    return read_document(policy_bytes(path)).mark_of(steps)
+    return Document(policy_bytes(path)).mark_of(steps)
 
 
 def policy_bytes(path: Path) -> bytes:
@@ -47,7 +49,7 @@ def unreadable(path: Path, error: OSError) -> PolicyError:
 
 def inspected_policy(content: bytes, path: Path, *, is_service: bool = True) -> Policy:
     """Look at the files that it names, too.  Raises PolicyError with all faults."""
-    policy, document = validated(content, path, Policy, with_presets)
+    policy, document = _validated(content, path)
     faults = [
         each._replace(mark=document.mark_of(each.at)) for each in unusable(policy, is_service=is_service)
     ]
@@ -56,6 +58,27 @@ def inspected_policy(content: bytes, path: Path, *, is_service: bool = True) -> 
     return policy
 
 
-def parse_policy(text: bytes, path: Path) -> Policy:
+def parse_policy(content: bytes, path: Path) -> Policy:
     """Read no file; relative paths start beside `path`.  Raises PolicyError with all faults."""
-    return validated(text, path, Policy, with_presets)[0]
+    return _validated(content, path)[0]
+
+
+def _validated(content: bytes, path: Path) -> tuple[Policy, Document]:
+    document = Document(content)
+    faults = list(document.faults)
+    if faults and document.value is None:
+        raise PolicyError(path, faults)
+    try:
+        policy = Policy.model_validate(
+            with_presets(document.value),
+            # Not resolved: a policy behind a symbolic link stands where the link is.
+            context=path.absolute().parent,
+            by_alias=True,
+            by_name=False,
+        )
+    except ValidationError as error:
+        faults += faults_of(document, error)
+    else:
+        if not faults:
+            return policy, document
+    raise PolicyError(path, faults)

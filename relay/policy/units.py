@@ -121,16 +121,19 @@ def size_bytes(value: object) -> int:
     return total_bytes
 
 
-def matching(pattern: str, expected: str) -> AfterValidator:
-    """Return the check of a text against a pattern; `expected` says what would have been right."""
-    compiled = re.compile(pattern)
+def checked(is_right: Callable[[str], object], expected: str) -> AfterValidator:
+    """Return the check of a text; `expected` says what would have been right."""
 
     def check(value: str) -> str:
-        if compiled.fullmatch(value) is None:
+        if not is_right(value):
             raise ValueError(f"expected {expected}")
         return value
 
     return AfterValidator(check)
+
+
+def matching(pattern: str, expected: str) -> AfterValidator:
+    return checked(re.compile(pattern).fullmatch, expected)
 
 
 def one_of(options: Callable[[], Iterable[str]]) -> AfterValidator:
@@ -235,12 +238,10 @@ def upstream_host(value: str) -> str:
     raise ValueError("expected a host name or an IP address")
 
 
-def own_name(value: str) -> str:
-    """Return our name in SMTP: a domain, or an address literal (RFC 5321, 4.1.3).  Raises ValueError."""
+def is_own_name(value: str) -> bool:
+    """Return whether it can be our name in SMTP: a domain, or an address literal (RFC 5321, 4.1.3)."""
     is_literal = value.startswith("[") and value.endswith("]")
-    if _HOST_NAME.match(value) or (is_literal and _ip_address(value[1:-1].removeprefix("IPv6:"))):
-        return value
-    raise ValueError("expected a domain name such as mail.example.net")
+    return bool(_HOST_NAME.match(value) or (is_literal and _ip_address(value[1:-1].removeprefix("IPv6:"))))
 
 
 def _ip_address(value: str) -> Any:
@@ -285,12 +286,11 @@ Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(network), PlainSe
 AnyNetwork = Annotated[IPv4Network | IPv6Network, BeforeValidator(any_network), PlainSerializer(str)]
 SourceAddress = Annotated[str, BeforeValidator(source_address)]
 UpstreamHost = Annotated[str, AfterValidator(upstream_host)]
-OwnName = Annotated[str, AfterValidator(own_name)]
+OwnName = Annotated[str, checked(is_own_name, "a domain name such as mail.example.net")]
 Name = Annotated[str, matching("[a-z0-9_-]{1,64}", "a name of a-z, 0-9, _ and -, at most 64 of them")]
 """It is also a label of metrics, and part of a file name or key."""
 VariableName = Annotated[
-    str,
-    matching("[A-Za-z_][A-Za-z0-9_]{0,127}", "the name of an environment variable, such as ISP_PASSWORD"),
+    str, matching("[A-Za-z_][A-Za-z0-9_]{0,127}", "the name of an environment variable, such as ISP_PASSWORD")
 ]
 CredentialName = Annotated[
     str,

@@ -14,7 +14,7 @@ import re
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from relay.clock import Clock
 from relay.policy.limits import LimitSettings
@@ -45,7 +45,6 @@ class PracticeAccount:
         self._cut_off_until_ns = 0
         self._window: deque[tuple[int, int]] = deque()
         """Instants and what each counts."""
-        self._held = 0
 
     def admit(self, recipients: int, now_ns: int) -> bool:
         if now_ns >= self._cut_off_until_ns and self._count(recipients, now_ns) <= self.limit.count:
@@ -59,11 +58,11 @@ class PracticeAccount:
 
     def _count(self, recipients: int, now_ns: int) -> int:
         while self._window and self._window[0][0] <= now_ns - self.limit.per_ns:
-            self._held -= self._window.popleft()[1]
+            self._window.popleft()
         self._window.append((now_ns, recipients if self.limit.unit == "recipients" else 1))
-        self._held += self._window[-1][1]
-        self.most = max(self.most, self._held)
-        return self._held
+        held = sum(counted for _, counted in self._window)
+        self.most = max(self.most, held)
+        return held
 
 
 class Practised(NamedTuple):
@@ -97,7 +96,7 @@ class PracticeSmarthost:
         self._keep = keep
         self._kept = 0 if keep is None else _last_kept(keep)
         self._observer = observer
-        self._open: set[asyncio.Task[None] | None] = set()
+        self._open: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self.port = address.port
         """The kernel's choice, once started, where the address said 0."""
@@ -113,10 +112,9 @@ class PracticeSmarthost:
         if self._server is None:
             return
         self._server.close()
-        talking = [each for each in self._open if each is not None]
-        for conversation in talking:
+        for conversation in self._open:
             conversation.cancel()
-        await asyncio.gather(*talking, return_exceptions=True)
+        await asyncio.gather(*self._open, return_exceptions=True)
         await self._server.wait_closed()
         self._server = None
 
@@ -124,7 +122,7 @@ class PracticeSmarthost:
         if len(self._open) >= MOST_CONNECTIONS:
             writer.transport.abort()
             return
-        conversation = asyncio.current_task()
+        conversation = cast("asyncio.Task[None]", asyncio.current_task())
         self._open.add(conversation)
         try:
             # A client that is gone, sends lines without end, or is cut off by `close` gets no reply.

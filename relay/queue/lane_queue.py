@@ -182,13 +182,6 @@ class LaneQueue:
                 # Else others went since, and a lane that was idle meanwhile would have saved something.
                 self._tag = charged.tag_before
 
-    def reprice(self, by: Arrangement) -> None:
-        """Go by another price, with the same lanes: what was charged so far is in another unit."""
-        self.by, self._tag = by, 0
-        self._charged.clear()
-        for flow in (*self._lanes.values(), self._overdue):
-            flow.tag = 0
-
     def close(self, lane: str, until_ns: int) -> None:
         """Have a lane give nothing until an instant."""
         self._lanes[self.home_of(lane)].closed_until_ns = until_ns

@@ -8,7 +8,6 @@ what few have at all (`Past`), and what only listings show is one text.
 """
 
 import enum
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -111,29 +110,15 @@ class Past(NamedTuple):
 NO_PAST = Past()
 
 RECIPIENTS_SHOWN = 3
-MOST_RUNS = 64
 
 
 class RecipientsLeft(NamedTuple):
     """What is kept in memory of the recipients left."""
 
-    domains: tuple[tuple[str, int], ...] = ()
+    recipients: int = 0
+    domain: str = ""
+    """The key of the domain that all have; empty where they have several."""
     shown: tuple[str, ...] = ()
-
-
-def runs(addresses: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Return the domains of addresses as `@` and the domain, and how many of each there are in a row.
-
-    At most MOST_RUNS: what follows counts to the last.
-    """
-    counted: list[tuple[str, int]] = []
-    for address in addresses:
-        domain = "@" + address.rpartition("@")[2].lower()
-        if counted and (counted[-1][0] == domain or len(counted) == MOST_RUNS):
-            counted[-1] = (counted[-1][0], counted[-1][1] + 1)
-        else:
-            counted.append((domain, 1))
-    return tuple(counted)
 
 
 class ListedWords(NamedTuple):
@@ -176,8 +161,8 @@ class Queued:
     ready_at_ns: int = 0
     """Since when it could go, but for limits and connections."""
     past: Past = NO_PAST
-    domains: tuple[tuple[str, int], ...] = ()
-    """Runs of recipients of one domain, in order: the key of the domain and the length."""
+    domain: str = ""
+    """As `RecipientsLeft.domain`."""
     part: Part = WHOLE
     """Which of its recipients this is about."""
     choice: Choice = NOWHERE
@@ -190,7 +175,7 @@ class Queued:
     """Where in that line it waits; for whoever put it there."""
 
     def note_left(self, left: RecipientsLeft) -> None:
-        self.domains = left.domains
+        self.domain = left.domain
         self.listed = self.shown._replace(recipients=left.shown).text()
 
     @property

@@ -22,13 +22,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import TypeVar
 
 from relay.mail.envelope import QueueId
 from relay.queue.counts import Sums, total
 from relay.queue.instants import Instants
 from relay.queue.queued import NO_REASON, NOWHERE, Queued, State, WaitReason
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, is_better, next_listed
-from relay.queue.upstream_queue import SLICE, KeysOf, UpstreamQueue
+from relay.queue.upstream_queue import AT_ONCE_NS, SLICE, KeysOf, UpstreamQueue
+
+Counted = TypeVar("Counted")
 
 MOST_RESTED = 16
 """Waits for upstreams that were down, remembered of one part; the latest count."""
@@ -67,14 +70,10 @@ class Queues:
         """Parts to be looked at: all where anything changed, and those that just became able to move."""
         self._looks: Instants[Queued] = Instants(lambda _, part: part.upstream != "")
         """When time alone may move a part: it has waited for long, or is known not to be relayed."""
-        self._lacking: set[str] = set()
-        """Upstreams that prove themselves, and found nothing to do it with."""
-        self._unsorted: set[QueueId] = set()
-        """Messages whose parts an edit changes, and which were active then."""
         self._unfit: dict[Queued, frozenset[str]] = {}
         """The upstreams that can never take a part, as the policy is."""
-        self._is_stale = False
-        self._choose_anew_at_ns: int | None = None
+        self._walks_at_ns: int | None = None
+        """When all are looked at anew: a state changed, or time alone has a route choose another upstream."""
 
     def line(self, upstream: str) -> UpstreamQueue:
         if (line := self._lines.get(upstream)) is None:
@@ -119,18 +118,13 @@ class Queues:
 
         The oldest of a lane is the first that came: mostly it is found near the beginning.
         """
-        sums: dict[str, list[Sums]] = {}
-        for line in self._lines.values():
-            for lane, its in line.counts.of(state).items():
-                sums.setdefault(lane, []).append(its)
-        found = {lane: total(its) for lane, its in sums.items()}
-        sought = set(found)
-        for part in self if sought else ():
+        each = [line.counts.of(state) for line in self._lines.values()]
+        found = {lane: total([its[lane] for its in each if lane in its]) for lane in set(chain(*each))}
+        sought, parts = set(found), iter(self)
+        while sought and (part := next(parts, None)) is not None:
             if part.state is state and part.lane in sought:
                 found[part.lane] = found[part.lane]._replace(oldest_arrived_at_ns=part.arrived_at_ns)
                 sought.discard(part.lane)
-                if not sought:
-                    break
         return found
 
     def state_of(self, queue_id: QueueId) -> State | None:
@@ -159,7 +153,9 @@ class Queues:
             # Mail that just came in stands there since it came in.
             is_new = part.choice is NOWHERE
             self._enter(part, self._choose(part, now_ns), part.arrived_at_ns if is_new else now_ns)
-            self._wait_unknown(part)
+            if part.past.unknown_until_ns:
+                self._looks.add(part.past.unknown_until_ns, part)
+                self.on_change()
 
     def remove(self, queue_id: QueueId) -> None:
         """Forget a message, all its parts; absent ids are ignored."""
@@ -228,13 +224,17 @@ class Queues:
     def stay_unknown(self, part: Queued, until_ns: int) -> None:
         """Keep a part with its upstream, which may still relay it until an instant."""
         part.past = part.past.but(unknown_until_ns=max(part.past.unknown_until_ns, until_ns))
-        self._wait_unknown(part)
+        self._looks.add(until_ns, part)
+        self._walk.append(part)
+        self.on_change()
 
     def pass_on(self, part: Queued, why: WaitReason, now_ns: int) -> bool:
         """Have an active part go through another upstream of its route, as it can never go through this one.
 
         Returns False, and changes nothing, where no other may take it, or this one may have taken it.
         """
+        if not part.upstream:
+            return True  # it ended
         others = set(self._route(part).upstreams).intersection(self._standings) - {part.upstream}
         if not others or part.past.unknown_until_ns > now_ns:
             return False
@@ -259,20 +259,27 @@ class Queues:
             self._standings[upstream] = standing
             self._change()
 
-    def sort_anew(self, fresh: Sequence[Queued], now_ns: int) -> None:
-        """Go by the lane and parts that an edit gives a message; put off while it is active in other parts.
+    def sort_anew(self, fresh: Sequence[Queued], now_ns: int) -> bool:
+        """Go by the lane and parts that an edit gives a message; False while it is active in other parts.
 
-        `fresh` is the message as a start would find it; of the parts there are, what is known goes on.
+        `fresh` is the message as a start would find it.
         """
         queue_id, lane = fresh[0].queue_id, fresh[0].lane
         before = self.parts(queue_id)
         for part in before:
             self.line_of(part).move(part, lane)
         if [part.part for part in before] == [part.part for part in fresh] or not before:
-            return
-        if any(part.state is State.ACTIVE for part in before):
+            return True
+        is_one = len(before) == len(fresh) == 1 and before[0].part.indices == fresh[0].part.indices
+        if is_one and before[0].sender == fresh[0].sender:
+            # It keeps its place.  Under another sender another's pauses and limits hold it.
+            self._count(before[0], -1)
+            before[0].part, before[0].origin = fresh[0].part, fresh[0].origin
+            self._count(before[0], 1)
+            self._notice(before[0])
+        elif any(part.state is State.ACTIVE for part in before):
             # What its transaction comes to is settled for the recipients that it was begun for.
-            self._unsorted.add(queue_id)
+            return False
         else:
             for part in fresh:
                 _carry_over(part, before)
@@ -281,44 +288,25 @@ class Queues:
             self._own(before[0], -1)
             # The message keeps its place among all.
             self.add(*fresh, now_ns=now_ns)
-
-    def sortable(self) -> list[QueueId]:
-        """Return the messages that `sort_anew` put off and that are active no more, to be read anew."""
-        ready = [queue_id for queue_id in self._unsorted if self.state_of(queue_id) is not State.ACTIVE]
-        self._unsorted.difference_update(ready)
-        return ready
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether `move_on` has more to do at once."""
-        return self._is_stale or bool(self._walk)
+        return True
 
     def next_look_ns(self) -> int | None:
         """Return when `move_on` has something to do though nothing happens; None: never."""
+        if self._walk:
+            return AT_ONCE_NS
         first = self._looks.first()
-        dues = [self._choose_anew_at_ns, None if first is None else first[0]]
+        dues = [self._walks_at_ns, None if first is None else first[0]]
         return min((each for each in dues if each is not None), default=None)
 
     def move_on(self, now_ns: int) -> None:
-        """Move parts to the lines where they stand by now."""
-        if self._is_stale or (self._choose_anew_at_ns is not None and now_ns >= self._choose_anew_at_ns):
-            self._is_stale = False
+        """Move parts to the lines where they stand by now, at most `SLICE` of them."""
+        if self._walks_at_ns is not None and now_ns >= self._walks_at_ns:
             self._begin_walk(now_ns)
-        looked_at: list[Queued] = []
-        while len(looked_at) < SLICE and (due := self._looks.pop_due(now_ns)) is not None:
-            looked_at.append(due)
-        while len(looked_at) < SLICE and self._walk:
-            looked_at.append(self._walk.popleft())
-        for part in looked_at:
+        for _ in range(SLICE):
+            part = self._looks.pop_due(now_ns) or (self._walk.popleft() if self._walk else None)
+            if part is None:
+                break
             self._look_at(part, now_ns)
-        if not self._without_mail() <= self._lacking:
-            # Of what waits elsewhere the oldest that may go there is the probe.
-            self._is_stale = True
-
-    def choice(self, part: Queued, now_ns: int) -> Choice:
-        """Return why a part stands where it does, for showing."""
-        choice = self._choose(part, now_ns)
-        return choice if choice.upstream == part.upstream else part.choice
 
     def choice_of(self, route: Route, now_ns: int) -> Choice:
         """Return where mail of a route stands now, but for what is spilled, probes or is unknown."""
@@ -332,18 +320,17 @@ class Queues:
     def _change(self) -> None:
         """Have all parts looked at."""
         self._proving = [name for name, standing in self._standings.items() if standing.is_proving]
-        self._is_stale = True
+        self._walks_at_ns = AT_ONCE_NS
         self.on_change()
 
     def _begin_walk(self, now_ns: int) -> None:
         """Have everything looked at that may stand elsewhere by now."""
-        self._lacking = self._without_mail()
         for route in self._routes:
             self._tell(route, self.choice_of(route, now_ns), now_ns)
         standing = [(name, route or self._default) for name, route in self._present]
         routes = {*self._routes, *(route for _, route in standing)}
         untils = [self.choice_of(route, now_ns).until_ns for route in routes]
-        self._choose_anew_at_ns = min((each for each in untils if each is not None), default=None)
+        self._walks_at_ns = min((each for each in untils if each is not None), default=None)
         is_settled = all(route.upstreams == (name,) for name, route in standing)
         self._walk = deque(() if is_settled else self)
 
@@ -353,36 +340,16 @@ class Queues:
             self._told[route] = choice, now_ns
             self.on_routed(route, choice, before.because)
 
-    def _without_mail(self) -> set[str]:
-        """Return the upstreams that prove themselves, and have nothing to do it with."""
-        return {name for name in self._proving if not self.line(name).has_candidate}
-
     def _notice(self, part: Queued) -> None:
         """Hear that a part waits for its turn, or is active no more: it may have to stand elsewhere."""
         if part.state is State.ACTIVE:
             return
         route = self._route(part)
         if (spills_ns := _spills_ns(part, route)) is not None:
-            self._look_later(part, spills_ns)
+            self._looks.add(spills_ns, part)
         if route.upstreams != (part.upstream,):
             self._walk.append(part)
             self.on_change()
-        self._wake()
-
-    def _wake(self) -> None:
-        """Call `on_change` where an upstream may need mail to prove itself, or an edit waits for a part."""
-        if self._proving or self._unsorted:
-            self.on_change()
-
-    def _look_later(self, part: Queued, at_ns: int) -> None:
-        first = self._looks.first()
-        self._looks.add(at_ns, part)
-        if first is None or at_ns < first[0]:
-            self.on_change()
-
-    def _wait_unknown(self, part: Queued) -> None:
-        if part.past.unknown_until_ns:
-            self._look_later(part, part.past.unknown_until_ns)
 
     def _look_at(self, part: Queued, now_ns: int) -> None:
         if not part.upstream:
@@ -414,10 +381,12 @@ class Queues:
         part.choice, part.stands_since_ns = choice, since_ns
         self._count(part, 1)
         self.line(choice.upstream).enter(part, is_in_front=is_in_front)
-        if choice.because is Because.PROBE:
-            self._lacking.discard(choice.upstream)
 
     def _leave(self, part: Queued) -> None:
+        if part.choice.because is Because.PROBE and part.upstream in self._proving:
+            # Of what waits elsewhere the oldest that may go there is the next one.
+            self._walks_at_ns = AT_ONCE_NS
+            self.on_change()
         self._count(part, -1)
         self.line_of(part).leave(part)
         part.choice = NOWHERE
@@ -425,19 +394,12 @@ class Queues:
     def _take_out(self, part: Queued) -> None:
         self._leave(part)
         self._unfit.pop(part, None)
-        self._wake()
 
     def _own(self, part: Queued, by: int) -> None:
-        owner = (part.user, "") if part.user else ("", part.client)
-        self.owners[owner] += by
-        if not self.owners[owner]:
-            del self.owners[owner]
+        _tally(self.owners, (part.user, "") if part.user else ("", part.client), by)
 
     def _count(self, part: Queued, by: int) -> None:
-        where = part.upstream, part.part.route
-        self._present[where] += by
-        if not self._present[where]:
-            del self._present[where]
+        _tally(self._present, (part.upstream, part.part.route), by)
 
     def _choose(self, part: Queued, now_ns: int) -> Choice:
         if now_ns < part.past.unknown_until_ns:
@@ -452,9 +414,12 @@ class Queues:
                 return Choice(to, Because.SPILL, choice.upstream)
         if stays:
             return part.choice
-        for name in self._lacking if part.state is State.WAITING else ():
-            is_wanted = is_better(route, name, choice.upstream, self._standings)
-            if is_wanted and not self.line(name).has_candidate:
+        for name in self._proving if part.state is State.WAITING else ():
+            if (
+                is_better(route, name, choice.upstream, self._standings)
+                and not self.line(name).has_candidate
+                and not self.line(name).is_closed_for(part, now_ns)
+            ):
                 return Choice(name, Because.PROBE, part.upstream)
         preferred = (part.part.route or self._default).upstreams[0]
         if part in self._unfit and choice.because is Because.PREFERRED and choice.upstream != preferred:
@@ -478,6 +443,12 @@ class Queues:
         return replace(route, upstreams=tuple(name for name in route.upstreams if name not in unfit))
 
 
+def _tally(counts: Counter[Counted], key: Counted, by: int) -> None:
+    counts[key] += by
+    if not counts[key]:
+        del counts[key]
+
+
 def _spills_ns(part: Queued, route: Route) -> int | None:
     """Return when a part has waited in its line for too long; None where it does not wait there, or may."""
     if route.spill_after_ns is None or part.state is not State.WAITING or part.is_sitting_out:
@@ -486,21 +457,13 @@ def _spills_ns(part: Queued, route: Route) -> int | None:
 
 
 def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
-    """Have a new part of a message go on from the parts that its recipients were in."""
+    """Have a new part of a message, as a start finds it, go on with what only memory knows."""
     was = [each for each in before if _overlap(each.part, part.part)]
-    # An operator holds a message whole, also recipients that none of its parts still had.
-    by_hand = next((each for each in before if each.state is State.HELD), None)
-    if by_hand is not None:
-        part.state = State.HELD
-    elif {each.state for each in was} == {State.DEFERRED}:
-        part.state, part.due_at_ns = State.DEFERRED, max(each.due_at_ns for each in was)
-    else:
-        part.state, part.due_at_ns = State.WAITING, 0
-    last = max(was, key=lambda each: each.past.unknown_until_ns, default=part)
+    last = max(was, key=lambda each: each.past.unknown_until_ns, default=before[0])
     part.past = part.past.but(unknown_until_ns=last.past.unknown_until_ns, rested=last.past.rested)
-    part.choice = last.choice
-    part.why = NO_REASON if part.state is State.WAITING else (by_hand or last).why
-    part.is_warned = part.is_warned or any(each.is_warned for each in was)
+    part.choice, part.is_warned = last.choice, last.is_warned
+    if part.state is not State.WAITING:
+        part.why = last.why
 
 
 def _overlap(one: Part, other: Part) -> bool:

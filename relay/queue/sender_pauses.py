@@ -9,9 +9,12 @@ Memory is bounded, and lost at a restart.
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from relay.verdicts.decision import EVIDENT
 from relay.verdicts.pauses import Paused
+
+Known = TypeVar("Known")
 
 FIRST_REST_NS = 15 * 60 * 10**9
 """How long the mail of a refused sender waits, if the refusal asks for no more."""
@@ -28,19 +31,18 @@ class SenderPause:
     since_ns: int
     until_ns: int
     reason: str
-    earlier: tuple[Paused, ...]
-    """Pauses before it, as far as they are no age of the sender's mail."""
-    ages: bool = False
+    ages: bool
     in_a_row: int = 0
     alone: int = 0
     """Refusals in a row that others' mail was relayed in between."""
-    is_trusted: bool = False
-    """The upstream took mail of the sender again, or somebody acted: only `earlier` still counts."""
 
 
 class SenderPauses:
     def __init__(self) -> None:
-        self._of: dict[str, SenderPause] = {}
+        self._pauses: dict[str, SenderPause] = {}
+        """Of senders of which the upstream took no mail since, and for which nobody acted."""
+        self._rests: dict[str, tuple[Paused, ...]] = {}
+        """Pauses that are over, and no age of the sender's mail."""
 
     def begin(
         self,
@@ -57,52 +59,52 @@ class SenderPauses:
         `relayed_from_ns` is when the latest transaction began that relayed something; `asked_ns` is the
         least wait by the refusal.
         """
-        before = self._unproven(sender)
+        before = self._pauses.get(sender)
         if before is not None and before.until_ns > now_ns:
             # The refused transaction was in flight together with the one that began this pause.
             before.until_ns = max(before.until_ns, now_ns + asked_ns)
             return before.until_ns
-        pause = SenderPause(now_ns, now_ns, reason, self.rests_of(sender)[-MOST_RESTS:], ages)
+        pause = SenderPause(now_ns, now_ns, reason, ages)
         if before is not None:
             pause.in_a_row = before.in_a_row + 1
             pause.alone = before.alone + 1 if relayed_from_ns > before.since_ns else 0
         pause.until_ns += max(asked_ns, min(LONGEST_REST_NS, FIRST_REST_NS << min(pause.in_a_row, 10)))
-        self._of.pop(sender, None)
-        if len(self._of) >= MOST_RESTING:
-            # The oldest is asked about again: it costs one refusal.
-            del self._of[next(iter(self._of))]
-        self._of[sender] = pause
+        self.end(sender, now_ns)
+        # Of too many the oldest is asked about again: it costs one refusal.
+        _remember(self._pauses, sender, pause)
         return pause.until_ns
 
     def end(self, sender: str, now_ns: int) -> None:
-        if (pause := self._unproven(sender)) is not None:
-            pause.until_ns = min(pause.until_ns, now_ns)
-            pause.earlier, pause.is_trusted = self.rests_of(sender), True
+        pause = self._pauses.pop(sender, None)
+        if pause is not None and not pause.ages:
+            rest = pause.since_ns, min(pause.until_ns, now_ns)
+            _remember(self._rests, sender, (*self._rests.get(sender, ())[1 - MOST_RESTS :], rest))
 
     def of(self, sender: str, now_ns: int) -> SenderPause | None:
         """Return the pause of a sender whose mail waits now."""
-        pause = self._of.get(sender)
+        pause = self._pauses.get(sender)
         return None if pause is None or pause.until_ns <= now_ns else pause
 
     def rests_of(self, sender: str) -> tuple[Paused, ...]:
         """Return when a sender's mail waited, and waits, and did not age; ascending."""
-        if (pause := self._of.get(sender)) is None:
-            return ()
-        is_age = pause.ages or pause.is_trusted
-        return pause.earlier if is_age else (*pause.earlier, (pause.since_ns, pause.until_ns))
+        pause, rests = self._pauses.get(sender), self._rests.get(sender, ())
+        return rests if pause is None or pause.ages else (*rests, (pause.since_ns, pause.until_ns))
 
     def is_alone(self, sender: str, relayed_from_ns: int) -> bool:
         """Return whether a refusal now is one of enough in a row that are evidently about the sender alone.
 
         `relayed_from_ns` is when the latest transaction began that others had relayed.
         """
-        pause = self._unproven(sender)
+        pause = self._pauses.get(sender)
         return pause is not None and relayed_from_ns > pause.since_ns and pause.alone + 1 >= EVIDENT
 
     def senders(self) -> dict[str, int]:
         """Return the senders that wait or have not proven themselves since, and until when."""
-        return {sender: pause.until_ns for sender, pause in self._of.items() if not pause.is_trusted}
+        return {sender: pause.until_ns for sender, pause in self._pauses.items()}
 
-    def _unproven(self, sender: str) -> SenderPause | None:
-        pause = self._of.get(sender)
-        return None if pause is None or pause.is_trusted else pause
+
+def _remember(known: dict[str, Known], sender: str, value: Known) -> None:
+    known.pop(sender, None)
+    if len(known) >= MOST_RESTING:
+        del known[next(iter(known))]
+    known[sender] = value

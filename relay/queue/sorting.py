@@ -12,6 +12,7 @@ and on the same routes after a restart, however many of its recipients are done.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple
@@ -121,17 +122,8 @@ def _whole(route: Route) -> Part:
 
 def is_like(pattern: str, text: str) -> bool:
     """Return whether a text matches a pattern, in which `*` is any run of characters; case counts here."""
-    first, *others = pattern.split("*")
-    if not others:
-        return text == first
-    if not text.startswith(first):
-        return False
-    at, last = len(first), others.pop()
-    for part in others:
-        if (found := text.find(part, at)) < 0:
-            return False
-        at = found + len(part)
-    return len(text) - len(last) >= at and text.endswith(last)
+    # fnmatch looks at no part of a text twice; what else is special to it is not to us.
+    return fnmatchcase(text, pattern.replace("[", "[[]").replace("?", "[?]"))
 
 
 def is_address(patterns: tuple[str, ...], address: str) -> bool:

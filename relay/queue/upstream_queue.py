@@ -12,7 +12,8 @@ is first.
 
 Every change that may let a message go calls `on_change`; `next_look_ns` is when time alone does.  A look
 moves at most `SLICE` messages, however long the queue is; where more are to be moved first, nothing goes, and
-`next_look_ns` says at once.  Only an edit of the lanes touches each message that is ready: 0.5 s of 200,000.
+`next_look_ns` says at once.  Only an edit of lanes or limits touches each message that is ready: 0.5 s of
+200,000.
 Instants are nanoseconds of one boot (`Clock.boottime_ns`).
 """
 
@@ -104,6 +105,10 @@ class UpstreamQueue:
         """Whether a message is on its way, or could be."""
         return bool(self.ready_count or self.counts.members(State.ACTIVE))
 
+    def is_closed_for(self, message: Queued, now_ns: int) -> bool:
+        """Whether a message, in this line or not, has to wait for a key."""
+        return self._closed_for(message, now_ns) is not None
+
     def lane_of(self, message: Queued) -> str:
         return self._lanes.home_of(message.lane) if self._lanes.by.lanes else ""
 
@@ -166,25 +171,29 @@ class UpstreamQueue:
             self._lanes.add(message, is_in_front=True, is_next=True)
             self._changed(message)
 
-    def again(self, message: Queued, recipients_left: int, why: WaitReason) -> None:
+    def again(self, message: Queued, why: WaitReason) -> None:
         """Put an active message behind its sender's others: it made progress, or is to go again at once."""
-        if self._returns(message, why, recipients_left):
+        if self._returns(message, why):
             # Or a large one would be overdue for all of its transactions once it is for one.
             message.ready_at_ns = self._now_ns
             self._resolve(message)
             self._place(message)
 
-    def postpone(self, message: Queued, due_at_ns: int, recipients_left: int, why: WaitReason) -> None:
+    def postpone(self, message: Queued, due_at_ns: int, why: WaitReason) -> None:
         """Have an active message wait for its back-off."""
-        if self._returns(message, why, recipients_left, State.DEFERRED):
+        if self._returns(message, why, State.DEFERRED):
             message.due_at_ns = due_at_ns
             self._resolve(message)
             self._place(message)
 
     def attempted(self, message: Queued, tried: frozenset[int], refusals: int, left: RecipientsLeft) -> None:
-        """Note what an attempt left of a message."""
-        message.note_left(left)
+        """Note what an attempt left of an active message."""
+        self.note_left(message, left)
         message.past = message.past.but(tried=tried, refusals=refusals)
+
+    def note_left(self, message: Queued, left: RecipientsLeft) -> None:
+        self.update(message, recipients_left=left.recipients)
+        message.note_left(left)
 
     def trust_sender(self, sender: str, now_ns: int) -> None:
         """End a sender's pause: the upstream took mail of it, or an operator acted."""
@@ -215,12 +224,10 @@ class UpstreamQueue:
             self.update(message, state=State.ACTIVE)
             self.on_change()
 
-    def put_back(self, message: Queued, state: State, left: tuple[int, RecipientsLeft] | None = None) -> None:
-        """Put an active message into a state; `left`: how many recipients it has, and which."""
-        if self._returns(message, message.why, None if left is None else left[0], state):
+    def put_back(self, message: Queued, state: State) -> None:
+        """Put an active message into a state."""
+        if self._returns(message, message.why, state):
             self._unplace(message)
-            if left is not None:
-                message.note_left(left[1])
             self._place(message)
 
     def keep(self, message: Queued, state: State, why: WaitReason) -> None:
@@ -251,9 +258,8 @@ class UpstreamQueue:
     # What an edit does.
 
     def arrange(self, by: Arrangement) -> None:
-        """Go by other lanes and another price."""
-        if by.lanes == self._lanes.by.lanes:
-            self._lanes.reprice(by)
+        """Go by other lanes or another price; what is ready goes on in the order in which it came."""
+        if by == self._lanes.by:
             return
         old, self._lanes = self._lanes, LaneQueue(by)
         self._lanes.firsts = old.firsts
@@ -310,17 +316,17 @@ class UpstreamQueue:
     def _next(self) -> Turn | None:
         """Return what goes next; a message whose key is closed joins those that wait for it."""
         while self._steps_left > 0 and (turn := self._lanes.next(self._now_ns)) is not None:
-            if (closed := self._closed_for(turn.message)) is None:
+            if (closed := self._closed_for(turn.message, self._now_ns)) is None:
                 return turn
             self._steps_left -= 1
             self._lanes.remove(turn.message)
             self._join(turn.message, *closed)
         return None
 
-    def _closed_for(self, message: Queued) -> tuple[Hashable, int, WaitReason] | None:
+    def _closed_for(self, message: Queued, now_ns: int) -> tuple[Hashable, int, WaitReason] | None:
         """Return the key that a message must wait for, until when, and why; None where it may go."""
         of_pause = _pause_key(message.sender, message.past.refusals)
-        if (pause := self.sender_pauses.of(message.sender, self._now_ns)) is not None:
+        if (pause := self.sender_pauses.of(message.sender, now_ns)) is not None:
             return of_pause, pause.until_ns, WaitReason(pause.reason, WaitKind.SENDER_PAUSE)
         if self._keys:  # nearly never
             lane = self._lanes.home_of(message.lane)
@@ -390,14 +396,12 @@ class UpstreamQueue:
                 self._open(key)
         message.spot = None
 
-    def _returns(
-        self, message: Queued, why: WaitReason, left: int | None = None, state: State = State.WAITING
-    ) -> bool:
+    def _returns(self, message: Queued, why: WaitReason, state: State = State.WAITING) -> bool:
         """End that a message is active; False where it is not, or is gone."""
         if message.state is not State.ACTIVE or not message.upstream:
             return False
         self._lanes.refund(message)
-        self.update(message, state=state, recipients_left=message.recipients_left if left is None else left)
+        self.update(message, state=state)
         message.why = why
         return True
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from relay.clock import SECOND_NS
-from relay.mail.envelope import QueueId, Shape
+from relay.mail.envelope import QueueId
 from relay.mail.text import clean
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy, Upstream
@@ -25,10 +25,9 @@ from relay.queue.upstream_queue import Waits
 from relay.sender.attempt import Attempt
 from relay.sender.connections import NoRoomToConnect, open_with_slot
 from relay.sender.host import Host, woken
-from relay.sender.known_offers import KnownOffers
 from relay.sender.logins import Logins
 from relay.sender.pausing import Pausing
-from relay.sender.settling import AccountBacklog
+from relay.sender.settling import Backlog
 from relay.sender.state_file import account_file, account_row
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.transactions import Transactions
@@ -41,7 +40,7 @@ from relay.throttle.opening import open_history
 from relay.throttle.throttle import Reservation, Throttle
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Caps, Pool
-from relay.verdicts.account import largest
+from relay.verdicts.account import AccountState, largest
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Judge, Verdict
 
@@ -62,8 +61,9 @@ _Answer = Reservation | Wait | TooLarge
 class Account:
     def __init__(
         self,
+        name: str,
         policy: Policy,
-        backlog: AccountBacklog,
+        backlog: Backlog,
         *,
         logins: Logins,
         host: Host,
@@ -71,23 +71,18 @@ class Account:
         on_fault: Callable[[BaseException], None],
     ) -> None:
         """`on_fault` is told of what must end the sender."""
-        self.name = name = backlog.upstream
+        self.name = name
         self.upstream = policy.upstreams[name]
         self.certificate_ends_at_ns: int | None = None
         """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
-        self._line, self._queue, self._logins = backlog.line, backlog.queue, logins
+        self._line, self._logins = backlog.queue.line(name), logins
         self._events, self._metrics, self._clock = telemetry
         self._on_fault = on_fault
         self._wake = asyncio.Event()
         self._line.on_change = self._wake.set
         self._judge = Judge(())
-        self.offers = KnownOffers()
         history = policy.history_of(name)
-
-        def tell_unrecorded(error: str) -> None:
-            self._events.tell("pause_unrecorded", upstream=name, error=error)
-
-        row = account_row(history, host.clock, tell_unrecorded)
+        row = account_row(history, host.clock, self._tell_unrecorded)
         exact = Throttle(
             open_history(
                 history, host.disk, host.clock, lambda told: None if row is None else row.hear(told)
@@ -97,21 +92,16 @@ class Account:
             host.clock,
             transaction_ns=self.upstream.max_transaction_ns,
         )
-        self.throttle = ThrottleThread(
-            exact,
-            host.clock,
-            self._tell_history,
-            lambda: self._events.tell("history_begun", upstream=name, path=str(history)),
-            host.workers,
-        )
+        begun = partial(self._events.tell, "history_begun", upstream=name, path=str(history))
+        self.throttle = ThrottleThread(exact, host.clock, self._tell_history, begun, host.workers)
         self.pausing = Pausing(
             name,
             telemetry,
-            account_file(policy, name, host.disk, tell_unrecorded),
+            account_file(policy, name, host.disk, self._tell_unrecorded),
             row=row,
-            leaves_in_ns=self.throttle.leaves_in_ns,
+            leaves_in_ns=self.throttle.view.leaves_in_ns,
             on_refused=self._tell_cut_off,
-            on_change=partial(self._queue.note, name),
+            on_change=partial(backlog.queue.note, name),
         )
         self.pool: Pool[Connection] = Pool(
             self._opener(),
@@ -121,11 +111,11 @@ class Account:
             on_failed=self._failed_to_open,
         )
         self.transactions = Transactions(
+            name,
             backlog,
             throttle=self.throttle,
             pool=self.pool,
             pausing=self.pausing,
-            offers=self.offers,
             telemetry=telemetry,
             on_end=self._wake.set,
             on_fault=self._fail,
@@ -133,7 +123,7 @@ class Account:
         self._judge_by(self.upstream)
         self._is_over = False
         """Nothing more may begin."""
-        self._has_ended = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
         self._has_history = False
         self._told: dict[str, QueueId] = {}
         """By lane: the message last logged as waiting for room."""
@@ -147,8 +137,15 @@ class Account:
         """Look again: an operator or an edit changed something."""
         self._wake.set()
 
-    async def run(self) -> None:
-        """Beat until halted."""
+    async def start(self, replaced: AccountState | None) -> None:
+        """Beat until halted; what was known is read before anything can change it.
+
+        `replaced` is the state of the account that an edit replaced by this one.
+        """
+        await self.pausing.recall(replaced)
+        self._running = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
         listening = None
         if (row := self.pausing.row) is not None:
             listening = asyncio.create_task(row.listen(self._learn))
@@ -160,10 +157,11 @@ class Account:
                 except HistoryError as error:
                     looks_again_at_ns = self._fail_history(error)
                 await woken(self._wake, looks_again_at_ns, self._clock)
+        except Exception as error:  # noqa: BLE001 - whatever it is, mail must not silently stop
+            self._fail(error)
         finally:
             if listening is not None:
                 listening.cancel()
-            self._has_ended.set()
 
     def _learn(self) -> None:
         self.pausing.learn()
@@ -181,8 +179,12 @@ class Account:
         connections = self.pool.take(self._most_now())
         if not connections:
             return None  # one that is opened, or the end of a transaction, wakes this
+        taken = self._line.take(len(connections), now_ns)
+        attempts = await self.transactions.load(taken, connections)
+        for connection in connections:
+            self.pool.release(connection, was_used=False)
         waits: list[Waits] = []
-        for attempt, answer in await self._reserve(await self._load(connections, now_ns)):
+        for attempt, answer in await self._reserve(attempts):
             match answer:
                 case Reservation():
                     self.transactions.begin(attempt, answer)
@@ -205,29 +207,6 @@ class Account:
             free = min(free, 1 - begun.unsettled)
         unsettled = UNSETTLED * connections - begun.unsettled
         return max(0, min(MOST_AT_ONCE, unsettled, free, self._line.ready_count))
-
-    async def _load(self, connections: list[Connection], now_ns: int) -> list[Attempt]:
-        """Take what goes next, read it, and give each a connection that can carry it; release the others."""
-        attempts: list[Attempt] = []
-        taken = self._line.take(len(connections), now_ns)
-        for queued, message, rewritten in await self.transactions.load(taken):
-            left = queued.part.left(message.left)
-            attempt = Attempt(queued, message, connections[-1], list(left), rewritten=rewritten)
-            if (fit := _fitting(connections, attempt.shape)) is not None:
-                connections.remove(fit)
-                attempt.connection = fit
-                # None is asked for twice in a round.
-                attempt.indices = [index for index in left if index not in queued.past.tried] or list(left)
-                # A report that the upstream makes goes to whom it knows as the sender.
-                offers_dsn = fit.extensions.dsn and not self.offers.is_dsn_refused
-                attempt.passes_dsn = rewritten is None and offers_dsn
-                attempts.append(attempt)
-            elif (unfit := attempt.connection.unfit(attempt.shape)) is not None:
-                answer = self.offers.judged(unfit, attempt.shape.size_bytes)
-                self.transactions.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
-        for connection in connections:
-            self.pool.release(connection, was_used=False)
-        return attempts
 
     async def _reserve(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, _Answer]]:
         """Have the throttle decide; give all back where a stop, or a refusal of another, overtakes it."""
@@ -265,8 +244,7 @@ class Account:
 
     def _request(self, attempt: Attempt) -> Request:
         """Return the request: as many recipients as a transaction may have, of those that have room."""
-        allowed, offered = self.upstream.max_recipients, attempt.connection.max_recipients
-        most = largest(min(allowed, offered or allowed), self.pausing.state.taken)
+        most = largest(self.upstream.max_recipients, self.pausing.state.taken)
         lane = self._line.lane_of(attempt.queued)
         # Never over by the upstream's count: a limit for each sender is for the one that it sees.
         return request_for(attempt.sent_envelope, attempt.indices, most, lane, attempt.shape.size_bytes)
@@ -286,11 +264,14 @@ class Account:
                 lane=self._line.lane_of(queued) or None,
             )
 
+    def _tell_unrecorded(self, error: str) -> None:
+        self._events.tell("pause_unrecorded", upstream=self.name, error=error)
+
     def _tell_cut_off(self, answer: Answer) -> None:
         """Tell what our own windows held where the upstream says that it was too much."""
         if (ruling := answer.ruling) is not None and ruling.is_too_much:
             self._metrics.count("relay_upstream_cut_offs_total", self.name)
-            windows = ", ".join(f"{each.used}/{each.label}" for each in self.throttle.usage())
+            windows = ", ".join(f"{each.used}/{each.label}" for each in self.throttle.view.usage())
             self._events.tell(
                 "cut_off", upstream=self.name, windows=windows or "none", named_slots=ruling.named
             )
@@ -323,27 +304,27 @@ class Account:
 
     def _opener(self) -> Callable[[], Coroutine[Any, Any, Connection]]:
         """Return what opens connections as the policy has it now."""
+        to = self.throttle, self._logins, self._judge, self._clock
         on_open = partial(self._opened, self.upstream)
-        open_one = partial(open_with_slot, self.throttle, self._logins, self._judge, self._clock)
-        return partial(open_one, on_open=on_open, may_begin=self._may_begin)
+        return partial(open_with_slot, *to, on_open=on_open, may_begin=self._may_begin)
 
     def _opened(self, upstream: Upstream, connection: Connection) -> None:
         if not is_other_server(upstream, self.upstream):
-            self.offers.seen(connection)
+            self.transactions.offers.seen(connection)
             self.certificate_ends_at_ns = connection.certificate_ends_at_ns
         self._metrics.count("relay_upstream_connects_total", self.name, "ready")
         self._events.tell("upstream_connected", upstream=self.name, relay=connection.name, tls=connection.tls)
 
     def _failed_to_open(self, error: Exception) -> int:
-        """Return for how many nanoseconds no other is tried; raise HistoryError where that is what failed."""
+        """Return for how many nanoseconds no other is tried."""
         match error:
             case HistoryError():
-                raise error
+                return self._fail_history(error) - self._clock.boottime_ns()
             case NoRoomToConnect(wait=wait):
                 if (first := self._line.first(self._clock.boottime_ns())) is not None:
                     first.why = _no_room(wait)
                     self._tell_waiting(Waits(first, wait.until_ns, None, first.why))
-                return max(0, wait.until_ns - self._clock.boottime_ns())
+                return wait.until_ns - self._clock.boottime_ns()
             case UpstreamUnavailable() if is_lack_of_means(error.__cause__):
                 # The upstream had no part in it.
                 self._events.shortage(where=f"upstream {self.name}", error=str(error))
@@ -375,7 +356,7 @@ class Account:
         if is_other_server(before, after):
             # No transaction begins on a connection opened for another account.
             opener = self._opener()
-            self.offers.forget()
+            self.transactions.offers.forget()
             self.certificate_ends_at_ns = None
         limits = with_ceilings(after.limits, policy.lanes)
         await self.throttle.replan(limits, after.guard_ns, after.max_transaction_ns)
@@ -423,8 +404,9 @@ class Account:
         What they came to is settled however late (`Transactions.settled`): else it would be sent again.
         """
         self.halt()
-        # A beat that is under way may still begin something, or give it back.
-        await self._has_ended.wait()
+        if self._running is not None:
+            # A beat that is under way may still begin something, or give it back.
+            await self._running
         await self.transactions.stop(grace_seconds)
         await self.pool.close()
         await self.throttle.close()
@@ -461,7 +443,3 @@ def _no_room(wait: Wait) -> WaitReason:
     if wait.place is not None and wait.place.for_each == "lane":
         return WaitReason(f"no room under the ceiling of lane {wait.place.key}")
     return WaitReason(f"no room in {wait.limit_label}")
-
-
-def _fitting(connections: Sequence[Connection], shape: Shape) -> Connection | None:
-    return next((each for each in reversed(connections) if each.unfit(shape) is None), None)

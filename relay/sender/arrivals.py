@@ -6,6 +6,7 @@ When the state of an upstream, an edit or time alone has mail stand in another l
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from relay.sender.attempt import which_of
 from relay.sender.host import seconds, woken
 from relay.sender.report_limit import REASON, OwedReports
 from relay.sender.settling import Backlog
+from relay.sender.spool_thread import UNREADABLE_RETRY_NS
 from relay.spool.interface import Full, Message, Unavailable
 from relay.spool.root.trigger import TriggerPort
 from relay.telemetry.telemetry import Telemetry
@@ -29,7 +31,9 @@ SWEEP_NS = 3 * SECOND_NS
 """The delay that a lost trigger can cost, and for how long a spool that fails is left alone."""
 CLAIMED_AT_ONCE = 500
 SORTED_AT_ONCE = 100
-"""Messages read between two other calls of the spool, when an edit of the lanes sorts the queue anew."""
+"""Messages read between two other calls of the spool, when an edit sorts the queue anew."""
+SORTED_AGAIN_NS = SECOND_NS
+"""After so long a message is sorted that was active when its turn came."""
 
 Guard = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 """Runs a chore, whose end by an error ends the sender."""
@@ -58,14 +62,13 @@ class Arrivals:
         self._events, self._metrics, self._clock = telemetry
         self._owed = owed
         self._guard = guard
-        self._longest_wait_ns = policy.retry.max_ns
         self._sorter = sorter_of(policy.lanes, policy.routes)
-        self._numbers = numbers_of(policy.routes)
-        self._queue.use(list(policy.upstreams), routes_of(policy.routes))
+        self._go_by(policy)
         self._began_ns = 0
         self.is_reading = True
         """Whether the start goes on: some of the queue is not known yet."""
-        self._sorting: asyncio.Task[None] | None = None
+        self._to_sort: deque[QueueId] = deque()
+        """Messages that came in before an edit, to be sorted by it."""
         self._ending: set[asyncio.Task[None]] = set()
         """Of messages that only lack their ends."""
         self._new_mail = asyncio.Event()
@@ -129,7 +132,7 @@ class Arrivals:
                 self._admit(message, place)
         if sorter is not self._sorter:
             # An edit came while they were read, by the rules before it.
-            self._begin_sorting()
+            self._sort_all()
         if not page and self.is_reading:
             self.is_reading = False
             took_ns = self._clock.boottime_ns() - self._began_ns
@@ -137,16 +140,17 @@ class Arrivals:
         return bool(page)
 
     async def route_forever(self) -> None:
-        """Move mail to the lines where it stands by now, whenever that may have changed."""
+        """Move mail to the lines where it stands by now, whenever that may have changed; sort it by edits.
+
+        Mail goes on meanwhile: no pass over all of a long queue at once holds up the loop.
+        """
         while True:
             self._may_stand_elsewhere.clear()
             self._queue.move_on(self._clock.boottime_ns())
-            if ids := self._queue.sortable():
-                await self._sort(ids)
-            if self._queue.is_behind:
-                await asyncio.sleep(0)
-                continue
-            await woken(self._may_stand_elsewhere, self._queue.next_look_ns(), self._clock)
+            if self._to_sort:
+                await self._sort()
+            else:
+                await woken(self._may_stand_elsewhere, self._queue.next_look_ns(), self._clock)
 
     def reroute(self) -> None:
         """Have `route_forever` look at once."""
@@ -154,22 +158,24 @@ class Arrivals:
 
     def use(self, policy: Policy) -> None:
         """Go on by another policy; queued messages are sorted by it in the background."""
-        self._longest_wait_ns = policy.retry.max_ns
-        self._queue.use(list(policy.upstreams), routes_of(policy.routes))
-        self._numbers = numbers_of(policy.routes)
+        self._go_by(policy)
         self.reroute()
         sorter = sorter_of(policy.lanes, policy.routes)
         if sorter != self._sorter:
             self._sorter = sorter
-            self._begin_sorting()
+            self._sort_all()
+
+    def _go_by(self, policy: Policy) -> None:
+        self._longest_wait_ns = policy.retry.max_ns
+        self._numbers = numbers_of(policy.routes)
+        self._queue.use(list(policy.upstreams), routes_of(policy.routes))
 
     async def stop(self) -> None:
         """Look no more, and cancel what is under way: the next start finds it."""
         asyncio.get_running_loop().remove_reader(self._trigger.listen())
-        chores = [*self._ending, *([self._sorting] if self._sorting else [])]
-        for chore in chores:
-            chore.cancel()
-        await asyncio.gather(*chores, return_exceptions=True)
+        for ending in self._ending:
+            ending.cancel()
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     def let_go(self) -> None:
         """Let go of the trigger; another sender may have it from here on."""
@@ -211,7 +217,7 @@ class Arrivals:
         wait_ns = (message.next_attempt_at_ns or 0) - wall_ns
         is_deferred = not message.is_held and 0 < wait_ns <= self._longest_wait_ns
         state = State.HELD if message.is_held else State.DEFERRED if is_deferred else State.WAITING
-        which = which_of(message, left, left)
+        which = which_of(message, left)
         return Queued(
             message.queue_id,
             origin_of(
@@ -225,47 +231,48 @@ class Arrivals:
             WaitReason("deferred before the last start") if is_deferred else NO_REASON,
             is_warned=message.is_warned,
             listed=ListedWords(place.names, envelope.arrival_at_ns, which.shown).text(),
-            domains=which.domains,
+            domain=which.domain,
             part=part,
         )
 
-    def _begin_sorting(self) -> None:
-        if self._sorting is not None:
-            self._sorting.cancel()
-        self._sorting = asyncio.create_task(self._guard(self._sort_anew))
+    def _sort_all(self) -> None:
+        """Have lane and routes found anew of every message that is queued."""
+        self._to_sort = deque(self._queue.ids())
+        self.reroute()
 
-    async def _sort_anew(self) -> None:
-        """Find lane and routes of every message that came in before an edit; mail goes on meanwhile."""
-        # No pass over all of them at once: a long queue holds up the loop.
-        await self._sort(self._queue.ids())
-
-    async def _sort(self, queue_ids: Sequence[QueueId]) -> None:
+    async def _sort(self) -> None:
+        """Sort some messages by the lanes and routes of now."""
         sorter = self._sorter
-        for start in range(0, len(queue_ids), SORTED_AT_ONCE):
-            found = await self._spool_thread.read(queue_ids[start : start + SORTED_AT_ONCE])
-            now_ns = self._clock.boottime_ns()
-            for message in found:
-                # What cannot be read is met when its turn comes.
-                if isinstance(message, Message) and message.left:
-                    self._queue.sort_anew(self._parts(message, _place(message, sorter)), now_ns)
-            self._may_stand_elsewhere.set()
+        ids = [self._to_sort.popleft() for _ in range(min(SORTED_AT_ONCE, len(self._to_sort)))]
+        found = await self._settling.load(ids)
+        if sorter is not self._sorter:
+            return  # the edit that came has them all sorted
+        for queue_id, message in zip(ids, found, strict=True):
+            if isinstance(message, Unavailable):
+                # Where its upstream left the policy, no turn of a message comes before it is sorted.
+                self._spool_thread.tell(message)
+                self._sort_later(queue_id, UNREADABLE_RETRY_NS)
+            elif message is not None and message.left:
+                parts = self._parts(message, _place(message, sorter))
+                if not self._queue.sort_anew(parts, self._clock.boottime_ns()):
+                    self._sort_later(queue_id, SORTED_AGAIN_NS)
+
+    def _sort_later(self, queue_id: QueueId, after_ns: int) -> None:
+        def sort_now() -> None:
+            self._to_sort.append(queue_id)
+            self.reroute()
+
+        asyncio.get_running_loop().call_later(seconds(after_ns), sort_now)
 
     def _tell_route(self, route: Route, choice: Choice, before: Because) -> None:
-        numbers = self._numbers.get(route, ())
+        fields = {"routes": list(self._numbers.get(route, ())), "upstream": choice.upstream}
         if choice.because is Because.PREFERRED:
-            self._events.tell(
-                "route_restored", routes=list(numbers), upstream=choice.upstream, because=before
-            )
+            self._events.tell("route_restored", **fields, because=before)
         elif choice.because is Because.ALL_DOWN:
-            self._events.tell("route_down", routes=list(numbers), upstream=choice.upstream)
+            self._events.tell("route_down", **fields)
         else:
-            self._events.tell(
-                "route_diverted",
-                routes=list(numbers),
-                upstream=choice.upstream,
-                instead_of=choice.instead_of,
-                because=choice.because,
-            )
+            instead = {"instead_of": choice.instead_of, "because": choice.because}
+            self._events.tell("route_diverted", **fields, **instead)
 
 
 def _place(message: Message, sorter: Sorter) -> _Place:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, Shape
 from relay.mail.rewriting import Rewritten
-from relay.queue.queued import RECIPIENTS_SHOWN, Queued, RecipientsLeft, runs
+from relay.queue.queued import RECIPIENTS_SHOWN, Queued, RecipientsLeft
 from relay.spool.interface import Message, Status
 from relay.telemetry.events import Delays
-from relay.throttle.admission import Place, runs_of
+from relay.throttle.admission import Place, domain_key
 from relay.throttle.admission import keys_of as sender_keys_of
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
@@ -71,20 +71,16 @@ class Attempt:
         return Delays(queued_ns=queued_ns, transmitting_ns=self.took_ns)
 
 
-def recipients_left(
-    message: Message, queued: Queued, gone: Collection[int], tried: Collection[int]
-) -> RecipientsLeft:
-    """Return the recipients of a part but for some: domains with those not tried yet first."""
-    left = [index for index in queued.part.left(message.left) if index not in gone]
-    return which_of(message, [i for i in left if i not in tried] + [i for i in left if i in tried], left)
+def recipients_left(message: Message, queued: Queued, gone: Collection[int]) -> RecipientsLeft:
+    """Return the recipients of a part but for some."""
+    return which_of(message, [index for index in queued.part.left(message.left) if index not in gone])
 
 
-def which_of(message: Message, in_order: Sequence[int], shown: Sequence[int]) -> RecipientsLeft:
-    recipients = message.envelope.recipients
-    of_domains = runs([recipients[index] for index in in_order])
-    return RecipientsLeft(
-        runs_of(of_domains), tuple([recipients[index] for index in shown[:RECIPIENTS_SHOWN]])
-    )
+def which_of(message: Message, left: Sequence[int]) -> RecipientsLeft:
+    recipients = [message.envelope.recipients[index] for index in left]
+    domains = {domain_key(each.rpartition("@")[2]) for each in recipients}
+    domain = domains.pop() if len(domains) == 1 else ""
+    return RecipientsLeft(len(recipients), domain, tuple(recipients[:RECIPIENTS_SHOWN]))
 
 
 def keys_of(queued: Queued) -> list[Place]:
@@ -92,7 +88,6 @@ def keys_of(queued: Queued) -> list[Place]:
     sender, sender_domain, client, user = sender_keys_of(queued.sent_reverse_path, queued.client, queued.user)
     keys = [Place("sender", sender), Place("sender_domain", sender_domain)]
     keys += [Place("client", client), Place("user", user)]
-    domains = {domain for domain, _ in queued.domains}
-    if len(domains) == 1:
-        keys.append(Place("recipient_domain", domains.pop()))
+    if queued.domain:
+        keys.append(Place("recipient_domain", queued.domain))
     return keys

@@ -45,28 +45,36 @@ async def open_with_slot(
 
     `may_begin` is asked behind its slot: another host may have been refused meanwhile.
 
-    Where a token is refused, another one is tried, once.
+    Where a token is refused that had worked, another one is tried, once.
     Raises UpstreamUnavailable, NoRoomToConnect, and HistoryError before anything was begun.
     """
-    is_second = False
-    while True:
-        # Waiting for a token comes first: no slot is reserved meanwhile.
-        login = await logins.account(judge)
-        if login.token is not None:
-            on_step("token", "an access token is at hand")
+    # Waiting for a token comes first: no slot is reserved meanwhile.
+    login = await logins.account(judge)
+    if login.token is not None:
+        on_step("token", "an access token is at hand")
+    try:
+        connection = await _open(throttle, login, clock, may_begin, on_step)
+    except UpstreamUnavailable as unavailable:
+        if not _is_worth_another(logins, login, unavailable):
+            raise
+        refused, login = login, await logins.account(judge)
+        if login.token == refused.token:
+            raise
+        on_step("login", f"{unavailable.answer.text}: with another token again")
         try:
             connection = await _open(throttle, login, clock, may_begin, on_step)
-        except UpstreamUnavailable as unavailable:
-            answer = unavailable.answer
-            is_refusal = answer.phase is Phase.AUTH and answer.verdict is Verdict.STOP
-            if not is_refusal or not logins.refused(login) or is_second:
-                raise
-            on_step("login", f"{answer.text}: with another token again")
-            is_second = True
-        else:
-            logins.worked(login)
-            on_open(connection)
-            return connection
+        except UpstreamUnavailable as again:
+            _is_worth_another(logins, login, again)
+            raise
+    logins.worked(login)
+    on_open(connection)
+    return connection
+
+
+def _is_worth_another(logins: Logins, login: UpstreamServer, unavailable: UpstreamUnavailable) -> bool:
+    """Tell the logins of a refused token; return whether another one is worth a second login."""
+    answer = unavailable.answer
+    return answer.phase is Phase.AUTH and answer.verdict is Verdict.STOP and logins.refused(login)
 
 
 async def _open(

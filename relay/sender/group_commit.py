@@ -76,7 +76,7 @@ class CallThread:
 
 def _end(returned: "asyncio.Future[Any]", value: object, error: BaseException | None) -> None:
     if returned.done():
-        return  # its caller was cancelled
+        return  # its caller was cancelled; what was stored stays stored
     if error is None:
         returned.set_result(value)
     else:
@@ -115,7 +115,9 @@ class Batch(Generic[Value, Result]):
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
-                _tell(batch, await self._results([value for value, _ in batch]))
+                results = await self._results([value for value, _ in batch])
+                for (_, done), result in zip(batch, results, strict=True):
+                    _end(done, result, result if isinstance(result, BaseException) else None)
                 if self._gathers_s and len(batch) > 1:
                     await asyncio.sleep(self._gathers_s)
         finally:
@@ -126,15 +128,3 @@ class Batch(Generic[Value, Result]):
             return await self._thread.call(lambda: self._commit(values))
         except BaseException as error:  # noqa: BLE001 - it is the callers'
             return [error] * len(values)
-
-
-def _tell(
-    batch: Sequence[tuple[Value, "asyncio.Future[Result]"]], results: Sequence[Result | BaseException]
-) -> None:
-    for (_, done), result in zip(batch, results, strict=True):
-        if done.done():
-            continue  # its caller is gone; what was stored stays stored
-        if isinstance(result, BaseException):
-            done.set_exception(result)
-        else:
-            done.set_result(result)

@@ -1,7 +1,7 @@
 """The access token of one account, shared by all its connections, and what it is got with.
 
-Guarantees: a new refresh token is durable before it is sent; what a person has to do is told with the
-upstream's name.
+Guarantees: a new refresh token is written down before the access token that it came with is used; one that
+cannot be is told of, and tried again.  What a person has to do is told with the upstream's name.
 Does not: decide when a token is fetched (`relay.upstream.oauth.tokens`), or how a refusal ends.
 """
 

@@ -1,17 +1,18 @@
 """What one upstream is known to offer, by what its last connections said.
 
 One reply to EHLO is the word of one host behind the upstream's name on one day.  A message that a connection
-cannot carry (8BITMIME, SMTPUTF8, SIZE) is deferred, and bounces only once `LOOKS` connections in a row, each
-made `APART_NS` or more after the one before, could not carry it.  Lost at a restart, and with an edit that
-names another server.
+cannot carry (8BITMIME, SMTPUTF8, SIZE) is deferred, and bounces only once no connection of `LOOKS` in a row
+could carry it; those within `APART_NS` count as one.  Lost at a restart, and with an edit that names another
+server.
 """
 
-import math
 from collections import deque
 
 from relay.clock import SECOND_NS
+from relay.mail.envelope import Shape
+from relay.smtp.extensions import Extensions
 from relay.upstream.connection import Connection
-from relay.verdicts.offers import Need
+from relay.upstream.transaction import unfit
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
@@ -22,36 +23,25 @@ APART_NS = 5 * 60 * SECOND_NS
 
 class KnownOffers:
     def __init__(self) -> None:
-        self.is_dsn_refused = False
-        """It refused parameters of DSN (RFC 3461) that it had offered: the relay tells senders itself."""
-        self._last: deque[tuple[int, dict[Need, float]]] = deque(maxlen=LOOKS)
-        """When each was made, and by need the largest message that it carries."""
+        self.forget()
 
     def forget(self) -> None:
         """Another server is used from now on."""
         self.is_dsn_refused = False
-        self._last.clear()
+        """It refused parameters of DSN (RFC 3461) that it had offered: the relay tells senders itself."""
+        self._looks: deque[tuple[int, set[Extensions]]] = deque(maxlen=LOOKS)
+        """When each began, and what was offered in it."""
 
     def seen(self, connection: Connection) -> None:
         """Learn from a new connection."""
-        at_ns, offered = connection.opened_at_ns, connection.extensions
-        carries: dict[Need, float] = {
-            Need.SMTPUTF8: math.inf if offered.smtputf8 else 0,
-            Need.EIGHT_BIT: math.inf if offered.eight_bit else 0,
-            Need.SIZE: math.inf if offered.max_size_bytes is None else offered.max_size_bytes,
-        }
-        if self._last and at_ns - self._last[-1][0] < APART_NS:
-            # Of several shortly after each other the best counts.
-            at_ns, others = self._last.pop()
-            carries = {need: max(most, others[need]) for need, most in carries.items()}
-        self._last.append((at_ns, carries))
+        at_ns = connection.opened_at_ns
+        if not self._looks or at_ns - self._looks[-1][0] >= APART_NS:
+            self._looks.append((at_ns, set()))
+        self._looks[-1][1].add(connection.extensions)
 
-    def judged(self, unfit: Answer, size_bytes: int) -> Answer:
-        """Return the verdict for a message of this size that a connection cannot carry."""
-        need = unfit.lack
-        is_agreed = len(self._last) == LOOKS and all(
-            need is not None and carries[need] < size_bytes for _, carries in self._last
-        )
-        if is_agreed:
-            return unfit._replace(verdict=Verdict.BOUNCE)
-        return unfit._replace(text=f"{unfit.text}, by the word of this connection alone")
+    def judged(self, lack: Answer, shape: Shape) -> Answer:
+        """Return the verdict for a message of this shape that a connection cannot carry."""
+        offers = [each for _, offered in self._looks for each in offered]
+        if len(self._looks) == LOOKS and all(unfit(each, shape) is not None for each in offers):
+            return lack._replace(verdict=Verdict.BOUNCE)
+        return lack._replace(text=f"{lack.text}, by the word of this connection alone")

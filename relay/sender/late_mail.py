@@ -1,8 +1,7 @@
 """Senders of messages that wait for long are warned, once each.
 
-A refusal warns by itself (`settling`); this looks now and then at what was not attempted since: no room in a
-window, a pause, a back-off.  Late counts from acceptance, with pauses.  A held message is its operator's
-matter.
+This looks now and then at all that waits: for room in a window, the end of a pause or of a back-off.  Late
+counts from acceptance, with pauses.  A held message is its operator's matter.
 
 Guarantees: a message is warned of at most once, over restarts too, and none from `<>` or without a recipient
 left of whose delay its sender wants to be told (NOTIFY, RFC 3461).
@@ -13,12 +12,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from relay.clock import SECOND_NS, Clock
+from relay.mail.dsn import Notify
 from relay.queue.queued import Queued, State
 from relay.queue.queues import Queues
 from relay.queue.upstream_queue import SLICE
 from relay.sender.host import seconds
 from relay.sender.pausing import Pausing
-from relay.sender.settling import Settling, told_of_delay
+from relay.sender.settling import Settling
 from relay.spool.interface import Message, Note
 from relay.verdicts.decision import UNKNOWN_STATUS
 
@@ -56,17 +56,15 @@ class LateMail:
             if not notes:
                 # Recipients that are done by now were to be told of: it need not be looked at again.
                 self._queue.warned(queued.queue_id)
-            elif await self._settling.warn(message, queued, notes, until_at_ns):
+            elif await self._settling.warn(message, notes, until_at_ns):
                 warned += 1
             else:
                 break  # no slot for it, and so for none behind it
         return warned
 
     def _is_late(self, queued: Queued) -> bool:
-        after_ns, age_ns = (
-            self._settling.terms.warn_after_ns,
-            self._clock.boottime_ns() - queued.arrived_at_ns,
-        )
+        after_ns = self._settling.terms.warn_after_ns
+        age_ns = self._clock.boottime_ns() - queued.arrived_at_ns
         is_to_be_told = queued.state in (State.WAITING, State.DEFERRED) and not queued.is_warned
         return after_ns is not None and age_ns >= after_ns and is_to_be_told and queued.reverse_path != ""
 
@@ -75,13 +73,15 @@ class LateMail:
         now_ns, wall_ns = self._clock.boottime_ns(), self._clock.wall_ns()
         pausing = self._pausing(queued.upstream)
         status, why = _why(queued, is_paused=pausing is not None and pausing.state.is_resting)
-        late = (Note(index, status, "expired", why, None, wall_ns) for index in message.left)
+        replies = self._settling.replies.get(queued.queue_id, {}) if queued.refusal is not None else {}
+        late = (replies.get(i) or Note(i, status, "expired", why, None, wall_ns) for i in message.left)
         rests = (*self._queue.line_of(queued).sender_pauses.rests_of(queued.sender), *queued.past.rested)
         paused_ns = 0 if pausing is None else pausing.paused_ns(queued.arrived_at_ns, now_ns, rests)
         age_ns = now_ns - queued.arrived_at_ns - paused_ns
         # One that is older has an attempt all the same.
         until_at_ns = wall_ns + max(self._settling.terms.lifetime_ns - age_ns, 0)
-        return told_of_delay(message.envelope, late), until_at_ns
+        tells_of = message.envelope.tells_of
+        return [note for note in late if tells_of(note.index, Notify.DELAY)], until_at_ns
 
 
 def _why(queued: Queued, *, is_paused: bool) -> tuple[str, str]:

@@ -37,6 +37,8 @@ from relay.verdicts.verdict import Judge, Verdict
 
 REST_SECONDS = 1.0
 """How long a changed password must stay as it is."""
+MOST_LOOKS = 10
+"""At one that changes at each: then no connection is opened for now."""
 
 
 class Logins:
@@ -136,7 +138,7 @@ class Logins:
             self._telemetry.events.tell(
                 "client_certificate_refused", upstream=self._name, error=watched.error
             )
-        elif watched is not None and change is not FileChange.NOTHING:
+        elif watched is not None and change is FileChange.CHANGED:
             self._tell_loaded(watched.in_force)
 
     @property
@@ -181,7 +183,10 @@ class Logins:
     async def _rested_secrets(self, auth: Auth) -> AccountSecrets:
         """Return the secrets; changed ones, once they rest.  Raises SecretError."""
         secrets = await asyncio.to_thread(read_secrets, auth)
+        looks = 0
         while self._last is not None and not self._is_known(secrets):
+            if (looks := looks + 1) > MOST_LOOKS:
+                raise SecretError(f"the secrets of {self._name} do not rest")
             before = secrets
             await asyncio.sleep(REST_SECONDS)
             secrets = await asyncio.to_thread(read_secrets, auth)

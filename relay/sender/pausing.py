@@ -45,14 +45,15 @@ class Pausing:
         self.state, self.kept, self.row, self.shield = AccountState(), kept, row, Shield()
         self.is_tried = False
         """A transaction or a refusal has shown since the start whether it works."""
-        self.is_former = False
-        """The policy has no such account any more: its record may be another one's by now."""
+        self.on_change = on_change
+        self.may_keep: Callable[[], bool] = lambda: True
+        """Whether the record is this account's, and no other's by now."""
         self.relayed_from_ns = 0
         """When the latest transaction began that relayed something."""
         self._refused_at_ns = 0
         self._upstream = upstream
         self._events, self._metrics, self._clock = telemetry
-        self._leaves_in_ns, self._on_refused, self._on_change = leaves_in_ns, on_refused, on_change
+        self._leaves_in_ns, self._on_refused = leaves_in_ns, on_refused
 
     @property
     def availability(self) -> Availability:
@@ -177,7 +178,7 @@ class Pausing:
     def _apply(self, event: Event) -> None:
         before = self.state
         self._become(step(before, event))
-        if self.row is not None and self.state != before and not self.is_former:
+        if self.row is not None and self.state != before and self.may_keep():
             self.row.keep(event)
 
     def _become(self, after: AccountState) -> None:
@@ -191,9 +192,9 @@ class Pausing:
         elif rested and not rests:
             self._metrics.count("relay_upstream_resumes_total", self._upstream)
         clock = self._clock
-        if not self.is_former:
+        if self.may_keep():
             self.kept.keep(PauseRecord(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), after))
-            self._on_change(self.availability)
+        self.on_change(self.availability)
         self._tell_word(before.operator, after.operator)
         self._tell_health(before, after)
 

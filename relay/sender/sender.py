@@ -198,6 +198,7 @@ class Sender:
             await asyncio.sleep(LOOK_SECONDS)
             lag_seconds = asyncio.get_running_loop().time() - due_at
             metrics.observe("relay_event_loop_lag_seconds", span_ns=int(lag_seconds * SECOND_NS))
+            events.flush()
             before_ns, now_ns = now_ns, clock.boottime_ns()
             if now_ns - before_ns > (LOOK_SECONDS + lag_seconds) * SECOND_NS + SUSPEND_NS:
                 # The timers of the loop stood still while this host was suspended.

@@ -10,15 +10,14 @@ ended, and of whom its sender was told, is asked of all of them.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from relay.mail.dsn import Notify
-from relay.mail.envelope import Envelope, QueueId, is_notice
+from relay.mail.envelope import QueueId, is_notice
 from relay.queue.queued import Queued, State, WaitKind, WaitReason
 from relay.queue.queues import Queues
-from relay.queue.upstream_queue import UpstreamQueue
 from relay.sender.attempt import MARKS, Attempt, recipients_left
 from relay.sender.report_limit import REASON, OwedReports
 from relay.sender.reports import Reporter
@@ -86,14 +85,13 @@ class Settling:
 
     async def settle(self, upstream: str, attempt: Attempt, decision: Decision) -> None:
         """Carry out durably what was decided about a message."""
-        queued, now_ns = attempt.queued, self._clock.wall_ns()
+        queued, fates, now_ns = attempt.queued, decision.fates, self._clock.wall_ns()
         async with self._lock(queued.queue_id):
             attempt.message = message = self._as_settled(attempt.message)
-            marks = {
-                i: attempt.status_of(i, fate) for i, (fate, _) in decision.fates.items() if fate in MARKS
-            }
-            notes = _notes(attempt, decision, [i for i, s in marks.items() if s.is_reported], now_ns)
-            deferred = [i for i, (fate, _) in decision.fates.items() if fate is Fate.DEFERRED]
+            marks = {i: attempt.status_of(i, fate) for i, (fate, _) in fates.items() if fate in MARKS}
+            reported = [i for i, status in marks.items() if status.is_reported]
+            deferred = [i for i, (fate, _) in fates.items() if fate is Fate.DEFERRED]
+            notes = _notes(attempt, decision, reported, now_ns)
             delays = _notes(attempt, decision, deferred, now_ns)
             after = message.after(marks, notes)
             # What was relayed must not wait for a report about the rest.
@@ -104,26 +102,21 @@ class Settling:
             what.next_attempt_at_ns = now_ns + decision.back_off_ns if is_postponed else None
             subject = _subject(message, queued)
             # Gone: set aside or removed meanwhile.  What the upstream took of it stays true.
-            is_there = not (marks or ends or is_postponed) or await self._write(what)
+            is_there = not (marks or is_postponed) or await self._write(what)
             self._tell_all(upstream, attempt, decision, subject)
             self._keep_replies(message, (*notes, *delays))
-            if ends and is_there:
-                self._ended(after)
-            elif is_there and not after.left:
-                await self._finish(after, queued)
-            elif is_there:
-                after = await self._report_so_far(after, queued)
-                late = told_of_delay(message.envelope, delays) if decision.warns else ()
-                if late and not queued.is_warned:
-                    until_at_ns = now_ns + self.terms.lifetime_ns - decision.age_ns
-                    after = await self._warn(after, queued, late, until_at_ns)
-                self._go_on(attempt, decision)
-                self._keep(after)
+            if not is_there:
+                return
+            after = await self._go_on(after, queued, ends=ends)
+            if not after.left:
+                return
+            self._put_back(attempt, decision)
+            self._keep(after)
 
     async def finish(self, message: Message, queued: Queued) -> None:
         """End a message whose recipients are all done, once its report may go."""
         async with self._lock(message.queue_id):
-            await self._finish(self._as_settled(message), queued)
+            await self._go_on(self._as_settled(message), queued)
 
     async def report(self, queue_id: QueueId) -> bool:
         """Make the report that waited for its turn; False if its message cannot be read now.
@@ -132,13 +125,10 @@ class Settling:
         """
         async with self._lock(queue_id):
             (message,) = await self.load([queue_id])
-            queued = self._queue.get(queue_id)
-            if message is None or queued is None:
-                return True
             if isinstance(message, Unavailable):
                 return False
-            # One whose last recipients are settled just now is ended by that.
-            await self._report(message, ends=queued.state is State.REPORTING)
+            if message is not None and queue_id in self._queue:
+                await self._report(message)
             return True
 
     async def end_silently(self, message: Message, queued: Queued) -> None:
@@ -184,13 +174,20 @@ class Settling:
             )
         self._events.tell("deleted", queue_id=queue_id, message_id=message_id, nrcpt=len(message.left))
 
-    async def warn(self, message: Message, queued: Queued, delays: Sequence[Note], until_at_ns: int) -> bool:
+    async def warn(self, message: Message, delays: Sequence[Note], until_at_ns: int) -> bool:
         """Tell the sender, durably and once, that recipients wait; return whether it was told now."""
         async with self._lock(message.queue_id):
             message = self._as_settled(message)
-            after = await self._warn(message, queued, delays, until_at_ns)
-            self._keep(after)
-            return after is not message
+            if message.is_warned or not await self._owed.may_go():
+                return False
+            report = self._reporter.warning(message, delays, until_at_ns)
+            what = Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
+            if not await self._write(what):
+                return False
+            self._queue.warned(message.queue_id)
+            self._published(what, "warning")
+            self._keep(message._replace(is_warned=True))
+            return True
 
     def _keep_replies(self, message: Message, notes: Sequence[Note]) -> None:
         if notes:
@@ -226,68 +223,52 @@ class Settling:
         self._metrics.became(_words(settlement))
         return True
 
-    async def _finish(self, message: Message, queued: Queued) -> None:
-        if message.owed_report is not None and not await self._owed.may_go():
-            self._owed.wait(queued)
-            self._queue.owe_report(queued, REASON)
-            self._newest.pop(message.queue_id, None)
-        else:
-            await self._report(message, ends=True)
+    async def _go_on(self, message: Message, queued: Queued, *, ends: bool = False) -> Message:
+        """Go on after what was settled: with the report that is owed, once it may go.
 
-    async def _report(self, message: Message, *, ends: bool) -> Message:
+        A message without a recipient left ends with that; `ends`: it has ended.
+        """
+        if ends:
+            self._ended(message)
+        elif message.owed_report is None or await self._owed.may_go():
+            return await self._report(message)
+        else:
+            self._owed.wait(queued)
+            if not message.left:
+                self._queue.owe_report(queued, REASON)
+                self._newest.pop(message.queue_id, None)
+        return message
+
+    async def _report(self, message: Message) -> Message:
         """Publish the report that is owed, if one is; the message remembers it, or ends."""
-        owed = message.owed_report
-        if owed is None and not ends:
+        owed, ends = message.owed_report, not message.left
+        what = Settlement(message.queue_id, message.envelope, ends=ends)
+        if owed is not None:
+            what.report, what.told = self._reporter.report(message, owed), owed.indices
+        elif not ends:
             return message
-        report, told = (None, ()) if owed is None else (self._reporter.report(message, owed), owed.indices)
-        what = Settlement(message.queue_id, message.envelope, report=report, told=told, ends=ends)
         if not await self._write(what):
             return message
-        after = message._replace(told=message.told.union(told))
+        after = message._replace(told=message.told.union(what.told))
         self._keep(after)
-        if report is not None and owed is not None:
+        if owed is not None:
             is_failure = any(status.is_failure for status in owed.statuses)
-            self._metrics.count("relay_reports_total", "report" if is_failure else "success")
-            self._events.tell(
-                "report_published" if is_failure else "success_published",
-                queue_id=message.queue_id,
-                report_id=report.queue_id,
-                size_bytes=len(report.content),
-            )
-            self._on_report()
+            self._published(what, "report" if is_failure else "success")
         if ends:
             self._ended(after)
         return after
 
-    async def _report_so_far(self, message: Message, queued: Queued) -> Message:
-        """Tell the sender what is owed while recipients are left, once the report may go."""
-        if message.owed_report is None:
-            return message
-        if await self._owed.may_go():
-            return await self._report(message, ends=False)
-        self._owed.wait(queued)
-        return message
-
-    async def _warn(
-        self, message: Message, queued: Queued, delays: Sequence[Note], until_at_ns: int
-    ) -> Message:
-        if message.is_warned or message.envelope.is_null or not await self._owed.may_go():
-            return message
-        report = self._reporter.warning(message, delays, until_at_ns)
-        if not await self._write(
-            Settlement(message.queue_id, message.envelope, report=report, is_warned=True)
-        ):
-            return message
-        self._queue.warned(queued.queue_id)
-        self._metrics.count("relay_reports_total", "warning")
-        self._events.tell(
-            "warning_published",
-            queue_id=message.queue_id,
-            report_id=report.queue_id,
-            size_bytes=len(report.content),
-        )
-        self._on_report()
-        return message._replace(is_warned=True)
+    def _published(self, what: Settlement, kind: Literal["report", "success", "warning"]) -> None:
+        """Tell of a report that is queued by now."""
+        if (report := what.report) is not None:
+            self._metrics.count("relay_reports_total", kind)
+            self._events.tell(
+                f"{kind}_published",
+                queue_id=what.queue_id,
+                report_id=report.queue_id,
+                size_bytes=len(report.content),
+            )
+            self._on_report()
 
     async def _end(
         self,
@@ -307,13 +288,7 @@ class Settling:
         await self._spool_thread.change(what)
         self._metrics.became(_words(what))
         self._keep(after)
-        if ends:
-            self._ended(after)
-        elif after.left:
-            await self._report_so_far(after, queued)
-        else:
-            await self._finish(after, queued)
-        return after
+        return await self._go_on(after, queued, ends=ends)
 
     def _tell_all(self, upstream: str, attempt: Attempt, decision: Decision, subject: Subject) -> None:
         connection, delays = attempt.connection, attempt.delays
@@ -361,49 +336,32 @@ class Settling:
         )
         self._events.tell("removed", queue_id=message.queue_id)
 
-    def _go_on(self, attempt: Attempt, decision: Decision) -> None:
-        """Move the message on in the queue; the caller wakes the accounts."""
-        queued, left = attempt.queued, decision.recipients_left
+    def _put_back(self, attempt: Attempt, decision: Decision) -> None:
+        """Put a part back into its line; the caller wakes the accounts."""
+        queued = attempt.queued
         line = self._queue.line_of(queued)
         if decision.next is Next.FINISH:
             self._queue.end_part(queued)
             return
-        which = recipients_left(attempt.message, queued, decision.gone(), decision.tried)
+        which = recipients_left(attempt.message, queued, decision.gone())
         line.attempted(queued, decision.tried, decision.refusals, which)
         why = WaitReason(decision.reason, WaitKind.REFUSAL, decision.status)
         match decision.next:
             case Next.GIVE_BACK:
                 line.give_back(queued, why)
             case Next.AGAIN:
-                line.again(queued, left, why)
+                line.again(queued, why)
             case Next.POSTPONE:
                 due_at_ns = self._clock.boottime_ns() + decision.back_off_ns
-                line.postpone(queued, due_at_ns, left, why)
-
-
-class AccountBacklog(NamedTuple):
-    """The queue as one upstream account has it, and what its messages are settled with."""
-
-    upstream: str
-    line: UpstreamQueue
-    spool_thread: SpoolThread
-    settling: Settling
-    queue: Queues
+                line.postpone(queued, due_at_ns, why)
 
 
 class Backlog(NamedTuple):
+    """The queue, and what its messages are read and settled with."""
+
     queue: Queues
     spool_thread: SpoolThread
     settling: Settling
-
-    def of(self, upstream: str) -> AccountBacklog:
-        line = self.queue.line(upstream)
-        return AccountBacklog(upstream, line, self.spool_thread, self.settling, self.queue)
-
-
-def told_of_delay(envelope: Envelope, delays: Iterable[Note]) -> tuple[Note, ...]:
-    """Return the delays of which the sender wants to be told."""
-    return tuple([note for note in delays if envelope.tells_of(note.index, Notify.DELAY)])
 
 
 def _notes(attempt: Attempt, decision: Decision, indices: Sequence[int], at_ns: int) -> tuple[Note, ...]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from relay.clock import Clock
 from relay.sender.host import THREADS, Workers
-from relay.throttle.admission import Request, TooLarge, Wait
+from relay.throttle.admission import Admission, Request, Wait
 from relay.throttle.history import HistoryError
 from relay.throttle.limit import Limit
 from relay.throttle.throttle import Reservation, Throttle, View
@@ -23,8 +23,8 @@ FLUSH_SECONDS = 0.2
 """How long an end may wait to be written for others that share the history."""
 
 
-class ThrottleThread(View):
-    """Lets transactions through, no more than the limits allow; its questions do not wait for the thread."""
+class ThrottleThread:
+    """Lets transactions through, no more than the limits allow."""
 
     def __init__(
         self,
@@ -35,14 +35,14 @@ class ThrottleThread(View):
         workers: Workers = THREADS,
     ) -> None:
         """`on_error` is told when an end could not be written, `on_begun` when an empty history was begun."""
-        super().__init__(throttle.shared, clock)
-        self._throttle = throttle
+        self.view: View = throttle
+        """What can be asked without waiting for the thread."""
+        self._throttle, self._clock = throttle, clock
         self._on_error = on_error
         self._on_begun = on_begun
         self._thread = workers.one("history")
         self.counted: dict[str, int] = {}
         """By the label of each limit, the most slots that were occupied at once, as of the last audit."""
-        self._crowded: set[str] = set()
         self._flushing: asyncio.Task[None] | None = None
         """What writes ends soon."""
 
@@ -50,7 +50,7 @@ class ThrottleThread(View):
         """Read the history, for `usage` and `opens_at_ns` to know the past.  Raises HistoryError."""
         await self._call(self._throttle.flush)
 
-    async def reserve(self, requests: Sequence[Request]) -> list[Reservation | Wait | TooLarge]:
+    async def reserve(self, requests: Sequence[Request]) -> list[Admission]:
         """Decide for messages in their order.
 
         A reservation may be for fewer recipients.  Raises HistoryError; then nothing may be sent.
@@ -65,11 +65,9 @@ class ThrottleThread(View):
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush_soon())
 
-    async def audit_peaks(self) -> list[str]:
-        """Count what each limit held at most; return those that have too many keys since the last call."""
-        self.counted = {each.label: each.most for each in (await asyncio.to_thread(self.audit)).findings}
-        before, self._crowded = self._crowded, {each.label for each in self.usage() if each.is_crowded}
-        return sorted(self._crowded - before)
+    async def audit_peaks(self) -> None:
+        """Count what each limit held at most."""
+        self.counted = {each.label: each.most for each in (await asyncio.to_thread(self.view.audit)).findings}
 
     async def replan(
         self, limits: Sequence[Limit], guard_ns: int | None, transaction_ns: int | None = None

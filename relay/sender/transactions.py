@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from relay.clock import SECOND_NS
 from relay.mail.dsn import NOTHING_ASKED
@@ -21,7 +21,7 @@ from relay.queue.routes import Because
 from relay.sender.attempt import Attempt
 from relay.sender.known_offers import KnownOffers
 from relay.sender.pausing import Pausing
-from relay.sender.settling import AccountBacklog
+from relay.sender.settling import Backlog
 from relay.sender.spool_thread import UNREADABLE_RETRY_NS
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.dot_stuffing import UnsendableContent
@@ -44,22 +44,15 @@ class Overslept(Exception):  # noqa: N818 - what this host did
     """A reservation's deadline is past though no timer said so: the host was suspended."""
 
 
-class Loaded(NamedTuple):
-    queued: Queued
-    message: Message
-    rewritten: Rewritten | None
-    """What of it is sent in another form, by the route that it goes by now."""
-
-
 class Transactions:
     def __init__(
         self,
-        backlog: AccountBacklog,
+        upstream: str,
+        backlog: Backlog,
         *,
         throttle: ThrottleThread,
         pool: Pool[Connection],
         pausing: Pausing,
-        offers: KnownOffers,
         telemetry: Telemetry,
         on_end: Callable[[], None],
         on_fault: Callable[[BaseException], None],
@@ -67,8 +60,10 @@ class Transactions:
         """`on_end` is called where a connection, or room for another message, is free again."""
         self.transaction_ns = 0
         """How long a transaction takes: an average in which the last ones count most."""
-        self._upstream, self._line, self._spool_thread, self._settling, self._queue = backlog
-        self._throttle, self._pool, self._pausing, self._offers = throttle, pool, pausing, offers
+        self.offers = KnownOffers()
+        self._upstream, self._line = upstream, backlog.queue.line(upstream)
+        self._queue, self._spool_thread, self._settling = backlog
+        self._throttle, self._pool, self._pausing = throttle, pool, pausing
         self._events, self._metrics, self._clock = telemetry
         self._on_end, self._on_fault = on_end, on_fault
         self._unsettled: dict[Queued, asyncio.Task[None]] = {}
@@ -85,9 +80,9 @@ class Transactions:
     def on_connections(self) -> int:
         return len(self._transacting)
 
-    async def load(self, taken: Sequence[Queued]) -> list[Loaded]:
-        """Read messages; what is left of them goes, the others leave ACTIVE here."""
-        loaded: list[Loaded] = []
+    async def load(self, taken: Sequence[Queued], connections: list[Connection]) -> list[Attempt]:
+        """Read messages; each that may go takes one of the connections, the others leave ACTIVE here."""
+        attempts: list[Attempt] = []
         messages = await self._settling.load([queued.queue_id for queued in taken])
         for queued, message in zip(taken, messages, strict=True):
             if message is None:
@@ -101,10 +96,29 @@ class Transactions:
                 self._queue.end_part(queued)
             else:
                 try:
-                    loaded.append(Loaded(queued, message, await self._rewritten(queued, message)))
+                    attempt = await self._attempt(queued, message, connections[-1])
                 except (Corrupt, Absent, Unavailable) as error:
                     self._unreadable(queued, error)
-        return loaded
+                    continue
+                if (unfit := attempt.connection.unfit(attempt.shape)) is None:
+                    attempts.append(attempt)
+                    connections.pop()
+                else:
+                    answer = self.offers.judged(unfit, attempt.shape)
+                    self.refuse(attempt, answer, is_for_ever=answer.verdict is Verdict.BOUNCE)
+        return attempts
+
+    async def _attempt(self, queued: Queued, message: Message, connection: Connection) -> Attempt:
+        """Return what is to be sent of a message.  Raises Corrupt, Absent, Unavailable."""
+        left = queued.part.left(message.left)
+        # None is asked for twice in a round.
+        untried = [index for index in left if index not in queued.past.tried]
+        rewritten = await self._rewritten(queued, message)
+        attempt = Attempt(queued, message, connection, untried or list(left), rewritten=rewritten)
+        # A report that the upstream makes goes to whom it knows as the sender.
+        offers_dsn = connection.extensions.dsn and not self.offers.is_dsn_refused
+        attempt.passes_dsn = rewritten is None and offers_dsn
+        return attempt
 
     def begin(self, attempt: Attempt, reservation: Reservation) -> None:
         # The reservation is on disk: a crash from here on wastes a slot, and can exceed no limit.
@@ -150,17 +164,16 @@ class Transactions:
         await self.settled()
 
     def _begin(self, attempt: Attempt, run: Coroutine[Any, Any, None]) -> None:
-        self._unsettled[attempt.queued] = asyncio.create_task(self._guarded(attempt, run))
+        self._unsettled[attempt.queued] = asyncio.create_task(self._guarded(attempt.queued, run))
 
-    async def _guarded(self, attempt: Attempt, run: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, queued: Queued, run: Coroutine[Any, Any, None]) -> None:
         try:
             await run
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - whatever it is, what was sent is not settled
+        except Exception as error:  # noqa: BLE001 - whatever it is, what was sent is not settled
             self._on_fault(error)
         finally:
-            self._unsettled.pop(attempt.queued, None)
+            # Not in a callback of the task: the message may begin again before that.
+            del self._unsettled[queued]
             self._on_end()
 
     async def _send(self, attempt: Attempt, reservation: Reservation) -> None:
@@ -287,7 +300,7 @@ class Transactions:
                 # Another upstream would relay it twice if this one has it.
                 self._queue.stay_unknown(attempt.queued, attempt.reservation.deadline_ns)
         if outcome.is_dsn_refused:
-            self._offers.is_dsn_refused = True
+            self.offers.is_dsn_refused = True
         self._pausing.observe(decision.outcome, began_ns)
         self._rest_sender(attempt, decision)
         await self._settling.settle(self._upstream, attempt, decision)
@@ -347,7 +360,7 @@ class Transactions:
         self._spool_thread.tell(error)
         due_at_ns = self._clock.boottime_ns() + UNREADABLE_RETRY_NS
         why = WaitReason(f"cannot be read now: {clean(str(error))}")
-        self._line.postpone(queued, due_at_ns, queued.recipients_left, why)
+        self._line.postpone(queued, due_at_ns, why)
 
     async def _rewritten(self, queued: Queued, message: Message) -> Rewritten | None:
         """Return what a route has sent in another form.  Raises Corrupt, Absent, Unavailable."""

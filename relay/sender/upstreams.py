@@ -82,7 +82,6 @@ class Upstreams:
         self._policy, self._hostname = policy, hostname
         self._backlog, self._host, self._telemetry = backlog, host, telemetry
         self._on_fault = on_fault
-        self._running: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -97,7 +96,7 @@ class Upstreams:
         await asyncio.gather(*stopping)
         for retiring in self._retiring:
             retiring.cancel()
-        await asyncio.gather(*self._running.values(), *self._retiring, return_exceptions=True)
+        await asyncio.gather(*self._retiring, return_exceptions=True)
         await asyncio.gather(*(each.close() for each in self._logins.values()))
 
     def halt(self) -> None:
@@ -113,7 +112,7 @@ class Upstreams:
             if name not in policy.upstreams or policy.history_of(name) != before.history_of(name):
                 # Crash here: the pause is with the account of before, and its operator has to say it again.
                 replaced[name] = self.in_use[name].pausing.state
-                self._retire(self.in_use.pop(name), self._running.pop(name))
+                self._retire(self.in_use.pop(name))
         for name, upstream in policy.upstreams.items():
             if name in self.in_use:
                 self._logins[name].upstream = upstream
@@ -132,9 +131,8 @@ class Upstreams:
             each.wake()
 
     async def audit(self) -> None:
-        for name, each in list(self.in_use.items()):
-            for label in await each.throttle.audit_peaks():
-                self._telemetry.events.tell("keys_crowded", upstream=name, limit=label)
+        for each in list(self.in_use.values()):
+            await each.throttle.audit_peaks()
 
     @property
     def in_flight(self) -> int:
@@ -149,7 +147,7 @@ class Upstreams:
             because=state.why,
             paused_until_ns=state.over_ns,
             operator=state.operator,
-            limits=each.throttle,
+            limits=each.throttle.view,
             proving_after=state.because if state.is_proving and not state.is_resting else "",
             is_tried=each.pausing.is_tried,
             connections_open=each.pool.open,
@@ -208,7 +206,6 @@ class Upstreams:
             self._on_fault(error)
 
     async def _add(self, name: str, replaced: AccountState | None) -> None:
-        """Use an upstream from now on; what was known of it is read before anything can change it."""
         upstream = self._policy.upstreams[name]
         if (logins := self._logins.get(name)) is None:
             logins = self._logins[name] = Logins(
@@ -216,28 +213,32 @@ class Upstreams:
             )
         logins.upstream = upstream
         added = Account(
+            name,
             self._policy,
-            self._backlog.of(name),
+            self._backlog,
             logins=logins,
             host=self._host,
             telemetry=self._telemetry,
             on_fault=self._on_fault,
         )
-        await added.pausing.recall(replaced)
+        await added.start(replaced)
+        # What nothing is known of tells no change, and the account of before may have been down.
+        self._backlog.queue.note(name, added.pausing.availability)
         self.in_use[name] = added
-        self._running[name] = asyncio.create_task(self.guard(added.run))
 
     async def _stop(self, stopped: Account) -> None:
         """Stop an upstream for the end of this process: what is not settled then, a restart sends again."""
         await stopped.stop(GRACE_SECONDS)
         await stopped.transactions.give_up()
 
-    def _retire(self, retired: Account, running: asyncio.Task[None]) -> None:
-        retired.pausing.is_former = True
+    def _retire(self, retired: Account) -> None:
+        pausing, path = retired.pausing, retired.pausing.kept.path
+        # What it learns of its account counts when that comes back, unless another one tells the same file.
+        pausing.may_keep = lambda: all(each.pausing.kept.path != path for each in self.in_use.values())
+        pausing.on_change = lambda _: None
 
         async def retire() -> None:
             await retired.stop(GRACE_SECONDS)
-            await running
             await retired.transactions.settled()
 
         retiring = asyncio.create_task(self.guard(retire))

@@ -19,6 +19,8 @@ from relay.mail.address import (
 )
 from relay.mail.dsn import (
     NO_REQUEST,
+    NOTHING_ASKED,
+    DsnRequest,
     MalformedDsn,
     RecipientRequest,
     Ret,
@@ -28,6 +30,7 @@ from relay.mail.dsn import (
     parse_orcpt,
     parse_ret,
 )
+from relay.mail.envelope import Shape
 from relay.mail.text import clean
 from relay.smtp import replies
 
@@ -103,8 +106,8 @@ def parse_mail(argument: str | None, *, has_dsn: bool = True) -> MailCommand:
                     pass  # RFC 4954, 5: must be accepted; we trust nobody's word for it, so it is dropped
                 case "RET", _ if has_dsn:
                     ret = parse_ret(value or "")
-                case "ENVID", str() if has_dsn:
-                    envid = parse_envid(value)
+                case "ENVID", _ if has_dsn:
+                    envid = parse_envid(value or "")
                 case (("SIZE" | "BODY" | "SMTPUTF8"), _):
                     raise Refused(replies.BAD_PARAMETER)
                 case _:
@@ -130,27 +133,19 @@ def parse_rcpt(argument: str | None, *, smtputf8: bool, has_dsn: bool = True) ->
     return RcptCommand(path.address, RecipientRequest(notify, orcpt))
 
 
-def mail_line(
-    reverse_path: str,
-    *,
-    size_bytes: int | None,
-    eight_bit: bool,
-    smtputf8: bool,
-    ret: Ret | None = None,
-    envid: str = "",
-) -> bytes:
+def mail_line(reverse_path: str, shape: Shape, dsn: DsnRequest = NOTHING_ASKED, *, has_size: bool) -> bytes:
     """Return MAIL for an address that is valid; no size where SIZE is not offered."""
     words = [f"MAIL FROM:<{reverse_path}>"]
-    if size_bytes is not None:
-        words.append(f"SIZE={size_bytes}")
-    if eight_bit:
+    if has_size:
+        words.append(f"SIZE={shape.size_bytes}")
+    if shape.eight_bit:
         words.append("BODY=8BITMIME")
-    if smtputf8:
+    if shape.smtputf8:
         words.append("SMTPUTF8")
-    if ret is not None:
-        words.append(f"RET={ret}")
-    if envid:
-        words.append(f"ENVID={envid}")
+    if dsn.ret is not None:
+        words.append(f"RET={dsn.ret}")
+    if dsn.envid:
+        words.append(f"ENVID={dsn.envid}")
     return " ".join(words).encode()
 
 

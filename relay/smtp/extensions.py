@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from relay.smtp.reply import Reply
 
-# RFC 9422, 4: one to six digits, not zero.
-_LIMIT = re.compile(r"([A-Z0-9]+)=([1-9][0-9]{0,5})\Z")
 _NUMBER = re.compile(r"[0-9]{1,20}\Z")
 
 
@@ -31,10 +29,6 @@ class Extensions:
     """RFC 2920: MAIL, RCPT and DATA may be sent at once."""
     dsn: bool = False
     """RFC 3461: it takes over what the sender wants to be told."""
-    max_recipients: int | None = None
-    """LIMITS RCPTMAX (RFC 9422): recipients in a transaction."""
-    max_transactions: int | None = None
-    """LIMITS MAILMAX (RFC 9422): transactions on a connection."""
 
 
 def extensions_of(reply: Reply) -> Extensions:
@@ -49,8 +43,6 @@ def extensions_of(reply: Reply) -> Extensions:
         if keyword.lower() == "auth":
             mechanisms += parameters.lower().split()
     size = offered.get("size", "").strip()
-    limits = [_LIMIT.match(word.upper()) for word in offered.get("limits", "").split()]
-    most = {match[1]: int(match[2]) for match in limits if match}
     return Extensions(
         starttls="starttls" in offered,
         mechanisms=frozenset(mechanisms),
@@ -61,6 +53,4 @@ def extensions_of(reply: Reply) -> Extensions:
         smtputf8="smtputf8" in offered,
         pipelining="pipelining" in offered,
         dsn="dsn" in offered,
-        max_recipients=most.get("RCPTMAX"),
-        max_transactions=most.get("MAILMAX"),
     )

@@ -81,9 +81,9 @@ class ReplyParser:
         self._kept_bytes = 0
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing is waiting: no byte, no half reply.  Must hold before a command."""
-        return not self._buffer and not self._lines
+    def held_bytes(self) -> int:
+        """Return how much is waiting, of a line or of a half reply; must be nothing before a command."""
+        return self._kept_bytes + len(self._buffer)
 
     def feed(self, received: bytes) -> None:
         """Add bytes as they came from the network; take every whole reply out before the next."""

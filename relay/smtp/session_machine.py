@@ -345,13 +345,12 @@ class SessionMachine:
             raise AssertionError("a recipient without a transaction")
         asked = self.transaction.asked
         rcpt = parse_rcpt(argument, smtputf8=self.transaction.smtputf8, has_dsn=self._takes_dsn)
-        if (before := asked.get(rcpt.recipient)) is not None:
-            asked[rcpt.recipient] = before.joined(rcpt.asked)
-            return replies.RECIPIENT_OK
-        if len(asked) >= self._terms.max_recipients:
-            raise Refused(replies.TOO_MANY_RECIPIENTS)
-        if (refusal := self._owner.recipient_refusal(rcpt.recipient)) is not None:
-            raise Refused(refusal)
+        if rcpt.recipient not in asked:
+            if len(asked) >= self._terms.max_recipients:
+                raise Refused(replies.TOO_MANY_RECIPIENTS)
+            if (refusal := self._owner.recipient_refusal(rcpt.recipient)) is not None:
+                raise Refused(refusal)
+        # Of a recipient that is named twice the last word counts.
         asked[rcpt.recipient] = rcpt.asked
         return replies.RECIPIENT_OK
 

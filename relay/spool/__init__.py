@@ -14,6 +14,5 @@ identity        queue ids, those of reports too
 errors          what an error of the kernel means here
 
 The disk itself:
-disk/           its port, and what is made of it
-kept_format     how a small record is kept over a restart
+disk/           its port, and what is made of it: files that are replaced, threads, errors
 """

@@ -8,27 +8,32 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from relay.clock import SECOND_NS, Clock
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.routes import Because
-from relay.status.snapshot import (
-    LaneStatus,
-    QueueState,
-    RouteStatus,
-    Snapshot,
-    UpstreamState,
-    UpstreamStatus,
-)
+from relay.status.snapshot import LaneStatus, QueueState, RouteStatus, Snapshot, UpstreamState, UpstreamStatus
 from relay.telemetry.events import Events
-from relay.telemetry.metrics import Families, Metrics
+from relay.telemetry.metric_table import METRICS
+from relay.telemetry.metrics import Metrics
 from relay.verdicts.health import Health
 
 
-def collect(metrics: Metrics, snapshot: Callable[[], Snapshot], events: Events, clock: Clock) -> None:
-    metrics.registry.register(SnapshotCollector(metrics, snapshot, events, clock))
+class _Gauges:
+    def __init__(self) -> None:
+        self._all = {
+            row.name: GaugeMetricFamily(row.name, row.meaning, labels=tuple(row.labels))
+            for row in METRICS.values()
+            if not row.is_live
+        }
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        self._all[name].add_metric(labels, value)
+
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(self._all.values())
 
 
 class SnapshotCollector(Collector):
@@ -38,7 +43,7 @@ class SnapshotCollector(Collector):
         self._metrics, self._snapshot, self._events, self._clock = metrics, snapshot, events, clock
 
     def collect(self) -> Iterator[Metric]:
-        families = Families("snapshot")
+        gauges = _Gauges()
         began_ns = self._clock.boottime_ns()
         try:
             snapshot = self._snapshot()
@@ -46,71 +51,67 @@ class SnapshotCollector(Collector):
             self._metrics.count("relay_collector_errors_total")
             self._events.fault(where="snapshot", error=error)
         else:
-            _fill_queue(families, snapshot)
-            _fill_rest(families, snapshot)
-            _fill_routes(families, snapshot.routes)
+            _fill_queue(gauges, snapshot)
+            _fill_rest(gauges, snapshot)
+            _fill_routes(gauges, snapshot.routes)
             for upstream in snapshot.upstreams:
-                _fill_upstream(families, upstream, snapshot.at_ns)
+                _fill_upstream(gauges, upstream, snapshot.at_ns)
         took_ns = self._clock.boottime_ns() - began_ns
-        families.set("relay_collector_duration_seconds", took_ns / SECOND_NS)
-        return iter(families)
+        gauges.set("relay_collector_duration_seconds", took_ns / SECOND_NS)
+        return iter(gauges)
 
 
-def _fill_queue(families: Families, snapshot: Snapshot) -> None:
+def _fill_queue(gauges: _Gauges, snapshot: Snapshot) -> None:
     for state in QueueState:
         counts = snapshot.counts(state)
-        families.set("relay_queue_messages", counts.messages, state)
-        families.set("relay_queue_recipients", counts.recipients, state)
-        families.set("relay_queue_size_bytes", counts.size_bytes, state)
-        families.set("relay_queue_oldest_age_seconds", counts.oldest_age_ns / SECOND_NS, state)
+        gauges.set("relay_queue_messages", counts.messages, state)
+        gauges.set("relay_queue_recipients", counts.recipients, state)
+        gauges.set("relay_queue_size_bytes", counts.size_bytes, state)
+        gauges.set("relay_queue_oldest_age_seconds", counts.oldest_age_ns / SECOND_NS, state)
     waiting = snapshot.counts(QueueState.WAITING)
     only = LaneStatus(DEFAULT_LANE, 100, None, waiting.messages, waiting.recipients, waiting.oldest_age_ns)
     for lane in snapshot.lanes or (only,):
-        families.set("relay_lane_waiting_messages", lane.waiting_messages, lane.name)
-        families.set("relay_lane_oldest_waiting_age_seconds", lane.oldest_age_ns / SECOND_NS, lane.name)
+        gauges.set("relay_lane_waiting_messages", lane.waiting_messages, lane.name)
+        gauges.set("relay_lane_oldest_waiting_age_seconds", lane.oldest_age_ns / SECOND_NS, lane.name)
         patience = math.inf if lane.patience_ns is None else lane.patience_ns / SECOND_NS
-        families.set("relay_lane_patience_seconds", patience, lane.name)
+        gauges.set("relay_lane_patience_seconds", patience, lane.name)
 
 
-def _fill_rest(families: Families, snapshot: Snapshot) -> None:
+def _fill_rest(gauges: _Gauges, snapshot: Snapshot) -> None:
     disk, policy = snapshot.disk, snapshot.policy
-    families.set("relay_build_info", 1, snapshot.version)
+    gauges.set("relay_build_info", 1, snapshot.version)
     for certificate in snapshot.certificates:
         ends_s = certificate.ends_at_ns / SECOND_NS
-        families.set("relay_smtpd_certificate_end_timestamp_seconds", ends_s, certificate.listener)
-    families.set("relay_clock_timestamp_seconds", snapshot.at_ns / SECOND_NS)
-    families.set("relay_refusing_mail", int(snapshot.refusing_because != ""))
-    families.set("relay_recovering_messages", snapshot.recovering)
-    families.set("relay_spool_free_bytes", disk.free_bytes)
-    families.set("relay_spool_free_inodes", math.inf if disk.free_inodes is None else disk.free_inodes)
-    families.set("relay_policy_last_reload_successful", int(policy.is_good))
-    families.set("relay_policy_last_reload_success_timestamp_seconds", policy.loaded_at_ns / SECOND_NS)
-    families.set("relay_policy_info", 1, policy.sha256)
+        gauges.set("relay_smtpd_certificate_end_timestamp_seconds", ends_s, certificate.listener)
+    gauges.set("relay_clock_timestamp_seconds", snapshot.at_ns / SECOND_NS)
+    gauges.set("relay_refusing_mail", int(snapshot.refusing_because != ""))
+    gauges.set("relay_recovering_messages", snapshot.recovering)
+    gauges.set("relay_spool_free_bytes", disk.free_bytes)
+    gauges.set("relay_spool_free_inodes", math.inf if disk.free_inodes is None else disk.free_inodes)
+    gauges.set("relay_policy_last_reload_successful", int(policy.is_good))
+    gauges.set("relay_policy_last_reload_success_timestamp_seconds", policy.loaded_at_ns / SECOND_NS)
+    gauges.set("relay_policy_info", 1, policy.sha256)
 
 
-def _fill_routes(families: Families, routes: Sequence[RouteStatus]) -> None:
+def _fill_routes(gauges: _Gauges, routes: Sequence[RouteStatus]) -> None:
     now: dict[tuple[str, str, Because], int] = {}
     for route in routes:
         # All that there may be, at 0, before it happens.
-        pairs = [(upstream, before) for upstream, before in combinations(reversed(route.upstreams), 2)]
-        now |= {
-            (*pair, because): 0
-            for pair in pairs
-            for because in (Because.FAILOVER, Because.SPILL)
-            if (*pair, because) not in now
-        }
+        for pair in combinations(reversed(route.upstreams), 2):
+            for because in (Because.FAILOVER, Because.SPILL):
+                now.setdefault((*pair, because), 0)
     for route in routes:
         if route.because is Because.FAILOVER:
             now[route.upstream, route.instead_of, Because.FAILOVER] = 1
         for name in route.spills_to:
             now[name, route.upstream, Because.SPILL] = 1
     for labels, is_so in now.items():
-        families.set("relay_route_diverted", is_so, *labels)
+        gauges.set("relay_route_diverted", is_so, *labels)
     down = sum(len(route.numbers) for route in routes if route.because is Because.ALL_DOWN)
-    families.set("relay_routes_down", down)
+    gauges.set("relay_routes_down", down)
 
 
-def _fill_upstream(families: Families, upstream: UpstreamStatus, at_ns: int) -> None:
+def _fill_upstream(gauges: _Gauges, upstream: UpstreamStatus, at_ns: int) -> None:
     name = upstream.name
     for theirs_or_ours, ends_at_ns in (
         ("", upstream.certificate_ends_at_ns),
@@ -118,29 +119,29 @@ def _fill_upstream(families: Families, upstream: UpstreamStatus, at_ns: int) -> 
     ):
         if ends_at_ns is not None:
             metric = f"relay_upstream_{theirs_or_ours}certificate_end_timestamp_seconds"
-            families.set(metric, ends_at_ns / SECOND_NS, name)
+            gauges.set(metric, ends_at_ns / SECOND_NS, name)
     for state in UpstreamState:
-        families.set("relay_upstream_state", int(upstream.state is state), name, state)
+        gauges.set("relay_upstream_state", int(upstream.state is state), name, state)
     for health in Health:
-        families.set("relay_upstream_health", int(upstream.health is health), name, health)
-    families.set("relay_upstream_paused_by_operator", int(upstream.paused_by != ""), name)
-    families.set("relay_upstream_paused_until_timestamp_seconds", _paused_until(upstream), name)
+        gauges.set("relay_upstream_health", int(upstream.health is health), name, health)
+    gauges.set("relay_upstream_paused_by_operator", int(upstream.paused_by != ""), name)
+    gauges.set("relay_upstream_paused_until_timestamp_seconds", _paused_until(upstream), name)
     busy = upstream.connections_open - upstream.connections_idle
-    families.set("relay_upstream_connections", busy, name, "busy")
-    families.set("relay_upstream_connections", upstream.connections_idle, name, "idle")
-    families.set("relay_upstream_waiting_messages", upstream.waiting_messages, name)
-    families.set("relay_upstream_waiting_recipients", upstream.waiting_recipients, name)
-    families.set("relay_upstream_in_flight_transactions", upstream.in_flight, name)
+    gauges.set("relay_upstream_connections", busy, name, "busy")
+    gauges.set("relay_upstream_connections", upstream.connections_idle, name, "idle")
+    gauges.set("relay_upstream_waiting_messages", upstream.waiting_messages, name)
+    gauges.set("relay_upstream_waiting_recipients", upstream.waiting_recipients, name)
+    gauges.set("relay_upstream_in_flight_transactions", upstream.in_flight, name)
     drained_ns = upstream.drained_at_ns
     eta = math.inf if drained_ns is None else (drained_ns - at_ns) / SECOND_NS
-    families.set("relay_queue_drain_eta_seconds", eta, name)
+    gauges.set("relay_queue_drain_eta_seconds", eta, name)
     for limit in upstream.limits:
-        families.set("relay_limit_slots", limit.count, name, limit.label)
-        families.set("relay_limit_used_slots", limit.used, name, limit.label)
-        families.set("relay_limit_most_used_slots", limit.most, name, limit.label)
-        families.set("relay_limit_window_seconds", limit.period_ns / SECOND_NS, name, limit.label)
+        gauges.set("relay_limit_slots", limit.count, name, limit.label)
+        gauges.set("relay_limit_used_slots", limit.used, name, limit.label)
+        gauges.set("relay_limit_most_used_slots", limit.most, name, limit.label)
+        gauges.set("relay_limit_window_seconds", limit.period_ns / SECOND_NS, name, limit.label)
         opens_ns = at_ns if limit.opens_at_ns is None else limit.opens_at_ns
-        families.set("relay_limit_next_slot_timestamp_seconds", opens_ns / SECOND_NS, name, limit.label)
+        gauges.set("relay_limit_next_slot_timestamp_seconds", opens_ns / SECOND_NS, name, limit.label)
 
 
 def _paused_until(upstream: UpstreamStatus) -> float:

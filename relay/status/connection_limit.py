@@ -1,7 +1,8 @@
-"""An HTTP server with few, short connections, for the status port and the control socket.
+"""An HTTP server with few connections, for the status port and the control socket.
 
-Guarantees: at most `most` connections at once; one more ends the oldest.  A connection serves one request,
-and ends `seconds` after it began, whatever its client does.  Does not: know any route.
+Guarantees: at most `most` connections at once; one more ends the oldest, whatever that does or waits for.
+A connection serves one request.
+Does not: know any route.
 """
 
 import asyncio
@@ -14,9 +15,6 @@ from relay.listener.accepting import Door
 from relay.mail.formats import described
 from relay.telemetry.events import Events
 
-MOST = 64
-"""A handful of scrapers and browsers; each costs a descriptor."""
-LONGEST_SECONDS = 30.0
 BACKLOG = 128
 STOP_SECONDS = 1.0
 """How long an answer may still take when the server stops."""
@@ -25,15 +23,12 @@ STOP_SECONDS = 1.0
 class ConnectionLimit:
     """For one event loop."""
 
-    def __init__(
-        self, events: Events, where: str, *, most: int = MOST, seconds: float = LONGEST_SECONDS
-    ) -> None:
-        """`where` is what an event calls the server.  Of a larger `most` no more than MOST counts."""
-        self._events, self._where = events, where
-        self._most, self._seconds = min(MOST, most), seconds
+    def __init__(self, events: Events, where: str, *, most: int) -> None:
+        """`where` is what an event calls the server."""
+        self._events, self._where, self._most = events, where, most
         self._runner: web.AppRunner | None = None
         self._door: Door | None = None
-        self._ends: dict[asyncio.Transport, asyncio.TimerHandle] = {}
+        self._open: list[asyncio.Transport] = []
         """The oldest first."""
 
     async def receive(
@@ -63,9 +58,11 @@ class ConnectionLimit:
         self._runner = runner
 
         async def begin(accepted: socket.socket, _peer: object) -> None:
-            loop = asyncio.get_running_loop()
-            transport, _ = await loop.connect_accepted_socket(server, accepted)
-            self._enter(transport)
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(server, accepted)
+            self._open = [each for each in self._open if not each.is_closing()]
+            if len(self._open) >= self._most:
+                self._open.pop(0).abort()
+            self._open.append(transport)
 
         self._door = Door(
             bound, begin, lambda error: self._events.shortage(where=self._where, error=described(error))
@@ -79,18 +76,7 @@ class ConnectionLimit:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
-        for end in self._ends.values():
-            end.cancel()
         return runner is not None
-
-    def _enter(self, transport: asyncio.Transport) -> None:
-        for closed in [each for each in self._ends if each.is_closing()]:
-            self._ends.pop(closed).cancel()
-        if len(self._ends) >= self._most:
-            oldest = next(iter(self._ends))
-            self._ends.pop(oldest).cancel()
-            oldest.abort()
-        self._ends[transport] = asyncio.get_running_loop().call_later(self._seconds, transport.abort)
 
 
 async def _close_after(_request: web.Request, response: web.StreamResponse) -> None:

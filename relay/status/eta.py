@@ -18,8 +18,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from relay.throttle.limit_state import Limited
-from relay.throttle.window import Opening
+from relay.throttle.limit_state import Limited, Opening
 
 CONNECTIONS = "connections"
 NEXT = ""

@@ -22,9 +22,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from relay.policy.units import HostPort
-from relay.status import page
+from relay.status import MOST_CONNECTIONS, page
 from relay.status.chart import Samples
-from relay.status.connection_limit import BACKLOG, MOST, ConnectionLimit
+from relay.status.connection_limit import BACKLOG, ConnectionLimit
 from relay.status.snapshot import MessageView, Snapshot, public, to_json, without_addresses
 from relay.telemetry.events import Events
 
@@ -68,7 +68,7 @@ class StatusServer:
         events: Events,
         *,
         names: Collection[str] = (),
-        most: int = MOST,
+        most: int = MOST_CONNECTIONS,
     ) -> None:
         """`names` are host names by which it may be called, beside `localhost` and IP addresses."""
         self._address, self._source = address, source

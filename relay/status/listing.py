@@ -100,7 +100,6 @@ class Listing:
     def part(self, queued: Queued) -> MessageView:
         """Return what of a message stands in one line."""
         expected, shown = self._expected(queued), queued.shown
-        choice = self._queue.choice(queued, self._now_ns)
         return MessageView(
             queued.queue_id,
             QueueState(queued.state.value),
@@ -115,14 +114,14 @@ class Listing:
             queued.upstream,
             expected.held_by,
             self._queue.lane_of(queued),
-            words_of(choice),
+            words_of(queued.choice),
             client=queued.client,
             user=queued.user or None,
             message_id=shown.names.message_id,
             subject=shown.names.subject,
             client_queue_id=shown.names.client_queue_id,
-            upstream_choice=choice.because,
-            instead_of=choice.instead_of,
+            upstream_choice=queued.choice.because,
+            instead_of=queued.choice.instead_of,
             rewritten_as="" if queued.sent_reverse_path == queued.reverse_path else queued.sent_reverse_path,
         )
 

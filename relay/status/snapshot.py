@@ -75,18 +75,11 @@ class LimitStatus:
     """The fullest key, of which all of this tells."""
     most: int = 0
     """The most slots that were occupied at one instant: counted from the history, and followed since."""
-    is_crowded: bool = False
-    """There are more keys than are kept apart: mail waits until a slot opens."""
     words: str = ""
     """The label as people write it, e.g. `8 messages per 1m`."""
 
     def opening_words(self, at_ns: int) -> str:
         return "room now" if self.opens_at_ns is None else f"next slot in {span(self.opens_at_ns - at_ns)}"
-
-    @property
-    def remarks(self) -> str:
-        """Return what else there is to say behind `used/count`; begins with a comma."""
-        return ", more keys than are kept apart" if self.is_crowded else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,7 +438,7 @@ def to_json(snapshot: Snapshot) -> dict[str, Any]:
             its["state"] = Condition.DOWN.value
         for limit, shown in zip(upstream.limits, its["limits"], strict=True):
             wait_ns = 0 if limit.opens_at_ns is None else max(0, limit.opens_at_ns - snapshot.at_ns)
-            shown["limit"], shown["crowded"] = limit.label, limit.is_crowded
+            shown["limit"] = limit.label
             shown["opens_in_seconds"] = wait_ns / SECOND_NS
     return told
 

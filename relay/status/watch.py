@@ -146,15 +146,10 @@ class Watch:
             if new is not None and after_seen is not None and after_seen.limits is not None:
                 over += self._over(name, after_seen.limits.limited(0, limits, new.guard_ns))
             if (load := self._load(name)).messages:
-                ends = [
-                    (None if each.eta_ns is None else self._wall(each.eta_ns), each.held_by)
-                    for each in (before.at(load), after.at(load))
-                ]
-                (old_ns, old_held_by), (new_ns, new_held_by) = ends
+                was, will = before.at(load), after.at(load)
+                ends = self._wall_or_none(was.eta_ns), self._wall_or_none(will.eta_ns)
                 planned.append(
-                    PlannedUpstream(
-                        name, load.messages, load.recipients, old_ns, new_ns, old_held_by, new_held_by
-                    )
+                    PlannedUpstream(name, load.messages, load.recipients, *ends, was.held_by, will.held_by)
                 )
         is_running = self.condition is not Condition.DOWN
         changed = tuple(differences(self.policy, edited))
@@ -205,8 +200,7 @@ class Watch:
             return None
         if not load.messages:
             return None if view.is_endless else self.clock.wall_ns()
-        eta_ns = pace.at(load).eta_ns
-        return None if eta_ns is None else self._wall(eta_ns)
+        return self._wall_or_none(pace.at(load).eta_ns)
 
     def _held_by(self, name: str, pace: Pace, view: UpstreamView | None, load: Load) -> str:
         """Return what holds all messages, or else the next that may go."""
@@ -270,8 +264,8 @@ class Watch:
                     choice.upstream if is_known else "",
                     choice.because,
                     choice.instead_of,
-                    None if since_ns is None else self._wall(since_ns),
-                    None if choice.until_ns is None else self._wall(choice.until_ns),
+                    self._wall_or_none(since_ns),
+                    self._wall_or_none(choice.until_ns),
                     spills_to,
                     stands,
                 )
@@ -322,7 +316,6 @@ class Watch:
                 usage.for_each,
                 usage.key,
                 max(usage.used, seen.counted.get(usage.label, 0)),
-                usage.is_crowded,
                 words.get(usage.label, ""),
             )
             for usage in (() if seen.limits is None else seen.limits.usage())
@@ -330,6 +323,9 @@ class Watch:
 
     def _wall(self, boottime_ns: int) -> int:
         return self.clock.wall_ns() + boottime_ns - self.clock.boottime_ns()
+
+    def _wall_or_none(self, boottime_ns: int | None) -> int | None:
+        return None if boottime_ns is None else self._wall(boottime_ns)
 
 
 def rest_words(seen: UpstreamView) -> str:

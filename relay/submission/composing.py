@@ -7,8 +7,7 @@ on top becomes a field; a text without a header gets one.  All else stays, octet
 nothing to what came from a mail server.
 """
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import format_datetime, formataddr
@@ -18,7 +17,6 @@ from relay.mail.dsn import Notify, Ret
 from relay.mail.header import MAILBOX_LINE, field_name, header_fields, opened, parted
 from relay.submission.addresses import NotAnAddress, addresses_in
 
-_NEWLINE = re.compile(rb"\r\n|\r|\n")
 _TO, _RESENT = ("to", "cc", "bcc"), ("resent-to", "resent-cc", "resent-bcc")
 _NEVER_SENT = {b"bcc", b"resent-bcc"}
 _RETURN_PATH, _DELIVERED_TO = b"return-path", b"delivered-to"
@@ -116,7 +114,7 @@ def _delivered_to(text: str | None, prefix: str) -> str:
 def submitted(
     text: bytes, author: Author, argv: Sequence[str], *, takes_header: bool, completes: bool = True
 ) -> Submission:
-    """Raise NotAnAddress.  Without a recipient there is none: the caller refuses that.
+    """Raise NotAnAddress, and ValueError.  Without a recipient there is none: the caller refuses that.
 
     Without `completes` nothing is added.
     """
@@ -125,10 +123,10 @@ def submitted(
     recipients = [addresses_in(each, author.hostname) for each in argv]
     if takes_header:
         recipients += [addresses_in(each, author.hostname) for each in _recipients_of(named)]
-    own_address = addresses_in(author.user, author.hostname)[0]
-    reverse_path = own_address if author.sender is None else _reverse_path(author.sender, author.hostname)
+    sender = author.sender
+    reverse_path = _own_address(author) if sender is None else _reverse_path(sender, author.hostname)
     kept = [each for each in fields if field_name(each) not in _NEVER_SENT]
-    added = _missing({name for name, _ in named}, author, reverse_path or own_address) if completes else []
+    added = _missing({name for name, _ in named}, author, reverse_path) if completes else []
     empty_line = b"\r\n" if completes and not rest.startswith(b"\r\n") else b""
     content = b"".join([*added, *kept, empty_line, rest])
     return Submission(reverse_path, tuple(dict.fromkeys(chain(*recipients))), content)
@@ -136,17 +134,17 @@ def submitted(
 
 def _crlf(text: bytes) -> bytes:
     """Make each end of a line CRLF, whatever it was, and end the last one."""
-    lines = _NEWLINE.sub(b"\r\n", text)
+    lines = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"\r\n")
     return lines if not lines or lines.endswith(b"\r\n") else lines + b"\r\n"
 
 
-def _recipients_of(named: Iterable[tuple[str, str]]) -> list[str]:
-    by_name = list(named)
-    names = _RESENT if any(name in _RESENT for name, _ in by_name) else _TO
-    return [value for name, value in by_name if name in names]
+def _recipients_of(named: Sequence[tuple[str, str]]) -> list[str]:
+    names = _RESENT if any(name in _RESENT for name, _ in named) else _TO
+    return [value for name, value in named if name in names]
 
 
-def _missing(names: set[str], author: Author, address: str) -> list[bytes]:
+def _missing(names: set[str], author: Author, reverse_path: str) -> list[bytes]:
+    address = reverse_path or _own_address(author)
     # A control character would end the line.
     full_name = "".join(filter(str.isprintable, author.full_name or ""))
     wanted = {
@@ -155,6 +153,14 @@ def _missing(names: set[str], author: Author, address: str) -> list[bytes]:
         "Message-ID": author.message_id,
     }
     return [f"{name}: {value}\r\n".encode() for name, value in wanted.items() if name.lower() not in names]
+
+
+def _own_address(author: Author) -> str:
+    """Raise ValueError where the user's name is no local part, which is no fault of the message."""
+    try:
+        return addresses_in(author.user, author.hostname)[0]
+    except NotAnAddress as error:
+        raise ValueError(f"{error}: name a sender with -f, or --sender") from None
 
 
 def _reverse_path(text: str, hostname: str) -> str:

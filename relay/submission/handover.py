@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from relay.mail.dsn import NO_REQUEST, RecipientRequest
+from relay.mail.dsn import NO_REQUEST, NOTHING_ASKED, DsnRequest, RecipientRequest
+from relay.mail.envelope import Shape
 from relay.policy.model import Listen, Policy, Tls
 from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.dot_stuffing import DotStuffing
@@ -24,6 +25,7 @@ from relay.smtp.reply import MalformedReply, Reply, ReplyParser
 from relay.submission.composing import Submission
 
 _CHUNK_BYTES = 64 * 1024
+_TAKEN_OFF_BYTES = 1 << 20
 _ANSWER_WITHIN_S = 300.0
 """RFC 5321, 4.5.3.2."""
 _ON_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach a listener on all addresses
@@ -98,6 +100,11 @@ def _is_own(policy: Policy) -> bool:
         return False
 
 
+def most_bytes(policy: Policy) -> int:
+    """Return how much of a message is worth reading: what a listener takes, and what goes before (Bcc)."""
+    return max(listen.max_size for listen in policy.listen) + _TAKEN_OFF_BYTES
+
+
 def _reachable(policy: Policy) -> Listen | None:
     for listen in policy.listen:
         is_here = listen.address.is_loopback or listen.address.host in _ON_LOOPBACK
@@ -120,15 +127,11 @@ class Handover:
 
     def give(self, submission: Submission) -> str:
         """Return the last reply, which names the queue id.  Raises Refusal: the session may go on."""
-        mail = mail_line(
-            submission.reverse_path,
-            size_bytes=len(submission.content),
-            eight_bit=not submission.content.isascii(),
-            smtputf8=submission.smtputf8,
-            ret=submission.ret if self._has_dsn else None,
-            envid=submission.envid if self._has_dsn else "",
-        )
+        content = submission.content
+        shape = Shape(len(content), not content.isascii(), submission.smtputf8)
+        dsn = DsnRequest(submission.ret, submission.envid) if self._has_dsn else NOTHING_ASKED
         asked = RecipientRequest(submission.notify) if self._has_dsn else NO_REQUEST
+        mail = mail_line(submission.reverse_path, shape, dsn, has_size=True)
         try:
             self._say(mail, _SENDER)
             for recipient in submission.recipients:
@@ -140,8 +143,8 @@ class Handover:
             raise
         # Killed here: the session ends without its final dot, and nothing is queued.
         stuffing = DotStuffing()
-        for start in range(0, len(submission.content), _CHUNK_BYTES):
-            self._send(stuffing.add(submission.content[start : start + _CHUNK_BYTES]))
+        for start in range(0, len(content), _CHUNK_BYTES):
+            self._send(stuffing.add(content[start : start + _CHUNK_BYTES]))
         self._send(stuffing.finish())
         # Killed here: queued whole, or not at all; the caller has not seen exit 0 and may send it again.
         try:

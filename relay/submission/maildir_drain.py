@@ -26,9 +26,6 @@ from relay.submission.handover import Handover, Refusal, SessionLost
 FOLDERS = ("new", "cur")
 LOCK_NAME = "relay-drain.lock"
 """In the maildir, never removed: a lock that can go away keeps nobody out."""
-MOST_BYTES = 1 << 30
-"""Of what is read before the listener's own limit is asked."""
-_PIECE_BYTES = 1 << 20
 _FLAGS = re.compile(r":2,([A-Za-z]*)\Z")
 _NOT_TO_BE_SENT = {"D": "a draft", "T": "trash"}
 """Flags of maildir(5) that the user's own program set."""
@@ -66,13 +63,19 @@ class MaildirDrain:
         choice: EnvelopeSource,
         author: Callable[[], Author],
         tell: Callable[[str], None],
+        *,
+        most_bytes: int,
     ) -> None:
-        """Ask `author` for each message; `tell` hears of each that stays, in one line."""
+        """Ask `author` for each message; `tell` hears of each that stays, in one line.
+
+        A file longer than `most_bytes` is refused.
+        """
         self._maildir = maildir
         self._disk = disk
         self._choice = choice
         self._author = author
         self._tell = tell
+        self._most_bytes = most_bytes
         self._drained = Drained()
 
     def drain(self, open_session: Open) -> Drained:
@@ -122,15 +125,13 @@ class MaildirDrain:
                 if tries > 1 and not lost.may_be_queued:
                     waiting.appendleft((path, tries - 1))
                 else:
-                    self._left(path, lost, is_passing=True)
+                    self._left(path, lost)
                 return
-            except Refusal as refusal:
-                self._left(path, refusal, is_passing=refusal.exit_code == os.EX_TEMPFAIL)
-            except NotAnAddress as fault:
-                self._left(path, fault, is_passing=False)
+            except (Refusal, NotAnAddress) as why:
+                self._left(path, why)
 
-    def _left(self, path: str, why: Exception, *, is_passing: bool) -> None:
-        if is_passing:
+    def _left(self, path: str, why: Exception) -> None:
+        if isinstance(why, Refusal) and why.exit_code == os.EX_TEMPFAIL:
             self._drained.later += 1
         else:
             self._drained.refused += 1
@@ -158,10 +159,7 @@ class MaildirDrain:
         try:
             with opened(self._disk, self._disk.open_read(path)) as fd:
                 self._check(fd)
-                pieces = [b""]
-                while piece := self._disk.pread(fd, _PIECE_BYTES, sum(map(len, pieces))):
-                    pieces.append(piece)
-                return b"".join(pieces)
+                return self._disk.pread(fd, self._disk.size(fd), 0)
         except OSError as error:
             if isinstance(error, FileNotFoundError) or is_our_own_lack(error):
                 raise
@@ -179,5 +177,5 @@ class MaildirDrain:
             ours.add(os.geteuid())
         if found.st_uid not in ours:
             raise Refusal(f"it belongs to user {found.st_uid}, and the maildir does not", os.EX_DATAERR)
-        if found.st_size > MOST_BYTES:
-            raise Refusal(f"it is longer than {MOST_BYTES} bytes", os.EX_DATAERR)
+        if found.st_size > self._most_bytes:
+            raise Refusal(f"it is longer than {self._most_bytes} bytes", os.EX_DATAERR)

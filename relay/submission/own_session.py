@@ -57,12 +57,12 @@ def own_session(policy: Policy, listen: Listen, hostname: str, tell: Tell) -> It
         await session.task
 
     def serve_and_close() -> None:
-        try:
-            asyncio.run(serve())
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller must not wait for a reply
-            tell(f"fault: {error!r}")
-        finally:
-            theirs.close()
+        # Whatever it is, the caller must not wait for a reply.
+        with theirs:
+            try:
+                asyncio.run(serve())
+            except Exception as error:  # noqa: BLE001 - see above
+                tell(f"fault: {error!r}")
 
     serving = threading.Thread(target=serve_and_close, name="session")
     serving.start()

@@ -27,15 +27,12 @@ class Kind(NamedTuple):
 
     name: str
     level: Level
-    template: str
     pattern: str
     """The template with `%s` for each field."""
     shown: tuple[tuple[str, str], ...]
     """The fields in it, each with the text around one that may be left out, or nothing."""
-    fields: tuple[str, ...]
-    """Those of the text, then those that only JSON has."""
-    spans: tuple[tuple[str, str], ...]
-    """How instants and spans in nanoseconds are given, each with its field."""
+    only_json: tuple[str, ...]
+    """The fields that the text does not have."""
 
 
 _ERROR, _WARNING, _NOTICE, _INFO, _DEBUG = Level.ERROR, Level.WARNING, Level.NOTICE, Level.INFO, Level.DEBUG
@@ -104,8 +101,6 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
     ("cut_off", _WARNING,
      ("upstream {upstream}: it says that this was too much{named_slots:, and names %}; "
       "our windows held {windows}"), ""),
-    ("keys_crowded", _WARNING,
-     "upstream {upstream}: limit {limit}: more keys than are kept apart, its mail waits", ""),
     ("shortage", _WARNING, "{where} waits, out of descriptors or memory: {error}", ""),
     ("descriptors_short", _WARNING,
      ("{where}: {descriptors} descriptors where the policy needs {needed}; "
@@ -150,10 +145,7 @@ def _kind(name: str, level: Level, template: str, only_json: str) -> Kind:
         if field is not None:
             pattern += "%s"
             shown.append((field, optional or ""))
-    told = (*dict.fromkeys(field for field, _ in shown if not field.startswith("_")), *only_json.split())
-    spans = [(f"{each}_ns", each) for each in told if each.endswith("_at")]
-    spans += [(each.removesuffix("seconds") + "ns", each) for each in told if each.endswith("_seconds")]
-    return Kind(name, level, template, pattern, tuple(shown), told, tuple(spans))
+    return Kind(name, level, pattern, tuple(shown), tuple(only_json.split()))
 
 
 KINDS: dict[str, Kind] = {row[0]: _kind(*row) for row in _ROWS}

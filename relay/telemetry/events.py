@@ -22,7 +22,7 @@ from relay.queue.lanes import DEFAULT_LANE
 from relay.smtp.reply import Phase
 from relay.spool.interface import Message
 from relay.telemetry.event_table import KINDS, Kind, Level
-from relay.telemetry.stderr import LogStream, is_journal
+from relay.telemetry.stderr import LogStream
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 
@@ -35,9 +35,6 @@ LONGEST_LINE = 8000
 """Characters; a reply of 2,000 and two addresses of the longest kind fit."""
 LONGEST_NAME = 100
 """Characters of a user who may be nobody, as Postfix logs him."""
-
-_LEVEL_NAMES = {level: level.name.lower() for level in Level}
-_LEVEL_TEXT = {level: f"{level.name.lower()}: " if level <= Level.WARNING else "" for level in Level}
 
 
 class Subject(NamedTuple):
@@ -83,22 +80,22 @@ class Events:
         hostname: str | None = None,
     ) -> None:
         self._stream, self._style, self._clock, self._level = stream, style, clock, level
-        self._unwritten = 0
+        self._log = stream if isinstance(stream, LogStream) else None
+        self._unwritten = self._counted = self._dropped = 0
+        """Lines: that could not be written, that `take_lines_lost` told of, that the log tells of."""
         self._watchers: dict[str, tuple[Watcher, ...]] = {}
         """By the name of the event."""
         self._refusals = self._refusals_untold = self._refusals_since_ns = 0
         self._tells_shortage_at_ns: dict[str, int] = {}
         """By where it was; boottime.  There is a handful of places."""
-        self._is_journal = is_journal(stream)
+        self._is_journal = _is_journal(stream)
         self._begins = f" {hostname or socket.gethostname()} relay[{os.getpid()}]: "
-        if isinstance(stream, LogStream):
-            stream.tell_gap = lambda lines: self._line(KINDS["log_lines_dropped"], {"lines": lines})
 
-    @property
-    def lines_lost(self) -> int:
-        """Lines that could not be written, or were dropped because nobody read them."""
-        dropped = self._stream.lines_lost if isinstance(self._stream, LogStream) else 0
-        return self._unwritten + dropped
+    def take_lines_lost(self) -> int:
+        """Return how many lines more were dropped, or could not be written, since the last call."""
+        lost = self._unwritten + (self._log.lines_lost if self._log else 0)
+        counted, self._counted = self._counted, lost
+        return lost - counted
 
     def watch(self, watcher: Watcher, names: Iterable[str]) -> None:
         """Call a watcher with each of these events, logged or not: its name, its fields, and its subject.
@@ -108,19 +105,38 @@ class Events:
         for name in names:
             self._watchers[KINDS[name].name] = (*self._watchers.get(name, ()), watcher)
 
+    def flush(self) -> None:
+        """Tell of what was only counted so far: to be called now and then, and at the end."""
+        untold, self._refusals_untold = self._refusals_untold, 0
+        if untold:
+            self.tell("refusals_untold", untold=untold)
+        self._tell_dropped()
+
     def tell(self, name: str, subject: Subject | None = None, /, **fields: Any) -> None:
         """Log an event with the fields of its row.
 
         Of an instant of the wall clock `NAME_at_ns` makes the field NAME_at, and of a span `NAME_ns`
         NAME_seconds.  What begins with an underscore is only in the text.
         """
-        self._tell(name, subject, fields)
-
-    def flush(self) -> None:
-        """Tell of what was only counted so far."""
-        untold, self._refusals_untold = self._refusals_untold, 0
-        if untold:
-            self.tell("refusals_untold", untold=untold)
+        try:
+            kind = KINDS[name]
+            is_logged = kind.level <= self._level
+            if not is_logged and name not in self._watchers:
+                return
+            for given in [field for field in fields if field.endswith("_ns")]:
+                ns, field = fields.pop(given), given.removesuffix("_ns")
+                if field.endswith("_at"):
+                    fields[field] = rfc3339_or_none(ns)
+                else:
+                    fields[f"{field}_seconds"] = ns / SECOND_NS
+            for watcher in self._watchers.get(name, ()):
+                watcher(name, fields, subject)
+            if is_logged:
+                self._tell_dropped()
+                self._stream.write(self._line(kind, fields) + "\n")
+                self._stream.flush()
+        except Exception:  # noqa: BLE001 - mail goes on whatever is wrong with a line about it
+            self._unwritten += 1
 
     def refused(self, *, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
         """Tell of a 4yz or 5yz reply; of very many in a second, only their number."""
@@ -152,35 +168,33 @@ class Events:
         subject: Subject | None = None,
     ) -> None:
         # Each style has delays of its own: only those that are written are made.
-        pieces: dict[str, str] = {}
-        seconds: list[float] = []
-        if self._style == "json":
-            seconds = [delay_ns / SECOND_NS for delay_ns in delays]
-        else:
-            pieces = {
+        style: dict[str, Any] = {"delays_seconds": [delay_ns / SECOND_NS for delay_ns in delays]}
+        if self._style == "text":
+            style = {
                 "_conn_use": f"conn_use={via.conn_use}, " if via.conn_use > 1 else "",
                 "_delay": postfix_delay(sum(delays)),
                 "_delays": "/".join([postfix_delay(delay_ns) if delay_ns else "0" for delay_ns in delays]),
                 "_status": "sent" if fate is Fate.RELAYED else fate.value,
             }
-        fields = {
-            "queue_id": queue_id,
-            "upstream": via.upstream,
-            "message_id": None if subject is None else subject.names.message_id,
-            "reverse_path": reverse_path,
-            "recipient": recipient,
-            "relay": via.relay,
-            "conn_use": via.conn_use,
-            "delay_seconds": sum(delays) / SECOND_NS,
-            "delays_seconds": seconds,
-            "tls": via.tls,
-            "dsn": answer.status,
-            "status": fate.value,
-            "command": "." if answer.phase is Phase.EOD else answer.phase.value,
-            "code": answer.reply.code if answer.reply else None,
-            "text": answer.text,
-        }
-        self._tell("delivery", subject, fields | pieces)
+        self.tell(
+            "delivery",
+            subject,
+            queue_id=queue_id,
+            upstream=via.upstream,
+            message_id=None if subject is None else subject.names.message_id,
+            reverse_path=reverse_path,
+            recipient=recipient,
+            relay=via.relay,
+            conn_use=via.conn_use,
+            delay_ns=sum(delays),
+            tls=via.tls,
+            dsn=answer.status,
+            status=fate.value,
+            command="." if answer.phase is Phase.EOD else answer.phase.value,
+            code=answer.reply.code if answer.reply else None,
+            text=answer.text,
+            **style,
+        )
 
     def shortage(self, *, where: str, error: str) -> None:
         """Tell of too few descriptors or too little memory; once a minute for each place."""
@@ -196,45 +210,28 @@ class Events:
         ]
         self.tell("fault", where=where, client=client, error=described(error), traceback=frames)
 
-    def _tell(self, name: str, subject: Subject | None, fields: dict[str, Any]) -> None:
-        try:
-            kind = KINDS[name]
-            is_logged = kind.level <= self._level
-            if not is_logged and name not in self._watchers:
-                return
-            for given, field in kind.spans:
-                if given in fields:
-                    ns = fields.pop(given)
-                    fields[field] = rfc3339_or_none(ns) if field.endswith("_at") else ns / SECOND_NS
-            for watcher in self._watchers.get(name, ()):
-                watcher(name, fields, subject)
-            if is_logged:
-                self._stream.write(self._line(kind, fields) + "\n")
-                self._stream.flush()
-        except Exception:  # noqa: BLE001 - mail goes on whatever is wrong with a line about it
-            self._unwritten += 1
+    def _tell_dropped(self) -> None:
+        """Say in front of the next line that has room, or of none, how many lines are missing."""
+        if self._log is not None and self._log.lines_lost > self._dropped and self._log.has_room:
+            dropped, self._dropped = self._dropped, self._log.lines_lost
+            self.tell("log_lines_dropped", lines=self._dropped - dropped)
 
     def _line(self, kind: Kind, fields: Mapping[str, Any]) -> str:
-        # Of a gap in any thread.
-        now = rfc3339(self._clock.wall_ns())
+        now, level = rfc3339(self._clock.wall_ns()), kind.level.name.lower()
         priority = f"<{kind.level.value}>" if self._is_journal else ""
         if self._style == "json":
             told = {name: value for name, value in fields.items() if not name.startswith("_")}
-            told = {"time": now, "event": kind.name, "level": _LEVEL_NAMES[kind.level], **told}
             # JSON itself escapes whatever is not printable ASCII, all but DEL.
-            return priority + json.dumps(told).replace("\x7f", "\\u007f")
+            line = json.dumps({"time": now, "event": kind.name, "level": level, **told})
+            return priority + line.replace("\x7f", "\\u007f")
         beginning = priority or now + self._begins
-        # The template was split before foreign text is in it, and the line is cleaned with that text in it.
-        return f"{beginning}{_LEVEL_TEXT[kind.level]}{_one_line(_text(kind, fields))} event={kind.name}"
+        shown_level = f"{level}: " if kind.level <= Level.WARNING else ""
+        # Foreign text is in no template, and the line is cleaned with that text in it.
+        return f"{beginning}{shown_level}{_one_line(_text(kind, fields))} event={kind.name}"
 
 
 def _text(kind: Kind, fields: Mapping[str, Any]) -> str:
-    return kind.pattern % tuple(
-        [
-            value if type(value := fields[field]) is str and not optional else _shown(value, optional)
-            for field, optional in kind.shown
-        ]
-    )
+    return kind.pattern % tuple([_shown(fields[field], optional) for field, optional in kind.shown])
 
 
 def _shown(value: Any, optional: str) -> str:
@@ -249,3 +246,12 @@ def _one_line(text: str) -> str:
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " if c in "\t\r\n" else "?" for c in text)
     return text[:LONGEST_LINE]
+
+
+def _is_journal(stream: TextIO) -> bool:
+    """Compare device and inode (systemd.exec(5)): a child may inherit the variable and write elsewhere."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"

@@ -1,30 +1,53 @@
 """What listeners tell the log and count: in the sender's process, or in one of their own.
 
-A listener process sends `Metrics.take_delta()` through a pipe now and then; the sender's process adds it with
-`add_delta`.  A dying process loses only what it had not sent yet.
+A listener process sends what its `Tally` has through a pipe now and then; the sender's process adds it with
+`Metrics.add`.  A dying process loses only what it had not sent yet.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from typing import TYPE_CHECKING
 
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import described
 from relay.spool.disk.os_errors import is_lack_of_means
 from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
 
-PHASES = frozenset({
-    "connect", "helo", "ehlo", "starttls", "auth", "mail", "rcpt", "data", "eod", "rset", "noop", "vrfy",
-    "expn", "help", "quit", "unknown",
-})  # fmt: skip
-"""Values of the label; whatever else a client makes a phase of is `other`."""
+if TYPE_CHECKING:
+    # A listener process of its own needs no prometheus_client.
+    from relay.telemetry.metrics import Counts, Metrics, Series
+
+MOST_SPANS = 10_000
+"""In memory, while the sender's process takes none."""
+
+
+class Tally:
+    """What a process of listeners counts until it is taken."""
+
+    def __init__(self, events: Events) -> None:
+        """`events`: whose lost lines are counted."""
+        self._events = events
+        self._numbers: Counter[Series] = Counter()
+        self._spans: list[list[str | int]] = []
+
+    def count(self, *series: str, by: int = 1) -> None:
+        self._numbers[series] += by
+
+    def observe(self, *series: str, span_ns: int) -> None:
+        if len(self._spans) < MOST_SPANS:
+            self._spans.append([*series, span_ns])
+
+    def take(self) -> "Counts":
+        self.count("relay_log_lost_lines_total", by=self._events.take_lines_lost())
+        numbers, self._numbers = self._numbers, Counter()
+        spans, self._spans = self._spans, []
+        return {"numbers": [[*series, number] for series, number in numbers.items()], "spans": spans}
 
 
 class ListenerObserver:
     """The `Observer` of `relay.listener.ports`.  Listeners go by their address as the policy writes it."""
 
-    def __init__(self, events: Events, metrics: Metrics, listeners: Iterable[str]) -> None:
+    def __init__(self, events: Events, metrics: "Metrics | Tally") -> None:
         self._events, self._metrics = events, metrics
-        metrics.know_listeners(listeners)
 
     def connection_opened(self, listener: str, client: str) -> None:
         self._metrics.count("relay_smtpd_connections_total", listener)
@@ -36,11 +59,7 @@ class ListenerObserver:
         self._events.tell("disconnected", listener=listener, client=client, reason=reason)
 
     def refused(self, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
-        """Count a reply under labels of which there is a bounded number."""
-        code = reply[:3]
-        is_code = len(code) == 3 and code[0] in "45" and code.isascii() and code.isdigit()
-        labels = phase if phase in PHASES else "other", code if is_code else "other"
-        self._metrics.count("relay_smtpd_rejects_total", listener, *labels)
+        self._metrics.count("relay_smtpd_rejects_total", listener, phase, reply[:3])
         self._events.refused(listener=listener, client=client, phase=phase, reply=reply, user=user)
 
     def accepted(

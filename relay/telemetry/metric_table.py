@@ -1,29 +1,25 @@
-"""Every number that the relay exposes to Prometheus: name, type, labels, meaning.  Pure, data only.
+"""Every number that the relay exposes to Prometheus: name, kind, labels, meaning.  Pure, data only.
 
 The table of metrics in docs/events-and-metrics.md is made from `METRICS`.  Names and units follow
 Prometheus' rules (base units, `_total` for counters, no label without a bound: never an address).
 `process_*` of prometheus_client is exposed beside these.
-
-`source` says where the number lives: `live` ones are counted as things happen, `snapshot` ones are read at
-the scrape.
 """
 
 from dataclasses import asdict, dataclass
-from typing import Literal
-
-Type = Literal["counter", "gauge", "histogram"]
-Source = Literal["live", "snapshot"]
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class MetricRow:
+class MetricRow(NamedTuple):
     name: str
-    type: Type
-    source: Source
-    labels: tuple[str, ...]
+    type: str
+    """counter, gauge or histogram."""
+    labels: dict[str, tuple[str, ...]]
+    """Each with its values, where the table knows them."""
     meaning: str
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram, in seconds; +Inf is added."""
+    is_live: bool = True
+    """Counted as things happen; else read from the snapshot at a scrape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,182 +41,145 @@ NETWORK_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 WAIT_SECONDS = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0, 3 * 86400.0)
 LAG_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 
-DELAY_PARTS = ("before_queue", "throttle", "connect", "transmit")
-
-LABEL_VALUES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("relay_queue_removed_total", "reason"): ("relayed", "bounced", "expired", "deleted"),
-    ("relay_ledger_recipients_total", "fate"): tuple(Totals().by_fate()),
-    ("relay_attempt_recipients_total", "result"): (
-        "relayed",
-        "deferred",
-        "later",
-        "bounced",
-        "paused",
-        "stopped",
-    ),
-    ("relay_delay_seconds", "part"): DELAY_PARTS,
-    ("relay_reports_total", "kind"): ("report", "warning", "success"),
-    ("relay_upstream_connects_total", "result"): ("ready", "failed"),
-    ("relay_notices_total", "result"): ("sent", "dropped"),
-    ("relay_token_requests_total", "result"): ("granted", "denied"),
-    ("relay_route_diverted_messages_total", "because"): ("failover", "spill", "unfit", "unknown"),
-    ("relay_policy_reloads_total", "result"): ("ok", "refused"),
-}
-"""The values of live labels, so that each series is there, at 0, before its first event."""
-
-USUAL_REPLIES = (
-    ("connect", "421"), ("connect", "554"), ("auth", "454"), ("auth", "535"), ("mail", "421"),
-    ("mail", "450"), ("mail", "550"), ("rcpt", "450"), ("rcpt", "452"), ("rcpt", "550"), ("eod", "250"),
-    ("eod", "421"), ("eod", "451"), ("eod", "452"), ("eod", "550"), ("eod", "552"), ("eod", "554"),
-)  # fmt: skip
-"""Replies of an upstream that are there from the start; others appear when they happen."""
-
-USUAL_REJECTS = (
-    ("connect", "421"), ("connect", "554"), ("auth", "535"), ("mail", "452"), ("mail", "530"),
-    ("mail", "552"), ("rcpt", "452"), ("rcpt", "550"), ("eod", "451"), ("eod", "452"), ("eod", "552"),
-    ("eod", "554"),
-)  # fmt: skip
-"""Replies to clients, likewise."""
-
-_ROWS: tuple[tuple[str, Type, Source, str, str], ...] = (
-    ("relay_build_info", "gauge", "snapshot", "version", "Always 1; the version is the label."),
-    ("relay_smtpd_connections_total", "counter", "live", "listener", "Connections that were let in."),
-    ("relay_smtpd_open_connections", "gauge", "live", "listener", "Connections that are open."),
-    ("relay_smtpd_rejects_total", "counter", "live", "listener phase code",
+# The buckets of a histogram; a gauge that is read from the snapshot is a `snapshot`.
+_ROWS: tuple[tuple[str, str | tuple[float, ...], str, str], ...] = (
+    ("relay_build_info", "snapshot", "version", "Always 1; the version is the label."),
+    ("relay_smtpd_connections_total", "counter", "listener", "Connections that were let in."),
+    ("relay_smtpd_open_connections", "gauge", "listener", "Connections that are open."),
+    ("relay_smtpd_rejects_total", "counter", "listener phase code",
      "4yz and 5yz replies to clients, by what was refused and the reply code."),
-    ("relay_smtpd_messages_accepted_total", "counter", "live", "listener",
+    ("relay_smtpd_messages_accepted_total", "counter", "listener",
      "Messages that became ours: durable, then 250."),
-    ("relay_smtpd_recipients_accepted_total", "counter", "live", "listener", "Their recipients."),
-    ("relay_smtpd_received_bytes_total", "counter", "live", "listener", "Octets of their content."),
-    ("relay_smtpd_commit_duration_seconds", "histogram", "live", "listener",
-     "From the final dot to durable."),
-    ("relay_smtpd_faults_total", "counter", "live", "listener",
+    ("relay_smtpd_recipients_accepted_total", "counter", "listener", "Their recipients."),
+    ("relay_smtpd_received_bytes_total", "counter", "listener", "Octets of their content."),
+    ("relay_smtpd_commit_duration_seconds", DISK_SECONDS, "listener", "From the final dot to durable."),
+    ("relay_smtpd_faults_total", "counter", "listener",
      "Faults of our own in a session; the client got 451."),
-    ("relay_smtpd_certificate_end_timestamp_seconds", "gauge", "snapshot", "listener",
+    ("relay_smtpd_certificate_end_timestamp_seconds", "snapshot", "listener",
      "When the certificate that clients see ends; no series without a certificate."),
-    ("relay_upstream_certificate_end_timestamp_seconds", "gauge", "snapshot", "upstream",
+    ("relay_upstream_certificate_end_timestamp_seconds", "snapshot", "upstream",
      "When the upstream's certificate ends, as of the last connection; no series before one under TLS."),
-    ("relay_upstream_client_certificate_end_timestamp_seconds", "gauge", "snapshot", "upstream",
+    ("relay_upstream_client_certificate_end_timestamp_seconds", "snapshot", "upstream",
      "When the certificate that the upstream is shown ends; no series without one."),
-    ("relay_queue_messages", "gauge", "snapshot", "state", "Messages in the queue."),
-    ("relay_queue_recipients", "gauge", "snapshot", "state", "Recipients still to do."),
-    ("relay_queue_size_bytes", "gauge", "snapshot", "state", "Octets of content in the queue."),
-    ("relay_queue_oldest_age_seconds", "gauge", "snapshot", "state",
+    ("relay_queue_messages", "snapshot", "state", "Messages in the queue."),
+    ("relay_queue_recipients", "snapshot", "state", "Recipients still to do."),
+    ("relay_queue_size_bytes", "snapshot", "state", "Octets of content in the queue."),
+    ("relay_queue_oldest_age_seconds", "snapshot", "state",
      "Age of the oldest message in this state, but for time that the host was off; 0 where there is none."),
-    ("relay_lane_waiting_messages", "gauge", "snapshot", "lane",
+    ("relay_lane_waiting_messages", "snapshot", "lane",
      "Messages that wait in each lane of the policy; in `default` where it has none."),
-    ("relay_lane_oldest_waiting_age_seconds", "gauge", "snapshot", "lane",
+    ("relay_lane_oldest_waiting_age_seconds", "snapshot", "lane",
      "Age of the oldest of them, but for time that the host was off; 0 where there is none."),
-    ("relay_lane_patience_seconds", "gauge", "snapshot", "lane",
+    ("relay_lane_patience_seconds", "snapshot", "lane",
      "From when on a message that is ready goes before its turn; +Inf without one."),
-    ("relay_queue_removed_total", "counter", "live", "reason",
+    ("relay_queue_removed_total", "counter", "reason=relayed|bounced|expired|deleted",
      "Messages that left the queue: all recipients relayed, or the worst that happened to one."),
-    ("relay_ledger_recipients_total", "counter", "live", "fate",
+    ("relay_ledger_recipients_total", "counter", "fate=accepted|relayed|bounced|expired|deleted",
      "Recipients accepted since the start, reports included, and what became of recipients since then."),
-    ("relay_refusing_mail", "gauge", "snapshot", "",
+    ("relay_refusing_mail", "snapshot", "",
      "1 while clients get no mail accepted: no room on the disk, or the relay starts or stops."),
-    ("relay_recovering_messages", "gauge", "snapshot", "",
+    ("relay_recovering_messages", "snapshot", "",
      "Messages that the start has yet to read, about: the figures of the queue are without them."),
-    ("relay_spool_free_bytes", "gauge", "snapshot", "", "Free space where the spool is."),
-    ("relay_spool_free_inodes", "gauge", "snapshot", "",
+    ("relay_spool_free_bytes", "snapshot", "", "Free space where the spool is."),
+    ("relay_spool_free_inodes", "snapshot", "",
      "Free inodes where the spool is; +Inf where the file system has no fixed number."),
-    ("relay_spool_corrupt_total", "counter", "live", "", "Files that were set aside as damaged."),
-    ("relay_spool_errors_total", "counter", "live", "", "Failures of the disk under the spool."),
-    ("relay_limit_slots", "gauge", "snapshot", "upstream limit", "N: the most that any window may hold."),
-    ("relay_limit_used_slots", "gauge", "snapshot", "upstream limit", "Slots that are occupied."),
-    ("relay_limit_most_used_slots", "gauge", "snapshot", "upstream limit",
+    ("relay_spool_corrupt_total", "counter", "", "Files that were set aside as damaged."),
+    ("relay_spool_errors_total", "counter", "", "Failures of the disk under the spool."),
+    ("relay_limit_slots", "snapshot", "upstream limit", "N: the most that any window may hold."),
+    ("relay_limit_used_slots", "snapshot", "upstream limit", "Slots that are occupied."),
+    ("relay_limit_most_used_slots", "snapshot", "upstream limit",
      "The most that were occupied at once, counted from the history every five minutes."),
-    ("relay_limit_window_seconds", "gauge", "snapshot", "upstream limit", "T, with its guard."),
-    ("relay_limit_next_slot_timestamp_seconds", "gauge", "snapshot", "upstream limit",
+    ("relay_limit_window_seconds", "snapshot", "upstream limit", "T, with its guard."),
+    ("relay_limit_next_slot_timestamp_seconds", "snapshot", "upstream limit",
      "When the next slot opens; the time of the scrape while there is room."),
-    ("relay_throttle_wait_seconds", "histogram", "live", "upstream",
+    ("relay_throttle_wait_seconds", WAIT_SECONDS, "upstream",
      "From when a message was ready to go until its slot was reserved."),
-    ("relay_throttle_waits_total", "counter", "live", "upstream",
-     "Messages that had to wait for room in a window."),
-    ("relay_history_operations_total", "counter", "live", "upstream", "Decisions taken on the history."),
-    ("relay_history_errors_total", "counter", "live", "upstream",
+    ("relay_throttle_waits_total", "counter", "upstream", "Messages that had to wait for room in a window."),
+    ("relay_history_operations_total", "counter", "upstream", "Decisions taken on the history."),
+    ("relay_history_errors_total", "counter", "upstream",
      "Histories that could not be read or written; nothing is sent then."),
-    ("relay_history_duration_seconds", "histogram", "live", "upstream",
+    ("relay_history_duration_seconds", DISK_SECONDS, "upstream",
      "One decision: lock, read, decide, write, sync."),
-    ("relay_attempts_total", "counter", "live", "upstream", "Transactions that reached an end."),
-    ("relay_attempt_recipients_total", "counter", "live", "upstream result",
+    ("relay_attempts_total", "counter", "upstream", "Transactions that reached an end."),
+    ("relay_attempt_recipients_total", "counter",
+     "upstream result=relayed|deferred|later|bounced|paused|stopped",
      "What transactions made of their recipients."),
-    ("relay_attempts_ambiguous_total", "counter", "live", "upstream",
+    ("relay_attempts_ambiguous_total", "counter", "upstream",
      "Transactions whose final dot got no proper reply; they are repeated."),
-    ("relay_attempt_duration_seconds", "histogram", "live", "upstream", "From MAIL to the last reply."),
-    ("relay_upstream_replies_total", "counter", "live", "upstream phase code",
+    ("relay_attempt_duration_seconds", NETWORK_SECONDS, "upstream", "From MAIL to the last reply."),
+    ("relay_upstream_replies_total", "counter", "upstream phase code",
      "Replies that decided about a recipient or a connection."),
-    ("relay_delay_seconds", "histogram", "live", "part",
+    ("relay_delay_seconds", WAIT_SECONDS, "part=before_queue|throttle|connect|transmit",
      "The delay of each transaction that was relayed, by part."),
-    ("relay_reports_total", "counter", "live", "kind", "Reports and warnings queued for senders."),
-    ("relay_reports_dropped_total", "counter", "live", "",
+    ("relay_reports_total", "counter", "kind=report|warning|success",
+     "Reports and warnings queued for senders."),
+    ("relay_reports_dropped_total", "counter", "",
      "Reports and warnings that could not be relayed: their senders were not told."),
-    ("relay_reports_capped_total", "counter", "live", "",
-     "Reports that had to wait for `reports.per_hour`."),
-    ("relay_notices_total", "counter", "live", "result",
+    ("relay_reports_capped_total", "counter", "", "Reports that had to wait for `reports.per_hour`."),
+    ("relay_notices_total", "counter", "result=sent|dropped",
      "Notices of `notify` that arrived, or were given up: too many, too old, or no hook of the policy."),
-    ("relay_notice_failures_total", "counter", "live", "", "Attempts to tell a hook that failed."),
-    ("relay_notices_waiting", "gauge", "live", "", "Notices that wait to be told."),
-    ("relay_upstream_state", "gauge", "snapshot", "upstream state", "1 for the state that holds, else 0."),
-    ("relay_upstream_health", "gauge", "snapshot", "upstream health",
+    ("relay_notice_failures_total", "counter", "", "Attempts to tell a hook that failed."),
+    ("relay_notices_waiting", "gauge", "", "Notices that wait to be told."),
+    ("relay_upstream_state", "snapshot", "upstream state", "1 for the state that holds, else 0."),
+    ("relay_upstream_health", "snapshot", "upstream health",
      "1 for the state of the upstream that holds, else 0."),
-    ("relay_upstream_pauses_total", "counter", "live", "upstream", "Times that it was paused or stopped."),
-    ("relay_upstream_cut_offs_total", "counter", "live", "upstream",
+    ("relay_upstream_pauses_total", "counter", "upstream", "Times that it was paused or stopped."),
+    ("relay_upstream_cut_offs_total", "counter", "upstream",
      "Refusals for having sent too much, after something had gone well."),
-    ("relay_sender_pauses_total", "counter", "live", "upstream",
+    ("relay_sender_pauses_total", "counter", "upstream",
      "Times that it refused a sender, whose mail waits since."),
-    ("relay_upstream_resumes_total", "counter", "live", "upstream", "Times that it was used again."),
-    ("relay_upstream_paused_until_timestamp_seconds", "gauge", "snapshot", "upstream",
+    ("relay_upstream_resumes_total", "counter", "upstream", "Times that it was used again."),
+    ("relay_upstream_paused_until_timestamp_seconds", "snapshot", "upstream",
      "When a pause ends; 0 without one, +Inf where nobody can tell."),
-    ("relay_upstream_paused_by_operator", "gauge", "snapshot", "upstream",
-     "1 while a pause by `relay pause` lasts."),
-    ("relay_upstream_connections", "gauge", "snapshot", "upstream use", "Open connections, busy and idle."),
-    ("relay_upstream_connects_total", "counter", "live", "upstream result",
+    ("relay_upstream_paused_by_operator", "snapshot", "upstream", "1 while a pause by `relay pause` lasts."),
+    ("relay_upstream_connections", "snapshot", "upstream use", "Open connections, busy and idle."),
+    ("relay_upstream_connects_total", "counter", "upstream result=ready|failed",
      "Connections tried: ready for mail, or failed on the way there."),
-    ("relay_route_diverted", "gauge", "snapshot", "upstream instead_of because",
+    ("relay_route_diverted", "snapshot", "upstream instead_of because",
      "1 while mail of some route goes through `upstream` instead of `instead_of`."),
-    ("relay_route_diverted_messages_total", "counter", "live", "upstream instead_of because",
+    ("relay_route_diverted_messages_total", "counter",
+     "upstream instead_of because=failover|spill|unfit|unknown",
      "Transactions that relayed mail through `upstream`, where its route prefers `instead_of`."),
-    ("relay_routes_down", "gauge", "snapshot", "",
+    ("relay_routes_down", "snapshot", "",
      "Routes of which every upstream has been down for `failover_after`."),
-    ("relay_token_requests_total", "counter", "live", "upstream result",
+    ("relay_token_requests_total", "counter", "upstream result=granted|denied",
      "Requests for an access token: granted, or denied for whatever reason."),
-    ("relay_token_end_timestamp_seconds", "gauge", "live", "upstream",
+    ("relay_token_end_timestamp_seconds", "gauge", "upstream",
      "When the access token ends; 0 where none was got since the start."),
-    ("relay_upstream_last_relayed_timestamp_seconds", "gauge", "live", "upstream",
+    ("relay_upstream_last_relayed_timestamp_seconds", "gauge", "upstream",
      "When it last took a message; 0 for not since the start."),
-    ("relay_upstream_waiting_messages", "gauge", "snapshot", "upstream", "Messages that wait for it."),
-    ("relay_upstream_waiting_recipients", "gauge", "snapshot", "upstream", "Recipients that wait for it."),
-    ("relay_upstream_in_flight_transactions", "gauge", "snapshot", "upstream", "Transactions going on."),
-    ("relay_queue_drain_eta_seconds", "gauge", "snapshot", "upstream",
+    ("relay_upstream_waiting_messages", "snapshot", "upstream", "Messages that wait for it."),
+    ("relay_upstream_waiting_recipients", "snapshot", "upstream", "Recipients that wait for it."),
+    ("relay_upstream_in_flight_transactions", "snapshot", "upstream", "Transactions going on."),
+    ("relay_queue_drain_eta_seconds", "snapshot", "upstream",
      "How long until what waits for it (not what is deferred) will have gone; +Inf while it is stopped."),
-    ("relay_policy_last_reload_successful", "gauge", "snapshot", "", "1 while the last edit was valid."),
-    ("relay_policy_last_reload_success_timestamp_seconds", "gauge", "snapshot", "",
+    ("relay_policy_last_reload_successful", "snapshot", "", "1 while the last edit was valid."),
+    ("relay_policy_last_reload_success_timestamp_seconds", "snapshot", "",
      "When the policy in force was loaded."),
-    ("relay_policy_reloads_total", "counter", "live", "result",
+    ("relay_policy_reloads_total", "counter", "result=ok|refused",
      "Edits that came into force, or were refused."),
-    ("relay_policy_info", "gauge", "snapshot", "sha256", "Always 1; the policy in force is the label."),
-    ("relay_log_lost_lines_total", "counter", "live", "",
+    ("relay_policy_info", "snapshot", "sha256", "Always 1; the policy in force is the label."),
+    ("relay_log_lost_lines_total", "counter", "",
      "Log lines that could not be written, or were dropped because nobody read them."),
-    ("relay_faults_total", "counter", "live", "", "Faults of the relay itself, apart from its listeners'."),
-    ("relay_event_loop_lag_seconds", "histogram", "live", "", "How late the event loop woke up."),
-    ("relay_clock_timestamp_seconds", "gauge", "snapshot", "", "The time of this scrape, by this host."),
-    ("relay_clock_steps_total", "counter", "live", "",
+    ("relay_faults_total", "counter", "", "Faults of the relay itself, apart from its listeners'."),
+    ("relay_event_loop_lag_seconds", LAG_SECONDS, "", "How late the event loop woke up."),
+    ("relay_clock_timestamp_seconds", "snapshot", "", "The time of this scrape, by this host."),
+    ("relay_clock_steps_total", "counter", "",
      "Times that the clock of this host was set by 10 s or more while the relay ran."),
-    ("relay_collector_duration_seconds", "gauge", "snapshot", "", "How long this scrape's snapshot took."),
-    ("relay_collector_errors_total", "counter", "live", "", "Scrapes whose snapshot failed."),
+    ("relay_collector_duration_seconds", "snapshot", "", "How long this scrape's snapshot took."),
+    ("relay_collector_errors_total", "counter", "", "Scrapes whose snapshot failed."),
 )  # fmt: skip
 
-_BUCKETS = {
-    "relay_smtpd_commit_duration_seconds": DISK_SECONDS,
-    "relay_throttle_wait_seconds": WAIT_SECONDS,
-    "relay_history_duration_seconds": DISK_SECONDS,
-    "relay_attempt_duration_seconds": NETWORK_SECONDS,
-    "relay_delay_seconds": WAIT_SECONDS,
-    "relay_event_loop_lag_seconds": LAG_SECONDS,
-}
 
-METRICS: dict[str, MetricRow] = {
-    name: MetricRow(name, type_, source, tuple(labels.split()), meaning, _BUCKETS.get(name, ()))
-    for name, type_, source, labels, meaning in _ROWS
-}
+def _row(name: str, kind: str | tuple[float, ...], labels: str, meaning: str) -> MetricRow:
+    known = {}
+    for label in labels.split():
+        key, _, values = label.partition("=")
+        known[key] = tuple(values.split("|")) if values else ()
+    if isinstance(kind, tuple):
+        return MetricRow(name, "histogram", known, meaning, kind)
+    is_live = kind != "snapshot"
+    return MetricRow(name, kind if is_live else "gauge", known, meaning, is_live=is_live)
+
+
+METRICS: dict[str, MetricRow] = {row[0]: _row(*row) for row in _ROWS}

@@ -1,36 +1,21 @@
-"""The numbers for Prometheus that are counted as things happen: a number in a table each.
+"""The numbers for Prometheus that are counted as things happen: prometheus_client's own objects.
 
-`relay.status.collector` registers the rows that are read at a scrape.  Every series whose labels are known is
+`relay.status.collector` registers those that are read at a scrape.  Every series whose labels are known is
 there, at 0, before its first event.  All calls, and scrapes, come from the loop's thread.
-
-Not prometheus_client's Counter and Histogram: with their locks and labels, a message took 12 us to count
-instead of 3.  Its families are filled at a scrape.
 """
 
-import math
-from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+import prometheus_client
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from relay.clock import SECOND_NS, Clock
 from relay.telemetry.events import Delays, Events
-from relay.telemetry.metric_table import (
-    DELAY_PARTS,
-    LABEL_VALUES,
-    METRICS,
-    USUAL_REJECTS,
-    USUAL_REPLIES,
-    MetricRow,
-    Source,
-    Totals,
-    Type,
-)
+from relay.telemetry.metric_table import METRICS, Totals
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
 
@@ -42,123 +27,82 @@ _RESULT = {
     Verdict.PAUSE: "paused",
     Verdict.STOP: "stopped",
 }
-_FAMILIES: Mapping[Type, Callable[..., Metric]] = {
-    "gauge": GaugeMetricFamily,
-    "counter": CounterMetricFamily,
-    "histogram": HistogramMetricFamily,
-}
-_OPEN = "relay_smtpd_open_connections"
 Series = tuple[str, ...]
 """A metric and the values of its labels."""
-Delta = dict[str, list[list[Any]]]
-"""As JSON carries it."""
+Counts = dict[str, list[list[Any]]]
+"""What a listener process counted: `numbers` and `spans`, each behind its series; as JSON carries it."""
 
+_FATES = "relay_ledger_recipients_total"
+_OPEN = "relay_smtpd_open_connections"
 
-class Families:
-    """The families of one source, in the table's order, to be filled at a scrape."""
-
-    def __init__(self, source: Source) -> None:
-        self._all: dict[str, Any] = {
-            row.name: _FAMILIES[row.type](row.name, row.meaning, labels=row.labels)
-            for row in METRICS.values()
-            if row.source == source
-        }
-
-    def set(self, name: str, value: float, *labels: str) -> None:
-        self._all[name].add_metric(labels, value)
-
-    def set_spread(self, name: str, spread: Sequence[float], *labels: str) -> None:
-        *counts, total = spread
-        cumulative, buckets = 0.0, []
-        for bound, count in zip((*METRICS[name].buckets, math.inf), counts, strict=True):
-            cumulative += count
-            buckets.append(("+Inf" if math.isinf(bound) else str(bound), cumulative))
-        self._all[name].add_metric(labels, buckets, total)
-
-    def __iter__(self) -> Iterator[Metric]:
-        return iter(self._all.values())
-
-
-class _Spreads(dict[Series, tuple[Sequence[float], list[float]]]):
-    """Of each histogram its bounds, and how many spans there are up to each, beyond all, and their sum."""
-
-    def __missing__(self, series: Series) -> tuple[Sequence[float], list[float]]:
-        bounds = METRICS[series[0]].buckets
-        self[series] = made = bounds, [0.0] * (len(bounds) + 2)
-        return made
+# Else each counter has a second series, with the time of its making.
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no types
 
 
 class Metrics(Collector):
     def __init__(self, clock: Clock, events: Events | None = None) -> None:
         """`events`: whose lost lines are counted."""
-        self.registry = CollectorRegistry()
+        self.registry = prometheus_client.CollectorRegistry()
         self._clock, self._events = clock, events
-        self._lines_lost = 0
-        """Counted by now."""
-        self._numbers: defaultdict[Series, float] = defaultdict(float)
-        self._spreads = _Spreads()
         self._open_of: defaultdict[str, Counter[Series]] = defaultdict(Counter)
         """Open connections of listener processes, by the process."""
-        self.know_upstreams(())
         self.registry.register(self)
-        ProcessCollector(registry=self.registry)
+        self._live: dict[str, Any] = {}
+        for row in METRICS.values():
+            if row.is_live:
+                kind = getattr(prometheus_client, row.type.capitalize())
+                options = {"buckets": row.buckets} if row.buckets else {}
+                self._live[row.name] = kind(
+                    row.name, row.meaning, row.labels, registry=self.registry, **options
+                )
+        self._children: dict[Series, Any] = {}
+        """Finding a child by its labels takes longer than all else here."""
+        self.know_upstreams(())
+        prometheus_client.ProcessCollector(registry=self.registry)
 
     def count(self, *series: str, by: float = 1) -> None:
         """`series`: the name of a metric, and its labels."""
-        self._numbers[series] += by
+        self._child(series).inc(by)
 
     def set(self, *series: str, to: float) -> None:
-        self._numbers[series] = to
+        self._child(series).set(to)
 
     def observe(self, *series: str, span_ns: int) -> None:
         """Count a span; one that ends before it began is 0."""
-        seconds = span_ns / SECOND_NS if span_ns > 0 else 0.0
-        bounds, spread = self._spreads[series]
-        spread[bisect_left(bounds, seconds)] += 1
-        spread[-1] += seconds
+        self._child(series).observe(max(0, span_ns) / SECOND_NS)
 
     def collect(self) -> Iterator[Metric]:
-        families = Families("live")
-        self._count_lost_lines()
-        for (name, *labels), number in self._numbers.items():
-            families.set(name, number, *labels)
-        for (name, *labels), (_, spread) in self._spreads.items():
-            families.set_spread(name, spread, *labels)
-        return iter(families)
+        """Count what only the log knows; the registry asks here before all others."""
+        if self._events is not None:
+            self.count("relay_log_lost_lines_total", by=self._events.take_lines_lost())
+        return iter(())
 
     def know_upstreams(self, upstreams: Iterable[str], stand_ins: Iterable[tuple[str, str]] = ()) -> None:
         """Have every series at 0; call it whenever a policy comes into force.
 
         `stand_ins`: each upstream that may be used, with the one that it is used instead of.
         """
-        self._know({"upstream": list(upstreams)}, list(stand_ins))
+        self._know({"upstream": list(upstreams)})
+        name = "relay_route_diverted_messages_total"
+        for pair, because in product(stand_ins, METRICS[name].labels["because"]):
+            self._child((name, *pair, because))
 
     def know_listeners(self, listeners: Iterable[str]) -> None:
-        self._know({"listener": list(listeners)}, [])
+        self._know({"listener": list(listeners)})
 
-    def take_delta(self) -> Delta:
-        """Return what a listener process counted since the last call, and start anew."""
-        self._count_lost_lines()
-        numbers = [[*series, number] for series, number in self._numbers.items() if number]
-        spreads = [[*series, [*spread]] for series, (_, spread) in self._spreads.items() if any(spread)]
-        self._numbers.clear()
-        for _, spread in self._spreads.values():
-            spread[:] = [0.0] * len(spread)
-        return {"numbers": numbers, "spreads": spreads}
-
-    def add_delta(self, delta: Delta, process: str) -> None:
-        for *series, number in delta["numbers"]:
-            self._numbers[tuple(series)] += number
+    def add(self, counts: Counts, process: str) -> None:
+        """Add what a listener process counted."""
+        for *series, number in counts["numbers"]:
+            self.count(*series, by=number)
             if series[0] == _OPEN:
                 self._open_of[process][tuple(series)] += number
-        for *series, spread in delta["spreads"]:
-            _, ours = self._spreads[tuple(series)]
-            ours[:] = [one + other for one, other in zip(ours, spread, strict=True)]
+        for *series, span_ns in counts["spans"]:
+            self.observe(*series, span_ns=span_ns)
 
     def drop_process(self, process: str) -> None:
         """Count the connections of a dead listener process as closed."""
         for series, number in self._open_of.pop(process, Counter()).items():
-            self._numbers[series] -= number
+            self.count(*series, by=-number)
 
     def attempted(self, upstream: str, outcome: Outcome, duration_ns: int) -> None:
         self.count("relay_attempts_total", upstream)
@@ -195,48 +139,35 @@ class Metrics(Collector):
         self.count("relay_history_operations_total", upstream)
         self.count("relay_history_errors_total", upstream)
 
-    def _count_reply(self, upstream: str, answer: Answer) -> None:
-        code = "none" if answer.reply is None else str(answer.reply.code)
-        self.count("relay_upstream_replies_total", upstream, answer.phase.value, code)
-
     def relayed_after(self, delays: Delays) -> None:
-        for part, delay_ns in zip(DELAY_PARTS, delays, strict=True):
+        parts = METRICS["relay_delay_seconds"].labels["part"]
+        for part, delay_ns in zip(parts, delays, strict=True):
             self.observe("relay_delay_seconds", part, span_ns=delay_ns)
 
     def became(self, fates: Iterable[str]) -> None:
         """Count recipients, each by its field of `Totals`."""
         for fate in fates:
-            self.count("relay_ledger_recipients_total", fate)
+            self.count(_FATES, fate)
 
     @property
     def totals(self) -> Totals:
-        name = "relay_ledger_recipients_total"
-        return Totals(**{fate: int(self._numbers[name, fate]) for fate in LABEL_VALUES[name, "fate"]})
+        (family,) = self._live[_FATES].collect()
+        return Totals(**{sample.labels["fate"]: int(sample.value) for sample in family.samples})
 
-    def _count_lost_lines(self) -> None:
-        if self._events is not None:
-            lost, self._lines_lost = self._events.lines_lost - self._lines_lost, self._events.lines_lost
-            self.count("relay_log_lost_lines_total", by=lost)
+    def _count_reply(self, upstream: str, answer: Answer) -> None:
+        code = "none" if answer.reply is None else str(answer.reply.code)
+        self.count("relay_upstream_replies_total", upstream, answer.phase.value, code)
 
-    def _know(self, names: Mapping[str, Sequence[str]], stand_ins: Iterable[tuple[str, str]]) -> None:
-        for row in METRICS.values():
-            for labels in _known(row, names, stand_ins) if row.source == "live" else ():
-                if row.type == "histogram":
-                    self._spreads[row.name, *labels]  # it is made
-                else:
-                    self._numbers[(row.name, *labels)] += 0
+    def _child(self, series: Series) -> Any:
+        child = self._children.get(series)
+        if child is None:
+            name, *labels = series
+            child = self._live[name].labels(*labels) if labels else self._live[name]
+            self._children[series] = child
+        return child
 
-
-def _known(
-    row: MetricRow, names: Mapping[str, Sequence[str]], stand_ins: Iterable[tuple[str, str]]
-) -> Iterable[tuple[str, ...]]:
-    """Return the labels of the series that are there from the start; () where a metric has none."""
-    match row.name:
-        case "relay_upstream_replies_total":
-            return [(name, *reply) for name, reply in product(names.get("upstream", ()), USUAL_REPLIES)]
-        case "relay_smtpd_rejects_total":
-            return [(name, *reply) for name, reply in product(names.get("listener", ()), USUAL_REJECTS)]
-        case "relay_route_diverted_messages_total":
-            return [(*pair, why) for pair, why in product(stand_ins, LABEL_VALUES[row.name, "because"])]
-    values = (names.get(label, LABEL_VALUES.get((row.name, label), ())) for label in row.labels)
-    return product(*values)
+    def _know(self, names: Mapping[str, list[str]]) -> None:
+        for name in self._live:
+            values = [names.get(label, known) for label, known in METRICS[name].labels.items()]
+            for labels in product(*values):
+                self._child((name, *labels))

@@ -1,10 +1,10 @@
 """What became of messages, kept for a while for `relay find` and `relay status --by`: an SQLite database.
 
 Guarantees: nothing here raises into a caller or waits on the event loop.  What is heard is written within
-GATHER_SECONDS while the disk keeps up, in a thread.  What cannot be written is dropped, and a damaged
-database is removed and begun anew; either is told of once, until something is written again.  The database
-has at most `most_bytes`, its write-ahead log about 1 MiB more; what is older than `keep_ns` by the wall clock
-goes with the next write, or after TIDY_SECONDS.  New mail keeps its headroom.
+GATHER_SECONDS while the disk keeps up, in a thread.  What cannot be written is dropped, and told of once,
+until something is written again; a damaged database is removed.  The database has at most `most_bytes`, its
+write-ahead log about 1 MiB more; what is older than `keep_ns` by the wall clock goes with the next write, or
+after TIDY_SECONDS.  New mail keeps its headroom.
 Assumes: one event loop; one writer, the holder of the spool's lock; any number of readers.  Nothing depends
 on what is kept, and a loss of power may lose what was written last.
 """
@@ -39,7 +39,7 @@ MOST_HEARD = 20_000
 LONGEST_TEXT = 1000
 """Characters that are kept of a reply or an address."""
 _AT_ONCE = 500
-"""Rows of one transaction, or of one answer: neither keeps the other side for long."""
+"""Rows of one transaction, so that the write-ahead log stays small, and of one answer."""
 _ROW_BYTES = 1024
 """About the most that a row takes."""
 _BUSY_SECONDS = 10.0
@@ -122,7 +122,7 @@ class OutcomeStore:
         self._events, self._clock = telemetry.events, telemetry.clock
         self._heard: list[PastOutcome] = []
         self._dropped = 0
-        self._wake, self._closing = asyncio.Event(), asyncio.Event()
+        self._wake, self._is_closing = asyncio.Event(), False
         self._running: asyncio.Task[None] | None = None
         self._is_unrecorded = False
         self._database: sqlite3.Connection | None = None
@@ -141,7 +141,7 @@ class OutcomeStore:
     async def close(self) -> None:
         """Write what was heard, and stop."""
         if self._running is not None:
-            self._closing.set()
+            self._is_closing = True
             self._wake.set()
             await self._running
 
@@ -152,8 +152,7 @@ class OutcomeStore:
         if len(self._heard) >= MOST_HEARD:
             self._dropped += 1
             return
-        if not self._heard:
-            self._wake.set()
+        self._wake.set()
         texts = [str(fields.get(each) or "")[:LONGEST_TEXT] for each in _TEXTS]
         texts[3] = texts[3] or "deleted"
         # Not the message itself, which may have content.
@@ -162,11 +161,12 @@ class OutcomeStore:
         self._heard.append(PastOutcome._make((self._clock.wall_ns(), *texts, *about)))
 
     async def _run(self) -> None:
-        while not self._closing.is_set():
-            await _set_within(self._wake, TIDY_SECONDS)
+        while not self._is_closing:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), TIDY_SECONDS)
+            await asyncio.sleep(GATHER_SECONDS)
             self._wake.clear()
             await self._write()
-            await _set_within(self._closing, GATHER_SECONDS)
         await self._write()
         with contextlib.suppress(RuntimeError):  # no thread is to be had
             await asyncio.to_thread(self._disconnect)
@@ -174,45 +174,40 @@ class OutcomeStore:
     async def _write(self) -> None:
         heard, self._heard = self._heard, []
         dropped, self._dropped = self._dropped, 0
+        error = f"the disk is too slow; outcomes dropped: {dropped}" if dropped else ""
         try:
-            error = await asyncio.to_thread(self._keep, heard, self._bounds)
+            await asyncio.to_thread(self._keep, heard, self._bounds)
         except Exception as failed:  # noqa: BLE001 - whatever it is, mail and the next outcome go on
             error = f"{clean(str(failed))}; outcomes dropped: {len(heard) + dropped}"
-        if dropped and not error:
-            error = f"the disk is too slow; outcomes dropped: {dropped}"
         if error and not self._is_unrecorded:
             self._events.tell("recent_unrecorded", error=error)
         self._is_unrecorded = bool(error) or (self._is_unrecorded and not heard)
 
-    def _keep(self, heard: Sequence[PastOutcome], bounds: "RecentSettings | None") -> str:
-        """Write, and let go of what is too much; return why the database was begun anew, or nothing."""
+    def _keep(self, heard: Sequence[PastOutcome], bounds: "RecentSettings | None") -> None:
+        """Write, and let go of what is too much."""
         if bounds is None:
             self._remove()
-            return ""
+            return
+        now_ns = self._clock.wall_ns()
         try:
-            self._add(heard, bounds)
-        except sqlite3.DatabaseError as error:
+            database = self._database or self._open()
+            if heard:
+                leave_headroom(self._disk.free(self._folder), len(heard) * _ROW_BYTES)
+            for start in range(0, max(1, len(heard)), _AT_ONCE):
+                with database:
+                    database.executemany(_INSERT, map(_as_row, heard[start : start + _AT_ONCE]))
+                    # What a clock that was ahead wrote would else be young for as long as that was.
+                    times = (now_ns - bounds.keep_ns, now_ns + bounds.keep_ns)
+                    database.execute("DELETE FROM outcome WHERE at_ns < ? OR at_ns > ?", times)
+                    while database.execute(_USED).fetchone()[0] > bounds.most_bytes:
+                        if not database.execute(_DROP_OLDEST).rowcount:
+                            break
+        except sqlite3.OperationalError:  # no damage: no room, no answer, or not ours to write
             self._disconnect()
-            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
-                raise  # no damage: no room, no answer, or not ours to write; else its tables are others
+            raise
+        except sqlite3.DatabaseError:
             self._remove()
-            self._add(heard, bounds)
-            return f"{clean(str(error))}; the database is begun anew, and what it had is lost"
-        return ""
-
-    def _add(self, outcomes: Sequence[PastOutcome], bounds: "RecentSettings") -> None:
-        database, now_ns = self._database or self._open(), self._clock.wall_ns()
-        if outcomes:
-            leave_headroom(self._disk.free(self._folder), len(outcomes) * _ROW_BYTES)
-        for start in range(0, max(1, len(outcomes)), _AT_ONCE):
-            with database:
-                database.executemany(_INSERT, map(_as_row, outcomes[start : start + _AT_ONCE]))
-                # What a clock that was ahead wrote would else be young for as long as that was.
-                times = (now_ns - bounds.keep_ns, now_ns + bounds.keep_ns)
-                database.execute("DELETE FROM outcome WHERE at_ns < ? OR at_ns > ?", times)
-                while database.execute(_USED).fetchone()[0] > bounds.most_bytes:
-                    if not database.execute(_DROP_OLDEST).rowcount:
-                        break
+            raise
 
     def _open(self) -> sqlite3.Connection:
         path = f"{self._folder}/outcomes"
@@ -239,23 +234,15 @@ class OutcomeStore:
 @contextlib.contextmanager
 def past_outcomes(spool: str) -> Iterator[sqlite3.Connection]:
     """Open what is kept, for reading while the relay writes.  Raises OSError and sqlite3.Error."""
-    path = Path(outcomes_folder(spool), "outcomes").absolute()
-    is_there = not _is_absent(path)
-    uri = f"file:{quote(str(path))}?mode=ro" if is_there else ":memory:"
-    with contextlib.closing(sqlite3.connect(uri, _BUSY_SECONDS, uri=is_there)) as database:
+    path, uri = Path(outcomes_folder(spool), "outcomes").absolute(), ":memory:"
+    with contextlib.suppress(FileNotFoundError):
+        path.stat()
+        uri = f"file:{quote(str(path))}?mode=ro"
+    with contextlib.closing(sqlite3.connect(uri, _BUSY_SECONDS, uri=True)) as database:
         # There is none, or it is just being made.
         if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'outcome'").fetchone():
             database.execute(f"CREATE TEMP TABLE outcome ({_COLUMNS})")
         yield database
-
-
-def _is_absent(path: Path) -> bool:
-    """Raise OSError where nobody may tell, which `Path.exists` does not."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return True
-    return False
 
 
 def oldest_ns(past: sqlite3.Connection) -> int | None:
@@ -291,11 +278,6 @@ def usage(past: sqlite3.Connection, key: Key, upstream: str, since_ns: int) -> l
         " GROUP BY key, queue_id) GROUP BY key ORDER BY 2 DESC, 3 DESC, key"
     )
     return [RelayedBy._make(row) for row in past.execute(query, (upstream, since_ns))]
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
 
 
 def _as_row(outcome: PastOutcome) -> list[str | int | None]:

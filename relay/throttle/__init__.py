@@ -5,8 +5,7 @@ A request goes down this list, and a grant comes up durable:
 throttle        the door: learn, decide, commit, apply; and what can be asked of an account
 admission       what of a message may go now, what it waits for otherwise, and its keys (pure)
 book            all that is known of an account's slots, and the limits that judge them (pure)
-limit_state     one limit: a window, or one for each key (pure)
-window          the rule and its proof: how much of N is occupied, when room opens (pure)
+limit_state     the rule and its proof: how much of N is occupied, of each key, and when room opens (pure)
 compaction      old slots in fewer records, so that memory and the history stay bounded (pure)
 
 history         the seam: transactions that exclude all other writers

@@ -10,6 +10,7 @@ that the upstream tells apart may share a window here, which wastes and never ex
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,6 +27,7 @@ _CLIENT_ADDRESS = re.compile(r"\[([^\[\]]*)\]\Z")
 @dataclass(frozen=True, slots=True)
 class Request:
     recipients: int
+    """At least 1."""
     sender: str = ""
     sender_domain: str = ""
     client: str = ""
@@ -40,19 +42,22 @@ class Request:
     size_bytes: int = 0
     """Of the content, as MAIL declares it (RFC 1870): without what dot-stuffing adds."""
 
-    def __post_init__(self) -> None:
-        if self.recipients < 1:
-            raise ValueError("a transaction has at least one recipient")
-        if self.recipient_domains and len(self.recipient_domains) != self.recipients:
-            raise ValueError("each recipient has a domain, or none has")
-
     @property
     def largest(self) -> int:
         return self.recipients if self.most is None else min(self.most, self.recipients)
 
+    @property
+    def domains(self) -> Sequence[str]:
+        return self.recipient_domains or ("",) * self.recipients
+
     def weight(self, state: LimitState) -> int:
         """Return the least that it weighs in a limit: a message goes whole, and to one recipient at least."""
         return max(1, self.size_bytes) if state.unit == "bytes" else 1
+
+    def keys(self, for_each: ForEach | None) -> list[str | None]:
+        if for_each is None:
+            return [None]
+        return [*dict.fromkeys(self.domains)] if for_each == "recipient_domain" else [getattr(self, for_each)]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -64,31 +69,21 @@ def keys_of(reverse_path: str, client: str, user: str) -> tuple[str, str, str, s
 
 
 @functools.lru_cache(maxsize=65_536)
-def _run_of(address: str, count: int) -> tuple[str, int]:
-    return _domain(address), count
-
-
-def runs_of(runs: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Return runs of recipients by the keys of their domains; many messages share what is in it."""
-    return tuple([_run_of(*run) for run in runs])
+def domain_key(domain: str) -> str:
+    """Return the same object each time: many messages share it."""
+    return key_of(comparable_domain(domain))
 
 
 def request_for(
     envelope: Envelope, indices: Iterable[int], most: int, lane: str = "", size_bytes: int = 0
 ) -> Request:
     domains = tuple([_domain(envelope.recipients[index]) for index in indices])
-    return Request(
-        len(domains),
-        *keys_of(envelope.reverse_path, envelope.client, envelope.user or ""),
-        lane=lane,
-        recipient_domains=domains,
-        most=most,
-        size_bytes=size_bytes,
-    )
+    keys = keys_of(envelope.reverse_path, envelope.client, envelope.user or "")
+    return Request(len(domains), *keys, lane, domains, most, size_bytes)
 
 
 def _domain(address: str) -> str:
-    return key_of(comparable_domain(address.rpartition("@")[2])) if "@" in address else ""
+    return domain_key(address.rpartition("@")[2]) if "@" in address else ""
 
 
 class Place(NamedTuple):
@@ -146,82 +141,66 @@ class Reservation(NamedTuple):
     @property
     def deadline_ns(self) -> int:
         """Return the last instant of it, boottime."""
-        return self.reserved_at_ns + self.duration_ns
+        return self.slot.until_ns - self.ahead_ns
 
 
-def too_large(states: Sequence[LimitState], request: Request) -> TooLarge | None:
-    for state, _ in _asked(states, request):
+Admission = Reservation | Wait | TooLarge
+
+
+def judged(states: Sequence[LimitState], request: Request, now_ns: int) -> Sequence[int] | Wait | TooLarge:
+    """Return the indices of as many recipients as there is room for, at least one; or why none may go."""
+    asked = [state for state in states if state.unit != "connections" and state.only in (None, request.lane)]
+    if chosen := _chosen(asked, request, now_ns):
+        return chosen
+    for state in asked:
         if state.unit == "bytes" and request.size_bytes > state.count:
             return TooLarge(state.label, state.count)
-    return None
+    return _wait(asked, request, now_ns)
 
 
-def choose(states: Sequence[LimitState], request: Request, now_ns: int) -> Sequence[int]:
-    """Return indices of the recipients there is room for; none where the message has to wait."""
-    most, by_domain = request.largest, []
-    for state, key in _asked(states, request):
-        if state.for_each == "recipient_domain":
-            by_domain.append(state)
-            continue
+def _chosen(asked: Sequence[LimitState], request: Request, now_ns: int) -> Sequence[int]:
+    def most(state: LimitState, key: str | None) -> int:
+        """Return to how many recipients of a key it may go."""
         free = state.room(key, now_ns)
-        if free < request.weight(state):
-            return ()
-        most = min(most, free if state.unit == "recipients" else most)
-    if not by_domain:
-        return range(most)
+        if state.unit == "recipients":
+            return free
+        # However many it names of a key, it is one message there.
+        return request.recipients if free >= request.weight(state) else 0
+
+    of_domains = [state for state in asked if state.for_each == "recipient_domain"]
+    largest = request.largest
+    for state in asked:
+        if state.for_each != "recipient_domain":
+            largest = min(largest, most(state, request.keys(state.for_each)[0]))
+    if not of_domains or not largest:
+        return range(largest)
+    left = {key: min(most(state, key) for state in of_domains) for key in dict.fromkeys(request.domains)}
     chosen: list[int] = []
-    # However many it names of a domain, it is one message there.
-    free_of: dict[str, int] = {}
-    for position, domain in enumerate(_domains(request)):
-        if len(chosen) == most:
-            break
-        if domain not in free_of:
-            free_of[domain] = min(_recipients(state, domain, request, now_ns) for state in by_domain)
-        if free_of[domain]:
-            free_of[domain] -= 1
+    for position, domain in enumerate(request.domains):
+        if left[domain] and len(chosen) < largest:
+            left[domain] -= 1
             chosen.append(position)
     return chosen
 
 
-def _recipients(state: LimitState, domain: str, request: Request, now_ns: int) -> int:
-    """Return how many recipients of a domain a limit has room for."""
-    free = state.room(domain, now_ns)
-    if state.unit == "recipients":
-        return free
-    return request.recipients if free >= request.weight(state) else 0
-
-
-def wait(states: Sequence[LimitState], request: Request, now_ns: int) -> Wait:
+def _wait(asked: Sequence[LimitState], request: Request, now_ns: int) -> Wait:
     """Return for what a message waits that there is no room for."""
-    for_all: list[tuple[int, str]] = []
-    # When each of its places opens, and by which limit.
-    of_place: dict[Place, tuple[int, str]] = {}
-    for state, key in _asked(states, request):
-        weight = request.weight(state)
-        if state.for_each is None:
-            for_all.append((state.opens_at(None, now_ns, weight), state.label))
-            continue
-        for each in dict.fromkeys(_domains(request)) if key is None else [key]:
-            place, opened = Place(state.for_each, each), (state.opens_at(each, now_ns, weight), state.label)
-            of_place[place] = max(opened, of_place.get(place, opened))
-    until_ns, label = max(for_all, default=(now_ns, ""))
+    # When each of its places opens, and by which limit; None is the place of all messages.
+    opens: dict[Place | None, tuple[int, str]] = {None: (now_ns, "")}
+    for state in asked:
+        for key in request.keys(state.for_each):
+            place = None if state.for_each is None or key is None else Place(state.for_each, key)
+            opened = state.opens_at(key, now_ns, request.weight(state)), state.label
+            opens[place] = max(opened, opens.get(place, opened))
+    until_ns, label = opens.pop(None)
     if until_ns > now_ns:
         return Wait(until_ns, label)
-    of_domains = [place for place in of_place if place.for_each == "recipient_domain"]
+    of_domains = [place for place in opens if place is not None and place.for_each == "recipient_domain"]
     # The first of its recipients that may go takes it along; all else has to be open.
-    needed = [place for place in of_place if place.for_each != "recipient_domain"]
-    needed += [min(of_domains, key=lambda place: of_place[place])] if of_domains else []
-    last = max(needed, key=lambda place: of_place[place])
-    return Wait(*of_place[last], last)
-
-
-def _asked(states: Sequence[LimitState], request: Request) -> list[tuple[LimitState, str | None]]:
-    """Return the limits that have a say in a message, each with its key; domains may be several."""
-    return [
-        (state, key)
-        for state in states
-        if state.unit != "connections" and state.is_about(key := _key(request, state.for_each))
-    ]
+    needed = [place for place in opens if place not in of_domains]
+    needed += [min(of_domains, key=lambda place: opens[place])] if of_domains else []
+    last = max(needed, key=lambda place: opens[place])
+    return Wait(*opens[last], last)
 
 
 def shares_of(states: Sequence[LimitState], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:
@@ -229,31 +208,16 @@ def shares_of(states: Sequence[LimitState], request: Request, chosen: Sequence[i
 
     The lane is always told: a ceiling that an edit brings then knows what the lane holds.
     """
-    shares: list[Share] = []
-    asked = [state.for_each for state in states if state.for_each is not None]
+    kinds = dict.fromkeys([state.for_each for state in states if state.for_each is not None])
     if request.lane:
-        asked.append("lane")
-    for for_each in dict.fromkeys(asked):
+        kinds["lane"] = None
+    shares: list[Share] = []
+    for for_each in kinds:
         if for_each == "recipient_domain":
-            domains = _domains(request)
-            counts: dict[str, int] = {}
-            for position in chosen:
-                counts[domains[position]] = counts.get(domains[position], 0) + 1
+            domains = request.domains
             # The content goes to each of its domains, whole.
-            shares += [
-                Share(for_each, domain, 1, count, request.size_bytes) for domain, count in counts.items()
-            ]
+            counts = Counter([domains[position] for position in chosen])
         else:
-            shares.append(Share(for_each, _key(request, for_each) or "", 1, len(chosen), request.size_bytes))
+            counts = Counter({getattr(request, for_each): len(chosen)})
+        shares += [Share(for_each, key, 1, count, request.size_bytes) for key, count in counts.items()]
     return tuple(shares)
-
-
-def _key(request: Request, for_each: ForEach | None) -> str | None:
-    if for_each is None or for_each == "recipient_domain":
-        return None
-    key: str = getattr(request, for_each)
-    return key
-
-
-def _domains(request: Request) -> Sequence[str]:
-    return request.recipient_domains or ("",) * request.recipients

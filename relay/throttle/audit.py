@@ -1,6 +1,6 @@
 """The most that any window of a limit can have held, laid on a line and counted.  Pure.
 
-Shares no arithmetic with `window`, which it judges.  A slot is occupied from its reservation until T
+Shares no arithmetic with `limit_state`, which it judges.  A slot is occupied from its reservation until T
 after its end; one without an end until T after its deadline.  Whatever an upstream counted in one window
 of length T was occupied at the instant at which the last of it began, so the most that is occupied at one
 instant is the most that any window can hold.  T is the policy's; the guard is beyond what is promised.
@@ -10,14 +10,11 @@ left out, and so is what may have been of any key.  It judges by today's limits:
 limit added, what was sent before may well exceed it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from relay.throttle.events import Slot, weights_in
 from relay.throttle.limit import Limit
-
-Span = tuple[int, int, int]
-"""From, to (exclusive) and weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +52,9 @@ class Audit:
 
 
 def audit(slots: Sequence[Slot], limits: Sequence[Limit]) -> Audit:
-    # One that outlived its deadline was charged twice, and is one transaction.
-    exact: dict[int, Slot] = {}
-    for slot in slots:
-        if slot.is_exact and (slot.id not in exact or exact[slot.id].until_ns < slot.until_ns):
-            exact[slot.id] = slot
+    """Take slots that ascend by their ends."""
+    # One that outlived its deadline was charged twice, and is one transaction: the later one has its end.
+    exact = {slot.id: slot for slot in slots if slot.is_exact}
     merged, known = [slot for slot in slots if not slot.is_exact], exact.values()
     return Audit(
         sum(slot.messages for slot in known),
@@ -73,28 +68,20 @@ def audit(slots: Sequence[Slot], limits: Sequence[Limit]) -> Audit:
 
 
 def _peak(limit: Limit, known: Iterable[Slot]) -> Peak:
-    spans: dict[str | None, list[Span]] = {}
+    # Of each key, what begins and ends: when, and what goes first of one instant, and how much it is then.
+    steps_of: dict[str | None, list[tuple[int, bool, int]]] = {}
     for slot in known:
         for key, weight in weights_in(slot, limit.unit, limit.for_each, limit.only):
-            if weight and (key is not None or limit.for_each is None):
-                span = slot.started_at_ns, slot.until_ns + limit.per_ns, weight
-                spans.setdefault(key, []).append(span)
-    return Peak(limit.label, limit.unit, limit.count, limit.per_ns, *_highest(spans))
-
-
-def _highest(spans: Mapping[str | None, Sequence[Span]]) -> tuple[int, int | None, str | None]:
-    """Return the most of any key, when that first was, and of which key."""
+            if key is not None or limit.for_each is None:
+                ends_ns = slot.until_ns + limit.per_ns
+                steps_of.setdefault(key, []).extend(
+                    [(slot.started_at_ns, True, weight), (ends_ns, False, -weight)]
+                )
     most, most_at_ns, of_key = 0, None, None
-    for key, each in spans.items():
-        if sum(weight for _, _, weight in each) <= most:
-            continue
-        # Of one instant, what goes comes first.
-        steps = sorted(
-            step for start, end, weight in each for step in ((start, 1, weight), (end, 0, -weight))
-        )
+    for key, steps in steps_of.items():
         occupied = 0
-        for at_ns, _, weight in steps:
+        for at_ns, _, weight in sorted(steps):
             occupied += weight
             if occupied > most:
                 most, most_at_ns, of_key = occupied, at_ns, key
-    return most, most_at_ns, of_key
+    return Peak(limit.label, limit.unit, limit.count, limit.per_ns, most, most_at_ns, of_key)

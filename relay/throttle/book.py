@@ -6,24 +6,24 @@ beside them: it counts, and `forget` drops it once it is applied, or could not b
 A slot occupies every window until it ends, or until its deadline, at which it counts as ended.  What
 ended is kept for as long as any policy could ask for it, as `compaction` says; so an edit (`judge_by`)
 judges the same past by other limits.  Relays with different policies share one history, and none drops
-what another needs.
+what another needs.  Windows are filled again from what compaction keeps, so they are as bounded as that.
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from relay.throttle.admission import Request, Reservation, TooLarge, Wait, choose, shares_of, too_large, wait
-from relay.throttle.compaction import BOUNDS, Bounds, compacted, end_of, size_of
+from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait, judged, shares_of
+from relay.throttle.compaction import BOUNDS, Bounds, compacted, end_of
 from relay.throttle.events import Ended, Event, Issued, Share, Slot
 from relay.throttle.limit import Limit
-from relay.throttle.limit_state import MOST_ENTRIES, Limited, LimitState
+from relay.throttle.limit_state import Limited, LimitState
 
 NEVER_NS = 1 << 80
 
 
 class Book:
-    def __init__(self, bounds: Bounds = BOUNDS, most_entries: int = MOST_ENTRIES) -> None:
-        self._bounds, self._most_entries = bounds, most_entries
+    def __init__(self, bounds: Bounds = BOUNDS) -> None:
+        self._bounds = bounds
         self.judged: Sequence[Limit] = ()
         self._guard_ns: int | None = None
         self.limits: list[LimitState] = []
@@ -34,6 +34,7 @@ class Book:
         self.ended: list[Slot] = []
         """Ascending by their ends."""
         self._size, self._compact_above = 0, bounds.least
+        """Of what ended: slots and shares."""
         self._last_id = 0
         self.granted: list[Slot] = []
         """Not durable yet."""
@@ -48,8 +49,7 @@ class Book:
         self.now_ns = max(self.now_ns, now_ns)
         if self._next_deadline_ns > self.now_ns:
             return
-        late = [slot for slot in self.in_flight.values() if slot.until_ns <= self.now_ns]
-        for slot in sorted(late, key=end_of):
+        for slot in [slot for slot in self.in_flight.values() if slot.until_ns <= self.now_ns]:
             self._end(slot.id, slot.until_ns)
         self._next_deadline_ns = min(map(end_of, self.in_flight.values()), default=NEVER_NS)
 
@@ -67,7 +67,11 @@ class Book:
         for event in events:
             match event:
                 case Slot(is_open=True):
-                    self._start(event)
+                    self._last_id = max(self._last_id, event.id)
+                    self.in_flight[event.id] = event
+                    self._next_deadline_ns = min(self._next_deadline_ns, event.until_ns)
+                    for state in self.limits:
+                        state.start(event)
                 case Slot():
                     self._last_id = max(self._last_id, event.id)
                     self._keep(event)
@@ -81,9 +85,9 @@ class Book:
         if self._size > self._compact_above:
             self._compact()
 
-    def decide(self, requests: Sequence[Request], transaction_ns: int) -> list[Reservation | Wait | TooLarge]:
+    def decide(self, requests: Sequence[Request], transaction_ns: int) -> list[Admission]:
         """Decide in the order of the requests: once one waits for what all need, so do all behind it."""
-        answers: list[Reservation | Wait | TooLarge] = []
+        answers: list[Admission] = []
         waiting: Wait | None = None
         for request in requests:
             answer = waiting or self._decide(request, transaction_ns)
@@ -114,23 +118,17 @@ class Book:
         return [*self.ended, *self.in_flight.values()]
 
     def limited(
-        self,
-        transaction_ns: int,
-        own: Container[int],
-        limits: Sequence[Limit] | None = None,
-        guard_ns: int | None = None,
+        self, transaction_ns: int, limits: Sequence[Limit] | None = None, guard_ns: int | None = None
     ) -> tuple[Limited, ...]:
-        """Return what occupies each limit, as if slots of `own` take so long, others until their deadline.
+        """Return what occupies each limit, as if slots in flight took so long.
 
         With `limits`, those instead of its own.
         """
-
-        def likely_end(slot: Slot) -> int:
-            took_ns = 0 if slot.connections else transaction_ns
-            return max(self.now_ns, slot.started_at_ns + took_ns) if slot.id in own else slot.until_ns
-
         states = self.limits if limits is None else self._filled(limits, guard_ns)
-        ends = [(slot, likely_end(slot)) for slot in self.in_flight.values()]
+        ends = [
+            (slot, max(self.now_ns, slot.started_at_ns + (0 if slot.connections else transaction_ns)))
+            for slot in self.in_flight.values()
+        ]
         return tuple(state.limited(ends, self.now_ns) for state in states)
 
     def leaves_in_ns(self, span_ns: int) -> int | None:
@@ -138,15 +136,13 @@ class Book:
         index = bisect_right(self.ended, self.now_ns - span_ns, key=end_of)
         return None if index == len(self.ended) else self.ended[index].until_ns + span_ns - self.now_ns
 
-    def _decide(self, request: Request, transaction_ns: int) -> Reservation | Wait | TooLarge:
-        """Grant as many of its recipients as there is room for; or none."""
-        chosen = choose(self.limits, request, self.now_ns)
-        if not chosen:
-            return too_large(self.limits, request) or wait(self.limits, request, self.now_ns)
+    def _decide(self, request: Request, transaction_ns: int) -> Admission:
+        chosen = judged(self.limits, request, self.now_ns)
+        if isinstance(chosen, Wait | TooLarge):
+            return chosen
         weights = 1, len(chosen), 0, request.size_bytes
-        return Reservation(
-            self._grant(transaction_ns, weights, shares_of(self.limits, request, chosen)), chosen
-        )
+        slot = self._grant(transaction_ns, weights, shares_of(self.limits, request, chosen))
+        return Reservation(slot, chosen)
 
     def _grant(self, span_ns: int, weights: tuple[int, int, int, int], shares: tuple[Share, ...]) -> Slot:
         slot_id = self._last_id + len(self.granted) + 1
@@ -157,20 +153,13 @@ class Book:
         return slot
 
     def _filled(self, limits: Sequence[Limit], guard_ns: int | None) -> list[LimitState]:
-        states = [LimitState(limit, guard_ns, self._most_entries) for limit in limits]
+        states = [LimitState(limit, guard_ns) for limit in limits]
         for state in states:
             for slot in self.in_flight.values():
                 state.start(slot)
             for slot in self.ended:
                 state.charge(slot, self.now_ns)
         return states
-
-    def _start(self, slot: Slot) -> None:
-        self._last_id = max(self._last_id, slot.id)
-        self.in_flight[slot.id] = slot
-        self._next_deadline_ns = min(self._next_deadline_ns, slot.until_ns)
-        for state in self.limits:
-            state.start(slot)
 
     def _end(self, slot_id: int, at_ns: int) -> None:
         if (slot := self.in_flight.pop(slot_id, None)) is None:
@@ -184,10 +173,13 @@ class Book:
             self.ended.append(slot)
         else:
             insort(self.ended, slot, key=end_of)
-        self._size += size_of(slot)
+        self._size += 1 + len(slot.shares)
 
     def _compact(self) -> None:
         self.ended = compacted(self.ended, self.now_ns, self._bounds)
-        self._size = sum(map(size_of, self.ended))
+        self._size = sum(1 + len(slot.shares) for slot in self.ended)
+        # A key of one slot takes a window and an instant.
+        if any(state.size > 2 * self._size for state in self.limits):
+            self.limits = self._filled(self.judged, self._guard_ns)
         # The more is kept, the longer it takes, and the more decisions share its cost.
         self._compact_above = max(self._bounds.least, 2 * self._size)

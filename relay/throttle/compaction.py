@@ -1,7 +1,7 @@
 """Old slots in fewer records, so that memory and the history stay bounded.  Pure.
 
 The newest `exact` slots stay as they are.  Of older ones the instants of their ends are rounded *up* to a
-grid, by less than 1/PARTS of their age, and those that fall together are added up, each kind of key for
+grid, by less than 1/parts of their age, and those that fall together are added up, each kind of key for
 itself; so no sum falls too early, and merging twice adds no error.  A slot is dropped once no limit that a
 policy can hold asks for it.
 
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from relay.clock import LONGEST_DURATION_NS
 from relay.throttle.events import UNKNOWN, Share, Slot
-from relay.throttle.window import BUCKETS, EXACT_SLOTS
 
 KEEP_NS = 2 * LONGEST_DURATION_NS
 """The longest period and the longest guard that a policy can hold."""
@@ -25,12 +24,13 @@ KEEP_NS = 2 * LONGEST_DURATION_NS
 class Bounds:
     """How much of the past is kept, and how exactly."""
 
-    exact: int = 2 * EXACT_SLOTS
-    """What an exact window admits in two spans, so that rounding what is older cannot reach into it."""
-    parts: int = BUCKETS
+    exact: int = 8192
+    """A limit of up to half as many is exact: what is older than two of its spans is not rounded into it."""
+    parts: int = 1024
+    """Of the others less than that part of their span is wasted."""
     most_shares: int = 400_000
     """Some 80 MB: half for the exact ones, half for the others."""
-    least: int = 3 * EXACT_SLOTS
+    least: int = 12_288
     """Fewer slots and shares than that are not looked at."""
 
 
@@ -46,7 +46,7 @@ def compacted(ended: Sequence[Slot], now_ns: int, bounds: Bounds = BOUNDS) -> li
     together: dict[int, list[Slot]] = {}
     for slot in ended[:split]:
         if (age_ns := now_ns - slot.until_ns) <= KEEP_NS:
-            together.setdefault(rounded_up(slot.until_ns, age_ns, bounds.parts), []).append(slot)
+            together.setdefault(_rounded_up(slot.until_ns, age_ns, bounds.parts), []).append(slot)
     merged = [_sum(at_ns, slots) for at_ns, slots in together.items()]
     if sum(len(slot.shares) for slot in merged) > bounds.most_shares // 2:
         most = bounds.most_shares // 2 // len(merged)
@@ -58,11 +58,7 @@ def end_of(slot: Slot) -> int:
     return slot.until_ns
 
 
-def size_of(slot: Slot) -> int:
-    return 1 + len(slot.shares)
-
-
-def rounded_up(at_ns: int, age_ns: int, parts: int) -> int:
+def _rounded_up(at_ns: int, age_ns: int, parts: int) -> int:
     """Round an instant up by less than 1/parts of its age, and never past now.
 
     The grain is a power of two, so that rounding again when it is older lands on the same grid.
@@ -80,10 +76,16 @@ def _sum(at_ns: int, slots: Sequence[Slot]) -> Slot:
     shares: dict[tuple[str, str], Share] = {}
     for slot in slots:
         told = {share.for_each for share in slot.shares}
-        unknown = (Share(kind, UNKNOWN, slot.messages, slot.recipients, slot.bytes) for kind in kinds)
-        for share in (*slot.shares, *(each for each in unknown if each.for_each not in told)):
-            before = shares.get(share[:2])
-            shares[share[:2]] = share if before is None else _added(before, share)
+        unknown = [
+            Share(kind, UNKNOWN, slot.messages, slot.recipients, slot.bytes)
+            for kind in kinds
+            if kind not in told
+        ]
+        for kind, key, messages, recipients, size_bytes in (*slot.shares, *unknown):
+            _, _, *before = shares.get((kind, key), (kind, key, 0, 0, 0))
+            shares[kind, key] = Share(
+                kind, key, before[0] + messages, before[1] + recipients, before[2] + size_bytes
+            )
     return Slot(
         0,
         min(slot.started_at_ns for slot in slots),
@@ -105,8 +107,3 @@ def _heaviest(shares: Sequence[Share], most: int) -> tuple[Share, ...]:
         others = (share[2:] for share in ranked[most:] if share.for_each == kind)
         kept.append(Share(kind, UNKNOWN, *map(max, zip(*others, strict=True))))
     return (*kept, *ranked[:most])
-
-
-def _added(one: Share, other: Share) -> Share:
-    messages, recipients = one.messages + other.messages, one.recipients + other.recipients
-    return Share(one.for_each, one.key, messages, recipients, one.bytes + other.bytes)

@@ -11,7 +11,7 @@ from relay.throttle.limit import LONGEST_KEY, ForEach, Unit
 
 UNKNOWN = "%"
 """The key of a share that counts for every key; `key_of` makes no such key."""
-_UNFIT = frozenset(range(256)) - frozenset(range(ord("!"), ord("~") + 1)) | {ord("%")}
+_FIT = frozenset(range(ord("!"), ord("~") + 1)) - {ord("%")}
 
 
 class Share(NamedTuple):
@@ -76,16 +76,16 @@ def moved(event: Event, by_ns: int) -> Event:
 def weights_in(
     slot: Slot, unit: Unit, for_each: ForEach | None, only: str | None
 ) -> list[tuple[str | None, int]]:
-    """Return what a slot weighs for each key; the key None counts for all of them."""
+    """Return what a slot weighs for each key, without zeros; the key None counts for all of them."""
     # A unit is the name of the field that has it; no limit on connections has keys.
     shares = for_each and [share for share in slot.shares if share.for_each == for_each]
     if not shares:
-        return [(None, getattr(slot, unit))]
-    weights = [(share.key, getattr(share, unit)) for share in shares]
+        weight = getattr(slot, unit)
+        return [(None, weight)] if weight else []
     return [
-        (None if key == UNKNOWN else key, weight)
-        for key, weight in weights
-        if weight and (only is None or key in (only, UNKNOWN))
+        (None if share.key == UNKNOWN else share.key, weight)
+        for share in shares
+        if (weight := getattr(share, unit)) and (only is None or share.key in (only, UNKNOWN))
     ]
 
 
@@ -93,4 +93,4 @@ def weights_in(
 def key_of(text: str) -> str:
     """Return a key as a share names it: printable ASCII without spaces, and never too long."""
     octets = text.encode("utf-8", "surrogatepass")
-    return "".join(f"%{octet:02x}" if octet in _UNFIT else chr(octet) for octet in octets)[-LONGEST_KEY:]
+    return "".join(chr(octet) if octet in _FIT else f"%{octet:02x}" for octet in octets)[-LONGEST_KEY:]

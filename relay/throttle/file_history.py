@@ -7,14 +7,13 @@ five states:
 | --- | --- | --- |
 | absent | no file, and no mark in the lock | the first commit creates it |
 | whole | whole groups, and nothing behind them but room | read on from where this process was |
-| torn | a part of a group behind them, on which nothing was sent | the next commit cuts it off |
+| torn | a part of a group behind them, on which nothing was sent | cut off |
 | other boot | its instants are those of another boot | it is written anew, in this boot's time |
 | damaged | anything else, or less than the mark in the lock says | **nothing is sent** |
 
 Durability.  A commit is a group, synced.  What another process wrote, and the name of a file that another
-one made, is synced before the first group behind it: its writer may have died before that.  After a failed
-write the group is cut off, and the next transaction reads the whole file; where a sync failed, it also
-writes a new one.
+one made, is synced where it is read: its writer may have died before that.  After a failed write the group is
+cut off, and the next transaction reads the whole file; where a sync failed, it also writes a new one.
 
 Time.  Instants are boottime, so a step of the wall clock never matters.  After a reboot all of them move
 by one shift: since the last group as much time has passed as the wall clock is ahead of that group's
@@ -28,7 +27,6 @@ Not noticed: both files removed under a relay that runs; a file that is put back
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from relay.clock import SECOND_NS, Clock
 from relay.spool.disk.durable import Disk, write_with_room
@@ -59,15 +57,11 @@ ADVICE = "stop, wait for the longest period of its limits, move it and its .lock
 """What repairs damage."""
 
 
-class Found(NamedTuple):
-    """What a whole history tells, in the time of this boot."""
+def found_in(content: bytes, mark_ns: int | None, clock: Clock) -> tuple[Contents, bool]:
+    """Return what a whole history tells, in the time of this boot, and whether it is of this boot.
 
-    contents: Contents
-    is_of_this_boot: bool
-
-
-def found_in(content: bytes, mark_ns: int | None, clock: Clock) -> Found:
-    """Read a whole history; `mark_ns` is what its lock says.  Raises DamagedHistory."""
+    `mark_ns` is what its lock says.  Raises DamagedHistory.
+    """
     boot_id, start = read_header(content)
     contents = read_groups(content, start)
     if (last := contents.at) is None:
@@ -78,12 +72,12 @@ def found_in(content: bytes, mark_ns: int | None, clock: Clock) -> Found:
     if boot_id == clock.boot_id():
         if last.boottime_ns > now_ns + CLOCK_SKEW_NS:
             raise DamagedHistory("it was written in the future of this boot: by a host with another clock")
-        return Found(contents, is_of_this_boot=True)
+        return contents, True
     passed_ns = max(0, clock.wall_ns() - last.mark_ns)
     shift_ns = now_ns - (0 if passed_ns > LONGEST_BELIEVED_NS else passed_ns) - last.boottime_ns
     events = [moved(event, shift_ns) for event in contents.events]
     at = last._replace(boottime_ns=last.boottime_ns + shift_ns)
-    return Found(contents._replace(events=events, at=at), is_of_this_boot=False)
+    return contents._replace(events=events, at=at), False
 
 
 def check_mark(last: At | None, mark_ns: int | None) -> None:
@@ -108,17 +102,10 @@ class FileHistory:
         self._path, self._folder, self._lock_path = str(path), str(path.parent), f"{path}.lock"
         self._disk, self._clock = disk, clock
         self._replace_above_bytes = replace_above_bytes
-        self._has_folder = False
-        """Its name, and those above it, are durable."""
-        # Of the file as far as it is known, up to `_end`, which is behind a whole group.
         self._fd: int | None = None
+        """The file, known up to `_end`, behind a whole group; None: to be read from its beginning."""
         self._end = self._worth_bytes = 0
         self._at: At | None = None
-        self._is_torn = False
-        self._is_of_others = False
-        """What is there, or its name, may not be durable."""
-        self._must_read = True
-        """What is known of the file is not relied on."""
         self._must_write_anew = False
         """A sync failed, which is final: nobody knows what a crash leaves, or which file has the name."""
         # Of the present transaction.
@@ -130,10 +117,10 @@ class FileHistory:
     @contextlib.contextmanager
     def transaction(self) -> "Iterator[FileHistory]":
         with self._failing_closed("lock"):
-            if not self._has_folder:
+            if self._fd is None:
+                # Whoever made the folders may have died before they were durable.
                 self._disk.make_directory(self._folder)
                 self._disk.sync_all(self._folder)
-                self._has_folder = True
             if (fd := self._disk.lock(self._lock_path, wait=True)) is None:
                 raise HistoryError(f"{self._lock_path}: taken")
             self._lock_fd = fd
@@ -169,21 +156,23 @@ class FileHistory:
         return True
 
     def close(self) -> None:
-        if self._fd is not None:
-            fd, self._fd = self._fd, None
+        fd, self._fd = self._fd, None
+        if fd is not None:
             self._disk.close(fd)
 
     def _look(self) -> None:
         """Find out what is news.  Raises OSError and DamagedHistory."""
         mark_ns = read_mark(self._disk.pread(self._lock_fd, MARK_BYTES, 0))
-        self.news, self.is_whole = (), False
-        if self._must_read or self._fd is None or not self._disk.leads_to(self._path, self._fd):
-            self._must_read = self.is_whole = True
+        self.news, self.is_whole, fd = (), False, self._fd
+        if fd is None or not self._disk.leads_to(self._path, fd):
+            self.is_whole = True
             self._read_all(mark_ns)
-            self._must_read = False
-        elif self._disk.pread(self._fd, 1, self._end) not in (b"", b"\0"):
-            content = self._disk.pread(self._fd, self._disk.size(self._fd) - self._end, self._end)
-            self._know(content, read_groups(content, 0, self._end), self._end)
+        elif self._disk.pread(fd, 1, self._end) not in (b"", b"\0"):
+            found = read_groups(
+                self._disk.pread(fd, self._disk.size(fd) - self._end, self._end), 0, self._end
+            )
+            check_mark(found.at or self._at, mark_ns)
+            self._know(fd, found)
         check_mark(self._at, mark_ns)
         self.is_empty = self._at is None
 
@@ -192,21 +181,28 @@ class FileHistory:
         self._at, self._end, self._worth_bytes = None, 0, 0
         if self._disk.inode(self._path) is None:
             return
-        self._fd = self._disk.open_update(self._path)
+        fd = self._fd = self._disk.open_update(self._path)
         if (why := self._disk.why_not_ours(self._path)) is not None:
             raise DamagedHistory(why)
-        content = self._disk.pread(self._fd, self._disk.size(self._fd), 0)
-        contents, is_of_this_boot = found_in(content, mark_ns, self._clock)
-        self._know(content, contents, 0)
-        self._worth_bytes = contents.first_end
-        if not is_of_this_boot or self._must_write_anew:
-            self._put(self.news)
+        content = self._disk.pread(fd, self._disk.size(fd), 0)
+        found, is_of_this_boot = found_in(content, mark_ns, self._clock)
+        if is_of_this_boot and not self._must_write_anew:
+            self._know(fd, found)
+            with self._giving_up():
+                self._disk.sync_directory(self._folder)
+            # The first group is what was written anew last.
+            self._worth_bytes = content.index(b"\n", content.index(b"\n") + 1)
+        else:
+            self.news, self._at = found.events, found.at
+            self._put(found.events)
 
-    def _know(self, content: bytes, found: Contents, origin: int) -> None:
-        self.news, self._end = found.events, origin + found.end
-        self._is_torn = bool(content[found.end :].strip(b"\0"))
-        if found.at is not None:
-            self._at, self._is_of_others = found.at, True
+    def _know(self, fd: int, found: Contents) -> None:
+        """Learn what stands from `_end` on, and have it durable before anything is added."""
+        if found.is_torn:
+            self._disk.truncate(fd, self._end + found.end)
+        with self._giving_up():
+            self._disk.sync_content(fd)
+        self.news, self._at, self._end = found.events, found.at or self._at, self._end + found.end
 
     def _put(self, events: Sequence[Event]) -> None:
         at = self._at_now()
@@ -215,20 +211,12 @@ class FileHistory:
             fd = put_in_place(self._disk, self._path, content)
         self.close()
         self._fd, self._end, self._worth_bytes = fd, len(content), len(content)
-        self._must_write_anew = self._is_torn = self._is_of_others = False
+        self._must_write_anew = False
         self._note(at)
 
     def _append(self, fd: int, events: Sequence[Event]) -> None:
-        if self._is_of_others:
-            with self._giving_up():
-                self._disk.sync_content(fd)
-                self._disk.sync_directory(self._folder)
-            self._is_of_others = False
         at = self._at_now()
         content = group(at, events)
-        if self._is_torn:
-            self._disk.truncate(fd, self._end)
-            self._is_torn = False
         try:
             write_with_room(self._disk, fd, content, self._end, folder=self._folder)
             # Crash here: the group may be whole, torn or gone; no grant of it was given yet.
@@ -267,11 +255,12 @@ class FileHistory:
 
     @contextlib.contextmanager
     def _failing_closed(self, doing: str) -> Iterator[None]:
+        """Refuse, and read all of it anew next time."""
         try:
             yield
-        except OSError as error:
-            self._must_read, self._has_folder = True, False
+        except (OSError, DamagedHistory) as error:
+            with contextlib.suppress(OSError):
+                self.close()
+            if isinstance(error, DamagedHistory):
+                raise refusal(self._path, error) from error
             raise HistoryError(f"{self._path}: cannot {doing} it: {error.strerror or error}") from error
-        except DamagedHistory as damage:
-            self._must_read = True
-            raise refusal(self._path, damage) from damage

@@ -11,10 +11,10 @@ from pathlib import Path
 from relay.clock import Clock
 from relay.spool.disk.durable import Disk, opened
 from relay.throttle.book import Book
-from relay.throttle.events import Event, Slot
+from relay.throttle.events import Slot
 from relay.throttle.file_history import ADVICE, check_mark, found_in, refusal
 from relay.throttle.history import NOTHING_SENT, HistoryError
-from relay.throttle.history_format import MARK_BYTES, DamagedHistory, read_mark
+from relay.throttle.history_format import MARK_BYTES, Contents, DamagedHistory, read_mark
 from relay.throttle.limit import Limit
 
 
@@ -40,16 +40,17 @@ class Finding:
 def history_findings(path: Path, disk: Disk, clock: Clock) -> Iterator[Finding]:
     """Tell what a relay that starts now would do."""
 
-    def found(kind: str, what: str, advice: str) -> Finding:
-        return Finding(str(path), kind, what, NOTHING_SENT if advice else "cut at the next use", advice)
+    def damaged(what: str, advice: str) -> Finding:
+        return Finding(str(path), "damaged_history", what, NOTHING_SENT, advice)
 
     try:
-        if _read(path, disk, clock)[1]:
-            yield found("torn_group", "its last group is not whole; nothing was sent on it", "")
+        if _read(path, disk, clock).is_torn:
+            what = "its last group is not whole; nothing was sent on it"
+            yield Finding(str(path), "torn_group", what, "cut at the next use")
     except DamagedHistory as damage:
-        yield found("damaged_history", str(damage), ADVICE)
+        yield damaged(str(damage), ADVICE)
     except OSError as error:
-        yield found("damaged_history", f"cannot be read: {error.strerror}", "see to the disk")
+        yield damaged(f"cannot be read: {error.strerror}", "see to the disk")
 
 
 def book_in_file(path: Path, limits: Sequence[Limit], guard_ns: int | None, disk: Disk, clock: Clock) -> Book:
@@ -60,14 +61,13 @@ def book_in_file(path: Path, limits: Sequence[Limit], guard_ns: int | None, disk
     book = Book()
     book.judge_by(limits, guard_ns)
     try:
-        events, _ = _read(path, disk, clock)
+        book.reset(_read(path, disk, clock).events, clock.boottime_ns())
     except PermissionError:
         raise
     except DamagedHistory as damage:
         raise refusal(str(path), damage) from damage
     except OSError as error:
         raise HistoryError(f"{path}: cannot read it: {error.strerror or error}") from error
-    book.reset(events, clock.boottime_ns())
     return book
 
 
@@ -76,11 +76,8 @@ def slots_in_file(path: Path, disk: Disk, clock: Clock) -> list[Slot]:
     return book_in_file(path, (), None, disk, clock).slots()
 
 
-def _read(path: Path, disk: Disk, clock: Clock) -> tuple[Sequence[Event], bool]:
-    """Return all events, and whether something torn stands behind them.
-
-    Raises OSError and DamagedHistory.
-    """
+def _read(path: Path, disk: Disk, clock: Clock) -> Contents:
+    """Raise OSError and DamagedHistory."""
     mark_ns = None
     try:
         # Ahead of the history, which can only have more by then.
@@ -95,6 +92,5 @@ def _read(path: Path, disk: Disk, clock: Clock) -> tuple[Sequence[Event], bool]:
             content = disk.pread(fd, disk.size(fd), 0)
     except FileNotFoundError:
         check_mark(None, mark_ns)
-        return (), False
-    found = found_in(content, mark_ns, clock).contents
-    return found.events, bool(content[found.end :].strip(b"\0"))
+        return Contents([], None, 0, is_torn=False)
+    return found_in(content, mark_ns, clock)[0]

@@ -56,9 +56,9 @@ class Contents(NamedTuple):
     at: At | None
     """Of the last whole group; None if there is none."""
     end: int
-    """The offset behind the last whole group; what follows was torn."""
-    first_end: int
-    """The offset behind the first group."""
+    """The offset behind the last whole group."""
+    is_torn: bool
+    """Something but room stands behind the last whole group."""
 
 
 MARK_BYTES = 64
@@ -97,7 +97,7 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
     """
     events: list[Event] = []
     at: At | None = None
-    end = first_end = start
+    end = start
     while end < len(content):
         behind = content.find(b"\n", end) + 1
         said = _read(content[end:behind])
@@ -107,14 +107,13 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
             break
         try:
             (boottime_ns, mark_ns), *told = said
-            at = At(_whole(boottime_ns), _whole(mark_ns))
+            at = At(int(boottime_ns), int(mark_ns))
             events += events_in(told)
         except (ValueError, TypeError) as error:
             # Its checksum was right, so another program wrote it.
             raise DamagedHistory(f"byte {origin + end}: a group that this version cannot read") from error
-        first_end = behind if first_end == start else first_end
         end = behind
-    return Contents(events, at, end, first_end)
+    return Contents(events, at, end, is_torn=content[end:].strip(b"\0") != b"")
 
 
 def read_mark(content: bytes) -> int | None:
@@ -123,22 +122,6 @@ def read_mark(content: bytes) -> int | None:
         case ["relay-history-end", int(mark_ns)]:
             return mark_ns
     return None
-
-
-def _line(value: Any) -> bytes:
-    text = _JSON.encode(value).encode("ascii")
-    return b"%08x %s\n" % (zlib.crc32(text), text)
-
-
-def _read(line: bytes) -> Any:
-    """Return what a whole line says; None if it is not whole."""
-    text = line[9:-1]
-    if line[:9] + line[-1:] != b"%08x \n" % zlib.crc32(text):
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def words_of(event: Event) -> list[Any]:
@@ -157,36 +140,50 @@ def events_in(group: Iterable[list[Any]]) -> list[Event]:
 
 
 def _event(words: list[Any]) -> Event:
-    """Raise ValueError or TypeError where it is none."""
     match words:
-        case ["ended", slot_id, at_ns]:
-            return Ended(_whole(slot_id), _whole(at_ns))
-        case ["issued", slot_id]:
-            return Issued(_whole(slot_id))
-        case ["reserved" | "charged" as word, slot_id, start_ns, until_ns, m, r, c, size_bytes, *shares]:
-            weights = _weight(m), _weight(r), _weight(c), _weight(size_bytes)
-            instants = _whole(start_ns), _whole(until_ns)
-            slot = Slot(_whole(slot_id), *instants, *weights, tuple(map(_share, shares)), word == "reserved")
-            if slot.id >= slot.is_open:
-                return slot
+        case ["ended", int(slot_id), int(at_ns)]:
+            return Ended(slot_id, at_ns)
+        case ["issued", int(slot_id)]:
+            return Issued(slot_id)
+        case [
+            "reserved" | "charged" as word,
+            int(slot_id),
+            int(start_ns),
+            int(until_ns),
+            m,
+            r,
+            c,
+            size,
+            *shares,
+        ]:
+            weights = _weight(m), _weight(r), _weight(c), _weight(size)
+            known = tuple([_share(*share) for share in shares])
+            return Slot(slot_id, start_ns, until_ns, *weights, known, word == "reserved")
     raise ValueError(words)
 
 
-def _share(words: list[Any]) -> Share:
-    match words:
-        case [str(for_each), str(key), messages, recipients, size_bytes]:
-            return Share(for_each, key, _weight(messages), _weight(recipients), _weight(size_bytes))
-    raise ValueError(words)
+def _share(for_each: str, key: str, messages: int, recipients: int, size_bytes: int) -> Share:
+    return Share(str(for_each), str(key), _weight(messages), _weight(recipients), _weight(size_bytes))
 
 
 def _weight(value: Any) -> int:
     # A negative one would make room for others.
-    if _whole(value) < 0:
+    if not isinstance(value, int) or value < 0:
         raise ValueError(value)
-    return _whole(value)
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(value)
     return value
+
+
+def _line(value: Any) -> bytes:
+    text = _JSON.encode(value).encode("ascii")
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _read(line: bytes) -> Any:
+    """Return what a whole line says; None if it is not whole."""
+    text = line[9:-1]
+    if line[:9] + line[-1:] != b"%08x \n" % zlib.crc32(text):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

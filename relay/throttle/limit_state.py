@@ -1,31 +1,38 @@
 """One limit with all that occupies it: a window, or one for each key.  Pure.
 
+The rule.  A slot is occupied from its reservation until one span after its transaction *ended*; a span is
+the period T and a guard.  A transaction may start only if occupied + its weight <= N.  Half-open, and
+defined here only: a slot that ended at e is free at every now >= e + T.
+
+The proof.  Suppose the upstream counted more than N within some half-open window of length T.  It counts a
+transaction somewhere between our start and our end of it, at an instant that we never learn.  Take the one
+that started last, at s; it was counted at c >= s.  Each other one was counted after c - T, so it ended
+after c - T >= s - T: at s it was in flight, or had ended less than T ago.  So at s all others were
+occupied and together with this one weighed more than N; it would not have started.  Stamping the
+slot at its start instead lets an upstream with slow replies see 17 of 10.
+
 A limit that says `for_each` has a window for each sender, domain, client, user or lane.  One more window,
 that of the key None, counts for all keys: it holds what was recorded without this kind of key.  A key's room
 is N less its own window less that one.  A ceiling is a limit of kind `lane` with `only` one key.
 
 What was granted and is not durable yet is `taken`, beside the windows, and counts too.
 
-Memory: at most `most_entries`, where each key and each instant at which something opens is one, and what
-other relays record beyond that.  A limit with keys that is so crowded has no room until something opens.  A
-key leaves once its window is empty.
-
-Every `now_ns` is the truth or earlier, and what is free by it is forgotten.
+Every `now_ns` is the truth or earlier.  A decision looks at one number, never at all N slots.  A window
+forgets what is free when it is asked; those of keys that nobody asks about go when the book merges its past,
+and fills a new state from that.  So memory is that of the book, whatever N and T are.
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from relay.throttle.events import Slot, weights_in
 from relay.throttle.limit import ForEach, Limit, Unit
-from relay.throttle.window import Opening, Window, bucket_of, opening_of
 
-MOST_ENTRIES = 1_000_000
-"""Of one limit: 200,000 keys of one message take 100 MB."""
 LONGEST_DEFAULT_GUARD_NS = 1_000_000_000
-
-Openings = tuple[Opening, ...]
+Opening = tuple[int, int]
+"""When slots open, and what they weigh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +50,11 @@ class Usage:
     """When there may be room for one more; now, if there is."""
     for_each: ForEach | None = None
     key: str | None = None
-    is_crowded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """A limit with all that occupies it, as an estimate goes on from it."""
+    """A limit with what occupies it, as an estimate goes on from it."""
 
     label: str
     unit: Unit
@@ -56,34 +62,51 @@ class Limited:
     """N."""
     span_ns: int
     """T and its guard."""
-    shared: Openings = ()
-    for_each: ForEach | None = None
-    of_key: Mapping[str, Openings] = field(default_factory=dict)
-    only: str | None = None
+    for_each: ForEach | None
+    only: str | None
     """The only key that it judges: the lane of a ceiling."""
+    taken: tuple[Opening, ...]
+    """What counts for that key, or for all of them."""
 
-    @property
-    def taken(self) -> Openings:
-        """What occupies it, where it has one window: without keys, or for one of them only."""
-        return self.shared if self.only is None else (*self.shared, *self.of_key.get(self.only, ()))
+
+class Window:
+    __slots__ = ("openings", "used")
+
+    def __init__(self) -> None:
+        self.used = 0
+        """What is in flight, and what has ended and is not freed yet."""
+        self.openings: list[Opening] = []
+        """Of the latter, ascending.  A list: of 200,000 keys each deque would take 600 bytes."""
+
+    def open_at(self, free_at_ns: int, weight: int) -> None:
+        """Have `weight` of what is used open at an instant."""
+        openings = self.openings
+        if not openings or openings[-1][0] < free_at_ns:
+            openings.append((free_at_ns, weight))
+            return
+        index = bisect_left(openings, (free_at_ns,))
+        if openings[index][0] == free_at_ns:
+            openings[index] = free_at_ns, openings[index][1] + weight
+        else:
+            openings.insert(index, (free_at_ns, weight))
+
+    def free(self, now_ns: int) -> None:
+        """Forget what is free by now."""
+        if freed := bisect_left(self.openings, (now_ns + 1,)):
+            self.used -= sum([weight for _, weight in self.openings[:freed]])
+            del self.openings[:freed]
 
 
 class LimitState:
-    def __init__(self, limit: Limit, guard_ns: int | None, most_entries: int = MOST_ENTRIES) -> None:
+    def __init__(self, limit: Limit, guard_ns: int | None) -> None:
+        """`guard_ns` None: 1 % of T, at most a second."""
         self.label, self.unit, self.count = limit.label, limit.unit, limit.count
         self.for_each, self.only = limit.for_each, limit.only
-        self.span_ns = span_of(limit, guard_ns)
-        self._bucket_ns = bucket_of(limit.count, self.span_ns, has_keys=limit.for_each is not None)
-        self._most_entries = most_entries
-        self._instants = 0
-        self.windows: dict[str | None, Window] = {None: Window()}
-        self._first: list[tuple[int, bool, str | None]] = []
-        """A heap of the windows in which something opens, by the first instant of each."""
+        guard_ns = min(limit.per_ns // 100, LONGEST_DEFAULT_GUARD_NS) if guard_ns is None else guard_ns
+        self.span_ns = limit.per_ns + guard_ns
+        self._windows: dict[str | None, Window] = {None: Window()}
         self.taken: dict[str | None, int] = {}
         """By key, what was granted and is not durable yet."""
-
-    def is_about(self, key: str | None) -> bool:
-        return self.only is None or self.only == key
 
     # What happens.
 
@@ -98,46 +121,30 @@ class LimitState:
 
     def end(self, slot: Slot, at_ns: int) -> None:
         for key, weight in self._weights(slot):
-            self._open(key, weight, at_ns + self.span_ns)
+            self._window(key).open_at(at_ns + self.span_ns, weight)
 
     def charge(self, slot: Slot, now_ns: int) -> None:
         """Count a slot that has ended."""
-        for key, weight in self._weights(slot):
-            self.occupy(key, slot.until_ns + self.span_ns, weight, now_ns)
-
-    def occupy(self, key: str | None, free_at_ns: int, weight: int, now_ns: int) -> None:
-        if weight and free_at_ns > now_ns:
-            self._window(key).used += weight
-            self._open(key, weight, free_at_ns)
-
-    def free(self, now_ns: int) -> None:
-        """Forget what is free by now, and keys of which nothing is left."""
-        while self._first and self._first[0][0] <= now_ns:
-            _, _, key = heapq.heappop(self._first)
-            window = self._window(key)
-            freed = window.free(now_ns)
-            self._instants -= freed
-            # One that frees nothing was pushed twice.
-            if freed and window.openings:
-                heapq.heappush(self._first, (window.openings[0][0], key is None, key))
-            if not window.used and key is not None:
-                del self.windows[key]
+        if (free_at_ns := slot.until_ns + self.span_ns) > now_ns:
+            for key, weight in self._weights(slot):
+                window = self._window(key)
+                window.used += weight
+                window.open_at(free_at_ns, weight)
 
     # Questions.
 
     def used(self, key: str | None, now_ns: int) -> int:
         """Return what counts against N for a key; for None, what counts for all."""
-        self.free(now_ns)
-        used = self.windows[None].used + self.taken.get(None, 0)
-        if key is not None:
-            used += self.taken.get(key, 0)
-            if (window := self.windows.get(key)) is not None:
+        used = 0
+        for each in {None, key}:
+            used += self.taken.get(each, 0)
+            if (window := self._windows.get(each)) is not None:
+                window.free(now_ns)
                 used += window.used
         return used
 
     def room(self, key: str | None, now_ns: int) -> int:
-        used = self.used(key, now_ns)
-        return 0 if self.is_crowded else max(0, self.count - used)
+        return max(0, self.count - self.used(key, now_ns))
 
     def opens_at(self, key: str | None, now_ns: int, weight: int = 1) -> int:
         """Return the earliest instant at which `weight` may fit beside all that there is.
@@ -147,75 +154,51 @@ class LimitState:
         """
         excess = self.used(key, now_ns) + min(weight, self.count) - self.count
         if excess <= 0:
-            return self._first[0][0] if self.is_crowded else now_ns
-        windows = [self.windows[each] for each in {None, key} if each in self.windows]
-        opens_ns = opening_of(excess, [window.openings for window in windows])
-        return now_ns + self.span_ns if opens_ns is None else opens_ns
+            return now_ns
+        for opens_at_ns, opening in heapq.merge(*self._openings({None, key})):
+            excess -= opening
+            if excess <= 0:
+                return opens_at_ns
+        return now_ns + self.span_ns
 
-    def usage(self, now_ns: int, key: str | None = None) -> Usage:
-        """Of a limit with keys, `key` is the one that is told of; by default the fullest of them all."""
-        self.free(now_ns)
-        if self.for_each is not None:
-            key = self.only or key or fullest(self.windows)
-        return Usage(
-            self.label,
-            self.unit,
-            self.used(key, now_ns),
-            self.count,
-            self.span_ns,
-            self.opens_at(key, now_ns),
-            self.for_each,
-            key,
-            self.is_crowded,
-        )
+    def fullest_key(self, now_ns: int) -> str | None:
+        """Return the key with the most of N; None where there is none.  Needs no lock: a guess is enough."""
+        fullest, most = None, 0
+        for key, window in self._windows.copy().items():
+            # Most keys are below the fullest even with what is free by now.
+            if key is not None and window.used > most:
+                used = window.used - sum([weight for at_ns, weight in window.openings if at_ns <= now_ns])
+                if used > most:
+                    fullest, most = key, used
+        return fullest
 
-    def limited(self, in_flight: Sequence[tuple[Slot, int]], now_ns: int) -> Limited:
-        """All that occupies it, those in flight as if they ended at the instants given with them."""
-        self.free(now_ns)
-        openings = {key: list(window.openings) for key, window in self.windows.items()}
+    def usage(self, now_ns: int, key: str | None) -> Usage:
+        key = self.only or key
+        used, opens_at_ns = self.used(key, now_ns), self.opens_at(key, now_ns)
+        return Usage(self.label, self.unit, used, self.count, self.span_ns, opens_at_ns, self.for_each, key)
+
+    def limited(self, in_flight: Iterable[tuple[Slot, int]], now_ns: int) -> Limited:
+        """Return what occupies it, those in flight as if they ended at the instants given with them."""
+        self.used(self.only, now_ns)
+        keys = {None, self.only}
+        taken = [opening for openings in self._openings(keys) for opening in openings]
         for slot, ends_ns in in_flight:
-            for key, weight in self._weights(slot):
-                if weight:
-                    openings[key].append((ends_ns + self.span_ns, weight))
-        shared = tuple(openings.pop(None))
-        of_key = {str(key): tuple(each) for key, each in openings.items()}
-        whole = self.label, self.unit, self.count, self.span_ns
-        return Limited(*whole, shared, self.for_each, of_key, self.only)
+            taken += [(ends_ns + self.span_ns, weight) for key, weight in self._weights(slot) if key in keys]
+        its = self.label, self.unit, self.count, self.span_ns, self.for_each, self.only
+        return Limited(*its, tuple(taken))
 
     @property
-    def is_crowded(self) -> bool:
-        is_full = self._instants + len(self.windows) > self._most_entries
-        return is_full and self.for_each is not None and bool(self._first)
+    def size(self) -> int:
+        """Return how much memory it takes, in windows and instants."""
+        return sum([1 + len(window.openings) for window in self._windows.values()])
+
+    def _openings(self, keys: Iterable[str | None]) -> list[list[Opening]]:
+        return [self._windows[key].openings for key in keys if key in self._windows]
 
     def _weights(self, slot: Slot) -> list[tuple[str | None, int]]:
         return weights_in(slot, self.unit, self.for_each, self.only)
 
     def _window(self, key: str | None) -> Window:
-        if (window := self.windows.get(key)) is None:
-            window = self.windows[key] = Window()
+        if (window := self._windows.get(key)) is None:
+            window = self._windows[key] = Window()
         return window
-
-    def _open(self, key: str | None, weight: int, free_at_ns: int) -> None:
-        if not weight:
-            return
-        window = self.windows[key]
-        free_at_ns = -(-free_at_ns // self._bucket_ns) * self._bucket_ns
-        if window.open_at(free_at_ns, weight):
-            self._instants += 1
-            if window.openings[0][0] == free_at_ns:
-                heapq.heappush(self._first, (free_at_ns, key is None, key))
-
-
-def fullest(windows: Mapping[str | None, Window]) -> str | None:
-    """Return the key of the fullest window of a key; None where there is none."""
-    key, used = None, 0
-    for each, window in windows.items():
-        if window.used > used and each is not None:
-            key, used = each, window.used
-    return key
-
-
-def span_of(limit: Limit, guard_ns: int | None) -> int:
-    """Return T and the guard; None: 1 % of T, at most a second."""
-    guard_ns = min(limit.per_ns // 100, LONGEST_DEFAULT_GUARD_NS) if guard_ns is None else guard_ns
-    return limit.per_ns + guard_ns

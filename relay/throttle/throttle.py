@@ -1,7 +1,7 @@
 """The door of the room: what may start now, when to ask again, and what can be asked meanwhile.
 
 Guarantees: in any window of any limit the upstream never sees more than N, wherever between a
-transaction's start and its end it counts (the proof is in `window`); through crashes, clock steps and
+transaction's start and its end it counts (the proof is in `limit_state`); through crashes, clock steps and
 edits, and together with every other process that uses the same history.  What `reserve` grants is durable
 before it returns, so before the first byte of MAIL.  An account without limits is recorded too: the first
 limit that an edit gives it judges all that went before.
@@ -22,38 +22,25 @@ wait for the disk and for other processes; `settle` and the questions of `View` 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from threading import Lock
 from typing import TypeVar
 
 from relay.clock import Clock
-from relay.throttle.admission import Request, Reservation, TooLarge, Wait
+from relay.throttle.admission import Admission, Request, Reservation, TooLarge, Wait
 from relay.throttle.audit import Audit, audit
 from relay.throttle.book import Book
 from relay.throttle.events import Ended, Event, Slot
 from relay.throttle.history import History, Transaction
 from relay.throttle.limit import Limit
-from relay.throttle.limit_state import Limited, Usage, fullest
+from relay.throttle.limit_state import Limited, Usage
 
-__all__ = ["TRANSACTION_NS", "Reservation", "Shared", "Throttle", "View"]
+__all__ = ["TRANSACTION_NS", "Reservation", "Throttle", "View"]
 
 TRANSACTION_NS = 30 * 60 * 1_000_000_000
 """The longest transaction: 10 minutes for the reply to the final dot (RFC 5321, 4.5.3.2.6), and the rest."""
 
 Answer = TypeVar("Answer")
-
-
-@dataclass(slots=True)
-class Shared:
-    """What the questions of several threads share."""
-
-    book: Book = field(default_factory=Book)
-    mutex: Lock = field(default_factory=Lock)
-    ahead_ns: int = 0
-    """How far the clock of the history was ahead of boottime at the last transaction, at the most."""
-    least_ahead_ns: int = 0
-    own: set[int] = field(default_factory=set)
-    """Slots in flight that this process reserved: those of others may belong to the dead."""
 
 
 class View:
@@ -64,18 +51,18 @@ class View:
     processes can only make it later, and `reserve` will say so.
     """
 
-    def __init__(self, shared: Shared, clock: Clock) -> None:
-        self.shared, self._clock = shared, clock
+    def __init__(self, book: Book, clock: Clock) -> None:
+        self.book, self.mutex, self._clock = book, Lock(), clock
+        self.ahead_ns = self.least_ahead_ns = 0
+        """How far the history's clock was ahead of boottime at the last transaction, at most and at least."""
 
     def usage(self) -> list[Usage]:
         """Keep the order of the limits.
 
-        The fullest key is looked for without the lock: another may have become fuller meanwhile.
+        The fullest key of very many is looked for without the lock: another may become fuller meanwhile.
         """
-        windows = self._look(
-            lambda book: {state.label: state.windows.copy() for state in book.limits if state.for_each}
-        )
-        keys = {label: fullest(each) for label, each in windows.items()}
+        now_ns = self._look(lambda book: book.now_ns)
+        keys = {state.label: state.fullest_key(now_ns) for state in self.book.limits}
         usages = self._look(
             lambda book: [state.usage(book.now_ns, keys.get(state.label)) for state in book.limits]
         )
@@ -85,7 +72,7 @@ class View:
         self, transaction_ns: int, limits: Sequence[Limit] | None = None, guard_ns: int | None = None
     ) -> tuple[Limited, ...]:
         """Return what occupies each limit; with `limits`, each of those after a `replan`."""
-        return self._look(lambda book: book.limited(transaction_ns, self.shared.own, limits, guard_ns))
+        return self._look(lambda book: book.limited(transaction_ns, limits, guard_ns))
 
     def leaves_in_ns(self, span_ns: int) -> int | None:
         """Nanoseconds until the oldest end of the last `span_ns` is that old; None without one.
@@ -99,14 +86,13 @@ class View:
         return audit(*self._look(lambda book: (book.slots(), book.judged)))
 
     def _boottime_of(self, at_ns: int) -> int:
-        return at_ns - self.shared.ahead_ns
+        return at_ns - self.ahead_ns
 
     def _look(self, question: Callable[[Book], Answer]) -> Answer:
         """Ask as of now, by the history's clock as far as that is known: never too late."""
-        shared = self.shared
-        with shared.mutex:
-            shared.book.advance(self._clock.boottime_ns() + shared.least_ahead_ns)
-            return question(shared.book)
+        with self.mutex:
+            self.book.advance(self._clock.boottime_ns() + self.least_ahead_ns)
+            return question(self.book)
 
 
 class Throttle(View):
@@ -121,7 +107,7 @@ class Throttle(View):
         book: Book | None = None,
     ) -> None:
         """`guard_ns` None: 1 % of each period, at most a second."""
-        super().__init__(Shared(book or Book()), clock)
+        super().__init__(book or Book(), clock)
         self._history = history
         self._transaction_ns = transaction_ns
         self._turn = Lock()
@@ -130,9 +116,9 @@ class Throttle(View):
         self._must_write = False
         """A commit failed.  Nothing may be sent before one succeeds, even if the history can be read."""
         self._has_begun = False
-        self.shared.book.judge_by(limits, guard_ns)
+        self.book.judge_by(limits, guard_ns)
 
-    def reserve(self, requests: Sequence[Request]) -> list[Reservation | Wait | TooLarge]:
+    def reserve(self, requests: Sequence[Request]) -> list[Admission]:
         """Decide requests in their order, all in one transaction with one commit.
 
         Once a request has to wait for what all need, so do all behind it: no small message overtakes a
@@ -152,12 +138,12 @@ class Throttle(View):
         """Note an end (boottime), in memory: from then on the upstream counts nothing more of it."""
         ended_at_ns = max(reservation.reserved_at_ns, min(ended_at_ns, self._clock.boottime_ns()))
         slot = reservation.slot
-        with self.shared.mutex:
-            at_ns = ended_at_ns + self.shared.ahead_ns
+        with self.mutex:
+            at_ns = ended_at_ns + self.ahead_ns
             # One that outlived its deadline is the same slot once more, from its real end.
             end = Ended(slot.id, at_ns) if at_ns <= slot.until_ns else slot.ended(at_ns)
             self._ends.append(end)
-            self.shared.book.apply([end])
+            self.book.apply([end])
 
     def flush(self) -> None:
         """Learn what others recorded, and make ends durable.  Raises HistoryError.
@@ -174,10 +160,9 @@ class Throttle(View):
 
         What was reserved keeps its deadline.
         """
-        with self._turn, self.shared.mutex:
-            if transaction_ns is not None:
-                self._transaction_ns = transaction_ns
-            self.shared.book.judge_by(limits, guard_ns)
+        with self._turn, self.mutex:
+            self._transaction_ns = self._transaction_ns if transaction_ns is None else transaction_ns
+            self.book.judge_by(limits, guard_ns)
 
     def has_begun(self) -> bool:
         """Return True once, if there was no history and one was begun: nothing before it is known."""
@@ -189,52 +174,47 @@ class Throttle(View):
         with self._turn:
             self._history.close()
 
-    def _transact(
-        self, decide: Callable[[Book], Sequence[Reservation | Wait | TooLarge]]
-    ) -> list[Reservation | Wait | TooLarge]:
+    def _transact(self, decide: Callable[[Book], Sequence[Admission]]) -> list[Admission]:
         """Learn, decide, commit, and only then apply."""
-        shared, book = self.shared, self.shared.book
+        mutex, book = self.mutex, self.book
         with self._turn, self._history.transaction() as transaction:
             try:
-                with shared.mutex:
+                with mutex:
                     self._learn(transaction)
                     answers = decide(book)
                     ends, granted = list(self._ends), list(book.granted)
                 self._commit(transaction, ends, granted)
             except BaseException:
-                with shared.mutex:
+                with mutex:
                     book.forget()
                 raise
-            with shared.mutex:
+            with mutex:
                 book.forget()
                 book.apply(granted)
-                shared.own.update(slot.id for slot in granted)
-                shared.own &= book.in_flight.keys()
                 del self._ends[: len(ends)]
         return [self._here(each) for each in answers]
 
-    def _here(self, answer: Reservation | Wait | TooLarge) -> Reservation | Wait | TooLarge:
+    def _here(self, answer: Admission) -> Admission:
         """Tell an answer in this host's time."""
         match answer:
             case Reservation():
-                return answer._replace(ahead_ns=self.shared.ahead_ns)
+                return answer._replace(ahead_ns=self.ahead_ns)
             case Wait():
                 return replace(answer, until_ns=self._boottime_of(answer.until_ns))
-            case _:
+            case TooLarge():
                 return answer
 
     def _learn(self, transaction: Transaction) -> None:
         """Bring memory to what is durable, and the ends that are not."""
-        shared = self.shared
-        shared.ahead_ns = transaction.ahead_ns
+        self.ahead_ns = transaction.ahead_ns
         # What a network's round trip may have added to the other one.
         passed_ns = transaction.now_ns - self._clock.boottime_ns()
-        shared.least_ahead_ns = min(transaction.ahead_ns, passed_ns) if transaction.ahead_ns else 0
+        self.least_ahead_ns = min(transaction.ahead_ns, passed_ns) if transaction.ahead_ns else 0
         if transaction.is_whole:
-            shared.book.reset([*transaction.news, *self._ends], transaction.now_ns)
+            self.book.reset([*transaction.news, *self._ends], transaction.now_ns)
         else:
-            shared.book.apply(transaction.news)
-            shared.book.advance(transaction.now_ns)
+            self.book.apply(transaction.news)
+            self.book.advance(transaction.now_ns)
 
     def _commit(self, transaction: Transaction, ends: Sequence[Event], granted: Sequence[Slot]) -> None:
         if not ends and not granted and not self._must_write:

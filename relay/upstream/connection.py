@@ -97,15 +97,12 @@ class Connection:
         """Wall clock: when the upstream's certificate ends; None without TLS."""
         self.extensions = channel.extensions
         """What the upstream offers, by the word of this connection."""
-        self.max_recipients = channel.extensions.max_recipients
-        """In a transaction, where the upstream says so (RFC 9422)."""
         self._channel = channel
 
     @property
     def is_usable(self) -> bool:
-        """Whether another transaction may begin: alive, silent, and not used up (RFC 9422, MAILMAX)."""
-        most = self.extensions.max_transactions
-        return self._channel.protocol.is_quiet and (most is None or self.transactions < most)
+        """Whether another transaction may begin: alive, and silent."""
+        return self._channel.protocol.is_quiet
 
     def unfit(self, shape: Shape) -> Answer | None:
         """Return why this connection cannot carry a message, as a DEFER, or None.  Sends nothing."""
@@ -201,12 +198,11 @@ class _Opening:
         last, source = OSError("the name has no address"), self._account.source_address
         for address in await self._addresses():
             self._name = f"{self._account.host}[{address}]:{self._account.port}"
-            self._protocol = StrictProtocol(self._loop)
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            connected = socket.socket(family, socket.SOCK_STREAM)
+            connected = socket.socket(_family(address), socket.SOCK_STREAM)
             try:
                 connected.settimeout(0)  # the loop waits, not the call
-                self._bind(connected, source)
+                if source is not None:
+                    connected.bind((source, 0))
                 await self._in_time(self._loop.sock_connect(connected, (address, self._account.port)))
             except OSError as error:
                 connected.close()
@@ -215,27 +211,23 @@ class _Opening:
                 connected.close()
                 raise
             else:
-                self._on_step("connect", self._name + ("" if source is None else f" from {source}"))
-                # The upstream has counted this connection; another address would be a second one.
-                opening = self._loop.create_connection(
-                    lambda: self._protocol,
-                    sock=connected,
-                    ssl=context,
-                    server_hostname=self._account.host if context else None,
-                )
-                await self._in_time(opening)
-                if context is not None:
-                    self._tell_tls()
-                return
-        raise last
+                break
+        else:
+            raise last
+        self._on_step("connect", self._name + self._from_source)
+        # The upstream has counted this connection; another address would be a second one.
+        server_hostname = self._account.host if context else None
+        opening = self._loop.create_connection(
+            lambda: self._protocol, sock=connected, ssl=context, server_hostname=server_hostname
+        )
+        await self._in_time(opening)
+        if context is not None:
+            self._tell_tls()
 
-    def _bind(self, connected: socket.socket, source: str | None) -> None:
-        """Have a connection come from the policy's address.  Raises UpstreamUnavailable."""
-        if source is not None:
-            try:
-                connected.bind((source, 0))
-            except OSError as error:
-                raise self._unavailable(f"source_address {source}: {_why(error)}") from error
+    @property
+    def _from_source(self) -> str:
+        source = self._account.source_address
+        return "" if source is None else f" from {source}"
 
     async def _in_time(self, waited: Awaitable[_T]) -> _T:
         """Raise TimeoutError, in words, where nobody answers."""
@@ -248,15 +240,12 @@ class _Opening:
     async def _addresses(self) -> list[str]:
         """Keep this host's order of preference (RFC 6724)."""
         account, source = self._account, self._account.source_address
-        family = socket.AF_UNSPEC
-        if source is not None:
-            family = socket.AF_INET6 if ":" in source else socket.AF_INET
+        family = socket.AF_UNSPEC if source is None else _family(source)
         asked = self._loop.getaddrinfo(account.host, account.port, family=family, type=socket.SOCK_STREAM)
         try:
             found = await self._in_time(asked)
         except OSError as error:
-            of_family = "" if source is None else f", for connections from {source}"
-            raise self._unavailable(f"the name could not be looked up{of_family}: {_why(error)}") from error
+            raise self._unavailable(f"the name could not be looked up: {_why(error)}") from error
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         self._on_step("resolve", " ".join(addresses))
         if account.tls is Tls.NONE and account.user is not None:
@@ -272,6 +261,8 @@ class _Opening:
         needs_ehlo = self._account.tls is Tls.STARTTLS or self._account.user is not None
         if reply.code in EHLO_NOT_KNOWN and not needs_ehlo and self._ruling(reply).layer is Layer.DEFAULT:
             reply = await self._protocol.command(b"HELO" + line[4:], Phase.EHLO, self._timeouts.hello_s)
+            # RFC 5321, 4.1.1.1: only EHLO is answered by extensions.
+            reply = reply._replace(lines=reply.lines[:1])
         self._expect(reply, 250)
         offered = extensions_of(reply)
         self._extensions = replace(offered, pipelining=offered.pipelining and self._account.pipelining)
@@ -317,7 +308,7 @@ class _Opening:
         return self._account.judge.ruling(self._protocol.phase, reply, words)
 
     def _unavailable(self, text: str) -> UpstreamUnavailable:
-        text = clean(f"{self._name}: {text}")
+        text = clean(f"{self._name}{self._from_source}: {text}")
         return UpstreamUnavailable(Answer(Verdict.PAUSE, self._protocol.phase, None, text))
 
 
@@ -340,6 +331,10 @@ def _context(ca_file: Path | None, authorities: str | None, pair: KeyPair | None
     if pair is not None:
         show(pair, context)
     return context
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _ssl_of(protocol: StrictProtocol) -> ssl.SSLObject | None:

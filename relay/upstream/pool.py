@@ -41,6 +41,14 @@ class Caps(NamedTuple):
     idle_ns: int
 
 
+class _Place(NamedTuple):
+    """What is known of an open connection."""
+
+    opener: Open[Any]
+    idle_since_ns: int
+    is_busy: bool = False
+
+
 class Pool(Generic[C]):
     def __init__(
         self,
@@ -54,59 +62,52 @@ class Pool(Generic[C]):
         """`on_change` is called when there is one more, or none to be had.
 
         `on_failed` is told why one could not be opened; it returns for how many nanoseconds no other is
-        tried, or raises what the next `take` is to raise.
+        tried.
         """
         self._opener, self._caps, self._clock = opener, caps, clock
         self._on_change, self._on_failed = on_change, on_failed
-        self._expected = (1, 0)  # how many messages a session takes, and until when that is known
-        self._idle: dict[C, int] = {}  # since when; the one given back last is last
-        self._busy: dict[C, int] = {}  # since when it had been idle
-        self._openers: dict[C, Open[C]] = {}  # of all of these
+        self._expected = (1, 0)
+        """How many messages a session takes, and until when that is known."""
+        self._places: dict[C, _Place] = {}
+        """The one given back last is last."""
         self._opening: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._rests_until_ns = 0
-        self._failure: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
 
     @property
     def open(self) -> int:
-        return len(self._busy) + self.idle
+        return sum(place.is_busy for place in self._places.values()) + self.idle
 
     @property
     def idle(self) -> int:
-        return sum(connection.is_usable for connection in self._idle)
+        return sum(each.is_usable for each, place in self._places.items() if not place.is_busy)
 
     def take(self, most: int) -> list[C]:
         """Return up to `most` connections, those used last first, and have more opened if there are fewer.
 
         Give each back by release or discard.
         """
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
         self._drop_unfit()
-        taken = list(reversed(self._idle))[:most]
+        taken = [each for each, place in reversed(self._places.items()) if not place.is_busy][:most]
         for connection in taken:
-            self._busy[connection] = self._idle.pop(connection)
+            self._places[connection] = self._places[connection]._replace(is_busy=True)
         if not self._is_stopped and self._clock.boottime_ns() >= self._rests_until_ns:
-            lacking = most - len(taken)
             # One on its way from a transaction to who waits for it is open.
-            lacking = (lacking if self.open else min(1, lacking)) - len(self._opening)
-            for _ in range(min(lacking, self._caps.connections - self._count())):
-                opening = asyncio.get_running_loop().create_task(self._open(self._opener))
-                self._opening.add(opening)
-                # One that is cancelled before its first step does not come to its end.
-                opening.add_done_callback(self._opening.discard)
+            wanted = most - len(taken) if self.open else min(1, most)
+            room = self._caps.connections - self._count()
+            for _ in range(min(wanted - len(self._opening), room)):
+                self._start(self._open(self._opener), self._opening)
         return taken
 
     def release(self, connection: C, *, was_used: bool = True) -> None:
         """Keep the connection if it may be used again; one that was not used is as long idle as before."""
-        since_ns = self._busy.pop(connection)
-        self._keep(connection, self._clock.boottime_ns() if was_used else since_ns)
+        place = self._places.pop(connection)
+        self._keep(connection, place.opener, self._clock.boottime_ns() if was_used else place.idle_since_ns)
 
     def discard(self, connection: C) -> None:
-        del self._busy[connection], self._openers[connection]
+        del self._places[connection]
         connection.abort()
 
     def expect_most(self, messages: int | None) -> None:
@@ -144,34 +145,35 @@ class Pool(Generic[C]):
         while self._opening or self._closing:
             await asyncio.wait([*self._opening, *self._closing])
 
+    def _start(self, work: Coroutine[Any, Any, None], under_way: set[asyncio.Task[None]]) -> None:
+        """Tell of a change once the work is no longer counted, also where it is cancelled."""
+        task = asyncio.get_running_loop().create_task(work)
+        under_way.add(task)
+
+        def end(_: object) -> None:
+            under_way.discard(task)
+            self._on_change()
+
+        task.add_done_callback(end)
+
     async def _open(self, opener: Open[C]) -> None:
         try:
             connection = await opener()
         except Exception as error:  # noqa: BLE001 - whatever it is, `on_failed` judges it
             if not self._is_stopped and opener is self._opener:
-                self._fail(error)
+                self._rest(self._on_failed(error))
         else:
             self._opening -= {asyncio.current_task()}
-            self._openers[connection] = opener
-            self._keep(connection, self._clock.boottime_ns())
-        finally:
-            self._opening -= {asyncio.current_task()}
-        # Told last: who looks again must not count on this one still coming.
-        self._on_change()
+            self._keep(connection, opener, self._clock.boottime_ns())
 
-    def _keep(self, connection: C, since_ns: int) -> None:
-        self._idle[connection] = since_ns
+    def _keep(self, connection: C, opener: Open[C], since_ns: int) -> None:
+        self._places[connection] = _Place(opener, since_ns)
         self._drop_unfit()
         if self._timer is None:
             self._look()
 
-    def _fail(self, error: Exception) -> None:
-        try:
-            rest_ns = self._on_failed(error)
-        except Exception as failure:  # noqa: BLE001 - whatever it is, the next `take` raises it
-            self._failure = failure
-            return
-        if rest_ns:
+    def _rest(self, rest_ns: int) -> None:
+        if rest_ns > 0:
             until_ns = max(self._rests_until_ns, self._clock.boottime_ns() + rest_ns)
             self._rests_until_ns = until_ns
             asyncio.get_running_loop().call_later(rest_ns / SECOND_NS, self._rested, until_ns)
@@ -184,35 +186,28 @@ class Pool(Generic[C]):
 
     def _count(self) -> int:
         """Count every connection that the upstream may see."""
-        return len(self._openers) + len(self._opening) + len(self._closing)
+        return len(self._places) + len(self._opening) + len(self._closing)
 
-    def _may_stay(self, connection: C) -> bool:
+    def _may_stay(self, connection: C, place: _Place) -> bool:
         now_ns, caps = self._clock.boottime_ns(), self._caps
         expected, until_ns = self._expected
         most = caps.max_messages if now_ns >= until_ns else min(caps.max_messages, expected)
         return (
             not self._is_stopped
-            and self._openers[connection] is self._opener
+            and place.opener is self._opener
             and connection.is_usable
             and connection.transactions < most
             and now_ns - connection.opened_at_ns < caps.max_age_ns
-            and now_ns - self._idle[connection] < caps.idle_ns
+            and now_ns - place.idle_since_ns < caps.idle_ns
+            and len(self._places) + len(self._opening) <= caps.connections
         )
 
     def _drop_unfit(self) -> None:
         """Close idle connections that may not stay, and those above the cap; they count until gone."""
-        for connection in list(self._idle):
-            is_above_cap = len(self._openers) + len(self._opening) > self._caps.connections
-            if self._may_stay(connection) and not is_above_cap:
-                continue
-            del self._idle[connection], self._openers[connection]
-            closing = asyncio.get_running_loop().create_task(connection.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._ended)
-
-    def _ended(self, closing: asyncio.Task[None]) -> None:
-        self._closing.discard(closing)
-        self._on_change()
+        for connection, place in list(self._places.items()):
+            if not place.is_busy and not self._may_stay(connection, place):
+                del self._places[connection]
+                self._start(connection.close(), self._closing)
 
     def _look(self) -> None:
         """Look at the idle ones now, and when the first has been idle for long enough."""
@@ -220,7 +215,8 @@ class Pool(Generic[C]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._idle:
-            left_ns = min(self._idle.values()) + self._caps.idle_ns - self._clock.boottime_ns()
+        since_ns = [place.idle_since_ns for place in self._places.values() if not place.is_busy]
+        if since_ns:
+            left_ns = min(since_ns) + self._caps.idle_ns - self._clock.boottime_ns()
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(0, left_ns) / SECOND_NS, self._look)

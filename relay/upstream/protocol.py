@@ -1,16 +1,14 @@
 """The wire: commands out, exactly one strict reply to each in, over aiosmtplib's protocol.
 
 Guarantees
-- a reply is believed only if its code can be read (`relay.smtp.reply`) and it was due: octets that
-  wait before a command, or follow the last reply unasked, end the connection.  Only 421 may
-  come unasked (RFC 5321, 3.8); replies in front of it stand;
+- a reply is believed only if its code can be read (`relay.smtp.reply`) and it was due: octets that wait
+  before a command, or follow the last reply, end the connection.  Only 421 may come unasked (RFC 5321, 3.8),
+  and replies in front of it stand;
 - after any `Broken` the connection is of no more use, and says so;
 - no command line contains a control character, and no exception contains a command line;
-- the final dot is written only behind content that arrived whole and ended in CRLF, and not behind a reply
-  that came before it.
-Takes from the base class: the transport and its flow control; not its reading of replies, which pairs
-`250ok` or a leftover line with a command.
-Costs: no asyncio Task and no wait_for per command.
+- the final dot is written only behind whole content that ended in CRLF, and not behind an early reply.
+Takes from the base class the transport and its flow control.  Not its reading of replies: that pairs
+`250ok`, or a leftover line, with a command, and costs a Task for each.
 Assumes: one user at a time.
 """
 
@@ -211,7 +209,7 @@ class StrictProtocol(SMTPProtocol):
                 if reply.code == 421 and self._due:
                     # Behind it the upstream obeys no command.
                     self._due, self._is_closing, self._parser = 0, True, ReplyParser()
-            if not self._due and not self._parser.is_empty:
+            if not self._due and self._parser.held_bytes:
                 self._take_unasked()
         except MalformedReply as error:
             # What is said to AUTH may repeat the password, and is not shown.
@@ -267,7 +265,7 @@ class StrictProtocol(SMTPProtocol):
 
     def _take_unasked(self) -> None:
         unasked = self._parser.next_reply()
-        if unasked is not None and unasked.code == 421 and self._parser.is_empty:
+        if unasked is not None and unasked.code == 421 and not self._parser.held_bytes:
             self._fault = Farewell(unasked)
             self._fault.is_unasked = True
         else:
@@ -299,7 +297,7 @@ class StrictProtocol(SMTPProtocol):
             self._break(Late(text))
 
     def _lose(self, text: str) -> None:
-        self._break(Lost(text if self._parser.is_empty else f"{text}, in the middle of a reply"))
+        self._break(Lost(f"{text}, in the middle of a reply" if self._parser.held_bytes else text))
 
     def _break(self, fault: Broken) -> None:
         """End the connection, if it has not ended yet: the first reason is the one told."""

@@ -1,22 +1,15 @@
 """One transaction on one connection: MAIL, RCPT, DATA, content, final dot (RFC 5321, 3.3).
 
-Guarantees: one `Outcome` for whatever the upstream does, with one `Answer` for each
-recipient; a recipient is RELAYED only by 250 to the final dot, BOUNCE only by a
-well-formed refusal that the rules of the `Judge` call so; whatever is unclear ends the connection.
-If no recipient was accepted, neither content nor a dot is sent.
-
-Where PIPELINING is offered (RFC 2920), MAIL, RCPTs and DATA go out at once, and only the order
-tells which command a reply answers.  So one reply too many or too few, or replies that
-contradict each other, make every refusal before them doubtful, and no recipient bounces; but for
-those before 354, which answers DATA and nothing else.  A refusal for good is believed once a second EHLO, or
-QUIT, is answered as only they are.  Where the upstream hangs up before, it is left unproven
-(`Answer.is_unproven`).
-
-What the sender wants to be told (RFC 3461) goes along where DSN is offered.  A refusal that may be of these
-parameters refuses nobody: its recipients are as if not asked, and the outcome says so.
-
-Crash anywhere before the final dot: nothing was relayed.  From the dot to the end of
-`Exchange.run`: nobody knows, which is what `Outcome.is_ambiguous` says while we live.
+Guarantees: one `Outcome` for whatever the upstream does, with one `Answer` for each recipient.  A
+recipient is RELAYED only by 250 to the final dot, and BOUNCE only by a well-formed refusal that the rules
+of the `Judge` call so.  Whatever is unclear ends the connection.  No content goes where no recipient was
+accepted.
+With PIPELINING (RFC 2920) only the order tells which command a reply answers.  So a refusal for good is
+believed once 354, a second EHLO or QUIT is answered as only they are; until then a reply too many or too
+few takes it back, and a hang-up leaves it unproven (`Answer.is_unproven`).
+A refusal that may be of DSN's parameters (RFC 3461) refuses nobody, and the outcome says so.
+Crash before the final dot: nothing was relayed.  From the dot to the end of `Exchange.run`: nobody knows,
+which `Outcome.is_ambiguous` says while we live.
 Assumes: the addresses are valid, and `unfit` found nothing.
 Does not: choose the recipients, count, or settle anything durably.
 """
@@ -27,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from relay.clock import SECOND_NS
-from relay.mail.dsn import NOTHING_ASKED, DsnRequest, decode_xtext, original_recipient
+from relay.mail.dsn import NO_REQUEST, NOTHING_ASKED, DsnRequest, decode_xtext, original_recipient
 from relay.mail.envelope import Shape
 from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.extensions import Extensions
@@ -135,47 +128,50 @@ class Exchange:
         Raises only what the content raises (nothing was relayed then), and CancelledError; then the
         connection is closed at once.
         """
-        is_ambiguous, is_over, broken = False, True, None
+        broken = None
         try:
-            await self._walk(range(len(self._answers)))
+            await self._walk()
         except BaseException as error:
             # Crash here: the final dot was not sent, or its reply was not read.
             self._protocol.abort()
             if not isinstance(error, Broken):
                 raise
-            broken, is_over = error, self._is_over(error)
-            is_ambiguous = self._is_dot_out and not is_over
-            self._settle_rest(self._answer_to_break(error))
+            broken = error
+            self._settle_rest(self._answer_to_break(broken))
         self._take_back_unproven(broken)
+        is_over = broken is None or self._is_over(broken)
         answers = tuple([answer for answer in self._answers if answer is not None])
+        is_ambiguous = self._is_dot_out and not is_over
         return Outcome(answers, is_ambiguous, gravest(answers), is_over, self._is_dsn_refused)
 
-    async def _walk(self, named: Sequence[int]) -> None:
-        """Have a reply settle each of these recipients.  Raises Broken, and what the content raises."""
-        self._send(Phase.MAIL, [self._mail_line(), *self._ahead_of(named)])
+    async def _walk(self) -> None:
+        """Have a reply settle each recipient.  Raises Broken, and what the content raises."""
+        transaction, has_size = self._transaction, self._channel.extensions.has_size
+        mail = mail_line(transaction.reverse_path, transaction.shape, self._dsn, has_size=has_size)
+        self._send(Phase.MAIL, [mail, *self._ahead_of(0)])
         reply = await self._reply(Phase.MAIL, self._timeouts.mail_s)
         of_mail = None if reply.code == 250 else self._refusal(reply)
         if of_mail is not None:
             self._settle_rest(of_mail)
-        accepted = await self._name(named, of_mail)
+        accepted = await self._name(of_mail)
         if accepted and not self._ahead:
             self._send(Phase.DATA, [b"DATA"])
         if self._ahead:
             reply = await self._reply(Phase.DATA, self._timeouts.data_s)
             if reply.code == 354 and of_mail is None:
                 self._know_in_step()
-                if not accepted:
+                if accepted:
+                    await self._send_content()
+                else:
                     # It would take content for no recipient (RFC 2920, 3.1); send none, and no dot.
                     self._protocol.abort()
-                    return
-                await self._send_content()
                 return
             self._check_refused(reply)
             if accepted:
                 self._settle_rest(self._refusal(reply))
         await self._end_refused()
 
-    async def _name(self, named: Sequence[int], of_mail: Answer | None) -> list[int]:
+    async def _name(self, of_mail: Answer | None) -> list[int]:
         """Settle the refused recipients, return the accepted.
 
         A refusal because of their number, or about the message or us, holds for all recipients behind
@@ -184,11 +180,11 @@ class Exchange:
         """
         accepted: list[int] = []
         of_all = of_mail
-        for place, index in enumerate(named):
+        for index in range(len(self._answers)):
             if not self._ahead:
                 if of_all is not None:
                     break
-                self._send(Phase.RCPT, self._ahead_of(named[place:]) or [self._rcpt_line(index)])
+                self._send(Phase.RCPT, self._ahead_of(index) or [self._rcpt_line(index)])
             self._asked = index
             reply = await self._reply(Phase.RCPT, self._timeouts.rcpt_s)
             if of_mail is not None:
@@ -290,23 +286,13 @@ class Exchange:
             raise Late("the transaction took too long")
         return left_s
 
-    def _ahead_of(self, left: Sequence[int]) -> list[bytes]:
+    def _ahead_of(self, first: int) -> list[bytes]:
         """Return the commands that go out before a reply came: RCPTs, and DATA behind the last."""
         if not self._is_pipelined:
             return []
-        lines = [self._rcpt_line(index) for index in left[:AHEAD]]
-        return [*lines, b"DATA"] if len(left) <= AHEAD else lines
-
-    def _mail_line(self) -> bytes:
-        shape = self._transaction.shape
-        return mail_line(
-            self._transaction.reverse_path,
-            size_bytes=shape.size_bytes if self._channel.extensions.has_size else None,
-            eight_bit=shape.eight_bit,
-            smtputf8=shape.smtputf8,
-            ret=self._dsn.ret,
-            envid=self._dsn.envid,
-        )
+        count, end = len(self._answers), first + AHEAD
+        lines = [self._rcpt_line(index) for index in range(first, min(end, count))]
+        return [*lines, b"DATA"] if count <= end else lines
 
     def _rcpt_line(self, index: int) -> bytes:
         transaction = self._transaction
@@ -334,11 +320,17 @@ class Exchange:
         if reply.code == 503 and self._is_pipelined:
             # A command was lost, or the replies are out of step.
             raise Garbled(f"a command was in its order, but: {reply}")
-        if self._dsn != NOTHING_ASKED and answer.phase in {Phase.MAIL, Phase.RCPT} and is_about_dsn(reply):
+        if self._has_dsn(answer.phase) and is_about_dsn(reply):
             self._is_dsn_refused = True
             # As if refused at MAIL, where nobody was asked yet: the message goes again at once, without them.
             return answer._replace(verdict=Verdict.LATER, phase=Phase.MAIL, ruling=None)
         return answer
+
+    def _has_dsn(self, phase: Phase) -> bool:
+        """Whether the command that was refused carried parameters of DSN."""
+        if phase is Phase.MAIL:
+            return self._dsn.ret is not None or bool(self._dsn.envid)
+        return phase is Phase.RCPT and self._dsn.of(self._asked) != NO_REQUEST
 
     def _answer(self, reply: Reply) -> Answer:
         phase = self._protocol.phase

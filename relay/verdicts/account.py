@@ -36,8 +36,6 @@ class AccountState:
     """What it was refused with last, until something goes well."""
     until_ns: int = 0
     """When its rest ends, or ended; FOREVER_NS where no look is allowed."""
-    doubts: str = ""
-    """Why the shield stopped it, until the upstream proves itself or somebody acts; else empty."""
     in_a_row: int = 0
     """Refusals since the last success, or since somebody acted."""
     taken: int | None = field(default=None, compare=False)
@@ -65,6 +63,11 @@ class AccountState:
     def is_refused(self) -> bool:
         """Whether the account is, or the shield says so."""
         return self.health in ENDLESS
+
+    @property
+    def doubts(self) -> str:
+        """Return why the shield stopped it; empty where it did not."""
+        return self.because if self.health is Health.STOPPED else ""
 
     @property
     def shown(self) -> Health:
@@ -99,8 +102,6 @@ class Event(NamedTuple):
     ruling: Ruling = _NO_RULING
     is_mail: bool = True
     """A transaction was refused, not a connection."""
-    is_doubted: bool = False
-    """The shield refuses it."""
     recipients: int = 0
     """How many the upstream took."""
     until_ns: int = 0
@@ -117,7 +118,7 @@ def refused(answer: Answer, at_ns: int, leaves_in_ns: Callable[[int], int | None
         is_last = answer.is_doubted or not ruling.may_probe
         happening = Happening.STOP if is_last else Happening.REFUSE
     is_mail = answer.phase not in BEFORE_MAIL
-    return Event(happening, at_ns, answer.text, ruling, is_mail, answer.is_doubted, leaves_in_ns=leaves_in_ns)
+    return Event(happening, at_ns, answer.text, ruling, is_mail, leaves_in_ns=leaves_in_ns)
 
 
 def adopted(state: AccountState, shared: AccountState, now_ns: int) -> AccountState:
@@ -155,13 +156,12 @@ def _changed(state: AccountState, event: Event) -> AccountState:
         case Happening.PROOF:
             taken = None if state.taken is None else state.taken + event.recipients
             because = state.because if state.health in RESTING else ""
-            doubts = state.doubts if state.health in ENDLESS else ""
-            return replace(state, because=because, in_a_row=0, taken=taken, doubts=doubts)
+            return replace(state, because=because, in_a_row=0, taken=taken)
         case Happening.RESUME | Happening.EDIT:
             operator = None if event.happening is Happening.RESUME else state.operator
             # A history that failed is read at once.
             fault_until_ns = min(state.fault_until_ns, event.at_ns)
-            return replace(state, doubts="", in_a_row=0, operator=operator, fault_until_ns=fault_until_ns)
+            return replace(state, in_a_row=0, operator=operator, fault_until_ns=fault_until_ns)
         case Happening.KEEP | Happening.LAPSE:
             return replace(state, operator=event.pause)
         case Happening.FAULT:
@@ -173,29 +173,25 @@ def _changed(state: AccountState, event: Event) -> AccountState:
 
 
 def _refused(state: AccountState, event: Event) -> AccountState:
-    ruling, now_ns = event.ruling, event.at_ns
+    ruling, now_ns, health = event.ruling, event.at_ns, TABLE[state.health, event.happening]
     is_again = event.is_mail and state.is_proving and state.in_a_row > 0
     state = replace(state, taken=0 if ruling.is_too_much or is_again else state.taken)
-    health = TABLE[state.health, event.happening]
     is_new = health is not state.health
     if not is_new and health is not TABLE[Health.USED, event.happening]:
         return state  # it rests for something graver
-    asks, doubts = not ruling.may_probe, event.text if event.is_doubted else state.doubts
+    asks = not ruling.may_probe
     if event.happening is Happening.PAUSE:
         until_ns = now_ns + rest_ns(ruling, state.in_a_row if is_new else 0, event.leaves_in_ns)
         asks = asks or ruling.wait_ns is not None or ruling.window_ns is not None
     elif asks:
-        # Only somebody's word ends a rest without looks, and that answers the shield's question too.
-        until_ns, doubts = FOREVER_NS, ""
+        until_ns = FOREVER_NS  # only somebody's word ends a rest without looks
     else:
         left_ns = state.until_ns if state.health in RESTING else 0
         until_ns = max(left_ns, now_ns + max(PROBE_NS, ruling.wait_ns or 0))
     if not is_new and (not asks or until_ns <= state.until_ns + SECOND_NS):
         return state  # it was in flight when the rest began: only what it asks for makes that longer
     in_a_row = state.in_a_row + is_new
-    return replace(
-        state, because=event.text or NO_REASON, until_ns=until_ns, doubts=doubts, in_a_row=in_a_row
-    )
+    return replace(state, because=event.text or NO_REASON, until_ns=until_ns, in_a_row=in_a_row)
 
 
 def lapsed(state: AccountState, now_ns: int) -> AccountState:
@@ -237,14 +233,9 @@ class PauseRecord:
             until_ns=later(state.until_ns),
             fault_until_ns=later(state.fault_until_ns),
             operator=None if pause is None else replace(pause, until_ns=later(pause.until_ns)),
+            spans=tuple((later(begin), later(end)) for begin, end in state.spans),
         )
-        # The one under way is over if it is so by the wall clock; it was under way until then.
-        end_ns = FOREVER_NS if state.over_ns > now_ns else min(now_ns, later(self.state.over_ns))
-        spans = tuple(
-            (later(begin), max(later(begin), end_ns) if end == FOREVER_NS else later(end))
-            for begin, end in state.spans
-        )
-        return PauseRecord(boot_id, self.written_at_ns + by_ns, self.wall_ns, replace(state, spans=spans))
+        return PauseRecord(boot_id, self.written_at_ns + by_ns, self.wall_ns, state)
 
     def at_a_start(self, now_ns: int) -> AccountState:
         """Return what a start at that instant makes of a record of this boot."""

@@ -122,8 +122,6 @@ class Decision(NamedTuple):
     """Why recipients are left."""
     status: str = UNKNOWN_STATUS
     """The enhanced code of the refusal that defers it."""
-    warns: bool = False
-    """The sender should be told that the message is late."""
     sender_rests: Answer | None = None
     """The refusal for which the sender's mail waits."""
     rest_ns: int = 0
@@ -141,8 +139,13 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
     asked = [(index, standing.recipients[index]) for index in standing.asked]
     outcome = shield.judge(outcome, standing.sender, standing.queue_id, asked, standing.span_ns)
     outcome, age_ns, refusals = _blamed(outcome, standing, terms)
-    fates = _fates(outcome, standing.asked, is_old=age_ns >= terms.lifetime_ns)
-    is_relayed = is_any_relayed(outcome)
+    # LATER for every recipient is no progress: it would be asked again without end.
+    is_only_later = {answer.verdict for answer in outcome.answers} == {Verdict.LATER}
+    is_old = age_ns >= terms.lifetime_ns
+    fates = {
+        index: (_fate(answer, is_only_later=is_only_later, is_old=is_old), answer)
+        for index, answer in zip(standing.asked, outcome.answers, strict=True)
+    }
     is_attempted = any(fate is not Fate.WAITING for fate, _ in fates.values())
     pause = outcome.pause
     about_sender = pause if pause is not None and pause.scope is Scope.SENDER else None
@@ -154,9 +157,8 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
     elif is_attempted:
         to_do = Next.AGAIN if len(tried) < len(still) else Next.POSTPONE
     else:
-        is_refused = pause is not None and pause.scope is Scope.UPSTREAM
         is_often = max(refusals, standing.in_a_row + 1) >= REFUSALS_IN_PLACE
-        backs_off = is_refused and is_often and not standing.is_probe
+        backs_off = is_often and pause is not None and about_sender is None and not standing.is_probe
         to_do = Next.POSTPONE if backs_off else Next.GIVE_BACK
     is_postponed = to_do is Next.POSTPONE and is_attempted
     because = next(iter(deferring.values()), None if is_attempted else outcome.answers[0])
@@ -171,12 +173,10 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
         back_off_ns=back_off_ns(age_ns, terms.min_ns, terms.max_ns) if is_postponed else terms.min_ns,
         reason=because.text if because is not None else EARLIER if is_postponed else "",
         status=because.status if because is not None else UNKNOWN_STATUS,
-        # It will be here for as long again as it is old: the rule of back-offs, before `retry.max` cuts them.
-        warns=is_postponed and terms.warn_after_ns is not None and standing.late_ns >= terms.warn_after_ns,
         sender_rests=about_sender,
         # Of a sender's own window our history knows nothing.
         rest_ns=0 if about_sender is None else rest_ns(about_sender.ruling, 0, lambda _span_ns: None),
-        is_relayed=is_relayed,
+        is_relayed=is_any_relayed(outcome),
     )
 
 
@@ -188,38 +188,28 @@ def back_off_ns(age_ns: int, min_ns: int, max_ns: int) -> int:
 def _blamed(outcome: Outcome, standing: Standing, terms: Terms) -> tuple[Outcome, int, int]:
     """Return the outcome with refusals that are evidently the message's own, its age, and `refusals`."""
     pause, age_ns, refusals = outcome.pause, standing.late_ns - standing.resting_ns, standing.refusals
-    if pause is None or is_any_relayed(outcome):
-        return outcome, age_ns, 0 if is_any_relayed(outcome) else refusals
+    if is_any_relayed(outcome):
+        return outcome, age_ns, 0
+    if pause is None:
+        return outcome, age_ns, refusals
     # What the shield doubts is the operator's to judge, however often.
     is_asked = pause.verdict is Verdict.STOP and pause.is_doubted
     is_evidence = pause.scope is Scope.UPSTREAM and standing.is_well and not is_asked
     if refusals < REFUSALS_IN_PLACE or is_evidence:
         refusals += 1
-    if is_evidence and refusals >= REFUSALS_IN_PLACE + EVIDENT:
-        return _as_its_own(outcome), age_ns, refusals
+    is_its_own = is_evidence and refusals >= REFUSALS_IN_PLACE + EVIDENT
     if pause.scope is Scope.SENDER and (standing.is_sender_alone or pause.is_doubted):
         # Its rests were no age for any other refusal, but to this one they are.
         with_rests_ns = standing.late_ns - standing.paused_ns
         if with_rests_ns >= terms.lifetime_ns:
-            return _as_its_own(outcome), with_rests_ns, refusals
+            is_its_own, age_ns = True, with_rests_ns
+    if is_its_own:
+        answers = tuple(
+            answer._replace(verdict=Verdict.DEFER, ruling=None) if answer.is_about_us else answer
+            for answer in outcome.answers
+        )
+        outcome = outcome._replace(answers=answers, pause=None)
     return outcome, age_ns, refusals
-
-
-def _as_its_own(outcome: Outcome) -> Outcome:
-    answers = tuple(
-        answer._replace(verdict=Verdict.DEFER, ruling=None) if answer.is_about_us else answer
-        for answer in outcome.answers
-    )
-    return outcome._replace(answers=answers, pause=None)
-
-
-def _fates(outcome: Outcome, asked: Sequence[int], *, is_old: bool) -> dict[int, tuple[Fate, Answer]]:
-    # LATER for every recipient is no progress: it would be asked again without end.
-    is_only_later = {answer.verdict for answer in outcome.answers} == {Verdict.LATER}
-    return {
-        index: (_fate(answer, is_only_later=is_only_later, is_old=is_old), answer)
-        for index, answer in zip(asked, outcome.answers, strict=True)
-    }
 
 
 def _fate(answer: Answer, *, is_only_later: bool, is_old: bool) -> Fate:

@@ -33,7 +33,6 @@ FEWEST = 3
 FEWEST_CUT = 8
 """Fewer letters at the beginning of a word that was cut off are chance."""
 
-_LETTER = re.compile(r"[a-z0-9@]")
 _ESCAPED = re.compile("%([0-9a-f]{2})")
 _NO_LETTERS = re.compile(r"[^a-z0-9@]+")
 _ATEXT = r"[a-z0-9.!#$%&'*+/=?^_`{|}~-]"
@@ -81,61 +80,37 @@ class Reading(NamedTuple):
 def without_echo(lines: Sequence[str], words: ClientWords) -> Reading:
     """Return the two readings of a reply; `lines` as it came, in printable ASCII."""
     text = " ".join(" ".join(lines).lower().split())[:MAX_TEXT_CHARACTERS]
-    if words == NOTHING_SAID:
-        plain = _NAMES.sub("@", text)
-        return Reading(plain, _QUOTED.sub("@", plain))
-    addresses = [word for word in (words.reverse_path, *words.recipients, *words.parameters) if "@" in word]
     if "%40" in text:  # why?id=joe%40here.example
         text = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text).lower()
-    names_sender = any(_places(text, [_key(words.reverse_path)]))
-    whole = [*_places(text, map(_key, addresses))]
+    addresses = [word for word in (words.reverse_path, *words.recipients, *words.parameters) if "@" in word]
     printed = _DOMAIN.findall(" ".join(_printed(words.header)))
     hosts = {host for host in (words.host, *_DOMAIN.findall(" ".join(addresses)), *printed) if "." in host}
-    plain = _without_hosts(_NAMES.sub("@", _without(text, whole)), hosts)
-    # A line may end within a host: then its letters are found, and its text is not.
-    rest = _without(text, [*whole, *_places(text, map(_key, hosts))])
-    rest = _QUOTED.sub("@", _without_hosts(_NAMES.sub("@", rest), hosts))
-    bare = {*map(_key, _bare(words))}
-    return Reading(plain, _without(rest, _places(rest, bare, is_cut=True)), names_sender)
-
-
-def _without_hosts(text: str, hosts: Iterable[str]) -> str:
+    names_sender = _without(text, [words.reverse_path]) != text
+    text = _without(text, addresses)
+    plain = _NAMES.sub("@", text)
     for host in hosts:
-        if host.lower() in text:
-            text = re.sub(rf"\b{re.escape(host.lower())}\b", "@", text)
-    return text
+        if host.lower() in plain:
+            plain = re.sub(rf"\b{re.escape(host.lower())}\b", "@", plain)
+    # A line may end within a host: then its letters are found, and its text is not.
+    rest = _QUOTED.sub("@", _NAMES.sub("@", _without(text, hosts)))
+    return Reading(plain, _without(rest, _bare(words), is_cut=True), names_sender)
 
 
-def _places(text: str, keys: Iterable[str], *, is_cut: bool = False) -> Iterator[tuple[int, int]]:
-    """Yield where words stand that have these letters; with `is_cut` also their beginnings."""
-    at = [found.start() for found in _LETTER.finditer(text)]
-    letters = "".join(text[place] for place in at)
-    for key in keys:
-        most = len(key)
-        if is_cut and key not in letters:
-            most = bisect_left(range(most), 1, key=lambda count: key[: count + 1] not in letters)
+def _without(text: str, words: Iterable[str], *, is_cut: bool = False) -> str:
+    """Take words out that have these letters; with `is_cut` also those that are the beginnings of such."""
+    letters = _NO_LETTERS.sub("", text)
+    for word in sorted({_key(word) for word in words}, key=len, reverse=True):
+        most, end = len(word), "(?![a-z0-9])"
+        if is_cut and word not in letters:
+            most = bisect_left(range(most), 1, key=lambda count: word[: count + 1] not in letters)
+            end = ""
             if most < FEWEST_CUT:
                 continue
-        begin = letters.find(key[:most]) if most >= FEWEST else -1
-        while begin >= 0:
-            end = begin + most
-            start, stop = at[begin], at[end - 1] + 1
-            is_whole = most < len(key) or not text[stop : stop + 1].isalnum()
-            if is_whole and not text[start - 1 : start].isalnum():
-                yield start, stop
-            begin = letters.find(key[:most], end)
-
-
-def _without(text: str, places: Iterable[tuple[int, int]]) -> str:
-    parts, at = [], 0
-    for start, end in sorted(places):
-        if start >= at:
-            before = text[at:start].rstrip('"\\')
+        if most >= FEWEST and word[:most] in letters:
+            spelled = "[^a-z0-9@]*".join(word[:most])
             # The quotes of a local part go with it, or what follows would look quoted.
-            is_quoted = len(before) < start - at
-            parts += [before, "@"]
-            at = end + (is_quoted and text[end : end + 1] == '"')
-    return "".join([*parts, text[at:]])
+            text = re.sub(rf'(?<!["\\])(["\\]+)?(?<![a-z0-9]){spelled}{end}(?(1)"?)', "@", text)
+    return text
 
 
 def _bare(words: ClientWords) -> Iterator[str]:

@@ -2,50 +2,42 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 GAP = 80
 """How many characters a `*` stands for at most."""
 
 
+@dataclass(frozen=True, slots=True)
 class Phrases:
     """Any of some phrases; `*` in one is at most GAP characters.  Time: parts times text."""
 
-    def __init__(self, phrases: Iterable[str], *, begin_words: bool = False) -> None:
-        """Take phrases in lower case, with one space between words.
-
-        With `begin_words` a phrase begins where a word does: `mail quota` is not in `outmail quota`.
-        """
-        self._phrases = tuple(tuple(phrase.split("*")) for phrase in phrases)
-        self._begin_words = begin_words
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Phrases):
-            return NotImplemented
-        return (self._phrases, self._begin_words) == (other._phrases, other._begin_words)
-
-    def __hash__(self) -> int:
-        return hash(self._phrases)
+    phrases: tuple[str, ...]
+    """In lower case, with one space between words."""
+    begin_words: bool = False
+    """A phrase begins where a word does: `mail quota` is not in `outmail quota`."""
 
     def are_in(self, text: str) -> bool:
-        return any(
-            all(part in text for part in parts) and _is_in(text, parts, begins_word=self._begin_words)
-            for parts in self._phrases
-        )
+        for phrase in self.phrases:
+            parts = phrase.split("*")
+            if all(part in text for part in parts) and self._is_in(text, parts):
+                return True
+        return False
 
-
-def _is_in(text: str, parts: Sequence[str], *, begins_word: bool) -> bool:
-    ends = _ends(text, parts[0])
-    if begins_word and parts[0][:1].isalnum():
-        starts = ((end - len(parts[0]), end) for end in ends)
-        ends = [end for start, end in starts if not text[start - 1 : start].isalnum()]
-    for part in parts[1:]:
-        # Of the ends that are not behind its start the last is the nearest: no other need be looked at.
-        starts = ((end - len(part), end) for end in _ends(text, part))
-        ends = [
-            end for start, end in starts if (i := bisect_right(ends, start)) and start - ends[i - 1] <= GAP
-        ]
-    return len(ends) > 0
+    def _is_in(self, text: str, parts: Sequence[str]) -> bool:
+        first, *others = parts
+        ends = _ends(text, first)
+        if self.begin_words and first[:1].isalnum():
+            ends = [end for end in ends if not text[: end - len(first)][-1:].isalnum()]
+        for part in others:
+            before, ends = ends, []
+            for end in _ends(text, part):
+                # Of the ends before it the last is the nearest: no other need be looked at.
+                start = end - len(part)
+                if (index := bisect_right(before, start)) and start - before[index - 1] <= GAP:
+                    ends.append(end)
+        return len(ends) > 0
 
 
 def _ends(text: str, part: str) -> list[int]:

@@ -89,9 +89,8 @@ class Shield:
         `sender` is the same for all spellings of an address.  `asked` names each recipient of the
         transaction, index and address, in the order of the answers; `span_ns` is from when to when it was.
         """
-        answers = list(outcome.answers)
-        if self._unproven or any(answer.is_unproven for answer in answers):
-            answers = [self._proven(a, (queue_id, at)) for (at, _), a in zip(asked, answers, strict=True)]
+        keys = [(queue_id, index) for index, _ in asked]
+        answers = [self._proven(answer, key) for answer, key in zip(outcome.answers, keys, strict=True)]
         if is_relayed := is_any_relayed(outcome):
             self._relayed_from_ns, self._is_stopped = max(self._relayed_from_ns, span_ns[0]), False
         # What the same transaction relayed was relayed since.
@@ -103,7 +102,7 @@ class Shield:
         }
         self._told.extend(dict.fromkeys(told.values()))
         for place, each in told.items():
-            answers[place] = self._doubted(answers[place], each, (queue_id, asked[place][0]), span_ns[1])
+            answers[place] = self._doubted(answers[place], each, keys[place], span_ns[1])
         if tuple(answers) == outcome.answers:
             return outcome  # as nearly always
         pause = gravest(answers)
@@ -176,12 +175,11 @@ def _whom(answer: Answer, recipient: str, queue_id: QueueId) -> str:
 
 
 def same_words(answer: Answer) -> str:
-    """Return what refusals have in common that differ in addresses, numbers and ids."""
+    """Return what refusals have in common that differ in case, addresses, numbers and ids."""
     code = answer.reply.code if answer.reply is not None else 0
     said = answer.ruling.said if answer.ruling is not None else ""
     return f"{code} {but_for_ids(said or answer.text)}"
 
 
 def but_for_ids(text: str) -> str:
-    """Return what texts have in common that differ in case, addresses, numbers and ids."""
     return _ID.sub("#", _ADDRESS.sub("<>", text.lower()))

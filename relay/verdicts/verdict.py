@@ -190,11 +190,10 @@ class Judge:
     """The rules of one upstream.  They may be replaced while it is used: the next reply is judged by them."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        """`rules` are asked by layer, and inside a layer in the order given."""
-        self.rules: tuple[Rule, ...] = ()
         self.use(rules)
 
     def use(self, rules: Iterable[Rule]) -> None:
+        """Ask these by layer, and inside a layer in the order given."""
         self.rules = tuple(sorted(rules, key=lambda rule: rule.layer))
 
     def ruling(self, phase: Phase, reply: Reply, words: ClientWords = NOTHING_SAID) -> Ruling:
@@ -203,31 +202,38 @@ class Judge:
         A reply that is no refusal and yet not what was due (a 2yz where 3yz was, 354 to the dot) is
         DEFER: it proves neither that the upstream took the message nor that it never will.
         """
+        unknown = _REST if phase in BEFORE_MAIL else _UNCLEAR
         if reply.code < 400:
-            if phase is Phase.EOD and reply.code == 250:
-                return _RELAYED
-            return _REST if phase in BEFORE_MAIL else _UNCLEAR
+            return _RELAYED if phase is Phase.EOD and reply.code == 250 else unknown
         reading = without_echo(_lines(reply), words)
-        ruling = self._ruling(_said(phase, reply, reading.text, names_sender=reading.names_sender))
+        ruling = self._ruling(_said(phase, reply, reading.text, names_sender=reading.names_sender), unknown)
         if reading.doubtful == reading.text or phase in BEFORE_MAIL:
             return ruling
-        other = self._ruling(_said(phase, reply, reading.doubtful, names_sender=reading.names_sender))
+        other = self._ruling(
+            _said(phase, reply, reading.doubtful, names_sender=reading.names_sender), unknown
+        )
         is_agreed = (ruling.verdict, ruling.scope) == (other.verdict, other.scope)
         if is_agreed or (ruling.verdict in ABOUT_US and other.verdict in ABOUT_US):
             return other
         scope = Scope.RECIPIENT if phase is Phase.RCPT else Scope.MESSAGE
         return Ruling(Verdict.DEFER, scope, said=other.said, is_in_doubt=True)
 
-    def _ruling(self, said: Said) -> Ruling:
+    def _ruling(self, said: Said, unknown: Ruling) -> Ruling:
         text = said.text
         rule = next((rule for rule in self.rules if rule.matches(said)), None)
         if rule is None:
-            return replace(_REST if said.phase in BEFORE_MAIL else _UNCLEAR, said=text)
+            return replace(unknown, said=text)
+        ruling = Ruling(rule.verdict, rule.scope, rule, said=text)
         if rule.verdict not in ABOUT_US:
-            return Ruling(rule.verdict, rule.scope, rule, said=text)
+            return ruling
         named, per_ns = named_in(text)
-        hints = retry_after_ns(text), window_in(text) or per_ns, is_too_much(text), named
-        return Ruling(rule.verdict, rule.scope, rule, *hints, said=text)
+        return replace(
+            ruling,
+            retry_after_ns=retry_after_ns(text),
+            window_ns=window_in(text) or per_ns,
+            is_too_much=is_too_much(text),
+            named=named,
+        )
 
 
 def verdict_of_silence(phase: Phase) -> Verdict:
@@ -260,30 +266,28 @@ def _said(phase: Phase, reply: Reply, text: str, *, names_sender: bool) -> Said:
     return Said(phase, str(reply.code), enhanced, text, names_sender)
 
 
-_WINDOWS = (
-    (31 * UNIT_NS["day"], re.compile(r"\bmonthly\b|\b(?:per|a|this|each|every|/) ?month\b")),
-    (
-        UNIT_NS["day"],
-        re.compile(r"\bdaily\b|\btoday\b|\b(?:per|a|this|the|each|every|in one) day\b|/ ?day\b|\b24[ -]?h"),
-    ),
-    (
-        UNIT_NS["hour"],
-        re.compile(r"\bhourly\b|\b(?:per|an|this|the|each|every|last|one) hour\b|/ ?h(?:ou)?r?\b"),
-    ),
-    (UNIT_NS["minute"], re.compile(r"\b(?:per|a|this|each|every|last|one) min(?:ute)?\b|/ ?min(?:ute)?\b")),
-    (UNIT_NS["second"], re.compile(r"\b(?:per|a|each|every) sec(?:ond)?\b|/ ?s(?:ec(?:ond)?)?\b")),
-)
-_AT_ONCE = re.compile(r"\bconcurren|\bsimultan|\bthreads?\b|\bper (?:session|connection)\b")
-_NOT_SENT = re.compile(
-    r"\bdefers and failures\b|\berrors\b|\bfailures\b|\blogins\b|\b(?:login )?attempts\b|\binvalid\b"
-    r"|\breputation\b|\bunsolicited\b|\bspam\b|\bcomplaints\b"
-)
-_SENT = re.compile(r"messages?\b|e?mails?\b|\brecipients?\b|\brcpts?\b")
+_PER = r"(?:\b(?:per|an?|this|the|each|every|last|one) |/ ?)"
+_WINDOWS = {
+    31 * UNIT_NS["day"]: re.compile(rf"\bmonthly\b|{_PER}month\b"),
+    UNIT_NS["day"]: re.compile(rf"\bdaily\b|\btoday\b|\b24[ -]?h|{_PER}day\b"),
+    UNIT_NS["hour"]: re.compile(rf"\bhourly\b|{_PER}h(?:ou)?r?\b"),
+    UNIT_NS["minute"]: re.compile(rf"{_PER}min(?:ute)?\b"),
+    # Not `the second message`.
+    UNIT_NS["second"]: re.compile(r"(?:\b(?:per|a|each|every) |/ ?)s(?:ec(?:ond)?)?\b"),
+}
 _NAMED = re.compile(
     r"(?<![\d,./-])(\d{1,3}(?:,\d{3}){1,2}|\d{1,8}) (?:recipients?|rcpts?|messages?|e-?mails?|mails?)"
     r" (?:per|in|an|a|each|every|/) ?"
     r"(?:(\d{1,6}) ?(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)\b|[a-z])"
 )
+_NOT_SENT = re.compile(
+    # At once, not within a window.
+    r"\bconcurren|\bsimultan|\bthreads?\b|\bper (?:session|connection)\b"
+    # What was not sent.
+    r"|\bdefers and failures\b|\berrors\b|\bfailures\b|\blogins\b|\b(?:login )?attempts\b|\binvalid\b"
+    r"|\breputation\b|\bunsolicited\b|\bspam\b|\bcomplaints\b"
+)
+_SENT = re.compile(r"messages?\b|e?mails?\b|\brecipients?\b|\brcpts?\b")
 _CONNECTIONS = re.compile(r"\bconnections?\b|\bsessions?\b|\bconnects\b")
 _TOO_MUCH = re.compile(
     r"\brates?\b|ratelimit|rate_limit|\blimit(?:s|ed)?\b|quota|\bcredits\b|\bvolume\b|throttl|\bfrequency\b"
@@ -298,9 +302,7 @@ def is_too_much(text: str) -> bool:
     Not what was too much at one instant (concurrent connections), nor what was not sent (connections,
     errors, logins): no window of ours knows of it.  `text` in lower case.
     """
-    if _AT_ONCE.search(text) or _NOT_SENT.search(text):
-        return False
-    if _CONNECTIONS.search(text) and not _SENT.search(text):
+    if _NOT_SENT.search(text) or (_CONNECTIONS.search(text) and not _SENT.search(text)):
         return False
     return window_in(text) is not None or _TOO_MUCH.search(text) is not None
 
@@ -318,4 +320,4 @@ def named_in(text: str) -> tuple[int | None, int | None]:
 
 def window_in(text: str) -> int | None:
     """Return the longest window that a refusal speaks of in words, in nanoseconds.  `text` in lower case."""
-    return next((window_ns for window_ns, pattern in _WINDOWS if pattern.search(text)), None)
+    return next((window_ns for window_ns, pattern in _WINDOWS.items() if pattern.search(text)), None)

@@ -3,9 +3,9 @@
 There is a limit of N a day and a window that is full: N slots that were used evenly over the last day.
 That it is full is seen each time: just before the first slot opens, one more is asked for, and refused.
 Then it is asked by a clock that moves on by a day / N with each decision: as one slot opens, one message
-asks and is let through.  That is the steady state of a queue that waits.  Of an N above `EXACT_SLOTS`
-slots are opened some at a time, a 1024th of the day late at most: so they are asked for a thousandth of
-the day after they opened, and 99.9 % of the window is full.
+asks and is let through.  That is the steady state of a queue that waits.  Of an N above half of
+`BOUNDS.exact` slots are opened some at a time, a 1024th of the day late at most: so they are asked for a
+thousandth of the day after they opened, and 99.9 % of the window is full.
 
 A decision is all that one transaction costs: the reservation and its end.  Durable: the slot is on disk
 (fsync) before it is granted, for every process that shares the file.
@@ -23,9 +23,9 @@ from relay.clock import SECOND_NS
 from relay.spool.disk.durable import RealDisk
 from relay.throttle.admission import Request
 from relay.throttle.book import Book
+from relay.throttle.compaction import BOUNDS
 from relay.throttle.file_history import FileHistory
 from relay.throttle.throttle import Reservation, Throttle
-from relay.throttle.window import EXACT_SLOTS
 from tests.engines.history.limits import messages
 from tests.engines.history.test_cost import decide as decide_and_end
 from tests.fakes.clock import FakeClock
@@ -106,7 +106,7 @@ def _round(throttled: Any, count: int, is_durable: bool) -> float:
     decisions = DURABLE_DECISIONS if is_durable else MEMORY_DECISIONS
     gap_ns = DAY_NS // count
     # Each round of all slots begins later by so much.
-    late_ns = DAY_NS // 1000 if count > EXACT_SLOTS else 2 * MILLISECOND_NS
+    late_ns = DAY_NS // 1000 if count > BOUNDS.exact // 2 else 2 * MILLISECOND_NS
     instants_ns = [START_NS + k * gap_ns + k // count * late_ns for k in range(count + decisions)]
     with throttled(count) as (decide, fill):
         fill(instants_ns[:count])

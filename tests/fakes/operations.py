@@ -1,12 +1,12 @@
-"""`Session` on a queue that is a dictionary; remembers what it was asked."""
+"""An operator of a queue that is a dictionary; remembers what it was asked."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, UNREAD, Deed, Found, Session, Verb, Write
+from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, UNREAD, Deed, NotDone, PolicyInForce, Verb
+from relay.control.operator import AskedId, Operator
 from relay.mail.envelope import QueueId
-from relay.queue.queued import Queued, State, WaitReason, origin_of
 from relay.status.filters import WHOLE_QUEUE, By, Filters, GroupRow, Listed, Summary, Wanted
 from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, Snapshot, UpstreamState
@@ -21,12 +21,13 @@ AFTERWARDS: dict[Verb, QueueState] = {
 """The state that a verb leaves a message in; the other verbs end it."""
 
 
-class FakeOperations(Session):
+class FakeOperations(Operator):
     """Acts on messages that are not active."""
 
     def __init__(self, messages: Iterable[MessageView] = ()) -> None:
         self.messages = {message.queue_id: message for message in messages}
         self.asked: list[tuple[str, tuple[QueueId, ...]]] = []
+        self.in_force = PolicyInForce(Path("/etc/relay/policy.yaml"), "spool: ./spool\n")
         self.chunks: list[bytes] = []
         """The content of each message."""
         self.content_ends = OK
@@ -34,10 +35,9 @@ class FakeOperations(Session):
         """The states that the last verb was to act on; none stands for all."""
         self.resumed: list[str] = []
         self.paused: list[tuple[str, PauseAsked]] = []
-        self.planned: list[tuple[bytes, Path]] = []
+        self.planned: list[tuple[str, Path]] = []
         self.foretold: Plan = a_plan()
         self.shown: Snapshot = a_snapshot()
-        self.is_closed = False
         self.raises: Exception | None = None
         self.is_refused_again = False
         """What is resumed is refused at once."""
@@ -51,46 +51,50 @@ class FakeOperations(Session):
             raise self.raises
         return self.shown
 
-    async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
-        for number, view in enumerate(wanted.arranged(each.view for each in self._listed(wanted.filters))):
+    async def policy(self) -> PolicyInForce:
+        return self.in_force
+
+    async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> AsyncGenerator[Sequence[MessageView], None]:
+        for number, view in enumerate(wanted.arranged(each.view for each in self._every(wanted.filters))):
             if number == self.rows_before_fault:
                 raise RuntimeError("odd")
             yield [view]
 
-    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[GroupRow]:
+    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[GroupRow]:
         adding = Summary(by)
-        adding.add(self._listed(filters))
+        adding.add(self._every(filters))
         return adding.rows(limit)
 
-    def _listed(self, filters: Filters) -> list[Listed]:
+    def _every(self, filters: Filters) -> list[Listed]:
         if self.raises is not None:
             raise self.raises
         every = [Listed(view, AT_NS - view.arrival_at_ns) for view in self.messages.values()]
         return [each for each in every if filters.judge(each)]
 
-    async def plan(self, text: bytes, path: Path) -> Plan | str:
+    async def plan(self, text: str, path: Path) -> Plan:
         if self.raises is not None:
             raise self.raises
         self.planned.append((text, path))
         return self.foretold
 
-    async def show(self, queue_id: QueueId) -> MessageView | str:
+    async def show(self, queue_id: AskedId) -> MessageView:
         message = self.messages.get(queue_id)
-        if message is not None and message.state is QueueState.CORRUPT:
-            return "its checksum is wrong"
         if message is None:
-            return UNREAD if self.shown.recovering else ABSENT
+            raise NotDone(UNREAD if self.shown.recovering else ABSENT)
+        if message.state is QueueState.CORRUPT:
+            raise NotDone("its checksum is wrong")
         return message if message.recipient_statuses else a_detail(message)
 
-    async def content(self, queue_id: QueueId, write: Write) -> str:
+    async def content(self, queue_id: AskedId) -> AsyncGenerator[bytes, None]:
         if queue_id not in self.messages:
-            return ABSENT
+            raise NotDone(ABSENT)
         for chunk in self.chunks:
-            await write(chunk)
-        return self.content_ends
+            yield chunk
+        if self.content_ends != OK:
+            raise NotDone(self.content_ends)
 
     async def act(
-        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
+        self, verb: Verb, queue_ids: Sequence[AskedId], states: Sequence[QueueState] = ()
     ) -> dict[QueueId, str]:
         if self.acts_before_fault is not None and len(self.asked) >= self.acts_before_fault:
             self.raises = RuntimeError("gone")
@@ -119,9 +123,6 @@ class FakeOperations(Session):
             self.shown = a_snapshot()
         return OK
 
-    async def close(self) -> None:
-        self.is_closed = True
-
     def _act_on(self, queue_id: QueueId, verb: Verb) -> str:
         message = self.messages.get(queue_id)
         if message is None:
@@ -137,15 +138,3 @@ class FakeOperations(Session):
         else:
             self.messages[queue_id] = replace(message, state=state)
         return OK
-
-
-def _queued(view: MessageView) -> Queued:
-    return Queued(
-        view.queue_id,
-        origin_of(view.reverse_path),
-        view.size_bytes,
-        0,
-        view.recipients_left,
-        State(view.state.value),
-        why=WaitReason(view.reason),
-    )

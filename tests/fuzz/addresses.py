@@ -2,6 +2,7 @@
 
 from relay.mail.address import is_valid_address
 from relay.mail.dsn import NO_REQUEST, DsnRequest, RecipientRequest, decode_xtext, original_recipient
+from relay.mail.envelope import Shape
 from relay.smtp.commands import (
     RcptCommand,
     Refused,
@@ -75,7 +76,7 @@ def _check_dsn(address: str, asked: RecipientRequest, of_mail: DsnRequest, *, sm
         assert f"{kind}; {original}".isascii()
         assert f"{kind}; {original}".isprintable()
     ret, envid = of_mail.ret, of_mail.envid
-    line = mail_line("", size_bytes=None, eight_bit=False, smtputf8=smtputf8, ret=ret, envid=envid)
+    line = mail_line("", Shape(0, eight_bit=False, smtputf8=smtputf8), of_mail, has_size=False)
     assert not has_control(line)
     read = parse_mail(split_command(line)[1])
     assert (read.ret, read.envid) == (ret, envid)

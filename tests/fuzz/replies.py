@@ -8,7 +8,7 @@ from tests.fuzz.work import bounded, must_be_shown
 TOKENS = [
     b"250 ok\r\n", b"250-a\r\n", b"250 b\r\n", b"354 go\r\n", b"421 bye\r\n", b"550 5.1.1 no\r\n", b"250",
     b" ", b"-", b"\r", b"\n", b"\r\n", b"\0", b"\xff", b"x" * 2040, b"250-SIZE 99999999999999999999\r\n",
-    b"250-AUTH PLAIN LOGIN\r\n", b"250-LIMITS RCPTMAX=5 MAILMAX=0\r\n", b"250-SIZE\r\n", b"250-AUTH=\r\n",
+    b"250-AUTH PLAIN LOGIN\r\n", b"250-SIZE\r\n", b"250-AUTH=\r\n",
     b"250-auth \r\n", b"999 x\r\n",
 ]  # fmt: skip
 TEXT = b"250-" + b"y" * 1000 + b"\r\n"
@@ -44,7 +44,7 @@ def _read(pieces: list[bytes]) -> tuple[list[Reply], bool]:
                 parser.feed(piece)
                 while (reply := parser.next_reply()) is not None:
                     found.append(reply)
-                assert parser._kept_bytes + len(parser._buffer) <= MAX_REPLY_BYTES + MAX_LINE_BYTES
+                assert parser.held_bytes <= MAX_REPLY_BYTES + MAX_LINE_BYTES
     except MalformedReply as error:
         must_be_shown(error)
         return found, True

@@ -123,7 +123,8 @@ class SimulatedRelay:
         self._parts = Assembly(spool, host, policy, "relay.test", telemetry, PolicyStatus("", 0), on_fault)
         self.sender, self.watch = self._parts.sender, self._parts.watch
         self.operator = self._parts.operator
-        observer = ListenerObserver(events, metrics, [str(listen.address) for listen in policy.listen])
+        metrics.know_listeners(str(listen.address) for listen in policy.listen)
+        observer = ListenerObserver(events, metrics)
         listen = policy.listen[0]
         files = read_listener_files(listen)
         self._reception = Reception(listen, "relay.test", self.intake, observer, files=files, clock=clock)

@@ -3,10 +3,9 @@
 import base64
 import json
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any
 
 import pytest
 from argon2 import PasswordHasher
@@ -16,9 +15,8 @@ from tests.system.certificate import make_certificate
 from tests.system.demand import demand
 from tests.system.smtp_tools import swaks
 from tests.system.strict_smarthost import StrictSmarthost
-from tests.system.waiting import HANG_S, free_port
+from tests.system.waiting import free_port
 from tests.system.warm import WarmRelay
-from tests.system.witness import Seen
 
 CHEAP = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
 USER, PASSWORD = "user@testserver", "secretpassword"
@@ -29,31 +27,6 @@ FOREIGN = ["192.0.2.0/24"]
 """RFC 5737: nobody of this host is in there."""
 # swaks(1), EXIT CODES.
 REFUSED_SENDER, NOT_AUTHENTICATED = 23, 28
-
-
-class Client:
-    """One connection, greeted.  A context manager: at its end it is closed."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._replies: BinaryIO = connection.makefile("rb")
-        assert self._reply() == 220
-
-    def ask(self, line: bytes) -> int:
-        self._connection.sendall(line + b"\r\n")
-        return self._reply()
-
-    def _reply(self) -> int:
-        while (line := self._replies.readline())[3:4] == b"-":
-            pass
-        return int(line[:3])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._replies.close()
-        self._connection.close()
 
 
 class House:
@@ -78,14 +51,6 @@ class House:
             {"address": f"127.0.0.1:{self.ports[door]}"} | spec for door, spec in doors.items()
         ]
         self.relay.write_policy()
-
-    def connect(self, door: str) -> Client:
-        return Client(socket.create_connection(("127.0.0.1", self.ports[door]), timeout=HANG_S))
-
-    def relayed_since(self, count: int) -> list[Seen]:
-        """Return what the upstream took beyond the first so many, once nothing is queued."""
-        self.relay.wait_until_empty()
-        return self.upstream.seen()[count:]
 
     def event(self, name: str, **fields: Any) -> dict[str, Any]:
         wanted = {"event": name} | fields
@@ -161,58 +126,3 @@ def test_nobody_relays_who_may_not(
     phase = "mail" if status == REFUSED_SENDER else "auth"
     told = house.event("refused", phase=phase, listener=f"127.0.0.1:{house.ports[door]}")
     assert told["client"] == "unknown[127.0.0.1]"
-
-
-LONG = b"bounce+" + b"7" * 900 + b"@b.test"
-
-
-@pytest.mark.parametrize(
-    ("wire", "address"),
-    [
-        (b"<" + LONG + b">", LONG),
-        (b"<a@b_c.test>", b"a@b_c.test"),
-        (b"<user..x@b.test>", b"user..x@b.test"),
-        (b"<.x@b.test>", b".x@b.test"),
-        (b"<x.@b.test>", b"x.@b.test"),
-        (b"<a@b.test.>", b"a@b.test."),
-        (b" < a@b.test >", b"a@b.test"),
-        (b"a@b.test", b"a@b.test"),
-        (b'"a b"@c', b'"a b"@c'),
-        (b"<@r1.test,@r2.test:a@b.test>", b"a@b.test"),
-        (b"<a@[192.0.2.1]>", b"a@[192.0.2.1]"),
-        (b'"N, <x@y.test>" <a@b.test>', b"a@b.test"),
-        (b"Ann <a@b.test>", b"a@b.test"),
-    ],
-)
-def test_an_address_in_use_is_taken_and_passed_on_as_it_came(
-    house: House, wire: bytes, address: bytes
-) -> None:
-    before = len(house.relayed_since(0))
-    with house.connect(PLAIN) as client:
-        said = b"EHLO printer", b"MAIL FROM:" + wire + b"  SIZE=99", b"RCPT TO:" + wire, b"DATA", b"scan\r\n."
-        told = [client.ask(line) for line in said]
-
-    assert told == [250, 250, 250, 354, 250]
-    (seen,) = house.relayed_since(before)
-    assert (seen.reverse_path.encode(), seen.recipients) == (address, (address.decode(),))
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        (b"ANNS PC", b"ANNS?PC"),
-        (b"J\xd6RG-PC", b"J?RG-PC"),
-        ("JÖRG-PC".encode(), b"J?RG-PC"),
-        (b"x" * 300, b"x" * 255),
-    ],
-)
-def test_a_client_is_greeted_whatever_it_calls_itself(house: House, name: bytes, shown: bytes) -> None:
-    before = len(house.relayed_since(0))
-    with house.connect(PLAIN) as client:
-        said = b"EHLO " + name, b"MAIL FROM:<>", b"RCPT TO:<a@b.test>", b"DATA", b"x\r\n."
-        told = [client.ask(line) for line in said]
-
-    assert told == [250, 250, 250, 354, 250]
-    (seen,) = house.relayed_since(before)
-    trace = b"Received: from " + shown + b" (unknown [127.0.0.1])\r\n"
-    assert seen.content.startswith(trace)

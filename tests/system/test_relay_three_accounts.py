@@ -14,7 +14,7 @@ share is told, of all that the accounts allow, and not judged.
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from tests.system.postfix import Postfix
 from tests.system.strict_smarthost import StrictSmarthost
 from tests.system.waiting import wait_for_change, wait_until
 from tests.system.warm import WarmRelay
-from tests.system.witness import SECOND_NS, Seen, Witness
+from tests.system.witness import Seen, Witness, share_of
 
 NAMES = ("password", "token", "practice")
 STRANGER = "news@lists.test"
@@ -319,7 +319,10 @@ def undergo(folder: Path, terms: Terms) -> Found:
         verdict = judge(
             every, three.practice.tried, ordeal.kills, feeder.acknowledged, feeder.attempted, letter=letter
         )
-    shares = [_share(terms, [each for each in its if each.mail_at_ns < ended_ns]) for its in seen.values()]
+    shares = [
+        share_of(terms.count, terms.period_s, [each for each in its if each.mail_at_ns < ended_ns])
+        for its in seen.values()
+    ]
     return Found(
         terms=terms,
         verdict=verdict,
@@ -333,19 +336,6 @@ def undergo(folder: Path, terms: Terms) -> Found:
         share=sum(shares) / len(shares),
         unexpected=[line for line in relay.log() if " stopped: " in line],
     )
-
-
-def _share(terms: Terms, seen: Sequence[Seen]) -> float:
-    """Return the shortest round that is safe, divided by how long the rounds of the slots really were.
-
-    The rounds are timed slot by slot: that the first N cannot start at one instant is no waste.
-    """
-    mean_ns = sum(each.ended_at_ns - each.mail_at_ns for each in seen) / len(seen)
-    guard_ns = round(terms.period_s * SECOND_NS) // 100
-    shortest_ns = terms.period_s * SECOND_NS + guard_ns + mean_ns
-    starts_ns, count = sorted(each.mail_at_ns for each in seen), terms.count
-    took_ns = (sum(starts_ns[-count:]) - sum(starts_ns[:count])) / count
-    return (len(seen) - count) / count * shortest_ns / took_ns
 
 
 SMALLEST_SHARE = 0.95

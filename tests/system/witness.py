@@ -9,7 +9,7 @@ instant lies before that of others already counted.
 import enum
 import re
 from bisect import bisect_right, insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,3 +107,17 @@ class Witness:
                 break
             most = max(most, last + 1 - bisect_right(self._counted, self._counted[last] - self._period_ns))
         return most
+
+
+def share_of(count: int, period_s: float, seen: Sequence[Seen]) -> float:
+    """Return the shortest round that is safe, divided by how long the rounds of the slots were.
+
+    That is the share used of N / (T + guard + mean transaction), in which each slot is used once.
+    The rounds are timed slot by slot: the first N cannot start at one instant, which is no waste.
+    """
+    starts_ns = sorted(each.mail_at_ns for each in seen)
+    mean_ns = sum(each.ended_at_ns - each.mail_at_ns for each in seen) / len(seen)
+    # The guard of a policy that names none.
+    shortest_ns = period_s * SECOND_NS * 1.01 + mean_ns
+    took_ns = (sum(starts_ns[-count:]) - sum(starts_ns[:count])) / count
+    return (len(seen) - count) / count * shortest_ns / took_ns

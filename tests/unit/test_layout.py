@@ -120,8 +120,9 @@ def _none(offenders: list[str]) -> None:
 
 
 def _room_of(name: str) -> str:
-    parts = name.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else ""
+    package, _, rest = name.partition(".")
+    room = rest.partition(".")[0]
+    return room if package == "relay" and room in ROOMS else ""
 
 
 def _imported(is_banned: Callable[[Module, str], bool]) -> list[str]:

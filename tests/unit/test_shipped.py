@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import yaml
 from pydantic import BaseModel
 
 from relay import __version__
-from relay.cli.main import relay
 from relay.policy.database import HistorySettings
 from relay.policy.hook import HookSettings
 from relay.policy.lane import LaneSettings, RouteSettings
@@ -39,7 +37,7 @@ from relay.telemetry.event_table import KINDS
 from relay.telemetry.metric_table import METRICS
 from tests.system import postfix, prometheus
 from tests.system.demand import demand, missing_program
-from tests.unit.telemetry.page import made
+from tests.unit.telemetry.page import fields_of, made
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -64,10 +62,10 @@ def _rows(page: str) -> Iterator[list[str]]:
 
 def test_the_tables_of_events_and_metrics_are_those_of_the_code() -> None:
     page = EVENTS_AND_METRICS.read_text()
-    fields = {cells[0] for cells in _rows(page)}
+    named = {name for cells in _rows(page) for name in re.findall("`([a-z0-9_]+)`", cells[0])}
 
     assert page == made(page)
-    _none([field for kind in KINDS.values() for field in kind.fields if f"`{field}`" not in fields])
+    _none([field for kind in KINDS.values() for field in fields_of(kind) if field not in named])
 
 
 def test_what_the_runbook_says_that_the_log_says_is_the_name_of_an_event() -> None:
@@ -184,32 +182,6 @@ def test_the_page_of_the_policy_has_each_key(name: str) -> None:
     section, prefix = SECTIONS[name]
 
     assert rows == set(_keys(section, prefix, WITHIN.get(name, {}))) - WITHOUT_A_ROW
-
-
-def test_the_page_of_commands_has_each_and_its_options() -> None:
-    page = (DOCS / "commands.md").read_text()
-    context = click.Context(relay)
-    missing = []
-    for name in relay.list_commands(context):
-        command = relay.get_command(context, name)
-        part = re.search(rf"(?ms)^## relay {name}$(.*?)(?=^## |\Z)", page)
-        if command is None or part is None:
-            missing.append(name)
-            continue
-        verbs = dict(command.commands) if isinstance(command, click.Group) else {}
-        missing += [f"{name} {verb}" for verb in verbs if f"`relay {name} {verb} " not in part[1]]
-        options = {
-            option
-            for each in (command, *verbs.values())
-            for param in each.params
-            for option in param.opts
-            if option[:2] == "--"
-        }
-        missing += [
-            f"{name} {option}" for option in options - {"--help", "--policy"} if option not in part[1]
-        ]
-
-    _none(missing)
 
 
 @pytest.mark.parametrize("name", ["policy.yaml", "deploy/policy.yaml"])

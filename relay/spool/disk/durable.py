@@ -18,7 +18,6 @@ Does not: decide what to write when.
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import os
 import stat
@@ -163,17 +162,12 @@ class RealDisk:
     def write_all(self, fd: int, content: bytes) -> None:
         view = memoryview(content)
         while view:
-            written = os.write(fd, view)
-            if written <= 0:
-                raise OSError(errno.EIO, "write wrote nothing")
-            view = view[written:]
+            view = view[os.write(fd, view) :]
 
     def write_at(self, fd: int, content: bytes, offset: int) -> None:
         view = memoryview(content)
         while view:
             written = os.pwrite(fd, view, offset)
-            if written <= 0:
-                raise OSError(errno.EIO, "write wrote nothing")
             view, offset = view[written:], offset + written
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:

@@ -137,8 +137,6 @@ class LogSpool(BaseSpool):
         """Return what there is; the first time read it.  Raises OSError."""
         if self._found is not None:
             return self._found
-        # What a killed process wrote may be in memory only, and would be taken for durable.
-        self._disk.sync_all(self._root)
         orphans = list(abandoned(self._disk, self._layout.long))
         queued, positions = checkpoint.read(self._disk, self._layout, partial(self._aside.keep, "checkpoint"))
         streams = Streams(self._disk, self._layout, queued, positions)

@@ -6,7 +6,8 @@ Guarantees: the order of a settlement is notes, status bytes, report, told, end;
 the earlier ones, from which the next start goes on.  Where a crash left a report that its message is not
 marked for, the start marks the message before it claims either.
 Assumes: rename is one operation, also across loss of power.
-Does not: sync an end.  What a loss of power brings back has no recipient left and nothing to tell.
+Does not: sync an end.  What a loss of power brings back has no recipient left and nothing to tell.  On btrfs
+a message that was held may come back under the name from before that, though the hold was synced.
 """
 
 import contextlib
@@ -81,8 +82,6 @@ class MaildirSpool(BaseSpool):
 
     def _start(self) -> None:
         """List everything, oldest first; of one name a held file goes before a queued one."""
-        # What a killed owner wrote may be in memory only, and would be taken for durable.
-        self._disk.sync_all(self._root)
         there: dict[str, str] = {}
         for folder in (self._layout.hold, *self._layout.queued_folders(), self._layout.new):
             for name in self._disk.names(folder):

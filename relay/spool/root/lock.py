@@ -35,8 +35,6 @@ def prepare_root(root: str, disk: Disk, form: bytes, folders: Sequence[str]) -> 
         disk.make_directory(folder)
     if (why := disk.why_not_ours(root)) is not None:
         raise ValueError(f"{root} {why}")
-    # Who made them may have been killed before their names, and those of folders above, were durable.
-    disk.sync_all(root)
     if found is None:
         # Several may start at once: each writes its own file, and whose name comes last does not matter.
         # Crash here: folders without a format, or a file more that nobody looks at.
@@ -86,9 +84,14 @@ def without_intakes(root: str, disk: Disk) -> int:
 
 
 def _still(root: str, disk: Disk, form: bytes, fd: int) -> int:
-    """Return a lock in a spool of this format: a conversion may have ended just before it was taken."""
+    """Return a lock in a spool of this format: a conversion may have ended just before it was taken.
+
+    What killed processes wrote, and the folders that they made, may be in memory only: it would be taken for
+    durable.
+    """
     try:
         _own_format(root, disk, form)
+        disk.sync_all(root)
     except BaseException:
         disk.close(fd)
         raise

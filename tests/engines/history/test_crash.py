@@ -6,7 +6,6 @@ a sync that fails; and with a second crash while the first is recovered from.  T
 goes on with longer ones from a seed: RELAY_CRASH_SEED and RELAY_CRASH_BUDGET (seconds).
 """
 
-import copy
 import errno
 import itertools
 import random
@@ -16,10 +15,12 @@ from collections.abc import Callable
 import pytest
 
 from relay.throttle.file_history import REPLACE_ABOVE_BYTES
-from tests.engines.history.cuts import DEEDS, PATH, Account, Instant, Judge, Overrun, instants_of, runs
+from tests.engines.history.cuts import DEEDS, PATH, Judge, instants_of, runs
+from tests.engines.history.limits import granted, messages, throttle
+from tests.engines.history.world import Killed
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.platter import Model
+from tests.fakes.platter import Model, Platter
 
 SYNCS = frozenset({"sync", "sync_content", "sync_directory"})
 REPLACES = {"never": REPLACE_ABOVE_BYTES, "often": 0}
@@ -64,36 +65,34 @@ def test_no_crash_frees_a_slot_early_or_stops_the_account(
     assert len(judge.tally.second) > 600 / STEP
 
 
-def test_folders_of_a_killed_start_are_durable_before_a_grant() -> None:
-    for instant in instants_of(("A reserves",), Model.ANY_SUBSET):
-        disk = ModelDisk(instant.platter).after_kill()
-        account = Account(disk, FakeClock())
-        account.reserve(0)
-        # Nothing of what is pending survives.
-        cut = ModelDisk(disk.platter.after_cut(()))
-        Account(cut, FakeClock()).flush(0)
-        assert cut.length(str(PATH))
+@pytest.mark.parametrize("call", ["sync_content", "sync_directory"])
+def test_what_the_dead_wrote_is_durable_before_another_adds_to_it(call: str) -> None:
+    """One dies in its commit, or as it replaces the file; another goes on, and the power is cut."""
+    limits, above = [messages(99, seconds=60)], 0 if call == "sync_directory" else REPLACE_ABOVE_BYTES
+    disk, clock = ModelDisk(Platter(Model.ANY_SUBSET)), FakeClock()
+    disk_of_one = disk.another()
+    one = throttle(PATH, disk_of_one, clock, limits, replace_above_bytes=above)
+    other = throttle(PATH, disk, clock, limits)
+    granted(one, 1)
+    other.flush()
 
+    def die(kind: str) -> None:
+        if kind.startswith(call):
+            raise Killed
 
-def test_groups_of_the_dead_are_durable_before_another_is_added() -> None:
-    judge, rng = Judge(), random.Random(0)
-    for instant in instants_of(("A reserves", "A reserves"), Model.ANY_SUBSET):
-        disk = ModelDisk(instant.platter).after_kill()
-        account = Account(disk, copy.copy(instant.clock), instant.true_ns, instant.slots)
-        account.reserve(0)
-        judge.judge(account.instants, rng, CUTS_AT_ONCE, story=instant.step)
+    disk_of_one.before = die
+    with pytest.raises(Killed):
+        [granted(one, *[1] * 8) for _ in range(9)]  # more than a sector each
+    images: list[ModelDisk] = []
+    disk.after = lambda: images.extend(disk.cuts(random.Random(0), CUTS_AT_ONCE))
+    granted(other, 1)
 
-
-def test_the_judge_sees_slots_freed_early_or_never_asked_for() -> None:
-    instants = instants_of(("A reserves two", "A settles", "A flushes"), Model.ANY_SUBSET)
-    told = instants[-1]
-
-    empty = Instant(ModelDisk().platter, told.slots, told.clock, told.true_ns, "nothing is left")
-    with pytest.raises(Overrun, match="granted beside 2"):
-        Judge().judge([empty], random.Random(0), 1, story="")
-    late = Instant(told.platter, (), told.clock, told.true_ns, "nobody asked")
-    with pytest.raises(Overrun, match="not 0 to 0,"):
-        Judge().judge([late], random.Random(0), 1, story="")
+    for image in images:
+        throttle(PATH, image, clock, limits).flush()
+    for image in disk.cuts(random.Random(0), CUTS_AT_ONCE):
+        account = throttle(PATH, image, clock, limits)
+        account.flush()
+        assert account.usage()[0].used >= other.usage()[0].used
 
 
 @pytest.mark.crash

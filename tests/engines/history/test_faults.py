@@ -153,18 +153,6 @@ def test_a_history_that_cannot_be_written_is_not_sound() -> None:
     assert len(granted(account, 1, 1, 1, 1, 1)) == 4
 
 
-def test_what_could_not_be_made_durable_is_not_known() -> None:
-    disk, clock = _prepared(), FakeClock()
-    account = throttle(PATH, disk, clock, [LIMIT])
-    for kind in ("open_new", "sync", "rename", "sync_directory"):
-        disk.fail(Fault(1, errno.EIO, kinds=frozenset({kind})))
-        with pytest.raises(HistoryError):
-            ask(account, 1)
-        assert account.usage()[0].used == 0, kind
-    disk.heal()
-    assert len(granted(account, *[1] * 6)) <= 5
-
-
 def test_a_file_whose_name_may_not_be_durable_is_written_again_before_a_grant() -> None:
     disk, clock = _prepared(), FakeClock()
     account = throttle(PATH, disk, clock, [LIMIT], replace_above_bytes=0)

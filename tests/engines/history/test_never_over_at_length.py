@@ -10,7 +10,6 @@ from random import Random
 import pytest
 
 from relay.throttle.compaction import BOUNDS, Bounds
-from relay.throttle.limit_state import MOST_ENTRIES
 from tests.engines.history.world import FileWorld, MemoryWorld, Sizes, World
 
 EVENTS_A_WORLD = 200
@@ -21,9 +20,7 @@ def _sizes(number: int) -> Sizes:
     if number % 4 == 3:
         # What is merged is rounded so coarsely that it reaches into windows of today.
         bounds = Bounds(exact=3, parts=4, most_shares=6 if number % 8 == 7 else 1000, least=6)
-    # In some, a few keys and instants are all that memory is for.
-    most_entries = 6 + number % 5 if number % 3 == 2 else MOST_ENTRIES
-    return Sizes(bounds, most_entries, replaces_often=bool(number % 2))
+    return Sizes(bounds, replaces_often=bool(number % 2))
 
 
 def _live(kind: type[World], seed: str, number: int, events: int = EVENTS_A_WORLD) -> int:

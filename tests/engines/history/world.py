@@ -20,7 +20,6 @@ from relay.throttle.compaction import BOUNDS, Bounds
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import History, HistoryError
 from relay.throttle.limit import ForEach, PlainLimit, Unit
-from relay.throttle.limit_state import MOST_ENTRIES
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import limit
 from tests.engines.history.memory_history import Kept, MemoryHistory
@@ -50,7 +49,6 @@ class Sizes:
     """What takes thousands of messages to reach is small in some worlds."""
 
     bounds: Bounds = BOUNDS
-    most_entries: int = MOST_ENTRIES
     replaces_often: bool = False
 
 
@@ -131,7 +129,7 @@ class World(abc.ABC):
         return limit(count, self.random.choice([1, 50, 300, LONGEST_NS]), unit, for_each, only)
 
     def _new_throttle(self, limits: list[PlainLimit]) -> Throttle:
-        book = Book(self.sizes.bounds, self.sizes.most_entries)
+        book = Book(self.sizes.bounds)
         history = self.new_history()
         return Throttle(history, limits, 0, self.clock, transaction_ns=TRANSACTION_NS, book=book)
 

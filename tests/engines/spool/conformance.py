@@ -328,7 +328,7 @@ class Conformance:
         assert all(isinstance(each, Unavailable) for each in others)
         assert [message.content for message in claimed(spool)] == [b"message 0", b"message 4"]
 
-    def test_a_discarded_draft_leaves_nothing(self, engine: Engine) -> None:
+    def test_a_discarded_draft_leaves_nothing_and_is_not_accepted(self, engine: Engine) -> None:
         spool, intake = engine.start(), engine.intake()
         for spills in (0, 1, 2):
             draft = intake.draft()
@@ -339,6 +339,7 @@ class Conformance:
             assert draft.is_on_disk == (spills > 0)
             draft.discard()
             draft.discard()
+            assert isinstance(intake.accept([(draft, ENVELOPE)])[0], Unavailable)
         assert claimed(spool) == []
         assert spool.tidy() == 0
         assert again(engine, spool)[1] == []
@@ -360,6 +361,16 @@ class Conformance:
         for _ in range(2):
             spool, found = again(engine, spool)
             assert (found, spool.look().corrupt) == ([], 1)
+
+    def test_a_message_that_was_damaged_before_a_start_is_set_aside_by_it(self, engine: Engine) -> None:
+        spool, (damaged, whole) = begun(engine, CONTENT, CONTENT)
+        spool.close()
+        engine.damage(damaged)
+        for _ in range(2):
+            spool = engine.start()
+            assert [message.queue_id for message in claimed(spool)] == [whole]
+            assert ([name for name, _ in engine.told], spool.look().corrupt) == ([damaged], 1)
+            spool.close()
 
     def test_content_that_is_damaged_while_it_is_read_stops_before_the_damage(self, engine: Engine) -> None:
         spool, (queue_id,) = begun(engine, bytes(3 * INLINE_BYTES))
@@ -410,16 +421,6 @@ class Conformance:
         intake = engine.intake()
         assert 0 < intake.room() < spool.look().free_bytes
         intake.close()
-
-    def test_a_draft_that_was_given_up_is_not_accepted(self, engine: Engine) -> None:
-        spool, intake = engine.start(), engine.intake()
-        for size in (10, INLINE_BYTES + 1):
-            draft = intake.draft()
-            draft.append(bytes(size))
-            draft.discard()
-            (failure,) = intake.accept([(draft, ENVELOPE)])
-            assert isinstance(failure, Unavailable)
-        assert (claimed(spool), engine.told) == ([], [])
 
 
 class FailingConformance(Conformance):

@@ -24,6 +24,7 @@ ENVELOPE = Envelope(
 )
 CONTENT = b"Received: by us\r\nSubject: minutes\r\n\r\n.dots\r\n\x00\xff, and no end of line"
 RELAYED, BOUNCED, EXPIRED, DELETED = Status.RELAYED, Status.BOUNCED, Status.EXPIRED, Status.DELETED
+TOLD = Status.SUCCESS
 
 
 class Engine(Protocol):
@@ -83,6 +84,8 @@ class OnModel(Protocol):
     def spool(self, disk: Disk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> Spool:
         """Own the queue, on a view of the disk; nothing is claimed yet."""
         ...
+
+    def prepare(self, disk: Disk) -> None: ...
 
     def listener(self, disk: Disk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake: ...
 

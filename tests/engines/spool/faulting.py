@@ -5,13 +5,14 @@ that was judged already, with the same trace, is not judged again: `live_on` is 
 of both.
 """
 
+import dataclasses
 import errno
 import functools
 from collections.abc import Callable, Iterator
 
 from tests.engines.spool.engine import OnModel
 from tests.engines.spool.oracle import live_on
-from tests.engines.spool.world import Trace, Violation
+from tests.engines.spool.world import Violation, World
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.fault import READS
 from tests.figures import FIGURES
@@ -32,12 +33,7 @@ def _kinds() -> Iterator[tuple[str, Kind]]:
 
 
 def _forever(kind: Kind) -> Kind:
-    def fault(nth: int) -> Fault:
-        once = kind(nth)
-        once.forever = True
-        return once
-
-    return fault
+    return lambda nth: dataclasses.replace(kind(nth), forever=True)
 
 
 ONCE: dict[str, Kind] = dict(_kinds())
@@ -57,28 +53,25 @@ class Judging:
 
     def __init__(self, figure: str, engine: OnModel) -> None:
         """Begin; `figure` is what these faults are counted as."""
+        self.engine = engine
         self.faults = 0
         self._figure = figure
-        self._engine = engine
         self._seen: set[tuple[object, ...]] = set()
 
-    def check(self, disk: ModelDisk, trace: Trace, story: str) -> None:
+    def check(self, world: World, story: str) -> None:
+        """Judge what the next start finds, with the power kept and cut."""
         self.faults += 1
         FIGURES[self._figure] += 1
+        disk, trace, told = world.sender_disk, world.trace, str(world.trace)
         platter = disk.platter
         images = [disk.after_kill()]
         images += [ModelDisk(platter.after_cut(())), ModelDisk(platter.after_cut(platter.pending))]
-        told = str(trace)
         for image in images:
             key = (image.fingerprint(), tuple(map(repr, image.platter.pending)), told)
             if key in self._seen:
                 continue
             self._seen.add(key)
             try:
-                live_on(image, trace.copy(), engine=self._engine)
+                live_on(image, trace.copy(), engine=self.engine)
             except Exception as error:
-                raise Violation(f"{story}: {error!r}") from error
-
-
-def last_steps(disk: ModelDisk) -> str:
-    return f"{disk.steps[-4:]}"
+                raise Violation(f"{story}: {disk.steps[-4:]}: {error!r}") from error

@@ -67,6 +67,9 @@ class LogOnModel:
     def listener(self, disk: Disk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
         return LogIntake(self.root, disk, clock, chance, segment_bytes=self.segment_bytes)
 
+    def prepare(self, disk: Disk) -> None:
+        prepare(self.root, disk)
+
     def vary(self, rng: random.Random) -> None:
         self.segment_bytes, self.checkpoint_bytes = rng.choice(LENGTHS)
 

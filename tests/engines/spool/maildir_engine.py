@@ -33,13 +33,6 @@ class MaildirEngine(OneSpool):
         path = self.layout.queued(queue_id)
         self.flip(path, HEADER_BYTES + (len(self.content_of(path)) - HEADER_BYTES) // 2)
 
-    def plant(self, path: str, content: bytes) -> None:
-        """Put something there that is no message."""
-        if isinstance(self.disk, ModelDisk):
-            self.disk.plant(path, content)
-        else:
-            Path(path).write_bytes(content)
-
 
 class MaildirOnModel:
     """See tests.engines.spool.engine.OnModel."""
@@ -52,6 +45,9 @@ class MaildirOnModel:
 
     def listener(self, disk: Disk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
         return MaildirIntake(self.root, disk, clock, chance)
+
+    def prepare(self, disk: Disk) -> None:
+        prepare(self.root, disk)
 
     def vary(self, rng: random.Random) -> None:
         """Nothing: a message is a file."""

@@ -1,6 +1,6 @@
-"""Every small run of the spool, made systematically: the space that the crash runs draw from.
+"""Runs of the spool: stories told by hand, and every small run, made systematically.
 
-A scenario is up to three messages, each with up to four recipients, each recipient with
+A small run is up to three messages, each with up to four recipients, each recipient with
 one fate: relayed, relayed after a deferral, failed, expired after a deferral, deleted, relayed
 with a sender who wants to be told, failed with one who does not (NOTIFY, RFC 3461).
 Where one failed: its report is relayed, or fails too, or there is nobody to tell.  And
@@ -10,30 +10,21 @@ settled, or with a dead and a living listener's drafts at a clean-up.
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from relay.mail.dsn import NO_REQUEST, DsnRequest, Notify, RecipientRequest, asked_of
 from relay.spool.interface import SpoolError, Status
-from tests.engines.spool.engine import OnModel
-from tests.engines.spool.maildir_engine import MAILDIR
-from tests.engines.spool.world import Letter, Sender, Snapshot, World, play, prepared
-from tests.fakes.disk import Fault
+from tests.engines.spool.engine import BOUNCED, DELETED, EXPIRED, RELAYED, TOLD, OnModel
+from tests.engines.spool.world import Letter, Sender, Snapshot, Violation, World, prepared
+from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 
 MOST_MESSAGES = 3
 MOST_RECIPIENTS = 4
-
-FATES: dict[str, tuple[int, Status]] = {
-    "relayed": (0, Status.RELAYED),
-    "deferred": (1, Status.RELAYED),
-    "failed": (0, Status.BOUNCED),
-    "expired": (1, Status.EXPIRED),
-    "deleted": (0, Status.DELETED),
-    "told": (0, Status.SUCCESS),
-    "untold": (0, Status.BOUNCED),
-}
-"""At which attempt what becomes of a recipient."""
+LONG = b"Subject: long\r\n\r\n" + b"0123456789\r\n" * 110
+WANTS_ALL = RecipientRequest(Notify.SUCCESS | Notify.FAILURE, "rfc822;list+2Bowner@example.org")
+WANTS_NONE = RecipientRequest(Notify.NEVER)
 
 
 def left_held(sender: Sender) -> None:
@@ -52,9 +43,144 @@ def held_and_released_together(sender: Sender) -> None:
     sender.hold(*sorted(sender.queue), release=True)
 
 
-ASKED = {"told": RecipientRequest(Notify.SUCCESS), "untold": RecipientRequest(Notify.NEVER)}
-"""What the sender asked of a recipient with this fate."""
+def warned(sender: Sender) -> None:
+    for queue_id in sorted(sender.queue):
+        sender.warn(queue_id)
 
+
+def reports_wait_after_a_crash(sender: Sender) -> None:
+    sender.trace.waits_after_a_crash = True
+
+
+def the_first_report_waits(sender: Sender) -> None:
+    sender.trace.reports_wait = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One run."""
+
+    words: str
+    letters: Sequence[Letter]
+    meanwhile: Callable[[Sender], None] | None = None
+    reports: Status = RELAYED
+    """What becomes of each."""
+    cleans_up: bool = False
+    is_started: bool = True
+    """The spool was started once before."""
+
+    def play(self, world: World) -> None:
+        """Take messages in as one batch and make of them what they say; then send the reports."""
+        sender = world.sender()
+        sender.claim()
+        world.listener().offer(*self.letters)
+        sender.claim()
+        if self.cleans_up:
+            _clean_up_beside_the_living(world, sender)
+        if self.meanwhile is not None:
+            self.meanwhile(sender)
+        sender.settle_attempts(sorted(sender.queue), self.letters)
+        sender.claim()
+        sender.drain(self.reports)
+        sender.spool.close()
+
+    def run(self, model: Model, engine: OnModel, fault: Fault | None = None) -> list[Snapshot]:
+        """Return every instant of it; with a fault, of the sender's disk, those after it struck."""
+        world = World(prepared(model, is_started=self.is_started, engine=engine), engine=engine)
+        world.record()
+        if fault is not None:
+            world.sender_disk.fail(fault)
+        try:
+            self.play(world)
+        except (SpoolError, OSError):
+            # It says so and dies; a restart reads the disk.
+            if not world.sender_disk.has_failed:
+                raise
+        if fault is None:
+            return world.snapshots
+        # The failed call leaves an instant behind, and a restart never comes sooner.
+        return world.snapshots[world.failed_at :] if world.sender_disk.has_failed else []
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def _clean_up_beside_the_living(world: World, sender: Sender) -> None:
+    still_arriving = Letter(({0: RELAYED},), content=b"Subject: slow\r\n\r\nand steady\r\n", spills=1)
+    dead, living = world.another_listener(101), world.another_listener(102)
+    assert isinstance(dead.disk, ModelDisk)
+    dead.begin(still_arriving)
+    drafted = living.begin(still_arriving)
+    dead.disk.die()
+    if sender.spool.tidy() != 1 or drafted is None:
+        raise Violation("tidying took another one's draft, or left that of the dead")
+    if None in living.accept([drafted]):
+        raise Violation("a message was refused after a tidying")
+
+
+STORIES = {
+    words: Scenario(words, letters, meanwhile)
+    for words, letters, meanwhile in (
+        ("relayed", [Letter(({0: RELAYED},))], None),
+        ("a batch of two", [Letter(({0: RELAYED}, {1: BOUNCED}), 2), Letter(({0: RELAYED},))], None),
+        ("bounced", [Letter(({0: RELAYED, 1: BOUNCED},), 2)], None),
+        ("bounced, then expired", [Letter(({0: BOUNCED}, {1: EXPIRED}), 2)], None),
+        ("bounced one by one", [Letter(({2: BOUNCED}, {0: BOUNCED}, {1: RELAYED}), 3)], None),
+        (
+            "bounced one by one, no report after a crash",
+            [Letter(({2: BOUNCED}, {0: BOUNCED}, {1: RELAYED}), 3)],
+            reports_wait_after_a_crash,
+        ),
+        (
+            "three bounced, no report after a crash",
+            [Letter(({1: BOUNCED, 2: EXPIRED, 3: BOUNCED}, {0: BOUNCED}), 4)],
+            reports_wait_after_a_crash,
+        ),
+        (
+            "bounced, the first report waits",
+            [Letter(({2: BOUNCED}, {0: BOUNCED, 1: RELAYED}, {3: EXPIRED}), 4)],
+            the_first_report_waits,
+        ),
+        ("deleted", [Letter(({0: DELETED, 1: RELAYED},), 2)], None),
+        ("held and released", [Letter(({0: RELAYED},)), Letter(({0: BOUNCED},))], held_and_released),
+        (
+            "held and released together",
+            [Letter(({0: RELAYED},)), Letter(({0: BOUNCED},)), Letter(({0: RELAYED},))],
+            held_and_released_together,
+        ),
+        ("bounced while held", [Letter(({0: BOUNCED},))], left_held),
+        ("warned, then bounced", [Letter(({}, {0: BOUNCED}))], warned),
+        (
+            "told of some, no report after a crash",
+            [
+                Letter(
+                    ({1: TOLD, 2: BOUNCED}, {0: TOLD, 3: BOUNCED}),
+                    4,
+                    dsn=DsnRequest(recipients=(WANTS_ALL, WANTS_ALL, WANTS_NONE, WANTS_ALL)),
+                )
+            ],
+            reports_wait_after_a_crash,
+        ),
+        (
+            "spilled",
+            [Letter(({0: RELAYED}, {1: BOUNCED}, {2: RELAYED, 3: EXPIRED}), 4, content=LONG, spills=2)],
+            None,
+        ),
+    )
+}
+
+FATES: dict[str, tuple[int, Status]] = {
+    "relayed": (0, RELAYED),
+    "deferred": (1, RELAYED),
+    "failed": (0, BOUNCED),
+    "expired": (1, EXPIRED),
+    "deleted": (0, DELETED),
+    "told": (0, TOLD),
+    "untold": (0, BOUNCED),
+}
+"""At which attempt what becomes of a recipient."""
+ASKED = {"told": RecipientRequest(Notify.SUCCESS), "untold": WANTS_NONE}
+"""What the sender asked of a recipient with this fate."""
 MEANWHILE: dict[str, Callable[[Sender], None] | None] = {
     "plain": None,
     "held": left_held,
@@ -90,46 +216,10 @@ class Shape:
 
     def _status_of(self, fate: str) -> Status:
         # Nobody is told of a success of mail from nobody.
-        return Status.RELAYED if self.is_null and fate == "told" else FATES[fate][1]
+        return RELAYED if self.is_null and fate == "told" else FATES[fate][1]
 
     def __str__(self) -> str:
         return "+".join(self.fates) + (" from nobody" if self.is_null else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """One run."""
-
-    shapes: tuple[Shape, ...]
-    meanwhile: str = "plain"
-    report_fails: bool = False
-
-    def run(self, model: Model, engine: OnModel = MAILDIR, fault: Fault | None = None) -> list[Snapshot]:
-        """Return every instant of it; with a fault, of the sender's disk, those after it struck."""
-        world = World(prepared(model, engine=engine), engine=engine)
-        world.record()
-        if fault is not None:
-            world.sender_disk.fail(fault)
-        try:
-            play(
-                world,
-                *(shape.letter() for shape in self.shapes),
-                meanwhile=MEANWHILE[self.meanwhile],
-                clean_up=self.meanwhile == "with a clean-up",
-                reports=Status.BOUNCED if self.report_fails else Status.RELAYED,
-            )
-        except (SpoolError, OSError):
-            # It says so and dies; a restart reads the disk.
-            if not world.sender_disk.has_failed:
-                raise
-        if fault is None:
-            return world.snapshots
-        # The failed call leaves an instant behind, and a restart never comes sooner.
-        return world.snapshots[world.failed_at :] if world.sender_disk.has_failed else []
-
-    def __str__(self) -> str:
-        reports = "; reports fail" if self.report_fails else ""
-        return f"{', '.join(map(str, self.shapes))}; {self.meanwhile}{reports}"
 
 
 def shapes(recipients: int) -> list[Shape]:
@@ -144,17 +234,20 @@ def shapes(recipients: int) -> list[Shape]:
 
 def of_one_recipient() -> Iterator[Scenario]:
     for shape in shapes(1):
-        yield from _with_all_that_goes_on((shape,))
+        yield from _with_all_that_goes_on([shape])
 
 
 def drawn(rng: random.Random) -> Scenario:
     """Return a scenario of any size, by chance."""
     some = [rng.choice(shapes(rng.randint(1, MOST_RECIPIENTS))) for _ in range(rng.randint(1, MOST_MESSAGES))]
-    return rng.choice(list(_with_all_that_goes_on(tuple(some))))
+    return rng.choice(list(_with_all_that_goes_on(some)))
 
 
-def _with_all_that_goes_on(some: tuple[Shape, ...]) -> Iterator[Scenario]:
-    for meanwhile in MEANWHILE:
-        yield Scenario(some, meanwhile)
+def _with_all_that_goes_on(some: Sequence[Shape]) -> Iterator[Scenario]:
+    letters = [shape.letter() for shape in some]
+    for words, meanwhile in MEANWHILE.items():
+        story = f"{', '.join(map(str, some))}; {words}"
+        cleans_up = words == "with a clean-up"
+        yield Scenario(story, letters, meanwhile, cleans_up=cleans_up)
         if any(shape.may_report for shape in some):
-            yield Scenario(some, meanwhile, report_fails=True)
+            yield Scenario(f"{story}; reports fail", letters, meanwhile, BOUNCED, cleans_up)

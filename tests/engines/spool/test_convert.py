@@ -1,10 +1,9 @@
 """A spool of one engine becomes one of another: whole, whatever call it is killed or cut in."""
 
-import contextlib
 import errno
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -20,7 +19,6 @@ from relay.spool.interface import (
     Report,
     Settlement,
     Spool,
-    SpoolBusy,
     Status,
     Unavailable,
 )
@@ -162,60 +160,31 @@ def test_a_disk_that_fails_at_any_call_leaves_one_or_the_other(was: str, now: st
 
 
 @BOTH
-def test_nothing_is_converted_beside_a_relay_or_a_listener(was: str, now: str) -> None:
+@pytest.mark.parametrize("opens", [opened, lambda disk, was: ENGINES[was].intake(ROOT, disk, FakeClock())])
+def test_who_looked_at_the_format_before_a_conversion_is_refused_after_it(
+    was: str, now: str, opens: Callable[[ModelDisk, str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = filled(was)
-    spool = opened(disk.another(), was)
-    with pytest.raises(SpoolBusy):
+    before, view = state_of(disk), disk.another()
+    lock = view.lock
+
+    def converts_first(path: str, *, wait: bool, is_shared: bool = False) -> int | None:
         converted(disk, now)
-    spool.close()
-    intakes = [ENGINES[was].intake(ROOT, disk.another(), FakeClock()) for _ in range(2)]
-    for intake in intakes:
-        with pytest.raises(SpoolBusy, match="a listener"):
-            converted(disk, now)
-        intake.close()
-    assert converted(disk, now).messages > 0
+        return lock(path, wait=wait, is_shared=is_shared)
 
-
-@BOTH
-def test_an_owner_that_starts_while_it_is_converted_finds_all_or_is_refused(was: str, now: str) -> None:
-    base = filled(was)
-    before, refused = [message for message, _ in state_of(base)], 0
-    for nth in itertools.count(1):
-        disk, calls = base.after_kill(), itertools.count(1)
-        view = disk.another()
-
-        def meanwhile(
-            _step: str, nth: int = nth, calls: Iterator[int] = calls, disk: ModelDisk = disk
-        ) -> None:
-            if next(calls) == nth:
-                # Busy, or the model waits for a lock of the one who is looked at.
-                with contextlib.suppress(SpoolBusy, Unavailable):
-                    converted(disk, now)
-
-        view.before = meanwhile
-        try:
-            spool = opened(view, was)
-        except (ValueError, FileNotFoundError):
-            refused += 1
-            assert engine_of(ROOT, disk) == now
-        else:
-            assert [each._replace(next_attempt_at_ns=None) for each in claimed(spool)] == before
-        if next(calls) <= nth:
-            break
-    assert refused > 0
-
-
-@BOTH
-def test_no_mail_is_taken_into_a_spool_that_was_converted(was: str, now: str) -> None:
-    disk = filled(was)
-    converted(disk, now)
+    monkeypatch.setattr(view, "lock", converts_first)
     with pytest.raises(ValueError, match="does not know"):
-        ENGINES[was].intake(ROOT, disk, FakeClock())
+        opens(view, was)
+    assert (engine_of(ROOT, disk), state_of(disk)) == (now, before)
     assert ENGINES[now].intake(ROOT, disk, FakeClock()).room() > 0
 
 
 def test_what_is_not_there_cannot_be_converted() -> None:
     with pytest.raises(FileNotFoundError):
         converted(ModelDisk(), "log")
+    disk = filled("maildir")
     with pytest.raises(ValueError, match="no engine mbox"):
-        converted(filled("maildir"), "mbox")
+        converted(disk, "mbox")
+    disk.poke(f"{ROOT}/format", b"relay spool 9 mbox\n")
+    with pytest.raises(ValueError, match="relay spool 9 mbox"):
+        converted(disk, "log")

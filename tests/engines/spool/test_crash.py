@@ -1,43 +1,40 @@
-"""The power is cut, and processes are killed, after every single operation on the disk.
+"""The power is cut, and processes are killed, after every single operation on the disk, twice.
 
-Each scenario is played once and every instant of it kept.  From each instant come the
-images that a power cut may leave, by each model of a disk (tests.fakes.power), and what a
-new process finds after a kill; tests.engines.spool.oracle judges each one by starting a sender
-on it and letting it go on to the end.  The scenarios here are stories told by hand; the
-systematic ones are in test_small_scenarios.  The long run draws whole stories of several
-cuts from a seed: RELAY_CRASH_SEED and RELAY_CRASH_BUDGET (seconds).
+Each run (tests.engines.spool.scenarios) is played once and every instant of it kept.  From each instant come
+the images that a power cut may leave, by each model of a disk (tests.fakes.power), and what a new process
+finds after a kill; tests.engines.spool.oracle judges each one by starting a sender on it and letting it go on
+to the end.  Some are judged with a second crash behind the first.  The long run draws from all runs of one
+recipient on every model, and then from the whole space: RELAY_CRASH_SEED and RELAY_CRASH_BUDGET (seconds).
 """
 
 import errno
 import itertools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.maildir.layout import FORMAT, MaildirLayout, prepare
-from tests.engines.spool.cuts import (
-    BOUNCED,
-    RELAYED,
-    SCENARIOS,
-    Judge,
-    cut_on_each_model,
-    cuts,
-    killed,
-    prefixes,
-    run_of,
-)
-from tests.engines.spool.engine import OnModel
-from tests.engines.spool.world import ROOT, Letter, Listener, Snapshot, World, prepared
+from tests.engines.spool.cuts import Judge, cuts, killed, prefixes
+from tests.engines.spool.engine import BOUNCED, RELAYED, OnModel, accept, claimed
+from tests.engines.spool.maildir_engine import MAILDIR
+from tests.engines.spool.scenarios import STORIES, Scenario, drawn, of_one_recipient
+from tests.engines.spool.world import Letter, Listener, Snapshot, Violation, World, no_corruption, prepared
+from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 
 pytestmark = pytest.mark.usefixtures("few_folders")
 
-CUTS_AT_ONCE = 6
-TOLD = (Letter(({0: RELAYED},)), Letter(({0: BOUNCED},)))
+CUTS_AT_ONCE = 10
+CUTS_AT_ONCE_IN_THE_LONG_RUN = 256
+SHORT_STEP, FULL_STEP = 7, 5
+"""Of the scenarios, every so-manieth; no divisor of how many belong together."""
+SHARE = 0.5
+"""Of the budget of all crash runs."""
+TWO = (Letter(({0: RELAYED},)), Letter(({0: BOUNCED},)))
 
 
 class Killed(BaseException):
@@ -45,53 +42,85 @@ class Killed(BaseException):
 
 
 SOME = ("held and released together", "warned, then bounced", "bounced, the first report waits", "spilled")
-"""Of the scenarios, what the small ones do not have: in each run."""
-EACH = [*SOME, *(pytest.param(name, marks=pytest.mark.full) for name in SCENARIOS if name not in SOME)]
+"""Of the stories, what the small scenarios do not have: in each run."""
+EACH = [*SOME, *(pytest.param(name, marks=pytest.mark.full) for name in STORIES if name not in SOME)]
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_a_cut_or_a_kill_at_any_instant_loses_nothing(name: str, engine: OnModel) -> None:
-    judge = Judge(engine=engine)
-
-    def run(name: str, model: Model) -> list[Snapshot]:
-        return run_of(name, model, engine=engine)
-
-    cut_on_each_model(name, run, judge, CUTS_AT_ONCE, is_killed=True)
+def test_a_story_survives_any_two_crashes(name: str, engine: OnModel) -> None:
+    judge = Judge(engine)
+    for model in Model:
+        judge.judge_slice(STORIES[name], model, random.Random(name), 6)
+    assert judge.tally.second
 
 
 @pytest.mark.parametrize("model", Model)
 def test_the_first_start_of_all_may_be_cut_or_killed_too(model: Model, engine: OnModel) -> None:
-    judge, rng = Judge(engine=engine), random.Random(1)
-    snapshots = run_of("bounced", model, from_nothing=True, engine=engine)
-    judge.judge(snapshots, killed, story="from nothing")
-    judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, 2), story="from nothing")
+    Judge(engine).judge_slice(replace(STORIES["bounced"], is_started=False), model, random.Random(1), 2)
 
 
-def test_what_a_killed_start_left_is_durable_before_any_mail() -> None:
-    """The folders, and which format the spool is of: else another version may start in it."""
-    for snapshot in run_of("relayed", from_nothing=True):
+def test_what_a_killed_start_left_is_durable_before_any_mail(engine: OnModel) -> None:
+    """The folders, and which format the spool is of: else another engine may start in it."""
+    for snapshot in replace(STORIES["relayed"], is_started=False).run(Model.ANY_SUBSET, engine):
         ((_, image),) = killed(snapshot)
-        prepare(ROOT, image)
-        _, cut = next(prefixes(Snapshot(image.platter, snapshot.trace, snapshot.step)))
-        assert not [folder for folder in ("/var", *_folders()) if not _is_there(cut, folder)]
-        assert cut.peek(f"{ROOT}/format") == FORMAT
+        engine.prepare(image)
+        accepted = accept(engine.listener(image, FakeClock(), random.Random(2).randbytes))
+        cut = ModelDisk(image.platter.after_cut(()))
+        assert cut.inode(f"{engine.root}/format") is not None
+        found = claimed(engine.spool(cut, FakeClock(), no_corruption))
+        assert accepted in [message.queue_id for message in found]
 
 
-def _folders() -> list[str]:
-    layout = MaildirLayout(ROOT)
-    return [layout.drafts, layout.new, layout.hold, layout.notes, *layout.queued_folders()]
+@pytest.mark.parametrize("each", [SHORT_STEP, pytest.param(FULL_STEP, marks=pytest.mark.full)])
+def test_one_recipient_survives_any_two_crashes(
+    tell: Callable[[str], None], engine: OnModel, each: int
+) -> None:
+    # One judge for all models: what two of them allow is one state.
+    judge = Judge(engine)
+    # Between two of the short run, in the full one; the long run has each on all models.
+    for number, scenario in list(enumerate(of_one_recipient()))[each % SHORT_STEP :: each]:
+        for model in list(Model)[number % 2 :: 2]:
+            judge.judge_slice(scenario, model, random.Random(number), CUTS_AT_ONCE)
+    assert len(judge.tally.states) * each > 10_000
+    assert len(judge.tally.second) * each > 3_000
+    tell(f"spool: {judge.tally}: nothing lost")
 
 
-def _is_there(disk: ModelDisk, path: str) -> bool:
-    parent = path.rpartition("/")[0]
-    return not path or (_is_there(disk, parent) and disk.inode(path) is not None)
+@pytest.mark.crash
+def test_one_recipient_survives_them_on_every_model(
+    tell: Callable[[str], None],
+    engine: OnModel,
+    drawn_in_time: Callable[[Iterable[Scenario], float], Iterator[tuple[int, Scenario]]],
+) -> None:
+    judge = Judge(engine)
+    for (number, scenario), model in itertools.product(drawn_in_time(of_one_recipient(), SHARE), Model):
+        judge.judge_slice(scenario, model, random.Random(number), CUTS_AT_ONCE)
+    assert len(judge.tally.states) > 20 * judge.tally.runs
+    tell(f"spool: {judge.tally}: nothing lost")
+
+
+@pytest.mark.crash
+def test_up_to_three_messages_survive_any_two_crashes(
+    tell: Callable[[str], None], engine: OnModel, crash_seed: int, crash_budget_s: float
+) -> None:
+    until_s, judge = time.monotonic() + crash_budget_s * SHARE, Judge(engine)
+    for number in itertools.count():
+        rng = random.Random(f"{crash_seed}/slice {number}")
+        engine.vary(rng)
+        try:
+            judge.judge_slice(drawn(rng), rng.choice(list(Model)), rng, CUTS_AT_ONCE_IN_THE_LONG_RUN)
+        except Violation as violation:
+            raise Violation(f"RELAY_CRASH_SEED={crash_seed}, slice {number}: {violation}") from violation
+        if time.monotonic() > until_s:
+            break
+    tell(f"spool: {judge.tally}, seed {crash_seed}: nothing lost")
 
 
 @pytest.mark.parametrize("model", Model)
 @pytest.mark.parametrize("name", ["a batch of two", "held and released"])
 def test_what_a_start_returned_survives_the_next_cut(name: str, model: Model, engine: OnModel) -> None:
     """A killed sender leaves in memory what everybody can see and the disk does not have."""
-    for snapshot in run_of(name, model, engine=engine):
+    for snapshot in STORIES[name].run(model, engine):
         ((_, image),) = killed(snapshot)
         before, after = World(image, engine=engine).sender(), None
         before.claim()
@@ -117,7 +146,7 @@ def _offer_with(world: World, listener: Listener, nth: int) -> set[QueueId]:
             sender.spool.close()
 
     world.listener_disk.before = before
-    listener.offer(*TOLD)
+    listener.offer(*TWO)
     world.listener_disk.before = None
     return taken
 
@@ -141,13 +170,13 @@ def test_nothing_is_claimed_that_its_listener_may_take_back(fault_at: int, engin
         sender.claim()
         assert sender.queue.keys() == world.trace.accepted - taken
     # It does claim one that is decided while the rest of its batch is tidied up.
-    assert taken_early or fault_at or engine.root != ROOT
+    assert taken_early or fault_at or engine is not MAILDIR
 
 
 @pytest.mark.parametrize("model", Model)
 def test_a_listener_that_is_killed_leaves_whole_messages_or_none(model: Model, engine: OnModel) -> None:
     """The sender lives on, relays what it finds, and only then the power goes."""
-    judge, rng, base = Judge(engine=engine), random.Random(3), prepared(model, engine=engine)
+    judge, rng, base = Judge(engine), random.Random(3), prepared(model, engine=engine)
     for nth in itertools.count(1):
         world, count = World(base.after_kill(), engine=engine), itertools.count(1)
         sender = world.sender()
@@ -159,58 +188,17 @@ def test_a_listener_that_is_killed_leaves_whole_messages_or_none(model: Model, e
 
         world.listener_disk.before = kill
         try:
-            world.listener().offer(*TOLD)
+            world.listener().offer(*TWO)
             break
         except Killed:
             world.listener_disk.before = None
             world.listener_disk.die()
         world.record()
         sender.claim()
-        for queue_id, fate in zip(sorted(sender.queue), (RELAYED, BOUNCED), strict=False):
-            sender.settle({queue_id: {0: fate}})
+        sender.settle_attempts(sorted(sender.queue), TWO)
         sender.claim()
         sender.drain()
         sender.spool.tidy()
         assert engine.drafts(world.sender_disk) == []
         judge.judge(world.snapshots, lambda s: cuts(s, rng, 2), story=f"listener killed at {nth}")
     assert nth > 4
-
-
-def _story(rng: random.Random, judge: Judge, engine: OnModel) -> None:
-    name, model = rng.choice(list(SCENARIOS)), rng.choice(list(Model))
-    snapshots: list[Snapshot] = run_of(name, model, from_nothing=rng.random() < 0.1, engine=engine)
-    story = f"{name} ({model.name})"
-    for _ in range(rng.choice((1, 2, 2, 3, 4))):
-        snapshot = rng.choice(snapshots)
-        kind = rng.choice((prefixes, killed, lambda s: cuts(s, rng, 24)))
-        label, image = rng.choice(list(kind(snapshot)))
-        story = f"{story}, {label}"
-        snapshots = judge.go_on(image, snapshot, story, record=True)
-
-
-@pytest.mark.crash
-def test_stories_of_several_cuts_lose_nothing(
-    tell: Callable[[str], None], crash_seed: int, crash_budget_s: float, engine: OnModel
-) -> None:
-    until, judge = time.monotonic() + crash_budget_s / 10, Judge(engine=engine)
-    for number in itertools.count():
-        try:
-            _story(random.Random(f"{crash_seed}/{number}"), judge, engine)
-        except AssertionError as violation:
-            raise AssertionError(f"RELAY_CRASH_SEED={crash_seed}, story {number}: {violation}") from violation
-        if time.monotonic() > until:
-            break
-    tell(f"spool: {number + 1} stories of one to four crashes, seed {crash_seed}: nothing lost")
-
-
-def test_the_model_sees_what_it_is_there_for() -> None:
-    """A spool whose folders were never synced would be caught: the judge is no rubber stamp."""
-    judge, snapshots = Judge(), run_of("bounced")
-    accepted = next(s for s in snapshots if s.trace.accepted)
-    empty = prepared()
-    with pytest.raises(AssertionError, match="is lost"):
-        judge.go_on(empty, accepted, "nothing is left")
-    relayed = next(s for s in snapshots if s.trace.marked)
-    earlier = ModelDisk(accepted.platter).after_kill()
-    with pytest.raises(AssertionError, match="though marked"):
-        judge.go_on(earlier, relayed, "the marks are gone")

@@ -1,5 +1,6 @@
 """What the real disk asks of the kernel: that, and in that order, is what survives loss of power."""
 
+import errno
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     return seen
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def descriptors() -> Iterator[None]:
     gc.collect()  # what earlier tests left to the collector is no part of this one
     before = sorted(Path("/proc/self/fd").iterdir())
@@ -41,7 +42,6 @@ def descriptors() -> Iterator[None]:
     assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
-@pytest.mark.usefixtures("descriptors")
 def test_each_sync_is_one_of_that_very_file_and_kind(tmp_path: Path, calls: list[Call]) -> None:
     disk, paths = RealDisk(), [str(tmp_path / name) for name in "ab"]
     fds = [disk.open_new(path) for path in paths]
@@ -61,7 +61,22 @@ def test_each_sync_is_one_of_that_very_file_and_kind(tmp_path: Path, calls: list
         disk.close(fd)
 
 
-@pytest.mark.usefixtures("descriptors")
+@pytest.mark.parametrize("content_only", [False, True])
+def test_a_batch_has_one_result_for_each_file(tmp_path: Path, *, content_only: bool) -> None:
+    disk = RealDisk()
+    fds = [disk.open_new(str(tmp_path / str(number))) for number in range(20)]
+    for fd in fds:
+        disk.write_all(fd, b"x")
+    reading, pipe = os.pipe()
+    for _ in range(2):
+        assert disk.sync_each(fds, content_only=content_only) == [None] * 20
+        results = disk.sync_each([*fds[:3], 9_999, fds[3], pipe, fds[4]], content_only=content_only)
+        numbers = [result and result.errno for result in results]
+        assert numbers == [None] * 3 + [errno.EBADF, None, errno.EINVAL, None]
+    for fd in (*fds, reading, pipe):
+        os.close(fd)
+
+
 def test_a_folder_that_was_made_is_durable_with_its_parents(tmp_path: Path, calls: list[Call]) -> None:
     top, inner = str(tmp_path / "spool"), str(tmp_path / "spool" / "cur")
 
@@ -73,7 +88,6 @@ def test_a_folder_that_was_made_is_durable_with_its_parents(tmp_path: Path, call
     assert calls == []
 
 
-@pytest.mark.usefixtures("descriptors")
 def test_a_failed_lock_or_sync_leaves_no_descriptor(tmp_path: Path) -> None:
     disk, path = RealDisk(), str(tmp_path / "lock")
     held = disk.lock(path, wait=False)

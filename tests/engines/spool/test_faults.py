@@ -2,7 +2,7 @@
 
 The n-th call of a run fails, for n = 1, 2, … until a run is untouched, in each way that
 `tests.engines.spool.faulting.FAULTS` lists; then a restart is judged, with the power kept and cut.
-The long run draws scenarios, kinds and instants from a seed, and lets recovery fail too.
+The long run draws stories, kinds and instants from a seed, and lets recovery fail too.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ import pytest
 
 from relay.spool.identity import report_id
 from relay.spool.interface import SpoolError
-from tests.budget import part_of
-from tests.engines.spool.cuts import BOUNCED, LONG, RELAYED, SCENARIOS, cuts, killed, prefixes, run_of
-from tests.engines.spool.engine import OnModel
-from tests.engines.spool.faulting import FAULTS, FULL, SOME, Judging, last_steps
-from tests.engines.spool.world import Letter, Snapshot, World, play, prepared
+from tests.engines.spool.cuts import cuts, killed, prefixes
+from tests.engines.spool.engine import BOUNCED, RELAYED, OnModel
+from tests.engines.spool.faulting import FAULTS, FULL, SOME, Judging
+from tests.engines.spool.scenarios import LONG, STORIES
+from tests.engines.spool.world import Letter, Snapshot, World, prepared
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 
@@ -29,13 +29,11 @@ pytestmark = pytest.mark.usefixtures("few_folders")
 LETTERS = (Letter(({0: RELAYED},), content=LONG, spills=1), Letter(({0: RELAYED},)))
 
 
-def few(*names: str, kinds: Sequence[str] = tuple(FAULTS)) -> list[object]:
-    """Return these scenarios with some kinds of faults; and, for the long runs, others with all kinds."""
+def few(*names: str, kinds: Sequence[str] = tuple(FAULTS)) -> Sequence[object]:
+    """Return these stories with some kinds of faults, and for the full run with all of them."""
     some = [pytest.param(name, [kind for kind in kinds if kind in SOME], id=name) for name in names]
-    later = [pytest.param(name, kinds, marks=pytest.mark.full, id=f"{name}, all kinds") for name in names]
-    others = [name for name in SCENARIOS if name not in names]
-    drawn = [pytest.param(name, kinds, marks=pytest.mark.crash, id=name) for name in part_of(others, 300.0)]
-    return [*some, *later, *drawn]
+    full = [pytest.param(name, kinds, marks=pytest.mark.full, id=f"{name}, all kinds") for name in names]
+    return some + full
 
 
 def every_call(kinds: Iterable[str], fails: Callable[[str, int], bool]) -> None:
@@ -49,9 +47,7 @@ def every_call(kinds: Iterable[str], fails: Callable[[str, int], bool]) -> None:
                 break
 
 
-def test_a_listeners_refused_mail_goes_and_accepted_mail_stays(
-    engine: OnModel,
-) -> None:
+def test_a_listeners_refused_mail_goes_and_accepted_mail_stays(engine: OnModel) -> None:
     base = prepared(engine=engine)
     judging = Judging("simulated faults under a listener", engine)
 
@@ -70,7 +66,7 @@ def test_a_listeners_refused_mail_goes_and_accepted_mail_stays(
         # A dead disk cannot take back what was already published; the client will send it again.
         assert not queued or fault.forever
         assert world.trace.accepted <= sender.queue.keys()
-        judging.check(world.sender_disk, world.trace, f"{kind} at {nth}: {last_steps(world.listener_disk)}")
+        judging.check(world, f"{kind} at {nth}: {world.listener_disk.steps[-4:]}")
         return True
 
     every_call(FAULTS, fails)
@@ -83,21 +79,16 @@ def test_a_listeners_refused_mail_goes_and_accepted_mail_stays(
 def test_a_sender_whose_disk_fails_says_so_and_loses_nothing(
     name: str, kinds: Sequence[str], engine: OnModel
 ) -> None:
-    base, (letters, meanwhile) = prepared(engine=engine), SCENARIOS[name]
-    judging = Judging("simulated faults under a sender", engine)
+    base, judging = prepared(engine=engine), Judging("simulated faults under a sender", engine)
 
     def fails(kind: str, nth: int) -> bool:
         world = World(base.after_kill(), engine=engine)
         world.sender_disk.fail(FAULTS[kind](nth))
-        world.sender_disk.steps.clear()
         with contextlib.suppress(SpoolError, OSError):
-            play(world, *letters, meanwhile=meanwhile)
-        if not world.sender_disk.has_failed:
-            return False
-        judging.check(
-            world.sender_disk, world.trace, f"{name}, {kind} at {nth}: {last_steps(world.sender_disk)}"
-        )
-        return True
+            STORIES[name].play(world)
+        if world.sender_disk.has_failed:
+            judging.check(world, f"{name}, {kind} at {nth}")
+        return world.sender_disk.has_failed
 
     every_call(kinds, fails)
     assert judging.faults > 100
@@ -108,27 +99,29 @@ def test_a_restart_whose_disk_fails_loses_nothing_for_the_next(
     name: str, kinds: Sequence[str], engine: OnModel
 ) -> None:
     judging = Judging("simulated faults under a recovery", engine)
-    for snapshot in run_of(name, Model.ANY_SUBSET, engine=engine)[5::12]:
-
-        def fails(kind: str, nth: int, snapshot: Snapshot = snapshot) -> bool:
-            world = World(ModelDisk(snapshot.platter).after_kill(), snapshot.trace.copy(), engine)
-            story = f"{name}, killed after {snapshot.step!r}, {kind} at {nth} of the restart"
-            return _fails_to_recover(world, FAULTS[kind](nth), judging, story)
-
-        every_call(kinds, fails)
+    for snapshot in STORIES[name].run(Model.ANY_SUBSET, engine)[5::12]:
+        ((label, image),) = killed(snapshot)
+        _fail_recoveries(image, snapshot, kinds, judging, f"{name}, {label}")
     assert judging.faults > 100
 
 
-def _fails_to_recover(world: World, fault: Fault, judging: Judging, story: str) -> bool:
-    world.sender_disk.fail(fault)
-    with contextlib.suppress(SpoolError, OSError):
-        sender = world.sender()
-        sender.claim()
-        sender.end_what_is_done()
-    if not world.sender_disk.has_failed:
-        return False
-    judging.check(world.sender_disk, world.trace, f"{story}: {last_steps(world.sender_disk)}")
-    return True
+def _fail_recoveries(
+    image: ModelDisk, snapshot: Snapshot, kinds: Sequence[str], judging: Judging, story: str
+) -> None:
+    """Let each call of a start on an image fail, and judge what that leaves for the next."""
+
+    def fails(kind: str, nth: int) -> bool:
+        world = World(image.after_kill(), snapshot.trace.copy(), judging.engine)
+        world.sender_disk.fail(FAULTS[kind](nth))
+        with contextlib.suppress(SpoolError, OSError):
+            sender = world.sender()
+            sender.claim()
+            sender.end_what_is_done()
+        if world.sender_disk.has_failed:
+            judging.check(world, f"{story}, then {kind} at {nth} of the restart")
+        return world.sender_disk.has_failed
+
+    every_call(kinds, fails)
 
 
 @pytest.mark.parametrize(
@@ -137,29 +130,23 @@ def _fails_to_recover(world: World, fault: Fault, judging: Judging, story: str) 
 def test_a_lack_of_ours_holds_the_sender_up_and_no_longer(
     name: str, kinds: Sequence[str], engine: OnModel
 ) -> None:
-    base, (letters, meanwhile) = prepared(engine=engine), SCENARIOS[name]
+    base, story = prepared(engine=engine), STORIES[name]
     judging = Judging("simulated faults under a sender that goes on", engine)
 
     def fails(kind: str, nth: int) -> bool:
         world = World(base.after_kill(), engine=engine)
         sender = world.sender()
         sender.claim()
-        world.listener().offer(*letters)
+        world.listener().offer(*story.letters)
         sender.claim()
         sender.on_full = world.sender_disk.heal
-        queue_ids = sorted(sender.queue)
-        if meanwhile is not None:
-            meanwhile(sender)
+        if story.meanwhile is not None:
+            story.meanwhile(sender)
         world.sender_disk.fail(FAULTS[kind](nth))
-        for attempt in range(max(len(letter.fates) for letter in letters)):
-            pairs = zip(queue_ids, letters, strict=True)
-            due = {q: letter.fates[attempt] for q, letter in pairs if attempt < len(letter.fates)}
-            sender.settle({queue_id: fates for queue_id, fates in due.items() if queue_id in sender.queue})
+        sender.settle_attempts(sorted(sender.queue), story.letters)
         has_failed = world.sender_disk.has_failed
         world.sender_disk.heal()
-        judging.check(
-            world.sender_disk, world.trace, f"{name}, {kind} at {nth}: {last_steps(world.sender_disk)}"
-        )
+        judging.check(world, f"{name}, {kind} at {nth}")
         sender.claim()
         sender.drain()
         sender.spool.close()
@@ -182,40 +169,31 @@ def test_faults_drawn_from_a_seed_lose_nothing(
     runs: dict[tuple[str, Model], list[Snapshot]] = {}
     for number in itertools.count():
         rng = random.Random(f"{crash_seed}/{number}")
-        name, renames, kind = rng.choice(list(SCENARIOS)), rng.choice(list(Model)), rng.choice(list(FAULTS))
-        if (name, renames) not in runs:
-            runs[name, renames] = run_of(name, renames, engine=engine)
-        snapshot = rng.choice(runs[name, renames])
+        name, model, kind = rng.choice(list(STORIES)), rng.choice(list(Model)), rng.choice(list(FAULTS))
+        if (name, model) not in runs:
+            runs[name, model] = STORIES[name].run(model, engine)
+        snapshot = rng.choice(runs[name, model])
         if rng.random() < 0.2:
             fault = FAULTS[rng.choice(list(FAULTS))](rng.randint(1, 90))
-            snapshot = _failed(name, renames, fault, engine) or snapshot
+            snapshot = _failed(name, model, fault, engine) or snapshot
         kept = rng.choice((killed, prefixes, lambda snapshot, rng=rng: cuts(snapshot, rng, 12)))
         label, image = rng.choice(list(kept(snapshot)))
-        story = f"RELAY_CRASH_SEED={crash_seed}, story {number}: {name} ({renames.name}), {label}"
-
-        def fails(
-            kind: str, nth: int, start: tuple[ModelDisk, Snapshot, str] = (image, snapshot, story)
-        ) -> bool:
-            image, snapshot, story = start
-            world = World(image.after_kill(), snapshot.trace.copy(), engine)
-            return _fails_to_recover(world, FAULTS[kind](nth), judging, f"{story}, then {kind} at {nth}")
-
-        every_call([kind], fails)
+        story = f"RELAY_CRASH_SEED={crash_seed}, story {number}: {name} ({model.name}), {label}"
+        _fail_recoveries(image, snapshot, [kind], judging, story)
         if time.monotonic() > until:
             break
 
 
-def _failed(name: str, renames: Model, fault: Fault, engine: OnModel) -> Snapshot | None:
+def _failed(name: str, model: Model, fault: Fault, engine: OnModel) -> Snapshot | None:
     """Return what a run leaves in which a call fails, and that is killed then.
 
     None where a sync failed: a maildir writes such a mark again, unless it is killed before.  Then the cache
     has what the disk has not, and a start cannot know it (docs/guarantees.md, outside the model).
     """
-    letters, meanwhile = SCENARIOS[name]
-    world = World(prepared(renames, engine=engine), engine=engine)
+    world = World(prepared(model, engine=engine), engine=engine)
     world.sender_disk.fail(fault)
     with contextlib.suppress(SpoolError, OSError):
-        play(world, *letters, meanwhile=meanwhile)
+        STORIES[name].play(world)
     steps = world.sender_disk.steps
     if any(step.startswith("sync") and then.startswith("  ") for step, then in itertools.pairwise(steps)):
         return None

@@ -289,21 +289,6 @@ def test_segments_go_and_a_held_message_keeps_none_while_the_owner_lives() -> No
         assert all(m.content == CONTENT for m in found)
 
 
-def test_a_damaged_message_is_met_when_it_is_read_below_the_checkpoint() -> None:
-    life = Life(ModelDisk())
-    life.play(4)
-    queue_id = min(life.queue)
-    engine = LogEngine(ROOT, life.disk)
-    engine.damage(queue_id)
-    spool = life.open()
-    assert {message.queue_id for message in claimed(spool)} == set(life.queue) - {queue_id}
-    assert [name for name, _ in life.told] == [queue_id]
-    assert life.disk.names(f"{ROOT}/corrupt") == [queue_id]
-    spool.close()
-    spool = life.open()
-    assert queue_id not in {message.queue_id for message in claimed(spool)}
-
-
 def begun(life: Life, count: int) -> tuple[LogSpool, list[Message]]:
     intake, spool = life.engine.intake(), life.open()
     for _ in range(count):
@@ -408,7 +393,7 @@ def test_a_listener_that_lives_keeps_what_it_has_yet_to_announce() -> None:
 def test_an_owner_that_looks_at_any_instant_misses_nothing_and_takes_nothing_early(
     segment_bytes: int,
 ) -> None:
-    """Who just begins a stream is not taken for dead; of one that grows only what is announced counts."""
+    """Of a stream that grows only what is announced counts."""
     looks = 0
     for nth in itertools.count(1):
         life = Life(ModelDisk())
@@ -441,6 +426,26 @@ def test_an_owner_that_looks_at_any_instant_misses_nothing_and_takes_nothing_ear
             break
         looks += 1
     assert looks > 10
+
+
+def test_who_just_begins_a_stream_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(ModelDisk())
+    spool, view = life.open(), life.disk.another()
+    intake = LogIntake(ROOT, view, life.engine.clock, random.Random(3).randbytes)
+
+    is_first = iter([True])
+
+    def lock(path: str, **_: bool) -> int | None:
+        fd = view.open_append(path)
+        if next(is_first, False):
+            # The file is there, and its lock is free.
+            assert claimed(spool) == []
+        return fd if view.lock_open(fd) else None
+
+    monkeypatch.setattr(view, "lock", lock)
+    for _ in range(2):
+        accepted = accept(intake)
+        assert [message.queue_id for message in claimed(spool)] == [accepted]
 
 
 def test_a_lock_that_cannot_be_read_makes_a_start_wait_and_later_nobody_but_itself() -> None:
@@ -527,19 +532,6 @@ def test_a_sector_that_cannot_be_read_is_no_empty_one() -> None:
                 spool.claim(9)
         again.disk.heal()
         assert [m.queue_id for m in claimed(spool)] == [messages[2].queue_id]
-
-
-@pytest.mark.parametrize("marks", [EVERY, {0: RELAYED}])
-def test_settled_again_after_an_unknown_end_is_settled_once(marks: dict[int, Status]) -> None:
-    life = Life(ModelDisk())
-    spool, (message,) = begun(life, 1)
-    asked = Settlement(message.queue_id, ENVELOPE, marks, ends=marks is EVERY)
-    life.disk.fail(Fault(1, errno.EIO, kinds=frozenset({"sync", "sync_content"})))
-    assert isinstance(spool.settle([asked])[0], Unavailable)
-    life.disk.heal()
-    assert spool.settle([asked]) == [None]
-    spool.close()
-    assert [m.left for m in claimed(life.open())] == ([] if marks is EVERY else [(1, 2)])
 
 
 class Outdated(ModelDisk):

@@ -30,55 +30,13 @@ class TestOnTheKernel(Conformance):
         return on_the_kernel(tmp_path)
 
 
-def test_the_folder_is_the_state() -> None:
-    engine = on_the_model()
-    spool, intake = engine.start(), engine.intake()
-    draft = intake.draft()
-    draft.append(CONTENT)
-    draft.spill()
-    queue_id, layout = draft.queue_id, engine.layout
-    places = {
-        "draft": f"{layout.drafts}/{queue_id}",
-        "accepted": f"{layout.new}/{queue_id}",
-        "queued": layout.queued(queue_id),
-        "held": f"{layout.hold}/{queue_id}",
-    }
-
-    def where() -> list[str]:
-        return [name for name, path in places.items() if engine.disk.inode(path) is not None]
-
-    assert where() == ["draft"]
-    assert intake.accept([(draft, ENVELOPE)]) == [None]
-    assert where() == ["accepted"]
-    claimed(spool)
-    assert where() == ["queued"]
-    for is_held, place in ((True, "held"), (False, "queued")):
-        settle(spool, Settlement(queue_id, ENVELOPE, is_held=is_held))
-        assert where() == [place]
-    settle(spool, Settlement(queue_id, ENVELOPE, EVERY))
-    assert where() == ["queued"]
-    settle(spool, Settlement(queue_id, ENVELOPE, ends=True))
-    assert where() == []
-
-
-def test_only_the_status_byte_of_a_message_ever_changes() -> None:
-    engine = on_the_model()
-    spool, queue_id = engine.start(), accept(engine.intake())
-    before = engine.content_of(f"{engine.layout.new}/{queue_id}")
-    claimed(spool)
-    settle(spool, Settlement(queue_id, ENVELOPE, {1: BOUNCED}))
-    after = engine.content_of(engine.layout.queued(queue_id))
-    assert after == before.replace(b"\nTbob@", b"\nFbob@")
-
-
 @pytest.mark.parametrize(
     "found", [b"", b"relay spool", b"relay spool 2 maildir\n", b"relay spool 1 log\n", bytes(22)]
 )
 def test_a_spool_of_another_format_is_left_alone(found: bytes) -> None:
     engine = on_the_model()
     engine.start().close()
-    engine.disk.unlink(f"{engine.root}/format")
-    engine.plant(f"{engine.root}/format", found)
+    watched(engine).poke(f"{engine.root}/format", found)
     with pytest.raises(ValueError, match="does not know"):
         engine.start()
     assert engine.content_of(f"{engine.root}/format") == found
@@ -128,17 +86,6 @@ def test_a_full_disk_that_takes_no_name_holds_up_nobody_else() -> None:
     view.heal()
     engine.clock.advance(READ_AGAIN_NS)
     assert [message.queue_id for message in claimed(spool)] == queue_ids[:1]
-
-
-def test_an_abandoned_report_is_not_in_the_way_of_the_next_try() -> None:
-    engine = on_the_model()
-    spool, (queue_id,) = begun(engine, CONTENT)
-    own = report_id(queue_id, 0)
-    engine.plant(f"{engine.layout.drafts}/{own}", b"half a report, its writer was killed")
-    settle(spool, Settlement(queue_id, ENVELOPE, {0: BOUNCED}, [note(0)]))
-    settle(spool, Settlement(queue_id, ENVELOPE, report=Report(own, REPORT, b"whole"), told=(0,)))
-    (report,) = claimed(spool)
-    assert (report.queue_id, report.content) == (own, b"whole")
 
 
 def test_a_report_that_is_given_up_is_owed_no_more_after_a_loss_of_power() -> None:

@@ -11,11 +11,12 @@ import pytest
 import uvloop
 
 from relay.cli.main import main
-from relay.control.operations import Session
+from relay.control.client import ControlClient
+from relay.control.operations import PolicyInForce
 from relay.control.server import ControlServer
-from relay.control.wire import PolicyInForce
 from relay.telemetry.events import Events
 from tests.fakes.clock import FakeClock
+from tests.fakes.operations import FakeOperations
 
 POLICY = """\
 spool: ./spool
@@ -39,17 +40,18 @@ def write_policy(folder: Path, text: str = POLICY, engine: str = "maildir") -> P
 
 
 @contextmanager
-def relay_up(spool: Path, operations: Session, text: str = POLICY) -> Iterator[None]:
+def relay_up(
+    spool: Path, operations: FakeOperations, text: str = POLICY, log: io.StringIO | None = None
+) -> Iterator[ControlClient]:
     """Serve the control socket of a spool while the context lasts; `text` is the policy beside it."""
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    path = spool.parent / "policy.yaml"
-    in_force = PolicyInForce(path, text)
-    server = ControlServer(spool, operations, Events(io.StringIO(), "text", FakeClock()), lambda: in_force)
+    operations.in_force = PolicyInForce(spool.parent / "policy.yaml", text)
+    server = ControlServer(spool, operations, Events(log or io.StringIO(), "text", FakeClock()))
     try:
         asyncio.run_coroutine_threadsafe(server.start(), loop).result()
-        yield
+        yield ControlClient(spool)
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
     finally:
         loop.call_soon_threadsafe(loop.stop)

@@ -1,8 +1,9 @@
-"""Makes relay(8) of the commands, relay-policy(5) of docs/policy.md, and the shells' completions.
+"""Makes relay(8) and docs/commands.md of the commands, relay-policy(5) of docs/policy.md, and completions.
 
-`python -m tests.unit.cli.manual_pages` writes them to deploy/; a test holds the files to what this makes.
+`python -m tests.unit.cli.manual_pages` writes them; a test holds the files to what this makes.
 """
 
+import inspect
 import re
 import textwrap
 from collections.abc import Iterator
@@ -17,6 +18,10 @@ from relay.cli.main import relay
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 COMPLETIONS = {"bash": "relay.bash", "zsh": "_relay", "fish": "relay.fish"}
+COMMANDS = ROOT / "docs" / "commands.md"
+_EVERYWHERE = {"--policy", "--spool", "--json", "--help"}
+"""The options that the page explains once, above."""
+_MARK = "<!-- above: by `make docs` -->"
 _BOLD, _ROMAN = "\x02", "\x03"
 _DATE = "November 23, 2026"
 
@@ -69,6 +74,7 @@ not good.
 def pages() -> dict[Path, str]:
     """Return what each file holds."""
     made = {DEPLOY / "man" / "relay.8": relay_8(), DEPLOY / "man" / "relay-policy.5": relay_policy_5()}
+    made[COMMANDS] = commands_page()
     for shell, name in COMPLETIONS.items():
         completion = get_completion_class(shell)
         assert completion is not None
@@ -97,6 +103,45 @@ def relay_8() -> str:
             help_lines = map(_escaped, command.get_help(context).splitlines())
         lines += [f".Ss {name}", ".Bd -literal", *help_lines, ".Ed"]
     return "\n".join([*lines, _FILES])
+
+
+def commands_page() -> str:
+    """Return the page with the part of each command anew; what is written below the mark stays."""
+    return re.sub(
+        rf"(?ms)^## (relay \S+)\n\n.*?^{_MARK}$",
+        lambda part: f"## {part[1]}\n\n{_described(part[1])}{_MARK}",
+        COMMANDS.read_text(),
+    )
+
+
+def _described(name: str) -> str:
+    """Return what `--help` of a command says, and of a group its verbs and what options these have beside."""
+    (command,) = (its for each, its in _commands("relay", relay) if each == name)
+    verbs = dict(command.commands) if isinstance(command, click.Group) else {}
+    told = " ".join(inspect.cleandoc(command.help or "").replace("\b", "").split())
+    lines = _wrapped(f"`{_usage(name, command)}`: {told}")
+    rows = [(_usage(f"{name} {verb}", its), its.get_short_help_str(200)) for verb, its in verbs.items()]
+    params = {param.opts[0]: param for each in (*verbs.values(), command) for param in each.params}
+    rows += [
+        record
+        for option, param in params.items()
+        if option[0] == "-" and option not in _EVERYWHERE
+        if (record := param.get_help_record(click.Context(command))) is not None
+    ]
+    if rows:
+        lines.append("")
+    for what, means in rows:
+        lines += _wrapped(f"- `{' '.join(what.split())}`: {' '.join(means.split())}")
+    return "\n".join([*lines, ""])
+
+
+def _wrapped(text: str) -> list[str]:
+    indent = "  " * text.startswith("- ")
+    return textwrap.wrap(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _usage(name: str, command: click.Command) -> str:
+    return " ".join((name, *command.collect_usage_pieces(click.Context(command))))
 
 
 def _commands(name: str, group: click.Group) -> Iterator[tuple[str, click.Command]]:

@@ -90,6 +90,7 @@ def test_the_caller_may_say_whose_it_is_and_for_whom(
         (ON_TOP.replace(b"list-c@d.test", b"root") + TEXT, [], "is not an address"),
         (ON_TOP + b"Subject: x\n\n", ["-t"], "names no recipient"),
         (ON_TOP + TEXT + b"x" * 2000, [], "552"),
+        (ON_TOP + TEXT + b"x" * (2 << 20), [], "longer than"),
         (ON_TOP + b"Received: x\n" * 3 + b"\n", [], "554"),
     ],
 )
@@ -123,6 +124,12 @@ def test_root_takes_only_what_is_the_maildirs_owners(maildir: Maildir, tmp_path:
     assert maildir.drain().code == os.EX_DATAERR
     assert maildir.left == {"new/of-root", "new/of-another"}
     assert len(queued(maildir.policy)) == 1
+
+
+def test_an_error_of_the_system_says_nothing_of_what_was_queued(maildir: Maildir) -> None:
+    maildir.put("new/1.x")
+    (maildir.path / "relay-drain.lock").mkdir()
+    assert maildir.drain() == (os.EX_TEMPFAIL, "", "drain: Is a directory\n")
 
 
 def test_one_drain_at_a_time_takes_from_a_maildir(maildir: Maildir) -> None:

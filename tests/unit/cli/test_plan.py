@@ -43,7 +43,7 @@ def test_a_running_relay_is_asked(edited: Path, run: Run) -> None:
         as_json = run("plan", str(edited), "--json").out
         codes = [run("plan", str(edited), "--within", within).code for within in ("3m", "179s", "1h")]
 
-    assert operations.planned[0] == (edited.read_bytes(), edited)
+    assert operations.planned[0] == (edited.read_text(), edited)
     assert code == 0
     for words in (
         "  ~ upstreams.isp.connections: 4 → 5",

@@ -17,7 +17,7 @@ from relay.clock import SystemClock
 from relay.policy.source import parse_policy
 from relay.spool.disk.durable import RealDisk
 from relay.throttle.history_check import book_in_file
-from relay.throttle.throttle import Shared, View
+from relay.throttle.throttle import View
 from tests.fakes.certificates import make_certificates
 from tests.fakes.smarthost import Smarthost
 from tests.fakes.token_server import CLIENT, USER, TokenServer
@@ -48,7 +48,7 @@ class Practised(NamedTuple):
         upstream = policy.upstreams["isp"]
         history, limits = policy.history_path("isp"), upstream.limits
         book = book_in_file(history, limits, upstream.guard_ns, RealDisk(), clock)
-        return [usage.used for usage in View(Shared(book), clock).usage()]
+        return [usage.used for usage in View(book, clock).usage()]
 
     def consent(self) -> None:
         path = self.folder / "refresh"

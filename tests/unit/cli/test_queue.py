@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from relay.control.client import IDS_AT_ONCE
-from relay.control.operations import VERBS
+from relay.control.operations import IDS_AT_ONCE, VERBS
 from relay.mail.envelope import QueueId
 from relay.status.snapshot import QueueState, detail_to_json, message_to_json
+from tests.engines.spool.engine import accept, claimed
+from tests.engines.spool.maildir_engine import on_the_kernel
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import FIRST, REPORT, SECOND, a_detail, a_message, a_snapshot
 from tests.unit.cli.conftest import Run
@@ -248,3 +249,18 @@ def test_a_pattern_of_users_matches_no_message_without_a_login(operations: FakeO
     operations.messages[FIRST] = replace(a_message(FIRST), user="ann")
     assert run("queue", "hold", "--user", "*", "--yes").code == os.EX_OK
     assert operations.asked == [("hold", (FIRST,))]
+
+
+def test_of_a_relay_that_is_down_only_the_named_message_is_read(policy_path: Path, run: Run) -> None:
+    made = on_the_kernel(policy_path.parent)
+    spool, intake = made.start(), made.intake()
+    named, damaged = accept(intake), accept(intake)
+    claimed(spool)
+    spool.close()
+    intake.close()
+    made.damage(damaged)
+
+    for verb in ("show", "hold", "release", "retry"):
+        assert run("queue", verb, named).code == os.EX_OK
+        assert list(Path(made.root, "corrupt").iterdir()) == []
+    assert run("queue").out.count(" corrupt ") == 1

@@ -110,6 +110,11 @@ def test_what_is_refused_is_not_queued_and_told_of(
     assert queued(policy) == []
 
 
+def test_what_no_listener_takes_is_not_read_to_its_end(policy: Path) -> None:
+    done = call(policy, "c@d.test", text=b"x\n" * (1 << 20))
+    assert (done.returncode, done.stderr) == (os.EX_DATAERR, b"sendmail: the message is too long\n")
+
+
 def test_where_nobody_may_take_it_the_caller_is_told(policy: Path) -> None:
     (policy.parent / "spool" / "format").write_text("relay spool 9 other\n")
     assert call(policy, "c@d.test").returncode == os.EX_CONFIG

@@ -5,28 +5,12 @@ import errno
 from pathlib import Path
 from typing import ClassVar
 
-from relay.control.operations import ABSENT, FAULT, OK
+from relay.control.operations import FAULT, OK
 from relay.control.operator import MOVED_AT_ONCE
-from relay.mail.envelope import QueueId
-from relay.queue.queued import State
 from relay.spool.disk.durable import RealDisk
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 MANY = 2 * MOVED_AT_ONCE
-
-
-async def test_one_that_is_gone_keeps_back_no_other(tmp_path: Path) -> None:
-    relay = Relay(policy_of(tmp_path, 1))
-    ids = [relay.accept() for _ in range(20)]
-    await relay.sender.read()
-    next(relay.policy.spool.glob(f"cur/*/{ids[7]}")).unlink()
-
-    results = await relay.operator.act("hold", [*ids, QueueId("0123456789abcdef")])
-
-    assert [results[queue_id] for queue_id in ids] == [OK] * 7 + [ABSENT] + [OK] * 12
-    assert results[QueueId("0123456789abcdef")] == ABSENT
-    assert {queued.state for queued in relay.sender.queue} == {State.HELD}
-    await relay.sender.stop()
 
 
 class FailingRename(RealDisk):

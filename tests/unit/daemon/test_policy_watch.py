@@ -96,3 +96,18 @@ async def test_a_file_that_is_gone_for_a_moment_is_not_told(tmp_path: Path) -> N
     await followed.look()
     await followed.look(REST_NS)
     assert followed.refused == ["policy"]
+
+
+async def test_a_link_that_is_swapped_two_levels_up_is_an_edit(tmp_path: Path) -> None:
+    """Kubernetes mounts a ConfigMap so: policy.yaml -> ..data/policy.yaml, ..data -> ..2026_01."""
+    for name in ("..1", "..2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "policy.yaml").write_text(WIDER)
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "policy.yaml").symlink_to("..data/policy.yaml")
+    followed = Followed(tmp_path)
+    (tmp_path / "..new").symlink_to("..2")
+    (tmp_path / "..new").rename(tmp_path / "..data")
+    await followed.look()
+    await followed.look(REST_NS)
+    assert followed.loaded == [9]

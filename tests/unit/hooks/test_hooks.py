@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Receiver:
         self.headers: list[dict[str, str]] = []
         self.contents: list[bytes] = []
         self.answers = [204]
+        self.never_takes: set[str] = set()
+        """Upstreams that notices are about."""
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.url = ""
@@ -47,6 +49,8 @@ class Receiver:
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.contents.append(await request.read())
         await self.may_answer.wait()
+        if json.loads(self.contents[-1])["upstream"] in self.never_takes:
+            return web.Response(status=413)
         status = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return web.Response(status=status, headers={"Location": "/elsewhere"}, text="T0PSECRET answer")
 
@@ -85,21 +89,36 @@ class Telling:
         self.log, self.clock = io.StringIO(), FakeClock()
         self.events, self.metrics = Events(self.log, "text", self.clock), Metrics(self.clock)
         telemetry = Telemetry(self.events, self.metrics, self.clock)
+        self.slept: list[float] = []
+        self.may_sleep = asyncio.Event()
+        self.may_sleep.set()
         self.hooks = Hooks(policy, "relay.test", telemetry, self._sleep)
 
     async def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await self.may_sleep.wait()
         self.clock.advance(int(seconds * SECOND_NS))
         await asyncio.sleep(0)
 
     async def until(self, result: str, count: int) -> None:
         """Wait until so many notices were sent or dropped."""
+        await self.until_so(lambda: self.count(result) == count)
+
+    async def until_so(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while self.count(result) != count:  # noqa: ASYNC110 - the receiver is outside
+            while not is_so():  # noqa: ASYNC110 - the receiver is outside
                 await asyncio.sleep(0)
 
     async def sent(self) -> None:
         await self.until("sent", 1)
         await self.hooks.close()
+
+    async def until_asleep(self, times: int) -> None:
+        await self.until_so(lambda: len(self.slept) >= times)
+
+    @property
+    def waiting(self) -> float | None:
+        return self.metrics.registry.get_sample_value("relay_notices_waiting")
 
     @property
     def said(self) -> str:
@@ -199,22 +218,33 @@ async def test_a_notice_that_is_refused_is_sent_again_with_the_same_id(
     assert "SECRET" not in telling.said
 
 
-async def test_a_notice_is_given_up_after_an_hour_and_keeps_no_other_waiting(
+async def test_each_notice_is_tried_for_an_hour_and_keeps_no_other_waiting(
     tmp_path: Path, receiver: Receiver
 ) -> None:
-    receiver.answers = [500, 204, *[500] * 100]
+    receiver.never_takes = {"never", "nor this"}
     telling = Telling(policy_with(tmp_path, {"url": receiver.url}))
     began_ns = telling.clock.boottime_ns()
-
     telling.resume("never")
-    telling.resume("soon")
     await telling.until("dropped", 1)
 
-    assert telling.count("sent") == 1
-    assert [told["upstream"] for told in receiver.told[:3]] == ["never", "soon", "never"]
-    assert telling.clock.boottime_ns() - began_ns >= GIVE_UP_NS
+    assert telling.slept == [5, 10, 20, 40, 80, 160, 320, 600, 600, 600, 600, 565]
+    assert telling.clock.boottime_ns() - began_ns == GIVE_UP_NS
     assert "told in vain for an hour" in telling.said
-    assert telling.metrics.registry.get_sample_value("relay_notices_waiting") == 0
+
+    telling.slept.clear()
+    telling.resume("never")
+    telling.resume("nor this")
+    await telling.until_asleep(4)
+    assert telling.slept[:4] == [5, 5, 10, 10]
+
+    telling.may_sleep.clear()
+    await telling.until_asleep(len(telling.slept) + 1)
+    now_ns = telling.clock.boottime_ns()
+    telling.resume("new")
+    await telling.until("sent", 1)
+    assert telling.clock.boottime_ns() == now_ns
+    await telling.until_so(lambda: telling.waiting == 2)
+    await telling.hooks.close()
 
 
 async def test_the_oldest_go_first_and_a_stop_waits_for_no_receiver(
@@ -239,8 +269,9 @@ async def test_an_edit_adds_a_hook_and_drops_what_waits_for_another(
 ) -> None:
     telling = Telling(policy_with(tmp_path, {"command": [program(tmp_path, "sleep 1000")]}))
     telling.resume()
-    await asyncio.sleep(0)
+    await telling.until_so(lambda: telling.waiting == 1)
     telling.hooks.use(policy_with(tmp_path, {"url": receiver.url}))
+    assert telling.waiting == 0
     telling.resume("new")
     await telling.sent()
 

@@ -43,6 +43,18 @@ async def test_only_the_user_with_the_password_is_let_in_and_each_try_costs_a_ha
     users.close()
 
 
+async def test_a_password_that_changes_while_its_hash_is_checked_lets_nobody_in() -> None:
+    class Editing(PasswordHasher):
+        def verify(self, hash: str | bytes, password: str | bytes) -> Literal[True]:  # noqa: A002 - its name
+            users.use({"mjd": CHEAP.hash("another")})
+            return super().verify(hash, password)
+
+    users = Users({"mjd": CHEAP.hash("open sesame")}, Editing())
+
+    assert not await users.verify("mjd", "open sesame")
+    users.close()
+
+
 async def _wrong() -> bool:
     return False
 

@@ -88,20 +88,3 @@ def test_a_sender_is_told_what_it_asked_for(notify: Notify | None, told: set[Not
 
     assert {what for what in Notify if asked.wants(0, what)} == told
     assert {what for what in Notify if DsnRequest().wants(7, what)} == {Notify.FAILURE, Notify.DELAY}
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "both"),
-    [
-        (None, None, None),
-        (Notify.SUCCESS, None, Notify.SUCCESS | Notify.FAILURE | Notify.DELAY),
-        (Notify.NEVER, Notify.SUCCESS, Notify.SUCCESS),
-        (Notify.NEVER, Notify.NEVER, Notify.NEVER),
-    ],
-)
-def test_a_recipient_named_twice_is_told_of_as_either_asks(
-    one: Notify | None, other: Notify | None, both: Notify | None
-) -> None:
-    for first, second in ((one, other), (other, one)):
-        joined = RecipientRequest(first).joined(RecipientRequest(second, "rfc822;a@b"))
-        assert joined == RecipientRequest(both, "rfc822;a@b")

@@ -321,10 +321,34 @@ def test_a_list_manager_scores_exactly_the_failed_recipients(bad: list[str], goo
     assert all_failures(found) == (frozenset(), frozenset(address.encode() for address in bad))
 
 
-def test_a_list_manager_scores_nobody_for_a_warning_or_for_what_is_not_ascii() -> None:
-    about = message(content=b"To: <list@example.org>, <member@example.org>\r\n" + WHOLE)
-    found = email.message_from_bytes(written(failed("jürgen@bücher.example"), about=about))
+GUESSED_FROM = b"Subject: the following addresses had\r\n <victim@example.org>\r\n"
+NAMED = b"To: <list@example.org>, <member@example.org>\r\n"
 
-    assert all(b"example.org" not in address for address in scan_message(found))
-    for recipient in ("alice@example.com", "jürgen@bücher.example"):
-        assert not scan_message(email.message_from_bytes(written(delayed(recipient), about=about)))
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (GUESSED_FROM, ""),
+        (NAMED + WHOLE, ""),
+        (b"Subject: failed addresses follow:\r\n victim@example.org\r\n", ""),
+        (HEADER, f"550 5.1.1 Failed addresses follow: {'x' * 39} victim@example.org"),
+        (HEADER + b"\r\nfailed addresses follow:\r\n victim@example.org\r\n", ""),
+    ],
+)
+@pytest.mark.parametrize("others", [[], [relayed()]])
+def test_a_list_manager_guesses_nobody_where_no_failed_recipient_is_ascii(
+    content: bytes, text: str, others: list[ReportedRecipient]
+) -> None:
+    about = message(content=content, dsn=FULL)
+    bad = replace(failed("jürgen@bücher.example"), diagnostic=text)
+    found = written(bad, *others, about=about)
+
+    assert all_failures(email.message_from_bytes(found)) == (frozenset(), frozenset())
+    assert returned(found) == content.partition(b"\r\n\r\n")[0].removesuffix(b"\r\n") + b"\r\n"
+
+
+@pytest.mark.parametrize("recipient", [delayed(), delayed("jürgen@bücher.example"), relayed()])
+def test_a_list_manager_scores_nobody_for_what_did_not_fail(recipient: ReportedRecipient) -> None:
+    found = written(recipient, about=message(content=GUESSED_FROM + NAMED + WHOLE))
+
+    assert not scan_message(email.message_from_bytes(found))

@@ -2,11 +2,11 @@
 
 import pytest
 
-from relay.policy.document import MAX_NODES, Fault, Mark, read_document
+from relay.policy.document import MAX_NODES, Document, Fault, Mark
 
 
 def only_fault(content: str | bytes) -> Fault:
-    (fault,) = read_document(content if isinstance(content, bytes) else content.encode()).faults
+    (fault,) = Document(content if isinstance(content, bytes) else content.encode()).faults
     return fault
 
 
@@ -21,8 +21,8 @@ def only_fault(content: str | bytes) -> Fault:
     ],
 )
 def test_a_scalar_means_what_yaml_1_2_says_and_no_more(text: str, expected: object) -> None:
-    document = read_document(f"key: {text}\n".encode())
-    assert document.faults == ()
+    document = Document(f"key: {text}\n".encode())
+    assert document.faults == []
     found = document.value
     assert found == {"key": expected}
     assert isinstance(found, dict)
@@ -30,7 +30,7 @@ def test_a_scalar_means_what_yaml_1_2_says_and_no_more(text: str, expected: obje
 
 
 def test_marks_are_those_that_an_editor_shows() -> None:
-    document = read_document("\ufeff# ü\r\nä: {ö: [x, yy]}\r\nb:\r\n  - c: d\r\n".encode())
+    document = Document("\ufeff# ü\r\nä: {ö: [x, yy]}\r\nb:\r\n  - c: d\r\n".encode())
     assert document.mark_of(["ä"]) == Mark(2, 4)
     assert document.mark_of(["ä", "ö", 1]) == Mark(2, 12)
     assert document.mark_of(["ä", "ö"], of_key=True) == Mark(2, 5)

@@ -24,7 +24,7 @@ FOUND_IN_RULES = sorted(
         for rule in judge.rules
         for phrases in (rule.text, rule.but_not)
         if phrases is not None
-        for phrase in map("".join, phrases._phrases)
+        for phrase in phrases.phrases
     }
 )
 OWN = [case for case in cases("own") if case.phase in {Phase.RCPT, Phase.EOD, Phase.MAIL}]

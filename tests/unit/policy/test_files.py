@@ -11,7 +11,6 @@ from relay.policy.faults import PolicyError
 from relay.policy.model import Auth
 from relay.policy.secrets import (
     MAX_PASSWORD_BYTES,
-    MAX_USERS_BYTES,
     KeyPair,
     NotLoggedIn,
     SecretError,
@@ -123,45 +122,35 @@ def test_files_that_fit_are_taken(write: Write) -> None:
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [
-        *((b"hunter2", "hunter2"), (b"hunter2\n", "hunter2"), (b"hunter2\r\n", "hunter2")),
-        *((b" hunter 2 \n", " hunter 2 "), ("pässwörd\n".encode(), "pässwörd")),
-        (b"x" * MAX_PASSWORD_BYTES, "x" * MAX_PASSWORD_BYTES),
-    ],
+    [(b"hunter2\r\n", "hunter2"), (b" hunter 2 ", " hunter 2 "), ("pässwörd\n".encode(), "pässwörd")],
 )
 def test_one_newline_at_the_end_is_cut_and_nothing_else(write: Write, content: bytes, expected: str) -> None:
     assert read_password_file(write("password", content)) == expected
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "mode", "words"),
     [
-        *((b"", "is empty"), (b"\n", "is empty"), (b"hunter2\n\n", "line end")),
-        *((b"hunter2\nhunter3", "line end"), (b"hun\rter2", "line end"), (b"hun\0ter2", "NUL")),
-        *((b"hunter2\xff", "UTF-8"), (b"hunter2".ljust(MAX_PASSWORD_BYTES + 1), "larger than")),
+        *((b"\n", 0o600, "is empty"), (b"hunter2\n\n", 0o600, "line end"), (b"hun\0ter2", 0o600, "NUL")),
+        *((b"hunter2\xff", 0o600, "UTF-8"), (b"hunter2".ljust(MAX_PASSWORD_BYTES + 1), 0o600, "larger than")),
+        *((b"hunter2", mode, f"mode {mode:04o}") for mode in (0o640, 0o604, 0o620, 0o602, 0o610, 0o601)),
     ],
 )
-def test_what_sasl_cannot_carry_is_refused_and_not_shown(write: Write, content: bytes, words: str) -> None:
-    path = write("password", content)
+def test_a_password_that_is_not_fit_is_refused_and_not_shown(
+    write: Write, content: bytes, mode: int, words: str
+) -> None:
+    path = write("password", content, mode)
     with pytest.raises(SecretError, match=words) as caught:
         read_password_file(path)
     assert "hun" not in str(caught.value).replace(str(path), "")
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o601])
-def test_a_password_that_others_can_reach_is_refused(write: Write, mode: int) -> None:
-    with pytest.raises(SecretError, match=f"mode {mode:04o}"):
-        read_password_file(write("password", "hunter2", mode))
-
-
 def test_a_password_of_a_foreign_owner_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write("password", "hunter2")
-    if os.geteuid() == 0:
+    path, owner = write("password", "hunter2"), os.geteuid()
+    if owner == 0:
         os.chown(path, 12345, -1)
-    else:
-        owner = os.geteuid()
-        monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(SecretError, match="neither us nor root"):
         read_password_file(path)
 
@@ -174,12 +163,8 @@ def test_only_a_regular_file_is_read_and_a_fifo_does_not_block(tmp_path: Path) -
 
 
 def test_a_password_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    auth = Auth(user="a", password_env="ISP_PASSWORD")
     monkeypatch.setenv("ISP_PASSWORD", "hunter2\n")
-    assert read_secrets(auth).password == "hunter2"
-    monkeypatch.setenv("ISP_PASSWORD", "")
-    with pytest.raises(SecretError, match="ISP_PASSWORD: it is empty"):
-        read_secrets(auth)
+    assert read_secrets(Auth(user="a", password_env="ISP_PASSWORD")).password == "hunter2"
 
 
 def test_a_credential_of_systemd_may_show_as_group_readable(
@@ -190,8 +175,6 @@ def test_a_credential_of_systemd_may_show_as_group_readable(
     with pytest.raises(SecretError, match="CREDENTIALS_DIRECTORY is not set"):
         read_secrets(auth)
     path = write("isp", "hunter2", 0o440)
-    with pytest.raises(SecretError, match="mode 0440"):
-        read_password_file(path)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     assert read_secrets(auth).password == "hunter2"
     assert "hunter2" not in repr(read_secrets(auth))
@@ -234,14 +217,9 @@ def test_a_line_that_is_no_user_is_named_and_not_shown(write: Write, line: str) 
     assert "jIcci2" not in str(caught.value)
 
 
-def test_a_users_file_is_private_and_bounded(write: Write) -> None:
-    for path, words in (
-        (write("open", f"ann:{HASH}\n", 0o644), "mode 0644"),
-        (write("large", "#" * (MAX_USERS_BYTES + 1)), "larger than"),
-        (write("latin", b"\xff\n"), "UTF-8"),
-    ):
-        with pytest.raises(SecretError, match=words):
-            read_users(path)
+def test_a_users_file_is_private(write: Write) -> None:
+    with pytest.raises(SecretError, match="mode 0644"):
+        read_users(write("open", f"ann:{HASH}\n", 0o644))
 
 
 def test_a_certificate_tells_its_end_and_its_fingerprint() -> None:

@@ -62,10 +62,8 @@ def test_every_key_of_a_lane() -> None:
         (["a: {sender: '@x', share: 40}"], {"a": 40, "default": 60}),
         (["a: {sender: '@x'}", "b: {sender: '@y'}"], {"a": (100, 3), "b": (100, 3), "default": (100, 3)}),
         (["a: {sender: '@x', share: 33}", "b: {sender: '@y'}"], {"a": 33, "b": (67, 2), "default": (67, 2)}),
-        (["default: {share: 30}", "a: {sender: '@x', share: 70}"], {"default": 30, "a": 70}),
         # Of nothing that is left over there is no need.
         (["a: {sender: '@x', share: 20}", "default: {share: 20}"], {"a": 50, "default": 50}),
-        (["default: {}"], {"default": 100}),
     ],
 )
 def test_who_writes_no_share_has_an_equal_part_of_what_is_left(
@@ -142,17 +140,6 @@ def test_each_recipient_takes_the_first_route_that_matches() -> None:
     assert routes("a@x.de", "b@EXAMPLE.org", user="APP-1") == [(ses, None)]
     assert routes("a@x.de", "b@x.com", "c@y.DE", user="app-1") == [(ses, [0, 2]), (isp, [1])]
     assert routes("a@a", "b@b", "c@c", "d@d") == [(("ses", "isp"), None)]
-
-
-def test_routes_that_rewrite_otherwise_divide_a_message() -> None:
-    made = with_routes(
-        "{recipient_domain: one.example, upstreams: isp, rewrite: a@x.example}",
-        "{upstreams: isp, rewrite: '@x.example'}",
-    )
-    envelope = Envelope("m@h.lan", ("r@one.example", "r@two.example"), 0, "", "", "")
-    parts = sorter_of(made.lanes, made.routes).sort(envelope, lambda: b"").parts
-
-    assert [part.rewriting and part.rewriting.rule for part in parts] == ["a@x.example", "@x.example"]
 
 
 def test_reports_leave_by_upstreams_of_their_own() -> None:

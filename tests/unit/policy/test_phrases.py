@@ -60,4 +60,4 @@ def test_a_phrase_matches_where_its_parts_stand_in_order(parts: list[str], text:
     ],
 )
 def test_a_phrase_may_have_to_begin_a_word(phrase: str, text: str, expected: bool) -> None:
-    assert Phrases([phrase], begin_words=True).are_in(text) is expected
+    assert Phrases((phrase,), begin_words=True).are_in(text) is expected

@@ -7,7 +7,7 @@ import pytest
 
 from relay.policy.document import MAX_BYTES
 from relay.policy.faults import PolicyError
-from relay.policy.model import SpoolEngine, SpoolSettings, Tls
+from relay.policy.model import SpoolEngine, Tls
 from relay.policy.source import read_policy
 from tests.unit.policy.examples import INTERFACE, SMALL, with_upstream
 from tests.unit.policy.reading import only_fault, parse, places
@@ -19,6 +19,7 @@ def test_the_policy_of_the_interface_loads() -> None:
     policy = parse(INTERFACE)
     (listen,), isp = policy.listen, policy.upstreams["isp"]
     assert (policy.spool, policy.default_upstream) == (Path("/etc/relay/var/spool"), "isp")
+    assert policy.storage.engine is SpoolEngine.MAILDIR
     assert (str(listen.address), str(policy.http)) == ("127.0.0.1:2525", "127.0.0.1:9725")
     assert listen.clients == (ip_network("127.0.0.0/8"), ip_network("::1/128"))
     assert (isp.host, isp.port, isp.tls, isp.connections) == ("smtp.example.net", 587, Tls.STARTTLS, 4)
@@ -27,16 +28,6 @@ def test_the_policy_of_the_interface_loads() -> None:
     assert [limit.label for limit in isp.limits] == ["8 messages per 60s", "10000 recipients per 86400s"]
     assert policy.history_path("isp") == Path("/etc/relay/var/history/isp")
     assert (policy.retry.min_ns, policy.retry.warn_after_ns) == (300 * SECOND_NS, 4 * 3600 * SECOND_NS)
-
-
-@pytest.mark.parametrize(
-    ("written", "engine"),
-    [("spool", SpoolEngine.MAILDIR), ("{engine: log, path: /etc/relay/spool}", SpoolEngine.LOG)],
-)
-def test_a_spool_is_a_path_or_a_path_and_an_engine(written: str, engine: SpoolEngine) -> None:
-    policy = parse(SMALL.replace("spool: spool", f"spool: {written}"))
-    assert policy.storage == SpoolSettings(path=Path("/etc/relay/spool"), engine=engine)
-    assert policy.spool == Path("/etc/relay/spool")
 
 
 def test_all_faults_of_keys_are_told_at_once_and_in_order() -> None:

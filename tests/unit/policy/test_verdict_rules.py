@@ -59,7 +59,7 @@ def test_a_provider_is_asked_by_name_behind_another_host() -> None:
 def test_every_shipped_rule_names_its_source_and_its_line() -> None:
     shipped = [*standard_rules(), *(rule for name in providers() for rule in provider_rules(name))]
 
-    assert all(rule.source for rule in shipped)
+    assert not [rule.place for rule in shipped if rule.source == "the owner of this relay"]
     for rule in shipped:
         name, _, line = rule.place.partition(":")
         path = {file.name: file for file in (RULES_FILE, PROVIDERS_FILE)}[name]

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import NO_REASON, Queued, State, origin_of
+from relay.queue.queued import NO_REASON, Past, Queued, RecipientsLeft, State, WaitReason, origin_of
 from relay.queue.queues import Queues
 from relay.queue.routes import Availability, Because, Choice, Part, Route, choose, next_listed
+from relay.queue.upstream_queue import AT_ONCE_NS
 
 NAMES = ("a", "b", "c")
 FATES = ("back", "done", "deferred", "unknown", "lost")
@@ -22,10 +23,10 @@ ROUTES = (
 )
 
 
-def message(number: int, *parts: Part, at_ns: int = 0) -> list[Queued]:
+def message(number: int, *parts: Part, at_ns: int = 0, sender: str = "") -> list[Queued]:
     queue_id = QueueId(f"{number:016d}")
     user = "ann" if number % 3 else ""
-    origin = origin_of(f"s{number}@x", user=user)
+    origin = origin_of(sender or f"s{number}@x", user=user)
     return [Queued(queue_id, origin, 10, at_ns, 2, part=part) for part in parts]
 
 
@@ -56,6 +57,8 @@ class AnyQueue(RuleBasedStateMachine):
         self.told = {route: (route.upstreams[0], Because.PREFERRED) for route in ROUTES}
         self.active: dict[Queued, str] = {}
         """Parts in a transaction, and where."""
+        self.put_off = set[QueueId]()
+        """Messages that an edit could not sort."""
 
     def changed(self) -> None:
         self.is_changed = True
@@ -107,7 +110,7 @@ class AnyQueue(RuleBasedStateMachine):
             case _:
                 if fate == "unknown":
                     self.queue.stay_unknown(part, self.now_ns + 30)
-                line.postpone(part, self.now_ns + 5, part.recipients_left, NO_REASON)
+                line.postpone(part, self.now_ns + 5, NO_REASON)
 
     @precondition(lambda self: self.left)
     @rule(which=st.integers(0), is_released=st.booleans())
@@ -132,7 +135,14 @@ class AnyQueue(RuleBasedStateMachine):
         before = self.queue.parts(queue_id)
         states = {part.state for part in before}
         fresh = message(int(queue_id), *parts_of(self.routes[queue_id]))
-        self.queue.sort_anew(fresh, self.now_ns)
+        for part in fresh:
+            # As the spool has it: held is the whole message, and the next attempt of one in parts is unknown.
+            if State.HELD in states:
+                part.state = State.HELD
+            elif len(fresh) == 1 and states == {State.DEFERRED}:
+                part.state, part.due_at_ns = State.DEFERRED, before[0].due_at_ns
+        if not self.queue.sort_anew(fresh, self.now_ns):
+            self.put_off.add(fresh[0].queue_id)
         after = self.queue.parts(queue_id)
         if State.ACTIVE in states or not before:
             assert after == before, "put off, or gone"
@@ -164,12 +174,14 @@ class AnyQueue(RuleBasedStateMachine):
 
     def _settle(self) -> None:
         """Look where the queue asks for it, as the sender does: and then all is in its place."""
+        # What was active at an edit is sorted a moment later, whether anything changed or not.
+        put_off, self.put_off = self.put_off, set()
+        for queue_id in put_off:
+            self._sort(queue_id)
         while self.is_changed:
             self.is_changed = False
             self.queue.move_on(self.now_ns)
-            for queue_id in self.queue.sortable():
-                self._sort(queue_id)
-            self.is_changed = self.is_changed or self.queue.is_behind
+            self.is_changed = self.is_changed or self.queue.next_look_ns() == AT_ONCE_NS
         self._is_in_place()
 
     def is_routed(self, route: Route, choice: Choice, before: Because) -> None:
@@ -198,8 +210,7 @@ class AnyQueue(RuleBasedStateMachine):
                 continue
             is_active = self.queue.state_of(part.queue_id) is State.ACTIVE
             assert is_active or route in self.routes[part.queue_id]
-            choice = self.queue.choice(part, self.now_ns)
-            assert choice.upstream == part.upstream
+            choice = part.choice
             if part.past.unknown_until_ns > self.now_ns:
                 assert choice.because is Because.UNKNOWN
             elif choice.because is Because.PROBE:
@@ -240,7 +251,7 @@ TestAnyQueue = AnyQueue.TestCase
 
 
 def settle(queue: Queues, now_ns: int) -> None:
-    while queue.is_behind:
+    while queue.next_look_ns() == AT_ONCE_NS:
         queue.move_on(now_ns)
 
 
@@ -311,10 +322,74 @@ def test_what_may_have_been_relayed_proves_an_upstream_once_it_was_not() -> None
     queue.add(part, now_ns=20)
     assert queue.line("b").take(1, 20) == [part]
     queue.stay_unknown(part, 50)
-    queue.line("b").again(part, 2, NO_REASON)
+    queue.line("b").again(part, NO_REASON)
     queue.note("a", down._replace(is_proving=True))
     settle(queue, 30)
     assert part.upstream == "b"
     assert queue.next_look_ns() == 50
     queue.move_on(50)
     assert (part.upstream, part.choice.because) == ("a", Because.PROBE)
+
+
+def test_an_edit_of_its_route_leaves_a_message_its_place_and_what_is_known_of_it() -> None:
+    queue, route, edited = Queues(), Route(("a", "b")), Route(("a", "b"), spill_after_ns=30)
+    queue.use(("a", "b"), (route,))
+    for number in range(3):
+        queue.add(*message(number, Part(route)), now_ns=0)
+    line, (tried, _, wanted) = queue.line("a"), list(queue)
+    assert line.take(1, 5) == [tried]
+    line.attempted(tried, frozenset([0]), 2, RecipientsLeft(1))
+    line.again(tried, NO_REASON)
+    queue.put_first(wanted.queue_id)
+    queue.use(("a", "b"), (edited,))
+    for number in range(3):
+        queue.sort_anew(message(number, Part(edited)), 10)
+
+    assert [int(each.queue_id) for each in line.take(2, 10)] == [2, 1]
+    assert (tried.past, tried.ready_at_ns) == (Past(frozenset([0]), 2), 5)
+    assert queue.where() == {edited: {"a": 3}}
+    settle(queue, 10)
+    assert queue.next_look_ns() == 30, "it spills by the edit"
+
+
+def test_what_waits_for_a_paused_sender_probes_nothing_there_before_the_pause_ends() -> None:
+    queue, down, route = Queues(), Availability(down_since_ns=0), Route(("a", "b"), 15)
+    queue.use(("a", "b"), (route,))
+    queue.note("a", down)
+    for number in range(1, 4):
+        queue.add(*message(number, Part(route), sender="s@x"), now_ns=20)
+    until_ns = queue.line("a").sender_pauses.begin("s@x", 20, "553 not yours")
+    queue.note("a", down._replace(is_proving=True))
+    settle(queue, 30)
+    assert len(queue.line("a")) == 0
+    queue.add(*message(4, Part(route), sender="s@x"), now_ns=until_ns)
+    assert [part.choice.because for part in queue.line("a").take(9, until_ns)] == [Because.PROBE]
+
+
+def test_refusals_and_the_reason_of_a_paused_sender_do_not_outlive_a_move() -> None:
+    queue, route = Queues(), Route(("a", "b"), 15)
+    queue.use(("a", "b"), (route,))
+    (part,) = message(1, Part(route), sender="s@x")
+    queue.add(part, now_ns=0)
+    line = queue.line("a")
+    assert line.take(1, 0) == [part]
+    line.sender_pauses.begin("s@x", 0, "553 not yours")
+    line.attempted(part, frozenset([0]), 2, RecipientsLeft(1))
+    line.give_back(part, WaitReason("553 not yours"))
+    assert line.take(1, 0) == []
+    assert part.is_sitting_out
+    queue.note("a", Availability(0))
+    settle(queue, 15)
+    assert (part.upstream, part.reason) == ("b", "")
+    assert part.past == Past(frozenset([0]), rested=((0, 15),))
+
+
+def test_a_message_that_ended_goes_on_nowhere() -> None:
+    queue, route = Queues(), Route(("a",))
+    queue.use(("a",), (route,))
+    (part,) = message(1, Part(route))
+    queue.add(part, now_ns=0)
+    queue.line("a").take(1, 0)
+    queue.remove(part.queue_id)
+    assert queue.pass_on(part, NO_REASON, 0)
+    assert queue.names == []

@@ -87,11 +87,11 @@ def do(line: UpstreamQueue, verb: str, message: Queued) -> None:
         case "give back":
             line.give_back(message, NO_REASON)
         case "again":
-            line.again(message, 1, NO_REASON)
+            line.again(message, NO_REASON)
         case "wait":
             line.wait([waits(message, 100, "key")])
         case "postpone":
-            line.postpone(message, 100, 1, NO_REASON)
+            line.postpone(message, 100, NO_REASON)
         case "hold":
             line.keep(message, H, NO_REASON)
         case "release":
@@ -133,8 +133,8 @@ def test_what_comes_back_goes_before_or_behind_the_others_or_when_its_back_off_i
     a, b, c, _ = messages = [a_message(name) for name in "abcd"]
     line = a_line(*messages)
     assert names(line.take(3, 0)) == "abc"
-    line.again(a, 1, NO_REASON)
-    line.postpone(c, 50, 1, NO_REASON)
+    line.again(a, NO_REASON)
+    line.postpone(c, 50, NO_REASON)
     line.give_back(b, NO_REASON)
     assert names(line.take(9, 49)) == "bda"
     assert line.next_look_ns() == 50
@@ -144,16 +144,8 @@ def test_what_comes_back_goes_before_or_behind_the_others_or_when_its_back_off_i
 def test_what_goes_again_goes_behind_its_senders_others() -> None:
     line = a_line(*[a_message(name, sender) for name, sender in ("ax", "bx", "cy")], by=LANES)
     (a,) = line.take(1, 0)
-    line.again(a, 1, NO_REASON)
+    line.again(a, NO_REASON)
     assert names(line.take(9, 0)) == "cba"
-
-
-def test_what_leaves_out_of_its_turn_keeps_the_others_in_order() -> None:
-    messages = [a_message(f"{number:03d}") for number in range(500)]
-    line = a_line(*messages)
-    for message in messages[1::3] + messages[2::3]:
-        line.leave(message)
-    assert line.take(500, 0) == messages[::3]
 
 
 def test_where_the_account_has_no_room_the_first_waits_and_another_that_is_first_is_asked_for() -> None:
@@ -241,7 +233,7 @@ def test_mail_of_a_paused_sender_waits_and_what_was_refused_keeps_back_none_of_i
     assert line.take(1, 0) == bad[:1]
     line.granted(bad[0], 1)
     until_ns = line.sender_pauses.begin("bad", 0, "553 not yours")
-    line.attempted(bad[0], frozenset(), 1, RecipientsLeft())
+    line.attempted(bad[0], frozenset(), 1, RecipientsLeft(1))
     line.give_back(bad[0], WaitReason("553 not yours"))
 
     assert names(line.take(9, 0)) == "g"
@@ -262,7 +254,8 @@ def test_mail_of_a_sender_that_is_trusted_again_goes_at_once() -> None:
     assert names(line.take(9, 2)) == "a"
 
 
-def test_an_overdue_message_is_overdue_for_one_transaction() -> None:
+@pytest.mark.parametrize("verb", ["again", "back-off", "release"])
+def test_the_patience_of_a_lane_counts_from_when_a_message_may_go(verb: str) -> None:
     lanes = (Lane("a", 99), Lane(DEFAULT_LANE, 1, patience_ns=100))
     large = a_message("large")
     line = a_line(large, by=Arrangement(lanes, Price(0, 1), 100))
@@ -270,7 +263,14 @@ def test_an_overdue_message_is_overdue_for_one_transaction() -> None:
         line.enter(a_message(f"a{number}", lane="a"))
     assert large in line.take(3, 1000)
     line.granted(large, 1)
-    line.again(large, 999, NO_REASON)
+    match verb:
+        case "again":
+            line.again(large, NO_REASON)
+        case "back-off":
+            line.postpone(large, 1000, NO_REASON)
+        case "release":
+            line.keep(large, H, NO_REASON)
+            line.release(large)
 
     assert large not in line.take(40, 1099)
     assert large in line.take(3, 1100)
@@ -303,10 +303,10 @@ def test_what_is_put_first_goes_before_all_lanes_until_it_is_granted() -> None:
     line.put_first(wanted)
     for _ in range(2):
         assert line.take(1, 0) == [wanted]
-        line.again(wanted, 1, NO_REASON)
+        line.again(wanted, NO_REASON)
     assert line.take(1, 0) == [wanted]
     line.granted(wanted, 1)
-    line.again(wanted, 1, NO_REASON)
+    line.again(wanted, NO_REASON)
     assert line.take(1, 0) != [wanted]
 
 
@@ -380,9 +380,9 @@ class Story:
             case "ask":
                 self.active += ask(line, self.room, by_ns % 4)
             case "again" if self.active:
-                line.again(self.active.pop(), 1, NO_REASON)
+                line.again(self.active.pop(), NO_REASON)
             case "postpone" if self.active:
-                line.postpone(self.active.pop(), self.room.now_ns + by_ns, 1, NO_REASON)
+                line.postpone(self.active.pop(), self.room.now_ns + by_ns, NO_REASON)
             case "arrange":
                 line.arrange(LANES if by_ns % 2 else Arrangement())
             case "anew":

@@ -175,7 +175,7 @@ class Relay:
     @property
     def free_slots(self) -> int:
         """Return how many slots the first limit has left."""
-        usage = self.account.throttle.usage()[0]
+        usage = self.account.throttle.view.usage()[0]
         return usage.count - usage.used
 
     async def until(self, condition: Callable[[], Any]) -> None:

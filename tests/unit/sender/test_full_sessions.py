@@ -38,7 +38,7 @@ async def test_a_full_session_ends_and_the_next_goes_on_at_once(
             await relay.until_empty()
             relay.events.flush()
             log = relay.log.getvalue()
-            used = relay.account.throttle.usage()[0].used
+            used = relay.account.throttle.view.usage()[0].used
 
         assert "paused" not in log
         assert "deferred" not in log

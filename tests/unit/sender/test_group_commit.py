@@ -76,22 +76,14 @@ async def test_a_closed_thread_has_done_all_and_takes_no_more() -> None:
         thread.call(lambda: 1)
 
 
-class _Groups:
-    """Remembers which values came in one call."""
+async def test_what_comes_in_one_turn_of_the_loop_is_one_call() -> None:
+    thread, made = CallThread("calls"), list[list[int]]()
 
-    def __init__(self) -> None:
-        self.made: list[list[int]] = []
-
-    def commit(self, values: Sequence[int]) -> list[int | BaseException]:
-        self.made.append(list(values))
+    def commit(values: Sequence[int]) -> list[int | BaseException]:
+        made.append(list(values))
         return list(values)
 
-
-async def test_what_comes_in_one_turn_of_the_loop_is_one_call() -> None:
-    thread, groups = CallThread("calls"), _Groups()
-    batch: Batch[int, int] = Batch(groups.commit, thread)
-
+    batch: Batch[int, int] = Batch(commit, thread)
     assert await asyncio.gather(*(batch.submit(number) for number in range(10))) == list(range(10))
-
-    assert groups.made == [list(range(10))]
+    assert made == [list(range(10))]
     thread.close()

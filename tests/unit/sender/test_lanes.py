@@ -5,12 +5,14 @@ from pathlib import Path
 from relay.clock import SystemClock
 from relay.control.operations import HELD_ALREADY, OK
 from relay.mail.envelope import Envelope
-from relay.policy.lane import with_ceilings
+from relay.policy.lane import price_of, with_ceilings
 from relay.policy.model import Policy
+from relay.queue.lanes import Price
 from relay.spool.disk.durable import RealDisk
 from relay.status.snapshot import message_to_json, to_json
 from relay.throttle.audit import audit
 from relay.throttle.history_check import slots_in_file
+from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.smarthost import Recorded, Smarthost
 from tests.unit.sender.in_process_relay import CONTENT, Relay, hurry, policy_of
 
@@ -114,7 +116,7 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
             assert _senders(host.relayed[3:]) == "ee"
             reasons = {message.reason for message in relay.watch.listing().messages()}
             assert "no room under the ceiling of lane list" in reasons
-            usage = {each.label: (each.used, each.count) for each in relay.account.throttle.usage()}
+            usage = {each.label: (each.used, each.count) for each in relay.account.throttle.view.usage()}
             assert usage == {
                 "6 messages per 3600s": (5, 6),
                 "3 messages per 3600s for lane list": (3, 3),
@@ -136,6 +138,25 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
         (7, 9, True),
         (4, 4, True),
     ]
+
+
+async def test_a_lane_pays_for_its_recipients_where_the_upstream_counts_those(tmp_path: Path) -> None:
+    upstream = ", limits: [{messages: 36000, per: 1h}, {recipients: 3600, per: 1h}]"
+    rest = f"{RETRY}\nlanes: {{list: {{sender: list@here.example, share: 50}}}}"
+    async with Smarthost() as host:
+        policy = policy_of(tmp_path, host.port, upstream, rest, 1)
+        async with Relay(policy) as relay:
+            assert await relay.operator.pause("isp", PauseAsked("anna")) == OK
+            for number in range(16):
+                relay.accept(f"r{number}@x.example")
+            for _ in range(4):
+                relay.accept(*[f"r{number}@x.example" for number in range(4)], sender="list@here.example")
+            await relay.until(lambda: len(relay.sender.queue) == 20)
+            assert await relay.operator.resume("isp") == OK
+            await relay.until_empty()
+
+    assert _senders(host.relayed).count("l", 0, 10) == 2
+    assert price_of(policy.upstreams["isp"].limits) == Price(10**8, 10**9)
 
 
 async def _edit(relay: Relay, policy: Policy) -> None:

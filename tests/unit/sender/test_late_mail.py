@@ -9,6 +9,7 @@ from flufl.bounce import all_failures, scan_message
 
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
+from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.smarthost import Script, Smarthost
@@ -153,3 +154,32 @@ async def test_what_cannot_be_read_now_takes_no_other_message_its_warning(tmp_pa
         clock.advance(5 * HOUR_NS)
 
         assert await relay.late.look() == 1
+
+
+def part_due_ns(relay: Relay, queue_id: QueueId) -> int:
+    part = relay.queued(queue_id)
+    return 0 if part is None else part.due_at_ns
+
+
+async def test_of_what_was_refused_the_last_reply_of_each_recipient_is_told(tmp_path: Path) -> None:
+    clock = virtual_clock()
+
+    def rcpt(argument: str) -> str:
+        return "250 ok" if "@here" in argument else f"450 4.2.{1 + argument.count('full')} come again"
+
+    async with (
+        Smarthost(Script(rcpt=rcpt)) as host,
+        Relay(policy_of(tmp_path, host.port, rest=RETRY)) as relay,
+    ):
+        queue_id = relay.accept("slow@there.example", "full@there.example")
+        arrived_ns = clock.boottime_ns()
+        await relay.until(lambda: part_due_ns(relay, queue_id))
+        clock.advance(3 * HOUR_NS)
+        relay.account.wake()
+        await relay.until(lambda: part_due_ns(relay, queue_id) > arrived_ns + 4 * HOUR_NS)
+        assert await relay.late.look() == 0
+        clock.advance(1 * HOUR_NS)
+        assert await relay.late.look() == 1
+        await relay.until(lambda: host.relayed)
+        (warning,) = host.relayed
+    assert [each["Status"] for each in fields(warning)[1:]] == ["4.2.1", "4.2.2"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.control.probe import probe
+from relay.cli.probe import probed
 from relay.policy.model import Policy
 from relay.status import page
 from relay.status.snapshot import to_json
@@ -66,7 +66,7 @@ async def test_of_a_reply_to_auth_only_its_codes_are_seen(
             snapshot = relay.watch.snapshot()
             relay.events.flush()
             told = [relay.log.getvalue(), json.dumps(to_json(snapshot)), page.render(snapshot)]
-        await probe(policy, "isp", lambda _name, _took_ns, text, _is_good: texts.append(text))
+        await probed(policy, "isp", texts.append)
 
     told += [_read(Path(f"{policy.history_path('isp')}.pause")), *texts]
     for secret in _forms(PASSWORD):

@@ -88,6 +88,28 @@ async def test_an_account_that_left_the_policy_and_came_back_keeps_its_operators
             assert relay.account.pausing.state.operator is not None
 
 
+async def test_what_an_account_learns_after_it_left_the_policy_is_known_when_it_comes_back(
+    tmp_path: Path,
+) -> None:
+    held = asyncio.Event()
+    async with Smarthost(Script(mail=[Until(held), "535 5.7.8 account suspended"])) as host:
+        policy = policy_through(tmp_path, "isp", host.port)
+        async with Relay(policy) as relay:
+            relay.accept()
+            await relay.until(lambda: any(command.startswith("MAIL") for command in host.commands))
+            former = relay.account
+            # The other account is at the same host, and has a history of its own.
+            other = policy_through(tmp_path, "other", host.port)
+            apart = other.upstreams["other"].model_copy(update={"history": tmp_path / "apart"})
+            await relay.sender.apply(other.model_copy(update={"upstreams": {"other": apart}}))
+            held.set()
+            await relay.until(lambda: former.pausing.state.is_refused)
+            await turns_of_the_loop()
+        async with Relay(policy) as relay:
+            # A start tries each account that was refused, carefully.
+            assert relay.account.pausing.state.is_proving
+
+
 async def test_no_final_dot_is_sent_after_a_suspend_past_the_deadline(tmp_path: Path) -> None:
     clock = SuspendedClock()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.control.operations import ABSENT, OK, UNREAD
+from relay.control.operations import ABSENT, OK, UNREAD, NotDone
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.sender import arrivals
@@ -71,11 +71,14 @@ async def test_what_is_not_read_yet_is_not_said_to_be_absent(tmp_path: Path) -> 
     disk = SlowDisk()
     async with Relay(policy, disk, is_threaded=True) as relay:
         assert relay.watch.snapshot().recovering >= QUEUED - 2 * BATCH
-        assert await relay.operator.show(ids[-1]) == UNREAD
+        with pytest.raises(NotDone, match=UNREAD):
+            await relay.operator.show(ids[-1])
         assert await relay.operator.act("delete", ids[-1:]) == {ids[-1]: UNREAD}
-        assert isinstance(await relay.operator.plan(b"", tmp_path / "policy.yaml"), str)
+        with pytest.raises(NotDone, match="still reads its queue"):
+            await relay.operator.plan("", tmp_path / "policy.yaml")
         disk.let_go()
         await relay.until(lambda: not relay.sender.is_reading)
         assert relay.watch.snapshot().recovering == 0
         assert await relay.operator.act("hold", ids[-1:]) == {ids[-1]: OK}
-        assert await relay.operator.show(QueueId("0" * 16)) == ABSENT
+        with pytest.raises(NotDone, match=ABSENT):
+            await relay.operator.show(QueueId("0" * 16))

@@ -1,15 +1,23 @@
 """Mail goes by its routes: to several upstreams at once, and elsewhere while one is down."""
 
+import errno
+import threading
 from pathlib import Path
 
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
+from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
+from relay.queue.queued import State
 from relay.sender.pausing import Pausing
+from relay.smtp.reply import Phase
 from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.outcome import Answer
+from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import CLOSE, Script, Smarthost, turns
+from tests.fakes.unsynced import Unsynced
 from tests.unit.sender.in_process_relay import Relay, virtual_clock
 from tests.unit.sender.test_races import turns_of_the_loop
 
@@ -118,6 +126,110 @@ async def test_an_unknown_outcome_stays_with_its_upstream_to_the_deadline(tmp_pa
     # Perhaps twice: that is the window between the final dot and its reply.
     assert recipients(two) == ["a@x.example", "b@x.example"]
     assert len(one.transactions) == 1
+
+
+async def test_failover_ends_with_an_edit_that_gives_the_upstream_another_account(tmp_path: Path) -> None:
+    clock = virtual_clock()
+    async with Smarthost() as one, Smarthost() as two:
+        routes = "  - {upstreams: [one, two], failover_after: 1m}"
+        policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
+        async with Relay(policy) as relay:
+            pausing(relay, "one").rest(Answer(Verdict.STOP, Phase.AUTH, None, "535 account closed"))
+            await leap(relay, clock, 2 * MINUTE_NS)
+            relay.accept("before@x.example")
+            await relay.until_empty()
+            another = policy.upstreams["one"].model_copy(update={"history": tmp_path / "another"})
+            edited = policy.model_copy(update={"upstreams": {**policy.upstreams, "one": another}})
+            await relay.sender.apply(edited)
+            relay.accept("after@x.example")
+            await relay.until_empty()
+
+    assert (recipients(one), recipients(two)) == (["after@x.example"], ["before@x.example"])
+
+
+TO_ONE, TO_TWO = "  - {upstreams: [one]}", "  - {upstreams: [two]}"
+
+
+class GivesNothing(Unsynced):
+    """A disk that for a while gives no message, or keeps who asks for one waiting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails, self.gives, self.asked = False, threading.Event(), 0
+        self.gives.set()
+
+    def open_read(self, path: str) -> int:
+        if "/cur/" in path:
+            self.asked += 1
+            if self.fails:
+                raise OSError(errno.EIO, "Input/output error")
+            self.gives.wait()
+        return super().open_read(path)
+
+
+async def wait_unread(relay: Relay, count: int) -> list[QueueId]:
+    """Queue messages of which nothing is in memory, behind upstreams that are paused."""
+    for name in relay.sender.upstreams.in_use:
+        await relay.operator.pause(name, LASTING)
+    ids = [relay.accept(f"r{number}@x.example") for number in range(count)]
+    await relay.until(lambda: len(relay.sender.queue) == count)
+    for queue_id in ids:
+        relay.sender.spool_thread.forget(queue_id)
+    return ids
+
+
+async def test_what_cannot_be_read_as_an_edit_sorts_it_is_sorted_once_it_can(tmp_path: Path) -> None:
+    disk = GivesNothing()
+    async with (
+        Smarthost() as one,
+        Relay(policy_of(tmp_path, {"one": one.port, "two": 9}, TO_TWO), disk) as relay,
+    ):
+        damaged, _ = await wait_unread(relay, 2)
+        disk.fails = True
+        await relay.sender.apply(policy_of(tmp_path, {"one": one.port}, TO_ONE))
+        await relay.until(lambda: disk.asked)
+        (path,) = relay.policy.spool.glob(f"cur/*/{damaged}")
+        path.write_bytes(b"?")
+        disk.fails = False
+        await relay.operator.resume("one")
+        await relay.until_empty()
+    assert recipients(one) == ["r1@x.example"]
+
+
+async def test_what_is_sorted_late_goes_by_an_edit_that_came_meanwhile(tmp_path: Path) -> None:
+    disk, count, ports = GivesNothing(), 250, {"one": 9, "two": 9}
+    policy = policy_of(tmp_path, ports, TO_TWO)
+    async with Relay(policy, disk, is_threaded=True) as relay:
+        await wait_unread(relay, count)
+        disk.fails = True
+        await relay.sender.apply(policy_of(tmp_path, ports, TO_ONE))
+        await relay.until(lambda: disk.asked == count)
+        disk.fails, disk.asked = False, 0
+        disk.gives.clear()
+        await relay.until(lambda: disk.asked)
+        await relay.sender.apply(policy)
+        disk.gives.set()
+        await relay.until(lambda: disk.asked > count)
+        await turns_of_the_loop()
+        assert {part.upstream for part in relay.sender.queue} == {"two"}
+
+
+async def test_an_edit_that_divides_a_message_leaves_it_held_or_deferred(tmp_path: Path) -> None:
+    later = "retry: {min: 1h, max: 1h, lifetime: 1d}"
+    async with Smarthost(Script(rcpt="450 4.2.0 come again")) as one, Smarthost() as two:
+        ports = {"one": one.port, "two": two.port}
+        async with Relay(policy_of(tmp_path, ports, TO_ONE, later)) as relay:
+            held, deferred = (relay.accept("a@x.one", "b@x.two") for _ in range(2))
+            states = relay.sender.queue.state_of
+            await relay.until(lambda: {states(held), states(deferred)} == {State.DEFERRED})
+            assert await relay.operator.act("hold", [held]) == {held: OK}
+            await relay.sender.apply(policy_of(tmp_path, ports, BY_DOMAIN, later))
+            parts = relay.sender.queue.parts
+            await relay.until(lambda: len(parts(held)) == len(parts(deferred)) == 2)
+            assert {part.state for part in parts(held)} == {State.HELD}
+            assert {part.state for part in parts(deferred)} == {State.DEFERRED}
+            assert {part.reason for part in parts(deferred)} == {"450 4.2.0 come again"}
+        assert two.commands == []
 
 
 async def test_mail_that_has_waited_too_long_goes_to_the_next_upstream_that_is_usable(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ async def test_it_is_deferred_and_says_why_and_others_go(tmp_path: Path) -> None
         assert REASON in waiting.reason
         assert {message.recipients[0] for message in host.relayed} == {f"r{n}@x.example" for n in range(3)}
         # It had no slot, no byte was sent of it, and neither the upstream nor its sender is held for it.
-        assert relay.account.throttle.usage()[0].used == 3 * len(CONTENT)
+        assert relay.account.throttle.view.usage()[0].used == 3 * len(CONTENT)
         assert not relay.account.pausing.state.why
         assert not [command for command in host.commands if "large@" in command]
 

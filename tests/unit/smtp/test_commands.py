@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.mail.envelope import Shape
 from relay.smtp.commands import (
     MailCommand,
     RcptCommand,
@@ -18,17 +19,20 @@ from relay.smtp.commands import (
 
 @given(
     address=st.sampled_from(["", "a@b", '"a b"@[127.0.0.1]', "é@ü.example"]),
-    size_bytes=st.none() | st.integers(0, 10**18),
+    size_bytes=st.integers(0, 10**18),
+    has_size=st.booleans(),
     eight_bit=st.booleans(),
 )
-def test_mail_is_read_as_it_was_written(address: str, size_bytes: int | None, eight_bit: bool) -> None:
+def test_mail_is_read_as_it_was_written(
+    address: str, size_bytes: int, has_size: bool, eight_bit: bool
+) -> None:
     smtputf8 = not address.isascii()
-    line = mail_line(address, size_bytes=size_bytes, eight_bit=eight_bit, smtputf8=smtputf8)
+    line = mail_line(address, Shape(size_bytes, eight_bit, smtputf8), has_size=has_size)
     verb, argument = split_command(line)
 
     assert verb == "MAIL"
     assert (b" BODY=8BITMIME" in line) == eight_bit
-    assert parse_mail(argument) == MailCommand(address, size_bytes or 0, smtputf8)
+    assert parse_mail(argument) == MailCommand(address, size_bytes if has_size else 0, smtputf8)
 
 
 @pytest.mark.parametrize("address", ["a@b", '"a>b"@c', "é@ü.example"])
@@ -46,6 +50,7 @@ def test_rcpt_is_read_as_it_was_written(address: str) -> None:
         *(("FROM:<a@b> BODY", "501 5.5.4"), ("FROM:<a@b> BODY=9BIT", "501 5.5.4")),
         *(("FROM:<a@b> SIZE=x", "501 5.5.4"), ("FROM:<a@b> SMTPUTF8=1", "501 5.5.4")),
         *(("FROM:<a@b> RET", "501 5.5.4"), ("FROM:<a@b> ENVID=+", "501 5.5.4")),
+        ("FROM:<a@b> ENVID", "501 5.5.4"),
         *(("FROM:<a@b> X", "555 5.5.4"), ("TO:<a@b>", "501 5.5.4"), (None, "501 5.5.4")),
     ],
 )

@@ -12,7 +12,7 @@ def offered(*lines: str) -> Extensions:
 
 def test_extensions_are_read_whatever_their_case_and_the_name_of_the_host_is_none() -> None:
     lines = ("starttls", "8bitMIME", "SMTPUTF8", "SIZE 35882577", "auth PLAIN login", "PIPELINING", "DSN")
-    assert offered("AUTH=LOGIN", *lines, "LIMITS RCPTMAX=20 MAILMAX=5") == Extensions(
+    assert offered("AUTH=LOGIN", *lines) == Extensions(
         starttls=True,
         mechanisms=frozenset({"plain", "login"}),
         has_size=True,
@@ -21,8 +21,6 @@ def test_extensions_are_read_whatever_their_case_and_the_name_of_the_host_is_non
         smtputf8=True,
         pipelining=True,
         dsn=True,
-        max_recipients=20,
-        max_transactions=5,
     )
     assert offered("STARTTLS") == Extensions()
 
@@ -32,10 +30,6 @@ def test_extensions_are_read_whatever_their_case_and_the_name_of_the_host_is_non
     [
         *((line, Extensions(has_size=True)) for line in ("SIZE", "SIZE 0", "SIZE x", "SIZE -1", "SIZE 1e9")),
         ("AUTH=LOGIN", Extensions(mechanisms=frozenset({"login"}))),
-        *(
-            (f"LIMITS {word} MAILMAX=7", Extensions(max_transactions=7))  # RFC 9422: it is none
-            for word in ("RCPTMAX=0", "RCPTMAX=", "RCPTMAX=x", "RCPTMAX", "RCPTMAX=1234567", "RCPTMAX=-1")
-        ),
     ],
 )
 def test_what_has_no_proper_value_promises_nothing(line: str, expected: Extensions) -> None:

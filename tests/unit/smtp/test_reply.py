@@ -10,7 +10,7 @@ def only_reply(octets: bytes) -> Reply:
     parser.feed(octets)
     reply = parser.next_reply()
     assert reply is not None
-    assert parser.is_empty
+    assert not parser.held_bytes
     return reply
 
 
@@ -82,7 +82,7 @@ def test_of_a_line_without_end_a_part_is_kept() -> None:
     assert reply.code == 250
     assert reply.text.startswith("5 o'clock")
     assert sum(map(len, reply.lines)) <= MAX_LINE_BYTES
-    assert parser.is_empty
+    assert not parser.held_bytes
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from relay.status.filters import Filters, Wanted
 from relay.status.snapshot import MessageView, QueueState, message_to_json
 from relay.telemetry.metric_table import Totals
 from tests.fakes.clock import FakeClock
-from tests.fakes.smarthost import Script, Smarthost
+from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 LIMIT = 100
@@ -143,17 +143,3 @@ async def test_what_is_accepted_and_not_taken_is_incoming(tmp_path: Path) -> Non
         assert relay.watch.snapshot().counts(QueueState.INCOMING).messages == 3
         assert relay.sender.queued == 3
         assert relay.sender.totals == Totals(accepted=1, relayed=1)
-
-
-async def test_a_start_tells_in_one_line_what_it_found(tmp_path: Path) -> None:
-    # What is refused is still queued whenever the last page is read.
-    async with Smarthost(Script(mail=lambda _: "450 4.7.1 not now")) as host:
-        policy = policy_of(tmp_path, host.port)
-        relay = Relay(policy)
-        relay.accept()
-        async with relay:
-            await relay.until(lambda: not relay.sender.is_reading)
-        relay.events.flush()
-
-    (line,) = [line for line in relay.log.getvalue().splitlines() if "recovered in" in line]
-    assert line.endswith("queued=1 event=recovered")

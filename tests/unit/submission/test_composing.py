@@ -1,5 +1,6 @@
 """A text from stdin becomes a message."""
 
+import tracemalloc
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -55,12 +56,35 @@ def test_bcc_goes_and_counts_only_where_the_header_is_asked() -> None:
     ("sender", "path"), [(None, "me@host.test"), ("", ""), ("<>", ""), ("x", "x@host.test")]
 )
 def test_the_sender_is_the_user_unless_named(sender: str | None, path: str) -> None:
-    assert compose(b"\n", "a@b.test", author=replace(AUTHOR, sender=sender)).reverse_path == path
+    found = compose(b"\n", "a@b.test", author=replace(AUTHOR, sender=sender))
+    assert found.reverse_path == path
+    assert found.content.startswith(f"From: {path or 'me@host.test'}\r\n".encode())
+
+
+@pytest.mark.parametrize("line", [b"\n", b"\r", b"\r\n", b"x\n"])
+def test_many_short_lines_take_a_few_times_their_size(line: bytes) -> None:
+    text = WHOLE + b"\r\n" + line * 100_000
+    tracemalloc.start()
+    compose(text, "a@b.test")
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 8 * len(text)
 
 
 def test_one_recipient_that_is_no_address_refuses_the_message() -> None:
     with pytest.raises(NotAnAddress):
         compose(b"To: a@b.test, c d@e.test\n\n", takes_header=True)
+
+
+def test_the_callers_own_name_is_read_only_where_it_is_used() -> None:
+    author = replace(AUTHOR, user="OFFICE\\me", sender="a@b.test")
+
+    assert compose(b"To: c@d.test\n\n", author=author, takes_header=True).reverse_path == "a@b.test"
+    for sender in (None, "<>"):
+        # No fault of the message: exit code 78, and a drain stops.
+        with pytest.raises(ValueError, match="name a sender") as caught:
+            compose(b"\n", "c@d.test", author=replace(author, sender=sender))
+        assert not isinstance(caught.value, NotAnAddress)
 
 
 def test_a_second_sender_is_refused() -> None:

@@ -13,29 +13,31 @@ def _named(names: tuple[str, ...]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+def fields_of(kind: Kind) -> set[str]:
+    return {field for field, _ in kind.shown if field[0] != "_"} | {*kind.only_json}
+
+
 def _line(kind: Kind) -> str:
     """Return a template with what may be left out in brackets."""
-
-    def shown(found: re.Match[str]) -> str:
-        name, _, around = found[1].partition(":")
-        return f"[{around.replace('%', f'{{{name}}}')}]" if around else f"{{{name.lstrip('_')}}}"
-
-    return re.sub(r"\{([^}]*)\}", shown, kind.template)
+    shown = [
+        f"[{around.replace('%', f'{{{name}}}')}]" if around else f"{{{name.lstrip('_')}}}"
+        for name, around in kind.shown
+    ]
+    return kind.pattern % tuple(shown)
 
 
 def _events() -> str:
-    rows = []
-    for kind in KINDS.values():
-        shown = {name for name, _ in kind.shown}
-        only_json = tuple(field for field in kind.fields if field not in shown)
-        rows.append(
-            f"| `{kind.name}` | {kind.level.name.lower()} | `{_line(kind)}` | {_named(only_json)} |\n"
-        )
+    rows = [
+        f"| `{kind.name}` | {kind.level.name.lower()} | `{_line(kind)}` | {_named(kind.only_json)} |\n"
+        for kind in KINDS.values()
+    ]
     return "| event | level | as text | only in JSON |\n| --- | --- | --- | --- |\n" + "".join(rows)
 
 
 def _metrics() -> str:
-    rows = [f"| `{m.name}` | {m.type} | {_named(m.labels)} | {m.meaning} |\n" for m in METRICS.values()]
+    rows = [
+        f"| `{m.name}` | {m.type} | {_named(tuple(m.labels))} | {m.meaning} |\n" for m in METRICS.values()
+    ]
     return "| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n" + "".join(rows)
 
 

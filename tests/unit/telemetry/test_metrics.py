@@ -11,10 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from relay.clock import SECOND_NS
 from relay.smtp.reply import Phase, Reply
-from relay.status.collector import collect
+from relay.status.collector import SnapshotCollector
 from relay.status.snapshot import LaneStatus, Snapshot
 from relay.telemetry.events import Delays, Events
-from relay.telemetry.listeners import ListenerObserver
 from relay.telemetry.metric_table import METRICS, Totals
 from relay.telemetry.metrics import Metrics
 from relay.verdicts.outcome import Answer, Outcome
@@ -35,8 +34,9 @@ class World:
         clock = FakeClock()
         self.events = Events(self.log, "text", clock)
         self.metrics = Metrics(clock, self.events)
-        ListenerObserver(self.events, self.metrics, [LISTENER])
-        collect(self.metrics, self.snapshot, self.events, clock)
+        self.metrics.know_listeners([LISTENER])
+        collector = SnapshotCollector(self.metrics, self.snapshot, self.events, clock)
+        self.metrics.registry.register(collector)
         self.metrics.know_upstreams(["isp"], [("ses", "isp")])
 
     def snapshot(self) -> Snapshot:
@@ -73,7 +73,8 @@ def test_every_metric_is_there_from_the_start_with_its_type(world: World) -> Non
     for name, row in METRICS.items():
         assert families[name].type == row.type, name
         assert families[name].documentation == row.meaning, name
-        assert families[name].samples, name
+        # Which replies there will be, nobody knows.
+        assert families[name].samples or "code" in row.labels, name
         for sample in families[name].samples:
             assert set(sample.labels) - {"le"} == set(row.labels), name
     ours = {name for name in families if name.startswith("relay_")}
@@ -92,30 +93,29 @@ def test_promtool_finds_nothing_to_complain_of(world: World) -> None:
 
 def test_each_recipient_counts_once_and_a_shared_reply_once(world: World) -> None:
     dot = reply(250, "ok")
-    outcome = Outcome(
-        (
-            answer(Verdict.RELAYED, Phase.EOD, dot),
-            answer(Verdict.BOUNCE, Phase.RCPT, reply(550)),
-            answer(Verdict.RELAYED, Phase.EOD, dot),
-        )
+    answers = (
+        answer(Verdict.RELAYED, Phase.EOD, dot),
+        answer(Verdict.BOUNCE, Phase.RCPT, reply(550)),
+        answer(Verdict.RELAYED, Phase.EOD, dot),
     )
 
-    world.metrics.attempted("isp", outcome, 2 * SECOND_NS)
+    world.metrics.attempted("isp", Outcome(answers), 2 * SECOND_NS)
 
-    assert world.value("relay_attempts_total", upstream="isp") == 1
-    assert world.value("relay_attempt_recipients_total", upstream="isp", result="relayed") == 2
-    assert world.value("relay_attempt_recipients_total", upstream="isp", result="bounced") == 1
-    assert world.value("relay_upstream_replies_total", upstream="isp", phase="eod", code="250") == 1
-    assert world.value("relay_upstream_replies_total", upstream="isp", phase="rcpt", code="550") == 1
-    assert world.value("relay_attempts_ambiguous_total", upstream="isp") == 0
-    assert world.value("relay_attempt_duration_seconds_sum", upstream="isp") == 2
-    last = world.value("relay_upstream_last_relayed_timestamp_seconds", upstream="isp")
-    assert last == START_WALL_NS / SECOND_NS
+    for name, labels, value in (
+        ("attempts_total", {}, 1),
+        ("attempt_recipients_total", {"result": "relayed"}, 2),
+        ("attempt_recipients_total", {"result": "bounced"}, 1),
+        ("upstream_replies_total", {"phase": "eod", "code": "250"}, 1),
+        ("upstream_replies_total", {"phase": "rcpt", "code": "550"}, 1),
+        ("attempts_ambiguous_total", {}, 0),
+        ("attempt_duration_seconds_sum", {}, 2),
+        ("upstream_last_relayed_timestamp_seconds", {}, START_WALL_NS / SECOND_NS),
+    ):
+        assert world.value(f"relay_{name}", upstream="isp", **labels) == value, name
 
 
 def test_each_call_counts_where_it_says(world: World) -> None:
     metrics = world.metrics
-    metrics.count("relay_throttle_waits_total", "isp")
     metrics.observe("relay_throttle_wait_seconds", "isp", span_ns=30 * SECOND_NS)
     metrics.observe("relay_event_loop_lag_seconds", span_ns=-1)
     metrics.set("relay_notices_waiting", to=3)
@@ -125,50 +125,49 @@ def test_each_call_counts_where_it_says(world: World) -> None:
     metrics.relayed_after(Delays(0, 5 * SECOND_NS, 0, SECOND_NS))
     metrics.became(["relayed", "relayed", "expired"])
 
-    assert world.value("relay_throttle_waits_total", upstream="isp") == 1
-    assert world.value("relay_throttle_wait_seconds_bucket", upstream="isp", le="60.0") == 1
-    assert world.value("relay_throttle_wait_seconds_bucket", upstream="isp", le="10.0") == 0
-    assert world.value("relay_event_loop_lag_seconds_sum") == 0
-    assert world.value("relay_notices_waiting") == 3
-    assert world.value("relay_history_operations_total", upstream="isp") == 2
-    assert world.value("relay_history_errors_total", upstream="isp") == 1
-    assert world.value("relay_upstream_connects_total", upstream="isp", result="failed") == 1
-    assert world.value("relay_upstream_replies_total", upstream="isp", phase="connect", code="none") == 1
-    assert world.value("relay_delay_seconds_sum", part="throttle") == 5
+    for name, labels, value in (
+        ("throttle_wait_seconds_bucket", {"upstream": "isp", "le": "60.0"}, 1),
+        ("throttle_wait_seconds_bucket", {"upstream": "isp", "le": "10.0"}, 0),
+        ("event_loop_lag_seconds_sum", {}, 0),
+        ("notices_waiting", {}, 3),
+        ("history_operations_total", {"upstream": "isp"}, 2),
+        ("history_errors_total", {"upstream": "isp"}, 1),
+        ("upstream_connects_total", {"upstream": "isp", "result": "failed"}, 1),
+        ("upstream_replies_total", {"upstream": "isp", "phase": "connect", "code": "none"}, 1),
+        ("delay_seconds_sum", {"part": "throttle"}, 5),
+    ):
+        assert world.value(f"relay_{name}", **labels) == value, name
     assert metrics.totals == Totals(relayed=2, expired=1)
 
 
 def test_the_snapshot_is_what_a_scrape_shows(world: World) -> None:
-    limit = {"upstream": "isp", "limit": "8 messages per 60s"}
-
-    assert world.value("relay_queue_messages", state="waiting") == 400
-    assert world.value("relay_queue_messages", state="held") == 0
-    assert world.value("relay_queue_oldest_age_seconds", state="deferred") == 3600
-    assert world.value("relay_limit_slots", **limit) == 8
-    assert world.value("relay_limit_used_slots", **limit) == 8
-    assert world.value("relay_limit_window_seconds", **limit) == 60
-    assert world.value("relay_limit_next_slot_timestamp_seconds", **limit) == AT_NS / SECOND_NS + 20
-    assert world.value("relay_upstream_connections", upstream="isp", use="busy") == 2
-    assert world.value("relay_upstream_state", upstream="isp", state="open") == 1
-    assert world.value("relay_upstream_health", upstream="isp", health="used") == 1
-    assert world.value("relay_upstream_paused_until_timestamp_seconds", upstream="isp") == 0
-    eta = world.value("relay_queue_drain_eta_seconds", upstream="isp")
-    assert eta is not None
-    assert 49 * 60 < eta <= 50 * 60
-
-
-def test_what_waits_is_counted_by_lane(world: World) -> None:
-    assert world.value("relay_lane_waiting_messages", lane="default") == 400
+    isp, limit = {"upstream": "isp"}, {"upstream": "isp", "limit": "8 messages per 60s"}
+    for name, labels, value in (
+        ("queue_messages", {"state": "waiting"}, 400),
+        ("queue_messages", {"state": "held"}, 0),
+        ("queue_oldest_age_seconds", {"state": "deferred"}, 3600),
+        ("limit_slots", limit, 8),
+        ("limit_used_slots", limit, 8),
+        ("limit_window_seconds", limit, 60),
+        ("limit_next_slot_timestamp_seconds", limit, AT_NS / SECOND_NS + 20),
+        ("upstream_connections", isp | {"use": "busy"}, 2),
+        ("upstream_state", isp | {"state": "open"}, 1),
+        ("upstream_health", isp | {"health": "used"}, 1),
+        ("upstream_paused_until_timestamp_seconds", isp, 0),
+        ("queue_drain_eta_seconds", isp, 50 * 60),
+        ("lane_waiting_messages", {"lane": "default"}, 400),
+        ("lane_patience_seconds", {"lane": "default"}, math.inf),
+    ):
+        assert world.value(f"relay_{name}", **labels) == value, name
 
     resets = LaneStatus("resets", 70.0, 50, 3, 4, 5 * SECOND_NS, patience_ns=60 * SECOND_NS)
-    lanes = (resets, LaneStatus("default", 30.0, None))
-    world.shown = replace(a_snapshot(), lanes=lanes)
+    world.shown = replace(a_snapshot(), lanes=(resets, LaneStatus("default", 30.0, None)))
 
-    assert world.value("relay_lane_waiting_messages", lane="resets") == 3
-    assert world.value("relay_lane_oldest_waiting_age_seconds", lane="resets") == 5
-    assert world.value("relay_lane_patience_seconds", lane="resets") == 60
-    assert world.value("relay_lane_waiting_messages", lane="default") == 0
-    assert world.value("relay_lane_patience_seconds", lane="default") == math.inf
+    for name, lane, value in (
+        *(("waiting_messages", "resets", 3), ("oldest_waiting_age_seconds", "resets", 5)),
+        *(("patience_seconds", "resets", 60), ("waiting_messages", "default", 0)),
+    ):
+        assert world.value(f"relay_lane_{name}", lane=lane) == value, name
 
 
 def test_a_scrape_outlives_a_snapshot_that_fails(world: World) -> None:

@@ -8,12 +8,13 @@ import pytest
 
 from relay.clock import SystemClock
 from relay.policy.model import Tls
+from relay.smtp.extensions import Extensions
 from relay.smtp.reply import Phase
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable, open_connection
 from relay.upstream.timeouts import Timeouts
 from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import CLOSE, DEFAULT, SILENCE, Script, Smarthost, Turn
-from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
+from tests.unit.upstream.sessions import SOON_S, account, connected
 
 
 async def failure(opened: UpstreamServer, timeouts: Timeouts | None = None) -> tuple[Verdict, Phase, str]:
@@ -26,12 +27,11 @@ async def failure(opened: UpstreamServer, timeouts: Timeouts | None = None) -> t
 
 
 async def test_a_connection_knows_what_it_is() -> None:
-    async with Smarthost(extensions=("LIMITS RCPTMAX=3",)) as host, connected(account(host)) as connection:
+    async with Smarthost() as host, connected(account(host)) as connection:
         assert connection.name == f"127.0.0.1[127.0.0.1]:{host.port}"
         assert connection.tls == "none"
         assert connection.is_usable
         assert connection.transactions == 0
-        assert connection.max_recipients == 3
         assert 0 < connection.opened_at_ns <= SystemClock().boottime_ns()
         assert host.commands == ["EHLO client.example"]
 
@@ -97,10 +97,21 @@ async def test_close_says_quit_and_ends_whatever_the_host_says(turn: Turn) -> No
         assert not connection.is_usable
 
 
-async def test_a_connection_is_used_up_after_the_announced_transactions() -> None:
-    async with Smarthost(extensions=("LIMITS MAILMAX=2",)) as host, connected(account(host)) as connection:
-        await connection.transact(transaction())
-        assert connection.is_usable
-        await connection.transact(transaction())
-
-        assert not connection.is_usable
+@pytest.mark.parametrize(
+    ("reply", "is_known"),
+    [
+        ("502 5.5.1 what?", False),
+        ("550 5.7.1 not you", True),
+        ("502 5.4.5 Daily sending quota exceeded", True),
+    ],
+)
+async def test_helo_follows_only_where_ehlo_is_not_known(reply: str, is_known: bool) -> None:
+    async with Smarthost(Script(ehlo=reply, helo=b"250-fake.example\r\n250 SMTPUTF8\r\n")) as host:
+        if is_known:
+            assert (await failure(account(host)))[1:] == (Phase.EHLO, reply)
+            assert host.commands == ["EHLO client.example"]
+            return
+        async with connected(account(host)) as connection:
+            # RFC 5321, 4.1.1.1: what HELO is answered by announces nothing.
+            assert connection.extensions == Extensions()
+            assert host.commands == ["EHLO client.example", "HELO client.example"]

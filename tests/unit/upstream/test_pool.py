@@ -190,20 +190,6 @@ async def test_after_a_failure_it_rests_and_goes_on() -> None:
     await world.opened()
 
 
-async def test_a_failure_that_is_not_the_upstreams_is_for_the_next_who_asks() -> None:
-    def fail(_error: Exception) -> int:
-        raise KeyError("history")
-
-    world = World(on_failed=fail)
-    await world.none()
-    world.exchange.refuse()
-    await settle()
-
-    with pytest.raises(KeyError):
-        world.pool.take(1)
-    await world.opened()
-
-
 async def test_one_that_was_not_used_is_as_long_idle_as_before() -> None:
     world = World(WIDE._replace(idle_ns=100))
     world.pool.release(await world.opened())

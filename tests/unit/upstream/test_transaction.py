@@ -202,3 +202,17 @@ async def test_another_refusal_counts_as_ever(reply: str) -> None:
 
     assert not outcome.is_dsn_refused
     assert verdicts(outcome) == [BOUNCE, RELAYED, RELAYED]
+
+
+@pytest.mark.parametrize("extensions", [IN_TURN, AT_ONCE])
+async def test_a_command_without_parameters_is_refused_for_itself(extensions: tuple[str, ...]) -> None:
+    of_mail = DsnRequest(Ret.HDRS)
+    of_rcpt = DsnRequest(recipients=(RecipientRequest(Notify.NEVER), RecipientRequest(), RecipientRequest()))
+    refused = "501 5.5.2 what?"
+    async with Smarthost(Script(mail=turns(refused)), extensions=extensions) as host:
+        assert verdicts(await sent(host, of_rcpt)) == [BOUNCE] * 3
+    script = Script(rcpt=lambda argument: refused if "<b@" in argument else "250 ok")
+    for asked in (of_mail, of_rcpt):
+        async with Smarthost(script, extensions=extensions) as host:
+            outcome = await sent(host, asked)
+        assert (outcome.is_dsn_refused, verdicts(outcome)) == (False, [RELAYED, BOUNCE, RELAYED])

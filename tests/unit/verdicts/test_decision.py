@@ -59,49 +59,15 @@ def believed(outcome: Outcome, standing: Standing) -> Decision:
     return decide(outcome, standing, TERMS, Shield(is_off=True))
 
 
-def settled(
-    *given_verdicts: Verdict, age_ns: int = 0, more: int = 0, tried: frozenset[int] = frozenset()
-) -> Decision:
+@given(verdicts, st.integers(0, 3))
+def test_every_recipient_is_through_or_still_left(given_verdicts: list[Verdict], more: int) -> None:
     count = len(given_verdicts)
-    standing = Standing(MESSAGE, RECIPIENTS, range(count + more), range(count), tried, late_ns=age_ns)
-    return believed(an_outcome(*given_verdicts), standing)
+    decision = believed(
+        an_outcome(*given_verdicts), Standing(MESSAGE, RECIPIENTS, range(count + more), range(count))
+    )
 
-
-@given(verdicts, spans_ns, st.integers(0, 3))
-def test_only_a_refusal_of_the_recipient_itself_can_fail_it(
-    given_verdicts: list[Verdict], age_ns: int, more: int
-) -> None:
-    decision = settled(*given_verdicts, age_ns=age_ns, more=more)
-
-    for index, (fate, answer) in decision.fates.items():
-        assert (fate is Fate.RELAYED) == (answer.verdict is Verdict.RELAYED)
-        assert (fate is Fate.BOUNCED) == (answer.verdict is Verdict.BOUNCE)
-        if fate is Fate.EXPIRED:
-            assert answer.verdict in (Verdict.DEFER, Verdict.LATER)
-            assert age_ns >= TERMS.lifetime_ns
-        if given_verdicts[index] in ABOUT_US:
-            assert fate is Fate.WAITING
-
-
-@given(verdicts, spans_ns, st.integers(0, 3))
-def test_every_recipient_is_through_or_still_left(
-    given_verdicts: list[Verdict], age_ns: int, more: int
-) -> None:
-    decision = settled(*given_verdicts, age_ns=age_ns, more=more)
-
-    assert decision.recipients_left == len(given_verdicts) + more - len(decision.gone())
+    assert decision.recipients_left == count + more - len(decision.gone())
     assert (decision.next is Next.FINISH) == (decision.recipients_left == 0)
-
-
-@given(st.sampled_from(sorted(ABOUT_US)), spans_ns, st.integers(1, 4), st.integers(0, 3))
-def test_a_refusal_that_is_about_us_changes_nothing_of_the_message(
-    verdict: Verdict, age_ns: int, count: int, more: int
-) -> None:
-    decision = settled(*[verdict] * count, age_ns=age_ns, more=more)
-
-    assert decision.next is Next.GIVE_BACK
-    assert not decision.warns
-    assert decision.recipients_left == count + more
 
 
 standings = st.builds(
@@ -124,21 +90,21 @@ scopes = st.sampled_from([Scope.UPSTREAM, Scope.SENDER])
 
 
 @given(sixes, standings, scopes, st.booleans())
-def test_a_refusal_about_us_bounces_nobody_whatever_is_known(
+def test_only_a_refusal_of_the_recipient_itself_can_fail_it_whatever_is_known(
     given_verdicts: list[Verdict], standing: Standing, scope: Scope, is_off: bool
 ) -> None:
-    """It may expire one: where it is evidently the message's or its sender's own, and the message is old."""
+    """One about us may expire it, where it is evidently the message's or its sender's, and it is old."""
     outcome = an_outcome(*given_verdicts, scope=scope)
     decision = decide(outcome, standing, TERMS, Shield(is_off=is_off))
 
     for index, verdict in enumerate(given_verdicts):
         fate, _ = decision.fates[index]
-        if verdict in ABOUT_US:
-            assert fate is not Fate.BOUNCED
-            if fate is not Fate.WAITING:
-                is_evident = standing.refusals + 1 >= REFUSALS_IN_PLACE + EVIDENT
-                assert standing.is_sender_alone or (standing.is_well and is_evident)
         assert (fate is Fate.RELAYED) == (verdict is Verdict.RELAYED), "what is relayed is never sent again"
+        assert verdict is Verdict.BOUNCE or fate is not Fate.BOUNCED
+        assert fate is not Fate.EXPIRED or decision.age_ns >= TERMS.lifetime_ns
+        if verdict in ABOUT_US and fate is not Fate.WAITING:
+            is_evident = standing.refusals + 1 >= REFUSALS_IN_PLACE + EVIDENT
+            assert standing.is_sender_alone or (standing.is_well and is_evident)
 
 
 @given(sixes, standings, scopes, st.permutations(range(6)))
@@ -151,7 +117,7 @@ def test_the_order_of_the_recipients_does_not_matter(
 
     assert {i: fate for i, (fate, _) in one.fates.items()} == {i: f for i, (f, _) in other.fates.items()}
     assert (one.next, one.tried, one.refusals) == (other.next, other.tried, other.refusals)
-    assert (one.back_off_ns, one.warns, one.is_relayed) == (other.back_off_ns, other.warns, other.is_relayed)
+    assert (one.back_off_ns, one.is_relayed) == (other.back_off_ns, other.is_relayed)
 
 
 @given(verdicts, spans_ns)
@@ -173,48 +139,26 @@ def test_a_message_goes_again_at_once_only_where_it_made_progress(
     raise AssertionError("asked in a circle")
 
 
-def test_a_deferral_waits_as_long_as_the_message_is_old() -> None:
-    decision = settled(Verdict.DEFER, age_ns=HOUR_NS)
-
-    assert (decision.next, decision.back_off_ns) == (Next.POSTPONE, HOUR_NS)
-    assert decision.tried == frozenset(), "the next round asks all again"
-
-
-def test_silence_never_expires_a_message_however_old() -> None:
-    """After the final dot it may even have been relayed: nobody refused it."""
-    lost = Outcome((Answer(Verdict.DEFER, Phase.EOD, None, "no reply to the final dot"),), is_ambiguous=True)
-
-    decision = believed(lost, NEW._replace(late_ns=2 * TERMS.lifetime_ns))
-
-    assert (decision.next, decision.fates[0][0]) == (Next.POSTPONE, Fate.DEFERRED)
-    assert decision.status == "4.4.2"
-
-
-def test_a_kept_connection_that_died_before_mail_is_no_attempt() -> None:
-    unasked = Answer(Verdict.LATER, Phase.MAIL, None, "the upstream closed the connection")
-
-    decision = believed(Outcome((unasked,)), NEW._replace(late_ns=2 * TERMS.lifetime_ns))
-
-    assert (decision.next, decision.fates[0][0]) == (Next.GIVE_BACK, Fate.WAITING)
-
-
-def test_a_late_message_warns_once_it_is_deferred() -> None:
-    assert settled(Verdict.DEFER, age_ns=TERMS.warn_after_ns or 0).warns
-    assert not settled(Verdict.DEFER, age_ns=(TERMS.warn_after_ns or 0) - 1).warns
-
-
-def test_late_is_counted_with_pauses_and_age_without() -> None:
-    standing = NEW._replace(late_ns=5 * HOUR_NS, paused_ns=4 * HOUR_NS, resting_ns=4 * HOUR_NS)
+# Age is counted without pauses.
+@pytest.mark.parametrize(
+    ("late_ns", "resting_ns", "age_ns"), [(HOUR_NS, 0, HOUR_NS), (5 * HOUR_NS, 4 * HOUR_NS, HOUR_NS)]
+)
+def test_a_deferral_waits_as_long_as_the_message_is_old(late_ns: int, resting_ns: int, age_ns: int) -> None:
+    standing = NEW._replace(late_ns=late_ns, paused_ns=resting_ns, resting_ns=resting_ns)
     decision = believed(an_outcome(Verdict.DEFER), standing)
 
-    assert decision.warns
-    assert (decision.age_ns, decision.back_off_ns) == (HOUR_NS, HOUR_NS)
+    assert (decision.age_ns, decision.back_off_ns) == (age_ns, age_ns)
+    assert decision.tried == frozenset(), "the next round asks all again"
 
 
 OLD = NEW._replace(late_ns=121 * HOUR_NS)
 IN_PLACE = NEW._replace(refusals=REFUSALS_IN_PLACE - 1)
 IN_A_ROW = NEW._replace(in_a_row=REFUSALS_IN_PLACE - 1)
 SINGLED_OUT = NEW._replace(refusals=REFUSALS_IN_PLACE + EVIDENT - 1, is_well=True)
+# After the final dot it may even have been relayed: nobody refused it.
+LOST = Outcome((Answer(Verdict.DEFER, Phase.EOD, None, "no reply to the final dot"),), is_ambiguous=True)
+# A kept connection that died before MAIL.
+UNASKED = Outcome((Answer(Verdict.LATER, Phase.MAIL, None, "the upstream closed the connection"),))
 OF_SENDER = an_outcome(Verdict.PAUSE, scope=Scope.SENDER)
 ALONE = OLD._replace(resting_ns=100 * HOUR_NS, is_sender_alone=True)
 
@@ -242,6 +186,8 @@ class Meaning(NamedTuple):
             Meaning(Fate.DEFERRED, Next.POSTPONE),
         ),
         (an_outcome(Verdict.LATER), NEW, Meaning(Fate.DEFERRED, Next.POSTPONE)),
+        (LOST, OLD, Meaning(Fate.DEFERRED, Next.POSTPONE)),
+        (UNASKED, OLD, Meaning(Fate.WAITING, Next.GIVE_BACK)),
         (an_outcome(Verdict.PAUSE), NEW, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1)),
         (an_outcome(Verdict.PAUSE), OLD, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1)),
         (an_outcome(Verdict.STOP), NEW, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1)),

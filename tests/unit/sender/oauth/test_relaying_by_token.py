@@ -79,6 +79,27 @@ async def test_a_token_refused_before_its_end_is_replaced_once(server: TokenServ
         assert "stopped" not in relay.log.getvalue()
 
 
+async def test_a_refused_token_that_comes_again_is_worth_no_second_login(
+    server: TokenServer, tmp_path: Path
+) -> None:
+    logins: list[str] = []
+
+    def is_token(shown: ShownToken) -> bool:
+        logins.append(shown.token)
+        return server.is_good(shown)
+
+    async with relaying(server, tmp_path, connections=1, is_token=is_token) as relay:
+        relay.accept()
+        await relay.until_empty()
+        server.revoke_access()
+        again = {"access_token": logins[0], "token_type": "Bearer", "expires_in": 3600}
+        server.failures.append((200, json.dumps(again).encode(), {}))
+        relay.accept()
+        await relay.until(lambda: relay.account.pausing.state.health is Health.REFUSED)
+
+        assert logins == [logins[0]] * 2
+
+
 async def test_a_token_of_another_user_stops_the_upstream(server: TokenServer, tmp_path: Path) -> None:
     async with relaying(server, tmp_path) as relay:
         for token in server.granted:
