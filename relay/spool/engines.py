@@ -54,8 +54,6 @@ ENGINES: dict[str, Engine] = {
         LogIntake,
     ),
 }
-
-
 """Those on a disk."""
 LEAST_LEASE_NS = 3600 * SECOND_NS
 _NAMES = {engine.format: str(name) for name, engine in ENGINES.items()} | {
