@@ -6,6 +6,7 @@ from pathlib import Path
 
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
+from relay.policy.database import HistorySettings
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.telemetry.metric_table import Totals
@@ -100,7 +101,8 @@ async def test_what_an_account_learns_after_it_left_the_policy_is_known_when_it_
             former = relay.account
             # The other account is at the same host, and has a history of its own.
             other = policy_through(tmp_path, "other", host.port)
-            apart = other.upstreams["other"].model_copy(update={"history": tmp_path / "apart"})
+            history = HistorySettings(path=tmp_path / "apart")
+            apart = other.upstreams["other"].model_copy(update={"history": history})
             await relay.sender.apply(other.model_copy(update={"upstreams": {"other": apart}}))
             held.set()
             await relay.until(lambda: former.pausing.state.is_refused)

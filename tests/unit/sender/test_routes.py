@@ -7,6 +7,7 @@ from pathlib import Path
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
 from relay.mail.envelope import QueueId
+from relay.policy.database import HistorySettings
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.queue.queued import State
@@ -138,7 +139,8 @@ async def test_failover_ends_with_an_edit_that_gives_the_upstream_another_accoun
             await leap(relay, clock, 2 * MINUTE_NS)
             relay.accept("before@x.example")
             await relay.until_empty()
-            another = policy.upstreams["one"].model_copy(update={"history": tmp_path / "another"})
+            history = HistorySettings(path=tmp_path / "another")
+            another = policy.upstreams["one"].model_copy(update={"history": history})
             edited = policy.model_copy(update={"upstreams": {**policy.upstreams, "one": another}})
             await relay.sender.apply(edited)
             relay.accept("after@x.example")
