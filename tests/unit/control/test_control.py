@@ -74,7 +74,13 @@ def test_the_socket_of_a_dead_relay_is_down_and_replaced(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("question", [ControlClient.snapshot, ControlClient.queue])
 @pytest.mark.parametrize(
-    "answer", [b"", b"HTTP/1.0 200 OK\r\n\r\n{", b'HTTP/1.0 200 OK\r\n\r\n{"value":[]}\n{"end"']
+    "answer",
+    [
+        *(b"", b"HTTP/1.0 200 OK\r\n\r\n{", b'HTTP/1.0 200 OK\r\n\r\n{"value":[]}\n{"end"'),
+        # No relay of this version says these.
+        *(b"\xff\r\n\r\n", b"HTTP/1.0 200 OK\r\n\r\n[]\n", b"HTTP/1.0 200 OK\r\n\r\n7\n"),
+        *(b'HTTP/1.0 200 OK\r\n\r\n{"said":7}\n', b'HTTP/1.0 200 OK\r\n\r\n{"failed":7}\n'),
+    ],
 )
 def test_an_answer_without_its_end_is_not_the_whole(
     tmp_path: Path, question: Callable[[ControlClient], object], answer: bytes
