@@ -8,6 +8,8 @@ Assumes: addresses passed `relay.mail.address`; host names, ids and status codes
 nobody is told where the sender is `<>`.
 """
 
+import base64
+import binascii
 import enum
 import hashlib
 import re
@@ -228,10 +230,15 @@ def _returned(content: bytes, *, is_whole: bool, is_guessed: bool) -> MIMEPart:
         return _part({"Content-Type": "message/rfc822"}, content.decode("ascii"))
     header = (b"\r\n" + content).partition(b"\r\n\r\n")[0][2:]
     header += b"\r\n" if header and not header.endswith(b"\r\n") else b""
-    encoding = "base64" if is_guessed else "7bit" if _PLAIN_LINES.match(header) else "quoted-printable"
-    part = _part({})
-    part.set_content(header, "text", "rfc822-headers", cte=encoding, content_manager=raw_data_manager)
-    return part
+    kind = {"Content-Type": "text/rfc822-headers"}
+    if is_guessed:
+        encoded = base64.encodebytes(header).decode()
+        return _part(kind | {"Content-Transfer-Encoding": "base64"}, encoded)
+    if _PLAIN_LINES.match(header):
+        return _part(kind, header.decode())
+    # By lines, since an end of line other than CRLF is to be an octet like any other (RFC 2045, 6.7).
+    lines = [binascii.b2a_qp(line, istext=False).decode() for line in header.split(b"\r\n")]
+    return _part(kind | {"Content-Transfer-Encoding": "quoted-printable"}, "\n".join(lines))
 
 
 def _part(fields: Mapping[str, str], payload: Payload | str = "") -> MIMEPart:

@@ -89,8 +89,13 @@ class Account:
             host.clock,
             transaction_ns=self.upstream.max_transaction_ns,
         )
-        begun = partial(self._events.tell, "history_begun", upstream=name, path=str(history))
-        self.throttle = ThrottleThread(exact, host.clock, self._tell_history, begun, host.workers)
+        self.throttle = ThrottleThread(
+            exact,
+            host.clock,
+            self._tell_history,
+            lambda: self._events.tell("history_begun", upstream=name, path=str(history)),
+            host.workers,
+        )
         self.pausing = Pausing(
             name,
             telemetry,

@@ -265,14 +265,19 @@ class Arrivals:
         asyncio.get_running_loop().call_later(seconds(after_ns), sort_now)
 
     def _tell_route(self, route: Route, choice: Choice, before: Because) -> None:
-        fields = {"routes": list(self._numbers.get(route, ())), "upstream": choice.upstream}
+        routes, upstream = list(self._numbers.get(route, ())), choice.upstream
         if choice.because is Because.PREFERRED:
-            self._events.tell("route_restored", **fields, because=before)
+            self._events.tell("route_restored", routes=routes, upstream=upstream, because=before)
         elif choice.because is Because.ALL_DOWN:
-            self._events.tell("route_down", **fields)
+            self._events.tell("route_down", routes=routes, upstream=upstream)
         else:
-            instead = {"instead_of": choice.instead_of, "because": choice.because}
-            self._events.tell("route_diverted", **fields, **instead)
+            self._events.tell(
+                "route_diverted",
+                routes=routes,
+                upstream=upstream,
+                instead_of=choice.instead_of,
+                because=choice.because,
+            )
 
 
 def _place(message: Message, sorter: Sorter) -> _Place:

@@ -76,10 +76,13 @@ def _calls(methods: set[str]) -> Iterator[tuple[str, str, ast.Call]]:
                 continue
             if node.func.attr in methods and node.args:
                 first = node.args[0]
-                names = (first.body, first.orelse) if isinstance(first, ast.IfExp) else (first,)
-                for name in names:
-                    if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                        yield f"{path.relative_to(folder)}:{node.lineno}", name.value, node
+                where = f"{path.relative_to(folder)}:{node.lineno}"
+                match first:
+                    case ast.Constant(str(name)):
+                        yield where, name, node
+                    case ast.JoinedStr([ast.FormattedValue(), ast.Constant(str(end))]):
+                        # Such as f"{kind}_published": all events of that end.
+                        yield from ((where, name, node) for name in KINDS if name.endswith(end))
 
 
 def _written(field: str) -> str:
