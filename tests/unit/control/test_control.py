@@ -116,6 +116,20 @@ def test_a_fault_of_the_relay_is_told_to_both_sides(tmp_path: Path) -> None:
     assert log.getvalue().count("fault in control: RuntimeError: odd") == 2
 
 
+def test_a_client_that_hangs_up_in_the_middle_is_no_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    operations, log = FakeOperations([a_message(queue_id) for queue_id in many(5_000)]), io.StringIO()
+
+    with relay_up(tmp_path, operations, log=log) as client:
+        for some in client.rows():
+            assert some
+            break  # as `relay queue | head` does
+        assert client.snapshot() == a_snapshot()
+
+    assert (log.getvalue(), caplog.text) == ("", "")
+
+
 def test_another_versions_answer_is_unreachable_not_a_crash(tmp_path: Path) -> None:
     operations = FakeOperations()
     operations.shown = replace(a_snapshot(), at_ns="noon")  # type: ignore[arg-type]  # what the test is about
