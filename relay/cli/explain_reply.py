@@ -91,8 +91,8 @@ def _reply(text: str) -> Reply:
     plain = [line[4:] if line.startswith((f"{code}-", f"{code} ")) else line for line in lines]
     parser = ReplyParser()
     try:
-        parser.feed("".join(f"{code}-{line}\r\n" for line in plain[:-1]).encode())
-        parser.feed(f"{code} {plain[-1]}\r\n".encode())
+        wire = "".join(f"{code}-{line}\r\n" for line in plain[:-1]) + f"{code} {plain[-1]}\r\n"
+        parser.feed(wire.encode(errors="surrogateescape"))
         reply = parser.next_reply()
     except MalformedReply as malformed:
         raise click.UsageError(f"that is no reply of an SMTP server: {malformed}") from None

@@ -17,6 +17,7 @@ from relay.control.wire import decode, encode, short_path
 ANSWER_SECONDS = 120.0
 """How long the command line waits for the next byte."""
 _NOT_ALL = "the relay ended its answer in the middle: this is not all; "
+_OTHER_VERSION = "the relay is of another version and its answer cannot be read; restart it"
 _Kind = TypeVar("_Kind")
 
 
@@ -44,21 +45,22 @@ class ControlClient(Session):
         is_begun = False
         for line in self._lines(name, encode(arguments)):
             try:
-                told = json.loads(line)
-                value: _Kind | None = decode(kind, told["value"]) if "value" in told else None
-            except ValueError as error:
-                raise Unreachable(
-                    "the relay is of another version and its answer cannot be read; restart it"
-                ) from error
-            if value is not None:
-                is_begun = True
-                yield value
-            elif "end" in told:
-                return
-            elif "refused" in told:
-                raise NotDone(told["refused"])
-            else:
-                raise Unreachable((_NOT_ALL if is_begun else "") + told["failed"])
+                ((what, text),) = json.loads(line).items()
+                said = decode(kind if what == "value" else str, text)
+            except (AttributeError, ValueError) as error:
+                raise Unreachable(_OTHER_VERSION) from error
+            match what:
+                case "value":
+                    is_begun = True
+                    yield said
+                case "end":
+                    return
+                case "refused":
+                    raise NotDone(said)
+                case "failed":
+                    raise Unreachable((_NOT_ALL if is_begun else "") + said)
+                case _:
+                    raise Unreachable(_OTHER_VERSION)
         raise Unreachable(f"{_NOT_ALL}see its log")
 
     def _lines(self, name: str, content: bytes) -> Iterator[bytes]:
@@ -66,7 +68,7 @@ class ControlClient(Session):
         try:
             with self._connected() as asking, asking.makefile("rb") as answer:
                 asking.sendall(head.encode() + content)
-                status = answer.readline().decode().partition(" ")[2].strip()
+                status = answer.readline().decode(errors="replace").partition(" ")[2].strip()
                 while answer.readline().strip():
                     pass
                 if not status.startswith("200 "):

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
 from aiohttp import web
@@ -68,21 +69,26 @@ class ControlServer:
         except ValueError:
             raise web.HTTPBadRequest(text="this relay does not know what was asked for") from None
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await response.prepare(request)
-        end = {"end": ""}
+        # A client that goes away ends its answer, and that is no fault.
+        with contextlib.suppress(ConnectionError):
+            await response.prepare(request)
+            async with contextlib.aclosing(self._lines(answer)) as lines:
+                async for line in lines:
+                    # A reader that is slow stops a listing meanwhile.
+                    await response.write(encode(line) + b"\n")
+                    await asyncio.sleep(0)
+            await response.write_eof()
+        return response
+
+    async def _lines(self, answer: object) -> AsyncGenerator[Mapping[str, object], None]:
         try:
             async with contextlib.aclosing(values(answer)) as each:
                 async for value in each:
-                    # A reader that is slow stops a listing meanwhile.
-                    await response.write(encode({"value": value}) + b"\n")
-                    await asyncio.sleep(0)
-        except ConnectionError:
-            raise
+                    yield {"value": value}
         except NotDone as why:
-            end = {"refused": str(why)}
+            yield {"refused": str(why)}
         except Exception as error:  # noqa: BLE001 - told to the client and in the log
             self._events.fault(where="control", error=error)
-            end = {"failed": FAULT}
-        await response.write(encode(end) + b"\n")
-        await response.write_eof()
-        return response
+            yield {"failed": FAULT}
+        else:
+            yield {"end": ""}

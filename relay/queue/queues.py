@@ -60,6 +60,8 @@ class Queues:
         self._standings: dict[str, Availability] = {}
         self._proving: list[str] = []
         """Of these, the upstreams that prove themselves."""
+        self._lacking: set[str] = set()
+        """Of these, those that had nothing to do it with: what waits elsewhere is looked at for them."""
         self._choices: dict[Route, Choice] = {}
         """As of the last time that they were asked: equal ones are one object."""
         self._told: dict[Route, tuple[Choice, int]] = {}
@@ -320,6 +322,7 @@ class Queues:
     def _change(self) -> None:
         """Have all parts looked at."""
         self._proving = [name for name, standing in self._standings.items() if standing.is_proving]
+        self._lacking.clear()
         self._walks_at_ns = AT_ONCE_NS
         self.on_change()
 
@@ -344,11 +347,23 @@ class Queues:
         """Hear that a part waits for its turn, or is active no more: it may have to stand elsewhere."""
         if part.state is State.ACTIVE:
             return
+        self._seek_probe(part.upstream)
         route = self._route(part)
         if (spills_ns := _spills_ns(part, route)) is not None:
             self._looks.add(spills_ns, part)
         if route.upstreams != (part.upstream,):
             self._walk.append(part)
+            self.on_change()
+
+    def _seek_probe(self, upstream: str) -> None:
+        """Have all looked at, once, where an upstream that proves itself has nothing left to do it with."""
+        if upstream not in self._proving:
+            return  # as nearly always
+        if self.line(upstream).has_candidate:
+            self._lacking.discard(upstream)
+        elif upstream not in self._lacking:
+            self._lacking.add(upstream)
+            self._walks_at_ns = AT_ONCE_NS
             self.on_change()
 
     def _look_at(self, part: Queued, now_ns: int) -> None:
@@ -383,12 +398,9 @@ class Queues:
         self.line(choice.upstream).enter(part, is_in_front=is_in_front)
 
     def _leave(self, part: Queued) -> None:
-        if part.choice.because is Because.PROBE and part.upstream in self._proving:
-            # Of what waits elsewhere the oldest that may go there is the next one.
-            self._walks_at_ns = AT_ONCE_NS
-            self.on_change()
         self._count(part, -1)
         self.line_of(part).leave(part)
+        self._seek_probe(part.upstream)
         part.choice = NOWHERE
 
     def _take_out(self, part: Queued) -> None:

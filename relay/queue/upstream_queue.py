@@ -156,7 +156,6 @@ class UpstreamQueue:
                 in_place.append(each)
             elif self._returns(each.message, each.why):
                 self._join(each.message, each.key, each.until_ns, each.why)
-                self._noticed(each.message)
         for each in reversed(in_place):
             if each.key is None:
                 self._blocked = each.message, each.until_ns
@@ -351,6 +350,7 @@ class UpstreamQueue:
         if closed.asks is None and closed.until_ns is None:
             closed.until_ns = until_ns
             self._waiting.add(until_ns, closed)
+        self._noticed(message)
 
     def _let_next_come(self, key: _ClosedKey) -> None:
         key.until_ns = key.asks = None

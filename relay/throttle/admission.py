@@ -195,10 +195,14 @@ def _wait(asked: Sequence[LimitState], request: Request, now_ns: int) -> Wait:
     until_ns, label = opens.pop(None)
     if until_ns > now_ns:
         return Wait(until_ns, label)
-    of_domains = [place for place in opens if place is not None and place.for_each == "recipient_domain"]
+    of_domains = {
+        place: opened
+        for place, opened in opens.items()
+        if place is not None and place.for_each == "recipient_domain"
+    }
     # The first of its recipients that may go takes it along; all else has to be open.
     needed = [place for place in opens if place not in of_domains]
-    needed += [min(of_domains, key=lambda place: opens[place])] if of_domains else []
+    needed += [min(of_domains, key=lambda place: of_domains[place])] if of_domains else []
     last = max(needed, key=lambda place: opens[place])
     return Wait(*opens[last], last)
 

@@ -36,6 +36,8 @@ class AccountState:
     """What it was refused with last, until something goes well."""
     until_ns: int = 0
     """When its rest ends, or ended; FOREVER_NS where no look is allowed."""
+    doubts: str = ""
+    """Why the shield stopped it, until the upstream proves itself or somebody acts; else empty."""
     in_a_row: int = 0
     """Refusals since the last success, or since somebody acted."""
     taken: int | None = field(default=None, compare=False)
@@ -63,11 +65,6 @@ class AccountState:
     def is_refused(self) -> bool:
         """Whether the account is, or the shield says so."""
         return self.health in ENDLESS
-
-    @property
-    def doubts(self) -> str:
-        """Return why the shield stopped it; empty where it did not."""
-        return self.because if self.health is Health.STOPPED else ""
 
     @property
     def shown(self) -> Health:
@@ -156,12 +153,13 @@ def _changed(state: AccountState, event: Event) -> AccountState:
         case Happening.PROOF:
             taken = None if state.taken is None else state.taken + event.recipients
             because = state.because if state.health in RESTING else ""
-            return replace(state, because=because, in_a_row=0, taken=taken)
+            doubts = state.doubts if state.health in ENDLESS else ""
+            return replace(state, because=because, doubts=doubts, in_a_row=0, taken=taken)
         case Happening.RESUME | Happening.EDIT:
             operator = None if event.happening is Happening.RESUME else state.operator
             # A history that failed is read at once.
             fault_until_ns = min(state.fault_until_ns, event.at_ns)
-            return replace(state, in_a_row=0, operator=operator, fault_until_ns=fault_until_ns)
+            return replace(state, doubts="", in_a_row=0, operator=operator, fault_until_ns=fault_until_ns)
         case Happening.KEEP | Happening.LAPSE:
             return replace(state, operator=event.pause)
         case Happening.FAULT:
@@ -190,8 +188,9 @@ def _refused(state: AccountState, event: Event) -> AccountState:
         until_ns = max(left_ns, now_ns + max(PROBE_NS, ruling.wait_ns or 0))
     if not is_new and (not asks or until_ns <= state.until_ns + SECOND_NS):
         return state  # it was in flight when the rest began: only what it asks for makes that longer
-    in_a_row = state.in_a_row + is_new
-    return replace(state, because=event.text or NO_REASON, until_ns=until_ns, in_a_row=in_a_row)
+    because, in_a_row = event.text or NO_REASON, state.in_a_row + is_new
+    doubts = because if health is Health.STOPPED else state.doubts
+    return replace(state, because=because, until_ns=until_ns, doubts=doubts, in_a_row=in_a_row)
 
 
 def lapsed(state: AccountState, now_ns: int) -> AccountState:

@@ -24,7 +24,8 @@ _REACH = 64
 
 _ONE = re.compile(
     r"(?:(\d{1,7})(?: more| full)?[ -]?|(?:an?|one)[ -])"
-    r"(month|week|day|hour|minute|second|hr|min|sec|[dhms])s?(?![a-z])(?:\(s\))?"
+    # Milliseconds are no minutes.
+    r"(?!ms)(month|week|day|hour|minute|second|hr|min|sec|[dhms])s?(?![a-z])(?:\(s\))?"
 )
 _TERM = _ONE.pattern.replace("(\\d", "(?:\\d").replace("(month", "(?:month")
 _SUM = re.compile(

@@ -70,3 +70,9 @@ def test_what_is_no_phase_or_no_reply_is_a_wrong_call(run: Run, words: list[str]
     code, out, err = run("explain-reply", *words)
     assert code in (os.EX_USAGE, os.EX_CONFIG)
     assert (out, bool(err)) == ("", True)
+
+
+def test_octets_that_are_no_text_are_taken_as_the_wire_takes_them(run: Run) -> None:
+    code, out, _ = run("explain-reply", "auth", "550 Too many messages \udcff. Try again in 92 seconds.")
+    assert code == 0
+    assert "wait     1m 32s, as the reply asks" in out.splitlines()

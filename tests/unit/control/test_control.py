@@ -74,7 +74,13 @@ def test_the_socket_of_a_dead_relay_is_down_and_replaced(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("question", [ControlClient.snapshot, ControlClient.queue])
 @pytest.mark.parametrize(
-    "answer", [b"", b"HTTP/1.0 200 OK\r\n\r\n{", b'HTTP/1.0 200 OK\r\n\r\n{"value":[]}\n{"end"']
+    "answer",
+    [
+        *(b"", b"HTTP/1.0 200 OK\r\n\r\n{", b'HTTP/1.0 200 OK\r\n\r\n{"value":[]}\n{"end"'),
+        # No relay of this version says these.
+        *(b"\xff\r\n\r\n", b"HTTP/1.0 200 OK\r\n\r\n[]\n", b"HTTP/1.0 200 OK\r\n\r\n7\n"),
+        *(b'HTTP/1.0 200 OK\r\n\r\n{"said":7}\n', b'HTTP/1.0 200 OK\r\n\r\n{"failed":7}\n'),
+    ],
 )
 def test_an_answer_without_its_end_is_not_the_whole(
     tmp_path: Path, question: Callable[[ControlClient], object], answer: bytes
@@ -108,6 +114,20 @@ def test_a_fault_of_the_relay_is_told_to_both_sides(tmp_path: Path) -> None:
             client.snapshot()
 
     assert log.getvalue().count("fault in control: RuntimeError: odd") == 2
+
+
+def test_a_client_that_hangs_up_in_the_middle_is_no_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    operations, log = FakeOperations([a_message(queue_id) for queue_id in many(5_000)]), io.StringIO()
+
+    with relay_up(tmp_path, operations, log=log) as client:
+        for some in client.rows():
+            assert some
+            break  # as `relay queue | head` does
+        assert client.snapshot() == a_snapshot()
+
+    assert (log.getvalue(), caplog.text) == ("", "")
 
 
 def test_another_versions_answer_is_unreachable_not_a_crash(tmp_path: Path) -> None:

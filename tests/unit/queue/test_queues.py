@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -311,6 +312,36 @@ def test_a_probe_that_was_refused_goes_back_before_what_came_later_and_another_o
     assert probed == [0, 1, 2]
     went = [int(each.queue_id) for each in queue.line("b").take(4, 40)]
     assert (sorted(went[:3]), went[3]) == ([0, 1, 2], 3)
+
+
+@pytest.mark.parametrize("lost_by", ["deferred", "unknown", "sender paused", "removed"])
+def test_where_the_first_candidate_proves_nothing_the_oldest_that_waits_elsewhere_is_next(
+    lost_by: str,
+) -> None:
+    queue, down, route = Queues(), Availability(down_since_ns=0), Route(("a", "b"), 15)
+    queue.use(("a", "b"), (route,))
+    queue.note("a", down)
+    line, its = queue.line("a"), message(9, Part(Route(("a",))), sender="s@x")
+    if lost_by != "unknown":
+        queue.add(*its, now_ns=20)
+    for number in range(1, 4):
+        queue.add(*message(number, Part(route)), now_ns=20)
+    if lost_by == "sender paused":
+        line.sender_pauses.begin("s@x", 20, "553 not yours")
+    queue.note("a", down._replace(is_proving=True))
+    settle(queue, 30)
+    for first in line.take(9, 30):
+        if lost_by == "removed":
+            queue.remove(first.queue_id)
+        elif lost_by == "unknown":
+            queue.stay_unknown(first, 500)
+        line.postpone(first, 500, NO_REASON)
+    settle(queue, 40)
+    (probe,) = line.take(9, 40)
+    assert (int(probe.queue_id), probe.choice.because) == (2 if lost_by == "unknown" else 1, Because.PROBE)
+    line.give_back(probe, NO_REASON)
+    settle(queue, 50)
+    assert line.take(9, 50) == [probe], "one at a time"
 
 
 def test_what_may_have_been_relayed_proves_an_upstream_once_it_was_not() -> None:

@@ -7,6 +7,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.control.operations import OK
 from relay.queue.queued import Queued, State
+from relay.verdicts.health import Health
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Recorded, Script, Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
@@ -183,6 +184,17 @@ async def test_restarts_do_not_end_a_stop_and_bounce_nobody(tmp_path: Path) -> N
                 assert await _bounced(relay) == 0
             # Once its hour is over, one message asks whether all is well.
             assert _asked(host) - asked == asks
+
+        # Nor does a pause that the message which asks meets.
+        clock.advance(2 * HOUR_NS)
+        says[0] = "421 4.3.2 not now"
+        async with Relay(policy, clock=clock) as relay:
+            await relay.until(lambda: relay.account.pausing.state.health is Health.PAUSED)
+        clock.advance(2 * HOUR_NS)
+        says[0], asked = CUT_OFF, _asked(host)
+        async with Relay(policy, clock=clock) as relay:
+            await _stopped(relay)
+            assert _asked(host) - asked == 1
 
         says[0] = "250 ok"
         async with Relay(policy, clock=clock) as relay:

@@ -62,6 +62,8 @@ def test_the_wait_that_a_refusal_asks_for_is_read_whole(text: str, seconds: floa
         "try again later, closing connection. 5b1f17b1804b1-42b5d",
         "connection timed out after 300 seconds",
         "try again in 120",
+        "try again in 500 ms",
+        "retry in 250ms",
         # Nobody would believe it.
         "try again in 0 seconds",
         "try again in 9999 hours",
