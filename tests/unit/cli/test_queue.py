@@ -53,7 +53,7 @@ def test_the_listing_is_a_line_a_message(run: Run) -> None:
     _, waiting, active, held, end = (" ".join(line.split()) for line in run("queue").out.splitlines())
     assert waiting == (
         f"{FIRST} 1500 2025-10-09T08:51:50Z waiting 2 {who} "
-        f"(no room in 8 messages per 60s; ETA 2025-10-09T08:53:40Z, in {waiting.rpartition(' in ')[2]}"
+        f"(limit 8 messages per 60s; ETA 2025-10-09T08:53:40Z, in {waiting.rpartition(' in ')[2]}"
     )
     assert f"{SECOND}* 600 2025-10-09T08:51:50Z active 2 {who} (held by limit 8 messages per 60s;" in active
     assert f"{REPORT}! 1500 2025-10-09T08:51:50Z held 2 MAILER-DAEMON -> ann@" in held
