@@ -264,3 +264,8 @@ def test_of_a_relay_that_is_down_only_the_named_message_is_read(policy_path: Pat
         assert run("queue", verb, named).code == os.EX_OK
         assert list(Path(made.root, "corrupt").iterdir()) == []
     assert run("queue").out.count(" corrupt ") == 1
+    for verb in ("delete", "show"):
+        code, out, err = run("queue", verb, damaged)
+        assert (code, out) == (1, "")
+        assert err.splitlines()[-1].startswith(f"{damaged}: corrupt: ")
+        assert "then remove its file" in err
