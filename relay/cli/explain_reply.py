@@ -20,6 +20,7 @@ from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
 from relay.verdicts.decision import Standing, Terms, decide
 from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, Outcome, gravest
+from relay.verdicts.pauses import PROBE_NS
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import BEFORE_MAIL, Judge, Layer, Rule, Scope, Verdict
 
@@ -29,7 +30,7 @@ _ASKED = {
     Layer.PROVIDER: "the provider's rule",
     Layer.CODE: "the code",
     Layer.WORDING: "the wording",
-    Layer.DEFAULT: "the first digit: no rule knows this refusal",
+    Layer.DEFAULT: "the default for its phase and code",
 }
 _FOLLOWS = {
     Verdict.RELAYED: "{} is relayed",
@@ -37,7 +38,7 @@ _FOLLOWS = {
     Verdict.LATER: "{} and the next ones go in another transaction, at once",
     Verdict.BOUNCE: "{} has failed, and the sender gets a report",
     Verdict.PAUSE: "the upstream rests; every message stays as it is, no attempt, no age",
-    Verdict.STOP: "the upstream is stopped until somebody acts; every message stays as it is",
+    Verdict.STOP: "the upstream is stopped; every message stays as it is, no attempt, no age",
 }
 
 
@@ -146,7 +147,7 @@ def _explained(
         follows = "mail from this sender waits, untouched; all other mail goes on"
     yield f"then     {follows}"
     if shield is not None and decided.is_doubted:
-        yield "shield   doubts it: it fails if it is refused again after other mail went through"
+        yield "shield   no rule knows its words: it fails if refused again after other mail went through"
         yield f"shield   {shield.in_a_row} alike of different senders stop the upstream (docs/operating.md)"
     if ruling.retry_after_ns is not None:
         yield f"wait     {span(ruling.retry_after_ns)}, as the reply asks"
@@ -156,6 +157,8 @@ def _explained(
         yield f"window   the reply speaks of a limit per {span(ruling.window_ns)}"
     if not ruling.may_probe:
         yield "probe    none: each attempt makes it worse"
+    elif decided.verdict is Verdict.STOP:
+        yield f"probe    one message every {span(max(PROBE_NS, ruling.wait_ns or 0))}"
 
 
 def _decided(answer: Answer, settings: ShieldSettings | None) -> Answer:

@@ -19,6 +19,7 @@ from pydantic import AfterValidator
 from relay.control.operations import (
     ABSENT,
     CHANGED,
+    CORRUPT_ADVICE,
     FAULT,
     OK,
     TABLE,
@@ -278,7 +279,13 @@ class Operator:
         self, verb: Verb, queue_ids: Sequence[AskedId], states: Sequence[QueueState] = ()
     ) -> Results:
         await self._know(queue_ids)
-        return await self._each(verb, queue_ids, {}, states)
+        results = await self._each(verb, queue_ids, {}, states)
+        if ABSENT in results.values():
+            corrupt = await self._corrupt()
+            results = {
+                each: corrupt.get(each, ABSENT) if of == ABSENT else of for each, of in results.items()
+            }
+        return results
 
     async def pause(self, upstream: str, asked: PauseAsked) -> str:
         if not self._upstreams.pause(upstream, asked):
@@ -336,7 +343,7 @@ class Operator:
         """Make the message ACTIVE meanwhile; put it back as it was if that fails."""
         queued, state = self._queue.get(queue_id), self._queue.state_of(queue_id)
         if queued is None or state is None:
-            return self._not_there()
+            return UNREAD if self._sender.is_reading else ABSENT
         if states and QueueState(state.value) not in states:
             return CHANGED
         parts = self._queue.parts(queue_id)
@@ -418,14 +425,20 @@ class Operator:
             else:
                 self._queue.end_part(part)
 
-    def _not_there(self) -> str:
-        """Say of an id that is not in the queue what is known of it."""
-        return UNREAD if self._sender.is_reading else ABSENT
+    async def _corrupt(self) -> Mapping[str, str]:
+        """Say of what is set aside, and listed, why no verb ends it."""
+        try:
+            aside = await self._spool_thread.call(lambda spool: spool.set_aside(MOST_SET_ASIDE_LISTED))
+        except Unavailable:
+            return {}  # what became of the others must be told
+        return {each.name: f"corrupt: {each.reason}; {CORRUPT_ADVICE}" for each in aside}
 
     async def _load(self, queue_id: QueueId) -> Message:
         """Raise NotDone."""
         if queue_id not in self._queue:
-            raise NotDone(self._not_there())
+            raise NotDone(
+                UNREAD if self._sender.is_reading else (await self._corrupt()).get(queue_id, ABSENT)
+            )
         (message,) = await self._spool_thread.read([queue_id])
         if isinstance(message, Absent | Corrupt):
             raise NotDone(ABSENT)

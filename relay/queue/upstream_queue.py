@@ -121,6 +121,7 @@ class UpstreamQueue:
         while turn is not None and len(taken) < most:
             self._lanes.take(turn)
             self.update(turn.message, state=State.ACTIVE)
+            turn.message.why = NO_REASON
             taken.append(turn.message)
             turn = self._next()
         return taken

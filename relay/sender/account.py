@@ -36,6 +36,7 @@ from relay.spool.disk.os_errors import is_lack_of_means
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import Request, TooLarge, Wait, request_for
 from relay.throttle.history import HistoryError
+from relay.throttle.limit import limit_words
 from relay.throttle.opening import open_history
 from relay.throttle.throttle import Reservation, Throttle
 from relay.upstream.connection import Connection, UpstreamUnavailable
@@ -445,6 +446,5 @@ def _too_large(attempt: Attempt, found: TooLarge) -> Answer:
 
 
 def _no_room(wait: Wait) -> WaitReason:
-    if wait.place is not None and wait.place.for_each == "lane":
-        return WaitReason(f"no room under the ceiling of lane {wait.place.key}")
-    return WaitReason(f"no room in {wait.limit_label}")
+    lane = wait.place.key if wait.place is not None and wait.place.for_each == "lane" else None
+    return WaitReason(limit_words(wait.limit_label, lane))

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from relay.throttle.limit import limit_words
 from relay.throttle.limit_state import Limited, Opening
 
 CONNECTIONS = "connections"
@@ -98,8 +99,7 @@ class Pace:
         for limit in limits:
             if limit.unit not in _UNITS or (limit.for_each is not None and limit.only is None):
                 continue
-            words = f"limit {limit.label}" if limit.only is None else f"ceiling of lane {limit.only}"
-            window = _window_of(limit, words, self._from_ns, transaction_ns)
+            window = _window_of(limit, limit_words(limit.label, limit.only), self._from_ns, transaction_ns)
             if limit.only is None and limit.unit == "messages":
                 self._of_line.append(window)
             else:

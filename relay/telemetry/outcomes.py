@@ -3,10 +3,10 @@
 Guarantees: nothing here raises into a caller or waits on the event loop.  What is heard is written within
 GATHER_SECONDS while the disk keeps up, in a thread.  What cannot be written is dropped, and told of once,
 until something is written again; a damaged database is removed.  The database has at most `most_bytes`, its
-write-ahead log about 1 MiB more; what is older than `keep_ns` by the wall clock goes with the next write, or
-after TIDY_SECONDS.  New mail keeps its headroom.
+journal nothing between two writes; what is older than `keep_ns` by the wall clock goes with the next write,
+or after TIDY_SECONDS.  New mail keeps its headroom.  A kill loses what was not written, no more.
 Assumes: one event loop; one writer, the holder of the spool's lock; any number of readers.  Nothing depends
-on what is kept, and a loss of power may lose what was written last.
+on what is kept, nothing is synced, and a loss of power may damage it.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ MOST_HEARD = 20_000
 LONGEST_TEXT = 1000
 """Characters that are kept of a reply or an address."""
 _AT_ONCE = 500
-"""Rows of one transaction, so that the write-ahead log stays small, and of one answer."""
+"""Rows of one transaction, which then fits SQLite's cache, and of one answer."""
 _ROW_BYTES = 1024
 """About the most that a row takes."""
 _BUSY_SECONDS = 10.0
@@ -91,13 +91,14 @@ class RelayedBy(NamedTuple):
 
 
 _COLUMNS = ", ".join(PastOutcome._fields)
-# No reader keeps the writer waiting; only checkpoints are synced, so a power cut damages nothing.
+# No write-ahead log: its index is mapped into memory, and where a full disk leaves a hole in that file, a
+# bus error ends the process.  The exclusive lock takes over a database that has one, without that index.
 _SCHEMA = f"""
+PRAGMA locking_mode = EXCLUSIVE;
+PRAGMA journal_mode = TRUNCATE;
+PRAGMA locking_mode = NORMAL;
 PRAGMA auto_vacuum = FULL;
-PRAGMA journal_mode = WAL;
-PRAGMA synchronous = NORMAL;
-PRAGMA wal_autocheckpoint = 256;
-PRAGMA journal_size_limit = 1048576;
+PRAGMA synchronous = OFF;
 CREATE TABLE IF NOT EXISTS outcome ({_COLUMNS});
 CREATE INDEX IF NOT EXISTS outcome_at ON outcome (at_ns);
 """
@@ -233,11 +234,12 @@ class OutcomeStore:
 
 @contextlib.contextmanager
 def past_outcomes(spool: str) -> Iterator[sqlite3.Connection]:
-    """Open what is kept, for reading while the relay writes.  Raises OSError and sqlite3.Error."""
+    """Open what is kept, to read it while the relay writes.  Raises OSError and sqlite3.Error."""
     path, uri = Path(outcomes_folder(spool), "outcomes").absolute(), ":memory:"
     with contextlib.suppress(FileNotFoundError):
         path.stat()
-        uri = f"file:{quote(str(path))}?mode=ro"
+        # Not `ro`: the reader takes back what a killed relay left half written.
+        uri = f"file:{quote(str(path))}?mode=rw"
     with contextlib.closing(sqlite3.connect(uri, _BUSY_SECONDS, uri=True)) as database:
         # There is none, or it is just being made.
         if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'outcome'").fetchone():
@@ -262,7 +264,7 @@ def found(past: sqlite3.Connection, wanted: Sought, since_ns: int) -> Iterator[P
         " ORDER BY rowid DESC LIMIT ?"
     )
     before = (1 << 63) - 1
-    # No answer is kept open: it would keep the writer from reusing its write-ahead log.
+    # No answer is kept open: its lock would keep the writer waiting.
     while rows := past.execute(query, (before, since_ns, _AT_ONCE)).fetchall():
         before = rows[-1][0]
         yield from (PastOutcome._make(row[1:]) for row in rows)

@@ -35,6 +35,7 @@ from relay.spool.disk.replacing import InDoubt, put_in_place
 from relay.throttle.events import Event, moved
 from relay.throttle.history import NOTHING_SENT, HistoryError
 from relay.throttle.history_format import (
+    MAKE_OURS,
     MARK_BYTES,
     At,
     Contents,
@@ -53,8 +54,6 @@ CLOCK_SKEW_NS = SECOND_NS
 """How far the clocks of two CPUs may differ; more is another time namespace."""
 REPLACE_ABOVE_BYTES = 256 * 1024
 """A shorter history is never replaced."""
-ADVICE = "stop, wait for the longest period of its limits, move it and its .lock away, start"
-"""What repairs damage."""
 
 
 def found_in(content: bytes, mark_ns: int | None, clock: Clock) -> tuple[Contents, bool]:
@@ -91,7 +90,7 @@ def check_mark(last: At | None, mark_ns: int | None) -> None:
 
 
 def refusal(path: str, damage: DamagedHistory) -> HistoryError:
-    return HistoryError(f"{path}: {damage}; {NOTHING_SENT}.  To repair: {ADVICE}")
+    return HistoryError(f"{path}: {damage}; {NOTHING_SENT}.  To repair: {damage.advice}")
 
 
 class FileHistory:
@@ -183,7 +182,7 @@ class FileHistory:
             return
         fd = self._fd = self._disk.open_update(self._path)
         if (why := self._disk.why_not_ours(self._path)) is not None:
-            raise DamagedHistory(why)
+            raise DamagedHistory(why, MAKE_OURS)
         content = self._disk.pread(fd, self._disk.size(fd), 0)
         found, is_of_this_boot = found_in(content, mark_ns, self._clock)
         if is_of_this_boot and not self._must_write_anew:

@@ -12,9 +12,9 @@ from relay.clock import Clock
 from relay.spool.disk.durable import Disk, opened
 from relay.throttle.book import Book
 from relay.throttle.events import Slot
-from relay.throttle.file_history import ADVICE, check_mark, found_in, refusal
+from relay.throttle.file_history import check_mark, found_in, refusal
 from relay.throttle.history import NOTHING_SENT, HistoryError
-from relay.throttle.history_format import MARK_BYTES, Contents, DamagedHistory, read_mark
+from relay.throttle.history_format import MAKE_OURS, MARK_BYTES, Contents, DamagedHistory, read_mark
 from relay.throttle.limit import Limit
 
 
@@ -48,7 +48,7 @@ def history_findings(path: Path, disk: Disk, clock: Clock) -> Iterator[Finding]:
             what = "its last group is not whole; nothing was sent on it"
             yield Finding(str(path), "torn_group", what, "cut at the next use")
     except DamagedHistory as damage:
-        yield damaged(str(damage), ADVICE)
+        yield damaged(str(damage), damage.advice)
     except OSError as error:
         yield damaged(f"cannot be read: {error.strerror}", "see to the disk")
 
@@ -88,7 +88,7 @@ def _read(path: Path, disk: Disk, clock: Clock) -> Contents:
     try:
         with opened(disk, disk.open_read(str(path))) as fd:
             if (why := disk.why_not_ours(str(path))) is not None:
-                raise DamagedHistory(why)
+                raise DamagedHistory(why, MAKE_OURS)
             content = disk.pread(fd, disk.size(fd), 0)
     except FileNotFoundError:
         check_mark(None, mark_ns)

@@ -40,9 +40,17 @@ from typing import Any, NamedTuple
 from relay.mail.text import clean
 from relay.throttle.events import Ended, Event, Issued, Share, Slot
 
+BEGIN_ANEW = "stop, wait for the longest period of its limits, move it and its .lock away, start"
+MAKE_OURS = "chown it to the relay's user, chmod 600, `relay resume` (or wait a minute); leave it there"
+
 
 class DamagedHistory(Exception):  # noqa: N818 - a state of the file
     """What is wrong, and where."""
+
+    def __init__(self, words: str, advice: str = BEGIN_ANEW) -> None:
+        super().__init__(words)
+        self.advice = advice
+        """What repairs it."""
 
 
 class At(NamedTuple):

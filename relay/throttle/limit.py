@@ -47,6 +47,14 @@ class PlainLimit:
     only: str | None = None
 
 
+def limit_words(label: str, lane: str | None) -> str:
+    """Return what a message waits for that a limit, or the ceiling of its lane, keeps back.
+
+    One text, whether the throttle said so or an estimate does: reasons are counted by it.
+    """
+    return f"limit {label}" if lane is None else f"ceiling of lane {lane}"
+
+
 def plain_words(limit: Limit) -> str:
     """Return a limit as people write it: `100 messages per 1h for each sender`, `1G per 1d`.
 

@@ -98,7 +98,7 @@ def a_message(
     *,
     state: QueueState = QueueState.WAITING,
     reverse_path: str = "list@example.org",
-    reason: str = "no room in 8 messages per 60s",
+    reason: str = "limit 8 messages per 60s",
     size_bytes: int = 1_500,
 ) -> MessageView:
     return MessageView(

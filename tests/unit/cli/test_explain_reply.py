@@ -31,10 +31,27 @@ def test_verdict_rule_source_and_what_follows_are_told(run: Run) -> None:
 
 def test_a_refusal_that_the_shield_doubts_is_told_as_the_relay_takes_it(run: Run) -> None:
     out = run("explain-reply", "rcpt", UNKNOWN).out
-    assert out.startswith("verdict  bounce recipient\nby       the first digit: no rule knows this refusal\n")
+    assert out.startswith("verdict  bounce recipient\nby       the default for its phase and code\n")
     assert "\nthen     this recipient is tried again after a back-off; it expires after `lifetime`\n" in out
-    assert "\nshield   doubts it: it fails if it is refused again after other mail went through\n" in out
+    assert (
+        "\nshield   no rule knows its words: it fails if refused again after other mail went through\n" in out
+    )
     assert "\nshield   10 alike of different senders stop the upstream" in out
+
+
+@pytest.mark.parametrize(
+    ("reply", "which", "probes"),
+    [
+        ("535 5.7.8 authentication failed", [], "one message every 1h"),
+        ("535 5.7.139 no", ["--host", "smtp.office365.com"], "none: each attempt makes it worse"),
+    ],
+)
+def test_a_stop_says_whether_the_relay_looks_again(
+    run: Run, reply: str, which: list[str], probes: str
+) -> None:
+    out = run("explain-reply", "auth", reply, *which).out
+    assert "no rule knows" not in out
+    assert f"\nprobe    {probes}\n" in out
 
 
 def test_an_owners_rule_is_told_with_file_and_line(run: Run) -> None:

@@ -53,7 +53,7 @@ def test_the_listing_is_a_line_a_message(run: Run) -> None:
     _, waiting, active, held, end = (" ".join(line.split()) for line in run("queue").out.splitlines())
     assert waiting == (
         f"{FIRST} 1500 2025-10-09T08:51:50Z waiting 2 {who} "
-        f"(no room in 8 messages per 60s; ETA 2025-10-09T08:53:40Z, in {waiting.rpartition(' in ')[2]}"
+        f"(limit 8 messages per 60s; ETA 2025-10-09T08:53:40Z, in {waiting.rpartition(' in ')[2]}"
     )
     assert f"{SECOND}* 600 2025-10-09T08:51:50Z active 2 {who} (held by limit 8 messages per 60s;" in active
     assert f"{REPORT}! 1500 2025-10-09T08:51:50Z held 2 MAILER-DAEMON -> ann@" in held
@@ -264,3 +264,8 @@ def test_of_a_relay_that_is_down_only_the_named_message_is_read(policy_path: Pat
         assert run("queue", verb, named).code == os.EX_OK
         assert list(Path(made.root, "corrupt").iterdir()) == []
     assert run("queue").out.count(" corrupt ") == 1
+    for verb in ("delete", "show"):
+        code, out, err = run("queue", verb, damaged)
+        assert (code, out) == (1, "")
+        assert err.splitlines()[-1].startswith(f"{damaged}: corrupt: ")
+        assert "then remove its file" in err

@@ -197,7 +197,7 @@ def test_a_line_of_the_queue_has_what_a_reader_cannot_know(tmp_path: Path) -> No
     assert answer.rpartition(b"\r\n")[2] == (
         b'{"value":[{"queue_id":"0000000000000001","state":"waiting","size_bytes":1500,'
         b'"arrival_at_ns":1759999910000000000,"reverse_path":"list@example.org","recipients_left":2,'
-        b'"recipients":["ann@example.net","bob@example.com"],"reason":"no room in 8 messages per 60s",'
+        b'"recipients":["ann@example.net","bob@example.com"],"reason":"limit 8 messages per 60s",'
         b'"eta_at_ns":1760000020000000000,"upstream":"isp","held_by":"limit 8 messages per 60s"}]}\n'
         b'{"end":""}\n'
     )

@@ -6,7 +6,7 @@ from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 FIVE_AN_HOUR = ", limits: [{messages: 5, per: 1h}]"
-NO_ROOM = "no room in 5 messages per 3600s"
+NO_ROOM = "limit 5 messages per 3600s"
 
 
 async def test_a_first_limit_counts_what_went_before_it(tmp_path: Path) -> None:

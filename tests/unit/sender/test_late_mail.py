@@ -36,7 +36,7 @@ async def full_window(relay: Relay, host: Smarthost) -> None:
     # Its slot opens a window after its end, which must not come after a leap of the clock.
     await relay.until(lambda: host.relayed and relay.account.in_flight == 0)
     relay.accept("second@there.example", "third@there.example")
-    await relay.until(lambda: any("no room" in queued.reason for queued in relay.sender.queue))
+    await relay.until(lambda: any("limit" in queued.reason for queued in relay.sender.queue))
 
 
 def fields(report: Recorded) -> list[dict[str, str]]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from relay.clock import SystemClock
 from relay.spool.disk.durable import RealDisk
+from relay.status.filters import EVERYTHING, By
 from relay.throttle.audit import audit
 from relay.throttle.history_check import slots_in_file
 from tests.fakes.smarthost import Script, Smarthost
@@ -53,11 +54,26 @@ async def test_an_edit_lets_the_parked_go_at_once_where_the_new_limit_has_room(t
         assert len(host.relayed) == 4
 
 
-NO_ROOM = "no room in 1 messages per 3600s for each sender"
+NO_ROOM = "limit 1 messages per 3600s for each sender"
 
 
 def _reasons(relay: Relay) -> set[str]:
     return {message.reason for message in relay.watch.listing().messages()}
+
+
+async def test_messages_that_wait_for_one_limit_have_one_reason_whether_or_not_they_were_asked_for(
+    tmp_path: Path,
+) -> None:
+    async with Smarthost() as host:
+        policy = policy_of(tmp_path, host.port, ", limits: [{messages: 1, per: 1h}]")
+        async with Relay(policy) as relay:
+            for number in range(4):
+                relay.accept(f"r{number}@x.example")
+            await relay.until(lambda: len(host.relayed) == 1 and len(_reasons(relay)) == 2)
+
+            _, *rows = await relay.operator.summary(EVERYTHING, By.REASON)
+
+            assert [(row.key, row.messages) for row in rows] == [("limit 1 messages per 3600s", 3)]
 
 
 async def test_what_holds_the_next_message_is_told_also_where_it_is_for_each_key(
@@ -71,7 +87,7 @@ async def test_what_holds_the_next_message_is_told_also_where_it_is_for_each_key
         await relay.until(lambda: NO_ROOM in _reasons(relay))
 
         (isp,) = relay.watch.snapshot().upstreams
-        assert isp.held_by == "no room in 1 messages per 3600s for each sender"
+        assert isp.held_by == NO_ROOM
 
         # Where nobody at all may go, that is what holds the next.
         relay.accept("a@x.example", sender="a@here.example")

@@ -100,7 +100,7 @@ async def test_a_limit_for_each_sender_is_for_the_one_sent(tmp_path: Path) -> No
     async with Smarthost() as host, Relay(policy(tmp_path, host.port, FIXED, keys=keys)) as relay:
         for number in range(4):
             relay.accept(sender=f"u{number}@here.example")
-        await relay.until(lambda: "no room" in _reasons(relay))
+        await relay.until(lambda: "limit" in _reasons(relay))
 
     assert len(host.relayed) == 2
 

@@ -14,7 +14,7 @@ ONE_CONNECTION = {"connections": 1}
 
 
 def _has_no_room(queued: Queued | None) -> bool:
-    return queued is not None and queued.state is State.WAITING and "no room" in queued.reason
+    return queued is not None and queued.state is State.WAITING and "limit" in queued.reason
 
 
 async def test_what_stands_behind_mail_that_spilled_goes_at_once(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from relay.cli.render import queue_lines
 from relay.clock import SECOND_NS
+from relay.control.operations import CORRUPT_ADVICE
 from relay.control.operator import ROWS_AT_ONCE
 from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, origin_of
@@ -124,7 +125,8 @@ async def test_what_is_set_aside_is_listed_behind_the_queue(tmp_path: Path) -> N
             assert message_to_json(corrupt)["state"] == "corrupt"
             _, line, _ = queue_lines([corrupt], relay.clock.wall_ns())
             assert " corrupt " in line
-            assert await relay.operator.act("delete", [corrupt.queue_id]) == {corrupt.queue_id: "absent"}
+            (result,) = (await relay.operator.act("delete", [corrupt.queue_id])).values()
+            assert result == f"corrupt: {corrupt.reason}; {CORRUPT_ADVICE}"
             assert relay.watch.snapshot().counts(QueueState.CORRUPT).messages == 1
     assert [relayed.recipients for relayed in host.relayed] == [["b@there.example"]]
     assert queue_id != corrupt.queue_id

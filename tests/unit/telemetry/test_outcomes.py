@@ -2,7 +2,10 @@
 
 import asyncio
 import io
+import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +217,52 @@ async def test_a_damaged_database_is_told_of_once_and_begun_anew(tmp_path: Path,
 
     assert hearing.recipients() == ["c@x.example"]
     assert hearing.said.count("what became of messages is not kept") == 1
+
+
+def killed_while_it_wrote(folder: Path, journal_mode: str) -> None:
+    """Make a database of one outcome, as a kill in the middle of the next transaction leaves it."""
+    folder.mkdir()
+    (made := folder / "made").mkdir()
+    with closing(sqlite3.connect(made / "outcomes")) as database:
+        database.execute(f"PRAGMA journal_mode = {journal_mode}")
+        database.execute("PRAGMA cache_size = 1")
+        database.execute(f"CREATE TABLE outcome ({', '.join(PastOutcome._fields)})")
+        row = PastOutcome(FakeClock().wall_ns(), "1", "a@x.example", "before@x.example", "relayed")
+        insert = f"INSERT INTO outcome VALUES ({', '.join('?' * len(row))})"
+        database.execute(insert, row)
+        database.commit()
+        database.executemany(insert, [row._replace(recipient="torn@x.example", reply="no" * 500)] * 100)
+        for name in ("outcomes", "outcomes-wal", "outcomes-journal"):
+            if (made / name).exists():
+                shutil.copy(made / name, folder)
+    shutil.rmtree(made)
+
+
+def mapped_files() -> str:
+    return Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("journal_mode", ["WAL", "TRUNCATE"])
+async def test_no_file_is_mapped_into_memory_where_a_full_disk_would_be_a_bus_error(
+    tmp_path: Path, journal_mode: str
+) -> None:
+    hearing = Hearing(tmp_path)
+    killed_while_it_wrote(hearing.folder, journal_mode)
+    hearing.end("b@x.example")
+    hearing.store.start()
+    await hearing.until(lambda: b"b@x.example" in (hearing.folder / "outcomes").read_bytes())
+    with past_outcomes(hearing.spool) as past:
+        assert past.execute("SELECT count(*) FROM outcome").fetchone() == (2,)
+        assert str(hearing.folder / "outcomes-") not in mapped_files()
+    await hearing.store.close()
+
+    assert hearing.recipients() == ["b@x.example", "before@x.example"]
+
+
+def test_what_a_killed_relay_left_half_written_is_found_as_it_was_before(tmp_path: Path) -> None:
+    hearing = Hearing(tmp_path)
+    killed_while_it_wrote(hearing.folder, "TRUNCATE")
+    assert hearing.recipients() == ["before@x.example"]
 
 
 async def test_usage_is_what_an_upstream_took_by_sender_client_and_lane(tmp_path: Path) -> None:
