@@ -67,6 +67,7 @@ def test_two_hosts_together_never_exceed_whatever_is_killed(
             relay = dice.choice(relays)
             with kills.one():
                 relay.kill_all()
+                upstream.catch_up()
             relay.start()
 
         def kill_server() -> None:

@@ -167,6 +167,7 @@ def test_nothing_is_lost_and_nothing_twice_whatever_is_killed(
             relay = dice.choice(relays)
             with kills.one():
                 relay.kill_all()
+                upstream.catch_up()
             relay.start()
 
         def kill_server() -> None:

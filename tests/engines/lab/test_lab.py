@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from relay.policy.model import SpoolEngine
+from relay.spool.engines import ENGINES
 from tests.engines.lab import kernel
 from tests.engines.lab.filesystems import FILE_SYSTEMS
 from tests.system.demand import demand
@@ -53,9 +54,9 @@ def check(figures: dict[str, Any]) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("engine", SpoolEngine)
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", FILE_SYSTEMS)
-def test_no_power_cut_of_a_real_disk_breaks_a_promise(name: str, engine: SpoolEngine, tmp_path: Path) -> None:
+def test_no_power_cut_of_a_real_disk_breaks_a_promise(name: str, engine: str, tmp_path: Path) -> None:
     figures = experiment(tmp_path, name, "--engine", engine, "--images", IMAGES)
 
     check(figures)
@@ -77,12 +78,12 @@ def test_a_sync_left_out_is_caught(name: str, engine: SpoolEngine, sync: str, tm
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("engine", SpoolEngine)
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", FILE_SYSTEMS)
 def test_cut_after_cut_on_one_disk_breaks_no_promise(
     *,
     name: str,
-    engine: SpoolEngine,
+    engine: str,
     crash_seed: int,
     crash_budget_s: float,
     tmp_path: Path,
