@@ -112,6 +112,8 @@ def test_a_pod_relays_takes_edits_and_stops_without_loss(image: Image, tmp_path:
             pod.signal(signal.SIGTERM)
             code = pod.started.wait(HANG_S)
             pod.start()
+            # It is ready before it knows its queue.
+            wait_until(lambda: json.loads(pod.get("/status.json"))["recovering"] == 0)
             left, taken = messages_in(json.loads(pod.get("/status.json"))), sink.count
         finally:
             pod.signal(signal.SIGKILL)
