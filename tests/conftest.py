@@ -15,7 +15,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.budget import BUDGET_S, SEED, Of
+from tests.fakes.postgresql import Server, missing, started
 from tests.figures import FIGURES
+from tests.system.demand import demand
 
 # A shell starts what it runs in the background with SIGINT ignored, and programs inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -58,6 +60,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(figures)
     for figure, count in sorted(_COUNTED.items()):
         terminalreporter.write_line(f"{count:,} {figure}")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return a PostgreSQL of one file of tests."""
+    demand(missing())
+    with started(tmp_path_factory.mktemp("postgresql")) as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)

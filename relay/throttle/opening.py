@@ -24,10 +24,10 @@ def open_history(
     if place.database is None:
         return FileHistory(place.path, disk, clock)
     from relay.spool.database.account import account_of  # noqa: PLC0415 - it needs an extra
-    from relay.throttle.postgresql_history import Mark, PostgresqlHistory  # noqa: PLC0415 - as above
+    from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory  # noqa: PLC0415 - as above
 
     account = account_of(place.database, place.account)
-    return PostgresqlHistory(account, Mark(f"{place.path}.mark", disk), clock, on_state=on_state)
+    return PostgresqlHistory(account, HighWaterMark(f"{place.path}.mark", disk), clock, on_state=on_state)
 
 
 def recorded_book(

@@ -50,7 +50,7 @@ class Told(NamedTuple):
     """By the history's clock, at that instant."""
 
 
-class Mark:
+class HighWaterMark:
     """How far this host knows a history to be: the identity of the account, and the position of a group.
 
     In memory, and in a file, if one is named: one line of fixed length, written in place and not synced.  A
@@ -95,7 +95,7 @@ class PostgresqlHistory:
     def __init__(
         self,
         account: SharedAccount,
-        mark: Mark,
+        mark: HighWaterMark,
         clock: Clock,
         *,
         on_state: Callable[[Told], None] = lambda _: None,

@@ -41,7 +41,7 @@ class Caps(NamedTuple):
     idle_ns: int
 
 
-class _Place(NamedTuple):
+class _Opened(NamedTuple):
     """What is known of an open connection."""
 
     opener: Open[Any]
@@ -68,7 +68,7 @@ class Pool(Generic[C]):
         self._on_change, self._on_failed = on_change, on_failed
         self._expected = (1, 0)
         """How many messages a session takes, and until when that is known."""
-        self._places: dict[C, _Place] = {}
+        self._places: dict[C, _Opened] = {}
         """The one given back last is last."""
         self._opening: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -167,7 +167,7 @@ class Pool(Generic[C]):
             self._keep(connection, opener, self._clock.boottime_ns())
 
     def _keep(self, connection: C, opener: Open[C], since_ns: int) -> None:
-        self._places[connection] = _Place(opener, since_ns)
+        self._places[connection] = _Opened(opener, since_ns)
         self._drop_unfit()
         if self._timer is None:
             self._look()
@@ -188,7 +188,7 @@ class Pool(Generic[C]):
         """Count every connection that the upstream may see."""
         return len(self._places) + len(self._opening) + len(self._closing)
 
-    def _may_stay(self, connection: C, place: _Place) -> bool:
+    def _may_stay(self, connection: C, place: _Opened) -> bool:
         now_ns, caps = self._clock.boottime_ns(), self._caps
         expected, until_ns = self._expected
         most = caps.max_messages if now_ns >= until_ns else min(caps.max_messages, expected)

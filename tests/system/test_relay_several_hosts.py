@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.cut_line import CutLine
-from tests.fakes.postgresql import Server, missing, started
-from tests.system.demand import demand
+from tests.fakes.postgresql import Server
 from tests.system.feeder import Feeder
 from tests.system.hosts import host, make_tables, through
 from tests.system.kills import Kills, judge, told_relayed_twice
@@ -21,13 +20,6 @@ from tests.system.warm import WarmRelay
 CONNECTIONS = 6
 OF_B = 1_000_000
 """The first number of what is handed to the second host."""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    demand(missing())
-    with started(tmp_path_factory.mktemp("postgresql")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.cut_line import CutLine
-from tests.fakes.postgresql import Server, missing, started
-from tests.system.demand import demand
+from tests.fakes.postgresql import Server
 from tests.system.feeder import Feeder, partly_refused
 from tests.system.hosts import make_tables, through
 from tests.system.kills import Kills, judge, told_relayed_twice
@@ -23,13 +22,6 @@ from tests.system.warm import WarmRelay
 CONNECTIONS = 4
 OF_B = 1_000_000
 ENDED = "UPDATE relay.owner SET until = clock_timestamp() WHERE host = 'a.test'"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    demand(missing())
-    with started(tmp_path_factory.mktemp("postgresql")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def database_of(login: DatabaseLogin) -> Database:
     return Database(login.postgresql or "", lambda: database_password(login), ca_file)
 
 
-class Transactions:
+class LastingConnection:
     """One connection, opened when it is needed, and again after an error.  One thread at a time."""
 
     def __init__(self, database: Database, *, is_checked: bool = True) -> None:
@@ -132,8 +132,8 @@ class Transactions:
 @contextlib.contextmanager
 def once(database: Database, *, is_checked: bool = True) -> Iterator[Connection]:
     """Begin one transaction on a connection of its own.  Raises DatabaseError."""
-    transactions = Transactions(database, is_checked=is_checked)
-    with contextlib.closing(transactions), transactions.begin() as connection:
+    lasting = LastingConnection(database, is_checked=is_checked)
+    with contextlib.closing(lasting), lasting.begin() as connection:
         yield connection
 
 

@@ -19,7 +19,7 @@ from relay.clock import Clock
 from relay.mail.envelope import QueueId
 from relay.spool.base import PAGE_BYTES, Failure, as_it_is
 from relay.spool.database import DatabaseError
-from relay.spool.database.connection import Connection, Database, Transactions, one
+from relay.spool.database.connection import Connection, Database, LastingConnection, one
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.disk.replacing import replace_file
 from relay.spool.errors import kernel_errors
@@ -41,7 +41,7 @@ from relay.spool.message import message_file, notes
 from relay.spool.message.draft import remove_abandoned
 from relay.spool.message.message_file import checksum, decode_header
 from relay.spool.postgresql import IN_A_DATABASE
-from relay.spool.postgresql.intake import ROOM_BYTES, Row, drafts_of, insert, prepare, refusal, stored
+from relay.spool.postgresql.intake import ROOM_BYTES, MessageRow, drafts_of, insert, prepare, refusal, stored
 from relay.spool.root.lock import take_lock
 from relay.spool.root.quarantine import OnCorrupt
 
@@ -77,7 +77,7 @@ class PostgresqlSpool:
         self._drafts = drafts_of(root)
         self._stored = partial(stored, root=root, disk=disk, clock=clock)
         self._disk, self._on_corrupt = disk, on_corrupt
-        self._transactions = Transactions(database)
+        self._connection = LastingConnection(database)
         self._lock_fd: int | None = take_lock(root, disk, IN_A_DATABASE)
         self._who: dict[str, Any] = {}
         try:
@@ -200,7 +200,7 @@ class PostgresqlSpool:
                     " WHERE identity = %(owner)s AND fence = %(fence)s",
                     self._who,
                 )
-        self._transactions.close()
+        self._connection.close()
         if self._lock_fd is not None:
             self._disk.close(self._lock_fd)
             self._lock_fd = None
@@ -214,7 +214,7 @@ class PostgresqlSpool:
                 " ORDER BY queue_id FOR UPDATE",
                 self._who | {"wanted": wanted},
             ).fetchall()
-            there = {row[0]: Row(*row[:-1]) if row[-1] else None for row in rows}
+            there = {row[0]: MessageRow(*row[:-1]) if row[-1] else None for row in rows}
             results: list[Failure | None] = []
             for each in settlements:
                 row = there.get(each.queue_id)
@@ -237,7 +237,7 @@ class PostgresqlSpool:
             connection.execute("DELETE FROM relay.message WHERE queue_id = ANY(%s)", (ended,))
         return results
 
-    def _settle_one(self, connection: Connection, each: Settlement, row: Row) -> None:
+    def _settle_one(self, connection: Connection, each: Settlement, row: MessageRow) -> None:
         letters = list(row.statuses)
         if decoded(row).envelope.recipients != each.envelope.recipients:
             raise Corrupt("its recipients are not those that it was read with")
@@ -274,7 +274,7 @@ class PostgresqlSpool:
         found: dict[str, Message | Corrupt] = {}
         for row in rows:
             try:
-                message = decoded(Row(*row))
+                message = decoded(MessageRow(*row))
                 if message.content is None:
                     first = connection.execute(
                         "SELECT substr(content, 1, %s) FROM relay.chunk WHERE queue_id = %s AND number = 0",
@@ -322,13 +322,13 @@ class PostgresqlSpool:
     def _asking(self) -> Iterator[Connection]:
         """Ask in one transaction.  Raises Full and Unavailable."""
         try:
-            with self._transactions.begin() as connection:
+            with self._connection.begin() as connection:
                 yield connection
         except DatabaseError as error:
             raise refusal(error) from error
 
 
-def decoded(row: Row) -> Message:
+def decoded(row: MessageRow) -> Message:
     """Return a message as it is stored, but for long content.  Raises Corrupt."""
     header = decode_header(bytes(row.header))
     facts, *lines = bytes(row.envelope).split(b"\n")

@@ -15,7 +15,7 @@ from relay.clock import Clock
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.database import DatabaseError
-from relay.spool.database.connection import Connection, Database, Transactions
+from relay.spool.database.connection import Connection, Database, LastingConnection
 from relay.spool.disk.durable import Disk
 from relay.spool.errors import kernel_errors
 from relay.spool.identity import Identities
@@ -38,7 +38,7 @@ def prepare(root: str, disk: Disk) -> None:
 
 
 @dataclass(slots=True)
-class Row:
+class MessageRow:
     """A message, in the columns of relay.message."""
 
     queue_id: str
@@ -68,7 +68,7 @@ class PostgresqlIntake:
         self._lock_fd: int | None = as_intake(root, disk, IN_A_DATABASE)
         self._root, self._disk, self._clock = root, disk, clock
         self._identities = Identities(clock, random_bytes)
-        self._transactions = Transactions(database)
+        self._connection = LastingConnection(database)
         self._turn = Lock()
 
     def draft(self) -> SpoolDraft:
@@ -76,7 +76,7 @@ class PostgresqlIntake:
 
     def accept(self, drafts: Sequence[tuple[Draft, Envelope]]) -> list[Full | Unavailable | None]:
         results: list[Full | Unavailable | None] = [None] * len(drafts)
-        rows: list[Row] = []
+        rows: list[MessageRow] = []
         for index, (draft, envelope) in enumerate(drafts):
             try:
                 with kernel_errors("message"):
@@ -92,14 +92,14 @@ class PostgresqlIntake:
         return ROOM_BYTES
 
     def close(self) -> None:
-        self._transactions.close()
+        self._connection.close()
         if self._lock_fd is not None:
             self._disk.close(self._lock_fd)
             self._lock_fd = None
 
-    def _commit(self, rows: Sequence[Row]) -> Full | Unavailable | None:
+    def _commit(self, rows: Sequence[MessageRow]) -> Full | Unavailable | None:
         try:
-            with self._turn, kernel_errors("message"), self._transactions.begin() as connection:
+            with self._turn, kernel_errors("message"), self._connection.begin() as connection:
                 for row in rows:
                     if not insert(connection, row):
                         # Never yet: another host drew the same id within a microsecond.
@@ -115,10 +115,10 @@ def refusal(error: DatabaseError) -> Full | Unavailable:
     return (Full if error.is_full else Unavailable)(f"the database: {error}")
 
 
-def row_of(draft: SpoolDraft, envelope: Envelope, disk: Disk, clock: Clock) -> Row:
+def row_of(draft: SpoolDraft, envelope: Envelope, disk: Disk, clock: Clock) -> MessageRow:
     """Raise OSError for what could not be read back."""
     header, tail = draft.frame(envelope, clock)
-    row = Row(draft.queue_id, header, tail, None, "T" * len(envelope.recipients))
+    row = MessageRow(draft.queue_id, header, tail, None, "T" * len(envelope.recipients))
     if draft.content_bytes <= INLINE_BYTES:
         row.content = b"".join(_chunks(draft, disk))
     else:
@@ -129,7 +129,7 @@ def row_of(draft: SpoolDraft, envelope: Envelope, disk: Disk, clock: Clock) -> R
 @contextlib.contextmanager
 def stored(
     queue_id: QueueId, envelope: Envelope, content: Iterable[bytes], *, root: str, disk: Disk, clock: Clock
-) -> Iterator[Row]:
+) -> Iterator[MessageRow]:
     """Give a message of ours, or of another spool, as rows.  Raises Full and Unavailable."""
     draft = _new_draft(root, disk, queue_id)
     try:
@@ -156,7 +156,7 @@ def _chunks(draft: SpoolDraft, disk: Disk) -> Iterator[bytes]:
     yield from (whole[at : at + INLINE_BYTES] for at in range(0, len(whole), INLINE_BYTES))
 
 
-def insert(connection: Connection, row: Row, who: dict[str, Any] | None = None) -> bool:
+def insert(connection: Connection, row: MessageRow, who: dict[str, Any] | None = None) -> bool:
     """Add a message to the present transaction; return False where one of that id is there."""
     owner, fence = (None, None) if who is None else (who["owner"], who["fence"])
     added = connection.execute(

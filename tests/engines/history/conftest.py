@@ -13,12 +13,11 @@ from relay.spool.database.schema import make
 from relay.spool.disk.durable import Disk, RealDisk
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import History
-from relay.throttle.postgresql_history import Mark, PostgresqlHistory
+from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
 from tests.engines.history.memory_history import Kept, MemoryHistory
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
-from tests.fakes.postgresql import Server, missing, started
-from tests.system.demand import demand
+from tests.fakes.postgresql import Server
 
 
 @pytest.fixture
@@ -41,13 +40,11 @@ def memory() -> ModelDisk:
     return ModelDisk()
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return a PostgreSQL server of this run with the relay's tables in its database."""
-    demand(missing())
-    with started(tmp_path_factory.mktemp("postgresql")) as running:
-        make(Database(running.url))
-        yield running
+@pytest.fixture(scope="module")
+def server(server: Server) -> Server:
+    """Return one with the relay's tables in its database."""
+    make(Database(server.url))
+    return server
 
 
 @pytest.fixture(params=["a file", "a database with a clock of its own", "PostgreSQL"])
@@ -59,7 +56,7 @@ def opened(request: pytest.FixtureRequest, clock: FakeClock, path: Path) -> Iter
     elif request.param == "PostgreSQL":
         server: Server = request.getfixturevalue("server")
         account = SharedAccount(Database(server.url), str(path))
-        opens = lambda: PostgresqlHistory(account, Mark(), clock, replace_above_groups=4)  # noqa: E731 - a mark for each
+        opens = lambda: PostgresqlHistory(account, HighWaterMark(), clock, replace_above_groups=4)  # noqa: E731 - a mark for each
     else:
         kept = Kept(clock, ahead_ns=10**15, refuses_to_replace=False)
         opens = partial(MemoryHistory, kept, replaces_above=4)

@@ -8,7 +8,7 @@ from relay.clock import SECOND_NS
 from relay.sender.account_row import AccountRow
 from relay.spool.database.account import SharedAccount
 from relay.spool.database.connection import Database
-from relay.throttle.postgresql_history import Mark, PostgresqlHistory
+from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
 from relay.verdicts.account import AccountState, Event, step
 from relay.verdicts.health import Happening, Health
 from relay.verdicts.operator_pause import PauseAsked
@@ -138,7 +138,7 @@ async def test_behind_the_lock_of_a_reservation_a_host_knows_of_the_pause_of_ano
     account: SharedAccount, hosts: tuple[Host, Host]
 ) -> None:
     one, other = hosts
-    history = PostgresqlHistory(account, Mark(), other.clock, on_state=other.row.hear)
+    history = PostgresqlHistory(account, HighWaterMark(), other.clock, on_state=other.row.hear)
     await one.meet(Happening.PAUSE)
     with history.transaction():
         shared = other.row.news()

@@ -14,7 +14,7 @@ from relay.spool.database.connection import Database
 from relay.spool.disk.durable import RealDisk
 from relay.throttle.events import Issued
 from relay.throttle.history import HistoryError
-from relay.throttle.postgresql_history import Mark, PostgresqlHistory
+from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
 from relay.throttle.throttle import Throttle
 from tests.engines.history.limits import TRANSACTION_NS, granted, messages
 from tests.fakes.clock import FakeClock
@@ -34,7 +34,7 @@ def account(server: Server) -> SharedAccount:
 def test_a_transaction_waits_for_another_and_then_knows_all_of_it(
     server: Server, account: SharedAccount
 ) -> None:
-    one, other = (PostgresqlHistory(account, Mark(), FakeClock()) for _ in range(2))
+    one, other = (PostgresqlHistory(account, HighWaterMark(), FakeClock()) for _ in range(2))
     for each in (one, other):
         with each.transaction() as transaction:
             transaction.commit([Issued(1)])
@@ -70,13 +70,13 @@ def test_a_line_cut_at_any_statement_forgets_no_slot(
             name = f"cut {next(NUMBERS)}"
             one, other = (
                 Throttle(
-                    PostgresqlHistory(SharedAccount(database, name), Mark(), clock, replace_above_groups=1),
+                    PostgresqlHistory(account, HighWaterMark(), clock, replace_above_groups=1),
                     [messages(COUNT, seconds=3600)],
                     0,
                     clock,
                     transaction_ns=TRANSACTION_NS,
                 )
-                for database in (by_line, Database(server.url))
+                for account in (SharedAccount(by_line, name), SharedAccount(Database(server.url), name))
             )
             one.flush()
             cuts, grants = line.cuts, 0
@@ -102,7 +102,7 @@ def test_a_line_cut_at_any_statement_forgets_no_slot(
 def test_a_step_of_the_servers_clock_frees_and_keeps_nothing(
     server: Server, account: SharedAccount, by_ns: int
 ) -> None:
-    one, other = (PostgresqlHistory(account, Mark(), FakeClock(up * HOUR_NS)) for up in (1, 9))
+    one, other = (PostgresqlHistory(account, HighWaterMark(), FakeClock(up * HOUR_NS)) for up in (1, 9))
     before_ns = 0
     for each in (one, other):
         with each.transaction() as transaction:
@@ -120,7 +120,7 @@ def test_what_a_host_knows_it_knows_after_a_restart(
     server: Server, account: SharedAccount, path: Path
 ) -> None:
     def opened() -> PostgresqlHistory:
-        return PostgresqlHistory(account, Mark(f"{path}.mark", RealDisk()), FakeClock())
+        return PostgresqlHistory(account, HighWaterMark(f"{path}.mark", RealDisk()), FakeClock())
 
     def commit(number: int) -> None:
         history = opened()
@@ -145,7 +145,7 @@ def test_what_a_host_knows_it_knows_after_a_restart(
 
 
 def test_what_is_no_history_of_ours_sends_nothing(server: Server, account: SharedAccount) -> None:
-    history = PostgresqlHistory(account, Mark(), FakeClock())
+    history = PostgresqlHistory(account, HighWaterMark(), FakeClock())
     with history.transaction() as transaction:
         transaction.commit([Issued(1)])
     for events in ("[[1]]", "[", '[["ended", 1]]'):
@@ -158,7 +158,7 @@ def test_what_is_no_history_of_ours_sends_nothing(server: Server, account: Share
 
 def test_a_commit_that_no_standby_has_grants_nothing(server: Server, account: SharedAccount) -> None:
     """A wait for a standby that is cut short ends as a success, with a warning."""
-    history = PostgresqlHistory(account, Mark(), FakeClock())
+    history = PostgresqlHistory(account, HighWaterMark(), FakeClock())
     with history.transaction() as transaction:
         transaction.commit([Issued(1)])
     server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")

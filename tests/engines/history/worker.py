@@ -18,7 +18,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.throttle.admission import Request
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import History
-from relay.throttle.postgresql_history import Mark, PostgresqlHistory
+from relay.throttle.postgresql_history import HighWaterMark, PostgresqlHistory
 from relay.throttle.throttle import Reservation, Throttle
 from tests.engines.history.limits import limit as any_limit
 
@@ -50,7 +50,7 @@ def main() -> None:
 def _history(path: str, clock: SystemClock) -> History:
     if path.startswith("postgresql://"):
         account = SharedAccount(Database(path), "isp")
-        return PostgresqlHistory(account, Mark(), clock, replace_above_groups=REPLACE_ABOVE_GROUPS)
+        return PostgresqlHistory(account, HighWaterMark(), clock, replace_above_groups=REPLACE_ABOVE_GROUPS)
     return FileHistory(Path(path), RealDisk(), clock, replace_above_bytes=REPLACE_ABOVE_BYTES)
 
 

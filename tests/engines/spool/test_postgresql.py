@@ -35,18 +35,10 @@ from tests.engines.spool.engine import (
 )
 from tests.engines.spool.postgresql_engine import PostgresqlEngine
 from tests.fakes.cut_line import CutLine
-from tests.fakes.postgresql import Server, missing, started
-from tests.system.demand import demand
+from tests.fakes.postgresql import Server
 
 LONG = CONTENT + bytes(2 * INLINE_BYTES)
 LAPSED = "UPDATE relay.owner SET until = clock_timestamp() - interval '1 second'"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    demand(missing())
-    with started(tmp_path_factory.mktemp("postgresql")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,12 +1,11 @@
 """`relay database` on a real server: the tables, and what is refused, in words."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.certificates import make_certificates
-from tests.fakes.postgresql import Server, missing, started
+from tests.fakes.postgresql import Server
 from tests.system.demand import demand, missing_program
 from tests.unit.cli.conftest import Run
 from tests.unit.policy.examples import with_upstream
@@ -15,11 +14,9 @@ RELOAD = "SELECT pg_reload_conf()"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    demand(missing())
-    with started(tmp_path_factory.mktemp("postgresql")) as running:
-        running.execute("CREATE ROLE relay LOGIN PASSWORD 'hunter2'")
-        yield running
+def server(server: Server) -> Server:
+    server.execute("CREATE ROLE relay LOGIN PASSWORD 'hunter2'")
+    return server
 
 
 @pytest.fixture
