@@ -159,6 +159,26 @@ def test_a_limit_for_each_holds_for_all_spellings_and_keeps_back_no_other(
     assert wait.place.for_each == kind
 
 
+def test_a_message_waits_for_the_first_of_its_domains_that_opens(memory: ModelDisk, clock: FakeClock) -> None:
+    account = throttle(PATH, memory, clock, [messages(1, 60, "recipient_domain")])
+    opens_ns = {}
+    for domain in ("x", "y"):
+        (reserved,) = account.reserve([Request(1, recipient_domains=(domain,))])
+        assert isinstance(reserved, Reservation)
+        settle(account, clock, reserved)
+        opens_ns[domain] = clock.boottime_ns() + 60 * SECOND_NS
+        clock.advance(20 * SECOND_NS)
+
+    for domains in ("x", "y"), ("y", "x"):
+        (wait,) = account.reserve([Request(2, recipient_domains=domains)])
+        assert isinstance(wait, Wait)
+        assert (wait.until_ns, wait.place) == (opens_ns["x"], Place("recipient_domain", "x"))
+    clock.advance(20 * SECOND_NS)
+    (reserved,) = account.reserve([Request(2, recipient_domains=("y", "x"))])
+    assert isinstance(reserved, Reservation)
+    assert reserved.chosen == [1]
+
+
 def test_a_ceiling_that_an_edit_brings_knows_what_its_lane_holds(memory: ModelDisk, clock: FakeClock) -> None:
     account = throttle(PATH, memory, clock, [])
     lists, mine = Request(1, lane="lists"), Request(1, lane="mine")
