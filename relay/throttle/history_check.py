@@ -11,7 +11,6 @@ from pathlib import Path
 from relay.clock import Clock
 from relay.spool.disk.durable import Disk, opened
 from relay.throttle.book import Book
-from relay.throttle.events import Slot
 from relay.throttle.file_history import check_mark, found_in, refusal
 from relay.throttle.history import NOTHING_SENT, HistoryError
 from relay.throttle.history_format import MAKE_OURS, MARK_BYTES, Contents, DamagedHistory, read_mark
@@ -69,11 +68,6 @@ def book_in_file(path: Path, limits: Sequence[Limit], guard_ns: int | None, disk
     except OSError as error:
         raise HistoryError(f"{path}: cannot read it: {error.strerror or error}") from error
     return book
-
-
-def slots_in_file(path: Path, disk: Disk, clock: Clock) -> list[Slot]:
-    """Return what the file tells of the past, open slots until their deadlines; as `book_in_file`."""
-    return book_in_file(path, (), None, disk, clock).slots()
 
 
 def _read(path: Path, disk: Disk, clock: Clock) -> Contents:

@@ -112,7 +112,6 @@ class Decision(NamedTuple):
     next: Next
     tried: frozenset[int]
     """Deferred recipients that wait for the others to be tried."""
-    recipients_left: int
     age_ns: int
     """Of the message: since it was accepted, but for pauses and rests."""
     refusals: int = 0
@@ -167,7 +166,6 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
         fates=fates,
         next=to_do,
         tried=frozenset() if is_postponed else tried,
-        recipients_left=len(still),
         age_ns=age_ns,
         refusals=refusals,
         back_off_ns=back_off_ns(age_ns, terms.min_ns, terms.max_ns) if is_postponed else terms.min_ns,

@@ -8,7 +8,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.spool.disk.durable import RealDisk
 from relay.throttle.history import HistoryError
-from relay.throttle.history_check import history_findings, slots_in_file
+from relay.throttle.history_check import book_in_file, history_findings
 from tests.engines.history.limits import ask, granted, messages, settle, throttle
 from tests.fakes.clock import FakeClock
 
@@ -85,7 +85,7 @@ def test_what_is_found_is_told_alike_and_damage_sends_nothing(
     assert found == ([says] if says else [])
     account = throttle(used, RealDisk(), clock, LIMITS)
     if says in ("", "torn_group"):
-        known = len(slots_in_file(used, RealDisk(), clock))
+        known = len(book_in_file(used, (), None, RealDisk(), clock).slots())
         assert known == (0 if before is None else 4)
         assert len(granted(account, *[1] * 9)) == 9 - known
         assert not list(history_findings(used, RealDisk(), clock))
@@ -96,7 +96,7 @@ def test_what_is_found_is_told_alike_and_damage_sends_nothing(
     assert (used.read_bytes() if used.is_file() else None) == before
     if says == "damaged_history":
         with pytest.raises(HistoryError, match="isp"):
-            slots_in_file(used, RealDisk(), clock)
+            book_in_file(used, (), None, RealDisk(), clock).slots()
 
 
 def test_a_file_that_others_may_write_stays_where_it_is_and_goes_on(used: Path, clock: FakeClock) -> None:

@@ -11,7 +11,7 @@ from relay.queue.lanes import Price
 from relay.spool.disk.durable import RealDisk
 from relay.status.snapshot import message_to_json, to_json
 from relay.throttle.audit import audit
-from relay.throttle.history_check import slots_in_file
+from relay.throttle.history_check import book_in_file
 from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.smarthost import Recorded, Smarthost
 from tests.unit.sender.in_process_relay import CONTENT, Relay, hurry, policy_of
@@ -133,7 +133,9 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
             assert _senders(host.relayed[6:]) == "l"
     edited = relay.watch.policy
     limits = with_ceilings(edited.upstreams["isp"].limits, edited.lanes)
-    found = audit(slots_in_file(policy.history_path("isp"), RealDisk(), SystemClock()), limits)
+    found = audit(
+        book_in_file(policy.history_path("isp"), (), None, RealDisk(), SystemClock()).slots(), limits
+    )
     assert [(finding.most, finding.count, not finding.is_exceeded) for finding in found.findings] == [
         (7, 9, True),
         (4, 4, True),

@@ -6,7 +6,7 @@ from relay.clock import SystemClock
 from relay.spool.disk.durable import RealDisk
 from relay.status.filters import EVERYTHING, By
 from relay.throttle.audit import audit
-from relay.throttle.history_check import slots_in_file
+from relay.throttle.history_check import book_in_file
 from tests.fakes.smarthost import Script, Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of, virtual_clock
 
@@ -32,7 +32,7 @@ async def test_no_window_sees_more_connections_than_its_limit(
         assert all(
             later - earlier >= 500_000_000 for earlier, later in zip(seen_at_ns, seen_at_ns[2:], strict=False)
         )
-        slots = slots_in_file(relay.policy.history_path("isp"), RealDisk(), SystemClock())
+        slots = book_in_file(relay.policy.history_path("isp"), (), None, RealDisk(), SystemClock()).slots()
         found = audit(slots, relay.policy.upstreams["isp"].limits)
         assert (found.findings[0].most, found.findings[0].is_exceeded) == (2, False)
 
