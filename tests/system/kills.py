@@ -91,8 +91,13 @@ def judge(
     attempted: Collection[int],
     *,
     letter: Callable[[int], Letter] = letter,
+    unreadable: Kills | None = None,
 ) -> Verdict:
-    """Judge letters by what upstreams saw, and by whom they refused, and when RCPT came."""
+    """Judge letters by what upstreams saw, and by whom they refused, and when RCPT came.
+
+    `unreadable` is when content could not be read: a transaction that reads some ends without a message, and
+    whom it named is asked again.
+    """
     relayed = [each for each in seen if each.fate is Fate.RELAYED]
     copies: dict[str, list[tuple[int, Seen]]] = defaultdict(list)
     for index, one in sorted(enumerate(relayed), key=lambda each: each[1].mail_at_ns):
@@ -106,7 +111,7 @@ def judge(
         lost=promised - set(copies),
         foreign=set(copies) - written,
         corrupt=corrupt,
-        unexplained=unexplained + _tried_again(tried, kills),
+        unexplained=unexplained + _tried_again(tried, kills, unreadable or Kills()),
         relayed=len(relayed),
         reports=sum(not each.reverse_path for each in relayed),
         duplicates=sum(len(each) - 1 for each in copies.values()),
@@ -126,8 +131,8 @@ def _told(seen: Seen) -> list[str]:
     return [f"report of {recipient.decode()}" for recipient, _ in _REPORTED.findall(seen.content)]
 
 
-def _tried_again(tried: Sequence[tuple[str, int]], kills: Kills) -> list[str]:
-    """Return who was tried again, refused for good before, without a kill in between."""
+def _tried_again(tried: Sequence[tuple[str, int]], *reasons: Kills) -> list[str]:
+    """Return who was tried again, refused for good before, without a reason in between."""
     at_ns: dict[str, list[int]] = defaultdict(list)
     for recipient, each_ns in tried:
         if recipient.startswith("bad"):
@@ -135,7 +140,7 @@ def _tried_again(tried: Sequence[tuple[str, int]], kills: Kills) -> list[str]:
     return [
         recipient
         for recipient, instants in at_ns.items()
-        if any(kills.between(*pair) is None for pair in pairwise(instants))
+        if any(all(each.between(*pair) is None for each in reasons) for pair in pairwise(instants))
     ]
 
 

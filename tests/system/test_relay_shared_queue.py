@@ -130,12 +130,45 @@ def test_without_its_database_no_mail_is_taken(
     assert upstream.ledger.relayed == 2
 
 
+class Mishaps:
+    """What happens to two hosts with one queue, the one after the other."""
+
+    def __init__(
+        self, server: Server, line: CutLine, upstream: StrictSmarthost, relays: list[WarmRelay]
+    ) -> None:
+        self.kills, self.unreadable = Kills(), Kills()
+        self._server, self._line, self._upstream, self._relays = server, line, upstream, relays
+        self._dice = random.Random(7)
+
+    def happen(self, number: int) -> None:
+        if number % 4 == 0:
+            relay = self._dice.choice(self._relays)
+            with self.kills.one():
+                relay.kill_all()
+                self._upstream.catch_up()
+            relay.start()
+            return
+        acts = self._cut_a_commit, self._kill_server, self._line.cut_all
+        with self.unreadable.one():
+            acts[number % 4 - 1]()
+            self._upstream.catch_up()
+
+    def _kill_server(self) -> None:
+        self._server.kill()
+        self._server.start()
+
+    def _cut_a_commit(self) -> None:
+        cuts = self._line.cuts
+        self._line.cut(b"COMMIT")
+        wait_until(lambda: self._line.cuts > cuts)
+
+
 @pytest.mark.full
 def test_nothing_is_lost_and_nothing_twice_whatever_is_killed(
     tmp_path: Path, server: Server, url: str, tell: Callable[[str], None]
 ) -> None:
     """Both hosts have one queue and one history; a relay, the server or a line dies, also behind a COMMIT."""
-    dice, limit, kills = random.Random(7), {"messages": 60, "per": "1s"}, Kills()
+    limit = {"messages": 60, "per": "1s"}
     with (
         StrictSmarthost(tmp_path, limit, seed=7, latest_reply_s=0.02) as upstream,
         CutLine(server.port) as line,
@@ -155,18 +188,7 @@ def test_nothing_is_lost_and_nothing_twice_whatever_is_killed(
         for relay in relays:
             relay.start()
 
-        def kill_relay() -> None:
-            relay = dice.choice(relays)
-            with kills.one():
-                relay.kill_all()
-                upstream.catch_up()
-            relay.start()
-
-        def kill_server() -> None:
-            server.kill()
-            server.start()
-
-        acts = [kill_relay, lambda: line.cut(b"COMMIT"), kill_server, line.cut_all]
+        mishaps = Mishaps(server, line, upstream, relays)
         with (
             Feeder(relays[0].port, ahead=0, letter=partly_refused) as one,
             Feeder(relays[1].port, ahead=0, first=OF_B, letter=partly_refused) as other,
@@ -176,7 +198,7 @@ def test_nothing_is_lost_and_nothing_twice_whatever_is_killed(
                 for feeder in (one, other):
                     feeder.allow(12)
                 upstream.wait_until(lambda ledger, seen=seen: len(ledger.seen) >= seen + 12)  # type: ignore[misc]  # bound now
-                acts[number % len(acts)]()
+                mishaps.happen(number)
         for relay in relays:
             relay.wait_until_empty()
         wait_until(lambda: upstream.unanswered == 0)
@@ -189,10 +211,11 @@ def test_nothing_is_lost_and_nothing_twice_whatever_is_killed(
     verdict = judge(
         upstream.seen(),
         upstream.tried,
-        kills,
+        mishaps.kills,
         one.acknowledged | other.acknowledged,
         one.attempted | other.attempted,
         letter=partly_refused,
+        unreadable=mishaps.unreadable,
     )
     tell(
         f"{len(upstream.seen())} transactions from one queue, {verdict.duplicates} twice, {line.cuts} cuts, "
