@@ -16,7 +16,6 @@ from pathlib import Path
 
 from relay import __version__
 from relay.clock import SystemClock
-from relay.control.server import ControlServer
 from relay.daemon.assembly import Assembly
 from relay.daemon.capacity import most_status_connections, raise_limit
 from relay.daemon.listener_files_watch import ListenerFilesWatch
@@ -37,7 +36,6 @@ from relay.spool.disk.durable import RealDisk, doubt_about
 from relay.spool.engines import open_spool
 from relay.spool.interface import Full, Unavailable
 from relay.status.collector import SnapshotCollector
-from relay.status.http import StatusServer
 from relay.status.snapshot import Condition, PolicyStatus
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events, LogStyle
@@ -120,18 +118,6 @@ class Daemon:
                 )
                 await practice.start()
                 ends.push_async_callback(practice.close)
-            # Before anything is sent: what cannot start must not cut off a transaction each time.
-            if policy.http is not None:
-                http = StatusServer(
-                    policy.http,
-                    watch,
-                    self._metrics.registry,
-                    self._events,
-                    names=[policy.hostname] if policy.hostname else [],
-                    most=most_status_connections(raise_limit()),
-                )
-                await http.start()
-                ends.push_async_callback(http.stop)
             self._hear_signals()
             # Release the lock last: the control socket's name belongs to the holder of the lock.
             ends.callback(sender.close)
@@ -145,6 +131,21 @@ class Daemon:
             ends.push_async_callback(listening.close)
             await listening.start()
             watch.refusing_because = ""
+            # aiohttp takes a quarter of a second to import: mail is taken first.  But nothing is sent before
+            # this: what cannot start must not cut off a transaction each time.
+            if policy.http is not None:
+                from relay.status.http import StatusServer  # noqa: PLC0415 - see above
+
+                http = StatusServer(
+                    policy.http,
+                    watch,
+                    self._metrics.registry,
+                    self._events,
+                    names=[policy.hostname] if policy.hostname else [],
+                    most=most_status_connections(raise_limit()),
+                )
+                await http.start()
+                ends.push_async_callback(http.stop)
             notify("STATUS=recovering")
             try:
                 await sender.start()
@@ -161,6 +162,8 @@ class Daemon:
         """Take mail and relay; on return nothing is in flight."""
         start, sender, watch = self._start, relay.sender, relay.watch
         guard, owners = sender.upstreams.guard, sender.queue.owners.items
+        from relay.control.server import ControlServer  # noqa: PLC0415 - it imports aiohttp, as above
+
         control = ControlServer(start.policy.spool, relay.operator, self._events)
         await control.start()
         ours = guard(lambda: self._keep_looking(watches)), guard(lambda: listening.tell_owners(owners))

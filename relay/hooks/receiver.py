@@ -14,8 +14,6 @@ import signal
 from subprocess import DEVNULL, PIPE
 from typing import NamedTuple
 
-import aiohttp
-
 from relay import __version__
 from relay.clock import SECOND_NS
 from relay.policy.hook import HookSettings
@@ -51,6 +49,8 @@ async def tell(hook: HookSettings, notice: Notice, wall_ns: int) -> None:
 
 
 async def _post(hook: HookSettings, url: str, notice: Notice, sent_at: str) -> None:
+    import aiohttp  # noqa: PLC0415 - a quarter of a second of the start, and few have hooks
+
     headers = {
         "Content-Type": "application/json",
         "User-Agent": f"relay/{__version__}",
