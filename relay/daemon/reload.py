@@ -11,8 +11,8 @@ from pathlib import Path
 
 from relay.hooks.hooks import Hooks
 from relay.policy.differences import changes_needing_restart, differences
-from relay.policy.faults import PolicyError
 from relay.policy.model import Policy
+from relay.policy.source import PolicyError
 from relay.policy.units import written_key
 from relay.sender.sender import Sender
 from relay.status.snapshot import PolicyStatus

@@ -1,25 +1,16 @@
 """A limit as a policy states it: exactly one unit, a number of at least 1 and a window.  Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
+from pydantic import AfterValidator, Field
 
-from relay.mail.formats import in_seconds, period
+from relay.mail.formats import in_seconds
 from relay.policy.document import Fault
-from relay.policy.units import Count, Section, Size, duration_ns
+from relay.policy.units import Count, Duration, Section, Size
 
 Unit = Literal["messages", "recipients", "bytes", "connections"]
 UNITS: tuple[Unit, ...] = ("messages", "recipients", "bytes", "connections")
-_CALENDAR: Mapping[object, str] = {"hour": "1h", "day": "24h", "month": "31d"}
-"""What `per` once took, and the window that never exceeds each."""
-
-
-def _per(value: object) -> int:
-    if isinstance(value, str) and value in _CALENDAR:
-        words = "expected a duration: a window slides and knows no calendar;"
-        raise ValueError(f"{words} {_CALENDAR[value]} never exceeds that")
-    return duration_ns(value)
 
 
 class LimitSettings(Section):
@@ -27,7 +18,7 @@ class LimitSettings(Section):
     recipients: Count | None = None
     bytes: Size | None = None
     connections: Count | None = None
-    per_ns: Annotated[int, BeforeValidator(_per), PlainSerializer(period)] = Field(alias="per")
+    per_ns: Duration = Field(alias="per")
     for_each: Literal["sender", "sender_domain", "recipient_domain", "client", "user"] | None = None
 
     def faults(self) -> Iterator[Fault]:

@@ -35,8 +35,7 @@ from relay.policy.lane import (
 )
 from relay.policy.limits import Limits, LimitSettings
 from relay.policy.oauth2 import OAuth2
-from relay.policy.rules import VerdictRule
-from relay.policy.shipped import providers
+from relay.policy.shipped import VerdictRule, providers
 from relay.policy.units import (
     DAY_NS,
     HOUR_NS,

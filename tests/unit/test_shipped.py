@@ -31,7 +31,7 @@ from relay.policy.model import (
     Upstream,
 )
 from relay.policy.oauth2 import OAuth2
-from relay.policy.rules import VerdictRule
+from relay.policy.shipped import VerdictRule
 from relay.policy.source import parse_policy
 from relay.telemetry.event_table import KINDS
 from relay.telemetry.metric_table import METRICS

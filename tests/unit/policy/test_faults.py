@@ -45,7 +45,6 @@ limits: [], history: {postgresql: ¦db.example} | history.postgresql | such as p
 limits: [], history: ¦{}                 | history | one of path and postgresql
 limits: [], history: {path: h, ca_file: ¦c} | history.ca_file | without postgresql
 limits: [], source_address: ¦localhost   | source_address | an IP address of this host
-limits: [], ¦adapt: tighten              | adapt | no key any more: the log says
 limits: [], auth: ¦hunter2               | auth | a mapping of keys, got text
 limits: [], auth: {user: ¦'', password_env: A}  | auth.user | text, got none
 limits: [], auth: {user: ¦123, password_env: A} | auth.user | got a number; put it in quotes
@@ -66,10 +65,8 @@ limits: [{messages: 1, bytes: ¦1M, per: 1m}] | limits[0].bytes | write two limi
 limits: [{messages: ¦0, per: 1m}]        | limits[0].messages | at least 1
 limits: [¦{messages: 1}]                 | limits[0].per | required
 limits: [{messages: 1, per: ¦60}]        | limits[0].per | a duration with a unit
-limits: [{messages: 1, per: ¦day}]       | limits[0].per | 24h never exceeds
 limits: [{messages: 1, per: 1m, for_each: ¦subject}] | limits[0].for_each | sender, sender_domain
 limits: [{connections: 1, per: 1m, for_each: ¦sender}] | limits[0].for_each | connection carries mail of many
-limits: [{messages: 5, per: 1h, ¦hours: x}] | limits[0].hours | no key any more: write one limit
 """,
     ),
     "verdicts": (

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from relay.mail.formats import rfc3339
-from relay.policy.faults import PolicyError
 from relay.policy.model import Auth
 from relay.policy.secrets import (
     MAX_PASSWORD_BYTES,
@@ -18,7 +17,7 @@ from relay.policy.secrets import (
     read_secrets,
     read_users,
 )
-from relay.policy.source import read_policy
+from relay.policy.source import PolicyError, read_policy
 from tests.unit.policy.certificates import CERTIFICATE, KEY, KEY_WITH_PASSPHRASE, OTHER_KEY
 from tests.unit.policy.reading import whole_policy
 
@@ -46,15 +45,15 @@ UPSTREAM | limits: [], ca_file: ¦cut.pem | no certificate that can be loaded
 UPSTREAM | limits: [], auth: {user: a, password_file: ¦gone} | cannot read it: No such file
 UPSTREAM | limits: [], auth: {user: a, password_file: ¦open} | open to others (mode 0644); chmod 600 it
 UPSTREAM | limits: [], auth: {user: a, password_env: ¦RELAY_UNSET} | environment variable is not set
-OAUTH2 | {grant: service_account, scope: s, key_file: ¦empty} | the JSON file
-OAUTH2 | {grant: service_account, scope: s, key_file: ¦deep} | the JSON file
-OAUTH2 | {grant: service_account, scope: s, key_file: ¦account} | lacks client
+OAUTH2 | {grant: service_account, scope: s, key_file: ¦empty} | JSON with client_email
+OAUTH2 | {grant: service_account, scope: s, key_file: ¦deep} | JSON with client_email
+OAUTH2 | {grant: service_account, scope: s, key_file: ¦account} | JSON with client_email
 UPSTREAM | limits: [], tls_key: ¦key.pem | of no use without a certificate
 UPSTREAM | limits: [], tls_certificate: ¦cert.pem | no private key of the certificate
 UPSTREAM | limits: [], tls_certificate: ¦gone, tls_key: key.pem | No such file
 UPSTREAM | limits: [], tls_certificate: cert.pem, tls_key: ¦gone | No such file
-UPSTREAM | limits: [], tls_certificate: cert.pem, tls_key: ¦locked.pem | is encrypted
-UPSTREAM | limits: [], tls_certificate: cert.pem, tls_key: ¦other.pem | not that of the certificate
+UPSTREAM | limits: [], tls_certificate: cert.pem, tls_key: ¦locked.pem | without a passphrase
+UPSTREAM | limits: [], tls_certificate: cert.pem, tls_key: ¦other.pem | no private key of the certificate
 UPSTREAM | limits: [], tls: none, tls_certificate: ¦both.pem | tls is none
 UPSTREAM | limits: [], auth: {user: u, mechanism: ¦external} | it needs tls_certificate
 LISTEN | {address: '127.0.0.1:0', certificate: cert.pem, key: ¦open} | mode 0644
@@ -64,8 +63,8 @@ LISTEN | {address: '127.0.0.1:0', users_file: ¦secret} | line 1 is not NAME:$ar
 REST | notify: [{url: 'https://a.example', secret_file: ¦gone}] | cannot read
 REST | notify: [{url: 'https://a.example', secret_file: ¦open}] | is open to others
 REST | notify: [{url: 'https://a.example', secret_file: ¦signing}] | has no base64 after whsec_
-REST | notify: [{command: ¦[gone]}] | cannot read
-REST | notify: [{command: ¦[.]}] | is not a regular file
+REST | notify: [{command: ¦[gone]}] | is no program that we may run
+REST | notify: [{command: ¦[.]}] | is no program that we may run
 REST | notify: [{command: ¦[secret]}] | is no program that we may run
 """
 Write = Callable[..., Path]

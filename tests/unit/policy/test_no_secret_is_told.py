@@ -13,8 +13,7 @@ import yaml
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from relay.policy.faults import PolicyError
-from relay.policy.source import read_policy
+from relay.policy.source import PolicyError, read_policy
 
 Steps = tuple[int | str, ...]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.policy.rules import VerdictRule
+from relay.policy.shipped import VerdictRule
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.phrases import Phrases
 from relay.verdicts.verdict import Judge, Layer

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from relay.policy.document import MAX_BYTES
-from relay.policy.faults import PolicyError
 from relay.policy.model import SpoolEngine, Tls
-from relay.policy.source import read_policy
+from relay.policy.source import PolicyError, read_policy
 from tests.unit.policy.examples import INTERFACE, SMALL, with_upstream
 from tests.unit.policy.reading import only_fault, parse, places
 
