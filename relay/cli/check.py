@@ -7,11 +7,10 @@ from pathlib import Path
 import click
 
 from relay.cli.options import policy_option, printable
-from relay.policy.differences import policy_text
 from relay.policy.model import Listen, Policy, Tls, Upstream
 from relay.policy.secrets import credentials_folder
 from relay.policy.shipped import provider_of, providers
-from relay.policy.source import read_policy
+from relay.policy.source import policy_text, read_policy
 from relay.throttle.limit import plain_words
 
 Row = tuple[str, str]

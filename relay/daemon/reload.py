@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from relay.hooks.hooks import Hooks
-from relay.policy.differences import changes_needing_restart, differences
 from relay.policy.model import Policy
-from relay.policy.source import PolicyError
+from relay.policy.source import PolicyError, changes_needing_restart, differences
 from relay.policy.units import written_key
 from relay.sender.sender import Sender
 from relay.status.snapshot import PolicyStatus

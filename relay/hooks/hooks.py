@@ -20,8 +20,7 @@ from relay.hooks.notice import HEARD, is_joined, told_of
 from relay.hooks.receiver import Notice, Undelivered, tell
 from relay.mail.formats import Value, rfc3339
 from relay.mail.text import clean
-from relay.policy.hook import HookSettings
-from relay.policy.model import Policy
+from relay.policy.model import HookSettings, Policy
 from relay.telemetry.telemetry import Telemetry
 
 MOST_NOTICES = 500

@@ -18,7 +18,7 @@ import aiohttp
 
 from relay import __version__
 from relay.clock import SECOND_NS
-from relay.policy.hook import HookSettings
+from relay.policy.model import HookSettings
 from relay.policy.secrets import SecretError, read_signing_key
 
 # No environment of ours: it may hold passwords.

@@ -22,8 +22,7 @@ class LimitSettings(Section):
     for_each: Literal["sender", "sender_domain", "recipient_domain", "client", "user"] | None = None
 
     def faults(self) -> Iterator[Fault]:
-        given = [unit for unit in UNITS if getattr(self, unit) is not None]
-        if len(given) > 1:
+        if len(given := self.given(UNITS)) > 1:
             yield Fault(f"a limit counts {' or '.join(given)}, not both; write two limits", (given[-1],))
         if not given:
             yield Fault("expected a number of messages, of recipients, of bytes or of connections")

@@ -8,18 +8,26 @@ Does not: read any file (see `secrets`), look up any name, or know YAML (see `so
 """
 
 import enum
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain, combinations
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
 
 from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
-from relay.policy.database import DatabaseLogin, HistorySettings, history_settings, is_database_url
+from relay.policy.database import (
+    PASSWORDS,
+    DatabaseLogin,
+    HistorySettings,
+    PasswordKeys,
+    history_settings,
+    is_database_url,
+)
 from relay.policy.document import Fault, Steps
-from relay.policy.hook import MOST_HOOKS, HookSettings, faults_of_hooks
 from relay.policy.lane import (
     LONGEST_PATTERN,
     MOST_LANES,
@@ -27,8 +35,7 @@ from relay.policy.lane import (
     LaneSettings,
     Routes,
     RouteSettings,
-    SenderPatterns,
-    UpstreamNames,
+    SenderPattern,
     faults_of_lanes,
     faults_of_names,
     faults_of_routes,
@@ -40,9 +47,9 @@ from relay.policy.units import (
     DAY_NS,
     HOUR_NS,
     MINUTE_NS,
+    WEB_URL,
     AnyNetwork,
     Count,
-    CredentialName,
     Duration,
     Endpoint,
     Name,
@@ -51,12 +58,14 @@ from relay.policy.units import (
     OwnName,
     PolicyPath,
     Section,
+    Several,
     Size,
     SourceAddress,
     Text,
     UpstreamHost,
-    VariableName,
+    absolute_path,
     checked,
+    https_url,
     is_loopback_host,
     one_of,
 )
@@ -65,6 +74,7 @@ from relay.queue.sorting import NULL_SENDER, is_address
 SPOOL_OF_A_SERVICE = "/var/lib/relay/spool"
 """In StateDirectory= of deploy/relay.service."""
 LEAST_RECENT_BYTES = 1024 * 1024
+MOST_HOOKS = 8
 RESTART_KEYS = ("storage", "listen", "http", "hostname", "practice")
 """Fields of a policy that are taken up at the start only; every other key is live."""
 
@@ -100,7 +110,7 @@ class TimeoutSettings(Section):
 
 
 class ListenUser(Section):
-    senders: SenderPatterns | None = None
+    senders: Several[SenderPattern] | None = None
     max_queued: Count | None = None
 
 
@@ -171,29 +181,23 @@ class Listen(Section):
         return self.users.get(user) or self.users.get(ALL_OTHERS) or ANY_USE
 
 
-_PASSWORDS = ("password_file", "password_env", "password_credential", "oauth2")
-
-
-class Auth(Section):
+class Auth(PasswordKeys):
     """The owner's account at the upstream."""
 
     user: Text
-    password_file: PolicyPath | None = None
-    password_env: VariableName | None = None
-    password_credential: CredentialName | None = None
-    """A name under `$CREDENTIALS_DIRECTORY` (systemd LoadCredential=)."""
     oauth2: OAuth2 | None = None
     mechanism: Mechanism = Mechanism.AUTO
 
     def faults(self) -> Iterator[Fault]:
-        given = [key for key in _PASSWORDS if getattr(self, key) is not None]
+        keys = (*PASSWORDS, "oauth2")
+        given = self.given(keys)
         if len(given) > 1:
             yield Fault(f"expected one password, got {' and '.join(given)}", (given[-1],))
         if self.mechanism is Mechanism.EXTERNAL:
             if given:
                 yield Fault(f"the certificate is what logs in, so {given[-1]} is of no use", ("mechanism",))
         elif not given:
-            yield Fault(f"expected one of {', '.join(_PASSWORDS)}")
+            yield Fault(f"expected one of {', '.join(keys)}")
         elif self.mechanism is not Mechanism.AUTO and self.oauth2 is not None:
             yield Fault("it takes a password; with oauth2 the key is oauth2.mechanism", ("mechanism",))
 
@@ -261,16 +265,12 @@ class SpoolEngine(enum.StrEnum):
     POSTGRESQL = "postgresql"
 
 
-def _engine(settings: dict[str, Any]) -> SpoolEngine:
-    return SpoolEngine.MAILDIR if settings.get("postgresql") is None else SpoolEngine.POSTGRESQL
-
-
 class SpoolSettings(DatabaseLogin):
     """In a policy a plain path is the whole of it, or a plain URL."""
 
     path: PolicyPath
     """With a database, what is this host's own."""
-    engine: SpoolEngine = Field(default_factory=_engine)
+    engine: SpoolEngine
 
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
@@ -278,15 +278,13 @@ class SpoolSettings(DatabaseLogin):
             yield Fault("the engine postgresql and the URL postgresql go together", ("engine",))
 
 
-def _as_settings(value: object) -> object:
-    if isinstance(value, Mapping | SpoolSettings):
-        return value
-    return {"path": SPOOL_OF_A_SERVICE, "postgresql": value} if is_database_url(value) else {"path": value}
-
-
-def _warn_after_ns(settings: dict[str, Any]) -> int:
-    """Return the default, which must not be at fault where a lifetime is short."""
-    return min(4 * HOUR_NS, int(settings["lifetime_ns"]) // 2)
+def _spool_settings(value: object) -> object:
+    """Return what a plain path or URL stands for, and which engine that is."""
+    if is_database_url(value):
+        value = {"path": SPOOL_OF_A_SERVICE, "postgresql": value}
+    settings = value if isinstance(value, Mapping) else {"path": value}
+    engine = SpoolEngine.MAILDIR if settings.get("postgresql") is None else SpoolEngine.POSTGRESQL
+    return {"engine": engine, **settings}
 
 
 class Retry(Section):
@@ -294,14 +292,12 @@ class Retry(Section):
     max_ns: Duration = Field(default=4 * HOUR_NS, alias="max")
     lifetime_ns: Duration = Field(default=5 * DAY_NS, alias="lifetime")
     """RFC 5321, 4.5.4.1: at least 4-5 days."""
-    warn_after_ns: Duration | None = Field(default_factory=_warn_after_ns, alias="warn_after")
+    warn_after_ns: Duration | None = Field(default=4 * HOUR_NS, alias="warn_after")
 
     def faults(self) -> Iterator[Fault]:
         if self.min_ns > self.max_ns:
             key = "min" if "min_ns" in self.model_fields_set else "max"
             yield Fault("min is longer than max", (key,))
-        if self.warn_after_ns is not None and self.warn_after_ns >= self.lifetime_ns:
-            yield Fault("it is not below lifetime: the bounce would come first", ("warn_after",))
 
 
 def _is_report_sender(value: str) -> bool:
@@ -310,11 +306,87 @@ def _is_report_sender(value: str) -> bool:
 
 
 class Reports(Section):
-    upstreams: UpstreamNames | None = None
+    upstreams: Several[Text] | None = None
     sender: Annotated[str, checked(_is_report_sender, "one address, in ASCII")] | None = Field(
         default=None, alias="from"
     )
     per_hour: Count | None = 60
+
+
+class HookEvent(enum.StrEnum):
+    BOUNCED = "bounced"
+    EXPIRED = "expired"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+    RESUMED = "resumed"
+    SENDER_PAUSED = "sender_paused"
+    ROUTE_DIVERTED = "route_diverted"
+    ROUTE_DOWN = "route_down"
+    ROUTE_RESTORED = "route_restored"
+
+
+def _server(url: str) -> str:
+    found = WEB_URL.match(url)
+    return "" if found is None else f"{found['scheme']}://{found['host']}{found['port'] or ''}"
+
+
+def _without_path(url: str) -> str:
+    """Return a URL as any output may show it: its path may be secret.
+
+    `…` stands for path and query, and makes it a URL that no policy takes.
+    """
+    return url if url.removeprefix(_server(url)) in ("", "/") else f"{_server(url)}/…"
+
+
+def _beside_the_policy(value: object, info: ValidationInfo) -> object:
+    match value:
+        case [str() as program, *arguments]:
+            return (str(absolute_path(program, info)), *arguments)
+        case _:
+            return value
+
+
+HookUrl = Annotated[
+    str,
+    BeforeValidator(lambda value: https_url(value, "https://example.net/relay", "addresses")),
+    PlainSerializer(_without_path),
+]
+
+
+class HookSettings(Section):
+    url: HookUrl | None = None
+    secret_file: PolicyPath | None = None
+    command: Annotated[tuple[Text, ...], NotEmpty, BeforeValidator(_beside_the_policy)] | None = None
+    events: Several[HookEvent] = tuple(HookEvent)
+    timeout_ns: Duration = Field(default=10 * SECOND_NS, alias="timeout")
+
+    def faults(self) -> Iterator[Fault]:
+        if self.url is not None and self.command is not None:
+            yield Fault("expected a url or a command, got both; write two hooks", ("command",))
+        if self.url is None and self.command is None:
+            yield Fault("expected a url or a command")
+        if self.command is not None and self.secret_file is not None:
+            yield Fault("a command gets no signature: secret_file belongs to a url", ("secret_file",))
+
+    @property
+    def key(self) -> str:
+        """Return what is the same as long as the receiver is: twelve hexadecimal digits."""
+        receiver = self.url if self.command is None else "\0".join(self.command)
+        return hashlib.sha256((receiver or "").encode()).hexdigest()[:12]
+
+    @property
+    def shown(self) -> str:
+        """Return the receiver as any output may name it: of a URL without its path, which may be secret."""
+        return _server(self.url or "") if self.command is None else self.command[0]
+
+
+def faults_of_hooks(hooks: tuple[HookSettings, ...]) -> Iterator[Fault]:
+    keys = [hook.key for hook in hooks]
+    for index, key in enumerate(keys):
+        if (first := keys.index(key)) != index:
+            yield Fault(
+                f"the same receiver as notify[{first}]: name all of its events there", ("notify", index)
+            )
 
 
 class RecentSettings(Section):
@@ -356,12 +428,12 @@ class HistoryPlace(NamedTuple):
 
 
 class Policy(Section):
-    storage: Annotated[SpoolSettings, BeforeValidator(_as_settings)] = Field(alias="spool")
+    storage: Annotated[SpoolSettings, BeforeValidator(_spool_settings)] = Field(alias="spool")
     listen: Annotated[tuple[Listen, ...], NotEmpty]
     http: Endpoint | None = None
     hostname: OwnName | None = None
     upstreams: Annotated[dict[Name, Upstream], NotEmpty]
-    retry: Retry = Field(default_factory=Retry)
+    retry: Retry = Retry()
     reports: Reports = Reports()
     lanes: dict[Name, LaneSettings] = Field(default_factory=dict, max_length=MOST_LANES)
     written_routes: Routes = Field(default=(), max_length=MOST_ROUTES, alias="routes")
@@ -370,12 +442,9 @@ class Policy(Section):
     practice: Practice | None = None
 
     def faults(self) -> Iterator[Fault]:
-        for key, found in (
-            ("lanes", faults_of_lanes(self.lanes)),
-            ("routes", faults_of_routes(self.written_routes)),
-            ("notify", faults_of_hooks(self.notify)),
-        ):
-            yield from (each._replace(at=(key, *each.at)) for each in found)
+        yield from faults_of_lanes(self.lanes)
+        yield from faults_of_routes(self.written_routes)
+        yield from faults_of_hooks(self.notify)
         of_reports = self.reports.upstreams or ()
         # Without routes the first upstream gets all other mail, which no list says.
         first = (self.default_upstream,) if of_reports and not self.written_routes else ()
@@ -418,14 +487,8 @@ class Policy(Section):
     @property
     def stand_ins(self) -> tuple[tuple[str, str], ...]:
         """Return each upstream that routes use instead of another one, with that one."""
-        return tuple(
-            dict.fromkeys(
-                (name, before)
-                for route in self.routes
-                for index, name in enumerate(route.upstreams)
-                for before in route.upstreams[:index]
-            )
-        )
+        pairs = (combinations(reversed(route.upstreams), 2) for route in self.routes)
+        return tuple(dict.fromkeys(chain.from_iterable(pairs)))
 
     @property
     def reports_history(self) -> Path:

@@ -86,15 +86,12 @@ class OAuth2(Section):
 
     def faults(self) -> Iterator[Fault]:
         for keys in _NEEDS[self.grant]:
-            if not self._given(keys):
+            if not self.given(keys):
                 hint = _FILLED_IN if keys[0] in ("token_url", "scope") else ""
                 yield Fault(f"grant {self.grant} needs {' or '.join(keys)}{hint}", ("grant",))
         for keys in SECRETS, _KEYS:
-            if len(given := self._given(keys)) > 1:
+            if len(given := self.given(keys)) > 1:
                 yield Fault(f"expected one secret, got {' and '.join(given)}", (given[-1],))
-        for key in self._given(("client_id", *SECRETS, "refresh_token_file", *_KEYS)):
+        for key in self.given(("client_id", *SECRETS, "refresh_token_file", *_KEYS)):
             if key not in _USES[self.grant]:
                 yield Fault(f"grant {self.grant} does not use it", (key,))
-
-    def _given(self, keys: tuple[str, ...]) -> list[str]:
-        return [key for key in keys if getattr(self, key) is not None]

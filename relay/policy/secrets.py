@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.clock import SECOND_NS
-from relay.policy.database import DatabaseLogin
+from relay.policy.database import PASSWORDS, DatabaseLogin
 from relay.policy.document import Fault, Steps
 from relay.policy.model import Auth, Policy
 from relay.policy.named_file import SecretError as SecretError  # noqa: PLC0414 - all of this raises it
@@ -30,7 +30,6 @@ from relay.policy.named_file import read_regular
 from relay.policy.oauth2 import SECRETS, OAuth2
 from relay.policy.units import Section, written_key
 
-PASSWORDS = ("password_file", "password_env", "password_credential")
 MAX_PASSWORD_BYTES = 16 << 10
 """Of a refresh token as well."""
 MAX_FILE_BYTES = 8 << 20

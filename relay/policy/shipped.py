@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from relay.policy.document import Document, Fault, Steps
-from relay.policy.units import Duration, NotEmpty, OneOrMore, Section, Text, checked, matching, one_of
+from relay.policy.units import Duration, Section, Several, Text, checked, matching, one_of
 from relay.smtp.reply import Phase
 from relay.verdicts.phrases import Phrases
 from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Judge, Layer, Rule
@@ -46,20 +46,17 @@ Phrase = Annotated[
         f"a phrase of at most {LONGEST_PHRASE} characters",
     ),
 ]
-Texts = Annotated[tuple[Phrase, ...], OneOrMore, NotEmpty]
-Codes = Annotated[tuple[Code, ...], OneOrMore, NotEmpty]
-EnhancedCodes = Annotated[tuple[Enhanced, ...], OneOrMore, NotEmpty]
 
 
 class VerdictRule(Section):
     """One rule.  What it does not name matches anything; it must name something."""
 
-    phase: Annotated[tuple[Phase, ...], OneOrMore, NotEmpty] = tuple(sorted(FROM_MAIL))
-    code: Codes | None = None
-    enhanced: EnhancedCodes | None = None
-    text: Texts | None = None
-    but_not: Texts | None = None
-    but_not_enhanced: EnhancedCodes | None = None
+    phase: Several[Phase] = tuple(sorted(FROM_MAIL))
+    code: Several[Code] | None = None
+    enhanced: Several[Enhanced] | None = None
+    text: Several[Phrase] | None = None
+    but_not: Several[Phrase] | None = None
+    but_not_enhanced: Several[Enhanced] | None = None
     names_sender: bool = False
     verdict: Annotated[str, one_of(lambda: WORDS)]
     wait_ns: Duration | None = Field(default=None, alias="wait")

@@ -1,4 +1,4 @@
-"""From the text of `policy.yaml` to a `Policy`, or to everything that is wrong with it.
+"""From the text of `policy.yaml` to a `Policy`, or to everything that is wrong with it; and back to text.
 
 Guarantees: any bytes become a `Policy` or a `PolicyError`, and nothing else is raised.  `parse_policy` is
 pure; `read_policy` reads the file, and like `inspected_policy` looks at every file and secret that a good
@@ -6,6 +6,8 @@ text names, so that a policy which it returns can be put to work.
 A fault quotes nothing of the file, since a password may stand at any place by mistake, as a value or as a
 key: it has file, line, column, the kind of value, and of keys only those that a policy has.  Any other key is
 shown as `?`.
+Policies are compared as they are written out, and told so (`Section.as_written`), so two of them without a
+difference mean the same, but for what is hidden (the path of a hook's URL, the name of a credential).
 """
 
 import difflib
@@ -16,16 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from relay.policy.document import MAX_BYTES, Document, Fault, Mark, Step, Steps
-from relay.policy.model import Policy
+from relay.policy.model import RESTART_KEYS, Policy
 from relay.policy.named_file import read_regular
 from relay.policy.secrets import unusable
 from relay.policy.shipped import with_presets
-from relay.policy.units import BROKEN, Section
+from relay.policy.units import BROKEN, Section, written_key
 
+_RESTART = frozenset(written_key(Policy, key) for key in RESTART_KEYS)
+_LONGEST_LINE = 1_000_000
 WHOLE = "policy"
 """The key of a fault that is about the whole file."""
 FOREIGN_KEY = "?"
@@ -40,7 +45,7 @@ _WORDS = {
     "int_type": "expected a whole number",
     "bool_type": "expected true or false",
     "bool_parsing": "expected true or false",
-    "string_type": "expected text",
+    "string_type": "expected text; a number needs quotes",
     "string_too_short": "expected text, got none",
     "string_too_long": "expected at most {max_length} characters",
     "too_long": "expected at most {max_length}",
@@ -52,15 +57,6 @@ _WORDS = {
     "value_error": "{error}",
 }
 """By pydantic's types of errors; another one `does not fit here`."""
-_KINDS = {
-    type(None): "nothing",
-    bool: "true or false",
-    int: "a number",
-    str: "text",
-    list: "a list",
-    dict: "a mapping",
-}
-"""What a document may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +160,6 @@ def _faults_of(document: Document, error: ValidationError) -> Iterator[Fault]:
             for message, at, _ in detail["ctx"]["faults"]:
                 yield Fault(message, (*steps, *at), document.mark_of((*steps, *at)))
             continue
-        if kind == "default_factory_not_called":
-            continue  # a default that other keys make is no fault of its own
         is_of_key = kind == "extra_forbidden"
         if steps[-1:] == ("[key]",) and not is_of_key:
             # Pydantic's own step, behind the key of a mapping of names.
@@ -182,13 +176,9 @@ def _words(detail: ErrorDetails, steps: Steps) -> str:
         return _of_unknown_key(steps)
     if kind == "missing" and steps[-1] == "limits":
         return "this key is required: what the provider allows, or `limits: []` for as fast as it takes mail"
-    found, context = _KINDS[type(detail["input"])], detail.get("ctx", {})
-    words = _WORDS.get(kind, "this does not fit here").format(**context)
-    if kind != "value_error":
-        words = words.replace("'", "")  # around the words of an enumeration
-    if kind.endswith("_type") or (found != "text" and kind in ("value_error", "enum", "literal_error")):
-        words += f", got {found}"
-    return f"{words}; put it in quotes" if kind == "string_type" and found == "a number" else words
+    # pydantic puts the words of an enumeration in quotes, all of which are ours
+    words = _WORDS.get(kind, "this does not fit here").format(**detail.get("ctx", {}))
+    return words.replace("'", "") if kind in ("enum", "literal_error") else words
 
 
 def _of_unknown_key(steps: Steps) -> str:
@@ -234,3 +224,70 @@ def _sections() -> dict[Step, type[Section]]:
 
 def _annotations(section: type[Section]) -> dict[str, object]:
     return {each.alias or name: each.annotation for name, each in section.model_fields.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that another policy has, lacks, or has otherwise."""
+
+    about: str
+    """The key, such as `upstreams.isp.limits`."""
+    was: str | None
+    """As a policy has it; None: it was added."""
+    now: str | None
+    """None: it was removed."""
+    needs_restart: bool = False
+
+    @property
+    def words(self) -> str:
+        """Return what was and what is now: `upstreams.isp.connections: 4 → 5`."""
+        return f"{self.about}: {' → '.join(each for each in (self.was, self.now) if each is not None)}"
+
+    @property
+    def sign(self) -> str:
+        """Return + for what was added, - for what was removed, ~ for what is another."""
+        return "+" if self.was is None else "-" if self.now is None else "~"
+
+
+def changes_needing_restart(old: Policy, new: Policy) -> list[str]:
+    """Return the fields; `written_key` says what a policy calls them."""
+    return [key for key in RESTART_KEYS if getattr(old, key) != getattr(new, key)]
+
+
+def differences(old: Policy, new: Policy) -> list[Difference]:
+    found = list(_between("", old.as_written(), new.as_written()))
+    before, after = old.default_upstream, new.default_upstream
+    if before != after:
+        found.insert(0, ("first of upstreams", before, after))
+    return [Difference(about, was, now, about.partition(".")[0] in _RESTART) for about, was, now in found]
+
+
+def policy_text(policy: Policy) -> str:
+    """Return a policy file that means the same, but for what it hides (`Section.as_written`)."""
+    return _yaml(policy.as_written(), is_flow=None)
+
+
+def _between(about: str, old: object, new: object) -> Iterator[tuple[str, str | None, str | None]]:
+    match old, new:
+        case dict(), dict():
+            for key in dict.fromkeys([*old, *new]):
+                below = f"{about}.{key}" if about else key
+                if key not in old or key not in new:
+                    was, now = (_yaml(its[key]) if key in its else None for its in (old, new))
+                    yield (below, was, now)
+                else:
+                    yield from _between(below, old[key], new[key])
+            if set(old) == set(new) and list(old) != list(new):
+                yield (f"order of {about}", ", ".join(old), ", ".join(new))
+        case list(), list() if any(each not in new for each in old) or any(each not in old for each in new):
+            yield from ((about, _yaml(each), None) for each in old if each not in new)
+            yield from ((about, None, _yaml(each)) for each in new if each not in old)
+        case _ if old != new:
+            yield (about, _yaml(old), _yaml(new))
+
+
+def _yaml(value: object, *, is_flow: bool | None = True) -> str:
+    text: str = yaml.safe_dump(
+        value, default_flow_style=is_flow, sort_keys=False, allow_unicode=True, width=_LONGEST_LINE
+    )
+    return text.removesuffix("...\n").rstrip("\n") if is_flow else text

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -86,6 +86,10 @@ class Section(BaseModel):
             for key in (name, its.alias)
         }
         return {key: value for key, value in write(self).items() if key not in unset}
+
+    def given(self, keys: Iterable[str]) -> list[str]:
+        """Return those of the keys that are there."""
+        return [key for key in keys if getattr(self, key) is not None]
 
     def as_written(self) -> dict[str, Any]:
         """Return what a policy would say, presets and defaults written out; no secret is in it."""
@@ -271,7 +275,12 @@ def https_url(value: object, example: str, what_crosses: str) -> str:
 
 NotEmpty = AfterValidator(_not_empty)
 """Not `min_length`, which pydantic finds at fault also where each of the entries is."""
-OneOrMore = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else (value,))
+_T = TypeVar("_T")
+Several = Annotated[
+    tuple[_T, ...],
+    BeforeValidator(lambda value: value if isinstance(value, list | tuple) else (value,)),
+    NotEmpty,
+]
 """One value stands for a list of it."""
 Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST_COUNT)]
 Percent = Annotated[int, Field(strict=True, ge=1, le=100)]

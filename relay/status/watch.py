@@ -11,9 +11,9 @@ from itertools import islice
 
 from relay import __version__
 from relay.clock import Clock
-from relay.policy.differences import differences
 from relay.policy.lane import lanes_of, numbers_of, with_ceilings
 from relay.policy.model import Policy, Upstream
+from relay.policy.source import differences
 from relay.queue.counts import Sums, total
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.queued import State

@@ -14,11 +14,11 @@ from pydantic import BaseModel
 
 from relay import __version__
 from relay.policy.database import HistorySettings
-from relay.policy.hook import HookSettings
 from relay.policy.lane import LaneSettings, RouteSettings
 from relay.policy.limits import LimitSettings
 from relay.policy.model import (
     Auth,
+    HookSettings,
     Listen,
     ListenUser,
     Policy,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from relay.policy.differences import changes_needing_restart, differences
 from relay.policy.model import Policy
+from relay.policy.source import changes_needing_restart, differences
 from relay.policy.units import written_key
 from tests.unit.policy.examples import SMALL, with_upstream
 from tests.unit.policy.reading import parse

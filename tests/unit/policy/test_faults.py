@@ -26,18 +26,18 @@ TABLES: dict[str, tuple[str, str]] = {
     "upstream": (
         "UPSTREAM",
         """
-limits: [], port: ¦'587'                 | port | a whole number, got text
-limits: [], port: ¦true                  | port | a whole number, got true or false
-limits: [], port: ¦[1]                   | port | a whole number, got a list
+limits: [], port: ¦'587'                 | port | a whole number
+limits: [], port: ¦true                  | port | a whole number
+limits: [], port: ¦[1]                   | port | a whole number
 limits: [], port: ¦70000                 | port | at most 65535
 limits: [], max_messages: ¦10000000000   | max_messages | at most 1000000000
 limits: [], tls: ¦'no'                   | tls | starttls, implicit or none
-limits: [], tls: ¦null                   | tls | starttls, implicit or none, got nothing
+limits: [], tls: ¦null                   | tls | starttls, implicit or none
 limits: [], pipelining: ¦never           | pipelining | true or false
-limits: [], guard: ¦1                    | guard | such as 30s, 5m, 4h or 5d, got a number
+limits: [], guard: ¦1                    | guard | such as 30s, 5m, 4h or 5d
 limits: [], guard: ¦0s                   | guard | above zero
-limits: [], history: ¦''                 | history | a path, got none
-limits: [], history: ¦5                  | history | a path, got a number
+limits: [], history: ¦''                 | history | a path
+limits: [], history: ¦5                  | history | a path
 limits: [], history: ¦~/history          | history | ~ is not expanded
 limits: [], history: ¦postgresql://u:hunter2@db/relay | history | without a password
 limits: [], history: ¦'postgresql://u@db/relay?sslmode=disable' | history | no parameters but
@@ -45,9 +45,9 @@ limits: [], history: {postgresql: ¦db.example} | history.postgresql | such as p
 limits: [], history: ¦{}                 | history | one of path and postgresql
 limits: [], history: {path: h, ca_file: ¦c} | history.ca_file | without postgresql
 limits: [], source_address: ¦localhost   | source_address | an IP address of this host
-limits: [], auth: ¦hunter2               | auth | a mapping of keys, got text
-limits: [], auth: {user: ¦'', password_env: A}  | auth.user | text, got none
-limits: [], auth: {user: ¦123, password_env: A} | auth.user | got a number; put it in quotes
+limits: [], auth: ¦hunter2               | auth | a mapping of keys
+limits: [], auth: {user: ¦'', password_env: A}  | auth.user | text
+limits: [], auth: {user: ¦123, password_env: A} | auth.user | a number needs quotes
 limits: [], auth: ¦{user: a}             | auth | expected one of password_file
 limits: [], auth: {user: a, password_file: f, password_env: ¦E} | auth.password_env | one password
 limits: [], auth: {user: a, password_env: ¦a-b} | auth.password_env | an environment variable
@@ -57,8 +57,8 @@ limits: [], tls: ¦none, auth: {user: a, oauth2: GRANT} | tls | in the clear
 limits: [], auth: {user: a, password_file: f, oauth2: ¦GRANT} | auth.oauth2 | one password
 limits: [], auth: {user: a, mechanism: ¦plain, oauth2: GRANT} | auth.mechanism | oauth2.mechanism
 limits: [], provider: ¦gmial             | provider | gmail
-limits: ¦{messages: 1, per: 1m}          | limits | a list, got a mapping
-limits: [¦5]                             | limits[0] | a mapping of keys, got a number
+limits: ¦{messages: 1, per: 1m}          | limits | a list
+limits: [¦5]                             | limits[0] | a mapping of keys
 limits: [¦{per: 1m}]                     | limits[0] | a number of messages
 limits: [{messages: 1, recipients: ¦1, per: 1m}] | limits[0].recipients | write two limits
 limits: [{messages: 1, bytes: ¦1M, per: 1m}] | limits[0].bytes | write two limits
@@ -113,7 +113,6 @@ limits: [{connections: 1, per: 1m, for_each: ¦sender}] | limits[0].for_each | c
         """
 retry: {min: ¦2h, max: 1h}               | retry.min | longer than max
 retry: {max: ¦1m}                        | retry.max | longer than max
-retry: {lifetime: 4h, warn_after: ¦4h}   | retry.warn_after | the bounce would come first
 http: ¦localhost:80                      | http | ADDRESS:PORT
 hostname: ¦a b                           | hostname | a domain name
 ¦'[key]': 1                              | ? | known here
@@ -143,7 +142,7 @@ reports: {upstreams: ¦twin}              | reports.upstreams[0] | it shares its
 reports: {from: ¦postmaster@ü.example}   | reports.from | one address, in ASCII
 notify: [{url: ¦'http://example.net/x'}] | notify[0].url | http is for this host only
 notify: [{url: ¦'https://u:hunter2@example.net/'}] | notify[0].url | a URL such as
-notify: [{url: 'https://a.example', command: ¦[x]}] | notify[0].command | a url or a command, got both
+notify: [{url: 'https://a.example', command: ¦[x]}] | notify[0].command | a url or a command
 notify: [¦{events: [bounced]}]           | notify[0] | a url or a command
 notify: [{command: [x], secret_file: ¦s}] | notify[0].secret_file | a command gets no signature
 notify: [{command: ¦[]}]                 | notify[0].command | at least one

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from relay.mail.envelope import Envelope
-from relay.policy.lane import lanes_of, rules_of_lanes, sorter_of, with_ceilings
+from relay.policy.lane import lanes_of, sorter_of, with_ceilings
 from relay.policy.limits import LimitSettings
 from relay.policy.model import Policy
 from relay.queue.lanes import Lane
@@ -40,7 +40,7 @@ def test_every_key_of_a_lane() -> None:
         )
     )
 
-    assert rules_of_lanes(policy.lanes) == (
+    assert sorter_of(policy.lanes, ()).rules == (
         SortingRule(
             "urgent",
             senders=("noreply@here.example", "<>"),

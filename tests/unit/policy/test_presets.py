@@ -5,10 +5,10 @@ from datetime import date
 
 import pytest
 
-from relay.policy.differences import policy_text
 from relay.policy.model import Tls, Upstream
 from relay.policy.oauth2 import OAuth2
 from relay.policy.shipped import provider_of, providers
+from relay.policy.source import policy_text
 from tests.unit.policy.examples import INTERFACE, SMALL, with_upstream
 from tests.unit.policy.reading import faults, parse
 
