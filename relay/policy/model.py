@@ -33,6 +33,8 @@ from relay.policy.lane import (
     MOST_LANES,
     MOST_ROUTES,
     LaneSettings,
+    Limits,
+    LimitSettings,
     Routes,
     RouteSettings,
     SenderPattern,
@@ -40,8 +42,6 @@ from relay.policy.lane import (
     faults_of_names,
     faults_of_routes,
 )
-from relay.policy.limits import Limits, LimitSettings
-from relay.policy.oauth2 import OAuth2
 from relay.policy.shipped import VerdictRule, providers
 from relay.policy.units import (
     DAY_NS,
@@ -50,6 +50,7 @@ from relay.policy.units import (
     WEB_URL,
     AnyNetwork,
     Count,
+    CredentialName,
     Duration,
     Endpoint,
     Name,
@@ -63,10 +64,12 @@ from relay.policy.units import (
     SourceAddress,
     Text,
     UpstreamHost,
+    VariableName,
     absolute_path,
     checked,
     https_url,
     is_loopback_host,
+    matching,
     one_of,
 )
 from relay.queue.sorting import NULL_SENDER, is_address
@@ -153,14 +156,11 @@ class Listen(Section):
     def faults(self) -> Iterator[Fault]:
         is_open = not self.address.is_loopback
         if is_open and not self.clients and self.users_file is None:
-            words = "it is open to the network, and an open relay is never run: name clients or a users_file"
-            yield Fault(words, ("address",))
+            yield Fault("it would be an open relay: name clients or a users_file", ("address",))
         if self.users and self.users_file is None:
             yield Fault("nobody logs in without a users_file", ("users",))
         if is_open and self.users_file is not None and self.certificate is None:
-            yield Fault(
-                "passwords would cross the network in the clear: it needs a certificate", ("users_file",)
-            )
+            yield Fault("it needs a certificate, or passwords would be in the clear", ("users_file",))
         if self.key is not None and self.certificate is None:
             yield Fault("a key is of no use without a certificate", ("key",))
         if self.tls is Tls.NONE:
@@ -170,8 +170,8 @@ class Listen(Section):
 
     def may_send(self, user: str, reverse_path: str) -> bool:
         """Return whether a user may give this at MAIL.  A bounce pretends to be nobody."""
-        rule = self._rule_of(user)
-        return rule.senders is None or not reverse_path or is_address(rule.senders, reverse_path)
+        senders = self._rule_of(user).senders
+        return senders is None or not reverse_path or is_address(senders, reverse_path)
 
     def most_queued(self, user: str | None) -> int | None:
         """Return how many messages a user, or a client without a login, may have in the queue."""
@@ -179,6 +179,88 @@ class Listen(Section):
 
     def _rule_of(self, user: str) -> ListenUser:
         return self.users.get(user) or self.users.get(ALL_OTHERS) or ANY_USE
+
+
+class GrantType(enum.StrEnum):
+    """How an access token is asked for (RFC 6749; of a service account RFC 7523)."""
+
+    REFRESH_TOKEN = "refresh_token"  # noqa: S105 - the name of a grant
+    CLIENT_CREDENTIALS = "client_credentials"
+    SERVICE_ACCOUNT = "service_account"
+
+
+class TokenMechanism(enum.StrEnum):
+    """A SASL mechanism that takes an access token; AUTO is the one offered, OAUTHBEARER before XOAUTH2."""
+
+    AUTO = "auto"
+    XOAUTH2 = "xoauth2"
+    OAUTHBEARER = "oauthbearer"
+
+
+SECRETS = ("client_secret_file", "client_secret_env", "client_secret_credential")
+_KEYS = ("key_file", "key_credential")
+_OF_GRANTS = ("client_id", *SECRETS, "refresh_token_file", *_KEYS)
+"""The keys that not all grants use."""
+_NEEDS = {
+    GrantType.REFRESH_TOKEN: (("client_id",), ("refresh_token_file",), ("token_url",)),
+    GrantType.CLIENT_CREDENTIALS: (("client_id",), SECRETS, ("token_url",), ("scope",)),
+    GrantType.SERVICE_ACCOUNT: (_KEYS, ("scope",)),
+}
+"""Of each of these one key.  A public client with a refresh token has no secret, any other may."""
+
+ServerUrl = Annotated[
+    str, BeforeValidator(lambda value: https_url(value, "https://login.example.net/token", "secrets"))
+]
+Tenant = Annotated[
+    str,
+    matching(
+        "[A-Za-z0-9][A-Za-z0-9.-]{0,252}",
+        "a tenant: its id, or one of its domains such as example.onmicrosoft.com",
+    ),
+]
+TokenScope = Annotated[
+    str,
+    matching(
+        r"[!#-\[\]-~]+(?: [!#-\[\]-~]+)*",
+        "a scope: words of printable ASCII with one space between them (RFC 6749, 3.3)",
+    ),
+]
+
+
+class OAuth2(Section):
+    """What takes the place of a password; `provider` fills in the URLs and the scope."""
+
+    grant: GrantType
+    client_id: Text | None = None
+    client_secret_file: PolicyPath | None = None
+    """A public client of the refresh_token grant has no secret."""
+    client_secret_env: VariableName | None = None
+    client_secret_credential: CredentialName | None = None
+    refresh_token_file: PolicyPath | None = None
+    key_file: PolicyPath | None = None
+    key_credential: CredentialName | None = None
+    tenant: Tenant | None = None
+    token_url: ServerUrl | None = None
+    device_url: ServerUrl | None = None
+    login_url: ServerUrl | None = None
+    scope: TokenScope | None = None
+    mechanism: TokenMechanism = TokenMechanism.AUTO
+
+    def faults(self) -> Iterator[Fault]:
+        for keys in _NEEDS[self.grant]:
+            if not self.given(keys):
+                words = f"grant {self.grant} needs {' or '.join(keys)}"
+                hint = "; a provider fills it in, and microsoft365 needs tenant for that"
+                yield Fault(words + hint * (keys[0] in ("token_url", "scope")), ("grant",))
+        for keys in SECRETS, _KEYS:
+            if len(given := self.given(keys)) > 1:
+                yield Fault(f"expected one secret, got {' and '.join(given)}", (given[-1],))
+        used = {*chain.from_iterable(_NEEDS[self.grant])}
+        if self.grant is GrantType.REFRESH_TOKEN:
+            used |= {*SECRETS}
+        for key in self.given(_OF_GRANTS):
+            if key not in used:
+                yield Fault(f"grant {self.grant} does not use it", (key,))
 
 
 class Auth(PasswordKeys):
@@ -244,15 +326,12 @@ class Upstream(Section):
     def faults(self) -> Iterator[Fault]:
         auth = self.auth
         if self.tls is Tls.NONE and auth is not None and not is_loopback_host(self.host):
-            words = "the password would cross the network in the clear: auth needs tls: starttls or implicit"
-            yield Fault(words, ("tls",))
+            yield Fault("the password would be in the clear: write starttls or implicit", ("tls",))
         if self.tls is Tls.NONE and self.tls_certificate is not None:
             yield Fault("it is shown in TLS only: tls is none", ("tls_certificate",))
         if self.tls_certificate is None:
             if auth is not None and auth.mechanism is Mechanism.EXTERNAL:
-                yield Fault(
-                    "external logs in by a certificate: it needs tls_certificate", ("auth", "mechanism")
-                )
+                yield Fault("to log in by a certificate it needs tls_certificate", ("auth", "mechanism"))
             if self.tls_key is not None:
                 yield Fault("a key is of no use without a certificate", ("tls_key",))
 

@@ -24,10 +24,9 @@ from typing import Any
 from relay.clock import SECOND_NS
 from relay.policy.database import PASSWORDS, DatabaseLogin
 from relay.policy.document import Fault, Steps
-from relay.policy.model import Auth, Policy
+from relay.policy.model import SECRETS, Auth, OAuth2, Policy
 from relay.policy.named_file import SecretError as SecretError  # noqa: PLC0414 - all of this raises it
 from relay.policy.named_file import read_regular
-from relay.policy.oauth2 import SECRETS, OAuth2
 from relay.policy.units import Section, written_key
 
 MAX_PASSWORD_BYTES = 16 << 10

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from relay.clock import SECOND_NS
 from relay.mail.text import clean
-from relay.policy.model import Auth, Upstream
-from relay.policy.oauth2 import GrantType, OAuth2
+from relay.policy.model import Auth, GrantType, OAuth2, Upstream
 from relay.policy.secrets import AccountSecrets
 from relay.sender.refresh_token_file import RefreshTokenFile
 from relay.smtp.reply import Phase

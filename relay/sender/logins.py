@@ -14,9 +14,8 @@ import asyncio
 import functools
 
 from relay.mail.text import clean
-from relay.policy.model import Auth, Mechanism, Upstream
+from relay.policy.model import Auth, Mechanism, OAuth2, TokenMechanism, Upstream
 from relay.policy.named_file import FileChange, WatchedFiles
-from relay.policy.oauth2 import OAuth2, TokenMechanism
 from relay.policy.secrets import (
     AccountSecrets,
     KeyPair,

@@ -5,8 +5,7 @@ from fractions import Fraction
 import pytest
 
 from relay.mail.envelope import Envelope
-from relay.policy.lane import lanes_of, sorter_of, with_ceilings
-from relay.policy.limits import LimitSettings
+from relay.policy.lane import LimitSettings, lanes_of, sorter_of, with_ceilings
 from relay.policy.model import Policy
 from relay.queue.lanes import Lane
 from relay.queue.sorting import SortingRule

@@ -5,8 +5,7 @@ from datetime import date
 
 import pytest
 
-from relay.policy.model import Tls, Upstream
-from relay.policy.oauth2 import OAuth2
+from relay.policy.model import OAuth2, Tls, Upstream
 from relay.policy.shipped import provider_of, providers
 from relay.policy.source import policy_text
 from tests.unit.policy.examples import INTERFACE, SMALL, with_upstream
