@@ -16,8 +16,8 @@ from relay.policy.units import written_key
 from relay.sender.sender import Sender
 from relay.status.snapshot import PolicyStatus
 from relay.status.watch import Watch
+from relay.telemetry.metrics import Telemetry
 from relay.telemetry.outcomes import OutcomeStore
-from relay.telemetry.telemetry import Telemetry
 
 MOST_CHANGES = 20
 LONGEST_CHANGE = 300

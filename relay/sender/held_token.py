@@ -17,7 +17,7 @@ from relay.sender.refresh_token_file import RefreshTokenFile
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
 from relay.spool.disk.durable import Disk
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Telemetry
 from relay.upstream.connection import UpstreamUnavailable
 from relay.upstream.oauth.answers import Denied
 from relay.upstream.oauth.token_server import TokenRequest

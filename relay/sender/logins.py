@@ -28,7 +28,7 @@ from relay.sender.held_token import Ask, HeldToken
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
 from relay.spool.disk.durable import Disk
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Telemetry
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable
 from relay.upstream.oauth.token_server import ask as ask_server
 from relay.verdicts.outcome import Answer

@@ -32,7 +32,7 @@ from relay.policy.model import (
 )
 from relay.policy.shipped import VerdictRule
 from relay.policy.source import parse_policy
-from relay.telemetry.event_table import KINDS
+from relay.telemetry.events import KINDS
 from relay.telemetry.metric_table import METRICS
 from tests.system import postfix, prometheus
 from tests.system.demand import demand, missing_program

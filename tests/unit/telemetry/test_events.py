@@ -18,14 +18,13 @@ from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.mail.header import Names
 from relay.smtp.reply import Phase, Reply
 from relay.spool.interface import Message
-from relay.telemetry.event_table import KINDS, Level
-from relay.telemetry.events import Delays, Events, LogStyle, Subject, Via
+from relay.telemetry.events import KINDS, Delays, Events, Level, LogStyle, Subject, Via
 from relay.telemetry.metric_table import METRICS
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
-from tests.unit.telemetry.page import fields_of
+from tests.unit.telemetry.page import fields_of, shown_fields
 
 ID = QueueId("0123456789abcdef")
 NOW = "2025-10-09T08:53:20.000Z"
@@ -58,8 +57,7 @@ def tell_everything(events: Events, foreign: str) -> None:
         if name == "delivery":
             relayed(events, foreign)
         else:
-            shown = [field for field, _ in kind.shown]
-            fields = dict.fromkeys((*kind.only_json, *shown), foreign)
+            fields = dict.fromkeys((*kind.only_json.split(), *shown_fields(kind)), foreign)
             events.tell(name, **fields)
 
 

@@ -6,8 +6,7 @@ import json
 import pytest
 
 from relay.mail.envelope import Envelope, QueueId
-from relay.telemetry.event_table import Level
-from relay.telemetry.events import Events
+from relay.telemetry.events import Events, Level
 from relay.telemetry.listeners import ListenerObserver, Tally
 from relay.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
