@@ -22,15 +22,17 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from relay.policy.units import HostPort
-from relay.status import MOST_CONNECTIONS, page
-from relay.status.chart import Samples
+from relay.status import MOST_CONNECTIONS
 from relay.status.connection_limit import BACKLOG, ConnectionLimit
+from relay.status.page import POLICY, Samples, render
 from relay.status.snapshot import MessageView, Snapshot, public, to_json, without_addresses
 from relay.telemetry.events import Events
 
 ONE_OF = 5
 """The share of the time that answers may take: mail has four times as long between two of them."""
 
+AT_ONCE = ("/healthz", "/readyz")
+"""Answers that cost nothing and wait for none."""
 SAMPLE_SECONDS = 10.0
 """Between two looks at the windows, for the charts: some ten milliseconds each at the worst."""
 
@@ -38,7 +40,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": page.POLICY,
+    "Content-Security-Policy": POLICY,
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
@@ -83,9 +85,11 @@ class StatusServer:
     async def start(self) -> HostPort:
         """Return the address with the port that the kernel gave for 0.  Raises OSError."""
         app = web.Application(middlewares=[self._guard])
-        app.add_routes([web.get("/healthz", self._healthz), web.get("/readyz", self._readyz)])
-        for path, handler in ("/", self._page), ("/metrics", self._metrics), ("/status.json", self._status):
-            app.router.add_get(path, self._in_turn(handler))
+        for path, handler in (
+            *(("/", self._page), ("/metrics", self._metrics), ("/status.json", self._status)),
+            *(("/healthz", self._healthz), ("/readyz", self._readyz)),
+        ):
+            app.router.add_get(path, handler)
         # A client that hangs up leaves the line of `_in_turn`, which would grow without end.
         bound = await self._connections.receive(app, lambda: _bind(self._address), breaks_off=True)
         self._sample()
@@ -106,7 +110,9 @@ class StatusServer:
             if not self._is_ours(request.headers.get("Host", "")):
                 # RFC 9110, 15.5.20: 421, this server does not speak for that host.
                 raise web.HTTPMisdirectedRequest(text="This is not a name of this server.\n")
-            response = await handler(request)
+            response = await (
+                handler(request) if request.path in AT_ONCE else self._in_turn(handler, request)
+            )
         except web.HTTPException as refusal:
             refusal.headers.update(_HEADERS)
             raise
@@ -116,23 +122,19 @@ class StatusServer:
         response.headers.update(_HEADERS)
         return response
 
-    def _in_turn(self, handler: _Handler) -> _Handler:
+    async def _in_turn(self, handler: _Handler, request: web.Request) -> web.StreamResponse:
         """Answer one request after another, with time for mail in between."""
-
-        async def answer(request: web.Request) -> web.StreamResponse:
-            async with self._turn:
-                if self._is_stopping:
-                    # Else aiohttp breaks off those that wait, and some of them with a traceback.
-                    return web.Response(status=503, text="stopping\n")
-                loop = asyncio.get_running_loop()
-                began_at = loop.time()
-                try:
-                    return await handler(request)
-                finally:
-                    # Also where the client hangs up: what it cost is paid for.
-                    await asyncio.sleep((ONE_OF - 1) * (loop.time() - began_at))
-
-        return answer
+        async with self._turn:
+            if self._is_stopping:
+                # Else aiohttp breaks off those that wait, and some of them with a traceback.
+                return web.Response(status=503, text="stopping\n")
+            loop = asyncio.get_running_loop()
+            began_at = loop.time()
+            try:
+                return await handler(request)
+            finally:
+                # Also where the client hangs up: what it cost is paid for.
+                await asyncio.sleep((ONE_OF - 1) * (loop.time() - began_at))
 
     def _sample(self) -> None:
         loop = asyncio.get_running_loop()
@@ -155,7 +157,7 @@ class StatusServer:
         return True
 
     async def _page(self, _request: web.Request) -> web.Response:
-        shown = page.render(public(self._source.snapshot()), self._source.coming(), self._samples)
+        shown = render(self._source.snapshot(), self._source.coming(), self._samples)
         return web.Response(text=shown, content_type="text/html")
 
     async def _metrics(self, request: web.Request) -> web.Response:

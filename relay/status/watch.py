@@ -21,8 +21,7 @@ from relay.sender.account import is_mended
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView
 from relay.spool.root.headroom import why_no_room
-from relay.status.eta import Load, Pace, opens_ns
-from relay.status.listing import NOT_IN_POLICY, Listing
+from relay.status.eta import NOT_IN_POLICY, Listing, Load, Pace, opens_ns
 from relay.status.plan import OverLimit, Plan, PlannedUpstream
 from relay.status.snapshot import (
     CertificateStatus,

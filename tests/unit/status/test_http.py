@@ -15,10 +15,10 @@ import pytest
 
 from relay.policy.units import HostPort
 from relay.status import page
-from relay.status.chart import Samples
 from relay.status.collector import SnapshotCollector
 from relay.status.http import StatusServer
-from relay.status.snapshot import MessageView, PolicyStatus, QueueState, Snapshot, UpstreamState, public
+from relay.status.page import Samples
+from relay.status.snapshot import MessageView, PolicyStatus, QueueState, Snapshot, UpstreamState
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
@@ -210,7 +210,7 @@ def test_everything_on_the_page_is_escaped() -> None:
     )
     policy = PolicyStatus(EVIL, AT_NS, last_reload_ok=False, last_error=EVIL, refused_file=EVIL)
 
-    html = page.render(public(a_snapshot(upstream=upstream, refusing_because=EVIL, policy=policy)))
+    html = page.render(a_snapshot(upstream=upstream, refusing_because=EVIL, policy=policy))
 
     assert html.count("<script") == 1, "our own"
     assert html.count("&lt;script&gt;alert(") == 4
