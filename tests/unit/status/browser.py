@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,27 +18,6 @@ OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
     *("--disable-background-networking", "--remote-debugging-port=0", "about:blank"),
 )
-
-
-FETCHED = Path("/var/cache/relay-peers")
-AXE_PACKAGE = "axe-playwright-python"
-"""Fetched for the script in it: axe-core as npm has it, without npm."""
-
-
-def why_no_axe() -> str | None:
-    if not _axe_wheels():
-        return f"no axe-core here: python3 -m pip download --no-deps -d {FETCHED} {AXE_PACKAGE}"
-    return None
-
-
-def axe() -> str:
-    """Return the script of axe-core, which defines `axe` in a page."""
-    with zipfile.ZipFile(_axe_wheels()[0]) as packed:
-        return packed.read("axe_playwright_python/axe.min.js").decode()
-
-
-def _axe_wheels() -> list[Path]:
-    return list(FETCHED.glob(f"{AXE_PACKAGE.replace('-', '_')}-*.whl"))
 
 
 class Browser:
@@ -85,7 +63,7 @@ class Browser:
         await self.call("Page.navigate", url=url)
         await self._loaded.wait()
 
-    async def look_like(self, *, width: int, theme: str = "light") -> None:
+    async def look_like(self, *, width: int) -> None:
         await self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -93,8 +71,6 @@ class Browser:
             deviceScaleFactor=1,
             mobile=width < 600,
         )
-        feature = {"name": "prefers-color-scheme", "value": theme}
-        await self.call("Emulation.setEmulatedMedia", features=[feature])
 
     async def ask(self, script: str) -> Any:
         """Return the value of an expression, also of a promise, in the page."""

@@ -1,4 +1,4 @@
-"""The status page in Chromium: on a phone and a desk, in both themes, live."""
+"""The status page in Chromium: on a phone and a desk, live."""
 
 import io
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from relay.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
 from tests.fakes.snapshots import AT_NS, a_limit, a_message, a_snapshot, an_upstream, routes
 from tests.system.demand import demand, missing_program
-from tests.unit.status.browser import PROGRAM, Browser, axe, browsing, why_no_axe
+from tests.unit.status.browser import PROGRAM, Browser, browsing
 
 pytestmark = pytest.mark.full
 
@@ -79,20 +79,13 @@ async def looking(folder: Path) -> AsyncIterator[World]:
         await server.stop()
 
 
-async def test_a_phone_and_a_desk_show_all_of_it_to_everybody(tmp_path: Path) -> None:
-    """Axe tells of WCAG 2.1 AA and of its own best practices."""
-    demand(why_no_axe())
+async def test_a_phone_and_a_desk_show_all_of_it(tmp_path: Path) -> None:
     async with looking(tmp_path) as world:
-        for width, theme in (390, "light"), (390, "dark"), (1280, "light"), (1280, "dark"):
-            await world.browser.look_like(width=width, theme=theme)
+        for width in 390, 1280:
+            await world.browser.look_like(width=width)
             await world.browser.open(world.url)
             assert await world.browser.ask("document.documentElement.scrollWidth") <= width
             assert await world.browser.ask(TOO_WIDE % width) == []
-            back = "rgb(244, 246, 249)" if theme == "light" else "rgb(15, 19, 25)"
-            assert await world.browser.ask("getComputedStyle(document.body).backgroundColor") == back
-            await world.browser.ask(axe() + "; 0")
-            found = await world.browser.ask("axe.run().then(told => told.violations)")
-            assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
         assert world.browser.complaints == []
 
 
