@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.policy.shipped import provider_rules, providers, standard_rules
-from relay.smtp.reply import Phase, Reply
+from relay.smtp.reply import Phase
 from relay.verdicts.echo import ClientWords, without_echo
-from relay.verdicts.verdict import ABOUT_US, Judge, Verdict
-from tests.unit.policy.corpus import Case, cases, parsed
+from relay.verdicts.verdict import Judge, Verdict
+from tests.unit.policy.corpus import parsed
 
 JUDGES = {name: Judge((*provider_rules(name), *standard_rules())) for name in (None, *providers())}
 FOUND_IN_RULES = sorted(
@@ -27,7 +27,6 @@ FOUND_IN_RULES = sorted(
         for phrase in phrases.phrases
     }
 )
-OWN = [case for case in cases("own") if case.phase in {Phase.RCPT, Phase.EOD, Phase.MAIL}]
 
 # What rules, waits, windows and codes are read from, and what quoting and folding stumble over.
 SAID = st.sampled_from(FOUND_IN_RULES) | st.sampled_from(
@@ -182,32 +181,6 @@ def test_what_a_client_said_never_changes_the_verdict_by_being_printed(
 
     # Where nobody can tell whose the words are the message is deferred, which harms no other mail.
     assert ruling.is_in_doubt or ruling.words == expected.words
-
-
-@given(
-    st.sampled_from(OWN),
-    ADDRESS,
-    ADDRESS,
-    SUBJECT | st.sampled_from([case.reply.text for case in OWN]),
-    st.sampled_from(["{}", "{} <{}>", "<{1}>: {0}", "{0} ({1})", "{0} for {1}"]),
-)
-def test_no_word_of_a_client_makes_a_refusal_of_us_a_bounce(
-    case: Case, sender: str, recipient: str, subject: str, shape: str
-) -> None:
-    recipients = (recipient,) if case.phase is Phase.RCPT else (recipient, JOE)
-    shown = sender if case.phase is Phase.MAIL else recipient
-    header = f"Subject: {subject}\r\n\r\n".encode() if case.phase is Phase.EOD else b""
-    words = ClientWords(sender, () if case.phase is Phase.MAIL else recipients, header)
-    lines = tuple(shape.format(line, internal(shown)) for line in case.reply.lines[-1:])
-    lines = (*case.reply.lines[:-1], *lines)
-    reply = Reply(case.reply.code, case.reply.enhanced, " ".join(lines), lines)
-    before = JUDGES[None].ruling(case.phase, case.reply, ClientWords(case.sender))
-    ruling = JUDGES[None].ruling(case.phase, reply, words)
-
-    if before.verdict in ABOUT_US:
-        assert ruling.verdict in ABOUT_US | {Verdict.DEFER}
-    else:
-        assert ruling.verdict is not Verdict.BOUNCE or before.verdict is Verdict.BOUNCE
 
 
 @pytest.mark.parametrize(
