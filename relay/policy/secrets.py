@@ -34,7 +34,6 @@ MAX_PASSWORD_BYTES = 16 << 10
 MAX_FILE_BYTES = 8 << 20
 """Of any other file: the authorities of Debian have 220 KiB."""
 NO_PSYCOPG = "it needs the package psycopg: install relay-smarthost[postgresql]"
-STANDARD_KEY_PREFIX = "whsec_"
 MAX_HASH_MEMORY_KIB = 1 << 20
 """Of one argon2id check, 1 GiB: a file of users must not become a memory bomb."""
 
@@ -94,12 +93,11 @@ def _secret_of(section: Auth | OAuth2 | DatabaseLogin | None, *keys: str) -> str
 def read_refresh_token(path: Path) -> str:
     """Return a refresh token.  Raises SecretError, and NotLoggedIn where there is no such file."""
     try:
-        content = _read_private(path, MAX_PASSWORD_BYTES)
+        return read_password_file(path)
     except SecretError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise NotLoggedIn("there is no refresh token yet", path) from None
         raise
-    return _password(content, path)
 
 
 def read_service_account(path: Path) -> str:
@@ -160,13 +158,13 @@ def read_signing_key(path: Path) -> bytes:
 
     After `whsec_` it is base64, as Standard Webhooks has it; any other text is the key itself.
     """
-    text = read_password_file(path)
-    if not text.startswith(STANDARD_KEY_PREFIX):
-        return text.encode()
+    prefix, whsec, encoded = read_password_file(path).partition("whsec_")
+    if prefix or not whsec:
+        return (prefix + whsec + encoded).encode()
     with contextlib.suppress(ValueError):
-        if key := base64.b64decode(text.removeprefix(STANDARD_KEY_PREFIX), validate=True):
+        if key := base64.b64decode(encoded, validate=True):
             return key
-    raise SecretError(f"it has no base64 after {STANDARD_KEY_PREFIX}", path)
+    raise SecretError("it has no base64 after whsec_", path)
 
 
 def read_users(path: Path) -> dict[str, str]:
@@ -276,10 +274,9 @@ class KeyPair:
     key: bytes = field(repr=False)
 
     @property
-    def fingerprint(self) -> str | None:
+    def fingerprint(self) -> str:
         """SHA-256 of the certificate that is shown, as `openssl x509 -fingerprint -sha256` prints it."""
-        shown = self._shown()
-        return None if shown is None else hashlib.sha256(shown).digest().hex(":").upper()
+        return hashlib.sha256(self._shown()).digest().hex(":").upper()
 
     @property
     def ends_at_ns(self) -> int | None:
@@ -287,14 +284,14 @@ class KeyPair:
         from cryptography import x509  # noqa: PLC0415 - it takes 0.2 s, and listener processes do not ask
 
         try:
-            shown = x509.load_der_x509_certificate(self._shown() or b"")
+            shown = x509.load_der_x509_certificate(self._shown())
         except ValueError:
             return None
         return int(shown.not_valid_after_utc.timestamp()) * SECOND_NS
 
-    def _shown(self) -> bytes | None:
+    def _shown(self) -> bytes:
         found = _FIRST_CERTIFICATE.search(self.chain)
-        return None if found is None else ssl.PEM_cert_to_DER_cert(found[0].decode("ascii"))
+        return b"" if found is None else ssl.PEM_cert_to_DER_cert(found[0].decode("ascii"))
 
 
 def read_key_pair(certificate: Path, key: Path | None) -> KeyPair:

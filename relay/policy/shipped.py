@@ -19,6 +19,7 @@ from pydantic import BeforeValidator, Field
 
 from relay.policy.document import Document, Fault, Steps
 from relay.policy.units import Duration, Section, Several, Text, checked, matching, one_of
+from relay.queue.sorting import is_like
 from relay.smtp.reply import Phase
 from relay.verdicts.phrases import Phrases
 from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Judge, Layer, Rule
@@ -65,8 +66,7 @@ class VerdictRule(Section):
 
     def faults(self) -> Iterator[Fault]:
         try:
-            # A rule itself knows what its phases allow.
-            Rule(Layer.OPERATOR, *WORDS[self.verdict], "", "", phases=frozenset(self.phase))
+            self.rule(Layer.OPERATOR, "")  # it knows what its phases allow
         except ValueError as error:
             yield Fault(str(error), ("verdict",))
         if not (self.code or self.enhanced or self.text or self.names_sender):
@@ -99,10 +99,8 @@ class VerdictRule(Section):
 
 
 def _any_code(codes: tuple[str, ...] | None) -> re.Pattern[str] | None:
-    if codes is None:
-        return None
-    each = (r"\.".join(part.replace("x", "[0-9]+") for part in code.split(".")) for code in codes)
-    return re.compile(f"(?:{'|'.join(each)})\\Z")
+    each = (code.replace(".", r"\.").replace("x", "[0-9]+") for code in codes or ())
+    return re.compile(f"(?:{'|'.join(each)})\\Z") if codes else None
 
 
 def _any_phrase(phrases: tuple[str, ...] | None, *, begin_words: bool) -> Phrases | None:
@@ -154,9 +152,7 @@ def standard_judge() -> Judge:
 @functools.cache
 def provider_rules(name: str | None) -> tuple[Rule, ...]:
     """Return the rules of a provider; none where it is not known."""
-    if name is None or name not in providers():
-        return ()
-    return _rules(Layer.PROVIDER, PROVIDERS_FILE, ("providers", name, "verdicts"))
+    return _rules(Layer.PROVIDER, PROVIDERS_FILE, ("providers", name, "verdicts")) if name else ()
 
 
 def _rules(layer: Layer, path: Path, steps: Steps) -> tuple[Rule, ...]:
@@ -186,11 +182,8 @@ def provider_of(name: str | None, host: str) -> str | None:
     if name is not None:
         return name
     wanted = host.lower().removesuffix(".")
-    for known, provider in providers().items():
-        for pattern in provider.hosts:
-            if re.fullmatch("[a-z0-9.-]*".join(map(re.escape, pattern.split("*"))), wanted):
-                return known
-    return None
+    every = providers().items()
+    return next((known for known, its in every if any(is_like(each, wanted) for each in its.hosts)), None)
 
 
 def with_presets(policy: object) -> object:

@@ -14,19 +14,25 @@ import json
 import os
 import socket
 import traceback as tracebacks
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 from relay.clock import SECOND_NS, Clock
-from relay.mail.envelope import QueueId
+from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import Value, described, postfix_delay, rfc3339, rfc3339_or_none, shown_as_text
 from relay.mail.header import NO_NAMES, Names
 from relay.queue.lanes import DEFAULT_LANE
 from relay.smtp.reply import Phase
+from relay.spool.disk.os_errors import is_lack_of_means
 from relay.spool.interface import Message
 from relay.telemetry.stderr import LogStream
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
+
+if TYPE_CHECKING:
+    # A listener process of its own needs no prometheus_client.
+    from relay.telemetry.metrics import Counts, Metrics, Series
 
 LogStyle = Literal["text", "json"]
 
@@ -157,6 +163,8 @@ _ROWS: tuple[tuple[str, Level, str, str], ...] = (
 KINDS = {row[0]: Kind(*row) for row in _ROWS}
 
 SHORTAGE_AGAIN_NS = 60 * SECOND_NS
+MOST_SPANS = 10_000
+"""In the memory of a listener process, while the sender's takes none."""
 MOST_REFUSALS = 100
 """Refusals of clients that are logged in a second: a flood of them must not flood the log."""
 LONGEST_LINE = 8000
@@ -373,3 +381,86 @@ def _is_journal(stream: TextIO) -> bool:
     except (OSError, ValueError, AttributeError):
         return False
     return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+class Tally:
+    """What a process of listeners counts until it is taken, and sent to the sender's: see `Metrics.add`.
+
+    A dying process loses only what it had not sent yet.
+    """
+
+    def __init__(self, events: Events) -> None:
+        """`events`: whose lost lines are counted."""
+        self._events = events
+        self._numbers: Counter[Series] = Counter()
+        self._spans: list[list[str | int]] = []
+
+    def count(self, *series: str, by: int = 1) -> None:
+        self._numbers[series] += by
+
+    def observe(self, *series: str, span_ns: int) -> None:
+        if len(self._spans) < MOST_SPANS:
+            self._spans.append([*series, span_ns])
+
+    def take(self) -> "Counts":
+        self.count("relay_log_lost_lines_total", by=self._events.take_lines_lost())
+        numbers, self._numbers = self._numbers, Counter()
+        spans, self._spans = self._spans, []
+        return {"numbers": [[*series, number] for series, number in numbers.items()], "spans": spans}
+
+
+class ListenerObserver:
+    """The `Observer` of `relay.listener.ports`.  Listeners go by their address as the policy writes it."""
+
+    def __init__(self, events: Events, metrics: "Metrics | Tally") -> None:
+        self._events, self._metrics = events, metrics
+
+    def connection_opened(self, listener: str, client: str) -> None:
+        self._metrics.count("relay_smtpd_connections_total", listener)
+        self._metrics.count("relay_smtpd_open_connections", listener)
+        self._events.tell("connected", listener=listener, client=client)
+
+    def connection_closed(self, listener: str, client: str, reason: str) -> None:
+        self._metrics.count("relay_smtpd_open_connections", listener, by=-1)
+        self._events.tell("disconnected", listener=listener, client=client, reason=reason)
+
+    def refused(self, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
+        self._metrics.count("relay_smtpd_rejects_total", listener, phase, reply[:3])
+        self._events.refused(listener=listener, client=client, phase=phase, reply=reply, user=user)
+
+    def accepted(
+        self,
+        listener: str,
+        queue_id: QueueId,
+        envelope: Envelope,
+        message_id: str | None,
+        *,
+        size_bytes: int,
+        commit_ns: int,
+    ) -> None:
+        metrics, nrcpt = self._metrics, len(envelope.recipients)
+        metrics.count("relay_smtpd_messages_accepted_total", listener)
+        metrics.count("relay_smtpd_recipients_accepted_total", listener, by=nrcpt)
+        metrics.count("relay_smtpd_received_bytes_total", listener, by=size_bytes)
+        metrics.observe("relay_smtpd_commit_duration_seconds", listener, span_ns=commit_ns)
+        self._events.tell(
+            "accepted",
+            listener=listener,
+            queue_id=queue_id,
+            client=envelope.client,
+            helo=envelope.helo,
+            protocol=envelope.protocol,
+            user=envelope.user,
+            message_id=message_id,
+            reverse_path=envelope.reverse_path,
+            size_bytes=size_bytes,
+            nrcpt=nrcpt,
+            commit_ns=commit_ns,
+        )
+
+    def fault(self, listener: str, client: str, error: BaseException) -> None:
+        if is_lack_of_means(error):
+            self._events.shortage(where=f"listener {listener}", error=described(error))
+            return
+        self._metrics.count("relay_smtpd_faults_total", listener)
+        self._events.fault(where=f"listener {listener}", error=error, client=client)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from relay.policy.units import HostPort
-from relay.status.connection_limit import ConnectionLimit
+from relay.status.http import ConnectionLimit
 from relay.telemetry.events import Events
 from tests.fakes.clock import FakeClock
 

@@ -15,8 +15,7 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.smtp.reply import Phase, Reply
 from relay.status.collector import SnapshotCollector
 from relay.status.snapshot import LaneStatus, Snapshot
-from relay.telemetry.events import Delays, Events, Level
-from relay.telemetry.listeners import ListenerObserver, Tally
+from relay.telemetry.events import Delays, Events, Level, ListenerObserver, Tally
 from relay.telemetry.metric_table import METRICS, Totals
 from relay.telemetry.metrics import Metrics
 from relay.verdicts.outcome import Answer, Outcome
