@@ -7,11 +7,10 @@ from pathlib import Path
 import click
 
 from relay.cli.options import policy_option, printable
-from relay.policy.differences import policy_text
 from relay.policy.model import Listen, Policy, Tls, Upstream
-from relay.policy.secrets import has_credentials
+from relay.policy.secrets import credentials_folder
 from relay.policy.shipped import provider_of, providers
-from relay.policy.source import read_policy
+from relay.policy.source import policy_text, read_policy
 from relay.throttle.limit import plain_words
 
 Row = tuple[str, str]
@@ -85,7 +84,7 @@ def _notes(policy: Policy, name: str, upstream: Upstream) -> Iterator[str]:
         shared = "both count in one history, each by its own limits"
         yield f"the same account as {', '.join(others)}: {shared}"
     credential = None if upstream.auth is None else upstream.auth.password_credential
-    if credential is not None and not has_credentials():
+    if credential is not None and credentials_folder() is None:
         yield "the credential of its password was not checked: only the service has $CREDENTIALS_DIRECTORY"
     oauth2 = None if upstream.auth is None else upstream.auth.oauth2
     refresh_token = None if oauth2 is None else oauth2.refresh_token_file
@@ -119,7 +118,7 @@ def _reports(policy: Policy) -> Iterator[Row]:
     for name in through:
         upstream = policy.upstreams[name]
         provider = provider_of(upstream.provider, upstream.host)
-        if provider is not None and providers()[provider].refuses_reports is not None:
+        if provider is not None and providers()[provider].refuses_reports:
             yield "", f"note: {provider} refuses reports: name another upstream in reports.upstreams"
     if "." not in hostname:
         yield "", f"note: this host is called {hostname}, without a domain: write hostname"

@@ -21,7 +21,7 @@ import click
 
 from relay.cli.options import printable
 from relay.clock import SECOND_NS, SystemClock
-from relay.policy.limits import LimitSettings
+from relay.policy.lane import LimitSettings
 from relay.policy.units import HostPort
 from relay.practice.smarthost import PracticeAccount, PracticeSmarthost, Practised
 from relay.smtp.sasl import Credentials

@@ -15,8 +15,7 @@ import click
 
 from relay.cli.options import named_upstream, policy_option, printable
 from relay.clock import SystemClock
-from relay.policy.model import Auth
-from relay.policy.oauth2 import GrantType, OAuth2
+from relay.policy.model import Auth, GrantType, OAuth2
 from relay.policy.secrets import read_client_secret
 from relay.policy.source import read_policy
 from relay.sender.refresh_token_file import RefreshTokenFile

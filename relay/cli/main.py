@@ -126,8 +126,8 @@ def _ended_by(error: Exception) -> int:
     import traceback  # noqa: PLC0415 - see above
 
     from relay.control.operations import Unreachable  # noqa: PLC0415 - see above
-    from relay.policy.faults import PolicyError  # noqa: PLC0415 - see above
     from relay.policy.secrets import SecretError  # noqa: PLC0415 - see above
+    from relay.policy.source import PolicyError  # noqa: PLC0415 - see above
     from relay.spool.database import DatabaseError  # noqa: PLC0415 - see above
     from relay.spool.interface import SpoolBusy, SpoolError  # noqa: PLC0415 - see above
     from relay.throttle.history import HistoryError  # noqa: PLC0415 - see above

@@ -28,8 +28,7 @@ from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.reply import Phase
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Metrics, Telemetry
 from relay.throttle.opening import open_history
 from relay.throttle.throttle import Throttle
 from relay.upstream.connection import UpstreamUnavailable

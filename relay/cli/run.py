@@ -11,8 +11,7 @@ from relay.daemon.daemon import serve
 from relay.daemon.loops import run as run_loop
 from relay.policy.model import Policy
 from relay.spool.interface import SpoolBusy
-from relay.telemetry.event_table import Level
-from relay.telemetry.events import LogStyle
+from relay.telemetry.events import Level, LogStyle
 from relay.telemetry.stderr import divert
 from relay.throttle.limit import plain_words
 

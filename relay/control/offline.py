@@ -27,11 +27,9 @@ from relay.spool.disk.durable import RealDisk
 from relay.spool.engines import open_spool
 from relay.status.snapshot import Condition, PolicyStatus, QueueState, Snapshot
 from relay.status.watch import Watch
-from relay.telemetry.event_table import Level
-from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
+from relay.telemetry.events import Events, Level
+from relay.telemetry.metrics import Metrics, Telemetry
 from relay.telemetry.outcomes import OutcomeStore
-from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.operator_pause import PauseAsked
 
 MOST_NAMED = 32

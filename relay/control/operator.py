@@ -35,10 +35,8 @@ from relay.control.recorded import recorded_upstreams
 from relay.mail.dsn import decode_xtext
 from relay.mail.envelope import QUEUE_ID_PATTERN, Envelope, QueueId
 from relay.mail.text import clean
-from relay.policy.differences import policy_text
-from relay.policy.faults import PolicyError
 from relay.policy.lane import numbering_sorter
-from relay.policy.source import parse_policy
+from relay.policy.source import PolicyError, parse_policy, policy_text
 from relay.queue.queued import Queued, State, WaitReason
 from relay.sender.arrivals import sort
 from relay.sender.attempt import recipients_left

@@ -17,7 +17,7 @@ from relay.control.operations import CALLS, FAULT, NotDone
 from relay.control.operator import Operator, values
 from relay.control.wire import encode, short_path
 from relay.policy.document import MAX_BYTES
-from relay.status.connection_limit import ConnectionLimit
+from relay.status.http import ConnectionLimit
 from relay.telemetry.events import Events
 
 LONGEST_QUESTION_BYTES = 2 * MAX_BYTES

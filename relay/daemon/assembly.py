@@ -15,7 +15,7 @@ from relay.sender.sender import Sender
 from relay.spool.interface import Spool
 from relay.status.snapshot import PolicyStatus
 from relay.status.watch import Watch
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Telemetry
 
 
 @dataclass

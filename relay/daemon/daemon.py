@@ -37,12 +37,10 @@ from relay.spool.engines import open_spool
 from relay.spool.interface import Full, Unavailable
 from relay.status.collector import SnapshotCollector
 from relay.status.snapshot import Condition, PolicyStatus
-from relay.telemetry.event_table import Level
-from relay.telemetry.events import Events, LogStyle
-from relay.telemetry.metrics import Metrics
+from relay.telemetry.events import Events, Level, LogStyle
+from relay.telemetry.metrics import Metrics, Telemetry
 from relay.telemetry.outcomes import OutcomeStore
 from relay.telemetry.stderr import drain
-from relay.telemetry.telemetry import Telemetry
 
 LOOK_SECONDS = 1.0
 """How old an edit of a watched file may be, and how long files of listeners must stay as they are."""

@@ -25,8 +25,7 @@ from relay.listener.server import Listener
 from relay.policy.source import parse_policy
 from relay.sender.host import Host
 from relay.spool.disk.durable import RealDisk
-from relay.telemetry.events import Events
-from relay.telemetry.listeners import ListenerObserver, Tally
+from relay.telemetry.events import Events, ListenerObserver, Tally
 from relay.telemetry.stderr import divert
 
 REPORT_SECONDS = 1.0

@@ -25,8 +25,7 @@ from relay.listener.quotas import Quotas
 from relay.listener.server import Listener, bind
 from relay.mail.formats import described
 from relay.policy.model import Listen, Policy, Tls
-from relay.telemetry.events import Events, LogStyle
-from relay.telemetry.listeners import ListenerObserver
+from relay.telemetry.events import Events, ListenerObserver, LogStyle
 
 if TYPE_CHECKING:
     # A listener process needs what stands here, and no prometheus_client.

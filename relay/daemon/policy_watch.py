@@ -12,10 +12,9 @@ from typing import Protocol
 
 from relay.clock import SECOND_NS, Clock
 from relay.policy.document import MAX_BYTES
-from relay.policy.faults import PolicyError
 from relay.policy.model import Policy
 from relay.policy.named_file import read_regular
-from relay.policy.source import inspected_policy, unreadable
+from relay.policy.source import PolicyError, inspected_policy, unreadable
 
 REST_NS = 3 * SECOND_NS
 

@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from relay.hooks.hooks import Hooks
-from relay.policy.differences import changes_needing_restart, differences
-from relay.policy.faults import PolicyError
 from relay.policy.model import Policy
+from relay.policy.source import PolicyError, changes_needing_restart, differences
 from relay.policy.units import written_key
 from relay.sender.sender import Sender
 from relay.status.snapshot import PolicyStatus
 from relay.status.watch import Watch
+from relay.telemetry.metrics import Telemetry
 from relay.telemetry.outcomes import OutcomeStore
-from relay.telemetry.telemetry import Telemetry
 
 MOST_CHANGES = 20
 LONGEST_CHANGE = 300

@@ -20,9 +20,8 @@ from relay.hooks.notice import HEARD, is_joined, told_of
 from relay.hooks.receiver import Notice, Undelivered, tell
 from relay.mail.formats import Value, rfc3339
 from relay.mail.text import clean
-from relay.policy.hook import HookSettings
-from relay.policy.model import Policy
-from relay.telemetry.telemetry import Telemetry
+from relay.policy.model import HookSettings, Policy
+from relay.telemetry.metrics import Telemetry
 
 MOST_NOTICES = 500
 """So many wait for one hook; the oldest goes first.  A notice has about 1 kB, at most 50 kB."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relay.mail.formats import Value
-from relay.policy.hook import HookEvent
+from relay.policy.model import HookEvent
 
 MOST_RECIPIENTS = 50
 """In one notice; a failed message with more of them makes several."""

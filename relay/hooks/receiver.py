@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from relay import __version__
 from relay.clock import SECOND_NS
-from relay.policy.hook import HookSettings
+from relay.policy.model import HookSettings
 from relay.policy.secrets import SecretError, read_signing_key
 
 # No environment of ours: it may hold passwords.

@@ -18,7 +18,7 @@ _URL = re.compile(
     r"postgres(?:ql)?://(?:[^\s:@/?#]+@)?[A-Za-z0-9._:,\[\]-]*/[^\s/?#]+"
     r"(?:\?(?:host|target_session_attrs|sslcert|sslkey)=[^\s&#]+(?:&(?:host|target_session_attrs|sslcert|sslkey)=[^\s&#]+)*)?\Z"
 )
-_LOGINS = ("password_file", "password_env", "password_credential")
+PASSWORDS = ("password_file", "password_env", "password_credential")
 
 
 def is_database_url(value: object) -> bool:
@@ -37,21 +37,26 @@ def _database_url(value: str) -> str:
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
 
 
-class DatabaseLogin(Section):
-    """Keys of what may be kept in a database; in a policy a plain URL is the whole of it."""
+class PasswordKeys(Section):
+    """Where a password is."""
 
-    postgresql: DatabaseUrl | None = None
     password_file: PolicyPath | None = None
     password_env: VariableName | None = None
     password_credential: CredentialName | None = None
+    """A name under `$CREDENTIALS_DIRECTORY` (systemd LoadCredential=)."""
+
+
+class DatabaseLogin(PasswordKeys):
+    """Keys of what may be kept in a database; in a policy a plain URL is the whole of it."""
+
+    postgresql: DatabaseUrl | None = None
     ca_file: PolicyPath | None = None
 
     def faults(self) -> Iterator[Fault]:
-        given = [key for key in _LOGINS if getattr(self, key) is not None]
-        if len(given) > 1:
+        if len(given := self.given(PASSWORDS)) > 1:
             yield Fault(f"expected one password, got {' and '.join(given)}", (given[-1],))
         if self.postgresql is None:
-            for key in (*given, *(["ca_file"] if self.ca_file else [])):
+            for key in self.given([*PASSWORDS, "ca_file"]):
                 yield Fault("it is of no use without postgresql", (key,))
 
 

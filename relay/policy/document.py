@@ -163,13 +163,10 @@ def _mark(mark: Any) -> Mark:
 
 def _not_yaml(text: str, error: yaml.MarkedYAMLError) -> Fault:
     mark = _mark(error.problem_mark or error.context_mark)
-    line = text.splitlines()[mark.line - 1] if mark.line <= len(text.splitlines()) else ""
-    indentation = line[: len(line) - len(line.lstrip(" \t"))]
-    if "\t" in indentation:
-        at = Mark(mark.line, indentation.index("\t") + 1)
-        return Fault("not YAML: a tab in the indentation; use spaces", mark=at)
+    line = [*text.splitlines(), ""][mark.line - 1 :][0]
+    if (tab := re.match(" *\t", line)) is not None:
+        return Fault("not YAML: a tab in the indentation; use spaces", mark=Mark(mark.line, tab.end()))
     # The words of libyaml are fixed; the loader in Python quotes what it read.
-    is_quoting = _LOADER is yaml.SafeLoader
-    words = ", ".join(part for part in (error.context, error.problem) if part and not is_quoting)
-    hint = "; an IPv6 address needs quotes" if "::" in line else ""
-    return Fault(f"not YAML{': ' * bool(words)}{words}{hint}", mark=mark)
+    parts = [error.context, error.problem] if _LOADER is not yaml.SafeLoader else []
+    hint = "an IPv6 address needs quotes" if "::" in line else None
+    return Fault(": ".join(["not YAML", *(part for part in (*parts, hint) if part)]), mark=mark)

@@ -1,9 +1,9 @@
-"""Lanes and routes as a policy states them, and what becomes of them for queue and throttle.  Pure.
+"""Limits, lanes and routes as a policy states them, and what they are for queue and throttle.  Pure.
 
-Both say by the same keys which mail they are for (`MatchSettings`).  Guarantees: shares add up to at most
-100, and every lane has one, written or of what is left; so none starves.  A ceiling is at least one slot.
-With routes, every recipient matches one, since the last matches all; every upstream that a route names is
-one of the policy.
+Guarantees: a limit has exactly one unit, a number of at least 1 and a window.  Lanes and routes say by the
+same keys which mail they are for (`MatchSettings`).  Shares add up to at most 100, and every lane has one,
+written or of what is left; so none starves.  A ceiling is at least one slot.  With routes, every recipient
+matches one, since the last matches all; every upstream that a route names is one of the policy.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from relay.mail.address import is_valid_address
+from relay.mail.formats import in_seconds
 from relay.mail.rewriting import Rewriting
 from relay.policy.document import Fault, Steps
-from relay.policy.limits import LimitSettings, Unit
 from relay.policy.units import (
     DAY_NS,
     MINUTE_NS,
@@ -24,15 +24,63 @@ from relay.policy.units import (
     Count,
     Duration,
     NotEmpty,
-    OneOrMore,
     Percent,
     Section,
+    Several,
+    Size,
     Text,
     checked,
     matching,
 )
 from relay.queue import lanes, sorting
 from relay.queue.routes import Route
+
+Unit = Literal["messages", "recipients", "bytes", "connections"]
+UNITS: tuple[Unit, ...] = ("messages", "recipients", "bytes", "connections")
+
+
+class LimitSettings(Section):
+    messages: Count | None = None
+    recipients: Count | None = None
+    bytes: Size | None = None
+    connections: Count | None = None
+    per_ns: Duration = Field(alias="per")
+    for_each: Literal["sender", "sender_domain", "recipient_domain", "client", "user"] | None = None
+
+    def faults(self) -> Iterator[Fault]:
+        if len(given := self.given(UNITS)) > 1:
+            yield Fault(f"a limit counts {' or '.join(given)}, not both; write two limits", (given[-1],))
+        if not given:
+            yield Fault("expected a number of messages, of recipients, of bytes or of connections")
+        if self.connections is not None and self.for_each is not None:
+            words = "a limit on connections cannot have for_each: one connection carries mail of many"
+            yield Fault(words, ("for_each",))
+
+    @property
+    def unit(self) -> Unit:
+        return next(unit for unit in UNITS if getattr(self, unit) is not None)
+
+    @property
+    def only(self) -> None:
+        """Return None: each key of a `for_each` counts, not one alone."""
+        return
+
+    @property
+    def count(self) -> int:
+        return int(getattr(self, self.unit))
+
+    @property
+    def label(self) -> str:
+        """Such as `8 messages per 60s for each sender`, for a metric and a status line."""
+        each = f" for each {self.for_each.replace('_', ' ')}" if self.for_each else ""
+        return f"{self.count} {self.unit} per {in_seconds(self.per_ns)}{each}"
+
+
+Limits = Annotated[
+    tuple[LimitSettings, ...],
+    AfterValidator(lambda limits: tuple({each.label: each for each in limits}.values())),
+]
+"""Those of an upstream.  A limit that is written twice is one: metrics tell limits apart by their labels."""
 
 MOST_LANES = 64
 MOST_ROUTES = 64
@@ -41,57 +89,48 @@ LONGEST_PATTERN = 300
 ALL_PERCENT = 100
 
 
-def sender_pattern(value: str) -> str:
-    if "@" in value or "*" in value or value == sorting.NULL_SENDER:
-        return value
-    raise ValueError("expected an address, @ and a domain, or '<>' for reports")
-
-
-def domain_pattern(value: str) -> str:
-    if "@" not in value and not value.startswith("."):
-        return value
-    raise ValueError("expected a domain such as example.net or '*.example.net'")
-
-
 def _is_rewrite_rule(value: str) -> bool:
     tried = f"x{value}" if value.startswith("@") else value
     return "@" in value and "*" not in value and is_valid_address(tried, smtputf8=False)
 
 
-_REWRITES = "one address, or @ and a domain, that mail is sent by"
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_PATTERN)]
-Patterns = Annotated[tuple[Pattern, ...], OneOrMore, NotEmpty]
-SenderPatterns = Annotated[
-    tuple[Annotated[Pattern, AfterValidator(sender_pattern)], ...], OneOrMore, NotEmpty
+SenderPattern = Annotated[
+    Pattern,
+    checked(
+        lambda value: "@" in value or "*" in value or value == sorting.NULL_SENDER,
+        "an address, @ and a domain, or '<>' for reports",
+    ),
 ]
-DomainPatterns = Annotated[
-    tuple[Annotated[Pattern, AfterValidator(domain_pattern)], ...], OneOrMore, NotEmpty
+DomainPattern = Annotated[
+    Pattern,
+    checked(
+        lambda value: "@" not in value and not value.startswith("."),
+        "a domain such as example.net or '*.example.net'",
+    ),
 ]
 FieldName = Annotated[
     str, matching("[A-Za-z0-9_.-]{1,100}", "the name of a header field: letters, digits, -, _ and .")
 ]
-UpstreamNames = Annotated[tuple[Text, ...], OneOrMore, NotEmpty]
-"""In the order of preference."""
-
-
-MATCHING = ("sender", "client", "user", "recipient_domain", "header", "recipients_above")
-"""The keys that say what a lane or a route takes."""
+RewriteRule = Annotated[
+    str, checked(_is_rewrite_rule, "one address, or @ and a domain, that mail is sent by")
+]
 
 
 class MatchSettings(Section):
     """What a lane or a route asks of a message.  Of the keys that are there every one must match."""
 
-    sender: SenderPatterns | None = None
-    client: Annotated[tuple[AnyNetwork, ...], OneOrMore, NotEmpty] | None = None
-    user: Patterns | None = None
-    recipient_domain: DomainPatterns | None = None
+    sender: Several[SenderPattern] | None = None
+    client: Several[AnyNetwork] | None = None
+    user: Several[Pattern] | None = None
+    recipient_domain: Several[DomainPattern] | None = None
     """A lane's every recipient is in one of these, a route's each by itself."""
-    header: Annotated[dict[FieldName, Patterns], NotEmpty] | None = None
+    header: Annotated[dict[FieldName, Several[Pattern]], NotEmpty] | None = None
     recipients_above: Count | None = None
 
     def asked(self) -> list[str]:
-        """Return the keys that are there, in the order of MATCHING."""
-        return [key for key in MATCHING if getattr(self, key) is not None]
+        """Return the keys that are there."""
+        return self.given(MatchSettings.model_fields)
 
     def conditions(self) -> dict[str, Any]:
         return {
@@ -104,30 +143,80 @@ class MatchSettings(Section):
         }
 
 
+_MATCHING = ", ".join(MatchSettings.model_fields)
+
+
 class LaneSettings(MatchSettings):
     share: Percent | None = None
     ceiling: Percent | None = None
     patience_ns: Duration | None = Field(default=DAY_NS, alias="patience")
 
 
+class RouteSettings(MatchSettings):
+    """Through which upstreams mail goes."""
+
+    upstreams: Several[Text]
+    """In the order of preference."""
+    failover_after_ns: Duration | None = Field(default=15 * MINUTE_NS, alias="failover_after")
+    spill_after_ns: Duration | None = Field(default=None, alias="spill_after")
+    rewrite: RewriteRule | None = None
+
+
 Lanes = Mapping[str, LaneSettings]
+Routes = tuple[RouteSettings, ...]
 
 
 def faults_of_lanes(of_policy: Lanes) -> Iterator[Fault]:
     for name, lane in of_policy.items():
         if name == lanes.DEFAULT_LANE:
             words = "default takes what no other lane takes, so it has no conditions"
-            yield from (Fault(words, (name, key)) for key in lane.asked())
+            yield from (Fault(words, ("lanes", name, key)) for key in lane.asked())
         elif not lane.asked():
-            words = f"a lane without a condition takes all mail: write one of {', '.join(MATCHING)}"
-            yield Fault(words, (name,))
+            words = f"a lane without a condition takes all mail: write one of {_MATCHING}"
+            yield Fault(words, ("lanes", name))
     with_share = [name for name, lane in of_policy.items() if lane.share]
     total = sum(of_policy[name].share or 0 for name in with_share)
     if total > ALL_PERCENT:
-        yield Fault(f"the shares add up to {total} percent, more than 100", (with_share[-1], "share"))
+        words = f"the shares add up to {total} percent, more than 100"
+        yield Fault(words, ("lanes", with_share[-1], "share"))
     if total == ALL_PERCENT and len(with_share) < len(_with_default(of_policy)):
         words = "the shares add up to 100 and leave nothing for the lanes without one, or for default"
-        yield Fault(words, (with_share[-1], "share"))
+        yield Fault(words, ("lanes", with_share[-1], "share"))
+
+
+def faults_of_routes(routes: Routes) -> Iterator[Fault]:
+    for index, route in enumerate(routes):
+        at, is_last = ("routes", index), index == len(routes) - 1
+        # Not so `failover_after`: it has a default, which a policy that is written out states.
+        if len(route.upstreams) == 1 and route.spill_after_ns is not None:
+            yield Fault("spill_after needs a second upstream", (*at, "spill_after"))
+        if not route.asked() and not is_last:
+            yield Fault("a route without a condition takes all mail, so the routes behind it take none", at)
+        if route.asked() and is_last:
+            words = "the last route must take all mail that no other takes: write one without"
+            yield Fault(f"{words} {_MATCHING}", at)
+
+
+def faults_of_names(lists: Mapping[Steps, Sequence[str]], histories: Mapping[str, Path]) -> Iterator[Fault]:
+    """Judge lists of upstreams, by where they stand in the policy; `histories` of each upstream there is.
+
+    Upstreams of routes cannot share a history: their pauses are one file beside it, which both would write.
+    """
+    user_of: dict[Path, str] = {}
+    for at, names in lists.items():
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                yield Fault("it is listed before", (*at, number))
+            elif name not in histories:
+                yield Fault("the policy has no upstream of this name", (*at, number))
+            elif user_of.setdefault(histories[name], name) != name:
+                words = "it shares its history, and the pauses beside that, with another upstream of the"
+                yield Fault(f"{words} routes: give it a history of its own", (*at, number))
+
+
+def _with_default(of_policy: Lanes) -> Lanes:
+    """Put the default lane last unless it is written."""
+    return {**of_policy, lanes.DEFAULT_LANE: of_policy.get(lanes.DEFAULT_LANE, LaneSettings())}
 
 
 def lanes_of(of_policy: Lanes) -> tuple[lanes.Lane, ...]:
@@ -143,19 +232,6 @@ def lanes_of(of_policy: Lanes) -> tuple[lanes.Lane, ...]:
             lane.ceiling is not None,
         )
         for name, lane in every.items()
-    )
-
-
-def _with_default(of_policy: Lanes) -> Lanes:
-    """Put the default lane last unless it is written."""
-    return {**of_policy, lanes.DEFAULT_LANE: of_policy.get(lanes.DEFAULT_LANE, LaneSettings())}
-
-
-def rules_of_lanes(of_policy: Lanes) -> tuple[sorting.SortingRule, ...]:
-    return tuple(
-        sorting.SortingRule(name, **lane.conditions())
-        for name, lane in of_policy.items()
-        if name != lanes.DEFAULT_LANE
     )
 
 
@@ -193,49 +269,6 @@ def price_of(limits: Sequence[LimitSettings]) -> lanes.Price:
     return lanes.Price(costs["messages"], costs["recipients"])
 
 
-class RouteSettings(MatchSettings):
-    """Through which upstreams mail goes.  Of the keys that say which mail every one must match."""
-
-    upstreams: UpstreamNames
-    failover_after_ns: Duration | None = Field(default=15 * MINUTE_NS, alias="failover_after")
-    spill_after_ns: Duration | None = Field(default=None, alias="spill_after")
-    rewrite: Annotated[str, checked(_is_rewrite_rule, _REWRITES)] | None = None
-
-
-Routes = tuple[RouteSettings, ...]
-
-
-def faults_of_routes(routes: Routes) -> Iterator[Fault]:
-    for index, route in enumerate(routes):
-        # Not so `failover_after`: it has a default, which a policy that is written out states.
-        if len(route.upstreams) == 1 and route.spill_after_ns is not None:
-            yield Fault("spill_after needs a second upstream", (index, "spill_after"))
-        is_last = index == len(routes) - 1
-        if not route.asked() and not is_last:
-            words = "a route without a condition takes all mail, so the routes behind it take none"
-            yield Fault(words, (index,))
-        if route.asked() and is_last:
-            words = "the last route must take all mail that no other takes: write one without"
-            yield Fault(f"{words} {', '.join(MATCHING)}", (index,))
-
-
-def faults_of_names(lists: Mapping[Steps, Sequence[str]], histories: Mapping[str, Path]) -> Iterator[Fault]:
-    """Judge lists of upstreams, by where they stand in the policy; `histories` of each upstream there is.
-
-    Upstreams of routes cannot share a history: their pauses are one file beside it, which both would write.
-    """
-    user_of: dict[Path, str] = {}
-    for at, names in lists.items():
-        for number, name in enumerate(names):
-            if name in names[:number]:
-                yield Fault("it is listed before", (*at, number))
-            elif name not in histories:
-                yield Fault("the policy has no upstream of this name", (*at, number))
-            elif user_of.setdefault(histories[name], name) != name:
-                words = "it shares its history, and the pauses beside that, with another upstream of the"
-                yield Fault(f"{words} routes: give it a history of its own", (*at, number))
-
-
 def routes_of(routes: Routes) -> tuple[Route, ...]:
     return tuple(
         Route(
@@ -259,19 +292,21 @@ def numbers_of(routes: Routes) -> dict[Route, tuple[int, ...]]:
     return numbers
 
 
+def sorter_of(of_policy: Lanes, routes: Routes) -> sorting.Sorter:
+    return sorting.Sorter(
+        tuple(
+            sorting.SortingRule(name, **lane.conditions())
+            for name, lane in of_policy.items()
+            if name != lanes.DEFAULT_LANE
+        ),
+        tuple(
+            sorting.RoutingRule(route, **its.conditions())
+            for its, route in zip(routes, routes_of(routes), strict=True)
+        ),
+    )
+
+
 def numbering_sorter(routes: Routes) -> sorting.Sorter:
     """Return a sorter that gives each recipient a route with the number of its own, from 1, for a name."""
-    return _sorter((), routes, [Route((str(number),)) for number in range(1, len(routes) + 1)])
-
-
-def sorter_of(of_policy: Lanes, routes: Routes) -> sorting.Sorter:
-    return _sorter(rules_of_lanes(of_policy), routes, routes_of(routes))
-
-
-def _sorter(
-    rules: tuple[sorting.SortingRule, ...], routes: Routes, lead_to: Sequence[Route]
-) -> sorting.Sorter:
-    routing = zip(routes, lead_to, strict=True)
-    return sorting.Sorter(
-        rules, tuple(sorting.RoutingRule(route, **its.conditions()) for its, route in routing)
-    )
+    numbered = (each.model_copy(update={"upstreams": (str(n),)}) for n, each in enumerate(routes, 1))
+    return sorter_of({}, tuple(numbered))

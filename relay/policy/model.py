@@ -8,39 +8,46 @@ Does not: read any file (see `secrets`), look up any name, or know YAML (see `so
 """
 
 import enum
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain, combinations
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
 
 from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
-from relay.policy.database import DatabaseLogin, HistorySettings, history_settings, is_database_url
+from relay.policy.database import (
+    PASSWORDS,
+    DatabaseLogin,
+    HistorySettings,
+    PasswordKeys,
+    history_settings,
+    is_database_url,
+)
 from relay.policy.document import Fault, Steps
-from relay.policy.hook import MOST_HOOKS, HookSettings, faults_of_hooks
 from relay.policy.lane import (
     LONGEST_PATTERN,
     MOST_LANES,
     MOST_ROUTES,
     LaneSettings,
+    Limits,
+    LimitSettings,
     Routes,
     RouteSettings,
-    SenderPatterns,
-    UpstreamNames,
+    SenderPattern,
     faults_of_lanes,
     faults_of_names,
     faults_of_routes,
 )
-from relay.policy.limits import Limits, LimitSettings
-from relay.policy.oauth2 import OAuth2
-from relay.policy.rules import VerdictRule
-from relay.policy.shipped import providers
+from relay.policy.shipped import VerdictRule, providers
 from relay.policy.units import (
     DAY_NS,
     HOUR_NS,
     MINUTE_NS,
+    WEB_URL,
     AnyNetwork,
     Count,
     CredentialName,
@@ -52,13 +59,17 @@ from relay.policy.units import (
     OwnName,
     PolicyPath,
     Section,
+    Several,
     Size,
     SourceAddress,
     Text,
     UpstreamHost,
     VariableName,
+    absolute_path,
     checked,
+    https_url,
     is_loopback_host,
+    matching,
     one_of,
 )
 from relay.queue.sorting import NULL_SENDER, is_address
@@ -66,6 +77,7 @@ from relay.queue.sorting import NULL_SENDER, is_address
 SPOOL_OF_A_SERVICE = "/var/lib/relay/spool"
 """In StateDirectory= of deploy/relay.service."""
 LEAST_RECENT_BYTES = 1024 * 1024
+MOST_HOOKS = 8
 RESTART_KEYS = ("storage", "listen", "http", "hostname", "practice")
 """Fields of a policy that are taken up at the start only; every other key is live."""
 
@@ -101,7 +113,7 @@ class TimeoutSettings(Section):
 
 
 class ListenUser(Section):
-    senders: SenderPatterns | None = None
+    senders: Several[SenderPattern] | None = None
     max_queued: Count | None = None
 
 
@@ -144,14 +156,11 @@ class Listen(Section):
     def faults(self) -> Iterator[Fault]:
         is_open = not self.address.is_loopback
         if is_open and not self.clients and self.users_file is None:
-            words = "it is open to the network, and an open relay is never run: name clients or a users_file"
-            yield Fault(words, ("address",))
+            yield Fault("it would be an open relay: name clients or a users_file", ("address",))
         if self.users and self.users_file is None:
             yield Fault("nobody logs in without a users_file", ("users",))
         if is_open and self.users_file is not None and self.certificate is None:
-            yield Fault(
-                "passwords would cross the network in the clear: it needs a certificate", ("users_file",)
-            )
+            yield Fault("it needs a certificate, or passwords would be in the clear", ("users_file",))
         if self.key is not None and self.certificate is None:
             yield Fault("a key is of no use without a certificate", ("key",))
         if self.tls is Tls.NONE:
@@ -161,8 +170,8 @@ class Listen(Section):
 
     def may_send(self, user: str, reverse_path: str) -> bool:
         """Return whether a user may give this at MAIL.  A bounce pretends to be nobody."""
-        rule = self._rule_of(user)
-        return rule.senders is None or not reverse_path or is_address(rule.senders, reverse_path)
+        senders = self._rule_of(user).senders
+        return senders is None or not reverse_path or is_address(senders, reverse_path)
 
     def most_queued(self, user: str | None) -> int | None:
         """Return how many messages a user, or a client without a login, may have in the queue."""
@@ -172,29 +181,105 @@ class Listen(Section):
         return self.users.get(user) or self.users.get(ALL_OTHERS) or ANY_USE
 
 
-_PASSWORDS = ("password_file", "password_env", "password_credential", "oauth2")
+class GrantType(enum.StrEnum):
+    """How an access token is asked for (RFC 6749; of a service account RFC 7523)."""
+
+    REFRESH_TOKEN = "refresh_token"  # noqa: S105 - the name of a grant
+    CLIENT_CREDENTIALS = "client_credentials"
+    SERVICE_ACCOUNT = "service_account"
 
 
-class Auth(Section):
+class TokenMechanism(enum.StrEnum):
+    """A SASL mechanism that takes an access token; AUTO is the one offered, OAUTHBEARER before XOAUTH2."""
+
+    AUTO = "auto"
+    XOAUTH2 = "xoauth2"
+    OAUTHBEARER = "oauthbearer"
+
+
+SECRETS = ("client_secret_file", "client_secret_env", "client_secret_credential")
+_KEYS = ("key_file", "key_credential")
+_OF_GRANTS = ("client_id", *SECRETS, "refresh_token_file", *_KEYS)
+"""The keys that not all grants use."""
+_NEEDS = {
+    GrantType.REFRESH_TOKEN: (("client_id",), ("refresh_token_file",), ("token_url",)),
+    GrantType.CLIENT_CREDENTIALS: (("client_id",), SECRETS, ("token_url",), ("scope",)),
+    GrantType.SERVICE_ACCOUNT: (_KEYS, ("scope",)),
+}
+"""Of each of these one key.  A public client with a refresh token has no secret, any other may."""
+
+ServerUrl = Annotated[
+    str, BeforeValidator(lambda value: https_url(value, "https://login.example.net/token", "secrets"))
+]
+Tenant = Annotated[
+    str,
+    matching(
+        "[A-Za-z0-9][A-Za-z0-9.-]{0,252}",
+        "a tenant: its id, or one of its domains such as example.onmicrosoft.com",
+    ),
+]
+TokenScope = Annotated[
+    str,
+    matching(
+        r"[!#-\[\]-~]+(?: [!#-\[\]-~]+)*",
+        "a scope: words of printable ASCII with one space between them (RFC 6749, 3.3)",
+    ),
+]
+
+
+class OAuth2(Section):
+    """What takes the place of a password; `provider` fills in the URLs and the scope."""
+
+    grant: GrantType
+    client_id: Text | None = None
+    client_secret_file: PolicyPath | None = None
+    """A public client of the refresh_token grant has no secret."""
+    client_secret_env: VariableName | None = None
+    client_secret_credential: CredentialName | None = None
+    refresh_token_file: PolicyPath | None = None
+    key_file: PolicyPath | None = None
+    key_credential: CredentialName | None = None
+    tenant: Tenant | None = None
+    token_url: ServerUrl | None = None
+    device_url: ServerUrl | None = None
+    login_url: ServerUrl | None = None
+    scope: TokenScope | None = None
+    mechanism: TokenMechanism = TokenMechanism.AUTO
+
+    def faults(self) -> Iterator[Fault]:
+        for keys in _NEEDS[self.grant]:
+            if not self.given(keys):
+                words = f"grant {self.grant} needs {' or '.join(keys)}"
+                hint = "; a provider fills it in, and microsoft365 needs tenant for that"
+                yield Fault(words + hint * (keys[0] in ("token_url", "scope")), ("grant",))
+        for keys in SECRETS, _KEYS:
+            if len(given := self.given(keys)) > 1:
+                yield Fault(f"expected one secret, got {' and '.join(given)}", (given[-1],))
+        used = {*chain.from_iterable(_NEEDS[self.grant])}
+        if self.grant is GrantType.REFRESH_TOKEN:
+            used |= {*SECRETS}
+        for key in self.given(_OF_GRANTS):
+            if key not in used:
+                yield Fault(f"grant {self.grant} does not use it", (key,))
+
+
+class Auth(PasswordKeys):
     """The owner's account at the upstream."""
 
     user: Text
-    password_file: PolicyPath | None = None
-    password_env: VariableName | None = None
-    password_credential: CredentialName | None = None
-    """A name under `$CREDENTIALS_DIRECTORY` (systemd LoadCredential=)."""
     oauth2: OAuth2 | None = None
     mechanism: Mechanism = Mechanism.AUTO
 
     def faults(self) -> Iterator[Fault]:
-        given = [key for key in _PASSWORDS if getattr(self, key) is not None]
+        keys = (*PASSWORDS, "oauth2")
+        given = self.given(keys)
         if len(given) > 1:
             yield Fault(f"expected one password, got {' and '.join(given)}", (given[-1],))
         if self.mechanism is Mechanism.EXTERNAL:
             if given:
                 yield Fault(f"the certificate is what logs in, so {given[-1]} is of no use", ("mechanism",))
         elif not given:
-            yield Fault(f"expected one of {', '.join(_PASSWORDS)}")
+            yield Fault(f"expected one of {', '.join(keys)}")
         elif self.mechanism is not Mechanism.AUTO and self.oauth2 is not None:
             yield Fault("it takes a password; with oauth2 the key is oauth2.mechanism", ("mechanism",))
 
@@ -241,15 +326,12 @@ class Upstream(Section):
     def faults(self) -> Iterator[Fault]:
         auth = self.auth
         if self.tls is Tls.NONE and auth is not None and not is_loopback_host(self.host):
-            words = "the password would cross the network in the clear: auth needs tls: starttls or implicit"
-            yield Fault(words, ("tls",))
+            yield Fault("the password would be in the clear: write starttls or implicit", ("tls",))
         if self.tls is Tls.NONE and self.tls_certificate is not None:
             yield Fault("it is shown in TLS only: tls is none", ("tls_certificate",))
         if self.tls_certificate is None:
             if auth is not None and auth.mechanism is Mechanism.EXTERNAL:
-                yield Fault(
-                    "external logs in by a certificate: it needs tls_certificate", ("auth", "mechanism")
-                )
+                yield Fault("to log in by a certificate it needs tls_certificate", ("auth", "mechanism"))
             if self.tls_key is not None:
                 yield Fault("a key is of no use without a certificate", ("tls_key",))
 
@@ -262,16 +344,12 @@ class SpoolEngine(enum.StrEnum):
     POSTGRESQL = "postgresql"
 
 
-def _engine(settings: dict[str, Any]) -> SpoolEngine:
-    return SpoolEngine.MAILDIR if settings.get("postgresql") is None else SpoolEngine.POSTGRESQL
-
-
 class SpoolSettings(DatabaseLogin):
     """In a policy a plain path is the whole of it, or a plain URL."""
 
     path: PolicyPath
     """With a database, what is this host's own."""
-    engine: SpoolEngine = Field(default_factory=_engine)
+    engine: SpoolEngine
 
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
@@ -279,15 +357,13 @@ class SpoolSettings(DatabaseLogin):
             yield Fault("the engine postgresql and the URL postgresql go together", ("engine",))
 
 
-def _as_settings(value: object) -> object:
-    if isinstance(value, Mapping | SpoolSettings):
-        return value
-    return {"path": SPOOL_OF_A_SERVICE, "postgresql": value} if is_database_url(value) else {"path": value}
-
-
-def _warn_after_ns(settings: dict[str, Any]) -> int:
-    """Return the default, which must not be at fault where a lifetime is short."""
-    return min(4 * HOUR_NS, int(settings["lifetime_ns"]) // 2)
+def _spool_settings(value: object) -> object:
+    """Return what a plain path or URL stands for, and which engine that is."""
+    if is_database_url(value):
+        value = {"path": SPOOL_OF_A_SERVICE, "postgresql": value}
+    settings = value if isinstance(value, Mapping) else {"path": value}
+    engine = SpoolEngine.MAILDIR if settings.get("postgresql") is None else SpoolEngine.POSTGRESQL
+    return {"engine": engine, **settings}
 
 
 class Retry(Section):
@@ -295,14 +371,12 @@ class Retry(Section):
     max_ns: Duration = Field(default=4 * HOUR_NS, alias="max")
     lifetime_ns: Duration = Field(default=5 * DAY_NS, alias="lifetime")
     """RFC 5321, 4.5.4.1: at least 4-5 days."""
-    warn_after_ns: Duration | None = Field(default_factory=_warn_after_ns, alias="warn_after")
+    warn_after_ns: Duration | None = Field(default=4 * HOUR_NS, alias="warn_after")
 
     def faults(self) -> Iterator[Fault]:
         if self.min_ns > self.max_ns:
             key = "min" if "min_ns" in self.model_fields_set else "max"
             yield Fault("min is longer than max", (key,))
-        if self.warn_after_ns is not None and self.warn_after_ns >= self.lifetime_ns:
-            yield Fault("it is not below lifetime: the bounce would come first", ("warn_after",))
 
 
 def _is_report_sender(value: str) -> bool:
@@ -311,11 +385,87 @@ def _is_report_sender(value: str) -> bool:
 
 
 class Reports(Section):
-    upstreams: UpstreamNames | None = None
+    upstreams: Several[Text] | None = None
     sender: Annotated[str, checked(_is_report_sender, "one address, in ASCII")] | None = Field(
         default=None, alias="from"
     )
     per_hour: Count | None = 60
+
+
+class HookEvent(enum.StrEnum):
+    BOUNCED = "bounced"
+    EXPIRED = "expired"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+    RESUMED = "resumed"
+    SENDER_PAUSED = "sender_paused"
+    ROUTE_DIVERTED = "route_diverted"
+    ROUTE_DOWN = "route_down"
+    ROUTE_RESTORED = "route_restored"
+
+
+def _server(url: str) -> str:
+    found = WEB_URL.match(url)
+    return "" if found is None else f"{found['scheme']}://{found['host']}{found['port'] or ''}"
+
+
+def _without_path(url: str) -> str:
+    """Return a URL as any output may show it: its path may be secret.
+
+    `…` stands for path and query, and makes it a URL that no policy takes.
+    """
+    return url if url.removeprefix(_server(url)) in ("", "/") else f"{_server(url)}/…"
+
+
+def _beside_the_policy(value: object, info: ValidationInfo) -> object:
+    match value:
+        case [str() as program, *arguments]:
+            return (str(absolute_path(program, info)), *arguments)
+        case _:
+            return value
+
+
+HookUrl = Annotated[
+    str,
+    BeforeValidator(lambda value: https_url(value, "https://example.net/relay", "addresses")),
+    PlainSerializer(_without_path),
+]
+
+
+class HookSettings(Section):
+    url: HookUrl | None = None
+    secret_file: PolicyPath | None = None
+    command: Annotated[tuple[Text, ...], NotEmpty, BeforeValidator(_beside_the_policy)] | None = None
+    events: Several[HookEvent] = tuple(HookEvent)
+    timeout_ns: Duration = Field(default=10 * SECOND_NS, alias="timeout")
+
+    def faults(self) -> Iterator[Fault]:
+        if self.url is not None and self.command is not None:
+            yield Fault("expected a url or a command, got both; write two hooks", ("command",))
+        if self.url is None and self.command is None:
+            yield Fault("expected a url or a command")
+        if self.command is not None and self.secret_file is not None:
+            yield Fault("a command gets no signature: secret_file belongs to a url", ("secret_file",))
+
+    @property
+    def key(self) -> str:
+        """Return what is the same as long as the receiver is: twelve hexadecimal digits."""
+        receiver = self.url if self.command is None else "\0".join(self.command)
+        return hashlib.sha256((receiver or "").encode()).hexdigest()[:12]
+
+    @property
+    def shown(self) -> str:
+        """Return the receiver as any output may name it: of a URL without its path, which may be secret."""
+        return _server(self.url or "") if self.command is None else self.command[0]
+
+
+def faults_of_hooks(hooks: tuple[HookSettings, ...]) -> Iterator[Fault]:
+    keys = [hook.key for hook in hooks]
+    for index, key in enumerate(keys):
+        if (first := keys.index(key)) != index:
+            yield Fault(
+                f"the same receiver as notify[{first}]: name all of its events there", ("notify", index)
+            )
 
 
 class RecentSettings(Section):
@@ -357,12 +507,12 @@ class HistoryPlace(NamedTuple):
 
 
 class Policy(Section):
-    storage: Annotated[SpoolSettings, BeforeValidator(_as_settings)] = Field(alias="spool")
+    storage: Annotated[SpoolSettings, BeforeValidator(_spool_settings)] = Field(alias="spool")
     listen: Annotated[tuple[Listen, ...], NotEmpty]
     http: Endpoint | None = None
     hostname: OwnName | None = None
     upstreams: Annotated[dict[Name, Upstream], NotEmpty]
-    retry: Retry = Field(default_factory=Retry)
+    retry: Retry = Retry()
     reports: Reports = Reports()
     lanes: dict[Name, LaneSettings] = Field(default_factory=dict, max_length=MOST_LANES)
     written_routes: Routes = Field(default=(), max_length=MOST_ROUTES, alias="routes")
@@ -371,12 +521,9 @@ class Policy(Section):
     practice: Practice | None = None
 
     def faults(self) -> Iterator[Fault]:
-        for key, found in (
-            ("lanes", faults_of_lanes(self.lanes)),
-            ("routes", faults_of_routes(self.written_routes)),
-            ("notify", faults_of_hooks(self.notify)),
-        ):
-            yield from (each._replace(at=(key, *each.at)) for each in found)
+        yield from faults_of_lanes(self.lanes)
+        yield from faults_of_routes(self.written_routes)
+        yield from faults_of_hooks(self.notify)
         of_reports = self.reports.upstreams or ()
         # Without routes the first upstream gets all other mail, which no list says.
         first = (self.default_upstream,) if of_reports and not self.written_routes else ()
@@ -419,14 +566,8 @@ class Policy(Section):
     @property
     def stand_ins(self) -> tuple[tuple[str, str], ...]:
         """Return each upstream that routes use instead of another one, with that one."""
-        return tuple(
-            dict.fromkeys(
-                (name, before)
-                for route in self.routes
-                for index, name in enumerate(route.upstreams)
-                for before in route.upstreams[:index]
-            )
-        )
+        pairs = (combinations(reversed(route.upstreams), 2) for route in self.routes)
+        return tuple(dict.fromkeys(chain.from_iterable(pairs)))
 
     @property
     def reports_history(self) -> Path:

@@ -22,23 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from relay.clock import SECOND_NS
-from relay.policy.database import DatabaseLogin
+from relay.policy.database import PASSWORDS, DatabaseLogin
 from relay.policy.document import Fault, Steps
-from relay.policy.model import Auth, Policy
+from relay.policy.model import SECRETS, Auth, OAuth2, Policy
 from relay.policy.named_file import SecretError as SecretError  # noqa: PLC0414 - all of this raises it
 from relay.policy.named_file import read_regular
-from relay.policy.oauth2 import SECRETS, OAuth2
 from relay.policy.units import Section, written_key
 
-PASSWORDS = ("password_file", "password_env", "password_credential")
-MAX_PASSWORD_BYTES = 4096
-MAX_REFRESH_TOKEN_BYTES = 16 << 10
-MAX_SERVICE_ACCOUNT_BYTES = 64 << 10
-LONGEST_PEM_BYTES = 8 << 20
-"""Of a certificate, a key, or all authorities of a system; those of Debian have 220 KiB."""
+MAX_PASSWORD_BYTES = 16 << 10
+"""Of a refresh token as well."""
+MAX_FILE_BYTES = 8 << 20
+"""Of any other file: the authorities of Debian have 220 KiB."""
 NO_PSYCOPG = "it needs the package psycopg: install relay-smarthost[postgresql]"
-STANDARD_KEY_PREFIX = "whsec_"
-MAX_USERS_BYTES = 1 << 20
 MAX_HASH_MEMORY_KIB = 1 << 20
 """Of one argon2id check, 1 GiB: a file of users must not become a memory bomb."""
 
@@ -49,8 +44,6 @@ _HASH = re.compile(
     r"\$[A-Za-z0-9+/]{11,128}\$[A-Za-z0-9+/]{16,128}\Z"
 )
 _FIRST_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----\s.*?-----END CERTIFICATE-----", re.DOTALL)
-_PASSPHRASE = re.compile(rb"^(?:-----BEGIN ENCRYPTED PRIVATE KEY-----|Proc-Type: 4,ENCRYPTED)", re.MULTILINE)
-_OTHER_KEY = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"})
 _OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -100,25 +93,21 @@ def _secret_of(section: Auth | OAuth2 | DatabaseLogin | None, *keys: str) -> str
 def read_refresh_token(path: Path) -> str:
     """Return a refresh token.  Raises SecretError, and NotLoggedIn where there is no such file."""
     try:
-        content = _read_private(path, MAX_REFRESH_TOKEN_BYTES)
+        return read_password_file(path)
     except SecretError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise NotLoggedIn("there is no refresh token yet", path) from None
         raise
-    return _password(content, path)
 
 
 def read_service_account(path: Path) -> str:
     """Return a service account's key file, which has what a signature needs.  Raises SecretError."""
-    content = _read_private(path, MAX_SERVICE_ACCOUNT_BYTES)
-    try:
-        account = json.loads(content)
-    except (ValueError, RecursionError):
-        raise SecretError("it is not the JSON file of a service account's key", path) from None
-    needed = ("client_email", "private_key")
-    if not isinstance(account, dict) or any(not isinstance(account.get(key), str) for key in needed):
-        raise SecretError("it is no service account's key: it lacks client_email or private_key", path)
-    return content.decode("utf-8")
+    content = _read_private(path, MAX_FILE_BYTES)
+    with contextlib.suppress(ValueError, RecursionError):
+        match json.loads(content):
+            case {"client_email": str(), "private_key": str()}:
+                return content.decode("utf-8")
+    raise SecretError("it is no service account's key: JSON with client_email and private_key", path)
 
 
 def read_password_file(path: Path) -> str:
@@ -136,14 +125,15 @@ def _password_in_variable(name: str) -> str:
 
 
 def _credential(name: str) -> Path:
-    if not has_credentials():
+    if (folder := credentials_folder()) is None:
         raise SecretError("$CREDENTIALS_DIRECTORY is not set: not started by systemd with LoadCredential=")
-    return Path(os.environ["CREDENTIALS_DIRECTORY"]) / name
+    return folder / name
 
 
-def has_credentials() -> bool:
-    """Return whether this process was given credentials, as systemd does with LoadCredential=."""
-    return bool(os.environ.get("CREDENTIALS_DIRECTORY"))
+def credentials_folder() -> Path | None:
+    """Return where this process was given credentials, as systemd does with LoadCredential=."""
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    return Path(folder) if folder else None
 
 
 def _password(content: bytes, named: object) -> str:
@@ -168,20 +158,19 @@ def read_signing_key(path: Path) -> bytes:
 
     After `whsec_` it is base64, as Standard Webhooks has it; any other text is the key itself.
     """
-    text = read_password_file(path)
-    if not text.startswith(STANDARD_KEY_PREFIX):
-        return text.encode()
+    prefix, whsec, encoded = read_password_file(path).partition("whsec_")
+    if prefix or not whsec:
+        return (prefix + whsec + encoded).encode()
     with contextlib.suppress(ValueError):
-        if key := base64.b64decode(text.removeprefix(STANDARD_KEY_PREFIX), validate=True):
+        if key := base64.b64decode(encoded, validate=True):
             return key
-    raise SecretError(f"it has no base64 after {STANDARD_KEY_PREFIX}", path)
+    raise SecretError("it has no base64 after whsec_", path)
 
 
 def read_users(path: Path) -> dict[str, str]:
     """Return name to hash, without empty lines and those that start with `#`.  Raises SecretError."""
     users: dict[str, str] = {}
-    for number, ended in enumerate(_text(_read_private(path, MAX_USERS_BYTES), path).split("\n"), start=1):
-        line = ended.removesuffix("\r")
+    for number, line in enumerate(_text(_read_private(path, MAX_FILE_BYTES), path).splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
             continue
         name, _, hashed = line.partition(":")
@@ -199,9 +188,8 @@ def read_users(path: Path) -> dict[str, str]:
 
 def _look_at_program(command: tuple[str, ...]) -> None:
     path = Path(command[0])
-    _read(path, None)
     # By the ids that it will run under, which need not be those of who asks.
-    if not os.access(path, os.X_OK, effective_ids=True):
+    if not (path.is_file() and os.access(path, os.X_OK, effective_ids=True)):
         raise SecretError("it is no program that we may run", path)
 
 
@@ -230,7 +218,7 @@ def unusable(policy: Policy, *, is_service: bool) -> Iterator[Fault]:
     """
     for section, at in _sections(policy, ()):
         for key, read in _READERS.items():
-            is_readable = is_service or has_credentials() or not key.endswith("_credential")
+            is_readable = is_service or credentials_folder() or not key.endswith("_credential")
             if is_readable and (named := getattr(section, key, None)) is not None:
                 try:
                     read(named)
@@ -266,7 +254,7 @@ def _sections(value: object, at: Steps) -> Iterator[tuple[Section, Steps]]:
 def read_authorities(path: Path) -> str:
     """Return a PEM file, unchecked.  Raises SecretError."""
     # Bundles have comments in any encoding.
-    return _read(path, LONGEST_PEM_BYTES).decode("ascii", "ignore")
+    return _read(path, MAX_FILE_BYTES).decode("ascii", "ignore")
 
 
 def trusting(path: Path, authorities: str) -> ssl.SSLContext:
@@ -286,10 +274,9 @@ class KeyPair:
     key: bytes = field(repr=False)
 
     @property
-    def fingerprint(self) -> str | None:
+    def fingerprint(self) -> str:
         """SHA-256 of the certificate that is shown, as `openssl x509 -fingerprint -sha256` prints it."""
-        shown = self._shown()
-        return None if shown is None else hashlib.sha256(shown).digest().hex(":").upper()
+        return hashlib.sha256(self._shown()).digest().hex(":").upper()
 
     @property
     def ends_at_ns(self) -> int | None:
@@ -297,29 +284,25 @@ class KeyPair:
         from cryptography import x509  # noqa: PLC0415 - it takes 0.2 s, and listener processes do not ask
 
         try:
-            shown = x509.load_der_x509_certificate(self._shown() or b"")
+            shown = x509.load_der_x509_certificate(self._shown())
         except ValueError:
             return None
         return int(shown.not_valid_after_utc.timestamp()) * SECOND_NS
 
-    def _shown(self) -> bytes | None:
+    def _shown(self) -> bytes:
         found = _FIRST_CERTIFICATE.search(self.chain)
-        return None if found is None else ssl.PEM_cert_to_DER_cert(found[0].decode("ascii"))
+        return b"" if found is None else ssl.PEM_cert_to_DER_cert(found[0].decode("ascii"))
 
 
 def read_key_pair(certificate: Path, key: Path | None) -> KeyPair:
     """Return a certificate and its private key, which only its owner can read.  Raises SecretError."""
-    chain = _read(certificate, LONGEST_PEM_BYTES)
+    chain = _read(certificate, MAX_FILE_BYTES)
     # A group may read it: Debian's ssl-cert group is how several daemons share one.
-    pair = KeyPair(chain, _read(key or certificate, LONGEST_PEM_BYTES, stat.S_IRWXO | stat.S_IWGRP))
+    pair = KeyPair(chain, _read(key or certificate, MAX_FILE_BYTES, stat.S_IRWXO | stat.S_IWGRP))
     try:
         serving(pair)
-    except OSError as error:
+    except OSError:
         words = "it holds no private key of the certificate (PEM, without a passphrase)"
-        if _PASSPHRASE.search(pair.key):
-            words = "its private key is encrypted: store it without a passphrase (`openssl pkey` decrypts it)"
-        elif isinstance(error, ssl.SSLError) and error.reason in _OTHER_KEY:
-            words = "its private key is not that of the certificate"
         raise SecretError(words, key or certificate) from None
     return pair
 
@@ -350,18 +333,15 @@ def _in_memory(content: bytes) -> Iterator[str]:
 
 def _read_private(path: Path, most_bytes: int) -> bytes:
     exposed = _OPEN_TO_OTHERS
-    if has_credentials() and path.parent == Path(os.environ["CREDENTIALS_DIRECTORY"]):
+    if path.parent == credentials_folder():
         # systemd grants a credential to the service's user by an ACL, and the mask of
         # an ACL shows as group-readable; the folder lets nobody else in.  systemd #29435.
         exposed &= ~stat.S_IRGRP
     return _read(path, most_bytes, exposed)
 
 
-def _read(path: Path, most_bytes: int | None, exposed: int = 0) -> bytes:
-    """`exposed`: bits that the mode of a secret must not have; None: only see whether it is there.
-
-    Raises SecretError.
-    """
+def _read(path: Path, most_bytes: int, exposed: int = 0) -> bytes:
+    """`exposed`: bits that the mode of a secret must not have.  Raises SecretError."""
 
     def check(status: os.stat_result) -> None:
         if status.st_mode & exposed:
@@ -371,9 +351,9 @@ def _read(path: Path, most_bytes: int | None, exposed: int = 0) -> bytes:
             raise SecretError(f"it belongs to user {status.st_uid}, neither us nor root", path)
 
     try:
-        content = read_regular(path, most_bytes or 0, check)
+        content = read_regular(path, most_bytes, check)
     except OSError as error:
         raise SecretError(f"cannot read it: {error.strerror}", path) from error
-    if most_bytes is not None and len(content) > most_bytes:
+    if len(content) > most_bytes:
         raise SecretError(f"it is larger than {most_bytes} bytes", path)
     return content

@@ -1,24 +1,112 @@
-"""The rules about replies and the providers that are shipped with the relay: two files beside this one.
+"""Rules about replies, and providers: as YAML states them, the owner's and those shipped beside this file.
 
-They are read once, and are sound as the tests find them.
+The shipped files are read once, and are sound as the tests find them; each rule there has its source.
+Text is phrases, not regular expressions: any case, any run of spaces, and `*` for at most 80
+characters; so no rule can hang on a long reply, however many it has.
+In the shipped files a phrase by which a refusal is not about us begins a word: else `mail quota` of
+a full mailbox is found in `your outmail quota`, and bounces.  A phrase by which it is about us may
+begin inside one: a pause keeps the message.  An owner's phrases are found wherever they stand.
 """
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from relay.policy.document import Document, Steps
-from relay.policy.rules import VerdictRule
-from relay.verdicts.verdict import Judge, Layer, Rule
+from pydantic import BeforeValidator, Field
+
+from relay.policy.document import Document, Fault, Steps
+from relay.policy.units import Duration, Section, Several, Text, checked, matching, one_of
+from relay.queue.sorting import is_like
+from relay.smtp.reply import Phase
+from relay.verdicts.phrases import Phrases
+from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Judge, Layer, Rule
 
 if TYPE_CHECKING:
     from relay.policy.model import Upstream
 
 RULES_FILE = Path(__file__).with_name("verdicts.yaml")
 PROVIDERS_FILE = Path(__file__).with_name("providers.yaml")
+LONGEST_PHRASE = 200
+
+Code = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if isinstance(value, int) else value),
+    matching("[45](?:[0-9x][0-9]|[0-9]x|xx)", "a reply code that refuses, such as 550 or 5xx"),
+]
+Enhanced = Annotated[
+    str,
+    matching(r"[45x]\.(?:[0-9]{1,3}|x)\.(?:[0-9]{1,3}|x)", "an enhanced code such as 5.7.1, 5.7.x or x.4.5"),
+]
+Phrase = Annotated[
+    str,
+    checked(
+        lambda value: value.strip(" *") and len(value) <= LONGEST_PHRASE,
+        f"a phrase of at most {LONGEST_PHRASE} characters",
+    ),
+]
+
+
+class VerdictRule(Section):
+    """One rule.  What it does not name matches anything; it must name something."""
+
+    phase: Several[Phase] = tuple(sorted(FROM_MAIL))
+    code: Several[Code] | None = None
+    enhanced: Several[Enhanced] | None = None
+    text: Several[Phrase] | None = None
+    but_not: Several[Phrase] | None = None
+    but_not_enhanced: Several[Enhanced] | None = None
+    names_sender: bool = False
+    verdict: Annotated[str, one_of(lambda: WORDS)]
+    wait_ns: Duration | None = Field(default=None, alias="wait")
+    probe: bool = True
+    source: Text | None = None
+
+    def faults(self) -> Iterator[Fault]:
+        try:
+            self.rule(Layer.OPERATOR, "")  # it knows what its phases allow
+        except ValueError as error:
+            yield Fault(str(error), ("verdict",))
+        if not (self.code or self.enhanced or self.text or self.names_sender):
+            words = "a rule without a condition matches every refusal"
+            yield Fault(f"{words}: write a code, an enhanced code or a text", ("verdict",))
+        if WORDS[self.verdict][0] not in ABOUT_US:
+            words = f"{self.verdict} has no rest: wait and probe belong to pause, pause sender and stop"
+            given = {"wait": self.wait_ns is not None, "probe": not self.probe}
+            yield from (Fault(words, (key,)) for key, is_given in given.items() if is_given)
+
+    def rule(self, layer: Layer, place: str) -> Rule:
+        verdict, scope = WORDS[self.verdict]
+        is_ours, is_about_us = layer is not Layer.OPERATOR, verdict in ABOUT_US
+        return Rule(
+            layer,
+            verdict,
+            scope,
+            place,
+            self.source or "the owner of this relay",
+            phases=frozenset(self.phase),
+            code=_any_code(self.code),
+            enhanced=_any_code(self.enhanced),
+            text=_any_phrase(self.text, begin_words=is_ours and not is_about_us),
+            but_not=_any_phrase(self.but_not, begin_words=is_ours and is_about_us),
+            but_not_enhanced=_any_code(self.but_not_enhanced),
+            names_sender=self.names_sender,
+            wait_ns=self.wait_ns,
+            may_probe=self.probe,
+        )
+
+
+def _any_code(codes: tuple[str, ...] | None) -> re.Pattern[str] | None:
+    each = (code.replace(".", r"\.").replace("x", "[0-9]+") for code in codes or ())
+    return re.compile(f"(?:{'|'.join(each)})\\Z") if codes else None
+
+
+def _any_phrase(phrases: tuple[str, ...] | None, *, begin_words: bool) -> Phrases | None:
+    if phrases is None:
+        return None
+    return Phrases(tuple(" ".join(phrase.lower().split()) for phrase in phrases), begin_words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +152,7 @@ def standard_judge() -> Judge:
 @functools.cache
 def provider_rules(name: str | None) -> tuple[Rule, ...]:
     """Return the rules of a provider; none where it is not known."""
-    if name is None or name not in providers():
-        return ()
-    return _rules(Layer.PROVIDER, PROVIDERS_FILE, ("providers", name, "verdicts"))
+    return _rules(Layer.PROVIDER, PROVIDERS_FILE, ("providers", name, "verdicts")) if name else ()
 
 
 def _rules(layer: Layer, path: Path, steps: Steps) -> tuple[Rule, ...]:
@@ -96,11 +182,8 @@ def provider_of(name: str | None, host: str) -> str | None:
     if name is not None:
         return name
     wanted = host.lower().removesuffix(".")
-    for known, provider in providers().items():
-        for pattern in provider.hosts:
-            if re.fullmatch("[a-z0-9.-]*".join(map(re.escape, pattern.split("*"))), wanted):
-                return known
-    return None
+    every = providers().items()
+    return next((known for known, its in every if any(is_like(each, wanted) for each in its.hosts)), None)
 
 
 def with_presets(policy: object) -> object:

@@ -1,21 +1,89 @@
-"""From the text of `policy.yaml` to a `Policy`, or to everything that is wrong with it.
+"""From the text of `policy.yaml` to a `Policy`, or to everything that is wrong with it; and back to text.
 
 Guarantees: any bytes become a `Policy` or a `PolicyError`, and nothing else is raised.  `parse_policy` is
 pure; `read_policy` reads the file, and like `inspected_policy` looks at every file and secret that a good
 text names, so that a policy which it returns can be put to work.
+A fault quotes nothing of the file, since a password may stand at any place by mistake, as a value or as a
+key: it has file, line, column, the kind of value, and of keys only those that a policy has.  Any other key is
+shown as `?`.
+Policies are compared as they are written out, and told so (`Section.as_written`), so two of them without a
+difference mean the same, but for what is hidden (the path of a hook's URL, the name of a credential).
 """
 
-from collections.abc import Sequence
+import difflib
+import functools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
+import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from relay.policy.document import MAX_BYTES, Document, Fault, Mark, Step
-from relay.policy.faults import PolicyError, faults_of
-from relay.policy.model import Policy
+from relay.policy.document import MAX_BYTES, Document, Fault, Mark, Step, Steps
+from relay.policy.model import RESTART_KEYS, Policy
 from relay.policy.named_file import read_regular
 from relay.policy.secrets import unusable
 from relay.policy.shipped import with_presets
+from relay.policy.units import BROKEN, Section, written_key
+
+_RESTART = frozenset(written_key(Policy, key) for key in RESTART_KEYS)
+_LONGEST_LINE = 1_000_000
+WHOLE = "policy"
+"""The key of a fault that is about the whole file."""
+FOREIGN_KEY = "?"
+"""Stands for a key that is not a policy's own, and so may be anything."""
+_LONGEST_GUESSED = 40
+_NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
+_WORDS = {
+    "missing": "this key is required",
+    "model_type": "expected a mapping of keys",
+    "dict_type": "expected a mapping of keys",
+    "tuple_type": "expected a list",
+    "int_type": "expected a whole number",
+    "bool_type": "expected true or false",
+    "bool_parsing": "expected true or false",
+    "string_type": "expected text; a number needs quotes",
+    "string_too_short": "expected text, got none",
+    "string_too_long": "expected at most {max_length} characters",
+    "too_long": "expected at most {max_length}",
+    "path_type": "expected a path",
+    "enum": "expected {expected}",
+    "literal_error": "expected {expected}",
+    "greater_than_equal": "expected a whole number of at least {ge}",
+    "less_than_equal": "expected a whole number of at most {le}",
+    "value_error": "{error}",
+}
+"""By pydantic's types of errors; another one `does not fit here`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFault:
+    path: Path
+    line: int
+    column: int
+    """Both count from 1; the column in characters."""
+    key: str
+    """Such as `upstreams.isp.limits[0].per`; `policy` where it is about the whole file."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}:{self.column}: {self.key}: {self.message}"
+
+
+class PolicyError(Exception):
+    def __init__(self, path: Path, faults: Iterable[Fault]) -> None:
+        """There is at least one."""
+        told = [PolicyFault(path, *each.mark, _key(each.at), each.message) for each in faults]
+        told.sort(key=lambda each: (each.line, each.column, each.key == WHOLE, each.key))
+        self.errors = tuple(told)
+        """In the order of the file; never empty."""
+        super().__init__(*self.errors)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.errors))
 
 
 def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
@@ -77,8 +145,149 @@ def _validated(content: bytes, path: Path) -> tuple[Policy, Document]:
             by_name=False,
         )
     except ValidationError as error:
-        faults += faults_of(document, error)
+        faults += _faults_of(document, error)
     else:
         if not faults:
             return policy, document
     raise PolicyError(path, faults)
+
+
+def _faults_of(document: Document, error: ValidationError) -> Iterator[Fault]:
+    """Yield what pydantic found, in words of ours: its own quote the values."""
+    for detail in error.errors(include_url=False):
+        kind, steps = detail["type"], detail["loc"]
+        if kind == BROKEN:
+            for message, at, _ in detail["ctx"]["faults"]:
+                yield Fault(message, (*steps, *at), document.mark_of((*steps, *at)))
+            continue
+        is_of_key = kind == "extra_forbidden"
+        if steps[-1:] == ("[key]",) and not is_of_key:
+            # Pydantic's own step, behind the key of a mapping of names.
+            steps, is_of_key = steps[:-1], True
+        if steps and kind != "missing" and not document.has(steps):
+            # One value that stands for a list of it, or for a section that has no other key.
+            steps = steps[:-1]
+        yield Fault(_words(detail, steps), steps, document.mark_of(steps, of_key=is_of_key))
+
+
+def _words(detail: ErrorDetails, steps: Steps) -> str:
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        return _of_unknown_key(steps)
+    if kind == "missing" and steps[-1] == "limits":
+        return "this key is required: what the provider allows, or `limits: []` for as fast as it takes mail"
+    # pydantic puts the words of an enumeration in quotes, all of which are ours
+    words = _WORDS.get(kind, "this does not fit here").format(**detail.get("ctx", {}))
+    return words.replace("'", "") if kind in ("enum", "literal_error") else words
+
+
+def _of_unknown_key(steps: Steps) -> str:
+    within = [step for step in steps[:-1] if step in _sections()]
+    known = sorted(_annotations(_sections()[within[-1] if within else WHOLE]))
+    # Guessing at something long takes long.
+    guessed = str(steps[-1]).lower().replace("-", "_")[:_LONGEST_GUESSED]
+    if near := difflib.get_close_matches(guessed, known, n=1):
+        return f"unknown key; did you mean {near[0]}?"
+    return f"unknown key; known here: {', '.join(known)}"
+
+
+def _key(steps: Steps) -> str:
+    path = ""
+    for step in steps:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        else:
+            is_shown = step in _policy_keys() or (path in ("upstreams", "lanes") and _NAME.match(step))
+            path += f"{'.' if path else ''}{step if is_shown else FOREIGN_KEY}"
+    return path or WHOLE
+
+
+@functools.cache
+def _policy_keys() -> frozenset[str]:
+    return frozenset(key for section in _sections().values() for key in _annotations(section))
+
+
+@functools.cache
+def _sections() -> dict[Step, type[Section]]:
+    """Return each section by the key that it stands under: no key holds two kinds."""
+    found: dict[Step, type[Section]] = {}
+    unread: list[tuple[str, object]] = [(WHOLE, Policy)]
+    while unread:
+        key, annotation = unread.pop()
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            found[key] = annotation
+            unread += _annotations(annotation).items()
+        else:
+            unread += [(key, each) for each in get_args(annotation)]
+    return found
+
+
+def _annotations(section: type[Section]) -> dict[str, object]:
+    return {each.alias or name: each.annotation for name, each in section.model_fields.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that another policy has, lacks, or has otherwise."""
+
+    about: str
+    """The key, such as `upstreams.isp.limits`."""
+    was: str | None
+    """As a policy has it; None: it was added."""
+    now: str | None
+    """None: it was removed."""
+    needs_restart: bool = False
+
+    @property
+    def words(self) -> str:
+        """Return what was and what is now: `upstreams.isp.connections: 4 → 5`."""
+        return f"{self.about}: {' → '.join(each for each in (self.was, self.now) if each is not None)}"
+
+    @property
+    def sign(self) -> str:
+        """Return + for what was added, - for what was removed, ~ for what is another."""
+        return "+" if self.was is None else "-" if self.now is None else "~"
+
+
+def changes_needing_restart(old: Policy, new: Policy) -> list[str]:
+    """Return the fields; `written_key` says what a policy calls them."""
+    return [key for key in RESTART_KEYS if getattr(old, key) != getattr(new, key)]
+
+
+def differences(old: Policy, new: Policy) -> list[Difference]:
+    found = list(_between("", old.as_written(), new.as_written()))
+    before, after = old.default_upstream, new.default_upstream
+    if before != after:
+        found.insert(0, ("first of upstreams", before, after))
+    return [Difference(about, was, now, about.partition(".")[0] in _RESTART) for about, was, now in found]
+
+
+def policy_text(policy: Policy) -> str:
+    """Return a policy file that means the same, but for what it hides (`Section.as_written`)."""
+    return _yaml(policy.as_written(), is_flow=None)
+
+
+def _between(about: str, old: object, new: object) -> Iterator[tuple[str, str | None, str | None]]:
+    match old, new:
+        case dict(), dict():
+            for key in dict.fromkeys([*old, *new]):
+                below = f"{about}.{key}" if about else key
+                if key not in old or key not in new:
+                    was, now = (_yaml(its[key]) if key in its else None for its in (old, new))
+                    yield (below, was, now)
+                else:
+                    yield from _between(below, old[key], new[key])
+            if set(old) == set(new) and list(old) != list(new):
+                yield (f"order of {about}", ", ".join(old), ", ".join(new))
+        case list(), list() if any(each not in new for each in old) or any(each not in old for each in new):
+            yield from ((about, _yaml(each), None) for each in old if each not in new)
+            yield from ((about, None, _yaml(each)) for each in new if each not in old)
+        case _ if old != new:
+            yield (about, _yaml(old), _yaml(new))
+
+
+def _yaml(value: object, *, is_flow: bool | None = True) -> str:
+    text: str = yaml.safe_dump(
+        value, default_flow_style=is_flow, sort_keys=False, allow_unicode=True, width=_LONGEST_LINE
+    )
+    return text.removesuffix("...\n").rstrip("\n") if is_flow else text

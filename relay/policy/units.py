@@ -8,9 +8,10 @@ Does not: know YAML, or where a value stands (see `faults`); look at any file (s
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -44,14 +45,7 @@ _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?(ms|s|m|h|d|w)\Z")
 MINUTE_NS = 60 * SECOND_NS
 HOUR_NS = 60 * MINUTE_NS
 DAY_NS = 24 * HOUR_NS
-_UNITS_NS = {
-    "ms": SECOND_NS // 1000,
-    "s": SECOND_NS,
-    "m": MINUTE_NS,
-    "h": HOUR_NS,
-    "d": DAY_NS,
-    "w": 7 * DAY_NS,
-}
+_UNITS_NS = {"ms": 10**6, "s": SECOND_NS, "m": MINUTE_NS, "h": HOUR_NS, "d": DAY_NS, "w": 7 * DAY_NS}
 _SIZE = re.compile(r"([0-9]{1,15}) ?(B|K|KB|KiB|M|MB|MiB|G|GB|GiB)?\Z", re.IGNORECASE)
 _SIZE_UNIT_BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _PORT = re.compile(r"[0-9]{1,5}\Z")
@@ -79,13 +73,13 @@ class Section(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_set(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        unset = {
-            key
-            for name, its in type(self).model_fields.items()
-            if its.default is None and getattr(self, name) is None
-            for key in (name, its.alias)
-        }
+        every = type(self).model_fields.items()
+        unset = {its.alias or name for name, its in every if getattr(self, name) is its.default is None}
         return {key: value for key, value in write(self).items() if key not in unset}
+
+    def given(self, keys: Iterable[str]) -> list[str]:
+        """Return those of the keys that are there."""
+        return [key for key in keys if getattr(self, key) is not None]
 
     def as_written(self) -> dict[str, Any]:
         """Return what a policy would say, presets and defaults written out; no secret is in it."""
@@ -100,13 +94,10 @@ def written_key(section: type[Section], name: str) -> str:
 def duration_ns(value: object) -> int:
     """Take such as `90s`, `1.5h`, `5d`.  Raises ValueError, also for zero and for more than a year."""
     if isinstance(value, str) and (match := _DURATION.match(value)):
-        whole, _, fraction = match[1].partition(".")
-        unit_ns = _UNITS_NS[match[2]]
-        total_ns = int(whole) * unit_ns + int(fraction.ljust(9, "0") or 0) * unit_ns // 10**9
-        if not 0 < total_ns <= LONGEST_DURATION_NS:
-            raise ValueError("a duration must be above zero and at most 366d")
-        return total_ns
-    raise ValueError("expected a duration with a unit, such as 30s, 5m, 4h or 5d")
+        total_ns = int(Decimal(match[1]) * _UNITS_NS[match[2]])
+        if 0 < total_ns <= LONGEST_DURATION_NS:
+            return total_ns
+    raise ValueError("expected a duration with a unit, such as 30s, 5m, 4h or 5d, at most 366d")
 
 
 def size_bytes(value: object) -> int:
@@ -121,10 +112,10 @@ def size_bytes(value: object) -> int:
     return total_bytes
 
 
-def checked(is_right: Callable[[str], object], expected: str) -> AfterValidator:
+def checked(is_right: Callable[[Any], object], expected: str) -> AfterValidator:
     """Return the check of a text; `expected` says what would have been right."""
 
-    def check(value: str) -> str:
+    def check(value: Any) -> Any:
         if not is_right(value):
             raise ValueError(f"expected {expected}")
         return value
@@ -140,18 +131,11 @@ def one_of(options: Callable[[], Iterable[str]]) -> AfterValidator:
     """Return the check of a text against words that are not known before they are asked for."""
 
     def check(value: str) -> str:
-        known = list(options())
-        if value not in known:
-            raise ValueError(f"expected {', '.join(known[:-1])} or {known[-1]}")
+        if value not in (known := list(options())):
+            raise ValueError(f"expected one of {', '.join(known)}")
         return value
 
     return AfterValidator(check)
-
-
-def _not_empty(value: Any) -> Any:
-    if not value:
-        raise ValueError("expected at least one")
-    return value
 
 
 def absolute_path(value: object, info: ValidationInfo) -> object:
@@ -232,10 +216,7 @@ def upstream_host(value: str) -> str:
         return host
     if (address := _ip_address(value)) is not None:
         return str(address)
-    name, colon, port = value.rpartition(":")
-    if colon and _PORT.match(port) and _HOST_NAME.match(name):
-        raise ValueError("expected a host name alone; write the port as a key of its own")
-    raise ValueError("expected a host name or an IP address")
+    raise ValueError("expected a host name or an IP address; the port is a key of its own")
 
 
 def is_own_name(value: str) -> bool:
@@ -269,9 +250,14 @@ def https_url(value: object, example: str, what_crosses: str) -> str:
     return found[0]
 
 
-NotEmpty = AfterValidator(_not_empty)
+NotEmpty = checked(bool, "at least one")
 """Not `min_length`, which pydantic finds at fault also where each of the entries is."""
-OneOrMore = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else (value,))
+_T = TypeVar("_T")
+Several = Annotated[
+    tuple[_T, ...],
+    BeforeValidator(lambda value: value if isinstance(value, list | tuple) else (value,)),
+    NotEmpty,
+]
 """One value stands for a list of it."""
 Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST_COUNT)]
 Percent = Annotated[int, Field(strict=True, ge=1, le=100)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from relay.clock import Clock
-from relay.policy.limits import LimitSettings
+from relay.policy.lane import LimitSettings
 from relay.policy.units import HostPort
 from relay.smtp import replies
 from relay.smtp.sasl import Credentials, PasswordCheck

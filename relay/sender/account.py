@@ -33,7 +33,7 @@ from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.transactions import Transactions
 from relay.smtp.reply import Phase
 from relay.spool.disk.os_errors import is_lack_of_means
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import Request, TooLarge, Wait, request_for
 from relay.throttle.history import HistoryError
 from relay.throttle.limit import limit_words

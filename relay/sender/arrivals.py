@@ -25,7 +25,7 @@ from relay.sender.settling import Backlog
 from relay.sender.spool_thread import UNREADABLE_RETRY_NS
 from relay.spool.interface import Full, Message, Unavailable
 from relay.spool.root.trigger import TriggerPort
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Telemetry
 
 SWEEP_NS = 3 * SECOND_NS
 """The delay that a lost trigger can cost, and for how long a spool that fails is left alone."""

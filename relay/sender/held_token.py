@@ -11,14 +11,13 @@ from dataclasses import replace
 
 from relay.clock import SECOND_NS
 from relay.mail.text import clean
-from relay.policy.model import Auth, Upstream
-from relay.policy.oauth2 import GrantType, OAuth2
+from relay.policy.model import Auth, GrantType, OAuth2, Upstream
 from relay.policy.secrets import AccountSecrets
 from relay.sender.refresh_token_file import RefreshTokenFile
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
 from relay.spool.disk.durable import Disk
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Telemetry
 from relay.upstream.connection import UpstreamUnavailable
 from relay.upstream.oauth.answers import Denied
 from relay.upstream.oauth.token_server import TokenRequest

@@ -14,9 +14,8 @@ import asyncio
 import functools
 
 from relay.mail.text import clean
-from relay.policy.model import Auth, Mechanism, Upstream
+from relay.policy.model import Auth, Mechanism, OAuth2, TokenMechanism, Upstream
 from relay.policy.named_file import FileChange, WatchedFiles
-from relay.policy.oauth2 import OAuth2, TokenMechanism
 from relay.policy.secrets import (
     AccountSecrets,
     KeyPair,
@@ -29,7 +28,7 @@ from relay.sender.held_token import Ask, HeldToken
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
 from relay.spool.disk.durable import Disk
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Telemetry
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable
 from relay.upstream.oauth.token_server import ask as ask_server
 from relay.verdicts.outcome import Answer

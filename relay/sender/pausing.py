@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from relay.mail.text import clean
 from relay.queue.routes import Availability
 from relay.sender.state_file import AccountFile
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Telemetry
 from relay.verdicts.account import AccountState, Event, PauseRecord, adopted, lapsed, refused, step
 from relay.verdicts.health import RESTING, Happening, Health
 from relay.verdicts.operator_pause import OperatorPause

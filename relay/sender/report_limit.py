@@ -21,7 +21,7 @@ from relay.queue.queues import Queues
 from relay.sender.host import Host, woken
 from relay.sender.spool_thread import UNREADABLE_RETRY_NS
 from relay.sender.throttle_thread import ThrottleThread
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Telemetry
 from relay.throttle.admission import Request, Wait
 from relay.throttle.file_history import FileHistory
 from relay.throttle.history import HistoryError

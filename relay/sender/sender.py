@@ -23,7 +23,7 @@ from relay.sender.spool_thread import SpoolThread
 from relay.sender.upstreams import Upstreams
 from relay.spool.interface import Full, Spool, SpoolLook, Unavailable
 from relay.telemetry.metric_table import Totals
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Telemetry
 from relay.verdicts.decision import Terms
 
 SUSPEND_NS = SECOND_NS

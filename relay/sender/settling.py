@@ -24,7 +24,7 @@ from relay.sender.reports import Reporter
 from relay.sender.spool_thread import SpoolThread
 from relay.spool.interface import Absent, Corrupt, Message, Note, Settlement, Status, Unavailable
 from relay.telemetry.events import NO_TRANSACTION, Delays, Subject, Via
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Telemetry
 from relay.verdicts.decision import Decision, Fate, Next, Terms
 from relay.verdicts.outcome import Answer
 

@@ -27,7 +27,7 @@ from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase
 from relay.spool.interface import Absent, Corrupt, Message, Unavailable
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Telemetry
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool

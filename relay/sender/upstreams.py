@@ -14,7 +14,7 @@ from relay.sender.host import Host
 from relay.sender.logins import Logins
 from relay.sender.pausing import Pausing
 from relay.sender.settling import Backlog
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Telemetry
 from relay.throttle.throttle import View
 from relay.verdicts.account import AccountState
 from relay.verdicts.health import ENDLESS, Health

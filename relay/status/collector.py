@@ -20,20 +20,8 @@ from relay.telemetry.metric_table import METRICS
 from relay.telemetry.metrics import Metrics
 from relay.verdicts.health import Health
 
-
-class _Gauges:
-    def __init__(self) -> None:
-        self._all = {
-            row.name: GaugeMetricFamily(row.name, row.meaning, labels=tuple(row.labels))
-            for row in METRICS.values()
-            if not row.is_live
-        }
-
-    def set(self, name: str, value: float, *labels: str) -> None:
-        self._all[name].add_metric(labels, value)
-
-    def __iter__(self) -> Iterator[Metric]:
-        return iter(self._all.values())
+Number = tuple[str, float, *tuple[str, ...]]
+"""A metric, its value, and the values of its labels."""
 
 
 class SnapshotCollector(Collector):
@@ -43,57 +31,64 @@ class SnapshotCollector(Collector):
         self._metrics, self._snapshot, self._events, self._clock = metrics, snapshot, events, clock
 
     def collect(self) -> Iterator[Metric]:
-        gauges = _Gauges()
+        gauges = {
+            row.name: GaugeMetricFamily(row.name, row.meaning, labels=tuple(row.labels))
+            for row in METRICS.values()
+            if not row.is_live
+        }
         began_ns = self._clock.boottime_ns()
         try:
-            snapshot = self._snapshot()
+            for name, value, *labels in _numbers(self._snapshot()):
+                gauges[name].add_metric(labels, value)
         except Exception as error:  # noqa: BLE001 - a scrape without these numbers beats no scrape
             self._metrics.count("relay_collector_errors_total")
             self._events.fault(where="snapshot", error=error)
-        else:
-            _fill_queue(gauges, snapshot)
-            _fill_rest(gauges, snapshot)
-            _fill_routes(gauges, snapshot.routes)
-            for upstream in snapshot.upstreams:
-                _fill_upstream(gauges, upstream, snapshot.at_ns)
         took_ns = self._clock.boottime_ns() - began_ns
-        gauges.set("relay_collector_duration_seconds", took_ns / SECOND_NS)
-        return iter(gauges)
+        gauges["relay_collector_duration_seconds"].add_metric((), took_ns / SECOND_NS)
+        return iter(gauges.values())
 
 
-def _fill_queue(gauges: _Gauges, snapshot: Snapshot) -> None:
+def _numbers(snapshot: Snapshot) -> Iterator[Number]:
+    yield from _of_queue(snapshot)
+    yield from _of_rest(snapshot)
+    yield from _of_routes(snapshot.routes)
+    for upstream in snapshot.upstreams:
+        yield from _of_upstream(upstream, snapshot.at_ns)
+
+
+def _of_queue(snapshot: Snapshot) -> Iterator[Number]:
     for state in QueueState:
         counts = snapshot.counts(state)
-        gauges.set("relay_queue_messages", counts.messages, state)
-        gauges.set("relay_queue_recipients", counts.recipients, state)
-        gauges.set("relay_queue_size_bytes", counts.size_bytes, state)
-        gauges.set("relay_queue_oldest_age_seconds", counts.oldest_age_ns / SECOND_NS, state)
+        yield "relay_queue_messages", counts.messages, state
+        yield "relay_queue_recipients", counts.recipients, state
+        yield "relay_queue_size_bytes", counts.size_bytes, state
+        yield "relay_queue_oldest_age_seconds", counts.oldest_age_ns / SECOND_NS, state
     waiting = snapshot.counts(QueueState.WAITING)
     only = LaneStatus(DEFAULT_LANE, 100, None, waiting.messages, waiting.recipients, waiting.oldest_age_ns)
     for lane in snapshot.lanes or (only,):
-        gauges.set("relay_lane_waiting_messages", lane.waiting_messages, lane.name)
-        gauges.set("relay_lane_oldest_waiting_age_seconds", lane.oldest_age_ns / SECOND_NS, lane.name)
+        yield "relay_lane_waiting_messages", lane.waiting_messages, lane.name
+        yield "relay_lane_oldest_waiting_age_seconds", lane.oldest_age_ns / SECOND_NS, lane.name
         patience = math.inf if lane.patience_ns is None else lane.patience_ns / SECOND_NS
-        gauges.set("relay_lane_patience_seconds", patience, lane.name)
+        yield "relay_lane_patience_seconds", patience, lane.name
 
 
-def _fill_rest(gauges: _Gauges, snapshot: Snapshot) -> None:
+def _of_rest(snapshot: Snapshot) -> Iterator[Number]:
     disk, policy = snapshot.disk, snapshot.policy
-    gauges.set("relay_build_info", 1, snapshot.version)
+    yield "relay_build_info", 1, snapshot.version
     for certificate in snapshot.certificates:
         ends_s = certificate.ends_at_ns / SECOND_NS
-        gauges.set("relay_smtpd_certificate_end_timestamp_seconds", ends_s, certificate.listener)
-    gauges.set("relay_clock_timestamp_seconds", snapshot.at_ns / SECOND_NS)
-    gauges.set("relay_refusing_mail", int(snapshot.refusing_because != ""))
-    gauges.set("relay_recovering_messages", snapshot.recovering)
-    gauges.set("relay_spool_free_bytes", disk.free_bytes)
-    gauges.set("relay_spool_free_inodes", math.inf if disk.free_inodes is None else disk.free_inodes)
-    gauges.set("relay_policy_last_reload_successful", int(policy.is_good))
-    gauges.set("relay_policy_last_reload_success_timestamp_seconds", policy.loaded_at_ns / SECOND_NS)
-    gauges.set("relay_policy_info", 1, policy.sha256)
+        yield "relay_smtpd_certificate_end_timestamp_seconds", ends_s, certificate.listener
+    yield "relay_clock_timestamp_seconds", snapshot.at_ns / SECOND_NS
+    yield "relay_refusing_mail", int(snapshot.refusing_because != "")
+    yield "relay_recovering_messages", snapshot.recovering
+    yield "relay_spool_free_bytes", disk.free_bytes
+    yield "relay_spool_free_inodes", math.inf if disk.free_inodes is None else disk.free_inodes
+    yield "relay_policy_last_reload_successful", int(policy.is_good)
+    yield "relay_policy_last_reload_success_timestamp_seconds", policy.loaded_at_ns / SECOND_NS
+    yield "relay_policy_info", 1, policy.sha256
 
 
-def _fill_routes(gauges: _Gauges, routes: Sequence[RouteStatus]) -> None:
+def _of_routes(routes: Sequence[RouteStatus]) -> Iterator[Number]:
     now: dict[tuple[str, str, Because], int] = {}
     for route in routes:
         # All that there may be, at 0, before it happens.
@@ -106,12 +101,12 @@ def _fill_routes(gauges: _Gauges, routes: Sequence[RouteStatus]) -> None:
         for name in route.spills_to:
             now[name, route.upstream, Because.SPILL] = 1
     for labels, is_so in now.items():
-        gauges.set("relay_route_diverted", is_so, *labels)
+        yield "relay_route_diverted", is_so, *labels
     down = sum(len(route.numbers) for route in routes if route.because is Because.ALL_DOWN)
-    gauges.set("relay_routes_down", down)
+    yield "relay_routes_down", down
 
 
-def _fill_upstream(gauges: _Gauges, upstream: UpstreamStatus, at_ns: int) -> None:
+def _of_upstream(upstream: UpstreamStatus, at_ns: int) -> Iterator[Number]:
     name = upstream.name
     for theirs_or_ours, ends_at_ns in (
         ("", upstream.certificate_ends_at_ns),
@@ -119,29 +114,29 @@ def _fill_upstream(gauges: _Gauges, upstream: UpstreamStatus, at_ns: int) -> Non
     ):
         if ends_at_ns is not None:
             metric = f"relay_upstream_{theirs_or_ours}certificate_end_timestamp_seconds"
-            gauges.set(metric, ends_at_ns / SECOND_NS, name)
+            yield metric, ends_at_ns / SECOND_NS, name
     for state in UpstreamState:
-        gauges.set("relay_upstream_state", int(upstream.state is state), name, state)
+        yield "relay_upstream_state", int(upstream.state is state), name, state
     for health in Health:
-        gauges.set("relay_upstream_health", int(upstream.health is health), name, health)
-    gauges.set("relay_upstream_paused_by_operator", int(upstream.paused_by != ""), name)
-    gauges.set("relay_upstream_paused_until_timestamp_seconds", _paused_until(upstream), name)
+        yield "relay_upstream_health", int(upstream.health is health), name, health
+    yield "relay_upstream_paused_by_operator", int(upstream.paused_by != ""), name
+    yield "relay_upstream_paused_until_timestamp_seconds", _paused_until(upstream), name
     busy = upstream.connections_open - upstream.connections_idle
-    gauges.set("relay_upstream_connections", busy, name, "busy")
-    gauges.set("relay_upstream_connections", upstream.connections_idle, name, "idle")
-    gauges.set("relay_upstream_waiting_messages", upstream.waiting_messages, name)
-    gauges.set("relay_upstream_waiting_recipients", upstream.waiting_recipients, name)
-    gauges.set("relay_upstream_in_flight_transactions", upstream.in_flight, name)
+    yield "relay_upstream_connections", busy, name, "busy"
+    yield "relay_upstream_connections", upstream.connections_idle, name, "idle"
+    yield "relay_upstream_waiting_messages", upstream.waiting_messages, name
+    yield "relay_upstream_waiting_recipients", upstream.waiting_recipients, name
+    yield "relay_upstream_in_flight_transactions", upstream.in_flight, name
     drained_ns = upstream.drained_at_ns
     eta = math.inf if drained_ns is None else (drained_ns - at_ns) / SECOND_NS
-    gauges.set("relay_queue_drain_eta_seconds", eta, name)
+    yield "relay_queue_drain_eta_seconds", eta, name
     for limit in upstream.limits:
-        gauges.set("relay_limit_slots", limit.count, name, limit.label)
-        gauges.set("relay_limit_used_slots", limit.used, name, limit.label)
-        gauges.set("relay_limit_most_used_slots", limit.most, name, limit.label)
-        gauges.set("relay_limit_window_seconds", limit.period_ns / SECOND_NS, name, limit.label)
+        yield "relay_limit_slots", limit.count, name, limit.label
+        yield "relay_limit_used_slots", limit.used, name, limit.label
+        yield "relay_limit_most_used_slots", limit.most, name, limit.label
+        yield "relay_limit_window_seconds", limit.period_ns / SECOND_NS, name, limit.label
         opens_ns = at_ns if limit.opens_at_ns is None else limit.opens_at_ns
-        gauges.set("relay_limit_next_slot_timestamp_seconds", opens_ns / SECOND_NS, name, limit.label)
+        yield "relay_limit_next_slot_timestamp_seconds", opens_ns / SECOND_NS, name, limit.label
 
 
 def _paused_until(upstream: UpstreamStatus) -> float:

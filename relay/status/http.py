@@ -8,6 +8,9 @@ neither an IP address, nor a loopback name, nor one of ours is refused.
 
 /healthz is 200 while the loop turns, whatever else is wrong: what restarts a relay that
 is full would not empty it.  /readyz is 503, with the reason, while no mail is accepted.
+
+`ConnectionLimit`, also of the control socket: at most `most` connections at once; one more ends the oldest,
+whatever that does or waits for.  A connection serves one request.
 """
 
 import asyncio
@@ -21,16 +24,22 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from relay.listener.accepting import Door
+from relay.mail.formats import described
 from relay.policy.units import HostPort
-from relay.status import MOST_CONNECTIONS, page
-from relay.status.chart import Samples
-from relay.status.connection_limit import BACKLOG, ConnectionLimit
+from relay.status import MOST_CONNECTIONS
+from relay.status.page import POLICY, Samples, render
 from relay.status.snapshot import MessageView, Snapshot, public, to_json, without_addresses
 from relay.telemetry.events import Events
 
+BACKLOG = 128
+STOP_SECONDS = 1.0
+"""How long an answer may still take when the server stops."""
 ONE_OF = 5
 """The share of the time that answers may take: mail has four times as long between two of them."""
 
+AT_ONCE = ("/healthz", "/readyz")
+"""Answers that cost nothing and wait for none."""
 SAMPLE_SECONDS = 10.0
 """Between two looks at the windows, for the charts: some ten milliseconds each at the worst."""
 
@@ -38,7 +47,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": page.POLICY,
+    "Content-Security-Policy": POLICY,
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
@@ -47,6 +56,71 @@ _HEADERS = {
 def _bind(address: HostPort) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     return socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
+
+
+class ConnectionLimit:
+    """For one event loop."""
+
+    def __init__(self, events: Events, where: str, *, most: int) -> None:
+        """`where` is what an event calls the server."""
+        self._events, self._where, self._most = events, where, most
+        self._runner: web.AppRunner | None = None
+        self._door: Door | None = None
+        self._open: list[asyncio.Transport] = []
+        """The oldest first."""
+
+    async def receive(
+        self, app: web.Application, bind: Callable[[], socket.socket], *, breaks_off: bool = False
+    ) -> socket.socket:
+        """Answer on the socket that `bind` makes, and return it.  Raises OSError, and then holds nothing.
+
+        `breaks_off`: stop an answer once its client hangs up.
+        """
+        app.on_response_prepare.append(_close_after)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=STOP_SECONDS,
+            handler_cancellation=breaks_off,
+        )
+        await runner.setup()
+        if (server := runner.server) is None:
+            raise AssertionError("a runner that is not set up")
+        try:
+            bound = bind()
+        except OSError:
+            await runner.cleanup()
+            raise
+        bound.listen(BACKLOG)
+        self._runner = runner
+
+        async def begin(accepted: socket.socket, _peer: object) -> None:
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(server, accepted)
+            self._open = [each for each in self._open if not each.is_closing()]
+            if len(self._open) >= self._most:
+                self._open.pop(0).abort()
+            self._open.append(transport)
+
+        self._door = Door(
+            bound, begin, lambda error: self._events.shortage(where=self._where, error=described(error))
+        )
+        return bound
+
+    async def close(self) -> bool:
+        """Wait a moment for answers under way; return whether anything was open."""
+        if self._door is not None:
+            await self._door.close()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+        return runner is not None
+
+
+async def _close_after(_request: web.Request, response: web.StreamResponse) -> None:
+    # By now the headers are made, so that `force_close` alone would not tell the client.
+    response.headers["Connection"] = "close"
+    response.force_close()
 
 
 class Source(Protocol):
@@ -83,9 +157,11 @@ class StatusServer:
     async def start(self) -> HostPort:
         """Return the address with the port that the kernel gave for 0.  Raises OSError."""
         app = web.Application(middlewares=[self._guard])
-        app.add_routes([web.get("/healthz", self._healthz), web.get("/readyz", self._readyz)])
-        for path, handler in ("/", self._page), ("/metrics", self._metrics), ("/status.json", self._status):
-            app.router.add_get(path, self._in_turn(handler))
+        for path, handler in (
+            *(("/", self._page), ("/metrics", self._metrics), ("/status.json", self._status)),
+            *(("/healthz", self._healthz), ("/readyz", self._readyz)),
+        ):
+            app.router.add_get(path, handler)
         # A client that hangs up leaves the line of `_in_turn`, which would grow without end.
         bound = await self._connections.receive(app, lambda: _bind(self._address), breaks_off=True)
         self._sample()
@@ -106,7 +182,9 @@ class StatusServer:
             if not self._is_ours(request.headers.get("Host", "")):
                 # RFC 9110, 15.5.20: 421, this server does not speak for that host.
                 raise web.HTTPMisdirectedRequest(text="This is not a name of this server.\n")
-            response = await handler(request)
+            response = await (
+                handler(request) if request.path in AT_ONCE else self._in_turn(handler, request)
+            )
         except web.HTTPException as refusal:
             refusal.headers.update(_HEADERS)
             raise
@@ -116,23 +194,19 @@ class StatusServer:
         response.headers.update(_HEADERS)
         return response
 
-    def _in_turn(self, handler: _Handler) -> _Handler:
+    async def _in_turn(self, handler: _Handler, request: web.Request) -> web.StreamResponse:
         """Answer one request after another, with time for mail in between."""
-
-        async def answer(request: web.Request) -> web.StreamResponse:
-            async with self._turn:
-                if self._is_stopping:
-                    # Else aiohttp breaks off those that wait, and some of them with a traceback.
-                    return web.Response(status=503, text="stopping\n")
-                loop = asyncio.get_running_loop()
-                began_at = loop.time()
-                try:
-                    return await handler(request)
-                finally:
-                    # Also where the client hangs up: what it cost is paid for.
-                    await asyncio.sleep((ONE_OF - 1) * (loop.time() - began_at))
-
-        return answer
+        async with self._turn:
+            if self._is_stopping:
+                # Else aiohttp breaks off those that wait, and some of them with a traceback.
+                return web.Response(status=503, text="stopping\n")
+            loop = asyncio.get_running_loop()
+            began_at = loop.time()
+            try:
+                return await handler(request)
+            finally:
+                # Also where the client hangs up: what it cost is paid for.
+                await asyncio.sleep((ONE_OF - 1) * (loop.time() - began_at))
 
     def _sample(self) -> None:
         loop = asyncio.get_running_loop()
@@ -155,7 +229,7 @@ class StatusServer:
         return True
 
     async def _page(self, _request: web.Request) -> web.Response:
-        shown = page.render(public(self._source.snapshot()), self._source.coming(), self._samples)
+        shown = render(self._source.snapshot(), self._source.coming(), self._samples)
         return web.Response(text=shown, content_type="text/html")
 
     async def _metrics(self, request: web.Request) -> web.Response:

@@ -4,11 +4,17 @@
 into the document.  `POLICY` is the Content-Security-Policy that allows exactly these two, and to ask
 for the page again.  Without script the page reloads itself; the script asks for it as often, and puts
 what changed in its place, so that nothing flickers.
+
+The charts are path data of SVG, WIDTH by HEIGHT units with the origin at the top left corner.  `Samples`
+keeps the last day in memory only: MINUTES numbers for each limit of the policy.  A restart begins anew, and a
+minute without a sample is a gap.
 """
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +23,6 @@ from markupsafe import Markup
 
 from relay.mail.formats import rfc3339, span, utc
 from relay.queue.routes import Because
-from relay.status import chart
-from relay.status.chart import GAP, MINUTES, QUEUE, Key, Samples
 from relay.status.snapshot import (
     MessageView,
     QueueState,
@@ -26,7 +30,7 @@ from relay.status.snapshot import (
     Snapshot,
     UpstreamState,
     UpstreamStatus,
-    public_view,
+    public,
 )
 
 RELOAD_SECONDS = 5
@@ -48,6 +52,67 @@ POLICY = (
 )
 
 
+WIDTH = 240
+HEIGHT = 48
+MINUTES = 24 * 60
+GAP = -1
+QUEUE = ("", "")
+"""The key of how many messages wait."""
+
+Key = tuple[str, str]
+"""The upstream's name and the limit's label."""
+
+
+class Samples:
+    def __init__(self) -> None:
+        self._minute = 0
+        self._of: dict[Key, deque[int]] = {}
+
+    def note(self, snapshot: Snapshot, minute: int) -> None:
+        """Keep the highest numbers of each minute, which never goes back.  Forget limits that are gone."""
+        now = dict(_numbers(snapshot))
+        self._of = {key: self._of.get(key) or deque([GAP] * MINUTES, MINUTES) for key in now}
+        for key, series in self._of.items():
+            series.extend([GAP] * min(minute - self._minute, MINUTES))
+            series[-1] = max(series[-1], now[key])
+        self._minute = minute
+
+    def day(self, key: Key) -> list[int]:
+        """Return the number of each of the last MINUTES, the newest last; `GAP` where nothing is known."""
+        return list(self._of.get(key, [GAP] * MINUTES))
+
+
+def _numbers(snapshot: Snapshot) -> Iterator[tuple[Key, int]]:
+    yield QUEUE, snapshot.counts(QueueState.WAITING).messages
+    for upstream in snapshot.upstreams:
+        for limit in upstream.limits:
+            yield (upstream.name, limit.label), limit.used
+
+
+class Curve(NamedTuple):
+    line: str
+    area: str
+    """The line, closed along the bottom."""
+
+
+def steps(values: Sequence[int], top: int) -> Curve:
+    """Draw each value as a step of equal width, `top` as the full height, and nothing for a `GAP`."""
+    width = WIDTH / len(values)
+    line, area = "", ""
+    for is_known, run in groupby(enumerate(values), lambda each: each[1] != GAP):
+        if is_known:
+            known = [(index, HEIGHT * (1 - min(1.0, value / max(1, top)))) for index, value in run]
+            corners = "".join(f"V{_short(y)}H{_short((index + 1) * width)}" for index, y in known)
+            begin = _short(known[0][0] * width)
+            line += f"M{begin} {_short(known[0][1])}{corners}"
+            area += f"M{begin} {HEIGHT}{corners}V{HEIGHT}Z"
+    return Curve(line, area)
+
+
+def _short(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")
+
+
 class _Badge(NamedTuple):
     """How a state looks: a class of the style sheet, a sign for those who see no colours, and words."""
 
@@ -60,32 +125,20 @@ class _Chart(NamedTuple):
     title: str
     words: str
     """What a reader who does not see it is told."""
-    shape: chart.Curve
+    shape: Curve
     since: str
 
 
 def render(snapshot: Snapshot, coming: Iterable[MessageView] = (), samples: Samples | None = None) -> str:
-    """Return the document.  Give it what is public of a snapshot."""
-    samples = samples or Samples()
+    """Return the document, without any mail address."""
+    snapshot, samples = public(snapshot), samples or Samples()
     return _PAGE.render(
         it=snapshot,
         condition=_condition(snapshot),
-        upstreams=[
-            (
-                each,
-                _state(each, snapshot.at_ns),
-                _drains(each, snapshot.at_ns),
-                [
-                    (limit, _charts(samples, (each.name, limit.label), "used", limit.count))
-                    for limit in each.limits
-                ],
-            )
-            for each in snapshot.upstreams
-        ],
         counts=[(state.value, snapshot.counts(state)) for state in QueueState],
         queue_charts=_charts(samples, QUEUE, "waiting", 1),
-        first=[public_view(each) for each in coming],
-        routes=[(each, _diverted(each, snapshot.at_ns)) for each in snapshot.routes],
+        charts_of=lambda limit: _charts(samples, (limit.upstream, limit.label), "used", limit.count),
+        first=public(tuple(coming)),
     )
 
 
@@ -134,7 +187,7 @@ def _charts(samples: Samples, key: Key, what: str, least: int) -> list[_Chart]:
     for title, values, since in ("last hour", day[-60:], "1 h ago"), ("last day", in_steps, "24 h ago"):
         most = max(values)
         words = "nothing known yet" if most == GAP else f"at most {most} {what}"
-        charts.append(_Chart(title, words, chart.steps(values, max(least, most)), since))
+        charts.append(_Chart(title, words, steps(values, max(least, most)), since))
     return charts
 
 
@@ -154,11 +207,14 @@ def _environment() -> Environment:
     )
     made.filters.update(span=span, rfc3339=rfc3339, clock=utc, within=_in)
     made.globals.update(
+        state_of=_state,
+        drains=_drains,
+        diverted=_diverted,
         style=Markup(STYLE),  # noqa: S704 - a file of ours
         script=Markup(SCRIPT),  # noqa: S704 - a file of ours
         reload_seconds=RELOAD_SECONDS,
-        width=chart.WIDTH,
-        height=chart.HEIGHT,
+        width=WIDTH,
+        height=HEIGHT,
     )
     return made
 

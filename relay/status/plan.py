@@ -7,7 +7,7 @@ out is left out on both.  Mail stays where it stands: an edit of routes or lanes
 from dataclasses import dataclass
 from typing import Any
 
-from relay.policy.differences import Difference
+from relay.policy.source import Difference
 from relay.status.snapshot import as_json
 
 

@@ -11,7 +11,7 @@ address.  `public` removes addresses, for pages that others than the operator ca
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from relay.clock import SECOND_NS
@@ -359,36 +359,22 @@ def without_addresses(text: str) -> str:
     return _ADDRESS.sub("<address>", text)
 
 
-def public(snapshot: Snapshot) -> Snapshot:
-    """Remove mail addresses: replies that name one lose it, and limits their key."""
-    upstreams = tuple(
-        replace(
-            upstream,
-            paused_because=without_addresses(upstream.paused_because),
-            proving_after=without_addresses(upstream.proving_after),
-            held_by=without_addresses(upstream.held_by),
-            limits=tuple(replace(limit, key=None) for limit in upstream.limits),
-        )
-        for upstream in snapshot.upstreams
-    )
-    return replace(
-        snapshot, upstreams=upstreams, refusing_because=without_addresses(snapshot.refusing_because)
-    )
-
-
-def public_view(view: MessageView) -> MessageView:
-    """Remove mail addresses, also those that a limit or a reply names."""
-    return replace(
-        view,
-        reverse_path="",
-        rewritten_as="",
-        recipients=(),
-        message_id=None,
-        subject="",
-        client_queue_id="",
-        reason=without_addresses(view.reason),
-        held_by=without_addresses(view.held_by),
-    )
+def public(value: Any) -> Any:
+    """Remove mail addresses from every text in a value, and from limits their key, which may be a name."""
+    match value:
+        case enum.Enum():
+            return value
+        case str():
+            return without_addresses(value)
+        case tuple():
+            return tuple(map(public, value))
+        case Mapping():
+            return {key: public(its) for key, its in value.items()}
+        case LimitStatus():
+            return replace(value, key=None)
+    if not is_dataclass(value):
+        return value
+    return replace(value, **{each.name: public(getattr(value, each.name)) for each in fields(value)})  # type: ignore[type-var]  # no class
 
 
 _NULL_WHERE_EMPTY = frozenset({
@@ -448,5 +434,4 @@ def message_to_json(message: MessageView) -> dict[str, Any]:
 
 
 def detail_to_json(message: MessageView) -> dict[str, Any]:
-    told: dict[str, Any] = as_json(message)
-    return told
+    return dict(as_json(message))

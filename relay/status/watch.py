@@ -11,9 +11,9 @@ from itertools import islice
 
 from relay import __version__
 from relay.clock import Clock
-from relay.policy.differences import differences
 from relay.policy.lane import lanes_of, numbers_of, with_ceilings
 from relay.policy.model import Policy, Upstream
+from relay.policy.source import differences
 from relay.queue.counts import Sums, total
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.queued import State
@@ -21,8 +21,7 @@ from relay.sender.account import is_mended
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView
 from relay.spool.root.headroom import why_no_room
-from relay.status.eta import Load, Pace, opens_ns
-from relay.status.listing import NOT_IN_POLICY, Listing
+from relay.status.eta import NOT_IN_POLICY, Listing, Load, Pace, opens_ns
 from relay.status.plan import OverLimit, Plan, PlannedUpstream
 from relay.status.snapshot import (
     CertificateStatus,

@@ -1,34 +1,170 @@
 """The log: one line for everything that happens, as text or as JSON, on stderr.
 
 Guarantees: no call raises (a closed stderr must not stop mail); no text from outside can end a line or move
-a terminal's cursor.  Assumes: one thread, and fields as `event_table` has them.
+a terminal's cursor.  Assumes: one thread, and the fields of the event's row in `KINDS`.
 
 As text, a line begins like one of rsyslog's file format; under the journal, which adds its own
-beginning, with `<N>`, the priority (sd-daemon(3)).  It ends with the event's name, for `grep`.
+beginning, with `<N>`, the priority (sd-daemon(3)).  It is the event's template, and ends with ` event=NAME`,
+for `grep`.  As JSON it is one object: `time`, `event`, `level`, and its fields.
+The table of events in docs/events-and-metrics.md is made from `KINDS`.
 """
 
+import enum
 import json
 import os
 import socket
 import traceback as tracebacks
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 from relay.clock import SECOND_NS, Clock
-from relay.mail.envelope import QueueId
+from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import Value, described, postfix_delay, rfc3339, rfc3339_or_none, shown_as_text
 from relay.mail.header import NO_NAMES, Names
 from relay.queue.lanes import DEFAULT_LANE
 from relay.smtp.reply import Phase
+from relay.spool.disk.os_errors import is_lack_of_means
 from relay.spool.interface import Message
-from relay.telemetry.event_table import KINDS, Kind, Level
 from relay.telemetry.stderr import LogStream
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 
+if TYPE_CHECKING:
+    # A listener process of its own needs no prometheus_client.
+    from relay.telemetry.metrics import Counts, Metrics, Series
+
 LogStyle = Literal["text", "json"]
 
+
+class Level(enum.IntEnum):
+    """How much an event matters: the numbers of syslog (RFC 5424, 6.2.1)."""
+
+    ERROR = 3
+    WARNING = 4
+    NOTICE = 5
+    INFO = 6
+    DEBUG = 7
+
+
+class Kind(NamedTuple):
+    """One row."""
+
+    name: str
+    level: Level
+    template: str
+    """`{name}` is a field; `{name:text with %}` is that text with the field for `%`, and nothing where the
+    field is null, 0, false or empty; `{_name}` is a piece that only the text has."""
+    only_json: str
+    """The fields that the text does not have."""
+
+
+_ERROR, _WARNING, _NOTICE, _INFO, _DEBUG = Level.ERROR, Level.WARNING, Level.NOTICE, Level.INFO, Level.DEBUG
+
+_ROWS: tuple[tuple[str, Level, str, str], ...] = (
+    ("started", _NOTICE, "started: version {version}, host {hostname}, policy {path}", ""),
+    ("hostname_without_domain", _WARNING,
+     "this host is called {hostname}, without a domain: write hostname in the policy", ""),
+    ("recovered", _NOTICE, "recovered in {duration_seconds}s: {counts}", ""),
+    ("listening", _NOTICE, "listening on {listener} for {protocol}", ""),
+    ("stopping", _NOTICE, "stopping: {reason}; transactions in flight: {in_flight}", ""),
+    ("stopped", _NOTICE, "stopped; messages queued: {queued}", ""),
+    ("connected", _DEBUG, "connect from {client} on {listener}", ""),
+    ("disconnected", _DEBUG, "disconnect from {client} on {listener}: {reason}", ""),
+    ("refused", _INFO,
+     "NOQUEUE: reject: {_phase} from {client}: {reply}; listener={listener}{user:, sasl_username=%}",
+     "phase"),
+    ("refusals_untold", _WARNING,
+     "NOQUEUE: {untold} more refusals within a second have no line of their own", ""),
+    ("accepted", _INFO,
+     ("{queue_id}: from=<{reverse_path}>, size={size_bytes}, nrcpt={nrcpt}, client={client}, helo=<{helo}>, "
+      "proto={protocol}{user:, sasl_username=%}"), "listener message_id commit_seconds"),
+    ("waiting", _INFO, "{queue_id}: waiting for {upstream} until {until_at}: {reason}", "lane"),
+    ("upstream_connected", _DEBUG, "connected to {relay} for {upstream}, TLS {tls}", ""),
+    ("delivery", _INFO,
+     ("{queue_id}: to=<{recipient}>, relay={relay}, {_conn_use}delay={_delay}, delays={_delays}, "
+      "{tls:tls=%, }dsn={dsn}, status={_status} ({text}){message_id:, message-id=%}"),
+     "upstream reverse_path conn_use delay_seconds delays_seconds status command code"),
+    ("removed", _INFO, "{queue_id}: removed", ""),
+    ("report_published", _NOTICE, "{queue_id}: sender non-delivery notification: {report_id}", "size_bytes"),
+    ("success_published", _NOTICE,
+     "{queue_id}: sender delivery status notification: {report_id}", "size_bytes"),
+    ("warning_published", _NOTICE, "{queue_id}: sender delay notification: {report_id}", "size_bytes"),
+    ("report_waiting", _NOTICE, "{queue_id}: its report waits for room in reports.per_hour", ""),
+    ("reports_capped", _ERROR,
+     "reports are at reports.per_hour and wait, the next one until {until_at}: see why so much mail fails",
+     ""),
+    ("reports_uncounted", _ERROR, "reports cannot be counted, and go without a limit: {error}", ""),
+    ("report_dropped", _ERROR,
+     "{queue_id}: a report to {recipient} could not be relayed, and is dropped: see reports.upstreams", ""),
+    ("report_omitted", _WARNING,
+     "{queue_id}: no report of {nrcpt} failed recipients: it is from <>, wants none (NOTIFY), or is deleted",
+     ""),
+    ("upstream_paused", _WARNING, "upstream {upstream} paused until {until_at}: {reason}", ""),
+    ("sender_paused", _ERROR,
+     "mail from <{reverse_path}> paused until {until_at}, refused by {upstream}: {reason}", ""),
+    ("upstream_stopped", _ERROR, "upstream {upstream} stopped: {reason}", ""),
+    ("upstream_proving", _NOTICE, "upstream {upstream} is tried again: one message goes first", ""),
+    ("upstream_resumed", _NOTICE, "upstream {upstream} resumed", ""),
+    ("operator_paused", _NOTICE, "upstream {upstream} paused by {by} until {until_at}", ""),
+    ("operator_pause_ended", _NOTICE, "upstream {upstream}: the operator's pause has ended: {reason}", ""),
+    ("route_diverted", _WARNING,
+     "route {routes}: mail goes through {upstream} instead of {instead_of}: {because}", ""),
+    ("route_down", _ERROR, "route {routes}: every upstream is down, and mail waits for {upstream}", ""),
+    ("route_restored", _NOTICE,
+     "route {routes}: mail goes through {upstream} again; what is over: {because}", ""),
+    ("history_begun", _NOTICE,
+     "history of {upstream} begins empty, at {path}: nothing that was sent before counts", ""),
+    ("history_failed", _ERROR, "history of {upstream} failed, nothing is sent: {error}", ""),
+    ("token_granted", _INFO,
+     ("upstream {upstream}: a new access token, good for {life_seconds} s"
+      "{is_rotated:, and a new refresh token}"), ""),
+    ("refresh_token_unrecorded", _ERROR,
+     "upstream {upstream}: no new access token until its new refresh token is on disk: {error}", ""),
+    ("pause_unrecorded", _WARNING, "pause of {upstream} is not kept on disk: {error}", ""),
+    ("cut_off", _WARNING,
+     ("upstream {upstream}: it says that this was too much{named_slots:, and names %}; "
+      "our windows held {windows}"), ""),
+    ("shortage", _WARNING, "{where} waits, out of descriptors or memory: {error}", ""),
+    ("descriptors_short", _WARNING,
+     ("{where}: {descriptors} descriptors where the policy needs {needed}; "
+      "connections at once: {connections}"), ""),
+    ("spool_failed", _ERROR, "spool failed: {error}", ""),
+    ("corrupt", _ERROR, "{queue_id}: corrupt, set aside: {reason}", ""),
+    ("policy_loaded", _NOTICE, "policy loaded: {changes:%; }{path}, sha256 {sha256}", ""),
+    ("policy_refused", _ERROR, "policy refused, the last good one stays: {fault}", "path"),
+    ("policy_needs_restart", _WARNING, "policy {path}: needs a restart to take effect: {keys}", ""),
+    ("listener_files_loaded", _NOTICE,
+     "listener {listener}: loaded{users: % users}{certificate: certificate with SHA-256 %}", ""),
+    ("listener_files_refused", _ERROR,
+     "listener {listener}: the last good users and certificate stay: {error}", ""),
+    ("client_certificate_loaded", _NOTICE,
+     "upstream {upstream}: shows it the certificate with SHA-256 {certificate}", ""),
+    ("client_certificate_refused", _ERROR,
+     "upstream {upstream}: the last good certificate stays: {error}", ""),
+    ("listener_died", _ERROR, "listener {listener} died: pid {pid}, {status}", ""),
+    ("listener_restarted", _NOTICE, "listener {listener} restarted: pid {pid}", ""),
+    ("hook_failed", _WARNING, "notices to {hook} fail, and are tried again: {error}", ""),
+    ("hook_resumed", _NOTICE, "notices to {hook} arrive again", ""),
+    ("notices_dropped", _ERROR, "notices to {hook} were dropped: {notices}, {reason}", ""),
+    ("recent_unrecorded", _WARNING, "what became of messages is not kept for `relay find`: {error}", ""),
+    ("held", _NOTICE, "{queue_id}: held by the operator", ""),
+    ("released", _NOTICE, "{queue_id}: released by the operator", ""),
+    ("retried", _NOTICE, "{queue_id}: to be tried at once, by the operator", ""),
+    ("put_first", _NOTICE, "{queue_id}: to go next in its account, by the operator", ""),
+    ("deleted", _NOTICE,
+     "{queue_id}: deleted by the operator, recipients left: {nrcpt}{message_id:, message-id=%}", ""),
+    ("recipient_deleted", _DEBUG,
+     "{queue_id}: to=<{recipient}>, deleted by the operator", "message_id reverse_path"),
+    ("clock_stepped", _WARNING, "the clock of this host was set by {by_seconds} s", ""),
+    ("fault", _ERROR, "fault in {where}: {error}{client: (client %)}; {traceback}", ""),
+)  # fmt: skip
+
+KINDS = {row[0]: Kind(*row) for row in _ROWS}
+
 SHORTAGE_AGAIN_NS = 60 * SECOND_NS
+MOST_SPANS = 10_000
+"""In the memory of a listener process, while the sender's takes none."""
 MOST_REFUSALS = 100
 """Refusals of clients that are logged in a second: a flood of them must not flood the log."""
 LONGEST_LINE = 8000
@@ -81,8 +217,8 @@ class Events:
     ) -> None:
         self._stream, self._style, self._clock, self._level = stream, style, clock, level
         self._log = stream if isinstance(stream, LogStream) else None
-        self._unwritten = self._counted = self._dropped = 0
-        """Lines: that could not be written, that `take_lines_lost` told of, that the log tells of."""
+        self._unwritten = self._counted = 0
+        """Lines: that could not be written, that `take_lines_lost` told of."""
         self._watchers: dict[str, tuple[Watcher, ...]] = {}
         """By the name of the event."""
         self._refusals = self._refusals_untold = self._refusals_since_ns = 0
@@ -110,7 +246,6 @@ class Events:
         untold, self._refusals_untold = self._refusals_untold, 0
         if untold:
             self.tell("refusals_untold", untold=untold)
-        self._tell_dropped()
 
     def tell(self, name: str, subject: Subject | None = None, /, **fields: Any) -> None:
         """Log an event with the fields of its row.
@@ -132,7 +267,6 @@ class Events:
             for watcher in self._watchers.get(name, ()):
                 watcher(name, fields, subject)
             if is_logged:
-                self._tell_dropped()
                 self._stream.write(self._line(kind, fields) + "\n")
                 self._stream.flush()
         except Exception:  # noqa: BLE001 - mail goes on whatever is wrong with a line about it
@@ -167,15 +301,6 @@ class Events:
         via: Via = NO_TRANSACTION,
         subject: Subject | None = None,
     ) -> None:
-        # Each style has delays of its own: only those that are written are made.
-        style: dict[str, Any] = {"delays_seconds": [delay_ns / SECOND_NS for delay_ns in delays]}
-        if self._style == "text":
-            style = {
-                "_conn_use": f"conn_use={via.conn_use}, " if via.conn_use > 1 else "",
-                "_delay": postfix_delay(sum(delays)),
-                "_delays": "/".join([postfix_delay(delay_ns) if delay_ns else "0" for delay_ns in delays]),
-                "_status": "sent" if fate is Fate.RELAYED else fate.value,
-            }
         self.tell(
             "delivery",
             subject,
@@ -193,7 +318,11 @@ class Events:
             command="." if answer.phase is Phase.EOD else answer.phase.value,
             code=answer.reply.code if answer.reply else None,
             text=answer.text,
-            **style,
+            delays_seconds=[delay_ns / SECOND_NS for delay_ns in delays],
+            _conn_use=f"conn_use={via.conn_use}, " if via.conn_use > 1 else "",
+            _delay=postfix_delay(sum(delays)),
+            _delays="/".join([postfix_delay(delay_ns) if delay_ns else "0" for delay_ns in delays]),
+            _status="sent" if fate is Fate.RELAYED else fate.value,
         )
 
     def shortage(self, *, where: str, error: str) -> None:
@@ -210,12 +339,6 @@ class Events:
         ]
         self.tell("fault", where=where, client=client, error=described(error), traceback=frames)
 
-    def _tell_dropped(self) -> None:
-        """Say in front of the next line that has room, or of none, how many lines are missing."""
-        if self._log is not None and self._log.lines_lost > self._dropped and self._log.has_room:
-            dropped, self._dropped = self._dropped, self._log.lines_lost
-            self.tell("log_lines_dropped", lines=self._dropped - dropped)
-
     def _line(self, kind: Kind, fields: Mapping[str, Any]) -> str:
         now, level = rfc3339(self._clock.wall_ns()), kind.level.name.lower()
         priority = f"<{kind.level.value}>" if self._is_journal else ""
@@ -226,19 +349,22 @@ class Events:
             return priority + line.replace("\x7f", "\\u007f")
         beginning = priority or now + self._begins
         shown_level = f"{level}: " if kind.level <= Level.WARNING else ""
+        text = kind.template.format_map({name: _Shown(value) for name, value in fields.items()})
         # Foreign text is in no template, and the line is cleaned with that text in it.
-        return f"{beginning}{shown_level}{_one_line(_text(kind, fields))} event={kind.name}"
+        return f"{beginning}{shown_level}{_one_line(text)} event={kind.name}"
 
 
-def _text(kind: Kind, fields: Mapping[str, Any]) -> str:
-    return kind.pattern % tuple([_shown(fields[field], optional) for field, optional in kind.shown])
+class _Shown:
+    """A field in a template."""
 
+    def __init__(self, value: Any) -> None:
+        self._value = value
 
-def _shown(value: Any, optional: str) -> str:
-    if optional and not value:
-        return ""
-    text = value if isinstance(value, str) else shown_as_text(value)
-    return optional.replace("%", text) if optional else text
+    def __format__(self, around: str) -> str:
+        if around and not self._value:
+            return ""
+        text = shown_as_text(self._value)
+        return around.replace("%", text) if around else text
 
 
 def _one_line(text: str) -> str:
@@ -255,3 +381,86 @@ def _is_journal(stream: TextIO) -> bool:
     except (OSError, ValueError, AttributeError):
         return False
     return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+class Tally:
+    """What a process of listeners counts until it is taken, and sent to the sender's: see `Metrics.add`.
+
+    A dying process loses only what it had not sent yet.
+    """
+
+    def __init__(self, events: Events) -> None:
+        """`events`: whose lost lines are counted."""
+        self._events = events
+        self._numbers: Counter[Series] = Counter()
+        self._spans: list[list[str | int]] = []
+
+    def count(self, *series: str, by: int = 1) -> None:
+        self._numbers[series] += by
+
+    def observe(self, *series: str, span_ns: int) -> None:
+        if len(self._spans) < MOST_SPANS:
+            self._spans.append([*series, span_ns])
+
+    def take(self) -> "Counts":
+        self.count("relay_log_lost_lines_total", by=self._events.take_lines_lost())
+        numbers, self._numbers = self._numbers, Counter()
+        spans, self._spans = self._spans, []
+        return {"numbers": [[*series, number] for series, number in numbers.items()], "spans": spans}
+
+
+class ListenerObserver:
+    """The `Observer` of `relay.listener.ports`.  Listeners go by their address as the policy writes it."""
+
+    def __init__(self, events: Events, metrics: "Metrics | Tally") -> None:
+        self._events, self._metrics = events, metrics
+
+    def connection_opened(self, listener: str, client: str) -> None:
+        self._metrics.count("relay_smtpd_connections_total", listener)
+        self._metrics.count("relay_smtpd_open_connections", listener)
+        self._events.tell("connected", listener=listener, client=client)
+
+    def connection_closed(self, listener: str, client: str, reason: str) -> None:
+        self._metrics.count("relay_smtpd_open_connections", listener, by=-1)
+        self._events.tell("disconnected", listener=listener, client=client, reason=reason)
+
+    def refused(self, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
+        self._metrics.count("relay_smtpd_rejects_total", listener, phase, reply[:3])
+        self._events.refused(listener=listener, client=client, phase=phase, reply=reply, user=user)
+
+    def accepted(
+        self,
+        listener: str,
+        queue_id: QueueId,
+        envelope: Envelope,
+        message_id: str | None,
+        *,
+        size_bytes: int,
+        commit_ns: int,
+    ) -> None:
+        metrics, nrcpt = self._metrics, len(envelope.recipients)
+        metrics.count("relay_smtpd_messages_accepted_total", listener)
+        metrics.count("relay_smtpd_recipients_accepted_total", listener, by=nrcpt)
+        metrics.count("relay_smtpd_received_bytes_total", listener, by=size_bytes)
+        metrics.observe("relay_smtpd_commit_duration_seconds", listener, span_ns=commit_ns)
+        self._events.tell(
+            "accepted",
+            listener=listener,
+            queue_id=queue_id,
+            client=envelope.client,
+            helo=envelope.helo,
+            protocol=envelope.protocol,
+            user=envelope.user,
+            message_id=message_id,
+            reverse_path=envelope.reverse_path,
+            size_bytes=size_bytes,
+            nrcpt=nrcpt,
+            commit_ns=commit_ns,
+        )
+
+    def fault(self, listener: str, client: str, error: BaseException) -> None:
+        if is_lack_of_means(error):
+            self._events.shortage(where=f"listener {listener}", error=described(error))
+            return
+        self._metrics.count("relay_smtpd_faults_total", listener)
+        self._events.fault(where=f"listener {listener}", error=error, client=client)

@@ -7,7 +7,7 @@ there, at 0, before its first event.  All calls, and scrapes, come from the loop
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import prometheus_client
 from prometheus_client.core import Metric
@@ -171,3 +171,16 @@ class Metrics(Collector):
             values = [names.get(label, known) for label, known in METRICS[name].labels.items()]
             for labels in product(*values):
                 self._child((name, *labels))
+
+
+class Telemetry(NamedTuple):
+    """The log, the numbers, and the clock by which they tell."""
+
+    events: Events
+    metrics: Metrics
+    clock: Clock
+
+    def spool_trouble(self, error: Exception) -> None:
+        """Tell that the spool is full, or does not answer."""
+        self.metrics.count("relay_spool_errors_total")
+        self.events.tell("spool_failed", error=str(error))

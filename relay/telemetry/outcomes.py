@@ -23,7 +23,7 @@ from relay.mail.text import clean
 from relay.spool.disk.durable import Disk, opened
 from relay.spool.root.headroom import leave_headroom
 from relay.telemetry.events import Subject
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Telemetry
 from relay.verdicts.decision import Fate
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _EVENTS = {
 """The events that may tell of an outcome, and of which `status` they do."""
 _TEXTS = ("queue_id", "reverse_path", "recipient", "status", "upstream", "relay", "dsn", "text")
 """What of such an event is kept, in the order of `PastOutcome`."""
-_OWN_FILES = ("outcomes", "outcomes-wal", "outcomes-shm", "outcomes-journal")
+_OWN_FILES = ("outcomes", "outcomes-journal")
 
 Key = Callable[[str, str, str], str]
 """Of a sender, a client and a lane, what is summed up by."""
@@ -92,11 +92,9 @@ class RelayedBy(NamedTuple):
 
 _COLUMNS = ", ".join(PastOutcome._fields)
 # No write-ahead log: its index is mapped into memory, and where a full disk leaves a hole in that file, a
-# bus error ends the process.  The exclusive lock takes over a database that has one, without that index.
+# bus error ends the process.
 _SCHEMA = f"""
-PRAGMA locking_mode = EXCLUSIVE;
 PRAGMA journal_mode = TRUNCATE;
-PRAGMA locking_mode = NORMAL;
 PRAGMA auto_vacuum = FULL;
 PRAGMA synchronous = OFF;
 CREATE TABLE IF NOT EXISTS outcome ({_COLUMNS});
@@ -122,7 +120,6 @@ class OutcomeStore:
         self._folder, self._bounds, self._disk = outcomes_folder(spool), bounds, disk
         self._events, self._clock = telemetry.events, telemetry.clock
         self._heard: list[PastOutcome] = []
-        self._dropped = 0
         self._wake, self._is_closing = asyncio.Event(), False
         self._running: asyncio.Task[None] | None = None
         self._is_unrecorded = False
@@ -150,10 +147,9 @@ class OutcomeStore:
         # Once for each recipient, on the loop: in few calls.
         if subject is None or self._bounds is None or fields.get("status") not in _EVENTS[name]:
             return
-        if len(self._heard) >= MOST_HEARD:
-            self._dropped += 1
-            return
         self._wake.set()
+        if len(self._heard) >= MOST_HEARD:
+            return
         texts = [str(fields.get(each) or "")[:LONGEST_TEXT] for each in _TEXTS]
         texts[3] = texts[3] or "deleted"
         # Not the message itself, which may have content.
@@ -174,12 +170,11 @@ class OutcomeStore:
 
     async def _write(self) -> None:
         heard, self._heard = self._heard, []
-        dropped, self._dropped = self._dropped, 0
-        error = f"the disk is too slow; outcomes dropped: {dropped}" if dropped else ""
+        error = "the disk is too slow" if len(heard) >= MOST_HEARD else ""
         try:
             await asyncio.to_thread(self._keep, heard, self._bounds)
         except Exception as failed:  # noqa: BLE001 - whatever it is, mail and the next outcome go on
-            error = f"{clean(str(failed))}; outcomes dropped: {len(heard) + dropped}"
+            error = f"{clean(str(failed))}; outcomes dropped: {len(heard)}"
         if error and not self._is_unrecorded:
             self._events.tell("recent_unrecorded", error=error)
         self._is_unrecorded = bool(error) or (self._is_unrecorded and not heard)
@@ -189,14 +184,14 @@ class OutcomeStore:
         if bounds is None:
             self._remove()
             return
-        now_ns = self._clock.wall_ns()
+        now_ns, rows = self._clock.wall_ns(), [tuple(map(_storable, outcome)) for outcome in heard]
         try:
             database = self._database or self._open()
             if heard:
                 leave_headroom(self._disk.free(self._folder), len(heard) * _ROW_BYTES)
             for start in range(0, max(1, len(heard)), _AT_ONCE):
                 with database:
-                    database.executemany(_INSERT, map(_as_row, heard[start : start + _AT_ONCE]))
+                    database.executemany(_INSERT, rows[start : start + _AT_ONCE])
                     # What a clock that was ahead wrote would else be young for as long as that was.
                     times = (now_ns - bounds.keep_ns, now_ns + bounds.keep_ns)
                     database.execute("DELETE FROM outcome WHERE at_ns < ? OR at_ns > ?", times)
@@ -282,8 +277,6 @@ def usage(past: sqlite3.Connection, key: Key, upstream: str, since_ns: int) -> l
     return [RelayedBy._make(row) for row in past.execute(query, (upstream, since_ns))]
 
 
-def _as_row(outcome: PastOutcome) -> list[str | int | None]:
+def _storable(value: str | int | None) -> str | int | None:
     """Replace what is no Unicode text, which a database does not take."""
-    return [
-        value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for value in outcome
-    ]
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

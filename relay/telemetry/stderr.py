@@ -1,7 +1,8 @@
-"""Standard error that never blocks: lines in memory, bounded, and a thread that writes them.
+"""Standard error that never blocks: text in memory, bounded, and a thread that writes it.
 
-Guarantees: `write` never waits for the reader and never raises, in any thread.  Lines stay whole and in
-order.  Lines beyond MOST_HELD_BYTES are dropped and counted.  `drain` waits for a bounded time.
+Guarantees: `write` never waits for the reader and never raises, in any thread.  What one call writes stays
+whole and in order.  What does not fit MOST_HELD_BYTES is dropped, and its lines are counted.  `drain` waits
+for a bounded time.
 
 Not logging's QueueListener: its `stop` waits for the reader without an end, and it writes each line by
 itself, for which its thread would have to wait for the interpreter each time.  O_NONBLOCK instead of a thread
@@ -20,8 +21,6 @@ from typing import TextIO
 
 MOST_HELD_BYTES = 1024 * 1024
 """Some 5,000 lines: a reader that is slow for seconds loses none, one that is stuck costs no memory."""
-MOST_PARTIAL_CHARACTERS = 64 * 1024
-"""Of a line without an end."""
 LAST_WORDS_SECONDS = 1.0
 """How long the end of the program waits for the reader."""
 
@@ -34,30 +33,25 @@ class LogStream(io.TextIOBase):
         # Its lock is reentrant: a finalizer may write while this thread holds it.
         self._changed = threading.Condition()
         self._waiting: deque[bytes] = deque()
-        """Whole lines."""
         self._held_bytes = 0
         """Of what waits and what is being written."""
-        self._partial = ""
         # A daemon: the interpreter must not wait for a thread that waits for the reader.
         threading.Thread(target=self._run, name="stderr", daemon=True).start()
 
-    @property
-    def has_room(self) -> bool:
-        return self._held_bytes < self._most_held_bytes // 2
-
     def write(self, text: str) -> int:
-        """Take text; lines go out once they are whole."""
+        content = text.encode("utf-8", "backslashreplace")
         with self._changed:
-            whole, newline, self._partial = (self._partial + text).rpartition("\n")
-            self._add(whole + newline)
-            if len(self._partial) > MOST_PARTIAL_CHARACTERS:
-                self._end_line()
+            if self._held_bytes + len(content) > self._most_held_bytes:
+                self.lines_lost += text.count("\n")
+            elif content:
+                self._held_bytes += len(content)
+                self._waiting.append(content)
+                self._changed.notify_all()
         return len(text)
 
     def drain(self, within_seconds: float = LAST_WORDS_SECONDS) -> bool:
         """Return whether all is written by then."""
         with self._changed:
-            self._end_line()
             return self._changed.wait_for(lambda: not self._held_bytes, within_seconds)
 
     def fileno(self) -> int:
@@ -67,20 +61,6 @@ class LogStream(io.TextIOBase):
     def encoding(self) -> str:  # type: ignore[override]  # a property there too, which typeshed does not say
         return "utf-8"
 
-    def _end_line(self) -> None:
-        if self._partial:
-            self._add(f"{self._partial}\n")
-            self._partial = ""
-
-    def _add(self, lines: str) -> None:
-        content = lines.encode("utf-8", "backslashreplace")
-        if self._held_bytes + len(content) > self._most_held_bytes:
-            self.lines_lost += lines.count("\n")
-        elif content:
-            self._held_bytes += len(content)
-            self._waiting.append(content)
-            self._changed.notify_all()
-
     def _run(self) -> None:
         while True:
             with self._changed:
@@ -89,21 +69,14 @@ class LogStream(io.TextIOBase):
                 # What waits goes out in one write, as long as a pipe keeps that whole.
                 while self._waiting and len(content) + len(self._waiting[0]) <= select.PIPE_BUF:
                     content += self._waiting.popleft()
-            lost = self._put(content)
+            left = memoryview(content)
+            with contextlib.suppress(OSError):
+                while left:
+                    left = left[os.write(self._fd, left) :]
             with self._changed:
-                self.lines_lost += lost
+                self.lines_lost += bytes(left).count(b"\n")
                 self._held_bytes -= len(content)
                 self._changed.notify_all()
-
-    def _put(self, content: bytes) -> int:
-        """Write lines in one write where that can be; return how many were not written."""
-        left = memoryview(content)
-        try:
-            while left:
-                left = left[os.write(self._fd, left) :]
-        except OSError:
-            return bytes(left).count(b"\n")
-        return 0
 
 
 def divert() -> None:

@@ -13,8 +13,7 @@ nothing leaves this module but its reply code and its enhanced status code, and 
 from collections.abc import Callable
 from dataclasses import replace
 
-from relay.policy.model import Mechanism
-from relay.policy.oauth2 import TokenMechanism
+from relay.policy.model import Mechanism, TokenMechanism
 from relay.smtp.reply import Phase, Reply
 from relay.smtp.sasl import BearerToken, Credentials, responses
 from relay.upstream.protocol import Farewell, Garbled, StrictProtocol

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.policy.differences import Difference
+from relay.policy.source import Difference
 from relay.queue.routes import Because
 from relay.status.plan import OverLimit, Plan, PlannedUpstream
 from relay.status.snapshot import (

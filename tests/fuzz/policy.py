@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from relay.policy.document import MAX_NODES
-from relay.policy.faults import PolicyError
-from relay.policy.source import parse_policy
+from relay.policy.source import PolicyError, parse_policy
 from tests.fuzz.choices import Choices
 from tests.fuzz.work import bounded
 from tests.unit.policy.examples import INTERFACE, SMALL

@@ -3,7 +3,7 @@
 import asyncio
 
 from relay.clock import SystemClock
-from relay.policy.oauth2 import OAuth2
+from relay.policy.model import OAuth2
 from relay.upstream.oauth.answers import LONGEST_LIFE_SECONDS, Granted, is_token, read_token_answer
 from relay.upstream.oauth.login import LoginClient, LoginFailed, begin
 

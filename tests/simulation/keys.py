@@ -1,6 +1,6 @@
 """What upstreams count by: a message's sender as they see it, and the keys of limits."""
 
-from relay.policy.limits import LimitSettings
+from relay.policy.lane import LimitSettings
 
 
 def rewritten(sender: str, rewrite: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from relay.clock import SECOND_NS
-from relay.policy.limits import LimitSettings
+from relay.policy.lane import LimitSettings
 from tests.simulation.client import AGAIN_S, TIMEOUT_S, Copy
 from tests.simulation.keys import key_of_sender, rewritten
 from tests.simulation.script import Crash, Disturb, Event, Feel, Script, Send, SetClock, World

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from relay.clock import SECOND_NS
 from relay.control.operations import ABSENT, BUSY, OK, UNCHANGED, UNREAD, Results
-from relay.policy.limits import LimitSettings
+from relay.policy.lane import LimitSettings
 from tests.simulation.client import Copy, asked_for
 from tests.simulation.keys import key_of_sender, rewritten
 from tests.simulation.liveness import Limits, Passed, late_in_failover, late_in_fair_weather

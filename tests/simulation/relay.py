@@ -18,10 +18,8 @@ from relay.sender.host import Host
 from relay.spool.disk.durable import Disk
 from relay.spool.engines import open_spool
 from relay.status.snapshot import PolicyStatus
-from relay.telemetry.events import Events
-from relay.telemetry.listeners import ListenerObserver
-from relay.telemetry.metrics import Metrics
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.events import Events, ListenerObserver
+from relay.telemetry.metrics import Metrics, Telemetry
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Platter
 from tests.simulation.loop import SimulatedClock, SimulatedLoop, SimulatedThread

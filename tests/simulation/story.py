@@ -20,7 +20,7 @@ from unittest.mock import patch
 from relay.clock import SECOND_NS, Clock
 from relay.control.operations import OK
 from relay.mail.envelope import QueueId
-from relay.policy.limits import LimitSettings
+from relay.policy.lane import LimitSettings
 from relay.spool.identity import Identities
 from relay.spool.interface import Full, Unavailable
 from relay.verdicts.operator_pause import FOREVER_NS, PauseAsked

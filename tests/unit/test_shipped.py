@@ -14,13 +14,13 @@ from pydantic import BaseModel
 
 from relay import __version__
 from relay.policy.database import HistorySettings
-from relay.policy.hook import HookSettings
-from relay.policy.lane import LaneSettings, RouteSettings
-from relay.policy.limits import LimitSettings
+from relay.policy.lane import LaneSettings, LimitSettings, RouteSettings
 from relay.policy.model import (
     Auth,
+    HookSettings,
     Listen,
     ListenUser,
+    OAuth2,
     Policy,
     Practice,
     RecentSettings,
@@ -30,10 +30,9 @@ from relay.policy.model import (
     TimeoutSettings,
     Upstream,
 )
-from relay.policy.oauth2 import OAuth2
-from relay.policy.rules import VerdictRule
+from relay.policy.shipped import VerdictRule
 from relay.policy.source import parse_policy
-from relay.telemetry.event_table import KINDS
+from relay.telemetry.events import KINDS
 from relay.telemetry.metric_table import METRICS
 from tests.system import postfix, prometheus
 from tests.system.demand import demand, missing_program

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.text import clean
-from relay.policy.oauth2 import OAuth2
+from relay.policy.model import OAuth2
 from relay.policy.units import WEB_URL
 from relay.upstream.oauth.answers import (
     Denied,

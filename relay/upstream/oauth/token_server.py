@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 from relay import __version__
-from relay.policy.oauth2 import GrantType, OAuth2
+from relay.policy.model import GrantType, OAuth2
 from relay.policy.secrets import AccountSecrets
 from relay.policy.units import https_url
 from relay.upstream.oauth.answers import LARGEST_ANSWER_BYTES

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.text import clean
-from relay.policy.oauth2 import GrantType, OAuth2
+from relay.policy.model import GrantType, OAuth2
 from relay.policy.secrets import AccountSecrets
 from relay.upstream.oauth.answers import Denied, Granted, TokenAnswer, read_token_answer
 from relay.upstream.oauth.token_server import TokenRequest, TokenServerUnreachable, Unaskable, token_request

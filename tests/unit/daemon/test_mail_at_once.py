@@ -13,7 +13,7 @@ from relay.daemon.listening import Start
 from relay.policy.source import parse_policy
 from relay.sender.host import Host
 from relay.spool.disk.durable import RealDisk
-from relay.telemetry.event_table import Level
+from relay.telemetry.events import Level
 from tests.fakes.smarthost import Smarthost
 from tests.system.waiting import free_port
 from tests.unit.sender.in_process_relay import CONTENT, PATIENCE_SECONDS

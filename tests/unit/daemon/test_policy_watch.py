@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from relay.daemon.policy_watch import REST_NS, PolicyWatch
-from relay.policy.faults import PolicyError
 from relay.policy.model import Policy
+from relay.policy.source import PolicyError
 from tests.fakes.clock import FakeClock
 from tests.unit.policy.examples import SMALL
 

@@ -20,8 +20,7 @@ from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.smtp.reply import Phase, Reply
 from relay.telemetry.events import Delays, Events, Via
-from relay.telemetry.metrics import Metrics
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Metrics, Telemetry
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.policy.faults import PolicyError, PolicyFault
 from relay.policy.model import Policy
-from relay.policy.source import parse_policy
+from relay.policy.source import PolicyError, PolicyFault, parse_policy
 
 WHOLE = """\
 spool: spool

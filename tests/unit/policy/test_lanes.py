@@ -1,77 +1,57 @@
 """Lanes, routes and limits as an owner writes them: what they come to."""
 
-from fractions import Fraction
+from ipaddress import ip_network
 
 import pytest
 
 from relay.mail.envelope import Envelope
-from relay.policy.lane import lanes_of, rules_of_lanes, sorter_of, with_ceilings
-from relay.policy.limits import LimitSettings
+from relay.policy.lane import LimitSettings, lanes_of, sorter_of, with_ceilings
 from relay.policy.model import Policy
 from relay.queue.lanes import Lane
-from relay.queue.sorting import SortingRule
 from relay.throttle.limit import plain_words
 from tests.unit.policy.examples import SMALL
 from tests.unit.policy.reading import parse
 
-
-def _with(*lines: str) -> str:
-    return SMALL + "lanes:\n" + "".join(f"  {line}\n" for line in lines)
-
-
-def _shares(policy: Policy) -> dict[str, Fraction]:
-    lanes = lanes_of(policy.lanes)
-    return {lane.name: Fraction(lane.weight, sum(each.weight for each in lanes)) for lane in lanes}
+EVERY_KEY = """\
+lanes:
+  urgent:
+    sender: ["noreply@here.example", "<>"]
+    client: 10.0.0.0/7
+    recipient_domain: '*.example'
+    header: {X-Kind: [reset, code], Subject: '*'}
+    recipients_above: 3
+    share: 40
+    ceiling: 90
+    patience: 1h
+  default: {patience: null}
+"""
 
 
 def test_every_key_of_a_lane() -> None:
-    policy = parse(
-        _with(
-            "urgent:",
-            '  sender: ["noreply@here.example", "<>"]',
-            "  client: 10.0.0.0/7",
-            "  recipient_domain: '*.example'",
-            "  header: {X-Kind: [reset, code], Subject: '*'}",
-            "  recipients_above: 3",
-            "  share: 40",
-            "  ceiling: 90",
-            "  patience: 1h",
-            "default: {patience: null}",
-        )
-    )
+    policy = parse(SMALL + EVERY_KEY)
 
-    assert rules_of_lanes(policy.lanes) == (
-        SortingRule(
-            "urgent",
-            senders=("noreply@here.example", "<>"),
-            clients=policy.lanes["urgent"].client or (),
-            recipient_domains=("*.example",),
-            headers=(("X-Kind", ("reset", "code")), ("Subject", ("*",))),
-            recipients_above=3,
-        ),
-    )
-    assert lanes_of(policy.lanes) == (
-        Lane("urgent", 40, 3600 * 10**9, has_ceiling=True),
-        Lane("default", 60, None),
-    )
+    (rule,) = sorter_of(policy.lanes, ()).rules
+    assert (rule.lane, rule.senders, rule.recipients_above) == ("urgent", ("noreply@here.example", "<>"), 3)
+    assert (rule.clients, rule.recipient_domains) == ((ip_network("10.0.0.0/7"),), ("*.example",))
+    assert rule.headers == (("X-Kind", ("reset", "code")), ("Subject", ("*",)))
+    urgent = Lane("urgent", 40, 3600 * 10**9, has_ceiling=True)
+    assert lanes_of(policy.lanes) == (urgent, Lane("default", 60, None))
 
 
 @pytest.mark.parametrize(
-    ("lines", "shares"),
+    ("lanes", "shares"),
     [
-        (["a: {sender: '@x', share: 40}"], {"a": 40, "default": 60}),
-        (["a: {sender: '@x'}", "b: {sender: '@y'}"], {"a": (100, 3), "b": (100, 3), "default": (100, 3)}),
-        (["a: {sender: '@x', share: 33}", "b: {sender: '@y'}"], {"a": 33, "b": (67, 2), "default": (67, 2)}),
+        ("a: {sender: '@x', share: 40}", {"a": 40, "default": 60}),
+        ("a: {sender: '@x', share: 33}, b: {sender: '@y'}", {"a": 33, "b": 33.5, "default": 33.5}),
         # Of nothing that is left over there is no need.
-        (["a: {sender: '@x', share: 20}", "default: {share: 20}"], {"a": 50, "default": 50}),
+        ("a: {sender: '@x', share: 20}, default: {share: 20}", {"a": 50, "default": 50}),
     ],
 )
-def test_who_writes_no_share_has_an_equal_part_of_what_is_left(
-    lines: list[str], shares: dict[str, int | tuple[int, int]]
-) -> None:
-    wanted = {n: Fraction(*s) if isinstance(s, tuple) else Fraction(s) for n, s in shares.items()}
+def test_who_writes_no_share_has_an_equal_part_of_what_is_left(lanes: str, shares: dict[str, float]) -> None:
+    found = lanes_of(parse(f"{SMALL}lanes: {{{lanes}}}\n").lanes)
 
-    assert {name: share * 100 for name, share in _shares(parse(_with(*lines))).items()} == wanted
+    whole = sum(lane.weight for lane in found)
+    assert {lane.name: 100 * lane.weight / whole for lane in found} == shares
 
 
 def test_a_ceiling_is_a_part_of_each_limit_and_never_nothing() -> None:

@@ -13,8 +13,7 @@ import yaml
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from relay.policy.faults import PolicyError
-from relay.policy.source import read_policy
+from relay.policy.source import PolicyError, read_policy
 
 Steps = tuple[int | str, ...]
 
@@ -23,32 +22,21 @@ PIECE = 6
 WHOLE_POLICY: dict[str, Any] = yaml.safe_load("""
 spool: ./spool
 listen:
-  - {address: '127.0.0.1:2525', clients: [127.0.0.0/8], users_file: users, certificate: cert.pem,
-     key: key.pem, tls: starttls, max_size: 50M, timeouts: {command: 5m}}
-http: 127.0.0.1:9725
+  - {address: '127.0.0.1:2525', clients: [127.0.0.0/8], users_file: users, certificate: c, max_size: 50M}
 hostname: mail.here.example
 upstreams:
   isp:
     provider: gmail
     host: smtp.example.net
-    port: 587
-    ca_file: ca.pem
     history: ./history
-    shield: {in_a_row: 10}
     auth: {user: mjd, password_env: RELAY_TEST_UNSET, mechanism: plain}
-    limits: [{messages: 8, per: 1m}, {recipients: 9, per: 1h, for_each: sender}]
+    limits: [{messages: 8, per: 1m, for_each: sender}]
     verdicts: [{code: 5xx, text: quota, verdict: pause, wait: 1h}]
   two: {host: b.example.net, limits: [], auth: {user: u, password_file: f}}
   three: {host: c.example.net, limits: [], auth: {user: u, password_credential: c}}
-retry: {min: 5m, max: 4h}
-reports: {per_hour: 60}
 lanes:
-  bulk: {sender: ['@lists.example'], header: {List-Id: ['*']}, share: 40}
-  net: {client: [10.0.0.0/8], recipient_domain: x.example}
-notify:
-  - {url: 'https://hooks.example.net/relay', secret_file: s, events: [bounced]}
-  - {command: [tell, --all], timeout: 5s}
-practice: {address: '127.0.0.1:2526', user: practice, password_file: p, limit: {messages: 1, per: 1m}}
+  bulk: {sender: ['@lists.example'], header: {List-Id: ['*']}, client: [10.0.0.0/8], share: 40}
+notify: [{url: 'https://hooks.example.net/relay', secret_file: s, events: [bounced]}, {command: [tell]}]
 """)
 NAMES = {("upstreams",), ("lanes",)}
 """What stands below them by name is public: it labels metrics."""
@@ -96,10 +84,6 @@ def _as_value(policy: Any, place: Steps, password: object) -> str:
     return json.dumps(policy if place else password, ensure_ascii=False)
 
 
-def _as_value_in_a_list(policy: Any, place: Steps, password: str) -> str:
-    return _as_value(policy, place, [password, {password: password}])
-
-
 def _as_key(policy: Any, place: Steps, password: str) -> str:
     parent = _at(policy, place[:-1])
     if place and isinstance(parent, dict):
@@ -128,7 +112,7 @@ def _by_an_alias(policy: Any, place: Steps, password: str) -> str:
 
 
 Way = Callable[[Any, Steps, str], str]
-WAYS: list[Way] = [_as_value, _as_value_in_a_list, _as_key, _beside, _twice, _by_an_alias]
+WAYS: list[Way] = [_as_value, _as_key, _beside, _twice, _by_an_alias]
 BREAKS = st.sampled_from(["", "\n", *"*&!'\"%{}]\t\0\x07@\\", ": ", "<<: ", "---\n"])
 
 
@@ -146,7 +130,7 @@ def _leaks(password: str, told: str) -> list[str]:
 @example(("upstreams", "isp", "auth"), _beside, "hunter2-hunter3", "", 0)
 @example(("upstreams", "isp", "auth"), _twice, "hunter2-hunter3", "", 0)
 @example(("listen", 0, "users_file"), _as_value, "hunter2-hunter3", "", 0)
-@example(("http",), _by_an_alias, "hunter2-hunter3", "", 0)
+@example(("hostname",), _by_an_alias, "hunter2-hunter3", "", 0)
 def test_no_fault_has_a_password_that_is_misplaced(
     place: Steps, way: Way, password: str, piece: str, where: float
 ) -> None:

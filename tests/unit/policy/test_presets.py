@@ -5,10 +5,9 @@ from datetime import date
 
 import pytest
 
-from relay.policy.differences import policy_text
-from relay.policy.model import Tls, Upstream
-from relay.policy.oauth2 import OAuth2
+from relay.policy.model import OAuth2, Tls, Upstream
 from relay.policy.shipped import provider_of, providers
+from relay.policy.source import policy_text
 from tests.unit.policy.examples import INTERFACE, SMALL, with_upstream
 from tests.unit.policy.reading import faults, parse
 
@@ -52,7 +51,11 @@ def oauth2_of(provider: str, oauth2: str) -> OAuth2:
     return auth.oauth2
 
 
-def test_microsoft_fills_in_all_but_client_and_tenant() -> None:
+def test_a_provider_fills_in_all_but_client_and_tenant() -> None:
+    for grant in REFRESH, "grant: service_account, key_file: k":
+        google = oauth2_of("workspace-relay", grant)
+        assert google.token_url == "https://oauth2.googleapis.com/token"
+        assert (google.device_url, google.scope) == (None, "https://mail.google.com/")
     found = oauth2_of("microsoft365", f"{REFRESH}, tenant: contoso.example")
 
     assert found.token_url == "https://login.microsoftonline.com/contoso.example/oauth2/v2.0/token"
@@ -69,14 +72,6 @@ def test_microsoft_fills_in_all_but_client_and_tenant() -> None:
     assert "microsoft365 needs tenant" in without_tenant[0].message
 
 
-@pytest.mark.parametrize("grant", [REFRESH, "grant: service_account, key_file: k"])
-def test_google_fills_in_all_but_the_client(grant: str) -> None:
-    found = oauth2_of("workspace-relay", grant)
-
-    assert (found.token_url, found.device_url) == ("https://oauth2.googleapis.com/token", None)
-    assert found.scope == "https://mail.google.com/"
-
-
 VERDICTS = """\
     verdicts:
       - {phase: mail, code: 550, text: "quota", verdict: pause, wait: 90s}
@@ -88,11 +83,9 @@ VERDICTS = """\
     "text",
     [
         SMALL + VERDICTS,
-        with_upstream("provider: gmail"),
         with_upstream("provider: ses", "limits: [{recipients: 14, per: 1s}]"),
         INTERFACE,
         SMALL + "retry: {min: 1500ms, max: 1.5h, warn_after: null}\nhostname: a.example\n",
-        SMALL + "routes: [{upstreams: isp, rewrite: '@x.example'}]\n",
     ],
 )
 def test_a_policy_written_out_is_a_policy_that_means_the_same(text: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.policy.limits import LimitSettings
+from relay.policy.lane import LimitSettings
 from relay.policy.units import HostPort
 from relay.practice.smarthost import MAX_LINE_BYTES, PracticeAccount, PracticeSmarthost
 from relay.smtp.sasl import Credentials

@@ -30,8 +30,7 @@ from relay.spool.root.trigger import Trigger
 from relay.status.snapshot import PolicyStatus
 from relay.status.watch import Watch
 from relay.telemetry.events import Events, LogStyle
-from relay.telemetry.metrics import Metrics
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Metrics, Telemetry
 from tests.fakes.clock import FakeClock
 from tests.fakes.unsynced import Unsynced
 from tests.fakes.virtual_time import CountedThreads, VirtualTimeLoop, WorkersInTurn

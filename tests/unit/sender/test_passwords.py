@@ -12,8 +12,7 @@ from relay.policy.shipped import standard_judge
 from relay.sender.logins import MOST_LOOKS, REST_SECONDS, Logins
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Metrics, Telemetry
 from relay.upstream.connection import UpstreamUnavailable
 
 OLD, PIECES = "correct horse", ["bat", "battery ", "battery staple"]

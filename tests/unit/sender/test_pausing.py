@@ -12,8 +12,7 @@ from relay.sender.state_file import AccountFile
 from relay.smtp.reply import Phase, Reply
 from relay.spool.disk.durable import RealDisk
 from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
-from relay.telemetry.telemetry import Telemetry
+from relay.telemetry.metrics import Metrics, Telemetry
 from relay.verdicts.operator_pause import FOREVER_NS, OperatorPause
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict

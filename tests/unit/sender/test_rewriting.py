@@ -6,7 +6,7 @@ import pytest
 
 from relay.cli.render import detail_lines
 from relay.policy.model import Policy
-from relay.status.snapshot import message_to_json, public_view
+from relay.status.snapshot import message_to_json, public
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, turns
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
 
@@ -92,7 +92,7 @@ async def test_what_is_queued_shows_whom_it_is_sent_by(tmp_path: Path) -> None:
     assert (view.reverse_path, view.rewritten_as) == ("a@here.example", "news@example.com")
     assert "rewritten_as       news@example.com" in detail_lines(view)
     assert message_to_json(view)["rewritten_as"] == "news@example.com"
-    assert "@" not in str(public_view(view))
+    assert "@" not in str(public(view))
 
 
 async def test_a_limit_for_each_sender_is_for_the_one_sent(tmp_path: Path) -> None:

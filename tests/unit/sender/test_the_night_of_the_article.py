@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.policy.limits import LimitSettings
+from relay.policy.lane import LimitSettings
 from relay.policy.model import Policy
 from relay.policy.units import HostPort
 from relay.practice.smarthost import PracticeAccount, PracticeSmarthost, Practised

@@ -5,8 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.status import chart
-from relay.status.chart import GAP, MINUTES, Samples
+from relay.status.page import GAP, MINUTES, Samples, steps
 from relay.status.snapshot import QueueCounts, QueueState, Snapshot
 from tests.fakes.snapshots import a_limit, a_snapshot, an_upstream
 
@@ -32,8 +31,7 @@ def test_each_minute_of_the_day_has_its_highest_number(looks: list[tuple[int, in
 
 
 def test_what_is_not_known_is_a_gap_in_the_line() -> None:
-    shape = chart.steps([0, GAP, 4, 2], 4)
+    line, area = "M0 48V48H60M120 0V0H180V24H240", "M0 48V48H60V48ZM120 48V0H180V24H240V48Z"
 
-    assert shape.line == "M0 48V48H60M120 0V0H180V24H240"
-    assert shape.area == "M0 48V48H60V48ZM120 48V0H180V24H240V48Z"
-    assert chart.steps([GAP, GAP], 4) == ("", "")
+    assert steps([0, GAP, 4, 2], 4) == (line, area)
+    assert steps([GAP, GAP], 4) == ("", "")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from relay.policy.units import HostPort
-from relay.status.connection_limit import ConnectionLimit
+from relay.status.http import ConnectionLimit
 from relay.telemetry.events import Events
 from tests.fakes.clock import FakeClock
 
@@ -33,12 +33,7 @@ async def serving(most: int) -> AsyncIterator[HostPort]:
         await limit.close()
 
 
-async def connect(address: HostPort) -> Client:
-    return await asyncio.open_connection(address.host, address.port)
-
-
 async def told_until_the_end(client: Client) -> bytes:
-    """Return what came until the other side closed."""
     told = b""
     with contextlib.suppress(ConnectionError):
         told = await client[0].read()
@@ -48,7 +43,7 @@ async def told_until_the_end(client: Client) -> bytes:
 
 async def test_one_too_many_costs_the_oldest() -> None:
     async with serving(most=2) as address:
-        first, second, third = [await connect(address) for _ in range(3)]
+        first, second, third = [await asyncio.open_connection(address.host, address.port) for _ in range(3)]
         third[1].write(ASK)
         second[1].write(ASK)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.status.eta import MOST_BEGINS, Expected, Load, Pace
+from relay.status.eta import MOST_BEGINS, Load, Pace
 from relay.throttle.admission import Request, Reservation, Wait
 from relay.throttle.limit import PlainLimit, Unit
 from relay.throttle.throttle import Throttle
@@ -113,18 +113,10 @@ def test_of_a_long_line_the_end_follows_the_rates_of_the_limits() -> None:
     ("number", "held_by"),
     [(2, ""), (3, "connections"), (5, "limit 4 messages per 10s"), (9, "limit 8 messages per 60s")],
 )
-def test_what_opens_last_holds_a_message(number: int, held_by: str) -> None:
+def test_what_opens_last_holds_a_message_and_a_rest_holds_all(number: int, held_by: str) -> None:
     limited = Line([limit("messages", 4, 10), limit("messages", 8, 60)], 2, SECOND_NS).throttle.limited(0)
     pace = Pace(0, limited, connections=2, transaction_ns=SECOND_NS)
 
     assert pace.at(Load(number)).held_by == held_by
-
-
-def test_nothing_goes_before_a_pause_is_over() -> None:
-    pace = Pace(0, rests="pause: 421 no", until_ns=MINUTE_NS)
-
-    assert pace.at(Load(1)) == Expected(MINUTE_NS, "pause: 421 no")
-
-
-def test_nobody_can_tell_when_a_stop_ends() -> None:
-    assert Pace(0, rests="stop: 535", until_ns=None).at(Load(1)) == Expected(None, "stop: 535")
+    assert Pace(0, rests="pause: 421 no", until_ns=MINUTE_NS).at(Load(1)) == (MINUTE_NS, "pause: 421 no")
+    assert Pace(0, rests="stop: 535", until_ns=None).at(Load(1)) == (None, "stop: 535")

@@ -8,18 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.mail.envelope import QueueId
 from relay.queue.queued import RECIPIENTS_SHOWN
-from relay.status.filters import (
-    AGES,
-    SORTS,
-    By,
-    Filters,
-    Listed,
-    Summary,
-    Wanted,
-)
-from relay.status.snapshot import MessageView, QueueState
+from relay.status.filters import AGES, SORTS, By, Filters, Listed, Summary, Wanted
+from relay.status.snapshot import QueueState
 from tests.fakes.snapshots import FIRST, a_message
 
 LONG = f"{'x' * 60}.{'y' * 60}.example"
@@ -62,9 +53,7 @@ def test_memory_alone_never_says_what_recipients_deny(
         (Filters(senders=("<>",)), {"reverse_path": ""}),
         (Filters(users=("pri*",)), {"user": "printer"}),
         (Filters(clients=("192.0.2.0/24",)), {"client": "unknown[192.0.2.7]"}),
-        (Filters(clients=("2001:db8::1",)), {"client": "unknown[2001:db8::1]"}),
         (Filters(clients=("*.Example.org",)), {"client": "mail.example.org[10.0.0.1]"}),
-        (Filters(clients=("mail.example.org[10.0.0.1]",)), {"client": "mail.example.org[10.0.0.1]"}),
         (Filters(lanes=("lists", "bulk")), {"lane": "bulk"}),
         (Filters(upstreams=("isp",)), {"upstream": "isp"}),
         (Filters(states=(QueueState.HELD,)), {"state": QueueState.HELD}),
@@ -85,13 +74,11 @@ def test_each_filter_takes_its_own_and_leaves_others(filters: Filters, others: d
     assert filters.judge(listed(["b@there.example"], **other)) is False
 
 
-def numbered(number: int, **others: object) -> MessageView:
-    view = replace(a_message(QueueId(f"{number:016d}")), arrival_at_ns=number, size_bytes=number)
-    return replace(view, **others)  # type: ignore[arg-type]  # as named
-
-
 def test_orders_begin_with_what_an_operator_looks_for() -> None:
-    views = [numbered(2, eta_at_ns=None), numbered(1, recipients_left=9), numbered(3, eta_at_ns=1)]
+    views = [
+        replace(a_message(), arrival_at_ns=at, size_bytes=at, recipients_left=left, eta_at_ns=eta)
+        for at, left, eta in ((2, 1, None), (1, 9, 2), (3, 1, 1))
+    ]
 
     assert [len(Wanted(sort=sort, limit=2).arranged(views)) for sort in SORTS] == [2] * len(SORTS)
     firsts = {sort: Wanted(sort=sort).arranged(views)[0].arrival_at_ns for sort in ("", *SORTS[:4], "eta")}

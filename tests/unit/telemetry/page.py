@@ -1,43 +1,47 @@
 """Writes the tables of docs/events-and-metrics.md that are made from the code: `make docs`."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from string import Formatter
 
-from relay.telemetry.event_table import KINDS, Kind
+from relay.telemetry.events import KINDS, Kind
 from relay.telemetry.metric_table import METRICS
 
 PAGE = Path(__file__).parents[3] / "docs" / "events-and-metrics.md"
 
 
-def _named(names: tuple[str, ...]) -> str:
+def _named(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+def shown_fields(kind: Kind) -> list[str]:
+    return [field for _, field, _, _ in Formatter().parse(kind.template) if field]
+
+
 def fields_of(kind: Kind) -> set[str]:
-    return {field for field, _ in kind.shown if field[0] != "_"} | {*kind.only_json}
+    return {field for field in shown_fields(kind) if field[0] != "_"} | {*kind.only_json.split()}
 
 
 def _line(kind: Kind) -> str:
     """Return a template with what may be left out in brackets."""
-    shown = [
-        f"[{around.replace('%', f'{{{name}}}')}]" if around else f"{{{name.lstrip('_')}}}"
-        for name, around in kind.shown
-    ]
-    return kind.pattern % tuple(shown)
+    shown = ""
+    for literal, name, around, _ in Formatter().parse(kind.template):
+        field = f"{{{(name or '').lstrip('_')}}}" if name else ""
+        shown += literal + (f"[{around.replace('%', field)}]" if around else field)
+    return shown
 
 
 def _events() -> str:
     rows = [
-        f"| `{kind.name}` | {kind.level.name.lower()} | `{_line(kind)}` | {_named(kind.only_json)} |\n"
-        for kind in KINDS.values()
+        f"| `{its.name}` | {its.level.name.lower()} | `{_line(its)}` | {_named(its.only_json.split())} |\n"
+        for its in KINDS.values()
     ]
     return "| event | level | as text | only in JSON |\n| --- | --- | --- | --- |\n" + "".join(rows)
 
 
 def _metrics() -> str:
-    rows = [
-        f"| `{m.name}` | {m.type} | {_named(tuple(m.labels))} | {m.meaning} |\n" for m in METRICS.values()
-    ]
+    rows = [f"| `{m.name}` | {m.type} | {_named(m.labels)} | {m.meaning} |\n" for m in METRICS.values()]
     return "| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n" + "".join(rows)
 
 

@@ -18,18 +18,15 @@ from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.mail.header import Names
 from relay.smtp.reply import Phase, Reply
 from relay.spool.interface import Message
-from relay.telemetry.event_table import KINDS, Level
-from relay.telemetry.events import Delays, Events, LogStyle, Subject, Via
-from relay.telemetry.metric_table import METRICS
+from relay.telemetry.events import KINDS, Delays, Events, Level, LogStyle, Subject, Via
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
-from tests.unit.telemetry.page import fields_of
+from tests.unit.telemetry.page import fields_of, shown_fields
 
 ID = QueueId("0123456789abcdef")
 NOW = "2025-10-09T08:53:20.000Z"
-METHODS = {"count": ("counter", "gauge"), "set": ("gauge",), "observe": ("histogram",)}
 
 
 def events_on(stream: io.StringIO, style: LogStyle = "text") -> Events:
@@ -58,8 +55,7 @@ def tell_everything(events: Events, foreign: str) -> None:
         if name == "delivery":
             relayed(events, foreign)
         else:
-            shown = [field for field, _ in kind.shown]
-            fields = dict.fromkeys((*kind.only_json, *shown), foreign)
+            fields = dict.fromkeys((*kind.only_json.split(), *shown_fields(kind)), foreign)
             events.tell(name, **fields)
 
 
@@ -67,22 +63,16 @@ def lines_of(stream: io.StringIO) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def _calls(methods: set[str]) -> Iterator[tuple[str, str, ast.Call]]:
-    """Yield the place, the first argument and the rest of each call of these methods in relay/."""
-    folder = Path(relay.__file__).parent
-    for path in folder.rglob("*.py"):
+def _calls() -> Iterator[tuple[str, list[ast.keyword]]]:
+    """Yield the name of the event and the fields of each call of `tell` in relay/."""
+    for path in Path(relay.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-                continue
-            if node.func.attr in methods and node.args:
-                first = node.args[0]
-                where = f"{path.relative_to(folder)}:{node.lineno}"
-                match first:
-                    case ast.Constant(str(name)):
-                        yield where, name, node
-                    case ast.JoinedStr([ast.FormattedValue(), ast.Constant(str(end))]):
-                        # Such as f"{kind}_published": all events of that end.
-                        yield from ((where, name, node) for name in KINDS if name.endswith(end))
+            match node:
+                case ast.Call(ast.Attribute(attr="tell"), [ast.Constant(str(name)), *_], fields):
+                    yield name, fields
+                case ast.Call(ast.Attribute(attr="tell"), [ast.JoinedStr([_, end]), *_], fields):
+                    # Such as f"{kind}_published": all events of that end.
+                    yield from ((name, fields) for name in KINDS if name.endswith(ast.literal_eval(end)))
 
 
 def _written(field: str) -> str:
@@ -94,25 +84,12 @@ def _written(field: str) -> str:
 def test_each_event_is_told_with_the_fields_of_its_row() -> None:
     """No call may raise, so that nothing else would notice."""
     told = set()
-    for where, name, call in _calls({"tell"}):
-        fields = {_written(each.arg) for each in call.keywords if each.arg and each.arg[0] != "_"}
-        if name == "delivery":
-            fields.add("delays_seconds")  # in JSON alone
-        assert fields == fields_of(KINDS[name]), f"{where} {name}"
+    for name, keywords in _calls():
+        fields = {_written(each.arg) for each in keywords if each.arg and each.arg[0] != "_"}
+        assert fields == fields_of(KINDS[name]), name
         told.add(name)
     by_a_table = {"held", "released", "retried", "put_first"}
     assert told | by_a_table == set(KINDS)
-
-
-def test_each_metric_is_counted_with_the_labels_of_its_row() -> None:
-    for where, name, call in _calls(set(METHODS)):
-        if name.startswith("relay_"):
-            method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-            row = METRICS[name]
-            if row.is_live:
-                assert row.type in METHODS[method], f"{where} {name}"
-                is_whole = not any(isinstance(each, ast.Starred) for each in call.args)
-                assert not is_whole or len(call.args) - 1 == len(row.labels), f"{where} {name}"
 
 
 def test_a_delivery_line_has_the_fields_of_postfix_in_its_order() -> None:

@@ -1,6 +1,7 @@
-"""What Prometheus sees: every row of the table, sound by promtool, and counted right."""
+"""What Prometheus sees: every row of the table, sound by promtool, and counted right, here and elsewhere."""
 
 import io
+import json
 import math
 import subprocess
 from dataclasses import replace
@@ -10,10 +11,11 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from relay.clock import SECOND_NS
+from relay.mail.envelope import Envelope, QueueId
 from relay.smtp.reply import Phase, Reply
 from relay.status.collector import SnapshotCollector
 from relay.status.snapshot import LaneStatus, Snapshot
-from relay.telemetry.events import Delays, Events
+from relay.telemetry.events import Delays, Events, Level, ListenerObserver, Tally
 from relay.telemetry.metric_table import METRICS, Totals
 from relay.telemetry.metrics import Metrics
 from relay.verdicts.outcome import Answer, Outcome
@@ -23,17 +25,19 @@ from tests.fakes.snapshots import AT_NS, a_snapshot, routes
 from tests.system.demand import demand, missing_program
 
 LISTENER = "127.0.0.1:2525"
+CLIENT = "mail.example.org[192.0.2.1]"
+ENVELOPE = Envelope("ann@example.org", ("a@x", "b@y"), 0, CLIENT, "mail", "ESMTP", "ann")
 
 
 class World:
-    """Metrics on a snapshot that a test can change."""
+    """Metrics on a snapshot that a test can change, of listeners in two processes."""
 
     def __init__(self) -> None:
         self.shown: Snapshot | Exception = replace(a_snapshot(), routes=routes())
         self.log = io.StringIO()
         clock = FakeClock()
-        self.events = Events(self.log, "text", clock)
-        self.metrics = Metrics(clock, self.events)
+        self.events = Events(self.log, "text", clock, level=Level.DEBUG)
+        self.metrics, self.tally = Metrics(clock, self.events), Tally(self.events)
         self.metrics.know_listeners([LISTENER])
         collector = SnapshotCollector(self.metrics, self.snapshot, self.events, clock)
         self.metrics.registry.register(collector)
@@ -47,17 +51,14 @@ class World:
     def scrape(self) -> str:
         return generate_latest(self.metrics.registry).decode()
 
-    def value(self, name: str, **labels: str) -> float | None:
-        return self.metrics.registry.get_sample_value(name, labels)
+    def values(self, *expected: tuple[str, dict[str, str], float | None]) -> None:
+        for name, labels, value in expected:
+            assert self.metrics.registry.get_sample_value(f"relay_{name}", labels) == value, name
 
 
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-def reply(code: int, text: str = "no", enhanced: str | None = None) -> Reply:
-    return Reply(code, enhanced, text)
 
 
 def answer(verdict: Verdict, phase: Phase, said: Reply | None) -> Answer:
@@ -77,8 +78,7 @@ def test_every_metric_is_there_from_the_start_with_its_type(world: World) -> Non
         assert families[name].samples or "code" in row.labels, name
         for sample in families[name].samples:
             assert set(sample.labels) - {"le"} == set(row.labels), name
-    ours = {name for name in families if name.startswith("relay_")}
-    assert ours == set(METRICS)
+    assert {name for name in families if name.startswith("relay_")} == set(METRICS)
 
 
 def test_promtool_finds_nothing_to_complain_of(world: World) -> None:
@@ -92,30 +92,30 @@ def test_promtool_finds_nothing_to_complain_of(world: World) -> None:
 
 
 def test_each_recipient_counts_once_and_a_shared_reply_once(world: World) -> None:
-    dot = reply(250, "ok")
+    dot = Reply(250, None, "ok")
     answers = (
         answer(Verdict.RELAYED, Phase.EOD, dot),
-        answer(Verdict.BOUNCE, Phase.RCPT, reply(550)),
+        answer(Verdict.BOUNCE, Phase.RCPT, Reply(550, None, "no")),
         answer(Verdict.RELAYED, Phase.EOD, dot),
     )
 
     world.metrics.attempted("isp", Outcome(answers), 2 * SECOND_NS)
 
-    for name, labels, value in (
-        ("attempts_total", {}, 1),
-        ("attempt_recipients_total", {"result": "relayed"}, 2),
-        ("attempt_recipients_total", {"result": "bounced"}, 1),
-        ("upstream_replies_total", {"phase": "eod", "code": "250"}, 1),
-        ("upstream_replies_total", {"phase": "rcpt", "code": "550"}, 1),
-        ("attempts_ambiguous_total", {}, 0),
-        ("attempt_duration_seconds_sum", {}, 2),
-        ("upstream_last_relayed_timestamp_seconds", {}, START_WALL_NS / SECOND_NS),
-    ):
-        assert world.value(f"relay_{name}", upstream="isp", **labels) == value, name
+    isp = {"upstream": "isp"}
+    world.values(
+        ("attempts_total", isp, 1),
+        ("attempt_recipients_total", isp | {"result": "relayed"}, 2),
+        ("attempt_recipients_total", isp | {"result": "bounced"}, 1),
+        ("upstream_replies_total", isp | {"phase": "eod", "code": "250"}, 1),
+        ("upstream_replies_total", isp | {"phase": "rcpt", "code": "550"}, 1),
+        ("attempts_ambiguous_total", isp, 0),
+        ("attempt_duration_seconds_sum", isp, 2),
+        ("upstream_last_relayed_timestamp_seconds", isp, START_WALL_NS / SECOND_NS),
+    )
 
 
 def test_each_call_counts_where_it_says(world: World) -> None:
-    metrics = world.metrics
+    metrics, isp = world.metrics, {"upstream": "isp"}
     metrics.observe("relay_throttle_wait_seconds", "isp", span_ns=30 * SECOND_NS)
     metrics.observe("relay_event_loop_lag_seconds", span_ns=-1)
     metrics.set("relay_notices_waiting", to=3)
@@ -125,30 +125,27 @@ def test_each_call_counts_where_it_says(world: World) -> None:
     metrics.relayed_after(Delays(0, 5 * SECOND_NS, 0, SECOND_NS))
     metrics.became(["relayed", "relayed", "expired"])
 
-    for name, labels, value in (
-        ("throttle_wait_seconds_bucket", {"upstream": "isp", "le": "60.0"}, 1),
-        ("throttle_wait_seconds_bucket", {"upstream": "isp", "le": "10.0"}, 0),
+    world.values(
+        ("throttle_wait_seconds_bucket", isp | {"le": "60.0"}, 1),
+        ("throttle_wait_seconds_bucket", isp | {"le": "10.0"}, 0),
         ("event_loop_lag_seconds_sum", {}, 0),
         ("notices_waiting", {}, 3),
-        ("history_operations_total", {"upstream": "isp"}, 2),
-        ("history_errors_total", {"upstream": "isp"}, 1),
-        ("upstream_connects_total", {"upstream": "isp", "result": "failed"}, 1),
-        ("upstream_replies_total", {"upstream": "isp", "phase": "connect", "code": "none"}, 1),
+        ("history_operations_total", isp, 2),
+        ("history_errors_total", isp, 1),
+        ("upstream_connects_total", isp | {"result": "failed"}, 1),
+        ("upstream_replies_total", isp | {"phase": "connect", "code": "none"}, 1),
         ("delay_seconds_sum", {"part": "throttle"}, 5),
-    ):
-        assert world.value(f"relay_{name}", **labels) == value, name
+    )
     assert metrics.totals == Totals(relayed=2, expired=1)
 
 
 def test_the_snapshot_is_what_a_scrape_shows(world: World) -> None:
     isp, limit = {"upstream": "isp"}, {"upstream": "isp", "limit": "8 messages per 60s"}
-    for name, labels, value in (
+    world.values(
         ("queue_messages", {"state": "waiting"}, 400),
         ("queue_messages", {"state": "held"}, 0),
         ("queue_oldest_age_seconds", {"state": "deferred"}, 3600),
-        ("limit_slots", limit, 8),
-        ("limit_used_slots", limit, 8),
-        ("limit_window_seconds", limit, 60),
+        *(("limit_slots", limit, 8), ("limit_used_slots", limit, 8), ("limit_window_seconds", limit, 60)),
         ("limit_next_slot_timestamp_seconds", limit, AT_NS / SECOND_NS + 20),
         ("upstream_connections", isp | {"use": "busy"}, 2),
         ("upstream_state", isp | {"state": "open"}, 1),
@@ -157,17 +154,16 @@ def test_the_snapshot_is_what_a_scrape_shows(world: World) -> None:
         ("queue_drain_eta_seconds", isp, 50 * 60),
         ("lane_waiting_messages", {"lane": "default"}, 400),
         ("lane_patience_seconds", {"lane": "default"}, math.inf),
-    ):
-        assert world.value(f"relay_{name}", **labels) == value, name
-
+    )
     resets = LaneStatus("resets", 70.0, 50, 3, 4, 5 * SECOND_NS, patience_ns=60 * SECOND_NS)
     world.shown = replace(a_snapshot(), lanes=(resets, LaneStatus("default", 30.0, None)))
 
-    for name, lane, value in (
-        *(("waiting_messages", "resets", 3), ("oldest_waiting_age_seconds", "resets", 5)),
-        *(("patience_seconds", "resets", 60), ("waiting_messages", "default", 0)),
-    ):
-        assert world.value(f"relay_lane_{name}", lane=lane) == value, name
+    world.values(
+        ("lane_waiting_messages", {"lane": "resets"}, 3),
+        ("lane_oldest_waiting_age_seconds", {"lane": "resets"}, 5),
+        ("lane_patience_seconds", {"lane": "resets"}, 60),
+        ("lane_waiting_messages", {"lane": "default"}, 0),
+    )
 
 
 def test_a_scrape_outlives_a_snapshot_that_fails(world: World) -> None:
@@ -177,5 +173,49 @@ def test_a_scrape_outlives_a_snapshot_that_fails(world: World) -> None:
 
     assert "relay_smtpd_connections_total" in first
     assert "relay_collector_duration_seconds 0.0" in second
-    assert world.value("relay_collector_errors_total") == 2
+    world.values(("collector_errors_total", {}, 2))
     assert "RuntimeError: no snapshot" in world.log.getvalue()
+
+
+def a_session(world: World, metrics: Metrics | Tally) -> ListenerObserver:
+    observer = ListenerObserver(world.events, metrics)
+    observer.connection_opened(LISTENER, CLIENT)
+    observer.refused(LISTENER, CLIENT, "rcpt", "550 5.7.1 relaying denied", None)
+    queue_id = QueueId("0123456789abcdef")
+    observer.accepted(LISTENER, queue_id, ENVELOPE, "<1@x>", size_bytes=77, commit_ns=3_000_000)
+    observer.fault(LISTENER, CLIENT, ValueError("odd"))
+    return observer
+
+
+def test_a_listener_process_counts_as_if_it_were_here(world: World) -> None:
+    a_session(world, world.metrics)
+    for _ in range(3):
+        a_session(world, world.tally)
+        world.metrics.add(json.loads(json.dumps(world.tally.take())), "a process")
+    world.metrics.add(world.tally.take(), "a process")
+
+    here = {"listener": LISTENER}
+    world.values(
+        *(("smtpd_connections_total", here, 4), ("smtpd_open_connections", here, 4)),
+        *(("smtpd_messages_accepted_total", here, 4), ("smtpd_recipients_accepted_total", here, 8)),
+        *(("smtpd_received_bytes_total", here, 308), ("smtpd_faults_total", here, 4)),
+        ("smtpd_rejects_total", here | {"phase": "rcpt", "code": "550"}, 4),
+        ("smtpd_commit_duration_seconds_bucket", here | {"le": "0.0025"}, 0),
+        ("smtpd_commit_duration_seconds_bucket", here | {"le": "0.005"}, 4),
+    )
+    world.metrics.drop_process("a process")
+    world.values(("smtpd_open_connections", here, 1), ("smtpd_connections_total", here, 4))
+
+
+def test_what_a_listener_tells_is_logged(world: World) -> None:
+    a_session(world, world.metrics).connection_closed(LISTENER, CLIENT, "quit")
+
+    told = world.log.getvalue()
+    assert f"NOQUEUE: reject: RCPT from {CLIENT}: 550 5.7.1 relaying denied; listener={LISTENER}" in told
+    assert (
+        f"0123456789abcdef: from=<ann@example.org>, size=77, nrcpt=2, client={CLIENT}, helo=<mail>, "
+        "proto=ESMTP, sasl_username=ann event=accepted"
+    ) in told
+    assert f"fault in listener {LISTENER}: ValueError: odd (client {CLIENT})" in told
+    assert f"disconnect from {CLIENT} on {LISTENER}: quit" in told
+    world.values(("smtpd_open_connections", {"listener": LISTENER}, 0))

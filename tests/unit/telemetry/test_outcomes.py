@@ -21,7 +21,7 @@ from relay.spool.disk.durable import RealDisk
 from relay.spool.interface import Message, Status
 from relay.status.filters import USAGE_KEYS
 from relay.telemetry.events import Delays, Events, Subject, Via
-from relay.telemetry.metrics import Metrics
+from relay.telemetry.metrics import Metrics, Telemetry
 from relay.telemetry.outcomes import (
     OutcomeStore,
     PastOutcome,
@@ -31,7 +31,6 @@ from relay.telemetry.outcomes import (
     past_outcomes,
     usage,
 )
-from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
@@ -45,11 +44,7 @@ WEEK = RecentSettings.model_validate({"keep": "7d", "most": "1M"})
 
 
 def a_subject(
-    number: int = 1,
-    *,
-    sender: str = "a@here.example",
-    client: str = "unknown[192.0.2.1]",
-    lane: str = "lists",
+    number: int = 1, sender: str = "a@here.example", client: str = "unknown[192.0.2.1]", lane: str = "lists"
 ) -> Subject:
     names = Names(f"<{number}@here.example>", f"Report {number}", f"4X{number}")
     envelope = Envelope(sender, ("b@x.example",), 1, client, "here", "ESMTP")
@@ -75,7 +70,7 @@ class Hearing:
         self,
         recipient: str,
         fate: Fate = Fate.RELAYED,
-        text: str = "250 2.0.0 Ok",
+        *,
         subject: Subject | None = None,
         upstream: str = "isp",
     ) -> None:
@@ -86,7 +81,7 @@ class Hearing:
             reverse_path=message.envelope.reverse_path,
             recipient=recipient,
             fate=fate,
-            answer=Answer(Verdict.RELAYED, Phase.EOD, None, text, own_status="2.0.0"),
+            answer=Answer(Verdict.RELAYED, Phase.EOD, None, "250 2.0.0 Ok", own_status="2.0.0"),
             delays=Delays(),
             via=Via(upstream, "smtp.test[192.0.2.1]:587", 1, None),
             subject=subject,
@@ -122,7 +117,7 @@ async def test_what_ended_is_kept_with_its_reply_and_what_did_not_is_not(tmp_pat
     hearing.store.start()
     hearing.end("b@x.example")
     hearing.end("later@x.example", Fate.DEFERRED)
-    hearing.end("no@x.example", Fate.BOUNCED, "550 5.1.1 no")
+    hearing.end("no@x.example", Fate.BOUNCED)
     hearing.events.tell(
         "recipient_deleted",
         a_subject(2),
@@ -137,27 +132,14 @@ async def test_what_ended_is_kept_with_its_reply_and_what_did_not_is_not(tmp_pat
     kept = hearing.found()
     assert [(each.recipient, each.became, each.reply) for each in kept] == [
         ("gone@x.example", "deleted", ""),
-        ("no@x.example", "bounced", "550 5.1.1 no"),
+        ("no@x.example", "bounced", "250 2.0.0 Ok"),
         ("b@x.example", "relayed", "250 2.0.0 Ok"),
         ("before@the.start.example", "relayed", "250 2.0.0 Ok"),
     ]
-    assert kept[2] == PastOutcome(
-        hearing.clock.wall_ns(),
-        "0000000000000001",
-        "a@here.example",
-        "b@x.example",
-        "relayed",
-        "isp",
-        "smtp.test[192.0.2.1]:587",
-        "2.0.0",
-        "250 2.0.0 Ok",
-        "<1@here.example>",
-        "Report 1",
-        "4X1",
-        "unknown[192.0.2.1]",
-        "lists",
-        1000,
-    )
+    envelope = "0000000000000001", "a@here.example", "b@x.example", "relayed", "isp"
+    reply = "smtp.test[192.0.2.1]:587", "2.0.0", "250 2.0.0 Ok"
+    names = "<1@here.example>", "Report 1", "4X1", "unknown[192.0.2.1]", "lists", 1000
+    assert kept[2] == (hearing.clock.wall_ns(), *envelope, *reply, *names)
     assert hearing.events.take_lines_lost() == 0
 
 
@@ -219,12 +201,12 @@ async def test_a_damaged_database_is_told_of_once_and_begun_anew(tmp_path: Path,
     assert hearing.said.count("what became of messages is not kept") == 1
 
 
-def killed_while_it_wrote(folder: Path, journal_mode: str) -> None:
+def killed_while_it_wrote(folder: Path) -> None:
     """Make a database of one outcome, as a kill in the middle of the next transaction leaves it."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (made := folder / "made").mkdir()
     with closing(sqlite3.connect(made / "outcomes")) as database:
-        database.execute(f"PRAGMA journal_mode = {journal_mode}")
+        database.execute("PRAGMA journal_mode = TRUNCATE")
         database.execute("PRAGMA cache_size = 1")
         database.execute(f"CREATE TABLE outcome ({', '.join(PastOutcome._fields)})")
         row = PastOutcome(FakeClock().wall_ns(), "1", "a@x.example", "before@x.example", "relayed")
@@ -232,7 +214,7 @@ def killed_while_it_wrote(folder: Path, journal_mode: str) -> None:
         database.execute(insert, row)
         database.commit()
         database.executemany(insert, [row._replace(recipient="torn@x.example", reply="no" * 500)] * 100)
-        for name in ("outcomes", "outcomes-wal", "outcomes-journal"):
+        for name in ("outcomes", "outcomes-journal"):
             if (made / name).exists():
                 shutil.copy(made / name, folder)
     shutil.rmtree(made)
@@ -242,12 +224,11 @@ def mapped_files() -> str:
     return Path("/proc/self/maps").read_text()
 
 
-@pytest.mark.parametrize("journal_mode", ["WAL", "TRUNCATE"])
-async def test_no_file_is_mapped_into_memory_where_a_full_disk_would_be_a_bus_error(
-    tmp_path: Path, journal_mode: str
-) -> None:
+async def test_no_file_is_mapped_into_memory_where_a_full_disk_would_be_a_bus_error(tmp_path: Path) -> None:
     hearing = Hearing(tmp_path)
-    killed_while_it_wrote(hearing.folder, journal_mode)
+    killed_while_it_wrote(hearing.folder)
+    assert hearing.recipients() == ["before@x.example"]
+    killed_while_it_wrote(hearing.folder)
     hearing.end("b@x.example")
     hearing.store.start()
     await hearing.until(lambda: b"b@x.example" in (hearing.folder / "outcomes").read_bytes())
@@ -257,12 +238,6 @@ async def test_no_file_is_mapped_into_memory_where_a_full_disk_would_be_a_bus_er
     await hearing.store.close()
 
     assert hearing.recipients() == ["b@x.example", "before@x.example"]
-
-
-def test_what_a_killed_relay_left_half_written_is_found_as_it_was_before(tmp_path: Path) -> None:
-    hearing = Hearing(tmp_path)
-    killed_while_it_wrote(hearing.folder, "TRUNCATE")
-    assert hearing.recipients() == ["before@x.example"]
 
 
 async def test_usage_is_what_an_upstream_took_by_sender_client_and_lane(tmp_path: Path) -> None:
@@ -281,16 +256,11 @@ async def test_usage_is_what_an_upstream_took_by_sender_client_and_lane(tmp_path
 
     since_ns = hearing.clock.wall_ns() - 3600 * SECOND_NS
     with past_outcomes(hearing.spool) as past:
-        assert usage(past, USAGE_KEYS["sender"], "isp", since_ns) == [
-            RelayedBy("list-return-7@here.example", 3, 3, 3000),
-            RelayedBy("ann@here.example", 1, 2, 1000),
-        ]
-        assert usage(past, USAGE_KEYS["client"], "isp", since_ns) == [
-            RelayedBy("unknown[192.0.2.1]", 3, 3, 3000),
-            RelayedBy("unknown[192.0.2.9]", 1, 2, 1000),
-        ]
-        assert usage(past, USAGE_KEYS["lane"], "isp", since_ns) == [
-            RelayedBy("lists", 3, 3, 3000),
-            RelayedBy("default", 1, 2, 1000),
-        ]
+        for key, first, second in (
+            ("sender", "list-return-7@here.example", "ann@here.example"),
+            ("client", "unknown[192.0.2.1]", "unknown[192.0.2.9]"),
+            ("lane", "lists", "default"),
+        ):
+            found_now = usage(past, USAGE_KEYS[key], "isp", since_ns)
+            assert found_now == [RelayedBy(first, 3, 3, 3000), RelayedBy(second, 1, 2, 1000)]
     assert (hearing.folder / "outcomes").stat().st_mode & 0o777 == 0o600

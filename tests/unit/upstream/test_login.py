@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SystemClock
-from relay.policy.model import Mechanism, Tls
-from relay.policy.oauth2 import TokenMechanism
+from relay.policy.model import Mechanism, Tls, TokenMechanism
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
 from relay.upstream.connection import UpstreamServer, UpstreamUnavailable, open_connection

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from relay.clock import SystemClock
-from relay.policy.oauth2 import OAuth2
+from relay.policy.model import OAuth2
 from relay.policy.secrets import AccountSecrets
 from relay.upstream.oauth.answers import Denied, Granted, TokenAnswer, read_token_answer
 from relay.upstream.oauth.login import (

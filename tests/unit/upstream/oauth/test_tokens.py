@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from relay.policy.oauth2 import GrantType, OAuth2
+from relay.policy.model import GrantType, OAuth2
 from relay.policy.secrets import AccountSecrets
 from relay.upstream.oauth.token_server import TokenRequest, TokenServerUnreachable
 from relay.upstream.oauth.tokens import Asked, Tokens, TokenUnavailable
