@@ -32,7 +32,7 @@ from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.outcomes import OutcomeStore
 from relay.telemetry.telemetry import Telemetry
-from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.account import PauseAsked
 
 MOST_NAMED = 32
 """Messages that are read alone; for more of them all are claimed, a page at a time."""

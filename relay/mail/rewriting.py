@@ -16,10 +16,9 @@ Does not: touch signatures, which no longer hold then, Resent- fields, or Return
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from relay.mail.address import comparable, comparable_domain, is_valid_address
+from relay.mail.address import Mailbox, comparable, comparable_domain, is_valid_address, mailboxes
 from relay.mail.envelope import Shape
 from relay.mail.header import field_name, parted
-from relay.mail.mailboxes import Mailbox, mailboxes
 
 FRONT_BYTES = 128 * 1024
 """How much of a content is looked at; a header rarely has 16 KiB."""

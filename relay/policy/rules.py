@@ -16,8 +16,8 @@ from pydantic import BeforeValidator, Field
 from relay.policy.document import Fault
 from relay.policy.units import Duration, NotEmpty, OneOrMore, Section, Text, checked, matching, one_of
 from relay.smtp.reply import Phase
-from relay.verdicts.phrases import Phrases
 from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Layer, Rule
+from relay.verdicts.wording import Phrases
 
 LONGEST_PHRASE = 200
 

@@ -19,7 +19,7 @@ from relay.mail.envelope import QueueId
 from relay.mail.formats import rfc3339_or_none, span
 from relay.queue.routes import Because, Choice, words_of
 from relay.telemetry.metric_table import Totals
-from relay.verdicts.health import Health
+from relay.verdicts.account import Health
 
 
 class Condition(enum.StrEnum):

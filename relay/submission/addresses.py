@@ -4,8 +4,7 @@ Guarantees: nothing is repaired or left out: what is no address raises, so that 
 a word.  A name without a domain gets that of this host, where one is given.
 """
 
-from relay.mail.address import is_valid_address
-from relay.mail.mailboxes import mailboxes
+from relay.mail.address import is_valid_address, mailboxes
 
 _SHOWN = 200
 """So many characters of a text does an error show."""

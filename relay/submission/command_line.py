@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from getopt import GetoptError, gnu_getopt
 from pathlib import Path
 
-from relay.mail.dsn import MalformedDsn, Notify, Ret, encode_xtext, parse_envid, parse_notify, parse_ret
+from relay.mail.address import MalformedParameters
+from relay.mail.dsn import Notify, Ret, encode_xtext, parse_envid, parse_notify, parse_ret
 
 _SHORT = "imntvGIUq" + "".join(f"{letter}:" for letter in "ABCFLNORVXbefhopr")
 _LONG = ["policy=", "spool="]
@@ -71,7 +72,7 @@ def _without_optional_values(words: Sequence[str]) -> list[str]:
 def _dsn(parse: Callable[[str], object], option: str, value: str) -> object:
     try:
         return parse(value)
-    except MalformedDsn as error:
+    except MalformedParameters as error:
         raise WrongUsage(f"-{option}: {error}") from None
 
 

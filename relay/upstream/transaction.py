@@ -28,8 +28,7 @@ from relay.smtp.reply import Phase, Reply
 from relay.upstream.protocol import Broken, Garbled, Late, Lost, StrictProtocol
 from relay.upstream.timeouts import Timeouts
 from relay.verdicts.echo import HEADER_BYTES, ClientWords
-from relay.verdicts.offers import Need, is_about_dsn
-from relay.verdicts.outcome import Answer, Outcome, gravest
+from relay.verdicts.outcome import Answer, Need, Outcome, gravest, is_about_dsn
 from relay.verdicts.verdict import Judge, Scope, Verdict, verdict_of_silence
 
 RCPT_ACCEPTED = frozenset({250, 251, 252})

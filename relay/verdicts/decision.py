@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase
+from relay.verdicts.account import rest_ns
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
-from relay.verdicts.pauses import rest_ns
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Scope, Verdict
 

@@ -4,12 +4,20 @@ What a remote host says is never an exception: an `Outcome` holds one `Answer` f
 recipient that was asked for, in the same order, whatever happened on the wire.
 """
 
+import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from relay.smtp.reply import Phase, Reply
-from relay.verdicts.offers import Need
 from relay.verdicts.verdict import ABOUT_US, Layer, Ruling, Scope, Verdict
+
+
+class Need(enum.StrEnum):
+    """What a message may need of a connection."""
+
+    SMTPUTF8 = "SMTPUTF8"
+    EIGHT_BIT = "8BITMIME"
+    SIZE = "SIZE"
 
 
 class Answer(NamedTuple):
@@ -111,6 +119,13 @@ def of_full_session(outcome: Outcome) -> Outcome | None:
         return None
     answers = tuple(answer._replace(verdict=Verdict.LATER, ruling=None) for answer in outcome.answers)
     return outcome._replace(answers=answers, pause=None)
+
+
+def is_about_dsn(reply: Reply) -> bool:
+    """Whether the refusal of a command that carried DSN parameters may be of these, and not of an address."""
+    # RFC 5321, 4.1.1.11 and 4.2.4; 500 for a line that is too long.  RFC 3463, 3.6: X.5.z is about the
+    # protocol; X.1.z would be about the address.
+    return reply.code in {500, 501, 504, 555} and (reply.enhanced is None or reply.enhanced[1:4] == ".5.")
 
 
 def gravest(answers: Iterable[Answer]) -> Answer | None:

@@ -21,8 +21,7 @@ from dataclasses import dataclass, replace
 
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.echo import NOTHING_SAID, ClientWords, without_echo
-from relay.verdicts.phrases import Phrases
-from relay.verdicts.retry_after import LONGEST_BELIEVED_NS, UNIT_NS, retry_after_ns
+from relay.verdicts.wording import Phrases, is_too_much, named_in, retry_after_ns, window_in
 
 
 class Verdict(enum.StrEnum):
@@ -264,60 +263,3 @@ def _said(phase: Phase, reply: Reply, text: str, *, names_sender: bool) -> Said:
     if not enhanced and (found := _CODE_INSIDE.search(text)) and found[1][0] == str(reply.code)[0]:
         enhanced = found[1]
     return Said(phase, str(reply.code), enhanced, text, names_sender)
-
-
-_PER = r"(?:\b(?:per|an?|this|the|each|every|last|one) |/ ?)"
-_WINDOWS = {
-    31 * UNIT_NS["day"]: re.compile(rf"\bmonthly\b|{_PER}month\b"),
-    UNIT_NS["day"]: re.compile(rf"\bdaily\b|\btoday\b|\b24[ -]?h|{_PER}day\b"),
-    UNIT_NS["hour"]: re.compile(rf"\bhourly\b|{_PER}h(?:ou)?r?\b"),
-    UNIT_NS["minute"]: re.compile(rf"{_PER}min(?:ute)?\b"),
-    # Not `the second message`.
-    UNIT_NS["second"]: re.compile(r"(?:\b(?:per|a|each|every) |/ ?)s(?:ec(?:ond)?)?\b"),
-}
-_NAMED = re.compile(
-    r"(?<![\d,./-])(\d{1,3}(?:,\d{3}){1,2}|\d{1,8}) (?:recipients?|rcpts?|messages?|e-?mails?|mails?)"
-    r" (?:per|in|an|a|each|every|/) ?"
-    r"(?:(\d{1,6}) ?(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)\b|[a-z])"
-)
-_NOT_SENT = re.compile(
-    # At once, not within a window.
-    r"\bconcurren|\bsimultan|\bthreads?\b|\bper (?:session|connection)\b"
-    # What was not sent.
-    r"|\bdefers and failures\b|\berrors\b|\bfailures\b|\blogins\b|\b(?:login )?attempts\b|\binvalid\b"
-    r"|\breputation\b|\bunsolicited\b|\bspam\b|\bcomplaints\b"
-)
-_SENT = re.compile(r"messages?\b|e?mails?\b|\brecipients?\b|\brcpts?\b")
-_CONNECTIONS = re.compile(r"\bconnections?\b|\bsessions?\b|\bconnects\b")
-_TOO_MUCH = re.compile(
-    r"\brates?\b|ratelimit|rate_limit|\blimit(?:s|ed)?\b|quota|\bcredits\b|\bvolume\b|throttl|\bfrequency\b"
-    r"|\btoo (?:many|much|fast|quickly|often)\b|\bexceed|\bsending activity\b"
-    r"|\b(?:messages|e?mails|recipients) per\b"
-)
-
-
-def is_too_much(text: str) -> bool:
-    """Return whether a refusal says that too much mail was sent in some window.
-
-    Not what was too much at one instant (concurrent connections), nor what was not sent (connections,
-    errors, logins): no window of ours knows of it.  `text` in lower case.
-    """
-    if _NOT_SENT.search(text) or (_CONNECTIONS.search(text) and not _SENT.search(text)):
-        return False
-    return window_in(text) is not None or _TOO_MUCH.search(text) is not None
-
-
-def named_in(text: str) -> tuple[int | None, int | None]:
-    """Return the limit that a refusal names in lower case, and its window where that is in figures.
-
-    None where it names none, or no window, or one that is longer than anybody would believe.
-    """
-    if (found := _NAMED.search(text)) is None or (count := int(found[1].replace(",", ""))) == 0:
-        return None, None
-    per_ns = int(found[2]) * UNIT_NS[found[3][0]] if found[2] else None
-    return (None, None) if per_ns is not None and per_ns > LONGEST_BELIEVED_NS else (count, per_ns)
-
-
-def window_in(text: str) -> int | None:
-    """Return the longest window that a refusal speaks of in words, in nanoseconds.  `text` in lower case."""
-    return next((window_ns for window_ns, pattern in _WINDOWS.items() if pattern.search(text)), None)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from relay.policy.rules import VerdictRule
 from relay.smtp.reply import Phase, Reply
-from relay.verdicts.phrases import Phrases
 from relay.verdicts.verdict import Judge, Layer
+from relay.verdicts.wording import Phrases
 
 FAR = "x" * 80
 

@@ -3,7 +3,7 @@
 import pytest
 
 from relay.smtp.reply import Reply
-from relay.verdicts.offers import is_about_dsn
+from relay.verdicts.outcome import is_about_dsn
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.verdicts.retry_after import LONGEST_BELIEVED_NS, LONGEST_RETRY_NS, retry_after_ns
+from relay.verdicts.wording import LONGEST_BELIEVED_NS, LONGEST_RETRY_NS, retry_after_ns
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 

@@ -8,7 +8,6 @@ from relay.clock import SECOND_NS
 from relay.policy.shipped import provider_rules, providers, standard_judge, standard_rules
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.echo import ClientWords
-from relay.verdicts.phrases import Phrases
 from relay.verdicts.verdict import (
     ABOUT_US,
     BEFORE_MAIL,
@@ -19,8 +18,8 @@ from relay.verdicts.verdict import (
     Scope,
     Verdict,
     verdict_of_silence,
-    window_in,
 )
+from relay.verdicts.wording import Phrases, window_in
 
 TRANSACTION = (Phase.MAIL, Phase.RCPT, Phase.DATA, Phase.EOD)
 TEXTS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40) | st.sampled_from(
