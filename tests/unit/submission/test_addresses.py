@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.submission.addresses import NotAnAddress, addresses_in
+from relay.submission.composing import NotAnAddress, addresses_in
 
 HOST = "host.test"
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.submission.addresses import NotAnAddress
-from relay.submission.composing import Author, Submission, submitted
+from relay.submission.composing import Author, NotAnAddress, Submission, submitted
 
 AUTHOR = Author("host.test", "me", None, None, datetime(2026, 11, 23, tzinfo=UTC), "<1@host.test>")
 WHOLE = b"From: a@b.test\r\nDate: x\r\nMessage-ID: <y>\r\n"

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from relay.submission.addresses import NotAnAddress
-from relay.submission.composing import EnvelopeSource, delivered
+from relay.submission.composing import EnvelopeSource, NotAnAddress, delivered
 from tests.unit.submission.test_composing import AUTHOR
 
 ON_TOP = b"Return-Path: <a@b.test>\r\nX-Original-To: x@y.test\r\nDelivered-To: c@d.test\r\n"
