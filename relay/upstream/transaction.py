@@ -25,8 +25,7 @@ from relay.mail.envelope import Shape
 from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.extensions import Extensions
 from relay.smtp.reply import Phase, Reply
-from relay.upstream.protocol import Broken, Garbled, Late, Lost, StrictProtocol
-from relay.upstream.timeouts import Timeouts
+from relay.upstream.protocol import Broken, Garbled, Late, Lost, StrictProtocol, Timeouts
 from relay.verdicts.echo import HEADER_BYTES, ClientWords
 from relay.verdicts.outcome import Answer, Need, Outcome, gravest, is_about_dsn
 from relay.verdicts.verdict import Judge, Scope, Verdict, verdict_of_silence

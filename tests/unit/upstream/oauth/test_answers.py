@@ -7,17 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.upstream.oauth.answers import (
+from relay.upstream.oauth.token_server import (
     DEFAULT_LIFE_SECONDS,
     LONGEST_LIFE_SECONDS,
     Denied,
     Granted,
-    read_token_answer,
+    read_answer,
+    token_in,
 )
 
 
 def answer(status: int = 200, **fields: Any) -> Granted | Denied:
-    return read_token_answer(status, json.dumps(fields).encode())
+    return token_in(read_answer(status, json.dumps(fields).encode()))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from relay.clock import SystemClock
 from relay.policy.oauth2 import OAuth2
 from relay.policy.secrets import AccountSecrets
-from relay.upstream.oauth.answers import Denied, Granted, TokenAnswer, read_token_answer
 from relay.upstream.oauth.login import (
     LoginClient,
     begin,
@@ -18,7 +17,15 @@ from relay.upstream.oauth.login import (
     finish_in_browser,
     wait_for_consent,
 )
-from relay.upstream.oauth.token_server import ask, token_request
+from relay.upstream.oauth.token_server import (
+    Denied,
+    Granted,
+    TokenAnswer,
+    ask,
+    said_by,
+    token_in,
+    token_request,
+)
 from tests.fakes.token_server import CLIENT, SECRET, SERVICE_ACCOUNT, USER, TokenServer
 
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -50,7 +57,7 @@ def account(private_key: str = PEM) -> str:
 
 async def asked(settings: OAuth2, secrets: AccountSecrets, user: str = USER) -> TokenAnswer:
     seconds = SystemClock().wall_ns() // 1_000_000_000
-    return read_token_answer(*await ask(token_request(settings, secrets, user, seconds)))
+    return token_in(await said_by(ask, token_request(settings, secrets, user, seconds)))
 
 
 async def test_each_grant_gets_a_token() -> None:
