@@ -14,7 +14,6 @@ from relay.verdicts.account import (
     ENDLESS,
     FIRST_NS,
     FOREVER_NS,
-    LONGEST_BY,
     LONGEST_NS,
     PROBE_NS,
     RESTING,
@@ -24,7 +23,6 @@ from relay.verdicts.account import (
     Happening,
     Health,
     OperatorPause,
-    PauseAsked,
     PauseRecord,
     begun,
     ended,
@@ -188,19 +186,6 @@ def test_a_second_refusal_of_mail_makes_it_small_and_one_of_a_connection_does_no
     once = step(step(AccountState(), event(Happening.PAUSE)), event(Happening.OVER))
     assert largest(7, once.taken) == 7
     assert largest(7, step(once, again).taken) == expected
-
-
-def test_what_an_operator_asks_for_begins_now() -> None:
-    timed = PauseAsked("anna", 60 * SECOND_NS).begun(5, 0)
-    lasting = PauseAsked("anna\n" + "x" * 99).begun(5, 0)
-
-    assert (timed.until_ns, timed.is_lasting) == (60 * SECOND_NS + 5, False)
-    assert (
-        step(AccountState(), Event(Happening.KEEP, 5, pause=timed)).why
-        == "by anna, since 1970-01-01T00:00:00Z"
-    )
-    assert (lasting.until_ns, lasting.is_lasting) == (FOREVER_NS, True)
-    assert lasting.by == ("anna " + "x" * 99)[:LONGEST_BY]
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), max_size=40), st.integers(0, 2000))
