@@ -84,7 +84,6 @@ class Hooks:
         self._events, self._metrics, self._clock = telemetry
         self._sleep = sleep
         self._heard: list[dict[str, Any]] = []
-        """In this turn of the loop."""
         self._hooks: dict[HookSettings, _Hook] = {}
         self.use(policy)
         self._events.watch(self._hear, ("delivery", *_EVENTS))

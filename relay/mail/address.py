@@ -201,7 +201,6 @@ _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|\[[^\[\]\\]*+\]|\\.|.', re.DOTALL)
 
 class Mailbox(NamedTuple):
     phrase: str
-    """What stands before the angle, without comments; empty without one."""
     address: str
     """As it is written, less blanks at its edges and a source route; anything may be in it."""
     rest: str

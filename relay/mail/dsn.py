@@ -59,9 +59,7 @@ class Ret(enum.StrEnum):
 
 class RecipientRequest(NamedTuple):
     notify: Notify | None = None
-    """None: not given."""
     orcpt: str = ""
-    """As given, `type;xtext`."""
 
 
 NO_REQUEST = RecipientRequest()
@@ -71,7 +69,6 @@ NO_REQUEST = RecipientRequest()
 class DsnRequest:
     ret: Ret | None = None
     envid: str = ""
-    """As given, in xtext."""
     recipients: tuple[RecipientRequest, ...] = ()
     """One for each recipient of the envelope; or none, where nothing was given for any."""
 

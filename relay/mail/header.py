@@ -13,14 +13,12 @@ from encodings.aliases import aliases
 from typing import NamedTuple
 
 HEAD_BYTES = 32 * 1024
-"""In which the names of a message are looked for."""
 LONGEST_MESSAGE_ID = 998
 """Characters that are kept of one: as many as a line may have (RFC 5322, 2.1.1)."""
 LONGEST_SUBJECT = 200
 LONGEST_CLIENT_QUEUE_ID = 100
 MAILBOX_LINE = b"X-Mailbox-Line"
 _FROM_LINES = (b"From ", b">From ")
-"""How the line begins that an mbox has in front of a message."""
 _LINE = rb"[^\r]*+(?:\r(?!\n)[^\r]*+)*+\r\n"
 _FIELD = re.compile(rb"([!-9;-~]++)[ \t]*+:(" + _LINE + rb"(?:[ \t]" + _LINE + rb")*+)")
 _COMMENT = re.compile(r"\([^()]*\)")
@@ -40,12 +38,10 @@ class Names(NamedTuple):
     """The `id` of the Received field below ours: that of the client's own queue."""
 
     def text(self) -> str:
-        """Return them as three lines."""
         return "\n".join((self.message_id or "", self.subject, self.client_queue_id))
 
     @classmethod
     def of(cls, lines: Sequence[str]) -> "Names":
-        """Return what `text` has; also of fewer lines."""
         message_id, subject, client_queue_id = (*lines, "", "", "")[:3]
         return cls(message_id or None, subject, client_queue_id)
 
@@ -79,7 +75,6 @@ def _fields(content: bytes) -> Iterator[re.Match[bytes]]:
 
 
 def field_name(field: bytes) -> bytes:
-    """In lower case."""
     return field.partition(b":")[0].rstrip(b" \t").lower()
 
 
@@ -132,7 +127,6 @@ def decoded(value: str) -> str:
 
 
 def _codec(charset: str) -> str:
-    """Raise LookupError."""
     name = normalize_encoding(charset.lower())
     if name not in _CHARSETS:
         raise LookupError(charset)

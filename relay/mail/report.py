@@ -35,8 +35,6 @@ _AS_WRITTEN = compat32.clone(linesep="\r\n", max_line_length=0)
 
 
 class Reason(enum.StrEnum):
-    """Why a sender is told of a recipient."""
-
     BOUNCED = "bounced"
     EXPIRED = "expired"
     OPERATOR = "operator"
@@ -85,16 +83,13 @@ class ReportedMessage:
 class ReportedRecipient:
     recipient: str
     status: str
-    """Enhanced status code, RFC 3463."""
     diagnostic: str | None
     """The upstream's reply, or what else there is to say."""
     remote: str | None
     """The upstream, as `host`; None where none was asked."""
     at_ns: int
-    """Wall clock of the last attempt."""
     reason: Reason
     orcpt: str = ""
-    """As the client gave it (RFC 3461, 4.2)."""
 
 
 def report(

@@ -43,7 +43,6 @@ class SendmailCall:
     notify: Notify | None = None
     """`-N`: what the sender wants to be told of each recipient (RFC 3461)."""
     ret: Ret | None = None
-    """`-R`"""
     envid: str = ""
     """`-V`, as it goes into MAIL."""
     policy: Path | None = None
@@ -51,7 +50,6 @@ class SendmailCall:
 
 
 def parse_call(words: Sequence[str]) -> SendmailCall:
-    """Raise WrongUsage."""
     call = SendmailCall()
     try:
         options, call.recipients = gnu_getopt(_without_optional_values(words), _SHORT, _LONG)

@@ -40,24 +40,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class UpstreamServer:
-    """Where to connect, and as whom to log in."""
-
     host: str
     port: int
     tls: Tls
     helo_name: str
     """The argument of EHLO: our name, or an address literal such as `[192.0.2.1]`."""
     ca_file: Path | None = None
-    """PEM; these authorities instead of the system's."""
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     mechanism: AnyMechanism = Mechanism.AUTO
     pipelining: bool = True
-    """Send commands at once where that is offered."""
     judge: Judge = field(default_factory=standard_judge, repr=False, compare=False)
-    """Its rules may be replaced meanwhile."""
     token: BearerToken | None = field(default=None, repr=False)
-    """Instead of a password."""
     pair: KeyPair | None = field(default=None, repr=False)
     """What is shown in TLS; its key was read, and fits its certificate."""
     source_address: str | None = None
@@ -76,23 +70,17 @@ class UpstreamUnavailable(Exception):  # noqa: N818 - it is what the upstream is
 
 
 class Connection:
-    """One open session; for one transaction at a time."""
-
     def __init__(self, channel: Channel, *, name: str, opened_at_ns: int) -> None:
         self.name = name
-        """`host[address]:port`, for the log."""
         self.opened_at_ns = opened_at_ns
-        """Boottime at which it became ready."""
         self.transactions = 0
         self.relayed = 0
         """Transactions that relayed something; its holder counts them."""
         secured = _ssl_of(channel.protocol)
         self.tls = "none" if secured is None else str(secured.version())
-        """As the library names it, such as `TLSv1.3`, or `none`."""
         self.certificate_ends_at_ns = None if secured is None else _ends_at_ns(secured.getpeercert() or {})
         """Wall clock: when the upstream's certificate ends; None without TLS."""
         self.extensions = channel.extensions
-        """What the upstream offers, by the word of this connection."""
         self._channel = channel
 
     @property
@@ -273,7 +261,6 @@ class _Opening:
         self._on_step("login", mechanism.value.upper())
 
     def _tell_tls(self) -> None:
-        """Tell version, cipher, and whose certificate it is, by whom, for how long yet."""
         if (secured := _ssl_of(self._protocol)) is not None:
             theirs: Mapping[str, Any] = secured.getpeercert() or {}
             left_ns = (_ends_at_ns(theirs) or 0) - self._clock.wall_ns()
@@ -337,7 +324,6 @@ def _ends_at_ns(certificate: Mapping[str, Any]) -> int | None:
 
 
 def _name_in(certificate: Mapping[str, Any], whose: str) -> str:
-    """Return the common name, or else the organisation, of the subject or the issuer."""
     parts: Iterable[Iterable[tuple[str, str]]] = certificate.get(whose, ())
     by_key = {key: value for part in parts for key, value in part}
     return clean(by_key.get("commonName") or by_key.get("organizationName") or "?")

@@ -92,8 +92,6 @@ class Garbled(Broken):
 
 
 class Farewell(Broken):
-    """421: the upstream is closing the channel."""
-
     reply: Reply
 
     def __init__(self, reply: Reply) -> None:
@@ -279,7 +277,6 @@ class StrictProtocol(SMTPProtocol):
             raise self._fault
 
     def _take_reply(self) -> Reply:
-        """Raise Farewell for 421."""
         reply = self._replies.popleft()
         if reply.code == 421:
             self._fault = Farewell(reply)

@@ -92,7 +92,6 @@ class Introduction(NamedTuple):
 
     line: bytes
     welcome: str = ""
-    """The first line of the reply to it."""
 
     def is_answered_by(self, reply: Reply) -> bool:
         """Whether a reply can only be one to this line; never of one line, which any 250 may be."""
@@ -272,7 +271,6 @@ class Exchange:
         self._ahead = len(lines)
 
     async def _reply(self, phase: Phase, timeout_s: float) -> Reply:
-        """Take the reply to a command that was sent."""
         self._protocol.phase = phase
         self._ahead -= 1
         return await self._protocol.reply(min(timeout_s, self._check_time()))

@@ -31,12 +31,10 @@ from relay.verdicts.wording import LONGEST_RETRY_NS
 FOREVER_NS = 1 << 62
 """The end of a pause that has not ended."""
 LONGEST_BY = 64
-"""Characters of the name of who paused."""
 MOST_SPANS = 256
 """Older ones are forgotten: they count as age."""
 FIRST_NS = 15 * SECOND_NS
 LONGEST_NS = 15 * 60 * SECOND_NS
-"""Of our own back-off."""
 PROBE_NS = 3600 * SECOND_NS
 """Between two looks at an upstream that refused the account, or where a look may make it worse."""
 NO_REASON = "no reason given"
@@ -59,7 +57,6 @@ class Health(enum.StrEnum):
 
 
 RESTING = frozenset({Health.PAUSED, Health.REFUSED, Health.STOPPED})
-"""Nothing is sent."""
 ENDLESS = frozenset({Health.REFUSED, Health.STOPPED})
 """Somebody has to act, or a look has to find it well."""
 
@@ -152,7 +149,6 @@ class AccountState:
     """Why our own history of it cannot be trusted."""
     fault_until_ns: int = 0
     spans: tuple[Paused, ...] = ()
-    """When nothing was sent."""
 
     @property
     def is_resting(self) -> bool:
@@ -168,7 +164,6 @@ class AccountState:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the account is, or the shield says so."""
         return self.health in ENDLESS
 
     @property
@@ -200,12 +195,10 @@ class Event(NamedTuple):
     happening: Happening
     at_ns: int
     text: str = ""
-    """The refusal, or the fault."""
     ruling: Ruling = _NO_RULING
     is_mail: bool = True
     """A transaction was refused, not a connection."""
     recipients: int = 0
-    """How many the upstream took."""
     until_ns: int = 0
     """When a fault is looked at again."""
     pause: OperatorPause | None = None
@@ -359,7 +352,6 @@ def within_ns(spans: Sequence[Paused], since_ns: int, until_ns: int) -> int:
 @dataclass(frozen=True, slots=True)
 class PauseRecord:
     boot_id: str
-    """Of the boot whose instants these are."""
     written_at_ns: int
     wall_ns: int
     """The wall clock at that instant."""

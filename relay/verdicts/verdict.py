@@ -1,17 +1,14 @@
 """What a reply means for us: rules of data, read in layers, the first that matches decides.  Pure.
 
-The layers, in order: the phase, the owner's rules, the provider's, enhanced codes, wording, defaults.
-The phase decides first what the others may say: 2yz and 3yz are judged at once, and before MAIL no
-verdict may touch a message, since none was named yet; `Rule` refuses such a verdict.  The rules
-are files, each row with its source (`relay/policy/verdicts.yaml`, `relay/policy/providers.yaml`),
-and the owner's `upstreams.NAME.verdicts`.
+The layers, in order: the phase, the owner's rules, the provider's, enhanced codes, wording, defaults.  The
+phase decides what the others may say: 2yz and 3yz are judged at once, and before MAIL no verdict may touch a
+message, since none was named yet; `Rule` refuses such a verdict.  The rules are files, each row with its
+source (`relay/policy/verdicts.yaml`, `relay/policy/providers.yaml`), and the owner's
+`upstreams.NAME.verdicts`.  What the client said itself, and an upstream prints, decides nothing
+(`relay.verdicts.echo`).
 
-What the client said itself, and an upstream prints, decides nothing (`relay.verdicts.echo`).
-
-Guarantees: every reply gets a `Ruling`; RELAYED only 250 to the final dot; BOUNCE only a
-refusal from MAIL on, and never one that a rule about us recognises before.  A ruling of
-`Layer.DEFAULT` was recognised by nothing but its first digit.
-Costs: nothing but a comparison where the reply is not a refusal.
+Guarantees: every reply gets a `Ruling`; RELAYED only 250 to the final dot; BOUNCE only a refusal from MAIL
+on, and never one that a rule about us recognises before.
 """
 
 import enum
@@ -204,13 +201,11 @@ class Judge:
         unknown = _REST if phase in BEFORE_MAIL else _UNCLEAR
         if reply.code < 400:
             return _RELAYED if phase is Phase.EOD and reply.code == 250 else unknown
-        reading = without_echo(_lines(reply), words)
-        ruling = self._ruling(_said(phase, reply, reading.text, names_sender=reading.names_sender), unknown)
-        if reading.doubtful == reading.text or phase in BEFORE_MAIL:
+        text, doubtful, names_sender = without_echo(_lines(reply), words)
+        ruling = self._ruling(_said(phase, reply, text, names_sender=names_sender), unknown)
+        if doubtful == text or phase in BEFORE_MAIL:
             return ruling
-        other = self._ruling(
-            _said(phase, reply, reading.doubtful, names_sender=reading.names_sender), unknown
-        )
+        other = self._ruling(_said(phase, reply, doubtful, names_sender=names_sender), unknown)
         is_agreed = (ruling.verdict, ruling.scope) == (other.verdict, other.scope)
         if is_agreed or (ruling.verdict in ABOUT_US and other.verdict in ABOUT_US):
             return other
@@ -222,17 +217,12 @@ class Judge:
         rule = next((rule for rule in self.rules if rule.matches(said)), None)
         if rule is None:
             return replace(unknown, said=text)
-        ruling = Ruling(rule.verdict, rule.scope, rule, said=text)
         if rule.verdict not in ABOUT_US:
-            return ruling
+            return Ruling(rule.verdict, rule.scope, rule, said=text)
         named, per_ns = named_in(text)
-        return replace(
-            ruling,
-            retry_after_ns=retry_after_ns(text),
-            window_ns=window_in(text) or per_ns,
-            is_too_much=is_too_much(text),
-            named=named,
-        )
+        window_ns = window_in(text) or per_ns
+        wait_ns = retry_after_ns(text)
+        return Ruling(rule.verdict, rule.scope, rule, wait_ns, window_ns, is_too_much(text), named, text)
 
 
 def verdict_of_silence(phase: Phase) -> Verdict:

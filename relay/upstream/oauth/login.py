@@ -56,18 +56,14 @@ class LoginClient:
 
     oauth2: OAuth2
     secret: str = field(repr=False)
-    """Empty for a public client."""
     ask: Ask
 
 
 class DeviceCode(NamedTuple):
     url: str
-    """To be opened on any device."""
     user_code: str
-    """To be typed there."""
     device_code: str
     ends_at_ns: int
-    """Boottime."""
     interval_seconds: int
 
     def __repr__(self) -> str:

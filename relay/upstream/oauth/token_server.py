@@ -83,7 +83,6 @@ class Unaskable(ValueError):  # noqa: N818 - said of a request
 class TokenRequest:
     url: str
     form: str = field(repr=False)
-    """`application/x-www-form-urlencoded`."""
 
 
 Ask = Callable[[TokenRequest], Awaitable[tuple[int, bytes, str]]]
@@ -110,7 +109,6 @@ class Denied:
     retry_after_seconds: int = 0
 
     def advised(self, upstream: str) -> str:
-        """Return the words, and what to do."""
         found = next((advice for word, advice in ADVICE if word in self.words), "")
         return f"{self.words}; {found.format(upstream=upstream)}" if found else self.words
 
@@ -169,7 +167,6 @@ def _signed_request(oauth2: OAuth2, account: str, user: str, wall_seconds: int) 
 
 
 async def ask(request: TokenRequest) -> tuple[int, bytes, str]:
-    """Ask by aiohttp, as `Ask` says."""
     # Verbs on the spool of a relay that is down ask nothing; loading it takes half as long as what they do.
     import aiohttp  # noqa: PLC0415 - see above
 
@@ -229,7 +226,6 @@ def read_answer(status: int, content: bytes, retry_after: str = "") -> dict[str,
 
 
 def token_in(said: dict[str, Any] | Denied) -> TokenAnswer:
-    """Return the token that an answer holds."""
     if isinstance(said, Denied):
         return said
     token, refresh = said.get("access_token"), said.get("refresh_token")
@@ -242,7 +238,6 @@ def token_in(said: dict[str, Any] | Denied) -> TokenAnswer:
 
 
 def _object(content: bytes) -> dict[str, Any]:
-    """Return a JSON object; empty where the content is no such."""
     if len(content) > LARGEST_ANSWER_BYTES:
         return {}
     try:

@@ -57,8 +57,6 @@ class TokenUnavailable(Exception):  # noqa: N818 - what a token is
 
 
 class Asked(NamedTuple):
-    """What a token is asked for with."""
-
     oauth2: OAuth2
     user: str
     ask: Ask
@@ -92,7 +90,6 @@ class Tokens:
         return answer.access_token
 
     def worked(self, text: str) -> None:
-        """Hear that a login with this token succeeded."""
         self._worked = text
 
     def refused(self, text: str) -> bool:
